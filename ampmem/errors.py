@@ -1,0 +1,27 @@
+"""The one base class of every error that ampmem raises on purpose."""
+
+from __future__ import annotations
+
+
+class AmpmemError(Exception):
+    """Something a person can act on: the message says what is wrong and what to do.
+
+    ``exit_code`` is what the command line exits with: 1 when the tool or a check failed,
+    2 when the command was used wrongly.
+    """
+
+    exit_code = 1
+
+
+class UsageError(AmpmemError):
+    """The command or the call was given something it cannot work with."""
+
+    exit_code = 2
+
+
+class RecordingError(AmpmemError):
+    """A recording cannot be read or written."""
+
+
+class NothingRecorded(AmpmemError):
+    """The run ended without what a recording needs: a model, a backward or a step."""

@@ -1,0 +1,269 @@
+"""The ``.ampmem`` file: one SQLite database per process, appended to as the run goes.
+
+One transaction per step, so whatever ends the process leaves every finished step readable.
+Two views are a promise to people who query a recording with SQL:
+
+* ``allocator_event(id, time_ns, step, phase, action, address, bytes, block_bytes, stream, op, stack)``
+* ``storage_fact(time_ns, address, fact, name, module)``
+
+The tables behind them may change with ``format_version``. A file of another version is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from ampmem.errors import RecordingError, UsageError
+from ampmem.events import (
+    Action,
+    ArmRecord,
+    Columns,
+    EventColumns,
+    Fact,
+    FactColumns,
+    OptimizerRecord,
+    ParameterRecord,
+    Phase,
+    PhaseColumns,
+    Recording,
+    RunRecord,
+    Source,
+    StepRecord,
+)
+
+FORMAT_VERSION = 1
+SUFFIX = ".ampmem"
+
+_ColumnsT = TypeVar("_ColumnsT", bound=Columns)
+_COLUMN_TABLES: tuple[tuple[str, type[Columns]], ...] = (
+    ("event", EventColumns),
+    ("fact", FactColumns),
+    ("phase", PhaseColumns),
+)
+_RECORD_TABLES: tuple[tuple[str, type[Any]], ...] = (
+    ("step", StepRecord),
+    ("parameter", ParameterRecord),
+    ("optimizer", OptimizerRecord),
+)
+
+_VIEWS = f"""
+CREATE VIEW allocator_event AS
+SELECT event.rowid AS id, time_ns, NULLIF(step, -1) AS step,
+       {{phase}} AS phase, {{action}} AS action, address, bytes, block_bytes, stream,
+       NULLIF(op.value, '') AS op, NULLIF(stack.value, '') AS stack
+FROM event JOIN text AS op ON op.id = event.op JOIN text AS stack ON stack.id = event.stack
+ORDER BY event.rowid;
+CREATE VIEW storage_fact AS
+SELECT time_ns, address, {{fact}} AS fact, NULLIF(name.value, '') AS name, NULLIF(module.value, '') AS module
+FROM fact JOIN text AS name ON name.id = fact.name JOIN text AS module ON module.id = fact.module
+ORDER BY fact.rowid;
+PRAGMA user_version = {FORMAT_VERSION};
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What one transaction adds: the events, facts and phases of a step, and the step itself.
+
+    ``texts`` are the texts seen for the first time, in the order of their ids. ``step`` is ``None``
+    when the script ended before the step did.
+    """
+
+    texts: Sequence[str]
+    events: EventColumns
+    facts: FactColumns
+    phases: PhaseColumns
+    step: StepRecord | None
+
+
+def _words(column: str, members: Iterable[Action | Phase | Fact]) -> str:
+    """SQL that turns the codes in ``column`` into lower-case words."""
+    cases = " ".join(f"WHEN {int(member)} THEN '{member.name.lower()}'" for member in members)
+    return f"CASE {column} {cases} END"
+
+
+def _schema() -> str:
+    tables = [
+        "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);",
+        "CREATE TABLE text (id INTEGER PRIMARY KEY, value TEXT NOT NULL);",
+        "INSERT INTO text VALUES (0, '');",
+        "CREATE TABLE note (message TEXT NOT NULL);",
+    ]
+    for table, columns in _COLUMN_TABLES:
+        tables.append(f"CREATE TABLE {table} ({', '.join(f'{name} INTEGER NOT NULL' for name in columns.names())});")
+    for table, record in _RECORD_TABLES:
+        tables.append(f"CREATE TABLE {table} ({', '.join(f'{_quoted(field.name)}' for field in fields(record))});")
+    views = _VIEWS.format(phase=_words("phase", Phase), action=_words("action", Action), fact=_words("fact", Fact))
+    return "\n".join(tables) + views
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
+
+
+def check_output(path: Path, *, force: bool) -> None:
+    """Raise :class:`UsageError` when ``path`` cannot become a file; touches nothing."""
+    if path.is_dir():
+        raise UsageError(f"cannot write {path}: it is a directory; give a file name with -o")
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists already; give another name with -o, or --force to replace it")
+    parent = path.absolute().parent
+    if not parent.is_dir():
+        raise UsageError(f"cannot write {path}: the directory {parent} does not exist")
+    target = path if path.exists() else parent
+    if not os.access(target, os.W_OK):
+        raise UsageError(f"cannot write {path}: no permission; give another place with -o")
+
+
+class RecordingWriter:
+    """Appends to a new recording; every :meth:`append` is one transaction on disk."""
+
+    def __init__(self, path: Path, run: RunRecord, *, force: bool = False) -> None:
+        check_output(path, force=force)
+        self.path = path
+        try:
+            for leftover in (path, path.with_name(path.name + "-journal")):
+                leftover.unlink(missing_ok=True)
+            self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            # A killed process loses nothing that it handed to the kernel; only a power cut could.
+            self._database.execute("PRAGMA synchronous = OFF")
+            self._database.executescript("BEGIN;" + _schema() + "COMMIT;")
+        except (OSError, sqlite3.Error) as error:
+            raise UsageError(f"cannot write {path}: {error}") from error
+        self._write_meta({"format_version": FORMAT_VERSION, "run": asdict(run)})
+
+    def append(self, batch: Batch) -> None:
+        """Write ``batch`` and commit it. Raises :class:`RecordingError` when the disk refuses."""
+        try:
+            self._database.execute("BEGIN")
+            self._database.executemany("INSERT INTO text (value) VALUES (?)", ((text,) for text in batch.texts))
+            for table, columns in (("event", batch.events), ("fact", batch.facts), ("phase", batch.phases)):
+                self._insert_columns(table, columns)
+            if batch.step is not None:
+                self._insert_records("step", [batch.step])
+            self._database.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise RecordingError(f"cannot append to {self.path}: {error}; what was written so far is kept") from error
+
+    def describe(
+        self,
+        *,
+        arm: ArmRecord,
+        parameters: Sequence[ParameterRecord],
+        optimizers: Sequence[OptimizerRecord],
+        notes: Sequence[str],
+    ) -> None:
+        """Replace what is known of the run as a whole; called again whenever more is known."""
+        self._database.execute("BEGIN")
+        self._write_meta({"arm": asdict(arm)})
+        for table, records in (("parameter", parameters), ("optimizer", optimizers)):
+            self._database.execute(f"DELETE FROM {table}")
+            self._insert_records(table, records)
+        self._database.execute("DELETE FROM note")
+        self._database.executemany("INSERT INTO note VALUES (?)", ((note,) for note in notes))
+        self._database.execute("COMMIT")
+
+    def close(self) -> None:
+        """Close the file; appending afterwards is an error."""
+        self._database.close()
+
+    def _write_meta(self, entries: dict[str, object]) -> None:
+        rows = [(key, json.dumps(value)) for key, value in entries.items()]
+        self._database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
+
+    def _insert_columns(self, table: str, columns: Columns) -> None:
+        arrays = [getattr(columns, name).tolist() for name in columns.names()]
+        marks = ", ".join("?" * len(arrays))
+        self._database.executemany(f"INSERT INTO {table} VALUES ({marks})", zip(*arrays, strict=True))
+
+    def _insert_records(self, table: str, records: Sequence[object]) -> None:
+        rows = [tuple(getattr(record, field.name) for field in fields(record)) for record in records]  # type: ignore[arg-type]
+        if rows:
+            self._database.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
+
+
+class _Reader:
+    """An open recording; only :func:`read` uses it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._database.close()
+
+    def meta(self) -> dict[str, Any]:
+        version = self._database.execute("PRAGMA user_version").fetchone()[0]
+        if version != FORMAT_VERSION:
+            raise RecordingError(
+                f"{self._path} has recording format {version}, this ampmem reads format {FORMAT_VERSION}; "
+                "read it with the version of ampmem that wrote it"
+            )
+        return {key: json.loads(value) for key, value in self._database.execute("SELECT key, value FROM meta")}
+
+    def columns(self, table: str, kind: type[_ColumnsT]) -> _ColumnsT:
+        names = kind.names()
+        count = self._database.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0]
+        rows = self._database.execute(f"SELECT {', '.join(names)} FROM {table} ORDER BY rowid")
+        flat = np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=count * len(names))
+        by_column = np.ascontiguousarray(flat.reshape(count, len(names)).T)
+        return kind(**dict(zip(names, by_column, strict=True)))
+
+    def records(self, table: str) -> list[dict[str, Any]]:
+        cursor = self._database.execute(f"SELECT * FROM {table} ORDER BY rowid")
+        names = [column[0] for column in cursor.description]
+        return [dict(zip(names, row, strict=True)) for row in cursor]
+
+    def texts(self, query: str) -> tuple[str, ...]:
+        return tuple(row[0] for row in self._database.execute(query))
+
+
+def read(path: Path) -> Recording:
+    """Read a whole recording. Raises :class:`RecordingError` when ``path`` is not one."""
+    if not path.exists():
+        raise UsageError(f"{path} does not exist")
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory, not a recording")
+    try:
+        with _Reader(path) as reader:
+            return _recording(reader)
+    except (sqlite3.Error, KeyError, TypeError, ValueError) as error:
+        raise RecordingError(f"{path} is not an ampmem recording, or it is damaged ({error})") from error
+
+
+def _recording(reader: _Reader) -> Recording:
+    meta = reader.meta()
+    run = meta["run"]
+    run |= {"source": Source(run["source"]), "arguments": tuple(run["arguments"])}
+    arm = meta.get("arm", {"name": "as-is", "dtype": None, "cache": None, "scaler": False})
+    return Recording(
+        run=RunRecord(**run),
+        arm=ArmRecord(**arm),
+        texts=reader.texts("SELECT value FROM text ORDER BY id"),
+        events=reader.columns("event", EventColumns),
+        facts=reader.columns("fact", FactColumns),
+        phases=reader.columns("phase", PhaseColumns),
+        steps=tuple(
+            StepRecord(**row | {"skipped_update": bool(row["skipped_update"])}) for row in reader.records("step")
+        ),
+        parameters=tuple(
+            ParameterRecord(**row | {"trainable": bool(row["trainable"])}) for row in reader.records("parameter")
+        ),
+        optimizers=tuple(OptimizerRecord(**row) for row in reader.records("optimizer")),
+        notes=reader.texts("SELECT message FROM note ORDER BY rowid"),
+    )

@@ -1,0 +1,46 @@
+"""Bytes and nanoseconds stay ``int`` everywhere; only these functions turn them into text."""
+
+from __future__ import annotations
+
+_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def format_bytes(count: int | None) -> str:
+    """``count`` bytes in binary units: ``0 B``, ``512 B``, ``1.5 KiB``, ``-2.0 MiB``; ``?`` for unknown."""
+    if count is None:
+        return "?"
+    size = float(abs(count))
+    for unit in _BINARY_UNITS:
+        if size < 1023.95 or unit == _BINARY_UNITS[-1]:
+            break
+        size /= 1024
+    sign = "-" if count < 0 else ""
+    if unit == "B":
+        return f"{sign}{abs(count)} B"
+    return f"{sign}{size:.1f} {unit}"
+
+
+def format_share(part: int, whole: int) -> str:
+    """``part`` of ``whole`` in percent; what is neither nothing nor all never reads 0 % or 100 %."""
+    if whole == 0:
+        return "-"
+    share = 100 * part / whole
+    if 0 < share < 0.1:
+        return "<0.1 %"
+    if 99.9 < share < 100:
+        return ">99.9 %"
+    return f"{share:.1f} %"
+
+
+def format_count(count: int | None) -> str:
+    """A count with thousands separators: ``1,234,567``; ``?`` for unknown."""
+    return "?" if count is None else f"{count:,}"
+
+
+def format_duration(nanoseconds: int) -> str:
+    """A duration in the largest unit that keeps it at or above one."""
+    if nanoseconds >= 1_000_000_000:
+        return f"{nanoseconds / 1e9:.2f} s"
+    if nanoseconds >= 1_000_000:
+        return f"{nanoseconds / 1e6:.1f} ms"
+    return f"{nanoseconds / 1e3:.0f} µs"
