@@ -1,0 +1,43 @@
+"""Which precision mode the script runs in, as seen while its modules run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ampmem.events import ArmRecord, ParameterRecord
+
+
+@dataclass(slots=True, kw_only=True)
+class ArmSeen:
+    """What :func:`sample_autocast` met so far."""
+
+    dtypes: dict[torch.dtype, None] = field(default_factory=dict)
+    cache: bool | None = None
+    scaler: bool = False
+
+
+def sample_autocast(seen: ArmSeen, device_type: str) -> None:
+    """Note autocast's state now. Not to be asked inside a dispatch mode: there it always says off."""
+    if torch.is_autocast_enabled(device_type):
+        seen.dtypes[torch.get_autocast_dtype(device_type)] = None
+        seen.cache = bool(seen.cache) or torch.is_autocast_cache_enabled()
+
+
+def arm_record(seen: ArmSeen, parameters: Sequence[ParameterRecord]) -> ArmRecord:
+    """Name what was seen: ``as-is`` when neither FP32 nor autocast describes it."""
+    if seen.dtypes:
+        name = "amp" if seen.cache else "amp-nocache"
+    elif all(parameter.dtype == "float32" for parameter in parameters):
+        name = "fp32"
+    else:
+        name = "as-is"
+    dtype = next(iter(seen.dtypes), None)
+    return ArmRecord(
+        name=name,
+        dtype=None if dtype is None else str(dtype).removeprefix("torch."),
+        cache=seen.cache,
+        scaler=seen.scaler,
+    )

@@ -1,0 +1,80 @@
+"""Backward: when it starts and ends, its root, and the gradients that it leaves."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ampmem.events import Fact
+from ampmem.recorder.hooks.modules import in_backward
+from ampmem.recorder.hooks.patch import patch
+from ampmem.recorder.log import storage_address
+
+if TYPE_CHECKING:
+    from ampmem.recorder.session import Session
+
+
+class BackwardHooks:
+    """Wraps ``backward`` and ``grad`` of ``torch.autograd``, and the one function behind both.
+
+    The first gradient, ``ones_like(loss)``, is made before the engine runs but belongs to backward;
+    a script that imported ``backward`` by name before the session began is met at the engine.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._running = False
+        self._handles: dict[int, Any] = {}
+
+    def install(self) -> Callable[[], None]:
+        """Patch the entries; returns what undoes that and removes every gradient hook."""
+        entries = ("backward", "grad", "_engine_run_backward")
+        undo = [patch(torch.autograd, name, self._wrap) for name in entries]
+
+        def remove() -> None:
+            for entry in undo:
+                entry()
+            for handle in self._handles.values():
+                handle.remove()
+            self._handles.clear()
+
+        return remove
+
+    def watch_gradients(self) -> None:
+        """Hook every parameter that gets a gradient and is not hooked yet."""
+        for slot, parameter in self._session.models.parameters():
+            if parameter.requires_grad and parameter.is_leaf and id(parameter) not in self._handles:
+                note = functools.partial(self._note_gradient, slot.name_id, slot.path_id)
+                self._handles[id(parameter)] = parameter.register_post_accumulate_grad_hook(note)
+
+    def _note_gradient(self, name: int, path: int, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            self._session.log.fact(Fact.GRADIENT, storage_address(parameter.grad), name, path)
+
+    def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        session = self._session
+
+        @functools.wraps(original)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if self._running or not session.recording or not session.on_thread() or in_backward():
+                return original(*args, **kwargs)
+            self._running = True
+            session.backward_started(_scalar(args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))))
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._running = False
+                session.backward_ended()
+
+        return run
+
+
+def _scalar(roots: Any) -> float | None:
+    """The loss, when backward starts at exactly one number."""
+    root = roots[0] if isinstance(roots, (tuple, list)) and len(roots) == 1 else roots
+    if not isinstance(root, torch.Tensor) or root.numel() != 1 or root.is_meta:
+        return None
+    return float(root.detach())

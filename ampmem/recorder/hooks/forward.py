@@ -1,0 +1,207 @@
+"""What is active in forward only: the dispatch mode and the saved-tensor hooks.
+
+Both are pushed when the outermost forward starts and popped before backward and the optimizer. A
+dispatch mode active in backward would change what the script allocates: the autograd engine then
+adds gradients out of place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+
+from ampmem.events import Fact
+from ampmem.recorder.hooks.patch import patch
+from ampmem.recorder.log import storage_address
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from ampmem.recorder.log import Log
+    from ampmem.recorder.models import Models
+    from ampmem.recorder.stacks import Stacks
+    from ampmem.recorder.texts import Texts
+
+_OVERWRITTEN = (
+    "one of the variables needed for gradient computation has been modified by an inplace operation: "
+    "[{kind} {shape}] is at version {now}; expected version {then} instead. Hint: enable anomaly detection to "
+    "find the operation that failed to compute its gradient, with torch.autograd.set_detect_anomaly(True)."
+)
+
+
+class ForwardMode(TorchDispatchMode):
+    """Logs every op that returns new storages, and every cast of a parameter."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, log: Log, models: Models, stacks: Stacks, texts: Texts) -> None:
+        super().__init__()
+        self._log = log
+        self._models = models
+        self._stacks = stacks
+        self._texts = texts
+        self._op_names: dict[Any, int] = {}
+        self.module = 0
+        """Text id of the module that is running."""
+        self.recomputed: list[int] | None = None
+        """Addresses of what ops returned, while forward is run again inside backward."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # The default wraps the method in torch._dynamo.disable, whose first call imports all of dynamo.
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._log.op(self._stacks.capture())
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        name = self._op_names.get(func)
+        if name is None:
+            name = self._op_names[func] = self._new_op(func)
+        if name:
+            self._note(func, name, args, result)
+        return result
+
+    def _new_op(self, func: Any) -> int:
+        """Text id of the op's name; 0 when it returns no storage of its own (views, in-place, out=)."""
+        schema = getattr(func, "_schema", None)
+        if schema is None or any(value.alias_info is not None for value in schema.returns):
+            return 0
+        return self._texts.id(str(func.name()))
+
+    def _note(self, func: Any, name: int, args: Any, result: Any) -> None:
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(tensor, torch.Tensor):
+                address = storage_address(tensor)
+                self._log.fact(Fact.OUTPUT, address, name, self.module)
+                if self.recomputed is not None:
+                    self.recomputed.append(address)
+        if func is torch.ops.aten._to_copy.default:
+            self._note_cast(args[0], result)
+
+    def _note_cast(self, source: torch.Tensor, copy: torch.Tensor) -> None:
+        if not (source.is_floating_point() and copy.is_floating_point()) or source.dtype == copy.dtype:
+            return
+        parameter = self._models.by_address.get(storage_address(source))
+        if parameter is not None:
+            self._log.fact(Fact.CAST_COPY, storage_address(copy), parameter, self.module)
+
+
+class SavedTensors:
+    """Hooks that log what autograd saves and otherwise change nothing.
+
+    With hooks in place autograd no longer checks whether a saved tensor was overwritten, so the
+    unpack hook does, with the same error.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    def pack(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Log ``tensor``; keep an alias of it, since the tensor itself would be a reference cycle."""
+        self._log.fact(Fact.SAVED, storage_address(tensor))
+        return tensor.detach(), tensor._version
+
+    def unpack(self, packed: tuple[torch.Tensor, int]) -> torch.Tensor:
+        """What :meth:`pack` kept; raises ``RuntimeError`` when it was overwritten since."""
+        tensor, version = packed
+        if tensor._version != version:
+            kind, shape = tensor.type(), list(tensor.shape)
+            raise RuntimeError(_OVERWRITTEN.format(kind=kind, shape=shape, now=tensor._version, then=version))
+        return tensor
+
+
+class ForwardObserver:
+    """Pushes and pops the mode and the hooks, and only ever pops its own."""
+
+    def __init__(self, mode: ForwardMode, saved: SavedTensors, note: Callable[[str], None]) -> None:
+        self.mode = mode
+        self._note = note
+        self._hooks = (saved.pack, saved.unpack)
+        self._mode_on = False
+        self._hooks_on = False
+        self._leave_with_forward = False
+
+    @property
+    def active(self) -> bool:
+        """Whether forward is being observed."""
+        return self._mode_on
+
+    def enter(self, *, recomputing: bool = False) -> None:
+        """Start observing; does nothing when it is on already."""
+        if self._mode_on:
+            return
+        # Under somebody else's mode ours must be gone before theirs is popped: at the forward's end.
+        self._leave_with_forward = _get_current_dispatch_mode() is not None or _top_hooks() is not None
+        self.mode.__enter__()
+        self._mode_on = True
+        self.mode.recomputed = [] if recomputing else None
+        if not self._hooks_on and _top_hooks() is None and _hooks_allowed():
+            torch._C._autograd._push_saved_tensors_default_hooks(*self._hooks)
+            self._hooks_on = True
+
+    def forward_ended(self) -> None:
+        """The outermost forward ended: leave when grad is off, or when we sit on someone else's mode."""
+        if self._leave_with_forward or not torch.is_grad_enabled():
+            self.leave()
+
+    def leave(self) -> None:
+        """Stop observing, unless the script put something on top: then it stays until that is gone."""
+        if self._hooks_on:
+            self._leave_hooks()
+        if self._mode_on:
+            if _get_current_dispatch_mode() is self.mode:
+                self.mode.__exit__(None, None, None)
+                self._mode_on = False
+            else:
+                self._note("the script's own dispatch mode was on top in backward: ampmem's mode stayed on there")
+
+    def take_recomputed(self) -> list[int]:
+        """Addresses of what ops returned since the recomputation began; ends it."""
+        addresses, self.mode.recomputed = self.mode.recomputed or [], None
+        return addresses
+
+    def _leave_hooks(self) -> None:
+        if _top_hooks() == self._hooks:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+            self._hooks_on = False
+        else:
+            self._note("the script's own saved-tensor hooks were on top in backward: ampmem's stayed on there")
+
+    def suspend_hooks(self, original: Any) -> Any:
+        """Wrap ``disable_saved_tensors_hooks``, which torch.func uses and which refuses to run under hooks."""
+        observer = self
+
+        @contextmanager
+        def disable_saved_tensors_hooks(error_message: str) -> Generator[None, None, None]:
+            suspended = observer._hooks_on and _top_hooks() == observer._hooks
+            if suspended:
+                torch._C._autograd._pop_saved_tensors_default_hooks()
+            try:
+                with original(error_message):
+                    yield
+            finally:
+                if suspended:
+                    torch._C._autograd._push_saved_tensors_default_hooks(*observer._hooks)
+
+        return disable_saved_tensors_hooks
+
+    def install(self) -> Callable[[], None]:
+        """Patch what cannot run under saved-tensor hooks; returns what undoes it."""
+        return patch(torch.autograd.graph, "disable_saved_tensors_hooks", self.suspend_hooks)
+
+
+def _top_hooks() -> tuple[Any, Any] | None:
+    """The saved-tensor hooks on top of the stack."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def _hooks_allowed() -> bool:
+    return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is None

@@ -1,0 +1,28 @@
+"""A script that starts torch.profiler itself: PyTorch allows one profiler, so ampmem makes way."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch.autograd.profiler import profile
+
+from ampmem.recorder.hooks.patch import patch
+
+if TYPE_CHECKING:
+    from ampmem.recorder.session import Session
+
+
+def install(session: Session) -> Callable[[], None]:
+    """End the recording when the script prepares a profiler; returns what undoes it."""
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def _prepare_trace(profiler: Any) -> Any:
+            session.stop_recording("the script started torch.profiler, and PyTorch allows only one profiler at a time")
+            return original(profiler)
+
+        return _prepare_trace
+
+    return patch(profile, "_prepare_trace", wrap)

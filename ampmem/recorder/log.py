@@ -1,0 +1,85 @@
+"""What the hooks saw since the last transaction, as flat lists that cost little to append to."""
+
+from __future__ import annotations
+
+from time import time_ns
+
+import numpy as np
+import torch
+
+from ampmem.events import Column, Columns, Fact, FactColumns, Phase, PhaseColumns
+
+
+def storage_address(tensor: torch.Tensor) -> int:
+    """The address of the first byte of ``tensor``'s storage; 0 when it has none that can be read.
+
+    Meta, fake and functorch tensors have no storage of their own.
+    """
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+class Log:
+    """Facts, phases, and who was running when: three streams on the clock of ``time.time_ns``."""
+
+    def __init__(self) -> None:
+        self.step = -1
+        self.phase = Phase.SETUP
+        self._facts: list[int] = []
+        self._phases: list[int] = [time_ns(), self.step, self.phase]
+        self._modules: list[int] = []
+        self._ops: list[int] = []
+
+    def fact(self, fact: Fact, address: int, name: int = 0, module: int = 0) -> None:
+        """``fact`` is true of the storage at ``address`` now."""
+        self._facts += (time_ns(), address, fact, name, module)
+
+    def enter_phase(self, phase: Phase, *, step: int | None = None) -> None:
+        """From now on the script is in ``phase``, and in ``step`` when that is given."""
+        if step is not None:
+            self.step = step
+        elif phase == self.phase:
+            return
+        self.phase = phase
+        self._phases += (time_ns(), self.step, phase)
+
+    def running(self, module: int) -> None:
+        """From now on code of ``module`` (a text id) runs."""
+        self._modules += (time_ns(), module)
+
+    def op(self, stack: int) -> None:
+        """An op starts now, called from ``stack``."""
+        self._ops += (time_ns(), stack)
+
+    def take_facts(self) -> FactColumns:
+        """The facts since the last call."""
+        columns, self._facts = self._facts, []
+        return FactColumns(**_split(columns, FactColumns))
+
+    def take_phases(self) -> PhaseColumns:
+        """The phase changes since the last call."""
+        columns, self._phases = self._phases, []
+        return PhaseColumns(**_split(columns, PhaseColumns))
+
+    def take_modules(self) -> tuple[Column, Column]:
+        """(times, module text ids) since the last call; the state at its end stays for the next."""
+        taken, self._modules = self._modules, self._modules[-2:]
+        return _pair(taken)
+
+    def take_ops(self) -> tuple[Column, Column]:
+        """(times, stack ids) of the ops since the last call."""
+        taken, self._ops = self._ops, []
+        return _pair(taken)
+
+
+def _split(flat: list[int], kind: type[Columns]) -> dict[str, Column]:
+    names = kind.names()
+    table = np.array(flat, dtype=np.int64).reshape(-1, len(names))
+    return {name: np.ascontiguousarray(table[:, index]) for index, name in enumerate(names)}
+
+
+def _pair(flat: list[int]) -> tuple[Column, Column]:
+    table = np.array(flat, dtype=np.int64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]

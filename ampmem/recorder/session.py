@@ -1,0 +1,381 @@
+"""One recording session in the user's process: owns the source, every hook, the steps and the file."""
+
+from __future__ import annotations
+
+import gc
+import platform
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import time_ns
+
+import torch
+from torch.optim import Optimizer
+
+from ampmem import __version__
+from ampmem.errors import NothingRecorded, UsageError
+from ampmem.events import NO_STEP, Fact, Phase, RunRecord, Source, StepRecord
+from ampmem.recorder.arms import ArmSeen, arm_record
+from ampmem.recorder.hooks import data, torch_profiler
+from ampmem.recorder.hooks.backward import BackwardHooks
+from ampmem.recorder.hooks.forward import ForwardMode, ForwardObserver, SavedTensors
+from ampmem.recorder.hooks.modules import ModuleHooks
+from ampmem.recorder.hooks.optimizers import OptimizerHooks
+from ampmem.recorder.join import Joiner
+from ampmem.recorder.log import Log
+from ampmem.recorder.models import Models
+from ampmem.recorder.sources.base import RawEvents
+from ampmem.recorder.sources.baseline import Baseline
+from ampmem.recorder.sources.cpu import ProfilerSource
+from ampmem.recorder.stacks import Stacks
+from ampmem.recorder.steps import Rounds
+from ampmem.recorder.texts import Texts
+from ampmem.recording import Batch, RecordingWriter
+
+_active: Session | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What to record, and where to.
+
+    ``steps`` is how many steps to record, ``None`` for as many as come; ``skip`` how many to let
+    pass before. ``baseline`` says that the script is running already, so storages may be alive.
+    """
+
+    path: Path
+    script: str
+    arguments: tuple[str, ...] = ()
+    steps: int | None = None
+    skip: int = 0
+    stacks: bool = True
+    force: bool = False
+    baseline: bool = True
+
+
+class Session:
+    """Records from :meth:`start` to :meth:`close`; leaves nothing of itself behind in torch."""
+
+    def __init__(
+        self,
+        options: Options,
+        *,
+        on_step: Callable[[int], None] | None = None,
+        on_done: Callable[[], None] | None = None,
+    ) -> None:
+        self.options = options
+        self.recording = False
+        """Whether allocator events are being recorded now."""
+        self.device_type = "cpu"
+        self.arm_seen = ArmSeen()
+        self.texts = Texts()
+        self.log = Log()
+        self.models = Models(self.texts, self.log)
+        self.updates = 0
+        """Optimizer updates seen so far, skipped ones too."""
+        self.steps_recorded = 0
+        self.stopped_by: str | None = None
+        """Why the recording ended before the script did, when it did."""
+        self._on_step = on_step
+        self._on_done = on_done
+        self._stacks = Stacks(options.stacks)
+        mode = ForwardMode(self.log, self.models, self._stacks, self.texts)
+        self.forward = ForwardObserver(mode, SavedTensors(self.log), self.note)
+        self._joiner = Joiner(self.log, self._stacks, self.texts)
+        self._baseline = Baseline()
+        self._source = ProfilerSource(self._baseline)
+        self._modules = ModuleHooks(self)
+        self._backward = BackwardHooks(self)
+        self._optimizers = OptimizerHooks(self)
+        self._rounds = Rounds()
+        self._thread = threading.get_ident()
+        self._undo = ExitStack()
+        self._notes: dict[str, None] = {}
+        self._manual_steps = False
+        self._step_due = False
+        self._skipped = False
+        self._loss: float | None = None
+        self._scale: float | None = None
+        self._step_start_ns = 0
+        self._backwards = 0
+        self._step = 0
+        self._writer = RecordingWriter(options.path, self._run_record(), force=options.force)
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Install the hooks; recording begins at once or after the steps to skip."""
+        global _active
+        if _active is not None:
+            self._writer.close()
+            raise UsageError(
+                "ampmem.profile() is active already and cannot be nested; leave the outer one first, "
+                "or call ampmem.profile() only once"
+            )
+        _active = self
+        self._undo.callback(self._deactivate)
+        self._undo.callback(self._optimizers.install())
+        if self.options.skip == 0:
+            self._begin()
+
+    def close(self) -> None:
+        """Stop recording, undo every hook, write what is left. Does nothing the second time."""
+        if _active is not self:
+            return
+        try:
+            if self.recording:
+                with self._observer_at_work():
+                    self._end_recording()
+        finally:
+            self._undo.close()
+            self._writer.close()
+
+    def check(self) -> None:
+        """Raise :class:`NothingRecorded` when there is no step, no model or no backward to show."""
+        if self.stopped_by and self.steps_recorded == 0:
+            raise NothingRecorded(f"no step was recorded: {self.stopped_by}")
+        if next(self.models.parameters(), None) is None and not self.models.records():
+            raise NothingRecorded(
+                "no model was seen: ampmem follows torch.nn.Module forwards, and none with parameters ran"
+            )
+        if self.steps_recorded == 0 and self.options.skip and self.updates <= self.options.skip:
+            raise NothingRecorded(
+                f"no step was recorded: the script made {self.updates} updates and --skip is {self.options.skip}"
+            )
+        if self._backwards == 0:
+            raise NothingRecorded("no backward was seen: there is no training step to show; does the script train?")
+        if self.steps_recorded == 0:
+            raise NothingRecorded(
+                "no step ended: no torch.optim optimizer made an update; call prof.step() at the end of each "
+                "iteration (with ampmem.profile() as prof) when the script updates by other means"
+            )
+
+    def on_thread(self) -> bool:
+        """Whether the calling thread is the one that is recorded."""
+        return threading.get_ident() == self._thread
+
+    def note(self, message: str) -> None:
+        """Keep ``message`` in the recording, once."""
+        self._notes[message] = None
+
+    def add_model(self, model: torch.nn.Module) -> None:
+        """``model`` is what the user named."""
+        self.models.add(model)
+
+    def add_optimizer(self, optimizer: Optimizer) -> None:
+        """``optimizer`` is what the user named."""
+        self._rounds.add(id(optimizer))
+
+    def stop_recording(self, why: str) -> None:
+        """End the recording although the script goes on."""
+        self.stopped_by = why
+        self.close()
+
+    # -- what the hooks report ----------------------------------------------------------------
+
+    def forward_started(self, *, recomputing: bool) -> None:
+        """An outermost module is about to run."""
+        if not recomputing:
+            if self.log.step == NO_STEP:
+                self._first_forward()
+            self.models.note()
+            self._backward.watch_gradients()
+            self.log.enter_phase(Phase.FORWARD)
+        self.forward.enter(recomputing=recomputing)
+
+    def forward_ended(self) -> None:
+        """The outermost module has returned or raised."""
+        if self.log.phase == Phase.BACKWARD:
+            for address in self.forward.take_recomputed():
+                self.log.fact(Fact.RECOMPUTED, address)
+            self.forward.leave()
+            return
+        self.forward.forward_ended()
+        if not torch.is_grad_enabled():
+            self.log.enter_phase(self._resting_phase())
+
+    def backward_started(self, loss: float | None) -> None:
+        """The autograd engine is about to run."""
+        self.forward.leave()
+        self._backwards += 1
+        self._loss = loss
+        self.log.enter_phase(Phase.BACKWARD)
+
+    def backward_ended(self) -> None:
+        """The autograd engine has returned or raised."""
+        self.log.enter_phase(self._resting_phase())
+        if self._step_due:
+            self._end_step()
+
+    def optimizer_started(self) -> None:
+        """An optimizer or a GradScaler is about to update."""
+        if self.recording:
+            self.forward.leave()
+            self.log.enter_phase(Phase.OPTIMIZER)
+            self.log.op(self._stacks.capture())
+
+    def updated(self, optimizer: int, *, skipped: bool) -> None:
+        """The outermost ``step`` of ``optimizer`` has returned; ``skipped`` when a GradScaler left it out."""
+        self.updates += 1
+        self._skipped |= skipped
+        round_over = self._rounds.update(optimizer)
+        if self.recording and self.log.phase == Phase.OPTIMIZER:
+            self.log.enter_phase(Phase.BETWEEN)
+        if self._manual_steps or not round_over:
+            return
+        if torch._C._current_graph_task_id() != -1:
+            self._step_due = True  # an optimizer that steps inside backward
+        else:
+            self._end_step()
+
+    def scaled(self, scale: float) -> None:
+        """A GradScaler is about to step with ``scale``."""
+        self.arm_seen.scaler = True
+        self._scale = scale
+
+    def data_started(self) -> Phase:
+        """A DataLoader is about to make a batch; returns the phase to go back to."""
+        before = self.log.phase
+        if before in (Phase.SETUP, Phase.BETWEEN):
+            self.log.enter_phase(Phase.DATA)
+        return before
+
+    def data_ended(self, before: Phase) -> None:
+        """The batch is made, or there is none left."""
+        if self.recording and self.log.phase == Phase.DATA:
+            self.log.enter_phase(before)
+
+    def manual_step(self) -> None:
+        """The user says that a step ends here; from now on only that counts."""
+        self._manual_steps = True
+        if self.log.step == NO_STEP and self.recording:
+            raise UsageError("prof.step() was called before any model ran forward; call it at the end of an iteration")
+        self._end_step()
+
+    # -- recording ----------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Start the source and the hooks that only matter while it runs."""
+        if self.options.baseline or self.options.skip:
+            self.models.find()
+            self._baseline.find()
+        self._undo.callback(self._baseline.forget)
+        self._undo.callback(self._source.install())
+        self._undo.callback(self._modules.install())
+        self._undo.callback(self._backward.install())
+        self._undo.callback(self.forward.install())
+        self._undo.callback(data.install(self))
+        self._undo.callback(torch_profiler.install(self))
+        try:
+            self._source.start(self._baseline.blocks)
+        except RuntimeError as error:
+            self._undo.close()
+            self._writer.close()
+            raise UsageError(
+                "torch.profiler is running already, and PyTorch allows only one profiler at a time; "
+                f"start ampmem outside of it ({error})"
+            ) from error
+        self.recording = True
+        if self.options.skip:
+            self._open_step()
+
+    def _first_forward(self) -> None:
+        self.models.find()
+        for item in gc.get_objects():
+            if issubclass(type(item), Optimizer):
+                self._rounds.add(id(item))
+        self._open_step()
+
+    def _open_step(self) -> None:
+        self._loss = self._scale = None
+        self._skipped = self._step_due = False
+        self.log.enter_phase(Phase.BETWEEN, step=self._step)
+        self._step_start_ns = time_ns()
+
+    def _end_step(self) -> None:
+        """A step has ended: write it, then go on or stop."""
+        if not self.recording:
+            self._step += 1
+            if self._step == self.options.skip:
+                self._begin()
+            return
+        with self._observer_at_work():
+            self.models.note()
+            self._write(self._source.drain(), self._step_record())
+            self._step += 1
+            self.steps_recorded += 1
+            self._open_step()
+        if self._on_step is not None:
+            self._on_step(self.steps_recorded)
+        if self.steps_recorded == self.options.steps:
+            self.close()
+            if self._on_done is not None:
+                self._on_done()
+
+    def _step_record(self) -> StepRecord:
+        loss = self._loss
+        if loss is not None and self._scale:
+            loss /= self._scale
+        return StepRecord(
+            index=self._step,
+            start_ns=self._step_start_ns,
+            end_ns=time_ns(),
+            skipped_update=self._skipped,
+            loss=loss,
+            loss_scale=self._scale,
+        )
+
+    def _end_recording(self) -> None:
+        self.forward.leave()
+        self.recording = False
+        self._write(self._source.stop(), None)
+
+    def _write(self, raw: RawEvents, step: StepRecord | None) -> None:
+        events, facts, phases = self._joiner.join(raw)
+        self._writer.append(Batch(texts=self.texts.take_new(), events=events, facts=facts, phases=phases, step=step))
+        parameters = [*self.models.records(), *self._optimizers.own_parameters.values()]
+        self._writer.describe(
+            arm=arm_record(self.arm_seen, parameters),
+            parameters=parameters,
+            optimizers=self._optimizers.records(),
+            notes=list(self._notes),
+        )
+
+    @contextmanager
+    def _observer_at_work(self) -> Iterator[None]:
+        """Our own work must not set off the garbage collector: a free that it causes would go unseen."""
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _resting_phase(self) -> Phase:
+        return Phase.OPTIMIZER if self._optimizers.stepping else Phase.BETWEEN
+
+    def _deactivate(self) -> None:
+        global _active
+        _active = None
+
+    def _run_record(self) -> RunRecord:
+        return RunRecord(
+            ampmem=__version__,
+            torch=torch.__version__,
+            python=platform.python_version(),
+            source=Source.CPU,
+            device_type=self.device_type,
+            device_name=platform.processor() or platform.machine(),
+            rank=0,
+            world_size=1,
+            script=self.options.script,
+            arguments=self.options.arguments,
+        )
+
+
+def active() -> Session | None:
+    """The session that is recording in this process."""
+    return _active

@@ -1,0 +1,41 @@
+"""What a source of allocator events is to a session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from ampmem.events import Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawEvents:
+    """Allocator events before they are joined to steps, phases and modules.
+
+    Columns are as in :class:`~ampmem.events.EventColumns`; ``op`` holds indices into ``ops``.
+    ``origin_ns`` is, for an event inside backward, when the forward op ran whose backward this is;
+    elsewhere it is the event's own time.
+    """
+
+    time_ns: Column
+    action: Column
+    address: Column
+    bytes: Column
+    allocated: Column
+    op: Column
+    origin_ns: Column
+    ops: tuple[str, ...]
+
+
+class Source(Protocol):
+    """Records allocator events between :meth:`start` and :meth:`stop`."""
+
+    def start(self, baseline: Mapping[int, int]) -> None:
+        """Begin. ``baseline`` maps the address of each live storage to its bytes."""
+
+    def drain(self) -> RawEvents:
+        """The events since the last call, in order; goes on recording."""
+
+    def stop(self) -> RawEvents:
+        """The events since the last :meth:`drain`; records no more."""

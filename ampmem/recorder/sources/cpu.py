@@ -1,0 +1,266 @@
+"""Source ``cpu``: torch.profiler's allocation events, which come from the CPU allocator itself.
+
+The profiler is stopped and started again at each :meth:`ProfilerSource.drain`. Its times are put
+on the clock of ``time.time_ns`` with one marker at each end of a window.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping
+from time import time_ns
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch._C._autograd import _disable_profiler, _enable_profiler, _enable_record_function, _prepare_profiler
+from torch._C._profiler import ProfilerActivity, _EventType, _RecordFunctionFast
+from torch.autograd.profiler import profile, record_function
+
+from ampmem.events import UNKNOWN, Action, Column
+from ampmem.recorder.hooks.patch import patch
+from ampmem.recorder.sources.base import RawEvents
+from ampmem.recorder.sources.baseline import Baseline
+
+_MARKER = "ampmem::clock"
+_MARKERS = 4
+"""Markers put at each end of a window; the first of a process is slow."""
+_BACKWARD_NODE = "autograd::engine::evaluate_function"
+_ALLOCATING = frozenset(
+    f"aten::{name}"
+    for name in ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "resize_", "resize_as_")
+)
+"""Ops that only allocate: the op that called them says more."""
+
+_Activities = {ProfilerActivity.CPU}
+
+
+class _Mark(NamedTuple):
+    """Which of a burst of markers is meant, and when it was."""
+
+    number: int
+    time_ns: int
+
+
+class ProfilerSource:
+    """The CPU allocator's events of the calling thread, and of the backward passes it starts."""
+
+    def __init__(self, baseline: Baseline) -> None:
+        self._baseline = baseline
+        self._ledger = _Ledger()
+        self._mark = _Mark(0, 0)
+
+    def start(self, baseline: Mapping[int, int]) -> None:
+        """Begin recording. Raises ``RuntimeError`` when another profiler is running on this thread."""
+        self._ledger.add_baseline(baseline)
+        previous = os.environ.get("KINETO_LOG_LEVEL")
+        os.environ["KINETO_LOG_LEVEL"] = "99"  # read at the first start: silences its lines on stderr
+        try:
+            self._open()
+        finally:
+            if previous is None:
+                del os.environ["KINETO_LOG_LEVEL"]
+            else:
+                os.environ["KINETO_LOG_LEVEL"] = previous
+
+    def drain(self) -> RawEvents:
+        """The events since the last call."""
+        result, marks = self._close()
+        self._open()
+        return self._events(result, marks)
+
+    def stop(self) -> RawEvents:
+        """The last events."""
+        return self._events(*self._close())
+
+    def install(self) -> Callable[[], None]:
+        """Keep the script's ``record_function`` scopes out of the profile; returns what undoes it.
+
+        A scope that the profiler saw begin must not end after that profiler was stopped: its end
+        would be written into freed memory. Scopes begun while recording is off do nothing.
+        """
+        return patch(record_function, "__enter__", _without_recording)
+
+    def _open(self) -> None:
+        config = profile(profile_memory=True).config()
+        _prepare_profiler(config, _Activities)
+        _enable_profiler(config, _Activities)
+        self._mark = _mark()
+
+    def _close(self) -> tuple[Any, tuple[_Mark, _Mark]]:
+        marks = (self._mark, _mark())
+        return _disable_profiler(), marks
+
+    def _events(self, result: Any, marks: tuple[_Mark, _Mark]) -> RawEvents:
+        walk = _Walk(result.experimental_event_tree())
+        shift = walk.clock(marks)
+        return self._ledger.settle(walk, shift, self._baseline.take_freed())
+
+
+class _Walk:
+    """Reads allocations, frees and the ops around them out of a profile's event tree."""
+
+    def __init__(self, roots: list[Any]) -> None:
+        self.rows: list[tuple[int, int, int, int, int, int]] = []
+        """(time, address, signed bytes, running total, op index, forward sequence number or -1)."""
+        self.ops: dict[str, int] = {"": 0}
+        self.forward_ns: dict[int, int] = {}
+        """Sequence number of each forward op to the time at which it ended: the hooks have met it by then."""
+        self._markers: list[int] = []
+        for root in roots:
+            self._visit(root, "", -1)
+
+    def clock(self, marks: tuple[_Mark, _Mark]) -> Callable[[Column], Column]:
+        """What turns the profiler's times into ``time.time_ns``: linear between the two markers."""
+        seen = (self._markers[marks[0].number], self._markers[marks[1].number - _MARKERS])
+        offsets = (marks[0].time_ns - seen[0], marks[1].time_ns - seen[1])
+
+        def shift(times: Column) -> Column:
+            return times + np.interp(times - seen[0], (0, seen[1] - seen[0]), offsets).astype(np.int64)
+
+        return shift
+
+    def _visit(self, node: Any, op: str, sequence: int) -> None:
+        tag = node.tag
+        if tag == _EventType.Allocation:
+            self._allocation(node, op, sequence)
+        elif tag == _EventType.TorchOp:
+            name = node.name
+            if name.startswith(_BACKWARD_NODE):
+                sequence = node.extra_fields.sequence_number
+            elif name == _MARKER:
+                self._markers.append(node.start_time_ns)
+            elif sequence == -1:
+                self.forward_ns[node.extra_fields.sequence_number] = node.end_time_ns
+            if not op or name not in _ALLOCATING:
+                op = name
+        for child in node.children:
+            self._visit(child, op, sequence)
+
+    def _allocation(self, node: Any, op: str, sequence: int) -> None:
+        fields = node.extra_fields
+        if fields.device.type != "cpu":
+            return
+        index = self.ops.setdefault(op, len(self.ops))
+        self.rows.append(
+            (node.start_time_ns, fields.ptr or 0, fields.alloc_size, fields.total_allocated, index, sequence)
+        )
+
+
+class _Ledger:
+    """Makes one stream of the profiler's events and of the deaths of baseline storages.
+
+    The profiler's running total knows nothing of the baseline, and much of earlier profiles in the
+    same process: ``_offset`` is what has to be added to it to get the bytes alive.
+    """
+
+    def __init__(self) -> None:
+        self._baseline: dict[int, int] = {}
+        self._live: dict[int, int] = {}
+        self._offset: int | None = None
+        self._pending: list[tuple[int, int]] = []
+
+    def add_baseline(self, blocks: Mapping[int, int]) -> None:
+        self._baseline = dict(blocks)
+        now = time_ns()
+        self._pending = [(now, address) for address in blocks]
+
+    def settle(self, walk: _Walk, shift: Callable[[Column], Column], freed: list[tuple[int, int]]) -> RawEvents:
+        table = np.array(walk.rows, dtype=np.int64).reshape(-1, 6)
+        times = shift(table[:, 0])
+        forward = {seq: int(shift(np.array([t]))[0]) for seq, t in walk.forward_ns.items()}
+        rows = _Rows()
+        for time, address in self._pending:
+            rows.add(time, Action.BASELINE, address, self._baseline[address], UNKNOWN, 0, time)
+        self._pending = []
+        deaths = _by_time(freed)
+        death = next(deaths, None)
+        for time, (_, address, size, total, op, sequence) in zip(times.tolist(), table.tolist(), strict=True):
+            while death is not None and death[0] <= time:
+                self._died(rows, *death)
+                death = next(deaths, None)
+            origin = forward.get(sequence, time) if sequence >= 0 else time
+            self._profiled(rows, time, address, size, total, op, origin)
+        while death is not None:
+            self._died(rows, *death)
+            death = next(deaths, None)
+        return rows.events(tuple(walk.ops))
+
+    def _profiled(self, rows: _Rows, time: int, address: int, size: int, total: int, op: int, origin: int) -> None:
+        if self._offset is None:
+            self._offset = sum(self._baseline.values()) - (total - size)
+        if size > 0:
+            if address in self._baseline:  # its death was not seen, but the memory is somebody else's now
+                self._died(rows, time, address)
+            elif address in self._live:  # freed while the profiler was off
+                lost = self._live.pop(address)
+                self._offset -= lost
+                rows.add(time, Action.FREE, address, lost, UNKNOWN, 0, time)
+            self._live[address] = size
+            rows.add(time, Action.ALLOC, address, size, total + self._offset, op, origin)
+        elif address in self._live:
+            rows.add(time, Action.FREE, address, self._live.pop(address), total + self._offset, 0, time)
+        else:
+            # A block of an earlier profile: the total falls by what that one knew, we by what we know.
+            self._offset -= size
+            if address in self._baseline:
+                self._died(rows, time, address)
+
+    def _died(self, rows: _Rows, time: int, address: int) -> None:
+        size = self._baseline.pop(address, None)
+        if size is not None:
+            if self._offset is not None:
+                self._offset -= size
+            rows.add(time, Action.FREE, address, size, UNKNOWN, 0, time)
+
+
+class _Rows:
+    """Collects rows of :class:`RawEvents`."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, ...]] = []
+
+    def add(self, *row: int) -> None:
+        self._rows.append(row)
+
+    def events(self, ops: tuple[str, ...]) -> RawEvents:
+        columns = np.array(self._rows, dtype=np.int64).reshape(-1, 7).T.copy()
+        time, action, address, size, allocated, op, origin = columns
+        return RawEvents(
+            time_ns=time,
+            action=action,
+            address=address,
+            bytes=size,
+            allocated=allocated,
+            op=op,
+            origin_ns=origin,
+            ops=ops,
+        )
+
+
+def _by_time(freed: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    return iter(sorted(freed))
+
+
+def _mark() -> _Mark:
+    """Put markers into the profile; the one that took the least time says best when it was."""
+    times: list[tuple[int, int]] = []
+    for _ in range(_MARKERS):
+        before = time_ns()
+        with _RecordFunctionFast(_MARKER):
+            pass
+        times.append((before, time_ns()))
+    index = min(range(_MARKERS), key=lambda i: times[i][1] - times[i][0])
+    return _Mark(index, sum(times[index]) // 2)
+
+
+def _without_recording(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def __enter__(scope: Any) -> Any:
+        _enable_record_function(False)
+        try:
+            return original(scope)
+        finally:
+            _enable_record_function(True)
+
+    return __enter__

@@ -1,0 +1,42 @@
+"""When does a step end? After a whole round of optimizer updates."""
+
+from __future__ import annotations
+
+_PATIENCE = 32
+"""Updates of one optimizer in a round after which those that never updated are taken for idle.
+
+A GAN may train its critic several times per generator update; an optimizer that a script makes
+and never steps must not keep the first step open for ever.
+"""
+
+
+class Rounds:
+    """Counts updates per optimizer: a round is over when every optimizer in play has had one."""
+
+    def __init__(self) -> None:
+        self._in_play: set[int] = set()
+        self._idle: set[int] = set()
+        self._updates: dict[int, int] = {}
+
+    def add(self, optimizer: int) -> None:
+        """``optimizer`` (its ``id``) exists; it takes part from now on."""
+        if optimizer not in self._idle:
+            self._in_play.add(optimizer)
+
+    def update(self, optimizer: int) -> bool:
+        """``optimizer`` made (or skipped) its update; ``True`` when that ends the step."""
+        self._idle.discard(optimizer)
+        self._in_play.add(optimizer)
+        self._updates[optimizer] = self._updates.get(optimizer, 0) + 1
+        waiting = self._in_play - self._updates.keys()
+        if waiting and self._updates[optimizer] < _PATIENCE:
+            return False
+        self._in_play -= waiting
+        self._idle |= waiting
+        self._updates.clear()
+        return True
+
+    @property
+    def idle(self) -> int:
+        """How many optimizers exist that never made an update."""
+        return len(self._idle)

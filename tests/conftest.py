@@ -1,0 +1,54 @@
+"""Proof, after every test, that nothing of ampmem is left behind in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.amp.grad_scaler import GradScaler  # noqa: E402
+from torch.autograd.profiler import profile, record_function  # noqa: E402
+from torch.nn.modules import module as torch_module  # noqa: E402
+from torch.optim import optimizer as torch_optimizer  # noqa: E402
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack  # noqa: E402
+from torch.utils.data.dataloader import _BaseDataLoaderIter  # noqa: E402
+
+_HOOKS = (
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_forward_hooks_always_called",
+    "_global_forward_hooks_with_kwargs",
+    "_global_parameter_registration_hooks",
+    "_global_buffer_registration_hooks",
+    "_global_module_registration_hooks",
+)
+_OPTIMIZER_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
+
+
+def torch_state() -> dict[str, object]:
+    """Everything in torch that a session hooks, patches or pushes onto, to be compared with ``==``."""
+    state: dict[str, object] = {name: dict(getattr(torch_module, name)) for name in _HOOKS}
+    state |= {name: dict(getattr(torch_optimizer, name)) for name in _OPTIMIZER_HOOKS}
+    return state | {
+        "backward": (torch.autograd.backward, torch.autograd.grad, torch.autograd._engine_run_backward),
+        "scaler": GradScaler.step,
+        "data": _BaseDataLoaderIter.__next__,
+        "profiler": (profile._prepare_trace, record_function.__enter__),
+        "functorch": torch.autograd.graph.disable_saved_tensors_hooks,
+        "modes": list(_get_current_dispatch_mode_stack()),
+        "saved hooks": torch._C._autograd._top_saved_tensors_default_hooks(True),
+        "profiling": torch._C._autograd._profiler_enabled(),
+    }
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fails the test that leaves a hook, a patch, a mode or a session behind."""
+    from ampmem.recorder.session import active
+
+    before = torch_state()
+    yield
+    assert active() is None
+    assert torch_state() == before
