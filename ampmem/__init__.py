@@ -1,0 +1,19 @@
+"""ampmem: where did my GPU memory go, and why did AMP not halve it?"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ampmem.api import Profile, Recording, Summary, load, profile
+
+__version__ = "0.1.0"
+__all__ = ["Profile", "Recording", "Summary", "__version__", "load", "profile"]
+
+
+def __getattr__(name: str) -> object:
+    """The public names, imported when first used, so that ``import ampmem`` costs nothing."""
+    if name in __all__:
+        return getattr(import_module("ampmem.api"), name)
+    raise AttributeError(f"module 'ampmem' has no attribute {name!r}")

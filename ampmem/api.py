@@ -1,0 +1,160 @@
+"""The public face of ampmem in Python: :func:`profile` and :func:`load`."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from ampmem.analysis.summary import Summary, summarize
+from ampmem.errors import NothingRecorded, UsageError
+from ampmem.events import Recording
+from ampmem.recording import SUFFIX, read
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from ampmem.recorder.session import Session
+
+__all__ = ["Profile", "Recording", "Summary", "load", "profile"]
+
+
+def load(path: str | Path) -> Recording:
+    """Read a recording. Needs no torch.
+
+    Raises:
+        UsageError: ``path`` does not exist.
+        RecordingError: it is not a recording, or one of another format version.
+    """
+    return read(Path(path))
+
+
+def profile(
+    model: nn.Module | None = None,
+    optimizer: Optimizer | None = None,
+    *,
+    output: str | Path | None = None,
+    steps: int | None = None,
+    skip: int = 0,
+    stacks: bool = True,
+    force: bool = False,
+) -> Profile:
+    """Record the training steps inside a ``with`` block.
+
+    Args:
+        model: the root module; models are found by themselves when it is left out.
+        optimizer: an optimizer whose updates end steps; found by itself too.
+        output: the recording to write; by default it lives as long as the returned object.
+        steps: record this many steps, then let the block run on uninstrumented; all by default.
+        skip: let this many steps pass first.
+        stacks: record the Python stack of every op of the forward pass.
+        force: replace ``output`` when it exists.
+
+    Raises:
+        UsageError: on entering, when another ``profile`` is active, when ``output`` cannot be
+            written, or when torch.profiler is running.
+    """
+    return Profile(model, optimizer, output=output, steps=steps, skip=skip, stacks=stacks, force=force)
+
+
+class Profile:
+    """One recording in the making; made by :func:`profile`."""
+
+    def __init__(
+        self,
+        model: nn.Module | None,
+        optimizer: Optimizer | None,
+        *,
+        output: str | Path | None,
+        steps: int | None,
+        skip: int,
+        stacks: bool,
+        force: bool,
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._steps = steps
+        self._skip = skip
+        self._stacks = stacks
+        self._force = force
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        if output is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="ampmem-")
+            output = Path(self._folder.name) / f"profile{SUFFIX}"
+        self.path = Path(output).absolute()
+        """The recording."""
+        self._session: Session | None = None
+        self._failure: NothingRecorded | None = None
+
+    def __enter__(self) -> Self:
+        from ampmem.recorder.session import Options, Session, active
+
+        if active() is not None:
+            raise UsageError(
+                "ampmem.profile() is active already and cannot be nested; leave the outer one first, "
+                "or call ampmem.profile() only once"
+            )
+        options = Options(
+            path=self.path,
+            script=sys.argv[0] if sys.argv else "",
+            arguments=tuple(sys.argv[1:]),
+            steps=self._steps,
+            skip=self._skip,
+            stacks=self._stacks,
+            force=self._force,
+        )
+        session = Session(options)
+        if self._model is not None:
+            session.add_model(self._model)
+        if self._optimizer is not None:
+            session.add_optimizer(self._optimizer)
+        self._model = self._optimizer = None  # the recording must not keep them alive
+        session.start()
+        self._session = session
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        session = self._running()
+        session.close()
+        try:
+            session.check()
+        except NothingRecorded as nothing:
+            self._failure = nothing
+            if error is None:
+                warnings.warn(f"ampmem: {nothing}", RuntimeWarning, stacklevel=2)
+
+    def step(self) -> None:
+        """End a step here; from the first call on, only these calls end steps.
+
+        Raises:
+            UsageError: outside the ``with`` block, or before any model ran forward.
+        """
+        self._running().manual_step()
+
+    def recording(self) -> Recording:
+        """What was recorded. Raises :class:`NothingRecorded` when there is no whole step."""
+        if self._failure is not None:
+            raise self._failure
+        return load(self.path)
+
+    def summary(self) -> Summary:
+        """The summary of the recording. Raises :class:`NothingRecorded` when there is no whole step."""
+        return summarize(self.recording())
+
+    def report(self, path: str | Path, *, force: bool = False) -> None:
+        """Write the HTML report to ``path``. Raises :class:`UsageError` when it exists, unless ``force``."""
+        from ampmem.reporters.html import write
+
+        self.recording()
+        write([self.path], Path(path), force=force)
+
+    def _running(self) -> Session:
+        if self._session is None:
+            raise UsageError("this belongs inside the with block: with ampmem.profile() as prof: ...")
+        return self._session

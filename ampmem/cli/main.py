@@ -1,0 +1,106 @@
+"""The command ``ampmem``: finds the subcommand, and turns errors into one line and an exit code.
+
+Nothing heavy is imported before a subcommand is chosen, so ``ampmem --help`` answers at once and
+``ampmem show`` and ``ampmem report`` work where torch cannot be loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+import click
+
+from ampmem import __version__
+from ampmem.errors import AmpmemError
+
+PROGRAM = "ampmem"
+
+INTERRUPTED = 130
+"""What a shell reports for a command that Ctrl-C ended."""
+
+SUBCOMMANDS = {
+    "profile": "Record where the memory of a training script goes.",
+    "show": "Print recordings as tables, or as JSON.",
+    "report": "Write recordings to one HTML page that works offline.",
+}
+"""Name and first help line of each subcommand; ``profile`` is the command ``profile`` of ``ampmem.cli.profile``."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a subcommand's module only when that subcommand is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(SUBCOMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in SUBCOMMANDS:
+            return None
+        command = getattr(import_module(f"ampmem.cli.{cmd_name}"), cmd_name)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"ampmem.cli.{cmd_name}.{cmd_name} is not a click command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list in ``ampmem --help``, written from :data:`SUBCOMMANDS` so that nothing is imported for it."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(SUBCOMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name=PROGRAM)
+def group() -> None:
+    """Where did my training memory go, and what did mixed precision really change?"""
+
+
+def main() -> NoReturn:
+    """Run the command line and exit. The one place where ampmem's errors become messages.
+
+    Exit codes: 0 ok, 1 the tool or a check failed, 2 wrong usage, 130 Ctrl-C. What a profiled script
+    raises is none of ampmem's errors and goes through unchanged.
+    """
+    try:
+        code = run(sys.argv[1:])
+        # Here and not when the interpreter exits, where a closed pipe could only be complained about.
+        sys.stdout.flush()
+    except AmpmemError as error:
+        _say(str(error))
+        code = error.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except KeyboardInterrupt:
+        _say("interrupted")
+        code = INTERRUPTED
+    except BrokenPipeError:
+        _discard_output()
+        code = 1
+    sys.exit(code)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code; raises what the subcommand raises.
+
+    Stands in for ``group.main``, which would turn a profiled script's ``EOFError`` and
+    ``KeyboardInterrupt`` into an abort of its own.
+    """
+    try:
+        with group.make_context(PROGRAM, list(arguments)) as context:
+            group.invoke(context)
+    except click.exceptions.Exit as request:
+        return request.exit_code
+    return 0
+
+
+def _say(message: str) -> None:
+    print(f"{PROGRAM}: {message}", file=sys.stderr)
+
+
+def _discard_output() -> None:
+    """Send what is still buffered for a reader that went away (``ampmem show | head``) to nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
