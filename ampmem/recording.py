@@ -27,6 +27,7 @@ from ampmem.errors import RecordingError, UsageError
 from ampmem.events import (
     Action,
     ArmRecord,
+    Column,
     Columns,
     EventColumns,
     Fact,
@@ -209,6 +210,8 @@ class _Reader:
 
     def meta(self) -> dict[str, Any]:
         version = self._database.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:  # any other program's database, or an empty file
+            raise RecordingError(f"{self._path} is not an ampmem recording")
         if version != FORMAT_VERSION:
             raise RecordingError(
                 f"{self._path} has recording format {version}, this ampmem reads format {FORMAT_VERSION}; "
@@ -241,9 +244,27 @@ def read(path: Path) -> Recording:
         raise UsageError(f"{path} is a directory, not a recording")
     try:
         with _Reader(path) as reader:
-            return _recording(reader)
+            recording = _recording(reader)
+            _check_codes(recording)
+            return recording
     except (sqlite3.Error, KeyError, TypeError, ValueError) as error:
         raise RecordingError(f"{path} is not an ampmem recording, or it is damaged ({error})") from error
+
+
+def _check_codes(recording: Recording) -> None:
+    """Raise ``ValueError`` for a number that stands for nothing: an unknown enum member, a text that is not there."""
+    events, facts, phases, texts = recording.events, recording.facts, recording.phases, len(recording.texts)
+    bounds: tuple[tuple[str, Column, int, int], ...] = (
+        ("action", events.action, min(Action), max(Action)),
+        ("phase", events.phase, min(Phase), max(Phase)),
+        ("phase", phases.phase, min(Phase), max(Phase)),
+        ("fact", facts.fact, min(Fact), max(Fact)),
+        *(("text", column, 0, texts - 1) for column in (events.op, events.module, events.stack)),
+        *(("text", column, 0, texts - 1) for column in (facts.name, facts.module)),
+    )
+    for what, column, low, high in bounds:
+        if len(column) and not low <= int(column.min()) <= int(column.max()) <= high:
+            raise ValueError(f"a column holds an unknown {what}")
 
 
 def _recording(reader: _Reader) -> Recording:

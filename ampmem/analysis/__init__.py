@@ -1,0 +1,1 @@
+"""Pure analysis of a recording: facts and lifetimes in, categories and a summary out. Never imports torch."""

@@ -1,0 +1,36 @@
+"""The categories: exactly one per allocation, in the order in which they are stacked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import TypeAlias
+
+
+class Category(StrEnum):
+    """What the analysis concludes about an allocation; the values are the keys of the summary."""
+
+    PARAMETERS = "parameters"
+    GRADIENTS = "gradients"
+    OPTIMIZER_STATE = "optimizer_state"
+    MASTER_COPIES = "master_copies"
+    CAST_COPIES = "cast_copies"
+    ACTIVATIONS = "activations"
+    BUFFERS = "buffers"
+    INPUTS = "inputs"
+    TEMPORARIES = "temporaries"
+    WORKSPACE = "workspace"
+    COMMUNICATION = "communication"
+    OTHER = "other"
+
+
+CATEGORIES: tuple[Category, ...] = tuple(Category)
+"""Category codes are indices into this tuple."""
+
+CODES: Mapping[Category, int] = {category: code for code, category in enumerate(CATEGORIES)}
+
+PRECISION_COPIES = (Category.MASTER_COPIES, Category.CAST_COPIES)
+"""The group that users ask about: every copy of a parameter in another precision."""
+
+Breakdown: TypeAlias = Mapping[Category, int]
+"""Live bytes of every category at one instant."""

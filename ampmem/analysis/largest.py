@@ -1,0 +1,45 @@
+"""The largest allocations alive at an instant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ampmem.analysis.analyse import Analysis
+from ampmem.analysis.categories import CATEGORIES, Category
+
+LARGEST = 50
+"""How many a summary lists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargeAllocation:
+    """One allocation; ``None`` where nothing is known. ``stack`` is ``file:line function``, outermost first."""
+
+    bytes: int
+    category: Category
+    name: str | None
+    module: str | None
+    op: str | None
+    stack: tuple[str, ...]
+
+
+def largest(analysis: Analysis, position: int, limit: int = LARGEST) -> tuple[LargeAllocation, ...]:
+    """The ``limit`` largest allocations alive at ``position``; of equal ones the oldest first."""
+    alive = np.flatnonzero(analysis.lifetimes.alive_at(position))
+    order = np.argsort(-analysis.lifetimes.bytes[alive], kind="stable")
+    return tuple(_describe(analysis, int(index)) for index in alive[order[:limit]])
+
+
+def _describe(analysis: Analysis, index: int) -> LargeAllocation:
+    lifetimes, classes, texts = analysis.lifetimes, analysis.classes, analysis.recording.texts
+    module = texts[lifetimes.module[index]] or texts[classes.module[index]]
+    return LargeAllocation(
+        bytes=int(lifetimes.bytes[index]),
+        category=CATEGORIES[classes.category[index]],
+        name=texts[classes.name[index]] or None,
+        module=module or None,
+        op=texts[lifetimes.op[index]] or None,
+        stack=tuple(line for line in texts[lifetimes.stack[index]].split("\n") if line),
+    )

@@ -1,0 +1,48 @@
+"""The instants of a step at which its memory is worth a look."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ampmem.events import Column, Phase, PhaseColumns, StepRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instants:
+    """Nanoseconds; the state at an instant is that after all events before it. ``None`` where it never came."""
+
+    after_forward: int | None
+    """Just before the last backward starts."""
+    after_backward: int | None
+    """Just after the last backward ended."""
+    after_optimizer: int | None
+    """Just after the last optimizer update."""
+
+
+def instants(phases: PhaseColumns, step: StepRecord) -> Instants:
+    """Where ``step``'s marks are."""
+    backward = _last_row(phases, step, Phase.BACKWARD)
+    optimizer = _last_row(phases, step, Phase.OPTIMIZER)
+    return Instants(
+        after_forward=None if backward is None else int(phases.time_ns[backward]),
+        after_backward=None if backward is None else _end(phases.time_ns, backward, step),
+        after_optimizer=None if optimizer is None else _end(phases.time_ns, optimizer, step),
+    )
+
+
+def phase_at(phases: PhaseColumns, instant_ns: int) -> Phase:
+    """The phase that the script was in at ``instant_ns``; before the first row it is ``SETUP``."""
+    row = int(np.searchsorted(phases.time_ns, instant_ns, side="right")) - 1
+    return Phase.SETUP if row < 0 else Phase(int(phases.phase[row]))
+
+
+def _last_row(phases: PhaseColumns, step: StepRecord, phase: Phase) -> int | None:
+    rows = np.flatnonzero((phases.step == step.index) & (phases.phase == phase))
+    return int(rows[-1]) if len(rows) else None
+
+
+def _end(times: Column, row: int, step: StepRecord) -> int:
+    """When the phase of ``row`` ended: when the next one began, or else with the step."""
+    return int(times[row + 1]) if row + 1 < len(times) else step.end_ns

@@ -1,0 +1,129 @@
+"""Which module the memory belongs to; every module includes its submodules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ampmem.analysis.analyse import Analysis
+from ampmem.analysis.categories import Category
+from ampmem.events import Column
+
+ROOT = "(model)"
+"""Name of the row that includes all others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleMemory:
+    """Bytes of one module and all below it: ``gradients`` after backward, the rest after forward."""
+
+    name: str
+    parameters: int
+    activations: int
+    cast_copies: int
+    gradients: int
+
+
+def modules(analysis: Analysis) -> tuple[ModuleMemory, ...]:
+    """The modules at the last step with a backward, each parent before its children; none without such a step.
+
+    Activations made outside every module (a loss function called by the script) are nobody's.
+    """
+    marks = [mark for mark in analysis.marks if mark.after_forward is not None and mark.after_backward is not None]
+    if not marks:
+        return ()
+    after_forward = _position(analysis, marks[-1].after_forward)
+    after_backward = _position(analysis, marks[-1].after_backward)
+    tables = {
+        "parameters": _cumulative(_by_owner(analysis, Category.PARAMETERS, after_forward)),
+        "activations": _cumulative(_by_birthplace(analysis, after_forward)),
+        "cast_copies": _cumulative(_by_owner(analysis, Category.CAST_COPIES, after_forward)),
+        "gradients": _cumulative(_by_owner(analysis, Category.GRADIENTS, after_backward)),
+    }
+    paths = _in_tree_order(_all_paths(analysis))
+    return tuple(
+        ModuleMemory(name=path or ROOT, **{key: table.get(path, 0) for key, table in tables.items()}) for path in paths
+    )
+
+
+def _position(analysis: Analysis, instant_ns: int | None) -> int:
+    return 0 if instant_ns is None else analysis.timeline.position(instant_ns)
+
+
+def _path(module: str) -> str:
+    """``module`` as the recorder writes it, with the root as the empty path."""
+    return "" if module == ROOT else module
+
+
+def _owner_path(parameter: str) -> str:
+    """The path of the module that a parameter of that full name hangs in."""
+    return parameter.rpartition(".")[0]
+
+
+def _by_owner(analysis: Analysis, category: Category, position: int) -> list[tuple[str, int]]:
+    """(path, bytes) of a category whose allocations are linked to a parameter."""
+    mine = analysis.classes.of(category) & analysis.lifetimes.alive_at(position)
+    module, name = analysis.classes.module[mine], analysis.classes.name[mine]
+    size = analysis.lifetimes.bytes[mine]
+    texts, said = analysis.recording.texts, module != 0
+    owned = [(_path(texts[index]), total) for index, total in _sums(module[said], size[said])]
+    return owned + [(_owner_path(texts[index]), total) for index, total in _sums(name[~said], size[~said])]
+
+
+def _by_birthplace(analysis: Analysis, position: int) -> list[tuple[str, int]]:
+    """(path, bytes) of the activations, by the module whose forward made them."""
+    mine = analysis.classes.of(Category.ACTIVATIONS) & analysis.lifetimes.alive_at(position)
+    mine &= analysis.lifetimes.module != 0
+    sums = _sums(analysis.lifetimes.module[mine], analysis.lifetimes.bytes[mine])
+    return [(_path(analysis.recording.texts[index]), total) for index, total in sums]
+
+
+def _sums(key: Column, size: Column) -> list[tuple[int, int]]:
+    """(key, sum of its sizes), each key once."""
+    keys, row = np.unique(key, return_inverse=True)
+    total = np.zeros(len(keys), dtype=np.int64)
+    np.add.at(total, row, size)
+    return list(zip(keys.tolist(), total.tolist(), strict=True))
+
+
+def _with_ancestors(path: str) -> Iterator[str]:
+    """``a.b``, ``a`` and the root for ``a.b``."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+    yield ""
+
+
+def _cumulative(sums: Iterable[tuple[str, int]]) -> dict[str, int]:
+    table: dict[str, int] = {}
+    for path, size in sums:
+        for above in _with_ancestors(path):
+            table[above] = table.get(above, 0) + size
+    return table
+
+
+def _all_paths(analysis: Analysis) -> list[str]:
+    """Every module path that the recording mentions, in the order in which the recorder named them: the model's."""
+    recording = analysis.recording
+    mentioned = np.unique(np.concatenate([np.unique(recording.events.module), np.unique(recording.facts.module)]))
+    paths = [_owner_path(parameter.name) for parameter in recording.parameters]
+    return [_path(recording.texts[index]) for index in mentioned] + paths
+
+
+def _in_tree_order(paths: Sequence[str]) -> list[str]:
+    """``paths`` and all that is above them, each followed by its children in order of first mention."""
+    children: dict[str, dict[str, None]] = {"": {}}
+    for path in paths:
+        for above in _with_ancestors(path):
+            children.setdefault(above, {})
+            if above:
+                children.setdefault(above.rpartition(".")[0], {}).setdefault(above)
+    ordered: list[str] = []
+    waiting = [""]
+    while waiting:
+        path = waiting.pop()
+        ordered.append(path)
+        waiting.extend(reversed(children[path]))
+    return ordered

@@ -1,0 +1,340 @@
+"""The summary: what a recording comes to, as typed values and as JSON (``ampmem.summary/1``).
+
+The dataclasses have the names and the order of the JSON. ``None`` is what could not be measured.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Literal, TypeAlias, cast
+
+import numpy as np
+
+from ampmem.analysis.analyse import Analysis, analyse
+from ampmem.analysis.casts import Casts, cast_eligible, casts
+from ampmem.analysis.categories import Breakdown
+from ampmem.analysis.largest import LargeAllocation, largest
+from ampmem.analysis.marks import Instants, phase_at
+from ampmem.analysis.modules import ModuleMemory, modules
+from ampmem.errors import NothingRecorded
+from ampmem.events import UNKNOWN, Phase, Recording, StepRecord
+
+SCHEMA = "ampmem.summary/1"
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """Where the run's tensors were."""
+
+    type: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """The precision mode."""
+
+    name: str
+    dtype: str | None
+    cache: bool | None
+    scaler: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """``count``, ``trainable`` and ``cast_eligible`` are elements; the last is known under autocast only."""
+
+    count: int
+    trainable: int
+    bytes: int
+    cast_eligible: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """One optimizer that stepped."""
+
+    class_name: str = field(metadata={"json": "class"})
+    implementation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """Live bytes at the three instants of a step; ``None`` where the step had no such instant."""
+
+    after_forward: Breakdown | None
+    after_backward: Breakdown | None
+    after_optimizer: Breakdown | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """When a step needed the most. ``temporaries_by_phase`` splits the temporaries by phase of birth."""
+
+    bytes: int
+    phase: str
+    categories: Breakdown
+    temporaries_by_phase: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPeak(Peak):
+    """The largest of the steps' peaks."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step that ended."""
+
+    index: int
+    skipped_update: bool
+    loss: float | None
+    loss_scale: float | None
+    duration_ns: int
+    marks: Marks
+    peak: Peak
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocator:
+    """The allocator's layers at the run's peak, in bytes."""
+
+    requested: int
+    rounding: int
+    allocated: int
+    cached: int | None
+    reserved: int | None
+    outside: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conservation:
+    """How far the sum of the categories ever was from the allocator's own total; 0 when they agree."""
+
+    events: int
+    residual_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One reason for a difference between model and measurement."""
+
+    why: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticComponent:
+    """What a published formula says about one category, beside what was measured."""
+
+    component: str
+    model_bytes_per_param: float
+    model_bytes: int
+    measured_bytes: int
+    measured_bytes_per_param: float
+    residual_bytes: int
+    terms: tuple[Term, ...]
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something worth telling."""
+
+    code: str
+    severity: Literal["info", "advice", "warning"]
+    message: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """All of it."""
+
+    schema: str
+    ampmem: str
+    torch: str
+    source: str
+    device: Device
+    rank: int
+    world_size: int
+    arm: Arm
+    parameters: Parameters
+    optimizer: tuple[Optimizer, ...]
+    steps: tuple[Step, ...]
+    peak: RunPeak
+    allocator: Allocator
+    conservation: Conservation
+    static_model: tuple[StaticComponent, ...]
+    casts: Casts
+    modules: tuple[ModuleMemory, ...]
+    top: tuple[LargeAllocation, ...]
+    findings: tuple[Finding, ...]
+
+    def to_json(self) -> str:
+        """The summary as JSON text, as ``summary.schema.json`` describes it."""
+        return json.dumps(_plain(self), indent=2, allow_nan=False)
+
+
+def summarize(recording: Recording) -> Summary:
+    """Sum a recording up.
+
+    Raises :class:`NothingRecorded` for a run without a step, a backward or a model, and
+    :class:`~ampmem.errors.RecordingError` when the events contradict each other.
+    """
+    _require_training(recording)
+    return summary_of(analyse(recording))
+
+
+def summary_of(analysis: Analysis) -> Summary:
+    """The summary of an analysis that is there already."""
+    recording, run = analysis.recording, analysis.recording.run
+    _require_training(recording)
+    arm = recording.arm
+    positions = [analysis.timeline.peak_between(step.start_ns, step.end_ns) for step in recording.steps]
+    steps = tuple(map(_step, [analysis] * len(positions), recording.steps, analysis.marks, positions))
+    top = max(range(len(steps)), key=lambda index: steps[index].peak.bytes)
+    return Summary(
+        schema=SCHEMA,
+        ampmem=run.ampmem,
+        torch=run.torch,
+        source=run.source.value,
+        device=Device(type=run.device_type, name=run.device_name),
+        rank=run.rank,
+        world_size=run.world_size,
+        arm=Arm(name=arm.name, dtype=arm.dtype, cache=arm.cache, scaler=arm.scaler),
+        parameters=_parameters(recording),
+        optimizer=tuple(
+            Optimizer(class_name=record.class_name, implementation=record.implementation)
+            for record in recording.optimizers
+        ),
+        steps=steps,
+        peak=_run_peak(steps[top]),
+        allocator=_allocator(analysis, positions[top]),
+        conservation=_conservation(analysis),
+        static_model=(),
+        casts=casts(analysis),
+        modules=modules(analysis),
+        top=largest(analysis, positions[top]),
+        findings=(),
+    )
+
+
+def _require_training(recording: Recording) -> None:
+    if not recording.steps:
+        raise NothingRecorded(
+            "nothing to show: no step ended while it was recorded; "
+            "a step ends with an optimizer update, so let the script run until optimizer.step() has been called"
+        )
+    if not (recording.phases.phase == Phase.BACKWARD).any():
+        raise NothingRecorded(
+            "nothing to show: no backward pass was recorded; call loss.backward() in the steps that are recorded"
+        )
+    if not recording.parameters:
+        raise NothingRecorded(
+            "nothing to show: no model parameters were found; train a torch.nn.Module, "
+            "or hand the model to ampmem.profile(model)"
+        )
+
+
+def _step(analysis: Analysis, step: StepRecord, marks: Instants, position: int) -> Step:
+    return Step(
+        index=step.index,
+        skipped_update=step.skipped_update,
+        loss=step.loss,
+        loss_scale=step.loss_scale,
+        duration_ns=step.end_ns - step.start_ns,
+        marks=Marks(
+            after_forward=_breakdown(analysis, marks.after_forward),
+            after_backward=_breakdown(analysis, marks.after_backward),
+            after_optimizer=_breakdown(analysis, marks.after_optimizer),
+        ),
+        peak=_peak(analysis, step, position),
+    )
+
+
+def _breakdown(analysis: Analysis, instant_ns: int | None) -> Breakdown | None:
+    if instant_ns is None:
+        return None
+    return analysis.timeline.breakdown(analysis.timeline.position(instant_ns))
+
+
+def _peak(analysis: Analysis, step: StepRecord, position: int) -> Peak:
+    recording, timeline = analysis.recording, analysis.timeline
+    # When the most is there at the start already, no event of this step made the peak.
+    if position == timeline.position(step.start_ns):
+        phase = phase_at(recording.phases, step.start_ns)
+    else:
+        phase = Phase(int(recording.events.phase[position - 1]))
+    return Peak(
+        bytes=int(timeline.total[position]),
+        phase=phase.name.lower(),
+        categories=timeline.breakdown(position),
+        temporaries_by_phase=timeline.temporaries_by_phase(position),
+    )
+
+
+def _run_peak(step: Step) -> RunPeak:
+    peak = step.peak
+    return RunPeak(
+        bytes=peak.bytes,
+        phase=peak.phase,
+        categories=peak.categories,
+        temporaries_by_phase=peak.temporaries_by_phase,
+        step=step.index,
+    )
+
+
+def _parameters(recording: Recording) -> Parameters:
+    records = recording.parameters
+    return Parameters(
+        count=sum(record.elements for record in records),
+        trainable=sum(record.elements for record in records if record.trainable),
+        bytes=sum(record.bytes for record in records),
+        cast_eligible=cast_eligible(recording),
+    )
+
+
+def _allocator(analysis: Analysis, position: int) -> Allocator:
+    """A recording holds blocks, not segments: what the allocator kept in reserve is not known."""
+    requested = int(analysis.timeline.total[position])
+    allocated = int(analysis.lifetimes.block_bytes[analysis.lifetimes.alive_at(position)].sum())
+    return Allocator(
+        requested=requested,
+        rounding=allocated - requested,
+        allocated=allocated,
+        cached=None,
+        reserved=None,
+        outside=None,
+    )
+
+
+def _conservation(analysis: Analysis) -> Conservation:
+    events = analysis.recording.events
+    known = events.allocated != UNKNOWN
+    if not known.any():
+        return Conservation(events=len(events), residual_bytes=None)
+    # Of the categories and not of the total: an allocation lost on the way to a category must show.
+    categories = analysis.timeline.live.sum(axis=0)[1:]
+    residual = np.abs(categories[known] - events.allocated[known]).max()
+    return Conservation(events=len(events), residual_bytes=int(residual))
+
+
+def _plain(value: object) -> Json:
+    """``value`` in terms of what JSON has; infinite and undefined numbers have no place there."""
+    if is_dataclass(value):
+        return {item.metadata.get("json", item.name): _plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return cast(Json, value)

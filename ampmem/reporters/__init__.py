@@ -1,0 +1,1 @@
+"""Summaries for people and for programs."""

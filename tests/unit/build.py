@@ -1,0 +1,228 @@
+"""Recordings for tests, written as the story of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from ampmem.events import (
+    UNKNOWN,
+    Action,
+    ArmRecord,
+    Columns,
+    EventColumns,
+    Fact,
+    FactColumns,
+    OptimizerRecord,
+    ParameterRecord,
+    Phase,
+    PhaseColumns,
+    Recording,
+    RunRecord,
+    Source,
+    StepRecord,
+)
+from ampmem.recording import Batch, RecordingWriter
+
+_ColumnsT = TypeVar("_ColumnsT", bound=Columns)
+
+RUN = RunRecord(
+    ampmem="0.1.0",
+    torch="2.13.0",
+    python="3.11.7",
+    source=Source.CPU,
+    device_type="cpu",
+    device_name="a CPU",
+    rank=0,
+    world_size=1,
+    script="train.py",
+    arguments=("--epochs", "1"),
+)
+ARM = ArmRecord(name="amp", dtype="bfloat16", cache=True, scaler=False)
+
+
+class Story:
+    """Each call happens ten nanoseconds after the one before, in the phase entered last; the first in SETUP."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self._step, self._phase = -1, Phase.SETUP
+        self._started = 0
+        self._texts = {"": 0}
+        self._alive: dict[int, tuple[int, int]] = {}
+        self._total = 0
+        self._events: list[tuple[int, ...]] = []
+        self._facts: list[tuple[int, ...]] = []
+        self._phases: list[tuple[int, ...]] = []
+        self._steps: list[StepRecord] = []
+        self._parameters: list[ParameterRecord] = []
+        self.totals_known = True
+
+    def enter(self, phase: Phase) -> int:
+        """Enter ``phase``; says when."""
+        self._phase = phase
+        self._phases.append((self._tick(), self._step, phase))
+        return self.now
+
+    def begin(self, step: int) -> int:
+        """A new step starts, between two phases; says when."""
+        self._step = step
+        self._started = self.enter(Phase.BETWEEN)
+        return self._started
+
+    def end(self, *, skipped: bool = False, loss: float | None = 1.5, scale: float | None = None) -> int:
+        """The step ends; says when."""
+        self._tick()
+        self._steps.append(
+            StepRecord(
+                index=self._step,
+                start_ns=self._started,
+                end_ns=self.now,
+                skipped_update=skipped,
+                loss=loss,
+                loss_scale=scale,
+            )
+        )
+        return self.now
+
+    def alloc(
+        self,
+        address: int,
+        size: int,
+        *,
+        op: str = "",
+        module: str = "",
+        stack: str = "",
+        block: int | None = None,
+        action: Action = Action.ALLOC,
+    ) -> int:
+        """Allocate; says when."""
+        self._alive[address] = (size, size if block is None else block)
+        self._total += size
+        self._event(action, address, self._text(op), self._text(module), self._text(stack))
+        return self.now
+
+    def free(self, *addresses: int) -> int:
+        """Free; says when the last one was."""
+        for address in addresses:
+            self._total -= self._alive.get(address, (0, 0))[0]
+            self._event(Action.FREE, address, 0, 0, 0)
+        return self.now
+
+    def fact(self, fact: Fact, address: int, name: str = "", module: str = "", *, at: int | None = None) -> int:
+        """Something is seen about ``address``; says when."""
+        when = self._tick() if at is None else at
+        self._facts.append((when, address, fact, self._text(name), self._text(module)))
+        return when
+
+    def parameter(self, address: int, name: str, elements: int, *, trainable: bool = True) -> None:
+        """A float32 parameter: its memory, its fact and its record."""
+        self.alloc(address, 4 * elements)
+        self.fact(Fact.PARAMETER, address, name, name.rpartition(".")[0] or "(model)")
+        self._parameters.append(
+            ParameterRecord(name=name, elements=elements, bytes=4 * elements, dtype="float32", trainable=trainable)
+        )
+
+    def recording(self, *, run: RunRecord = RUN, arm: ArmRecord = ARM, notes: Sequence[str] = ()) -> Recording:
+        """All that happened."""
+        return Recording(
+            run=run,
+            arm=arm,
+            texts=tuple(self._texts),
+            events=_columns(EventColumns, self._events),
+            facts=_columns(FactColumns, self._facts),
+            phases=_columns(PhaseColumns, self._phases),
+            steps=tuple(self._steps),
+            parameters=tuple(self._parameters),
+            optimizers=(OptimizerRecord(class_name="AdamW", implementation="foreach"),),
+            notes=tuple(notes),
+        )
+
+    def _tick(self) -> int:
+        self.now += 10
+        return self.now
+
+    def _text(self, text: str) -> int:
+        return self._texts.setdefault(text, len(self._texts))
+
+    def _event(self, action: Action, address: int, op: int, module: int, stack: int) -> None:
+        size, block = self._alive.get(address, (0, 0))
+        total = self._total if self.totals_known else UNKNOWN
+        where = (self._tick(), self._step, self._phase, action, address, size, block)
+        self._events.append((*where, 0, op, module, stack, total))
+
+
+def _columns(kind: type[_ColumnsT], rows: Sequence[tuple[int, ...]]) -> _ColumnsT:
+    table = np.array(rows, dtype=np.int64).reshape(len(rows), len(kind.names()))
+    return kind(**{name: np.ascontiguousarray(table[:, index]) for index, name in enumerate(kind.names())})
+
+
+def small_run() -> Story:
+    """Two steps of a two-layer model under autocast; the second makes no optimizer state."""
+    story = Story()
+    story.alloc(0x9000, 64, action=Action.BASELINE)
+    story.parameter(0x1000, "layers.0.weight", 100)
+    story.parameter(0x2000, "layers.1.weight", 50, trainable=False)
+    for step in range(2):
+        story.begin(step)
+        story.enter(Phase.DATA)
+        story.alloc(0x3000, 32)
+        story.enter(Phase.FORWARD)
+        story.alloc(0x4000, 200, op="aten::_to_copy", module="layers.0", stack="train.py:9 main\nnet.py:3 forward")
+        story.fact(Fact.CAST_COPY, 0x4000, "layers.0.weight", "layers.0")
+        story.alloc(0x5000, 1000, op="aten::mm", module="layers.0", block=1024)
+        story.fact(Fact.SAVED, 0x5000, "MmBackward0", "layers.0")
+        story.alloc(0x6000, 48, op="aten::add", module="layers.1")
+        story.free(0x6000)
+        story.enter(Phase.BACKWARD)
+        story.alloc(0x7000, 400)
+        story.alloc(0x6000, 16)
+        story.free(0x6000, 0x5000, 0x4000)
+        story.fact(Fact.GRADIENT, 0x7000, "layers.0.weight")
+        story.enter(Phase.OPTIMIZER)
+        if step == 0:
+            story.alloc(0x8000, 800)
+            story.fact(Fact.OPTIMIZER_STATE, 0x8000, "exp_avg of layers.0.weight")
+        story.alloc(0x6000, 400, op="aten::_foreach_sqrt")
+        story.free(0x6000)
+        story.end(loss=2.5 - step)
+        story.enter(Phase.BETWEEN)
+        story.free(0x7000, 0x3000)
+    return story
+
+
+def as_batches(recording: Recording, parts: int = 1) -> list[Batch]:
+    """``recording`` cut into ``parts`` transactions; all texts come with the first."""
+    return [
+        Batch(
+            texts=recording.texts[1:] if part == 0 else (),
+            events=_cut(recording.events, part, parts),
+            facts=_cut(recording.facts, part, parts),
+            phases=_cut(recording.phases, part, parts),
+            step=recording.steps[part] if part < len(recording.steps) else None,
+        )
+        for part in range(parts)
+    ]
+
+
+def write(path: Path, recording: Recording) -> Path:
+    """``recording`` as a file, one transaction per step."""
+    writer = RecordingWriter(path, recording.run)
+    for batch in as_batches(recording, max(1, len(recording.steps))):
+        writer.append(batch)
+    writer.describe(
+        arm=recording.arm,
+        parameters=recording.parameters,
+        optimizers=recording.optimizers,
+        notes=recording.notes,
+    )
+    writer.close()
+    return path
+
+
+def _cut(columns: _ColumnsT, part: int, parts: int) -> _ColumnsT:
+    start, end = len(columns) * part // parts, len(columns) * (part + 1) // parts
+    return type(columns)(**{name: getattr(columns, name)[start:end] for name in columns.names()})

@@ -1,0 +1,127 @@
+"""The command line as a person meets it: in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ampmem import __version__
+from ampmem.cli.main import LazyGroup, group, main
+from ampmem.errors import AmpmemError, RecordingError, UsageError
+
+SUBCOMMANDS = ("profile", "show", "report")
+
+
+def ampmem(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ampmem", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+
+
+def test_help_lists_the_subcommands(tmp_path: Path) -> None:
+    result = ampmem("--help", cwd=tmp_path)
+    assert result.returncode == 0
+    assert result.stderr == ""
+    for name in SUBCOMMANDS:
+        assert f"\n  {name} " in result.stdout
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_every_subcommand_has_help(name: str, tmp_path: Path) -> None:
+    result = ampmem(name, "--help", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert f"ampmem {name}" in result.stdout
+
+
+def test_version(tmp_path: Path) -> None:
+    result = ampmem("--version", cwd=tmp_path)
+    assert result.returncode == 0
+    assert __version__ in result.stdout
+
+
+def test_an_unknown_command_is_wrong_usage(tmp_path: Path) -> None:
+    result = ampmem("shwo", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "shwo" in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("arguments", [("show", "gone.ampmem"), ("report", "gone.ampmem", "-o", "out.html")])
+def test_a_missing_file_is_one_line_and_wrong_usage(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    result = ampmem(*arguments, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.splitlines() == ["ampmem: gone.ampmem does not exist"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["no-such-command"]])
+def test_neither_torch_nor_plotly_is_imported_before_a_subcommand_is_chosen(arguments: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "from ampmem.cli.main import main\n"
+        f"sys.argv[1:] = {arguments!r}\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print('loaded:', *({'torch', 'plotly', 'numpy'} & set(sys.modules)))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert result.stdout.splitlines()[-1] == "loaded:"
+
+
+class Boom(Exception):
+    """Not one of ampmem's errors: what a profiled script might raise."""
+
+
+def exit_of(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> object:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(LazyGroup, "get_command", fail)
+    monkeypatch.setattr(sys, "argv", ["ampmem", "show"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return caught.value.code
+
+
+@pytest.mark.parametrize(("error", "code"), [(AmpmemError, 1), (RecordingError, 1), (UsageError, 2)])
+def test_an_error_is_a_message_and_its_exit_code(
+    error: type[AmpmemError], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_of(error("what to do"), monkeypatch) == code
+    assert capsys.readouterr().err == "ampmem: what to do\n"
+
+
+def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_of(KeyboardInterrupt(), monkeypatch) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("code", [0, 3, "a message"])
+def test_a_scripts_own_exit_goes_through(code: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert exit_of(SystemExit(code), monkeypatch) == code
+
+
+@pytest.mark.parametrize("error", [Boom(), EOFError(), OSError("disk")])
+def test_a_scripts_own_exception_goes_through(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(type(error)) as caught:
+        exit_of(error, monkeypatch)
+    assert caught.value is error
+
+
+def test_a_reader_that_goes_away_is_no_error_message(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "ampmem", "--help"]
+    with os.fdopen(writer, "wb") as stdout:
+        result = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, cwd=tmp_path, timeout=120)
+    assert result.stderr == b""
+    assert result.returncode == 1
+
+
+def test_a_subcommand_that_is_none_is_not_found() -> None:
+    with group.make_context("ampmem", ["show", "x"]) as context:
+        assert group.get_command(context, "main") is None
+        assert group.list_commands(context) == list(SUBCOMMANDS)

@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from contextlib import closing
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from build import ARM, RUN, as_batches, small_run, write
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ampmem.errors import RecordingError, UsageError
+from ampmem.events import (
+    Action,
+    ArmRecord,
+    Columns,
+    EventColumns,
+    Fact,
+    FactColumns,
+    OptimizerRecord,
+    ParameterRecord,
+    Phase,
+    PhaseColumns,
+    Recording,
+    RunRecord,
+    Source,
+    StepRecord,
+)
+from ampmem.recording import RecordingWriter, read
+
+EVENT_VIEW = [
+    *("id", "time_ns", "step", "phase", "action", "address"),
+    *("bytes", "block_bytes", "stream", "op", "stack"),
+]
+INT64 = st.integers(-(2**63), 2**63 - 1)
+TEXT = st.text(max_size=8)
+FLOAT = st.none() | st.floats(allow_nan=False)
+
+
+def members(kind: type[Action | Phase | Fact]) -> st.SearchStrategy[int]:
+    return st.sampled_from([int(member) for member in kind])
+
+
+@st.composite
+def columns(draw: st.DrawFn, kind: type[Columns], texts: int) -> Columns:
+    strategies = {"phase": members(Phase), "action": members(Action), "fact": members(Fact)}
+    strategies |= dict.fromkeys(("op", "module", "stack", "name"), st.integers(0, texts - 1))
+    rows = draw(st.lists(st.tuples(*(strategies.get(name, INT64) for name in kind.names())), max_size=5))
+    by_name = list(zip(*rows, strict=True)) if rows else [()] * len(kind.names())
+    arrays = (np.array(column, dtype=np.int64) for column in by_name)
+    return kind(**dict(zip(kind.names(), arrays, strict=True)))
+
+
+STEPS = st.builds(
+    StepRecord, index=INT64, start_ns=INT64, end_ns=INT64, skipped_update=st.booleans(), loss=FLOAT, loss_scale=FLOAT
+)
+PARAMETERS = st.builds(
+    ParameterRecord, name=TEXT, elements=st.integers(0, 2**40), bytes=INT64, dtype=TEXT, trainable=st.booleans()
+)
+RUNS = st.builds(
+    RunRecord,
+    **dict.fromkeys(("ampmem", "torch", "python", "device_type", "device_name", "script"), TEXT),
+    source=st.sampled_from(Source),
+    rank=st.integers(0, 9),
+    world_size=st.integers(1, 9),
+    arguments=st.lists(TEXT, max_size=3).map(tuple),
+)
+ARMS = st.builds(ArmRecord, name=TEXT, dtype=st.none() | TEXT, cache=st.none() | st.booleans(), scaler=st.booleans())
+
+
+@st.composite
+def recordings(draw: st.DrawFn) -> Recording:
+    texts = ("", *draw(st.lists(TEXT, max_size=4)))
+    return Recording(
+        run=draw(RUNS),
+        arm=draw(ARMS),
+        texts=texts,
+        events=draw(columns(EventColumns, len(texts))),  # type: ignore[arg-type]
+        facts=draw(columns(FactColumns, len(texts))),  # type: ignore[arg-type]
+        phases=draw(columns(PhaseColumns, len(texts))),  # type: ignore[arg-type]
+        steps=tuple(draw(st.lists(STEPS, max_size=3))),
+        parameters=tuple(draw(st.lists(PARAMETERS, max_size=3))),
+        optimizers=tuple(draw(st.lists(st.builds(OptimizerRecord, class_name=TEXT, implementation=TEXT), max_size=2))),
+        notes=tuple(draw(st.lists(TEXT, max_size=2))),
+    )
+
+
+def assert_same(left: Recording, right: Recording) -> None:
+    for field in fields(Recording):
+        one, other = getattr(left, field.name), getattr(right, field.name)
+        if isinstance(one, Columns):
+            for name in one.names():
+                assert getattr(one, name).dtype == np.int64
+                assert getattr(one, name).tolist() == getattr(other, name).tolist(), (field.name, name)
+        else:
+            assert one == other, field.name
+
+
+@settings(max_examples=40, deadline=None)
+@given(recordings())
+def test_what_is_written_is_read(recording: Recording) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        assert_same(read(write(Path(folder) / "run.ampmem", recording)), recording)
+
+
+def test_describing_again_replaces(tmp_path: Path) -> None:
+    path = tmp_path / "run.ampmem"
+    recording = small_run().recording()
+    with closing(RecordingWriter(path, RUN)) as writer:
+        for notes in (["first"], ["second", "third"]):
+            writer.describe(arm=ARM, parameters=recording.parameters, optimizers=recording.optimizers, notes=notes)
+    again = read(path)
+    assert again.notes == ("second", "third")
+    assert again.parameters == recording.parameters
+    assert again.optimizers == recording.optimizers
+
+
+def test_the_event_view_has_words_in_order(tmp_path: Path) -> None:
+    recording = small_run().recording()
+    path = write(tmp_path / "run.ampmem", recording)
+    with closing(sqlite3.connect(path)) as database:
+        cursor = database.execute("SELECT * FROM allocator_event")
+        names = [column[0] for column in cursor.description]
+        rows = cursor.fetchall()
+    assert names == [
+        "id",
+        "time_ns",
+        "step",
+        "phase",
+        "action",
+        "address",
+        "bytes",
+        "block_bytes",
+        "stream",
+        "op",
+        "stack",
+    ]
+    assert [row[0] for row in rows] == list(range(1, len(recording.events) + 1))
+    assert [row[1] for row in rows] == recording.events.time_ns.tolist()
+    assert [row[2] for row in rows] == [None if step == -1 else step for step in recording.events.step.tolist()]
+    assert [row[3] for row in rows] == [Phase(phase).name.lower() for phase in recording.events.phase]
+    assert [row[4] for row in rows] == [Action(action).name.lower() for action in recording.events.action]
+    assert rows[0][9:] == (None, None)
+    assert ("aten::_to_copy", "train.py:9 main\nnet.py:3 forward") in [row[9:] for row in rows]
+
+
+def test_the_fact_view_has_words_in_order(tmp_path: Path) -> None:
+    recording = small_run().recording()
+    path = write(tmp_path / "run.ampmem", recording)
+    with closing(sqlite3.connect(path)) as database:
+        cursor = database.execute("SELECT * FROM storage_fact")
+        names = [column[0] for column in cursor.description]
+        rows = cursor.fetchall()
+    assert names == ["time_ns", "address", "fact", "name", "module"]
+    texts, facts = recording.texts, recording.facts
+    assert rows == [
+        (when, address, Fact(fact).name.lower(), texts[name] or None, texts[module] or None)
+        for when, address, fact, name, module in zip(
+            *(getattr(facts, column).tolist() for column in facts.names()), strict=True
+        )
+    ]
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.ampmem", small_run().recording())
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA user_version = 99")
+    with pytest.raises(RecordingError, match=r"format 99.*version of ampmem that wrote it"):
+        read(path)
+
+
+def _other_database(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE t (a)")
+
+
+def _without_events(path: Path) -> None:
+    write(path, small_run().recording())
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("DROP TABLE event")
+
+
+def _change(path: Path, statement: str) -> None:
+    write(path, small_run().recording())
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(statement)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.write_bytes(b"PK\x03\x04 something else" * 100),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_text("{}"),
+        _other_database,
+        _without_events,
+        lambda path: _change(path, "UPDATE meta SET value = '{' WHERE key = 'run'"),
+        lambda path: _change(path, "DELETE FROM meta WHERE key = 'run'"),
+        lambda path: _change(path, "UPDATE event SET bytes = 'many' WHERE rowid = 1"),
+        lambda path: _change(path, "UPDATE event SET action = 7 WHERE rowid = 1"),
+        lambda path: _change(path, "UPDATE phase SET phase = 0 WHERE rowid = 1"),
+        lambda path: _change(path, "UPDATE fact SET name = 123456 WHERE rowid = 1"),
+        lambda path: _change(path, "UPDATE event SET stack = -1 WHERE rowid = 1"),
+        lambda path: _change(path, "UPDATE fact SET fact = 400 WHERE rowid = 1"),
+    ],
+)
+def test_what_is_no_recording_is_one_clear_error(tmp_path: Path, spoil: object) -> None:
+    path = tmp_path / "run.ampmem"
+    spoil(path)  # type: ignore[operator]
+    with pytest.raises(RecordingError, match="is not an ampmem recording"):
+        read(path)
+
+
+def test_a_truncated_recording_is_one_clear_error(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.ampmem", small_run().recording())
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(RecordingError, match="damaged"):
+        read(path)
+
+
+def test_a_missing_file_and_a_directory_are_usage_errors(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        read(tmp_path / "none.ampmem")
+    assert not (tmp_path / "none.ampmem").exists()
+    with pytest.raises(UsageError, match="is a directory"):
+        read(tmp_path)
+
+
+def test_an_existing_file_is_replaced_only_when_forced(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.ampmem", small_run().recording())
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match="--force"):
+        RecordingWriter(path, RUN)
+    assert path.read_bytes() == before
+    RecordingWriter(path, replace(RUN, script="other.py"), force=True).close()
+    assert read(path).run.script == "other.py"
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from build import RUN, as_batches, small_run
+from ampmem.recording import RecordingWriter
+
+first, second = as_batches(small_run().recording(), 2)
+writer = RecordingWriter(Path({path!r}), RUN)
+writer.append(first)
+if {inside}:
+    # In the middle of a transaction, with pages already spilled to the file.
+    writer._database.execute("PRAGMA cache_size = 1")
+    writer._database.execute("BEGIN")
+    for _ in range(2000):
+        writer._insert_columns("event", second.events)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_killed_run_keeps_the_steps_that_had_ended(tmp_path: Path, inside: bool) -> None:
+    path = tmp_path / "run.ampmem"
+    code = KILLED.format(tests=str(Path(__file__).parent), path=str(path), inside=inside)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert path.with_name("run.ampmem-journal").exists() == inside
+    first = as_batches(small_run().recording(), 2)[0]
+    recording = read(path)
+    assert recording.steps == (first.step,)
+    assert recording.events.time_ns.tolist() == first.events.time_ns.tolist()
+    assert len(recording.facts) == len(first.facts)
