@@ -15,9 +15,7 @@ from ampmem.events import Recording
 from ampmem.recording import SUFFIX, read
 
 if TYPE_CHECKING:
-    from torch import nn
-    from torch.optim import Optimizer
-
+    from ampmem.recorder.live import Module, Optimizer
     from ampmem.recorder.session import Session
 
 __all__ = ["Profile", "Recording", "Summary", "load", "profile"]
@@ -34,7 +32,7 @@ def load(path: str | Path) -> Recording:
 
 
 def profile(
-    model: nn.Module | None = None,
+    model: Module | None = None,
     optimizer: Optimizer | None = None,
     *,
     output: str | Path | None = None,
@@ -66,7 +64,7 @@ class Profile:
 
     def __init__(
         self,
-        model: nn.Module | None,
+        model: Module | None,
         optimizer: Optimizer | None,
         *,
         output: str | Path | None,

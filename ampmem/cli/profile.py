@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from ampmem.errors import AmpmemError, NothingRecorded
-from ampmem.recording import SUFFIX, check_output, read
+from ampmem.recording import SUFFIX, check_output
 
 if TYPE_CHECKING:
     from ampmem.recorder.script import Target
@@ -156,11 +156,10 @@ def _die_of_sigint() -> None:
 
 def _show(recording: Path, html: Path | None, *, force: bool) -> None:
     """Print the tables to stderr, and write the page when it is wanted."""
-    from ampmem.analysis.summary import summarize
-    from ampmem.reporters import table
+    from ampmem.cli.show import report_of
+    from ampmem.reporters.table import TableReporter
 
-    data = read(recording)
-    click.echo("\n" + table.render(summarize(data), data.notes), err=True)
+    click.echo("\n" + TableReporter().render([report_of(recording)]), err=True)
     if html is not None:
         from ampmem.cli.report import write_report
 

@@ -56,13 +56,12 @@ class Joiner:
         times, ids = self._log.take_ops()
         text_ids = np.array(self._stacks.text_ids(self._texts), dtype=np.int64)
         known = (phase == Phase.FORWARD) | (phase == Phase.OPTIMIZER) | (raw.origin_ns != raw.time_ns)
-        return _at(raw.origin_ns, times, text_ids[ids]) * known
+        stack: Column = _at(raw.origin_ns, times, text_ids[ids]) * known
+        return stack
 
 
 def _at(times: Column, since: Column, values: Column) -> Column:
     """The value of the last change at or before each of ``times``; 0 before the first."""
-    if len(since) == 0:
-        return np.zeros_like(times)
-    index = np.searchsorted(since, times, side="right") - 1
-    result: Column = np.where(index >= 0, values[index], 0)
-    return result
+    before = np.zeros(1, dtype=np.int64)
+    index = np.searchsorted(since, times, side="right")
+    return np.concatenate([before, values]).take(index)

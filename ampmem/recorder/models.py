@@ -5,7 +5,6 @@ Holds weak references only: a model that the script drops must die as it would w
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from ampmem.events import Fact, ParameterRecord
+from ampmem.recorder.live import live_objects
 from ampmem.recorder.log import Log, storage_address
 from ampmem.recorder.texts import Texts
 
@@ -47,8 +47,9 @@ class Models:
         self._parameters: list[_Slot] = []
         self._buffers: list[_Slot] = []
         self._records: dict[str, ParameterRecord] = {}
+        self._candidates: dict[int, weakref.ref[nn.Module]] = {}
         self.changed = True
-        """Set by the registration hooks: something was added to a module since the last :meth:`refresh`."""
+        """Whether something was added to a module since the last :meth:`refresh`."""
         self.by_address: dict[int, int] = {}
         """Storage address of each parameter to the text id of its name."""
 
@@ -57,13 +58,22 @@ class Models:
         alone = not any(True for root in self._live_roots() if _has_parameters(root))
         self._add_roots([module], alone=alone)
 
-    def find(self) -> None:
-        """Look for every live module that is nobody's child, among all that the garbage collector knows."""
-        modules = [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]
-        children = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
+    def registered(self, module: nn.Module) -> None:
+        """Something was registered with ``module``: it may be a root, and names may have changed."""
+        self.changed = True
+        if id(module) not in self._candidates:
+            self._candidates[id(module)] = weakref.ref(module)
+
+    def add_roots(self, modules: Iterable[nn.Module] = ()) -> None:
+        """Make roots of those of ``modules``, and of the registered ones, that are nobody's child."""
+        candidates = [module for reference in self._candidates.values() if (module := reference()) is not None]
+        self._candidates.clear()
+        everyone = {id(module): module for module in (*candidates, *modules, *self._live_roots())}
+        children = {id(child) for module in everyone.values() for child in module.__dict__.get("_modules", {}).values()}
         known = {id(root) for root in self._live_roots()}
-        roots = [m for m in modules if id(m) not in children and id(m) not in known and _has_parameters(m)]
-        self._add_roots(roots, alone=len(roots) == 1 and not known)
+        roots = [m for key, m in everyone.items() if key not in children and key not in known and _has_parameters(m)]
+        if roots:
+            self._add_roots(roots, alone=len(roots) == 1 and not known)
 
     def path_id(self, module: nn.Module) -> int:
         """Text id of ``module``'s path; a module never seen before is looked for, or becomes a root."""
@@ -71,8 +81,8 @@ class Models:
         if found is None and self.changed:
             self.refresh()
             found = self._known_path(module)
-        if found is None:
-            self.find()
+        if found is None:  # made by copying or unpickling, which registers nothing
+            self.add_roots(live_objects().modules)
             found = self._known_path(module)
         if found is None:
             self._add_roots([module], alone=False)

@@ -48,12 +48,14 @@ def find_script(name: str) -> Target:
     if path.is_dir():
         raise UsageError(f"{name} is a directory; name the script in it, or use -m for a package")
     try:
-        code = compile(path.read_bytes(), name, "exec", dont_inherit=True)
+        code = compile(path.read_bytes(), path.absolute(), "exec", dont_inherit=True)
     except (SyntaxError, ValueError, UnicodeDecodeError) as error:
         raise UsageError(f"{name} is not a Python script: {error}") from error
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror}") from error
-    return Target(code=code, file=name, argv0=name, path0=str(path.resolve().parent), spec=None, title=path.stem)
+    return Target(
+        code=code, file=str(path.absolute()), argv0=name, path0=str(path.resolve().parent), spec=None, title=path.stem
+    )
 
 
 def find_module(name: str) -> Target:

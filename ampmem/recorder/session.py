@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import platform
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from ampmem.recorder.hooks.forward import ForwardMode, ForwardObserver, SavedTen
 from ampmem.recorder.hooks.modules import ModuleHooks
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
 from ampmem.recorder.join import Joiner
+from ampmem.recorder.live import live_objects
 from ampmem.recorder.log import Log
 from ampmem.recorder.models import Models
 from ampmem.recorder.sources.base import RawEvents
@@ -90,6 +92,7 @@ class Session:
         self._backward = BackwardHooks(self)
         self._optimizers = OptimizerHooks(self)
         self._rounds = Rounds()
+        self._optimizer_references: dict[int, weakref.ref[Optimizer]] = {}
         self._thread = threading.get_ident()
         self._undo = ExitStack()
         self._notes: dict[str, None] = {}
@@ -165,8 +168,10 @@ class Session:
         self.models.add(model)
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
-        """``optimizer`` is what the user named."""
-        self._rounds.add(id(optimizer))
+        """``optimizer`` exists: a step is over when it has updated too."""
+        key = id(optimizer)
+        self._rounds.add(key)
+        self._optimizer_references[key] = weakref.ref(optimizer, lambda _: self._rounds.remove(key))
 
     def stop_recording(self, why: str) -> None:
         """End the recording although the script goes on."""
@@ -179,7 +184,8 @@ class Session:
         """An outermost module is about to run."""
         if not recomputing:
             if self.log.step == NO_STEP:
-                self._first_forward()
+                self._open_step()
+            self.models.add_roots()
             self.models.note()
             self._backward.watch_gradients()
             self.log.enter_phase(Phase.FORWARD)
@@ -259,8 +265,11 @@ class Session:
     def _begin(self) -> None:
         """Start the source and the hooks that only matter while it runs."""
         if self.options.baseline or self.options.skip:
-            self.models.find()
-            self._baseline.find()
+            live = live_objects()
+            self.models.add_roots(live.modules)
+            self._baseline.add(live.tensors)
+            for optimizer in live.optimizers:
+                self.add_optimizer(optimizer)
         self._undo.callback(self._baseline.forget)
         self._undo.callback(self._source.install())
         self._undo.callback(self._modules.install())
@@ -280,13 +289,6 @@ class Session:
         self.recording = True
         if self.options.skip:
             self._open_step()
-
-    def _first_forward(self) -> None:
-        self.models.find()
-        for item in gc.get_objects():
-            if issubclass(type(item), Optimizer):
-                self._rounds.add(id(item))
-        self._open_step()
 
     def _open_step(self) -> None:
         self._loss = self._scale = None

@@ -16,6 +16,7 @@ _HIDDEN = tuple(
         ("utils", "_contextlib.py"),
         ("utils", "_python_dispatch.py"),
         ("amp", "autocast_mode.py"),
+        ("amp", "grad_scaler.py"),
         ("_tensor.py",),
         ("autograd", "__init__.py"),
         ("autograd", "graph.py"),

@@ -23,6 +23,12 @@ class Rounds:
         if optimizer not in self._idle:
             self._in_play.add(optimizer)
 
+    def remove(self, optimizer: int) -> None:
+        """``optimizer`` no longer exists."""
+        for group in (self._in_play, self._idle):
+            group.discard(optimizer)
+        self._updates.pop(optimizer, None)
+
     def update(self, optimizer: int) -> bool:
         """``optimizer`` made (or skipped) its update; ``True`` when that ends the step."""
         self._idle.discard(optimizer)

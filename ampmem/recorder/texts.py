@@ -16,8 +16,9 @@ class Texts:
         known = self._ids.get(text)
         if known is None:
             known = self._ids[text] = len(self._ids)
-            self._values.append(text)
-            self._new.append(text)
+            storable = text.encode("utf-8", "backslashreplace").decode()  # file names may hold lone surrogates
+            self._values.append(storable)
+            self._new.append(storable)
         return known
 
     def value(self, text_id: int) -> str:

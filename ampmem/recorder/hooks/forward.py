@@ -39,7 +39,7 @@ class ForwardMode(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, log: Log, models: Models, stacks: Stacks, texts: Texts) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._log = log
         self._models = models
         self._stacks = stacks
@@ -140,7 +140,7 @@ class ForwardObserver:
             return
         # Under somebody else's mode ours must be gone before theirs is popped: at the forward's end.
         self._leave_with_forward = _get_current_dispatch_mode() is not None or _top_hooks() is not None
-        self.mode.__enter__()
+        self.mode.__enter__()  # type: ignore[no-untyped-call]
         self._mode_on = True
         self.mode.recomputed = [] if recomputing else None
         if not self._hooks_on and _top_hooks() is None and _hooks_allowed():
@@ -158,7 +158,7 @@ class ForwardObserver:
             self._leave_hooks()
         if self._mode_on:
             if _get_current_dispatch_mode() is self.mode:
-                self.mode.__exit__(None, None, None)
+                self.mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
                 self._mode_on = False
             else:
                 self._note("the script's own dispatch mode was on top in backward: ampmem's mode stayed on there")

@@ -33,9 +33,10 @@ class ModuleHooks:
 
     def install(self) -> Callable[[], None]:
         """Register the hooks; returns what removes them."""
+        after = torch_module.register_module_forward_hook(self._after, with_kwargs=True, always_call=True)
         handles = [
+            after,
             torch_module.register_module_forward_pre_hook(self._before),
-            torch_module.register_module_forward_hook(self._after, with_kwargs=True, always_call=True),
             torch_module.register_module_parameter_registration_hook(self._changed),
             torch_module.register_module_buffer_registration_hook(self._changed),
             torch_module.register_module_module_registration_hook(self._changed),
@@ -44,11 +45,13 @@ class ModuleHooks:
         def remove() -> None:
             for handle in handles:
                 handle.remove()
+            # The handle forgets this one entry.
+            torch_module._global_forward_hooks_with_kwargs.pop(after.id, None)
 
         return remove
 
-    def _changed(self, *_: object) -> None:
-        self._session.models.changed = True
+    def _changed(self, module: nn.Module, *_: object) -> None:
+        self._session.models.registered(module)
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         session = self._session

@@ -35,12 +35,13 @@ class OptimizerHooks:
         """Register the hooks and wrap ``GradScaler.step``; returns what undoes it."""
         before = torch_optimizer.register_optimizer_step_pre_hook(self._before)
         after = torch_optimizer.register_optimizer_step_post_hook(self._after)
-        undo = patch(GradScaler, "step", self._wrap_scaler)
+        undo = [patch(GradScaler, "step", self._wrap_scaler), patch(Optimizer, "__init__", self._wrap_init)]
 
         def remove() -> None:
             before.remove()
             after.remove()
-            undo()
+            for entry in undo:
+                entry()
 
         return remove
 
@@ -116,6 +117,16 @@ class OptimizerHooks:
             session.log.fact(fact, storage_address(parameter), name, path)
             if parameter.grad is not None:
                 session.log.fact(Fact.GRADIENT, storage_address(parameter.grad), name, path)
+
+    def _wrap_init(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        session = self._session
+
+        @functools.wraps(original)
+        def __init__(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            session.add_optimizer(optimizer)
+
+        return __init__
 
     def _wrap_scaler(self, original: Callable[..., Any]) -> Callable[..., Any]:
         session = self._session

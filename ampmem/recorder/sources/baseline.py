@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-import gc
 import weakref
+from collections.abc import Iterable
 from time import time_ns
 
 import torch
 
 
 class Baseline:
-    """Finds live CPU storages and notes when each dies.
+    """Knows the live CPU storages and notes when each dies.
 
     The profiler does not report the free of a block that it did not see allocated; a weak
     reference to the storage does, since the storage's Python object lives as long as the storage.
@@ -23,11 +23,10 @@ class Baseline:
         self._references: list[weakref.ref[torch.UntypedStorage]] = []
         self._freed: list[tuple[int, int]] = []
 
-    def find(self) -> None:
-        """Look at every tensor that the garbage collector knows."""
-        for item in gc.get_objects():
-            if issubclass(type(item), torch.Tensor):
-                self._add(item)
+    def add(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Take the storages of ``tensors`` into the baseline."""
+        for tensor in tensors:
+            self._add(tensor)
 
     def take_freed(self) -> list[tuple[int, int]]:
         """(time, address) of each storage that died since the last call."""

@@ -1,0 +1,48 @@
+"""Objects that exist already when they begin to matter."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module as Module
+from torch.optim import Optimizer as Optimizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveObjects:
+    """Every live module, optimizer and tensor that the garbage collector tracks."""
+
+    modules: list[Module]
+    optimizers: list[Optimizer]
+    tensors: list[Tensor]
+
+
+def live_objects() -> LiveObjects:
+    """Look at all objects once.
+
+    Goes by their exact types, so that no object's own ``__class__`` or ``__instancecheck__`` is run.
+    """
+    found = LiveObjects(modules=[], optimizers=[], tensors=[])
+    add: dict[type, Callable[[Any], None]] = {
+        **dict.fromkeys(_with_subclasses(Module), found.modules.append),
+        **dict.fromkeys(_with_subclasses(Optimizer), found.optimizers.append),
+        **dict.fromkeys(_with_subclasses(Tensor), found.tensors.append),
+    }
+    for item in [item for item in gc.get_objects() if type(item) in add]:
+        add[type(item)](item)
+    return found
+
+
+def _with_subclasses(kind: type) -> set[type]:
+    types: set[type] = set()
+    pending: list[type] = [kind]
+    while pending:
+        found = pending.pop()
+        if found not in types:
+            types.add(found)
+            pending.extend(type.__subclasses__(found))
+    return types

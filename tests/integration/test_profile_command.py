@@ -1,0 +1,209 @@
+"""``ampmem profile`` on scripts that end well, fail, are interrupted or killed: the script is a guest."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ampmem.recording import read
+
+TRAINING = """
+import os, signal, sys, torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    loss = nn.functional.cross_entropy(model(torch.randn(2, 8)), torch.tensor([0, 1]))
+    optimizer.zero_grad()
+    loss.backward()
+    if step == 2:
+        {in_third_step}
+    optimizer.step()
+    print(step, loss.item(), torch.rand(1).item(), flush=True)
+print("end of script")
+"""
+
+
+def write_training(folder: Path, in_third_step: str = "pass") -> Path:
+    script = folder / "train.py"
+    script.write_text(TRAINING.format(in_third_step=in_third_step))
+    return script
+
+
+def ampmem(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ampmem", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_stops_after_the_steps_asked_for_and_names_the_recording(tmp_path: Path) -> None:
+    write_training(tmp_path)
+    plain = python(tmp_path, "train.py")
+    done = ampmem(tmp_path, "profile", "--steps", "2", "train.py")
+    assert done.returncode == 0
+    assert "recorded 2 steps in train.ampmem" in done.stderr
+    assert [step.index for step in read(tmp_path / "train.ampmem").steps] == [0, 1]
+    # The stop comes with the second update: what the script printed until then is bit-identical.
+    assert done.stdout.splitlines() == plain.stdout.splitlines()[:1]
+
+
+def test_run_to_end_leaves_output_losses_and_random_numbers_as_they_are(tmp_path: Path) -> None:
+    write_training(tmp_path)
+    plain = python(tmp_path, "train.py")
+    done = ampmem(tmp_path, "profile", "--steps", "2", "--run-to-end", "train.py")
+    assert (done.returncode, done.stdout) == (0, plain.stdout)
+    assert len(read(tmp_path / "train.ampmem").steps) == 2
+
+
+def test_skip_passes_steps_before_recording(tmp_path: Path) -> None:
+    write_training(tmp_path)
+    done = ampmem(tmp_path, "profile", "--skip", "1", "--steps", "2", "train.py")
+    assert done.returncode == 0
+    assert [step.index for step in read(tmp_path / "train.ampmem").steps] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("in_third_step", "code", "last_line"),
+    [
+        ("raise ValueError('mine')", 1, "ValueError: mine"),
+        ("sys.exit(41)", 41, None),
+        ("sys.exit('told so')", 1, "told so"),
+    ],
+    ids=["raises", "exits", "exits with a message"],
+)
+def test_a_failing_script_keeps_its_exit_code_and_its_steps(
+    tmp_path: Path, in_third_step: str, code: int, last_line: str | None
+) -> None:
+    write_training(tmp_path, in_third_step)
+    plain = python(tmp_path, "train.py")
+    done = ampmem(tmp_path, "profile", "train.py")
+    assert plain.returncode == done.returncode == code
+    assert done.stdout == plain.stdout
+    assert "2 steps that had ended are in train.ampmem" in done.stderr
+    assert [step.index for step in read(tmp_path / "train.ampmem").steps] == [0, 1]
+    if last_line is not None:
+        assert last_line in done.stderr.splitlines()
+
+
+def test_the_traceback_is_the_scripts_own(tmp_path: Path) -> None:
+    write_training(tmp_path, "model(torch.randn(2, 9))")
+    done = ampmem(tmp_path, "profile", "train.py")
+    trace = done.stderr[done.stderr.index("Traceback") : done.stderr.index("ampmem: the script failed")]
+    assert f'File "{tmp_path / "train.py"}", line' in trace.splitlines()[1]
+    assert "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x9 and 8x16)" in trace
+    package = str(Path(__file__).parents[2] / "ampmem")
+    assert package not in trace and "_ops.py" not in trace and "runpy" not in trace
+
+
+def test_ctrl_c_ends_the_script_as_it_would(tmp_path: Path) -> None:
+    write_training(tmp_path, "os.kill(os.getpid(), signal.SIGINT)")
+    done = ampmem(tmp_path, "profile", "train.py")
+    # What Python does with a KeyboardInterrupt that nobody caught: it dies of the signal itself.
+    assert done.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in done.stderr
+    assert len(read(tmp_path / "train.ampmem").steps) == 2
+
+
+def test_sigkill_leaves_the_finished_steps(tmp_path: Path) -> None:
+    write_training(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
+    done = ampmem(tmp_path, "profile", "train.py")
+    assert done.returncode == -signal.SIGKILL
+    assert "recording to train.ampmem" in done.stderr
+    recording = read(tmp_path / "train.ampmem")
+    assert [step.index for step in recording.steps] == [0, 1]
+    assert ampmem(tmp_path, "show", "train.ampmem").returncode == 0
+
+
+def test_runs_as_python_would(tmp_path: Path) -> None:
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "helper.py").write_text("")
+    (package / "main.py").write_text(
+        "import sys, os\n"
+        "print(__name__, sys.argv, sys.path[0], os.getcwd(), __file__, __package__, __spec__ and __spec__.name)\n"
+        "print(sys.modules['__main__'].__dict__ is globals())\n"
+    )
+    for target in (["pkg/main.py", "-x", "--steps", "9"], ["-m", "pkg.main", "-x", "--steps", "9"]):
+        plain = python(tmp_path, *target)
+        done = ampmem(tmp_path, "profile", "-o", "out.ampmem", *target)
+        assert done.stdout == plain.stdout
+        assert done.returncode == 1  # it trains nothing, and says so
+        assert "ampmem: no model was seen" in done.stderr
+        assert not (tmp_path / "out.ampmem").exists()
+
+
+NO_BACKWARD = """
+import torch
+model = torch.nn.Linear(2, 2)
+model(torch.randn(1, 2))
+"""
+NO_STEP = """
+import torch
+model = torch.nn.Linear(2, 2)
+model(torch.randn(1, 2)).sum().backward()
+"""
+OWN_PROFILER = """
+import torch
+with torch.profiler.profile():
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    model(torch.randn(1, 2)).sum().backward()
+    optimizer.step()
+print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (NO_BACKWARD, "no backward was seen"),
+        (NO_STEP, "no step ended"),
+        (OWN_PROFILER, "the script started torch.profiler"),
+    ],
+    ids=["no backward", "no step", "torch.profiler in the script"],
+)
+def test_nothing_to_show_is_an_error(tmp_path: Path, source: str, message: str) -> None:
+    (tmp_path / "script.py").write_text(source)
+    done = ampmem(tmp_path, "profile", "script.py")
+    assert done.returncode == 1
+    assert done.stdout == python(tmp_path, "script.py").stdout
+    assert [line for line in done.stderr.splitlines() if message in line]
+    assert not (tmp_path / "script.ampmem").exists()
+
+
+def test_wrong_use_is_one_line_before_anything_runs(tmp_path: Path) -> None:
+    write_training(tmp_path)
+    (tmp_path / "there.ampmem").write_text("precious")
+    (tmp_path / "data.bin").write_bytes(bytes(range(256)))
+    cases = {
+        ("missing.py",): "there is no script missing.py",
+        (".",): ". is a directory",
+        ("data.bin",): "data.bin is not a Python script",
+        ("-m", "no.such.module"): "cannot find module no.such.module",
+        ("-o", "there.ampmem", "train.py"): "there.ampmem exists already",
+        ("-o", "nowhere/x.ampmem", "train.py"): "nowhere does not exist",
+        ("-o", ".", "train.py"): "it is a directory",
+    }
+    if os.geteuid() != 0:
+        closed = tmp_path / "closed"
+        closed.mkdir(mode=0o500)
+        cases[("-o", "closed/x.ampmem", "train.py")] = "no permission"
+    for arguments, message in cases.items():
+        done = ampmem(tmp_path, "profile", *arguments)
+        assert done.returncode == 2, arguments
+        assert done.stdout == "", arguments
+        assert message in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert (tmp_path / "there.ampmem").read_text() == "precious"
