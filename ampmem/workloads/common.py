@@ -1,0 +1,187 @@
+"""What every workload shares: the command-line options, the seed, autocast, the scaler and the optimizer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import torch
+from click import UsageError
+from torch import Tensor, nn
+from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, Optimizer, RMSprop
+from torch.utils.data import DataLoader, TensorDataset
+
+__all__ = [
+    "Options",
+    "UsageError",
+    "batches",
+    "choice",
+    "count",
+    "data_loader",
+    "flag",
+    "make_optimizer",
+    "report",
+    "run_command",
+]
+
+PRESETS = ("tiny", "small", "full")
+DEVICES = ("auto", "cpu", "cuda")
+CPU = torch.device("cpu")
+PRECISIONS = ("fp32", "amp", "amp-nocache")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+LEARNING_RATES = {
+    "adamw": 3e-4,
+    "adam": 1e-3,
+    "sgd": 1e-2,
+    "sgd-momentum": 1e-2,
+    "rmsprop": 1e-3,
+    "adagrad": 1e-2,
+    "adafactor": 1e-2,
+}
+"""Each optimizer's name on the command line, and the learning rate it gets unless the workload has its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line chose; ``None`` means the workload's own default."""
+
+    preset: str = "small"
+    device: torch.device = CPU
+    precision: str = "fp32"
+    dtype: torch.dtype = torch.bfloat16
+    optimizer: str | None = None
+    batch_size: int | None = None
+    steps: int = 5
+    seed: int = 0
+
+    def autocast(self) -> torch.autocast:
+        """A new autocast region; it does nothing in fp32."""
+        return torch.autocast(
+            self.device.type,
+            dtype=self.dtype,
+            enabled=self.precision != "fp32",
+            cache_enabled=self.precision != "amp-nocache",
+        )
+
+    @property
+    def needs_scaler(self) -> bool:
+        """Whether gradients pass through fp16, whose small ones would vanish without loss scaling."""
+        return self.precision != "fp32" and self.dtype == torch.float16
+
+    def grad_scaler(self) -> torch.amp.GradScaler:
+        """A scaler that scales in fp16, and otherwise passes the loss and the step through."""
+        return torch.amp.GradScaler(self.device.type, enabled=self.needs_scaler)
+
+
+def make_optimizer(
+    name: str, parameters: Iterable[nn.Parameter], *, lr: float | None = None, foreach: bool | None = None
+) -> Optimizer:
+    """The optimizer called ``name``; ``foreach=None`` leaves the choice of implementation to torch."""
+    rate = LEARNING_RATES[name] if lr is None else lr
+    match name:
+        case "adamw":
+            return AdamW(parameters, lr=rate, foreach=foreach)
+        case "adam":
+            return Adam(parameters, lr=rate, foreach=foreach)
+        case "sgd":
+            return SGD(parameters, lr=rate, foreach=foreach)
+        case "sgd-momentum":
+            return SGD(parameters, lr=rate, momentum=0.9, foreach=foreach)
+        case "rmsprop":
+            return RMSprop(parameters, lr=rate, foreach=foreach)
+        case "adagrad":
+            return Adagrad(parameters, lr=rate, foreach=foreach)
+        case "adafactor":
+            return Adafactor(parameters, lr=rate, foreach=foreach)
+    raise ValueError(f"unknown optimizer: {name}")
+
+
+def data_loader(*tensors: Tensor, batch_size: int, seed: int) -> DataLoader[tuple[Tensor, ...]]:
+    """Shuffled batches of ``tensors`` (each of shape ``(samples, ...)``), in an order that ``seed`` fixes."""
+    generator = torch.Generator().manual_seed(seed)
+    return DataLoader(TensorDataset(*tensors), batch_size, shuffle=True, drop_last=True, generator=generator)
+
+
+def batches(loader: DataLoader[tuple[Tensor, ...]], steps: int) -> Iterator[tuple[int, list[Tensor]]]:
+    """``(step, batch)`` for ``steps`` steps, over as many epochs as that takes."""
+    step = 0
+    while True:
+        for batch in loader:
+            if step == steps:
+                return
+            yield step, batch
+            step += 1
+
+
+def report(step: int, loss: float) -> None:
+    """One line for a finished step."""
+    print(f"step {step} loss {loss:.6f}", flush=True)
+
+
+def flag(name: str, help: str) -> click.Option:
+    """An option that is off unless given."""
+    return click.Option([name], is_flag=True, help=help)
+
+
+def count(name: str, default: int | None, help: str, *, least: int = 1) -> click.Option:
+    """An option that takes a whole number, ``least`` or more."""
+    return click.Option([name], type=click.IntRange(min=least), default=default, show_default=True, help=help)
+
+
+def choice(name: str, words: Iterable[str], default: str, help: str) -> click.Option:
+    """An option that takes one of ``words``."""
+    return click.Option([name], type=click.Choice(list(words)), default=default, show_default=True, help=help)
+
+
+def _common_options(optimizer: str) -> list[click.Parameter]:
+    return [
+        choice("--preset", PRESETS, "small", "Size of the model and of its data."),
+        choice("--device", DEVICES, "auto", "Where to train; auto is cuda if there is one."),
+        choice("--precision", PRECISIONS, "fp32", "amp trains under autocast; amp-nocache without its weight cache."),
+        choice("--dtype", DTYPES, "bf16", "What autocast casts to."),
+        choice("--optimizer", LEARNING_RATES, optimizer, "Optimizer."),
+        count("--batch-size", None, "Samples per forward; the preset's unless given."),
+        count("--steps", 5, "Steps to train."),
+        count("--seed", 0, "Seed of the weights and of the data.", least=0),
+    ]
+
+
+def _find_device(name: str) -> torch.device:
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise UsageError("--device cuda: no CUDA device is available; use --device cpu")
+    return torch.device("cuda" if available and name != "cpu" else "cpu")
+
+
+def run_command(
+    name: str,
+    train: Callable[..., None],
+    argv: Sequence[str] | None,
+    *,
+    optimizer: str,
+    extra: Sequence[click.Option] = (),
+) -> None:
+    """Parse ``argv`` (``None``: the process's own) and call ``train(Options(...), **extra options)``.
+
+    Returns when training is done or help was shown. What cannot be run as asked is one line on stderr
+    and ``SystemExit(2)``; errors of the training itself pass through.
+    """
+
+    def callback(*, device: str, dtype: str, **rest: Any) -> None:
+        common = {key: rest.pop(key) for key in ("preset", "precision", "optimizer", "batch_size", "steps", "seed")}
+        train(Options(device=_find_device(device), dtype=DTYPES[dtype], **common), **rest)
+
+    command = click.Command(name, callback=callback, params=[*extra, *_common_options(optimizer)], help=train.__doc__)
+    arguments = None if argv is None else list(argv)
+    try:
+        command.main(arguments, prog_name=f"python -m ampmem.workloads.{name}", standalone_mode=False)
+    except click.ClickException as error:
+        print(f"error: {error.format_message()}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
+    except click.Abort:
+        # click's word for Ctrl-C; without its standalone mode nobody else understands it.
+        raise KeyboardInterrupt from None
