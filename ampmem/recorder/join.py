@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from ampmem.events import Action, Column, EventColumns, FactColumns, Phase, PhaseColumns
-from ampmem.recorder.log import Log
+from ampmem.recorder.log import Log, OpColumns
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.stacks import Stacks
 from ampmem.recorder.texts import Texts
 
 
 class Joiner:
-    """Keeps what one window leaves for the next: the phase and the forward ops that backward refers to."""
+    """Joins one window after the other; the phase at the end of one holds at the start of the next."""
 
     def __init__(self, log: Log, stacks: Stacks, texts: Texts) -> None:
         self._log = log
@@ -24,8 +24,15 @@ class Joiner:
         """The events since the last call as the recording stores them, with the facts and phases."""
         phases = self._log.take_phases()
         step, phase = self._steps_and_phases(raw.time_ns, phases)
+        ops = self._log.take_ops()
+        module_times, modules = self._log.take_modules()
+        # In backward modules only run to compute forward again; what they allocate is their own.
+        recomputed = (phase == Phase.BACKWARD) & (_at(raw.time_ns, module_times, modules) != 0)
+        origin_ns = np.where(recomputed, raw.time_ns, _origins(raw, ops))
+        observed = recomputed | (phase == Phase.FORWARD) | (phase == Phase.OPTIMIZER)
+        nodes = np.array([self._texts.id(name) for name in raw.ops], dtype=np.int64)
+        stacks = np.array(self._stacks.text_ids(self._texts), dtype=np.int64)
         born = (raw.action == Action.ALLOC).astype(np.int64)
-        op_texts = np.array([self._texts.id(op) for op in raw.ops], dtype=np.int64)
         events = EventColumns(
             time_ns=raw.time_ns,
             step=step,
@@ -35,9 +42,9 @@ class Joiner:
             bytes=raw.bytes,
             block_bytes=raw.bytes,
             stream=np.zeros_like(raw.bytes),
-            op=op_texts[raw.op] * born,
-            module=_at(raw.origin_ns, *self._log.take_modules()) * born,
-            stack=self._stack(raw, phase) * born,
+            op=np.where(observed, _at(raw.time_ns, ops.time_ns, ops.name), nodes[raw.op]) * born,
+            module=_at(origin_ns, module_times, modules) * born,
+            stack=_at(origin_ns, ops.time_ns, stacks[ops.stack]) * (observed | (origin_ns != raw.time_ns)) * born,
             allocated=raw.allocated,
         )
         return events, self._log.take_facts(), phases
@@ -51,17 +58,21 @@ class Joiner:
         index = np.searchsorted(rows[:, 0], times, side="right") - 1
         return rows[index, 1], rows[index, 2]
 
-    def _stack(self, raw: RawEvents, phase: Column) -> Column:
-        """Where the op of each event was called from; in backward, where its forward op was."""
-        times, ids = self._log.take_ops()
-        text_ids = np.array(self._stacks.text_ids(self._texts), dtype=np.int64)
-        known = (phase == Phase.FORWARD) | (phase == Phase.OPTIMIZER) | (raw.origin_ns != raw.time_ns)
-        stack: Column = _at(raw.origin_ns, times, text_ids[ids]) * known
-        return stack
+
+def _origins(raw: RawEvents, ops: OpColumns) -> Column:
+    """When the op ran that an event belongs to: in backward the forward op, elsewhere the event itself.
+
+    Ops that make no node carry the number of the newest one too, so the first op with a number made it.
+    """
+    made, first = np.unique(ops.sequence, return_index=True)
+    if len(made) == 0:
+        return raw.time_ns
+    place = np.minimum(np.searchsorted(made, raw.sequence), len(made) - 1)
+    known = (raw.sequence >= 0) & (made[place] == raw.sequence)
+    return np.where(known, ops.time_ns[first][place], raw.time_ns)
 
 
 def _at(times: Column, since: Column, values: Column) -> Column:
     """The value of the last change at or before each of ``times``; 0 before the first."""
-    before = np.zeros(1, dtype=np.int64)
     index = np.searchsorted(since, times, side="right")
-    return np.concatenate([before, values]).take(index)
+    return np.concatenate([np.zeros(1, dtype=np.int64), values]).take(index)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 from torch import Tensor
@@ -32,7 +33,8 @@ def live_objects() -> LiveObjects:
         **dict.fromkeys(_with_subclasses(Optimizer), found.optimizers.append),
         **dict.fromkeys(_with_subclasses(Tensor), found.tensors.append),
     }
-    for item in [item for item in gc.get_objects() if type(item) in add]:
+    everything = gc.get_objects()
+    for item in compress(everything, map(add.__contains__, map(type, everything))):
         add[type(item)](item)
     return found
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from time import time_ns
 
 import numpy as np
 import torch
+from torch._C._autograd import _get_sequence_nr
 
 from ampmem.events import Column, Columns, Fact, FactColumns, Phase, PhaseColumns
 
@@ -19,6 +21,16 @@ def storage_address(tensor: torch.Tensor) -> int:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):
         return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpColumns(Columns):
+    """When each op started, its name, where it was called from, and the newest autograd node's number."""
+
+    time_ns: Column
+    name: Column
+    stack: Column
+    sequence: Column
 
 
 class Log:
@@ -49,9 +61,9 @@ class Log:
         """From now on code of ``module`` (a text id) runs."""
         self._modules += (time_ns(), module)
 
-    def op(self, stack: int) -> None:
-        """An op starts now, called from ``stack``."""
-        self._ops += (time_ns(), stack)
+    def op(self, name: int, stack: int) -> None:
+        """The op ``name`` starts now, called from ``stack``; if it made an autograd node, that is the newest."""
+        self._ops += (time_ns(), name, stack, _get_sequence_nr() - 1)
 
     def take_facts(self) -> FactColumns:
         """The facts since the last call."""
@@ -66,20 +78,16 @@ class Log:
     def take_modules(self) -> tuple[Column, Column]:
         """(times, module text ids) since the last call; the state at its end stays for the next."""
         taken, self._modules = self._modules, self._modules[-2:]
-        return _pair(taken)
+        times, modules = np.array(taken, dtype=np.int64).reshape(-1, 2).T
+        return times, modules
 
-    def take_ops(self) -> tuple[Column, Column]:
-        """(times, stack ids) of the ops since the last call."""
+    def take_ops(self) -> OpColumns:
+        """The ops since the last call."""
         taken, self._ops = self._ops, []
-        return _pair(taken)
+        return OpColumns(**_split(taken, OpColumns))
 
 
 def _split(flat: list[int], kind: type[Columns]) -> dict[str, Column]:
     names = kind.names()
     table = np.array(flat, dtype=np.int64).reshape(-1, len(names))
     return {name: np.ascontiguousarray(table[:, index]) for index, name in enumerate(names)}
-
-
-def _pair(flat: list[int]) -> tuple[Column, Column]:
-    table = np.array(flat, dtype=np.int64).reshape(-1, 2)
-    return table[:, 0], table[:, 1]

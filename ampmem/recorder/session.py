@@ -215,12 +215,12 @@ class Session:
         if self._step_due:
             self._end_step()
 
-    def optimizer_started(self) -> None:
-        """An optimizer or a GradScaler is about to update."""
+    def optimizer_started(self, optimizer: str) -> None:
+        """An optimizer of this class, or a GradScaler for it, is about to update."""
         if self.recording:
             self.forward.leave()
             self.log.enter_phase(Phase.OPTIMIZER)
-            self.log.op(self._stacks.capture())
+            self.log.op(self.texts.id(f"{optimizer}.step"), self._stacks.capture())
 
     def updated(self, optimizer: int, *, skipped: bool) -> None:
         """The outermost ``step`` of ``optimizer`` has returned; ``skipped`` when a GradScaler left it out."""

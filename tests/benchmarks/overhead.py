@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: else its profiler writes to stderr
+# Before torch is imported: its profiler would write to stderr, and waiting threads would burn CPU time.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import gc
 import statistics

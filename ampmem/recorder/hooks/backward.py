@@ -62,12 +62,15 @@ class BackwardHooks:
             if self._running or not session.recording or not session.on_thread() or in_backward():
                 return original(*args, **kwargs)
             self._running = True
+            inside_forward = session.forward.active and session.forward.mode.module != 0
             session.backward_started(_scalar(args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))))
             try:
                 return original(*args, **kwargs)
             finally:
                 self._running = False
                 session.backward_ended()
+                if inside_forward:  # torch.func.grad, or a model that computes forces
+                    session.forward_started(recomputing=False)
 
         return run
 
@@ -77,4 +80,9 @@ def _scalar(roots: Any) -> float | None:
     root = roots[0] if isinstance(roots, (tuple, list)) and len(roots) == 1 else roots
     if not isinstance(root, torch.Tensor) or root.numel() != 1 or root.is_meta:
         return None
-    return float(root.detach())
+    while torch._C._functorch.is_gradtrackingtensor(root):
+        root = torch._C._functorch.get_unwrapped(root)
+    if torch._C._functorch.is_batchedtensor(root) or type(root) is not torch.Tensor:
+        return None
+    with torch._C._DisableTorchDispatch():  # the script's own modes count only what the script does
+        return float(root.detach())

@@ -44,7 +44,7 @@ class ForwardMode(TorchDispatchMode):
         self._models = models
         self._stacks = stacks
         self._texts = texts
-        self._op_names: dict[Any, int] = {}
+        self._ops: dict[Any, tuple[int, bool]] = {}
         self.module = 0
         """Text id of the module that is running."""
         self.recomputed: list[int] | None = None
@@ -60,21 +60,23 @@ class ForwardMode(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._log.op(self._stacks.capture())
+        op = self._ops.get(func)
+        if op is None:
+            op = self._ops[func] = self._new_op(func)
+        name, makes_storage = op
+        self._log.op(name, self._stacks.capture())
         result = func(*args, **kwargs) if kwargs else func(*args)
-        name = self._op_names.get(func)
-        if name is None:
-            name = self._op_names[func] = self._new_op(func)
-        if name:
+        if makes_storage:
             self._note(func, name, args, result)
         return result
 
-    def _new_op(self, func: Any) -> int:
-        """Text id of the op's name; 0 when it returns no storage of its own (views, in-place, out=)."""
+    def _new_op(self, func: Any) -> tuple[int, bool]:
+        """Text id of the op's name, and whether it returns storages of its own (no view, in-place or out=)."""
         schema = getattr(func, "_schema", None)
-        if schema is None or any(value.alias_info is not None for value in schema.returns):
-            return 0
-        return self._texts.id(str(func.name()))
+        if schema is None:  # a higher-order operator
+            return self._texts.id(str(func)), False
+        aliases = any(value.alias_info is not None for value in schema.returns)
+        return self._texts.id(str(schema.name)), not aliases
 
     def _note(self, func: Any, name: int, args: Any, result: Any) -> None:
         for tensor in result if isinstance(result, (tuple, list)) else (result,):
@@ -107,7 +109,7 @@ class SavedTensors:
     def pack(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
         """Log ``tensor``; keep an alias of it, since the tensor itself would be a reference cycle."""
         self._log.fact(Fact.SAVED, storage_address(tensor))
-        return tensor.detach(), tensor._version
+        return unseen_detach(tensor), tensor._version
 
     def unpack(self, packed: tuple[torch.Tensor, int]) -> torch.Tensor:
         """What :meth:`pack` kept; raises ``RuntimeError`` when it was overwritten since."""
@@ -143,9 +145,7 @@ class ForwardObserver:
         self.mode.__enter__()  # type: ignore[no-untyped-call]
         self._mode_on = True
         self.mode.recomputed = [] if recomputing else None
-        if not self._hooks_on and _top_hooks() is None and _hooks_allowed():
-            torch._C._autograd._push_saved_tensors_default_hooks(*self._hooks)
-            self._hooks_on = True
+        self._enter_hooks()
 
     def forward_ended(self) -> None:
         """The outermost forward ended: leave when grad is off, or when we sit on someone else's mode."""
@@ -168,6 +168,11 @@ class ForwardObserver:
         addresses, self.mode.recomputed = self.mode.recomputed or [], None
         return addresses
 
+    def _enter_hooks(self) -> None:
+        if not self._hooks_on and _top_hooks() is None and _hooks_allowed():
+            torch._C._autograd._push_saved_tensors_default_hooks(*self._hooks)
+            self._hooks_on = True
+
     def _leave_hooks(self) -> None:
         if _top_hooks() == self._hooks:
             torch._C._autograd._pop_saved_tensors_default_hooks()
@@ -176,7 +181,10 @@ class ForwardObserver:
             self._note("the script's own saved-tensor hooks were on top in backward: ampmem's stayed on there")
 
     def suspend_hooks(self, original: Any) -> Any:
-        """Wrap ``disable_saved_tensors_hooks``, which torch.func uses and which refuses to run under hooks."""
+        """Wrap ``disable_saved_tensors_hooks``, which torch.func uses and which refuses to run under hooks.
+
+        The engine may run in there, and with it :meth:`leave` and :meth:`enter`.
+        """
         observer = self
 
         @contextmanager
@@ -184,18 +192,27 @@ class ForwardObserver:
             suspended = observer._hooks_on and _top_hooks() == observer._hooks
             if suspended:
                 torch._C._autograd._pop_saved_tensors_default_hooks()
+                observer._hooks_on = False
             try:
                 with original(error_message):
                     yield
             finally:
-                if suspended:
-                    torch._C._autograd._push_saved_tensors_default_hooks(*observer._hooks)
+                if suspended and observer._mode_on:
+                    observer._enter_hooks()
 
         return disable_saved_tensors_hooks
 
     def install(self) -> Callable[[], None]:
         """Patch what cannot run under saved-tensor hooks; returns what undoes it."""
         return patch(torch.autograd.graph, "disable_saved_tensors_hooks", self.suspend_hooks)
+
+
+def unseen_detach(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor.detach()`` that no dispatch mode sees: the script's own modes count only what the script does."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return tensor.detach()  # a subclass is its own dispatch
+    with torch._C._DisableTorchDispatch():
+        return tensor.detach()
 
 
 def _top_hooks() -> tuple[Any, Any] | None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,12 +55,14 @@ class OptimizerHooks:
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self._session.on_thread():
             return
-        if id(optimizer) in self.stepping:  # an earlier step of it raised
-            del self.stepping[self.stepping.index(id(optimizer)) :]
+        if self.stepping:  # one in another, or an earlier step raised
+            running = _running_steps()
+            running.discard(id(optimizer))
+            self.stepping = [stepping for stepping in self.stepping if stepping in running]
         self.stepping.append(id(optimizer))
         if self._session.recording:
             self.note_gradients(optimizer)
-            self._session.optimizer_started()
+            self._session.optimizer_started(type(optimizer).__name__)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self._session.on_thread() or id(optimizer) not in self.stepping:
@@ -137,13 +142,25 @@ class OptimizerHooks:
                 return original(scaler, optimizer, *args, **kwargs)
             session.scaled(scaler.get_scale())
             updates = session.updates
-            session.optimizer_started()
+            session.optimizer_started(type(optimizer).__name__)
             result = original(scaler, optimizer, *args, **kwargs)
             if session.updates == updates:
                 session.updated(id(optimizer), skipped=True)
             return result
 
         return step
+
+
+def _running_steps() -> set[int]:
+    """``id`` of each optimizer whose ``step`` is on the Python stack."""
+    running: set[int] = set()
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        # The wrapper around every optimizer's step, which also calls the hooks, has it as ``self``.
+        if frame.f_code.co_filename == torch_optimizer.__file__:
+            running.add(id(frame.f_locals.get("self")))
+        frame = frame.f_back
+    return running
 
 
 def implementation(optimizer: Optimizer) -> str:
@@ -181,11 +198,22 @@ def _tensors(value: Any, key: str, seen: frozenset[int] = frozenset()) -> Iterat
             yield key, value
             return
         parts = ((name, getattr(value, name)) for name in value.__tensor_flatten__()[0])
-    elif isinstance(value, dict):
+    elif isinstance(value, Mapping):
         parts = value.items()
-    elif isinstance(value, (list, tuple, set)):
+    elif isinstance(value, (list, tuple, set, frozenset, deque)):
         parts = enumerate(value)
     else:
-        parts = getattr(value, "__dict__", {}).items()
+        parts = _attributes(value)
     for name, part in parts:
         yield from _tensors(part, f"{key}.{name}" if key else str(name), seen)
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    """What an object of any class holds, in its dictionary and in its slots."""
+    yield from getattr(value, "__dict__", {}).items()
+    for base in type(value).__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            member = base.__dict__.get(name)  # None for __dict__, __weakref__ and mangled names
+            if isinstance(member, MemberDescriptorType) and hasattr(value, name):
+                yield name, getattr(value, name)

@@ -13,9 +13,10 @@ from ampmem.events import Column
 class RawEvents:
     """Allocator events before they are joined to steps, phases and modules.
 
-    Columns are as in :class:`~ampmem.events.EventColumns`; ``op`` holds indices into ``ops``.
-    ``origin_ns`` is, for an event inside backward, when the forward op ran whose backward this is;
-    elsewhere it is the event's own time.
+    Columns are as in :class:`~ampmem.events.EventColumns`; ``op`` holds indices into
+    ``ops``, the names of autograd nodes, and is 0 (no name) outside of backward.
+    ``sequence`` is, for an event inside backward, autograd's sequence number of the node that runs,
+    which the forward op that made the node has too; elsewhere it is -1.
     """
 
     time_ns: Column
@@ -24,7 +25,7 @@ class RawEvents:
     bytes: Column
     allocated: Column
     op: Column
-    origin_ns: Column
+    sequence: Column
     ops: tuple[str, ...]
 
 

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from time import time_ns
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch._C._autograd import _disable_profiler, _enable_profiler, _enable_record_function, _prepare_profiler
-from torch._C._profiler import ProfilerActivity, _EventType, _RecordFunctionFast
+from torch._C._autograd import (
+    _disable_profiler,
+    _enable_profiler,
+    _enable_record_function,
+    _prepare_profiler,
+    _record_function_with_args_enter,
+    _record_function_with_args_exit,
+)
+from torch._C._profiler import ProfilerActivity, RecordScope
 from torch.autograd.profiler import profile, record_function
 
 from ampmem.events import UNKNOWN, Action, Column
@@ -22,17 +29,16 @@ from ampmem.recorder.hooks.patch import patch
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.baseline import Baseline
 
+_ALLOCATION = "[memory]"
+"""The profiler's name for every allocation and free; cheaper to compare than a node's tag."""
 _MARKER = "ampmem::clock"
 _MARKERS = 4
 """Markers put at each end of a window; the first of a process is slow."""
-_BACKWARD_NODE = "autograd::engine::evaluate_function"
-_ALLOCATING = frozenset(
-    f"aten::{name}"
-    for name in ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "resize_", "resize_as_")
-)
-"""Ops that only allocate: the op that called them says more."""
-
-_Activities = {ProfilerActivity.CPU}
+_ACTIVITIES = {ProfilerActivity.CPU}
+_SCOPES = {RecordScope.USER_SCOPE, RecordScope.BACKWARD_FUNCTION}
+"""The markers, and the autograd nodes that backward runs. Recording every op too would double the cost
+of profiling; the dispatch mode knows the ops of forward already.
+"""
 
 
 class _Mark(NamedTuple):
@@ -83,8 +89,8 @@ class ProfilerSource:
 
     def _open(self) -> None:
         config = profile(profile_memory=True).config()
-        _prepare_profiler(config, _Activities)
-        _enable_profiler(config, _Activities)
+        _prepare_profiler(config, _ACTIVITIES)
+        _enable_profiler(config, _ACTIVITIES, _SCOPES)  # type: ignore[call-arg]
         self._mark = _mark()
 
     def _close(self) -> tuple[Any, tuple[_Mark, _Mark]]:
@@ -98,17 +104,14 @@ class ProfilerSource:
 
 
 class _Walk:
-    """Reads allocations, frees and the ops around them out of a profile's event tree."""
+    """Reads allocations, frees and the autograd nodes around them out of a profile's event tree."""
 
     def __init__(self, roots: list[Any]) -> None:
         self.rows: list[tuple[int, int, int, int, int, int]] = []
-        """(time, address, signed bytes, running total, op index, forward sequence number or -1)."""
+        """(time, address, signed bytes, running total, index of the node's name, its sequence number or -1)."""
         self.ops: dict[str, int] = {"": 0}
-        self.forward_ns: dict[int, int] = {}
-        """Sequence number of each forward op to the time at which it ended: the hooks have met it by then."""
         self._markers: list[int] = []
-        for root in roots:
-            self._visit(root, "", -1)
+        self._visit(roots)
 
     def clock(self, marks: tuple[_Mark, _Mark]) -> Callable[[Column], Column]:
         """What turns the profiler's times into ``time.time_ns``: linear between the two markers."""
@@ -120,31 +123,24 @@ class _Walk:
 
         return shift
 
-    def _visit(self, node: Any, op: str, sequence: int) -> None:
-        tag = node.tag
-        if tag == _EventType.Allocation:
-            self._allocation(node, op, sequence)
-        elif tag == _EventType.TorchOp:
+    def _visit(self, roots: list[Any]) -> None:
+        """Go through the tree in order of time; every attribute of a node costs a call into C++."""
+        pending = [(root, "", -1) for root in reversed(roots)]
+        while pending:
+            node, op, sequence = pending.pop()
             name = node.name
-            if name.startswith(_BACKWARD_NODE):
-                sequence = node.extra_fields.sequence_number
-            elif name == _MARKER:
+            if name == _ALLOCATION:
+                fields = node.extra_fields
+                if fields.device.type == "cpu":
+                    index = self.ops.setdefault(op, len(self.ops))
+                    row = (node.start_time_ns, fields.ptr, fields.alloc_size, fields.total_allocated, index, sequence)
+                    self.rows.append(row)
+                continue
+            if name == _MARKER:
                 self._markers.append(node.start_time_ns)
-            elif sequence == -1:
-                self.forward_ns[node.extra_fields.sequence_number] = node.end_time_ns
-            if not op or name not in _ALLOCATING:
-                op = name
-        for child in node.children:
-            self._visit(child, op, sequence)
-
-    def _allocation(self, node: Any, op: str, sequence: int) -> None:
-        fields = node.extra_fields
-        if fields.device.type != "cpu":
-            return
-        index = self.ops.setdefault(op, len(self.ops))
-        self.rows.append(
-            (node.start_time_ns, fields.ptr or 0, fields.alloc_size, fields.total_allocated, index, sequence)
-        )
+            elif children := node.children:
+                number = node.extra_fields.sequence_number
+                pending += [(child, name, number) for child in reversed(children)]
 
 
 class _Ledger:
@@ -166,27 +162,22 @@ class _Ledger:
         self._pending = [(now, address) for address in blocks]
 
     def settle(self, walk: _Walk, shift: Callable[[Column], Column], freed: list[tuple[int, int]]) -> RawEvents:
+        """``walk``'s events and the ``freed`` baseline storages, in order."""
         table = np.array(walk.rows, dtype=np.int64).reshape(-1, 6)
-        times = shift(table[:, 0])
-        forward = {seq: int(shift(np.array([t]))[0]) for seq, t in walk.forward_ns.items()}
         rows = _Rows()
         for time, address in self._pending:
-            rows.add(time, Action.BASELINE, address, self._baseline[address], UNKNOWN, 0, time)
+            rows.add((time, Action.BASELINE, address, self._baseline[address], UNKNOWN, 0, -1))
         self._pending = []
-        deaths = _by_time(freed)
-        death = next(deaths, None)
-        for time, (_, address, size, total, op, sequence) in zip(times.tolist(), table.tolist(), strict=True):
-            while death is not None and death[0] <= time:
-                self._died(rows, *death)
-                death = next(deaths, None)
-            origin = forward.get(sequence, time) if sequence >= 0 else time
-            self._profiled(rows, time, address, size, total, op, origin)
-        while death is not None:
-            self._died(rows, *death)
-            death = next(deaths, None)
+        deaths = sorted(freed, reverse=True)
+        for time, row in zip(shift(table[:, 0]).tolist(), walk.rows, strict=True):
+            while deaths and deaths[-1][0] <= time:
+                self._died(rows, *deaths.pop())
+            self._profiled(rows, time, *row[1:])
+        while deaths:
+            self._died(rows, *deaths.pop())
         return rows.events(tuple(walk.ops))
 
-    def _profiled(self, rows: _Rows, time: int, address: int, size: int, total: int, op: int, origin: int) -> None:
+    def _profiled(self, rows: _Rows, time: int, address: int, size: int, total: int, op: int, sequence: int) -> None:
         if self._offset is None:
             self._offset = sum(self._baseline.values()) - (total - size)
         if size > 0:
@@ -195,11 +186,11 @@ class _Ledger:
             elif address in self._live:  # freed while the profiler was off
                 lost = self._live.pop(address)
                 self._offset -= lost
-                rows.add(time, Action.FREE, address, lost, UNKNOWN, 0, time)
+                rows.add((time, Action.FREE, address, lost, UNKNOWN, 0, -1))
             self._live[address] = size
-            rows.add(time, Action.ALLOC, address, size, total + self._offset, op, origin)
+            rows.add((time, Action.ALLOC, address, size, total + self._offset, op, sequence))
         elif address in self._live:
-            rows.add(time, Action.FREE, address, self._live.pop(address), total + self._offset, 0, time)
+            rows.add((time, Action.FREE, address, self._live.pop(address), total + self._offset, 0, -1))
         else:
             # A block of an earlier profile: the total falls by what that one knew, we by what we know.
             self._offset -= size
@@ -211,7 +202,7 @@ class _Ledger:
         if size is not None:
             if self._offset is not None:
                 self._offset -= size
-            rows.add(time, Action.FREE, address, size, UNKNOWN, 0, time)
+            rows.add((time, Action.FREE, address, size, UNKNOWN, 0, -1))
 
 
 class _Rows:
@@ -219,13 +210,11 @@ class _Rows:
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, ...]] = []
-
-    def add(self, *row: int) -> None:
-        self._rows.append(row)
+        self.add = self._rows.append
 
     def events(self, ops: tuple[str, ...]) -> RawEvents:
         columns = np.array(self._rows, dtype=np.int64).reshape(-1, 7).T.copy()
-        time, action, address, size, allocated, op, origin = columns
+        time, action, address, size, allocated, op, sequence = columns
         return RawEvents(
             time_ns=time,
             action=action,
@@ -233,13 +222,9 @@ class _Rows:
             bytes=size,
             allocated=allocated,
             op=op,
-            origin_ns=origin,
+            sequence=sequence,
             ops=ops,
         )
-
-
-def _by_time(freed: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    return iter(sorted(freed))
 
 
 def _mark() -> _Mark:
@@ -247,9 +232,9 @@ def _mark() -> _Mark:
     times: list[tuple[int, int]] = []
     for _ in range(_MARKERS):
         before = time_ns()
-        with _RecordFunctionFast(_MARKER):
-            pass
+        scope = _record_function_with_args_enter(_MARKER)
         times.append((before, time_ns()))
+        _record_function_with_args_exit(scope)
     index = min(range(_MARKERS), key=lambda i: times[i][1] - times[i][0])
     return _Mark(index, sum(times[index]) // 2)
 
