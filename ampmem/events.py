@@ -60,7 +60,7 @@ class Fact(IntEnum):
     CAST_COPY = 6
     """A copy of a parameter in another floating dtype, made in forward; ``name`` is the parameter's."""
     SAVED = 7
-    """Saved for backward by autograd; ``name`` is the op that saved it, when known."""
+    """Saved for backward by autograd."""
     INPUT = 8
     """An argument of a root module."""
     OUTPUT = 9

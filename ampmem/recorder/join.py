@@ -29,7 +29,8 @@ class Joiner:
         # In backward modules only run to compute forward again; what they allocate is their own.
         recomputed = (phase == Phase.BACKWARD) & (_at(raw.time_ns, module_times, modules) != 0)
         origin_ns = np.where(recomputed, raw.time_ns, _origins(raw, ops))
-        observed = recomputed | (phase == Phase.FORWARD) | (phase == Phase.OPTIMIZER)
+        inside_op = origin_ns <= _at(origin_ns, ops.start_ns, ops.end_ns)
+        own_op = inside_op & (origin_ns == raw.time_ns)
         nodes = np.array([self._texts.id(name) for name in raw.ops], dtype=np.int64)
         stacks = np.array(self._stacks.text_ids(self._texts), dtype=np.int64)
         born = (raw.action == Action.ALLOC).astype(np.int64)
@@ -42,9 +43,9 @@ class Joiner:
             bytes=raw.bytes,
             block_bytes=raw.bytes,
             stream=np.zeros_like(raw.bytes),
-            op=np.where(observed, _at(raw.time_ns, ops.time_ns, ops.name), nodes[raw.op]) * born,
+            op=np.where(own_op, _at(raw.time_ns, ops.start_ns, ops.name), nodes[raw.op]) * born,
             module=_at(origin_ns, module_times, modules) * born,
-            stack=_at(origin_ns, ops.time_ns, stacks[ops.stack]) * (observed | (origin_ns != raw.time_ns)) * born,
+            stack=_at(origin_ns, ops.start_ns, stacks[ops.stack]) * inside_op * born,
             allocated=raw.allocated,
         )
         return events, self._log.take_facts(), phases
@@ -69,7 +70,7 @@ def _origins(raw: RawEvents, ops: OpColumns) -> Column:
         return raw.time_ns
     place = np.minimum(np.searchsorted(made, raw.sequence), len(made) - 1)
     known = (raw.sequence >= 0) & (made[place] == raw.sequence)
-    return np.where(known, ops.time_ns[first][place], raw.time_ns)
+    return np.where(known, ops.start_ns[first][place], raw.time_ns)
 
 
 def _at(times: Column, since: Column, values: Column) -> Column:

@@ -25,9 +25,10 @@ def storage_address(tensor: torch.Tensor) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpColumns(Columns):
-    """When each op started, its name, where it was called from, and the newest autograd node's number."""
+    """When each op started and ended, its name, where it was called from, the newest autograd node's number."""
 
-    time_ns: Column
+    start_ns: Column
+    end_ns: Column
     name: Column
     stack: Column
     sequence: Column
@@ -61,9 +62,9 @@ class Log:
         """From now on code of ``module`` (a text id) runs."""
         self._modules += (time_ns(), module)
 
-    def op(self, name: int, stack: int) -> None:
-        """The op ``name`` starts now, called from ``stack``; if it made an autograd node, that is the newest."""
-        self._ops += (time_ns(), name, stack, _get_sequence_nr() - 1)
+    def op(self, start_ns: int, name: int, stack: int) -> None:
+        """The op ``name``, called from ``stack``, has just ended; if it made an autograd node, that is the newest."""
+        self._ops += (start_ns, time_ns(), name, stack, _get_sequence_nr() - 1)
 
     def take_facts(self) -> FactColumns:
         """The facts since the last call."""

@@ -47,7 +47,7 @@ class Models:
         self._parameters: list[_Slot] = []
         self._buffers: list[_Slot] = []
         self._records: dict[str, ParameterRecord] = {}
-        self._candidates: dict[int, weakref.ref[nn.Module]] = {}
+        self._registered: dict[int, weakref.ref[nn.Module]] = {}
         self.changed = True
         """Whether something was added to a module since the last :meth:`refresh`."""
         self.by_address: dict[int, int] = {}
@@ -55,23 +55,22 @@ class Models:
 
     def add(self, module: nn.Module) -> None:
         """Make ``module`` a root, named after its class unless it is the only one with parameters."""
-        alone = not any(True for root in self._live_roots() if _has_parameters(root))
+        alone = _has_parameters(module) and not any(_has_parameters(root) for root in self._live_roots())
         self._add_roots([module], alone=alone)
 
     def registered(self, module: nn.Module) -> None:
         """Something was registered with ``module``: it may be a root, and names may have changed."""
         self.changed = True
-        if id(module) not in self._candidates:
-            self._candidates[id(module)] = weakref.ref(module)
+        if id(module) not in self._registered:
+            self._registered[id(module)] = weakref.ref(module)
 
-    def add_roots(self, modules: Iterable[nn.Module] = ()) -> None:
-        """Make roots of those of ``modules``, and of the registered ones, that are nobody's child."""
-        candidates = [module for reference in self._candidates.values() if (module := reference()) is not None]
-        self._candidates.clear()
-        everyone = {id(module): module for module in (*candidates, *modules, *self._live_roots())}
-        children = {id(child) for module in everyone.values() for child in module.__dict__.get("_modules", {}).values()}
+    def add_registered(self) -> None:
+        """Make roots of those registered modules that are nobody's child."""
+        modules = [module for reference in self._registered.values() if (module := reference()) is not None]
+        self._registered.clear()
         known = {id(root) for root in self._live_roots()}
-        roots = [m for key, m in everyone.items() if key not in children and key not in known and _has_parameters(m)]
+        parents = _parents([*modules, *self._live_roots()])
+        roots = [m for m in modules if id(m) not in parents and id(m) not in known and _has_parameters(m)]
         if roots:
             self._add_roots(roots, alone=len(roots) == 1 and not known)
 
@@ -81,11 +80,12 @@ class Models:
         if found is None and self.changed:
             self.refresh()
             found = self._known_path(module)
-        if found is None:  # made by copying or unpickling, which registers nothing
-            self.add_roots(live_objects().modules)
-            found = self._known_path(module)
-        if found is None:
-            self._add_roots([module], alone=False)
+        if found is None:  # it existed before, or was copied or unpickled, which registers nothing
+            parents = _parents(live_objects().modules)
+            root = module
+            while id(root) in parents:
+                root = parents[id(root)]
+            self.add(root)
             found = self._known_path(module)
         return found or 0
 
@@ -176,6 +176,11 @@ def parameter_record(name: str, parameter: torch.Tensor) -> ParameterRecord:
 
 def _has_parameters(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
+
+
+def _parents(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
+    """``id`` of each child to its parent."""
+    return {id(child): parent for parent in modules for child in parent.__dict__.get("_modules", {}).values()}
 
 
 def _unused(name: str, taken: set[str]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import platform
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import torch
 from torch.optim import Optimizer
 
 from ampmem import __version__
-from ampmem.errors import NothingRecorded, UsageError
+from ampmem.errors import NothingRecorded, RecordingError, UsageError
 from ampmem.events import NO_STEP, Fact, Phase, RunRecord, Source, StepRecord
 from ampmem.recorder.arms import ArmSeen, arm_record
 from ampmem.recorder.hooks import data, torch_profiler
@@ -32,7 +31,7 @@ from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.baseline import Baseline
 from ampmem.recorder.sources.cpu import ProfilerSource
 from ampmem.recorder.stacks import Stacks
-from ampmem.recorder.steps import Rounds
+from ampmem.recorder.steps import Bench, Rounds
 from ampmem.recorder.texts import Texts
 from ampmem.recording import Batch, RecordingWriter
 
@@ -92,7 +91,7 @@ class Session:
         self._backward = BackwardHooks(self)
         self._optimizers = OptimizerHooks(self)
         self._rounds = Rounds()
-        self._optimizer_references: dict[int, weakref.ref[Optimizer]] = {}
+        self._bench = Bench(self._rounds)
         self._thread = threading.get_ident()
         self._undo = ExitStack()
         self._notes: dict[str, None] = {}
@@ -102,6 +101,8 @@ class Session:
         self._loss: float | None = None
         self._scale: float | None = None
         self._step_start_ns = 0
+        self._update_began = (0, 0, 0)
+        """When the running update began, and the ids of its name and of the stack that called it."""
         self._backwards = 0
         self._step = 0
         self._writer = RecordingWriter(options.path, self._run_record(), force=options.force)
@@ -121,7 +122,12 @@ class Session:
         self._undo.callback(self._deactivate)
         self._undo.callback(self._optimizers.install())
         if self.options.skip == 0:
-            self._begin()
+            try:
+                self._begin()
+            except UsageError:
+                self.close()
+                self.options.path.unlink()
+                raise
 
     def close(self) -> None:
         """Stop recording, undo every hook, write what is left. Does nothing the second time."""
@@ -139,13 +145,13 @@ class Session:
         """Raise :class:`NothingRecorded` when there is no step, no model or no backward to show."""
         if self.stopped_by and self.steps_recorded == 0:
             raise NothingRecorded(f"no step was recorded: {self.stopped_by}")
+        if self._step < self.options.skip:
+            raise NothingRecorded(
+                f"no step was recorded: the script made {self._step} and --skip is {self.options.skip}; skip fewer"
+            )
         if next(self.models.parameters(), None) is None and not self.models.records():
             raise NothingRecorded(
                 "no model was seen: ampmem follows torch.nn.Module forwards, and none with parameters ran"
-            )
-        if self.steps_recorded == 0 and self.options.skip and self.updates <= self.options.skip:
-            raise NothingRecorded(
-                f"no step was recorded: the script made {self.updates} updates and --skip is {self.options.skip}"
             )
         if self._backwards == 0:
             raise NothingRecorded("no backward was seen: there is no training step to show; does the script train?")
@@ -168,10 +174,8 @@ class Session:
         self.models.add(model)
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
-        """``optimizer`` exists: a step is over when it has updated too."""
-        key = id(optimizer)
-        self._rounds.add(key)
-        self._optimizer_references[key] = weakref.ref(optimizer, lambda _: self._rounds.remove(key))
+        """``optimizer`` exists: once its model has run, a step is over only when it has updated too."""
+        self._bench.add(optimizer)
 
     def stop_recording(self, why: str) -> None:
         """End the recording although the script goes on."""
@@ -185,7 +189,7 @@ class Session:
         if not recomputing:
             if self.log.step == NO_STEP:
                 self._open_step()
-            self.models.add_roots()
+            self.models.add_registered()
             self.models.note()
             self._backward.watch_gradients()
             self.log.enter_phase(Phase.FORWARD)
@@ -220,14 +224,17 @@ class Session:
         if self.recording:
             self.forward.leave()
             self.log.enter_phase(Phase.OPTIMIZER)
-            self.log.op(self.texts.id(f"{optimizer}.step"), self._stacks.capture())
+            self._update_began = (time_ns(), self.texts.id(f"{optimizer}.step"), self._stacks.capture())
 
     def updated(self, optimizer: int, *, skipped: bool) -> None:
         """The outermost ``step`` of ``optimizer`` has returned; ``skipped`` when a GradScaler left it out."""
         self.updates += 1
+        parameters = {id(parameter) for _, parameter in self.models.parameters()}
+        self._bench.bring_into_play(parameters if self.recording else None)
         self._skipped |= skipped
         round_over = self._rounds.update(optimizer)
         if self.recording and self.log.phase == Phase.OPTIMIZER:
+            self.log.op(*self._update_began)
             self.log.enter_phase(Phase.BETWEEN)
         if self._manual_steps or not round_over:
             return
@@ -264,9 +271,9 @@ class Session:
 
     def _begin(self) -> None:
         """Start the source and the hooks that only matter while it runs."""
+        self._source.check()
         if self.options.baseline or self.options.skip:
             live = live_objects()
-            self.models.add_roots(live.modules)
             self._baseline.add(live.tensors)
             for optimizer in live.optimizers:
                 self.add_optimizer(optimizer)
@@ -277,15 +284,7 @@ class Session:
         self._undo.callback(self.forward.install())
         self._undo.callback(data.install(self))
         self._undo.callback(torch_profiler.install(self))
-        try:
-            self._source.start(self._baseline.blocks)
-        except RuntimeError as error:
-            self._undo.close()
-            self._writer.close()
-            raise UsageError(
-                "torch.profiler is running already, and PyTorch allows only one profiler at a time; "
-                f"start ampmem outside of it ({error})"
-            ) from error
+        self._source.start(self._baseline.blocks)
         self.recording = True
         if self.options.skip:
             self._open_step()
@@ -301,11 +300,18 @@ class Session:
         if not self.recording:
             self._step += 1
             if self._step == self.options.skip:
-                self._begin()
+                try:
+                    self._begin()
+                except UsageError as error:
+                    self._give_up(str(error))
             return
         with self._observer_at_work():
             self.models.note()
-            self._write(self._source.drain(), self._step_record())
+            try:
+                self._write(self._source.drain(), self._step_record())
+            except RecordingError as error:
+                self._give_up(str(error))
+                return
             self._step += 1
             self.steps_recorded += 1
             self._open_step()
@@ -328,6 +334,16 @@ class Session:
             loss=loss,
             loss_scale=self._scale,
         )
+
+    def _give_up(self, why: str) -> None:
+        """The file cannot be written: that is no reason to stop somebody's training."""
+        self.stopped_by = why
+        self.note(why)
+        if self.recording:
+            self.forward.leave()
+            self.recording = False
+            self._source.stop()
+        self.close()
 
     def _end_recording(self) -> None:
         self.forward.leave()

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Container
+
+from torch.optim import Optimizer
+
 _PATIENCE = 32
 """Updates of one optimizer in a round after which those that never updated are taken for idle.
 
@@ -46,3 +51,37 @@ class Rounds:
     def idle(self) -> int:
         """How many optimizers exist that never made an update."""
         return len(self._idle)
+
+
+class Bench:
+    """Optimizers that exist, but whose models have not run: a process may hold some that are left over."""
+
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
+        self._waiting: list[weakref.ref[Optimizer]] = []
+        self._in_play: list[weakref.ref[Optimizer]] = []
+
+    def add(self, optimizer: Optimizer) -> None:
+        """``optimizer`` exists."""
+        self._waiting.append(weakref.ref(optimizer))
+
+    def bring_into_play(self, parameters: Container[int] | None) -> None:
+        """Let steps wait for those that hold one of ``parameters`` (``id`` s), or for all when it is ``None``."""
+        waiting, self._waiting = self._waiting, []
+        for reference in waiting:
+            optimizer = reference()
+            if optimizer is None:
+                continue
+            if parameters is None or _holds_one_of(optimizer, parameters):
+                self._play(optimizer)
+            else:
+                self._waiting.append(reference)
+
+    def _play(self, optimizer: Optimizer) -> None:
+        key = id(optimizer)
+        self._rounds.add(key)
+        self._in_play.append(weakref.ref(optimizer, lambda _: self._rounds.remove(key)))
+
+
+def _holds_one_of(optimizer: Optimizer, parameters: Container[int]) -> bool:
+    return any(id(parameter) in parameters for group in optimizer.param_groups for parameter in group["params"])

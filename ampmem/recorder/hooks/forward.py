@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import contextmanager
+from time import time_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,8 +65,9 @@ class ForwardMode(TorchDispatchMode):
         if op is None:
             op = self._ops[func] = self._new_op(func)
         name, makes_storage = op
-        self._log.op(name, self._stacks.capture())
+        start = time_ns()
         result = func(*args, **kwargs) if kwargs else func(*args)
+        self._log.op(start, name, self._stacks.capture())
         if makes_storage:
             self._note(func, name, args, result)
         return result

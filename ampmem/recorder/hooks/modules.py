@@ -55,7 +55,8 @@ class ModuleHooks:
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         session = self._session
-        if not session.on_thread() or torch.compiler.is_compiling():
+        # Asked first: dynamo traces the hooks too, and must find nothing in them that breaks the script's graph.
+        if torch.compiler.is_compiling() or not session.on_thread():
             return
         if not self._running:
             session.forward_started(recomputing=in_backward() and torch.is_grad_enabled())
@@ -69,6 +70,8 @@ class ModuleHooks:
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any = None, result: Any = None) -> None:
         # Called with (module, args, result) instead when the forward raised.
+        if torch.compiler.is_compiling():
+            return
         running = self._running
         if not any(entry == id(module) for entry, _ in running):
             return

@@ -32,6 +32,9 @@ class RawEvents:
 class Source(Protocol):
     """Records allocator events between :meth:`start` and :meth:`stop`."""
 
+    def check(self) -> None:
+        """Raise :class:`~ampmem.errors.UsageError` when this source cannot record now."""
+
     def start(self, baseline: Mapping[int, int]) -> None:
         """Begin. ``baseline`` maps the address of each live storage to its bytes."""
 

@@ -18,12 +18,14 @@ from torch._C._autograd import (
     _enable_profiler,
     _enable_record_function,
     _prepare_profiler,
+    _profiler_enabled,
     _record_function_with_args_enter,
     _record_function_with_args_exit,
 )
 from torch._C._profiler import ProfilerActivity, RecordScope
 from torch.autograd.profiler import profile, record_function
 
+from ampmem.errors import UsageError
 from ampmem.events import UNKNOWN, Action, Column
 from ampmem.recorder.hooks.patch import patch
 from ampmem.recorder.sources.base import RawEvents
@@ -56,8 +58,15 @@ class ProfilerSource:
         self._ledger = _Ledger()
         self._mark = _Mark(0, 0)
 
+    def check(self) -> None:
+        """Raise :class:`UsageError` when another profiler is running: a second one would take its place."""
+        if _profiler_enabled():
+            raise UsageError(
+                "torch.profiler is running, and PyTorch allows only one profiler at a time; start ampmem outside of it"
+            )
+
     def start(self, baseline: Mapping[int, int]) -> None:
-        """Begin recording. Raises ``RuntimeError`` when another profiler is running on this thread."""
+        """Begin recording."""
         self._ledger.add_baseline(baseline)
         previous = os.environ.get("KINETO_LOG_LEVEL")
         os.environ["KINETO_LOG_LEVEL"] = "99"  # read at the first start: silences its lines on stderr
