@@ -26,7 +26,7 @@ def instants(phases: PhaseColumns, step: StepRecord) -> Instants:
     backward = _last_row(phases, step, Phase.BACKWARD)
     optimizer = _last_row(phases, step, Phase.OPTIMIZER)
     return Instants(
-        after_forward=None if backward is None else int(phases.time_ns[backward]),
+        after_forward=None if backward is None else _backward_start(phases, backward),
         after_backward=None if backward is None else _end(phases.time_ns, backward, step),
         after_optimizer=None if optimizer is None else _end(phases.time_ns, optimizer, step),
     )
@@ -41,6 +41,14 @@ def phase_at(phases: PhaseColumns, instant_ns: int) -> Phase:
 def _last_row(phases: PhaseColumns, step: StepRecord, phase: Phase) -> int | None:
     rows = np.flatnonzero((phases.step == step.index) & (phases.phase == phase))
     return int(rows[-1]) if len(rows) else None
+
+
+def _backward_start(phases: PhaseColumns, row: int) -> int:
+    """When the backward that ``row`` ends began; updates inside it, which follow it directly, do not end it."""
+    inside = (Phase.BACKWARD, Phase.OPTIMIZER)
+    while row >= 2 and (phases.phase[row - 2], phases.phase[row - 1]) == inside:
+        row -= 2
+    return int(phases.time_ns[row])
 
 
 def _end(times: Column, row: int, step: StepRecord) -> int:

@@ -21,7 +21,7 @@ from ampmem.recorder.arms import ArmSeen, arm_record
 from ampmem.recorder.hooks import data, torch_profiler
 from ampmem.recorder.hooks.backward import BackwardHooks
 from ampmem.recorder.hooks.forward import ForwardMode, ForwardObserver, SavedTensors
-from ampmem.recorder.hooks.modules import ModuleHooks
+from ampmem.recorder.hooks.modules import ModuleHooks, in_backward
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
 from ampmem.recorder.join import Joiner
 from ampmem.recorder.live import live_objects
@@ -235,11 +235,11 @@ class Session:
         round_over = self._rounds.update(optimizer)
         if self.recording and self.log.phase == Phase.OPTIMIZER:
             self.log.op(*self._update_began)
-            self.log.enter_phase(Phase.BETWEEN)
+            self.log.enter_phase(Phase.BACKWARD if in_backward() else Phase.BETWEEN)
         if self._manual_steps or not round_over:
             return
-        if torch._C._current_graph_task_id() != -1:
-            self._step_due = True  # an optimizer that steps inside backward
+        if in_backward():
+            self._step_due = True  # an optimizer that steps inside backward: the step ends with that
         else:
             self._end_step()
 

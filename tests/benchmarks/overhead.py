@@ -4,7 +4,7 @@ The variants take turns in one process: each turn builds the same model from the
 it for the same steps. CPU time is ``time.process_time``, all threads of the process together; a ratio
 is the median over the rounds of (turn's time / plain turn's time of the same round).
 
-    python tests/benchmarks/overhead.py [--rounds 5] [gpt-tiny gpt-small resnet-tiny resnet-small]
+    python tests/benchmarks/overhead.py [--rounds 3] [--steps 10] [gpt-tiny gpt-small resnet-tiny resnet-small]
 
 Exits with 1 when a bar is broken: ampmem at most 1.6 times plain on gpt-small, and below both peers.
 """
@@ -93,8 +93,8 @@ def measure(case: str, rounds: int, steps: int) -> dict[str, list[float]]:
 
 
 @click.command()
-@click.option("--rounds", default=5, show_default=True)
-@click.option("--steps", default=3, show_default=True)
+@click.option("--rounds", default=3, show_default=True)
+@click.option("--steps", default=10, show_default=True)
 @click.argument("cases", nargs=-1, type=click.Choice(list(CASES)))
 def main(rounds: int, steps: int, cases: tuple[str, ...]) -> None:
     """Print one row per case."""

@@ -23,6 +23,21 @@ def test_marks_are_around_the_last_backward_and_after_the_last_update() -> None:
     assert instants(recording.phases, recording.steps[0]) == expected
 
 
+def test_updates_inside_a_backward_do_not_end_it() -> None:
+    story = Story()
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    backward = story.enter(Phase.BACKWARD)
+    for _ in range(2):  # an optimizer for each of two parameters, stepped by hooks on their gradients
+        story.enter(Phase.OPTIMIZER)
+        updated = story.enter(Phase.BACKWARD)
+    done = story.enter(Phase.BETWEEN)
+    story.end()
+    recording = story.recording()
+    expected = Instants(after_forward=backward, after_backward=done, after_optimizer=updated)
+    assert instants(recording.phases, recording.steps[0]) == expected
+
+
 def test_a_phase_that_nothing_follows_ends_with_the_step() -> None:
     story = Story()
     story.begin(0)
