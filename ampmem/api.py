@@ -89,13 +89,8 @@ class Profile:
         self._failure: NothingRecorded | None = None
 
     def __enter__(self) -> Self:
-        from ampmem.recorder.session import Options, Session, active
+        from ampmem.recorder.session import Options, Session
 
-        if active() is not None:
-            raise UsageError(
-                "ampmem.profile() is active already and cannot be nested; leave the outer one first, "
-                "or call ampmem.profile() only once"
-            )
         options = Options(
             path=self.path,
             script=sys.argv[0] if sys.argv else "",

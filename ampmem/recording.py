@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from pathlib import Path
@@ -87,6 +88,16 @@ class Batch:
     step: StepRecord | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """What is known of the run as a whole."""
+
+    arm: ArmRecord
+    parameters: tuple[ParameterRecord, ...]
+    optimizers: tuple[OptimizerRecord, ...]
+    notes: tuple[str, ...]
+
+
 def _words(column: str, members: Iterable[Action | Phase | Fact]) -> str:
     """SQL that turns the codes in ``column`` into lower-case words."""
     cases = " ".join(f"WHEN {int(member)} THEN '{member.name.lower()}'" for member in members)
@@ -132,6 +143,7 @@ class RecordingWriter:
     def __init__(self, path: Path, run: RunRecord, *, force: bool = False) -> None:
         check_output(path, force=force)
         self.path = path
+        self._description: Description | None = None
         try:
             for leftover in (path, path.with_name(path.name + "-journal")):
                 leftover.unlink(missing_ok=True)
@@ -145,38 +157,39 @@ class RecordingWriter:
 
     def append(self, batch: Batch) -> None:
         """Write ``batch`` and commit it. Raises :class:`RecordingError` when the disk refuses."""
-        try:
-            self._database.execute("BEGIN")
+        with self._transaction():
             self._database.executemany("INSERT INTO text (value) VALUES (?)", ((text,) for text in batch.texts))
             for table, columns in (("event", batch.events), ("fact", batch.facts), ("phase", batch.phases)):
                 self._insert_columns(table, columns)
             if batch.step is not None:
                 self._insert_records("step", [batch.step])
-            self._database.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise RecordingError(f"cannot append to {self.path}: {error}; what was written so far is kept") from error
 
-    def describe(
-        self,
-        *,
-        arm: ArmRecord,
-        parameters: Sequence[ParameterRecord],
-        optimizers: Sequence[OptimizerRecord],
-        notes: Sequence[str],
-    ) -> None:
-        """Replace what is known of the run as a whole; called again whenever more is known."""
-        self._database.execute("BEGIN")
-        self._write_meta({"arm": asdict(arm)})
-        for table, records in (("parameter", parameters), ("optimizer", optimizers)):
-            self._database.execute(f"DELETE FROM {table}")
-            self._insert_records(table, records)
-        self._database.execute("DELETE FROM note")
-        self._database.executemany("INSERT INTO note VALUES (?)", ((note,) for note in notes))
-        self._database.execute("COMMIT")
+    def describe(self, description: Description) -> None:
+        """Replace what is known of the run as a whole; called again whenever more may be known."""
+        if description == self._description:
+            return
+        self._description = description
+        with self._transaction():
+            self._write_meta({"arm": asdict(description.arm)})
+            for table, records in (("parameter", description.parameters), ("optimizer", description.optimizers)):
+                self._database.execute(f"DELETE FROM {table}")
+                self._insert_records(table, records)
+            self._database.execute("DELETE FROM note")
+            self._database.executemany("INSERT INTO note VALUES (?)", ((note,) for note in description.notes))
 
     def close(self) -> None:
         """Close the file; appending afterwards is an error."""
         self._database.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All of it or nothing on disk."""
+        try:
+            self._database.execute("BEGIN")
+            yield
+            self._database.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise RecordingError(f"cannot append to {self.path}: {error}; what was written so far is kept") from error
 
     def _write_meta(self, entries: dict[str, object]) -> None:
         rows = [(key, json.dumps(value)) for key, value in entries.items()]

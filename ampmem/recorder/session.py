@@ -33,7 +33,7 @@ from ampmem.recorder.sources.cpu import ProfilerSource
 from ampmem.recorder.stacks import Stacks
 from ampmem.recorder.steps import Bench, Rounds
 from ampmem.recorder.texts import Texts
-from ampmem.recording import Batch, RecordingWriter
+from ampmem.recording import Batch, Description, RecordingWriter
 
 _active: Session | None = None
 
@@ -66,6 +66,11 @@ class Session:
         on_step: Callable[[int], None] | None = None,
         on_done: Callable[[], None] | None = None,
     ) -> None:
+        if _active is not None:
+            raise UsageError(
+                "ampmem.profile() is active already and cannot be nested; leave the outer one first, "
+                "or call ampmem.profile() only once"
+            )
         self.options = options
         self.recording = False
         """Whether allocator events are being recorded now."""
@@ -107,17 +112,9 @@ class Session:
         self._step = 0
         self._writer = RecordingWriter(options.path, self._run_record(), force=options.force)
 
-    # -- life ---------------------------------------------------------------------------------
-
     def start(self) -> None:
         """Install the hooks; recording begins at once or after the steps to skip."""
         global _active
-        if _active is not None:
-            self._writer.close()
-            raise UsageError(
-                "ampmem.profile() is active already and cannot be nested; leave the outer one first, "
-                "or call ampmem.profile() only once"
-            )
         _active = self
         self._undo.callback(self._deactivate)
         self._undo.callback(self._optimizers.install())
@@ -181,8 +178,6 @@ class Session:
         """End the recording although the script goes on."""
         self.stopped_by = why
         self.close()
-
-    # -- what the hooks report ----------------------------------------------------------------
 
     def forward_started(self, *, recomputing: bool) -> None:
         """An outermost module is about to run."""
@@ -266,8 +261,6 @@ class Session:
         if self.log.step == NO_STEP and self.recording:
             raise UsageError("prof.step() was called before any model ran forward; call it at the end of an iteration")
         self._end_step()
-
-    # -- recording ----------------------------------------------------------------------------
 
     def _begin(self) -> None:
         """Start the source and the hooks that only matter while it runs."""
@@ -355,10 +348,12 @@ class Session:
         self._writer.append(Batch(texts=self.texts.take_new(), events=events, facts=facts, phases=phases, step=step))
         parameters = [*self.models.records(), *self._optimizers.own_parameters.values()]
         self._writer.describe(
-            arm=arm_record(self.arm_seen, parameters),
-            parameters=parameters,
-            optimizers=self._optimizers.records(),
-            notes=list(self._notes),
+            Description(
+                arm=arm_record(self.arm_seen, parameters),
+                parameters=tuple(parameters),
+                optimizers=tuple(self._optimizers.records()),
+                notes=tuple(self._notes),
+            )
         )
 
     @contextmanager

@@ -30,7 +30,7 @@ from ampmem.events import (
     Source,
     StepRecord,
 )
-from ampmem.recording import Batch, RecordingWriter, read
+from ampmem.recording import Batch, Description, RecordingWriter, read
 
 EVENTS = 1_000_000
 FACTS = 200_000
@@ -134,12 +134,14 @@ def make(path: Path) -> None:
     texts += ["\n".join(f"/home/user/train/file{depth}.py:{index} call" for depth in range(12)) for index in range(60)]
     writer = RecordingWriter(path, run)
     writer.describe(
-        arm=ArmRecord(name="amp", dtype="bfloat16", cache=True, scaler=False),
-        parameters=[
-            ParameterRecord(name=name, elements=1000, bytes=4000, dtype="float32", trainable=True) for name in names
-        ],
-        optimizers=[OptimizerRecord(class_name="AdamW", implementation="foreach")],
-        notes=[],
+        Description(
+            arm=ArmRecord(name="amp", dtype="bfloat16", cache=True, scaler=False),
+            parameters=[
+                ParameterRecord(name=name, elements=1000, bytes=4000, dtype="float32", trainable=True) for name in names
+            ],
+            optimizers=[OptimizerRecord(class_name="AdamW", implementation="foreach")],
+            notes=[],
+        )
     )
     for step in range(STEPS):
         writer.append(

@@ -25,7 +25,7 @@ from ampmem.events import (
     Source,
     StepRecord,
 )
-from ampmem.recording import Batch, RecordingWriter
+from ampmem.recording import Batch, Description, RecordingWriter
 
 _ColumnsT = TypeVar("_ColumnsT", bound=Columns)
 
@@ -214,10 +214,12 @@ def write(path: Path, recording: Recording) -> Path:
     for batch in as_batches(recording, max(1, len(recording.steps))):
         writer.append(batch)
     writer.describe(
-        arm=recording.arm,
-        parameters=recording.parameters,
-        optimizers=recording.optimizers,
-        notes=recording.notes,
+        Description(
+            arm=recording.arm,
+            parameters=recording.parameters,
+            optimizers=recording.optimizers,
+            notes=recording.notes,
+        )
     )
     writer.close()
     return path

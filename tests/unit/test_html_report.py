@@ -24,7 +24,7 @@ from ampmem.analysis.summary import summary_of
 from ampmem.cli.report import report
 from ampmem.errors import UsageError
 from ampmem.events import Columns, Phase, Recording
-from ampmem.recording import Batch, RecordingWriter
+from ampmem.recording import Batch, Description, RecordingWriter
 from ampmem.reporters.base import Report
 from ampmem.reporters.html.page import PLOTLY_CONFIG, Headline, Section, Table, element_id, render
 from ampmem.reporters.html.palette import FILLS
@@ -192,7 +192,9 @@ def saved(recording: Recording, path: Path) -> Path:
         writer.append(Batch(texts=texts, events=events, facts=facts, phases=phases, step=step))
         events, facts, phases = (_nothing(type(columns)) for columns in (events, facts, phases))
     writer.describe(
-        arm=recording.arm, parameters=recording.parameters, optimizers=recording.optimizers, notes=recording.notes
+        Description(
+            arm=recording.arm, parameters=recording.parameters, optimizers=recording.optimizers, notes=recording.notes
+        )
     )
     writer.close()
     return path

@@ -33,7 +33,7 @@ from ampmem.events import (
     Source,
     StepRecord,
 )
-from ampmem.recording import RecordingWriter, read
+from ampmem.recording import Description, RecordingWriter, read
 
 EVENT_VIEW = [
     *("id", "time_ns", "step", "phase", "action", "address"),
@@ -114,8 +114,10 @@ def test_describing_again_replaces(tmp_path: Path) -> None:
     path = tmp_path / "run.ampmem"
     recording = small_run().recording()
     with closing(RecordingWriter(path, RUN)) as writer:
-        for notes in (["first"], ["second", "third"]):
-            writer.describe(arm=ARM, parameters=recording.parameters, optimizers=recording.optimizers, notes=notes)
+        for notes in (("first",), ("second", "third")):
+            writer.describe(
+                Description(arm=ARM, parameters=recording.parameters, optimizers=recording.optimizers, notes=notes)
+            )
     again = read(path)
     assert again.notes == ("second", "third")
     assert again.parameters == recording.parameters

@@ -9,10 +9,12 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
+from itertools import chain
 from time import time_ns
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch._C._autograd import (
     _disable_profiler,
     _enable_profiler,
@@ -120,6 +122,7 @@ class _Walk:
         """(time, address, signed bytes, running total, index of the node's name, its sequence number or -1)."""
         self.ops: dict[str, int] = {"": 0}
         self._markers: list[int] = []
+        self._only_cpu = not torch.accelerator.is_available()
         self._visit(roots)
 
     def clock(self, marks: tuple[_Mark, _Mark]) -> Callable[[Column], Column]:
@@ -140,7 +143,7 @@ class _Walk:
             name = node.name
             if name == _ALLOCATION:
                 fields = node.extra_fields
-                if fields.device.type == "cpu":
+                if self._only_cpu or fields.device.type == "cpu":
                     index = self.ops.setdefault(op, len(self.ops))
                     row = (node.start_time_ns, fields.ptr, fields.alloc_size, fields.total_allocated, index, sequence)
                     self.rows.append(row)
@@ -172,13 +175,13 @@ class _Ledger:
 
     def settle(self, walk: _Walk, shift: Callable[[Column], Column], freed: list[tuple[int, int]]) -> RawEvents:
         """``walk``'s events and the ``freed`` baseline storages, in order."""
-        table = np.array(walk.rows, dtype=np.int64).reshape(-1, 6)
+        times = np.fromiter((row[0] for row in walk.rows), dtype=np.int64, count=len(walk.rows))
         rows = _Rows()
         for time, address in self._pending:
             rows.add((time, Action.BASELINE, address, self._baseline[address], UNKNOWN, 0, -1))
         self._pending = []
         deaths = sorted(freed, reverse=True)
-        for time, row in zip(shift(table[:, 0]).tolist(), walk.rows, strict=True):
+        for time, row in zip(shift(times).tolist(), walk.rows, strict=True):
             while deaths and deaths[-1][0] <= time:
                 self._died(rows, *deaths.pop())
             self._profiled(rows, time, *row[1:])
@@ -222,7 +225,8 @@ class _Rows:
         self.add = self._rows.append
 
     def events(self, ops: tuple[str, ...]) -> RawEvents:
-        columns = np.array(self._rows, dtype=np.int64).reshape(-1, 7).T.copy()
+        flat = np.fromiter(chain.from_iterable(self._rows), dtype=np.int64, count=7 * len(self._rows))
+        columns = np.ascontiguousarray(flat.reshape(-1, 7).T)
         time, action, address, size, allocated, op, sequence = columns
         return RawEvents(
             time_ns=time,
