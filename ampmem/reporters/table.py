@@ -19,7 +19,8 @@ MODULES = 15
 ALLOCATIONS = 10
 
 _ABSENT = "-"
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/torch/", "<frozen ")
+_TORCH = ("/torch/", "<frozen ")
+_LIBRARIES = ("/site-packages/", "/dist-packages/", *_TORCH)
 
 
 class TableReporter:
@@ -231,10 +232,11 @@ def _frame_line(item: LargeAllocation) -> list[str]:
 
 
 def user_frame(stack: Sequence[str]) -> str | None:
-    """The innermost frame outside the libraries; the innermost at all where every frame is in one."""
-    for frame in reversed(stack):
-        if not any(part in frame for part in _LIBRARIES):
-            return frame
+    """The innermost frame outside the libraries, else outside torch (a script may be installed), else of all."""
+    for hidden in (_LIBRARIES, _TORCH):
+        for frame in reversed(stack):
+            if not any(part in frame for part in hidden):
+                return frame
     return stack[-1] if stack else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -51,9 +52,12 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_stops_after_the_steps_asked_for_and_names_the_recording(tmp_path: Path) -> None:
     write_training(tmp_path)
     plain = python(tmp_path, "train.py")
-    done = ampmem(tmp_path, "profile", "--steps", "2", "train.py")
+    done = ampmem(tmp_path, "profile", "--steps", "2", "--html", "train.html", "train.py")
     assert done.returncode == 0
     assert "recorded 2 steps in train.ampmem" in done.stderr
+    assert "conservation: " in done.stderr and ", residual 0 B" in done.stderr
+    assert "step 1 of 2" not in done.stderr  # progress is for terminals
+    assert (tmp_path / "train.html").read_text().startswith("<!DOCTYPE html>")
     assert [step.index for step in read(tmp_path / "train.ampmem").steps] == [0, 1]
     # The stop comes with the second update: what the script printed until then is bit-identical.
     assert done.stdout.splitlines() == plain.stdout.splitlines()[:1]
@@ -65,6 +69,17 @@ def test_run_to_end_leaves_output_losses_and_random_numbers_as_they_are(tmp_path
     done = ampmem(tmp_path, "profile", "--steps", "2", "--run-to-end", "train.py")
     assert (done.returncode, done.stdout) == (0, plain.stdout)
     assert len(read(tmp_path / "train.ampmem").steps) == 2
+
+
+def test_progress_shows_on_a_terminal(tmp_path: Path) -> None:
+    write_training(tmp_path)
+    reader, terminal = pty.openpty()
+    command = [sys.executable, "-m", "ampmem", "profile", "--steps", "2", "train.py"]
+    subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=terminal, timeout=120, check=True)
+    os.close(terminal)
+    shown = os.read(reader, 1 << 20).decode()
+    os.close(reader)
+    assert "\rampmem: step 1 of 2\rampmem: step 2 of 2\r\n" in shown
 
 
 def test_skip_passes_steps_before_recording(tmp_path: Path) -> None:

@@ -197,6 +197,8 @@ def test_bytes_per_parameter(size: int, parameters: int, text: str) -> None:
 def test_the_users_frame_is_the_innermost_outside_the_libraries() -> None:
     library = "/usr/lib/python3/site-packages/torch/nn/functional.py:1 linear"
     assert user_frame(["a.py:1 main", "b.py:2 forward", library]) == "b.py:2 forward"
+    installed = "/env/site-packages/my_project/model.py:5 forward"
+    assert user_frame([installed, library]) == installed
     assert user_frame([library]) == library
     assert user_frame([]) is None
 
