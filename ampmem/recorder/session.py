@@ -299,7 +299,6 @@ class Session:
                     self._give_up(str(error))
             return
         with self._observer_at_work():
-            self.models.note()
             try:
                 self._write(self._source.drain(), self._step_record())
             except RecordingError as error:
@@ -341,6 +340,7 @@ class Session:
     def _end_recording(self) -> None:
         self.forward.leave()
         self.recording = False
+        self.models.note()  # as every forward does when it starts
         self._write(self._source.stop(), None)
 
     def _write(self, raw: RawEvents, step: StepRecord | None) -> None:

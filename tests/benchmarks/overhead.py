@@ -23,6 +23,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import process_time
 
 import click
@@ -31,11 +33,11 @@ from tabulate import tabulate
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-import ampmem
+from ampmem.recorder.session import Options, Session
 from ampmem.workloads import gpt, resnet
-from ampmem.workloads.common import Options
+from ampmem.workloads.common import Options as Workload
 
-CASES: dict[str, tuple[Callable[[Options], None], str]] = {
+CASES: dict[str, tuple[Callable[[Workload], None], str]] = {
     "gpt-tiny": (gpt.train, "tiny"),
     "gpt-small": (gpt.train, "small"),
     "resnet-tiny": (resnet.train, "tiny"),
@@ -48,6 +50,18 @@ def torch_profiler() -> AbstractContextManager[object]:
     """torch.profiler as people use it to look for memory."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     return torch.profiler.profile(activities=activities, profile_memory=True, record_shapes=True, with_stack=True)
+
+
+@contextmanager
+def ampmem_profile() -> Iterator[None]:
+    """A recording as ``ampmem profile`` makes it: from before the model is built, on disk, with stacks."""
+    with TemporaryDirectory() as folder:
+        session = Session(Options(path=Path(folder) / "run.ampmem", script="benchmark", baseline=False))
+        session.start()
+        try:
+            yield
+        finally:
+            session.close()
 
 
 @contextmanager
@@ -64,13 +78,13 @@ def mem_tracker() -> Iterator[None]:
 
 VARIANTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "plain": nullcontext,
-    "ampmem": ampmem.profile,
+    "ampmem": ampmem_profile,
     "torch.profiler": torch_profiler,
     "MemTracker": mem_tracker,
 }
 
 
-def cpu_seconds(variant: str, train: Callable[[Options], None], options: Options) -> float:
+def cpu_seconds(variant: str, train: Callable[[Workload], None], options: Workload) -> float:
     """CPU time of one turn: entering the variant, building, training and leaving."""
     gc.collect()
     start = process_time()
@@ -82,9 +96,9 @@ def cpu_seconds(variant: str, train: Callable[[Options], None], options: Options
 def measure(case: str, rounds: int, steps: int) -> dict[str, list[float]]:
     """CPU seconds of every round, by variant."""
     train, preset = CASES[case]
-    options = Options(preset=preset, steps=steps)
+    options = Workload(preset=preset, steps=steps)
     for variant in VARIANTS:  # what happens only once in a process is nobody's overhead
-        cpu_seconds(variant, train, Options(preset="tiny", steps=1))
+        cpu_seconds(variant, train, Workload(preset="tiny", steps=1))
     times: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
     for _ in range(rounds):
         for variant, seconds in times.items():

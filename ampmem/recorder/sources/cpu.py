@@ -165,7 +165,9 @@ class _Ledger:
     def __init__(self) -> None:
         self._baseline: dict[int, int] = {}
         self._live: dict[int, int] = {}
-        self._offset: int | None = None
+        self._offset = 0
+        self._counting = False
+        """Whether there was an event to take ``_offset`` from."""
         self._pending: list[tuple[int, int]] = []
 
     def add_baseline(self, blocks: Mapping[int, int]) -> None:
@@ -180,18 +182,25 @@ class _Ledger:
         for time, address in self._pending:
             rows.add((time, Action.BASELINE, address, self._baseline[address], UNKNOWN, 0, -1))
         self._pending = []
+        if not self._counting and walk.rows:
+            _, _, size, total, _, _ = walk.rows[0]
+            self._offset = sum(self._baseline.values()) - (total - size)
+            self._counting = True
         deaths = sorted(freed, reverse=True)
         for time, row in zip(shift(times).tolist(), walk.rows, strict=True):
             while deaths and deaths[-1][0] <= time:
                 self._died(rows, *deaths.pop())
-            self._profiled(rows, time, *row[1:])
+            _, address, size, total, op, sequence = row
+            if size < 0 and address in self._live:  # nearly every second event
+                rows.add((time, Action.FREE, address, self._live.pop(address), total + self._offset, 0, -1))
+            else:
+                self._profiled(rows, time, address, size, total, op, sequence)
         while deaths:
             self._died(rows, *deaths.pop())
         return rows.events(tuple(walk.ops))
 
     def _profiled(self, rows: _Rows, time: int, address: int, size: int, total: int, op: int, sequence: int) -> None:
-        if self._offset is None:
-            self._offset = sum(self._baseline.values()) - (total - size)
+        """An allocation, or the free of a block that was not allocated in this recording."""
         if size > 0:
             if address in self._baseline:  # its death was not seen, but the memory is somebody else's now
                 self._died(rows, time, address)
@@ -201,8 +210,6 @@ class _Ledger:
                 rows.add((time, Action.FREE, address, lost, UNKNOWN, 0, -1))
             self._live[address] = size
             rows.add((time, Action.ALLOC, address, size, total + self._offset, op, sequence))
-        elif address in self._live:
-            rows.add((time, Action.FREE, address, self._live.pop(address), total + self._offset, 0, -1))
         else:
             # A block of an earlier profile: the total falls by what that one knew, we by what we know.
             self._offset -= size
@@ -212,7 +219,7 @@ class _Ledger:
     def _died(self, rows: _Rows, time: int, address: int) -> None:
         size = self._baseline.pop(address, None)
         if size is not None:
-            if self._offset is not None:
+            if self._counting:
                 self._offset -= size
             rows.add((time, Action.FREE, address, size, UNKNOWN, 0, -1))
 
