@@ -137,7 +137,10 @@ class PhaseColumns(Columns):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One step that ended. ``loss`` is unscaled; ``None`` where there was none to see."""
+    """One step that ended.
+
+    ``loss`` is what the step's last backward started from, unscaled; ``None`` unless that is one number.
+    """
 
     index: int
     start_ns: int

@@ -109,6 +109,7 @@ class Session:
         self._update_began = (0, 0, 0)
         """When the running update began, and the ids of its name and of the stack that called it."""
         self._backwards = 0
+        self._saw_model = False
         self._step = 0
         self._writer = RecordingWriter(options.path, self._run_record(), force=options.force)
 
@@ -146,7 +147,7 @@ class Session:
             raise NothingRecorded(
                 f"no step was recorded: the script made {self._step} and --skip is {self.options.skip}; skip fewer"
             )
-        if next(self.models.parameters(), None) is None and not self.models.records():
+        if not self._saw_model:
             raise NothingRecorded(
                 "no model was seen: ampmem follows torch.nn.Module forwards, and none with parameters ran"
             )
@@ -186,6 +187,7 @@ class Session:
                 self._open_step()
             self.models.add_registered()
             self.models.note()
+            self._saw_model |= bool(self.models.by_address)
             self._backward.watch_gradients()
             self.log.enter_phase(Phase.FORWARD)
         self.forward.enter(recomputing=recomputing)

@@ -162,8 +162,10 @@ def test_runs_as_python_would(tmp_path: Path) -> None:
 
 NO_BACKWARD = """
 import torch
-model = torch.nn.Linear(2, 2)
-model(torch.randn(1, 2))
+def main():  # the model is gone when the script ends
+    model = torch.nn.Linear(2, 2)
+    model(torch.randn(1, 2))
+main()
 """
 NO_STEP = """
 import torch
