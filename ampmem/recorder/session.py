@@ -185,7 +185,6 @@ class Session:
         if not recomputing:
             if self.log.step == NO_STEP:
                 self._open_step()
-            self.models.add_registered()
             self.models.note()
             self._saw_model |= bool(self.models.by_address)
             self._backward.watch_gradients()

@@ -44,6 +44,18 @@ def test_steps_limits_and_skip_counts_in_code() -> None:
     assert [step.index for step in prof.recording().steps] == [1, 2]
 
 
+def test_a_model_that_nobody_named_is_known_from_its_first_forward_on() -> None:
+    model, optimizer = make()
+    with ampmem.profile() as prof:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(torch.randn(2, 8)).sum()
+        loss.backward()
+        optimizer.step()
+    casts = prof.summary().casts
+    parameters = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    assert {cast.name: cast.bytes for cast in casts.by_parameter} == {name: 2 * n for name, n in parameters.items()}
+
+
 def test_what_existed_before_is_the_baseline_and_its_death_is_seen() -> None:
     model, optimizer = make()
     doomed = torch.zeros(1000)

@@ -58,12 +58,13 @@ class ModuleHooks:
         # Asked first: dynamo traces the hooks too, and must find nothing in them that breaks the script's graph.
         if torch.compiler.is_compiling() or not session.on_thread():
             return
-        if not self._running:
+        outermost = not self._running
+        if outermost:
+            session.models.add_registered()
+        path = session.models.path_id(module)
+        if outermost:
             session.forward_started(recomputing=in_backward() and torch.is_grad_enabled())
-            path = session.models.path_id(module)
             self._note_inputs(args)
-        else:
-            path = session.models.path_id(module)
         sample_autocast(session.arm_seen, session.device_type)
         self._running.append((id(module), path))
         self._enter(path)
