@@ -93,8 +93,8 @@ class ProfilerSource:
     def install(self) -> Callable[[], None]:
         """Keep the script's ``record_function`` scopes out of the profile; returns what undoes it.
 
-        A scope that the profiler saw begin must not end after that profiler was stopped: its end
-        would be written into freed memory. Scopes begun while recording is off do nothing.
+        A scope that the profiler saw begin must not end after that profiler was stopped: it points into
+        what the profiler had recorded. Scopes begun while recording is off do nothing.
         """
         return patch(record_function, "__enter__", _without_recording)
 
