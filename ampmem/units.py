@@ -20,18 +20,6 @@ def format_bytes(count: int | None) -> str:
     return f"{sign}{size:.1f} {unit}"
 
 
-def format_share(part: int, whole: int) -> str:
-    """``part`` of ``whole`` in percent; what is neither nothing nor all never reads 0 % or 100 %."""
-    if whole == 0:
-        return "-"
-    share = 100 * part / whole
-    if 0 < share < 0.1:
-        return "<0.1 %"
-    if 99.9 < share < 100:
-        return ">99.9 %"
-    return f"{share:.1f} %"
-
-
 def format_count(count: int | None) -> str:
     """A count with thousands separators: ``1,234,567``; ``?`` for unknown."""
     return "?" if count is None else f"{count:,}"

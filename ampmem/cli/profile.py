@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from ampmem.errors import AmpmemError, NothingRecorded
+from ampmem.errors import NothingRecorded
 from ampmem.recording import SUFFIX, check_output
 
 if TYPE_CHECKING:
@@ -100,10 +100,7 @@ def _run(target: Target, arguments: tuple[str, ...], session: Session) -> BaseEx
     except BaseException as error:  # whatever it is, it is the script's, and _fail passes it on
         finished = isinstance(error, SystemExit) and error.code in (None, 0)
         failure = None if finished or script.was_stopped(error) else error
-    try:
-        session.close()
-    except AmpmemError as error:
-        _say(str(error))
+    session.close()
     if failure is not None and not isinstance(failure, SystemExit):
         sys.excepthook(type(failure), failure.with_traceback(script.own_traceback(failure)), failure.__traceback__)
     return failure

@@ -55,7 +55,7 @@ class Models:
 
     def add(self, module: nn.Module) -> None:
         """Make ``module`` a root, named after its class unless it is the only one with parameters."""
-        alone = _has_parameters(module) and not any(_has_parameters(root) for root in self._live_roots())
+        alone = _has_parameters(module) and not any(self._live_roots_with_parameters())
         self._add_roots([module], alone=alone)
 
     def registered(self, module: nn.Module) -> None:
@@ -68,11 +68,12 @@ class Models:
         """Make roots of those registered modules that are nobody's child."""
         modules = [module for reference in self._registered.values() if (module := reference()) is not None]
         self._registered.clear()
-        known = {id(root) for root in self._live_roots()}
-        parents = _parents([*modules, *self._live_roots()])
-        roots = [m for m in modules if id(m) not in parents and id(m) not in known and _has_parameters(m)]
+        if self.changed:
+            self.refresh()  # what hangs below a root is named now, and no root itself
+        parents = _parents(modules)
+        roots = [m for m in modules if self._known_path(m) is None and id(m) not in parents and _has_parameters(m)]
         if roots:
-            self._add_roots(roots, alone=len(roots) == 1 and not known)
+            self._add_roots(roots, alone=len(roots) == 1 and not any(self._live_roots_with_parameters()))
 
     def path_id(self, module: nn.Module) -> int:
         """Text id of ``module``'s path; a module never seen before is looked for, or becomes a root."""
@@ -132,8 +133,8 @@ class Models:
             seen.add(place)
         return list(self._records.values())
 
-    def _live_roots(self) -> Iterator[nn.Module]:
-        return (module for root, _ in self._roots if (module := root()) is not None)
+    def _live_roots_with_parameters(self) -> Iterator[bool]:
+        return (_has_parameters(module) for root, _ in self._roots if (module := root()) is not None)
 
     def _known_path(self, module: nn.Module) -> int | None:
         entry = self._path_ids.get(id(module))

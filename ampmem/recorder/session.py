@@ -145,7 +145,7 @@ class Session:
             raise NothingRecorded(f"no step was recorded: {self.stopped_by}")
         if self._step < self.options.skip:
             raise NothingRecorded(
-                f"no step was recorded: the script made {self._step} and --skip is {self.options.skip}; skip fewer"
+                f"no step was recorded: the script made {self._step} steps and --skip is {self.options.skip}; skip fewer"
             )
         if not self._saw_model:
             raise NothingRecorded(
@@ -225,8 +225,9 @@ class Session:
     def updated(self, optimizer: int, *, skipped: bool) -> None:
         """The outermost ``step`` of ``optimizer`` has returned; ``skipped`` when a GradScaler left it out."""
         self.updates += 1
-        parameters = {id(parameter) for _, parameter in self.models.parameters()}
-        self._bench.bring_into_play(parameters if self.recording else None)
+        if not self._bench.empty:
+            parameters = {id(parameter) for _, parameter in self.models.parameters()}
+            self._bench.bring_into_play(parameters if self.recording else None)
         self._skipped |= skipped
         round_over = self._rounds.update(optimizer)
         if self.recording and self.log.phase == Phase.OPTIMIZER:
@@ -342,7 +343,10 @@ class Session:
         self.forward.leave()
         self.recording = False
         self.models.note()  # as every forward does when it starts
-        self._write(self._source.stop(), None)
+        try:
+            self._write(self._source.stop(), None)
+        except RecordingError as error:  # as in _give_up: the script goes on
+            self.stopped_by = str(error)
 
     def _write(self, raw: RawEvents, step: StepRecord | None) -> None:
         events, facts, phases = self._joiner.join(raw)

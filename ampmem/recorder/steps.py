@@ -47,11 +47,6 @@ class Rounds:
         self._updates.clear()
         return True
 
-    @property
-    def idle(self) -> int:
-        """How many optimizers exist that never made an update."""
-        return len(self._idle)
-
 
 class Bench:
     """Optimizers that exist, but whose models have not run: a process may hold some that are left over."""
@@ -60,6 +55,11 @@ class Bench:
         self._rounds = rounds
         self._waiting: list[weakref.ref[Optimizer]] = []
         self._in_play: list[weakref.ref[Optimizer]] = []
+
+    @property
+    def empty(self) -> bool:
+        """Whether no optimizer is left to bring into play."""
+        return not self._waiting
 
     def add(self, optimizer: Optimizer) -> None:
         """``optimizer`` exists."""

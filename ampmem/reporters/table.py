@@ -85,21 +85,21 @@ def _run(summary: Summary, title: str) -> str:
         amount += f", {format_count(parameters.trainable)} trainable"
     if parameters.cast_eligible is not None:
         amount += f", {format_count(parameters.cast_eligible)} cast by autocast"
-    optimizers = ", ".join(f"{item.class_name} ({item.implementation})" for item in summary.optimizer)
     rows = [
         ("script", title or "?"),
         ("device", f"{device.name} ({device.type}), events from {summary.source}"),
-        ("arm", _arm(summary)),
+        ("arm", describe_arm(summary)),
         ("torch", f"{summary.torch}, ampmem {summary.ampmem}"),
         ("parameters", amount),
-        ("optimizer", optimizers or "none stepped"),
+        ("optimizer", describe_optimizers(summary) or "none stepped"),
     ]
     if summary.world_size > 1:
         rows.insert(2, ("rank", f"{summary.rank} of {summary.world_size}"))
     return "\n".join(f"{key:<12}{shorten(value, WIDTH - 12)}" for key, value in rows)
 
 
-def _arm(summary: Summary) -> str:
+def describe_arm(summary: Summary) -> str:
+    """The arm in words: ``amp, bfloat16, cache on``."""
     arm = summary.arm
     words = [arm.name]
     if arm.dtype is not None:
@@ -109,6 +109,11 @@ def _arm(summary: Summary) -> str:
     if arm.scaler:
         words.append("loss scaling")
     return ", ".join(words)
+
+
+def describe_optimizers(summary: Summary) -> str:
+    """The optimizers that stepped, in words; empty when none did."""
+    return ", ".join(f"{item.class_name} ({item.implementation})" for item in summary.optimizer)
 
 
 def _steps(steps: Sequence[Step]) -> str:

@@ -131,6 +131,50 @@ def test_a_disk_that_refuses_does_not_stop_the_training(monkeypatch: pytest.Monk
     assert [step.index for step in prof.recording().steps] == [0]
 
 
+def test_a_disk_that_refuses_at_the_end_raises_nothing_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = make()
+    append = RecordingWriter.append
+
+    def refuse(writer: RecordingWriter, batch: object) -> None:
+        if batch.step is None:  # type: ignore[attr-defined]
+            raise RecordingError("the disk is full")
+        append(writer, batch)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RecordingWriter, "append", refuse)
+    with ampmem.profile(steps=2) as prof:
+        train(model, optimizer, 3)
+    assert [step.index for step in prof.recording().steps] == [0, 1]
+
+
+def test_what_is_registered_below_a_root_stays_below_it() -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(4))
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls = self.calls + 1  # registers the buffer anew
+            return x * self.scale
+
+    torch.manual_seed(0)
+    with ampmem.profile() as prof:
+        model = nn.Sequential(nn.Sequential(nn.Linear(8, 4), nn.Sequential(Counter())))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        train(model, optimizer, 3)
+        assert len(prof._running().models._roots) == 1
+    recording = prof.recording()
+    modules = {recording.texts[index] for index in recording.facts.module[recording.facts.fact == Fact.BUFFER]}
+    assert modules == {"0.1.0"}
+    assert [parameter.name for parameter in recording.parameters] == ["0.0.weight", "0.0.bias", "0.1.0.scale"]
+
+
+def test_skipping_more_steps_than_there_are_says_so() -> None:
+    model, optimizer = make()
+    with pytest.warns(RuntimeWarning, match="the script made 2 steps and --skip is 9"), ampmem.profile(skip=9):
+        train(model, optimizer, 2)
+
+
 def test_a_block_without_a_step_warns_and_has_no_summary() -> None:
     model, _ = make()
     with pytest.warns(RuntimeWarning, match="no step ended"), ampmem.profile() as prof:

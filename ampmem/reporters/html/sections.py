@@ -11,7 +11,7 @@ from ampmem.analysis.summary import Peak, Step, Summary
 from ampmem.reporters.base import Report
 from ampmem.reporters.html.page import Headline, Section, Table, element_id
 from ampmem.reporters.html.timeline_view import TimelineView, timeline_view
-from ampmem.reporters.table import MODULES, per_parameter, user_frame
+from ampmem.reporters.table import MODULES, describe_arm, describe_optimizers, per_parameter, user_frame
 from ampmem.units import format_bytes, format_count, format_duration
 
 UNKNOWN = "-"
@@ -40,24 +40,12 @@ def section_of(number: int, report: Report, analysis: Analysis) -> Section:
 
 def _facts(summary: Summary) -> Iterator[str]:
     yield f"{format_count(summary.parameters.count)} parameters in {format_bytes(summary.parameters.bytes)}"
-    yield ", ".join(f"{item.class_name} ({item.implementation})" for item in summary.optimizer) or "no optimizer"
+    yield describe_optimizers(summary) or "no optimizer"
     yield f"{summary.device.name} ({summary.device.type}), events from {summary.source}"
     if summary.world_size > 1:
         yield f"rank {summary.rank} of {summary.world_size}"
-    yield f"arm {_arm(summary)}"
+    yield f"arm {describe_arm(summary)}"
     yield f"torch {summary.torch}, ampmem {summary.ampmem}"
-
-
-def _arm(summary: Summary) -> str:
-    arm = summary.arm
-    words = [arm.name]
-    if arm.dtype is not None:
-        words.append(arm.dtype)
-    if arm.cache is not None:
-        words.append("cache on" if arm.cache else "cache off")
-    if arm.scaler:
-        words.append("loss scaling")
-    return ", ".join(words)
 
 
 def _headlines(summary: Summary) -> Iterator[Headline]:
