@@ -145,7 +145,8 @@ class Session:
             raise NothingRecorded(f"no step was recorded: {self.stopped_by}")
         if self._step < self.options.skip:
             raise NothingRecorded(
-                f"no step was recorded: the script made {self._step} steps and --skip is {self.options.skip}; skip fewer"
+                f"no step was recorded: the script made {self._step} steps and --skip is {self.options.skip}; "
+                "skip fewer"
             )
         if not self._saw_model:
             raise NothingRecorded(

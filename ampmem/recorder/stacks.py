@@ -36,11 +36,11 @@ class Stacks:
         self._text_ids: list[int] = [0]
         self._pending: list[tuple[int, ...]] = []
 
-    def capture(self, depth: int = 1) -> int:
-        """The id of the caller's stack, ``depth`` frames above this call; 0 when stacks are off."""
+    def capture(self) -> int:
+        """The id of the stack that called the caller; 0 when stacks are off."""
         if not self._enabled:
             return 0
-        frame: FrameType | None = sys._getframe(depth + 1)
+        frame: FrameType | None = sys._getframe(2)
         key: list[int] = []
         while frame is not None:
             key.append(id(frame.f_code))
@@ -48,10 +48,10 @@ class Stacks:
             frame = frame.f_back
         stack = tuple(key)
         known = self._index.get(stack)
-        return known if known is not None else self._add(stack, depth + 2)
+        return known if known is not None else self._add(stack)
 
-    def _add(self, stack: tuple[int, ...], depth: int) -> int:
-        frame: FrameType | None = sys._getframe(depth)
+    def _add(self, stack: tuple[int, ...]) -> int:
+        frame: FrameType | None = sys._getframe(3)
         while frame is not None:
             self._codes[id(frame.f_code)] = frame.f_code
             frame = frame.f_back
