@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import platform
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import time_ns
@@ -24,7 +23,7 @@ from ampmem.recorder.hooks.forward import ForwardMode, ForwardObserver, SavedTen
 from ampmem.recorder.hooks.modules import ModuleHooks, in_backward
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
 from ampmem.recorder.join import Joiner
-from ampmem.recorder.live import live_objects
+from ampmem.recorder.live import collection_paused, live_objects
 from ampmem.recorder.log import Log
 from ampmem.recorder.models import Models
 from ampmem.recorder.sources.base import RawEvents
@@ -133,7 +132,7 @@ class Session:
             return
         try:
             if self.recording:
-                with self._observer_at_work():
+                with collection_paused():
                     self._end_recording()
         finally:
             self._undo.close()
@@ -301,7 +300,7 @@ class Session:
                 except UsageError as error:
                     self._give_up(str(error))
             return
-        with self._observer_at_work():
+        with collection_paused():
             try:
                 self._write(self._source.drain(), self._step_record())
             except RecordingError as error:
@@ -361,17 +360,6 @@ class Session:
                 notes=tuple(self._notes),
             )
         )
-
-    @contextmanager
-    def _observer_at_work(self) -> Iterator[None]:
-        """Our own work must not set off the garbage collector: a free that it causes would go unseen."""
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
-            yield
-        finally:
-            if collecting:
-                gc.enable()
 
     def _resting_phase(self) -> Phase:
         return Phase.OPTIMIZER if self._optimizers.stepping else Phase.BETWEEN
