@@ -18,6 +18,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "events",
         "recording",
         "allocator",
+        "importer",
         "analysis",
         "recorder",
         "reporters",

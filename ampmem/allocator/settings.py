@@ -1,0 +1,236 @@
+"""Constants and settings of the CUDA caching allocator, and the parser of their environment variable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from ampmem.errors import UsageError
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+MIN_BLOCK_SIZE = 512
+"""Every size is rounded to a multiple of this (``kMinBlockSize``, ``c10/core/AllocatorConfig.h``)."""
+SMALL_SIZE = MIB
+"""The largest allocation that the small pool serves (``kSmallSize``)."""
+SMALL_BUFFER = 2 * MIB
+"""Size of a segment of the small pool (``kSmallBuffer``)."""
+MIN_LARGE_ALLOC = 10 * MIB
+"""From here on, an allocation that finds no block gets a segment of its own size (``kMinLargeAlloc``)."""
+LARGE_BUFFER = 20 * MIB
+"""Size of the segment that smaller allocations of the large pool share (``kLargeBuffer``)."""
+ROUND_LARGE = 2 * MIB
+"""Segments of their own size are a multiple of this (``kRoundLarge``)."""
+
+ROUNDUP_INTERVALS = 16
+"""``roundup_power2_divisions`` has one entry per power of two from 1 MiB on; the last one has no upper end."""
+
+VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""The environment variables that hold settings in PyTorch; the first that is set counts (torch 2.13)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Allocator settings; the defaults are PyTorch's. Sizes are bytes.
+
+    ``max_split_size`` is ``None`` where it is unlimited. ``roundup_power2_divisions`` has
+    :data:`ROUNDUP_INTERVALS` entries; 0 and 1 mean no such rounding. ``memory_fraction`` is that of
+    ``torch.cuda.set_per_process_memory_fraction``; ``garbage_collection_threshold`` works only with it.
+    """
+
+    max_split_size: int | None = None
+    max_non_split_rounding: int = LARGE_BUFFER
+    roundup_power2_divisions: tuple[int, ...] = (0,) * ROUNDUP_INTERVALS
+    garbage_collection_threshold: float = 0.0
+    expandable_segments: bool = False
+    large_segment_size: int = LARGE_BUFFER
+    memory_fraction: float | None = None
+
+
+def parse_settings(text: str) -> Settings:
+    """The settings that ``text``, a value of ``PYTORCH_ALLOC_CONF``, asks for.
+
+    Follows ``AcceleratorAllocatorConfig::parseArgs`` (``c10/core/AllocatorConfig.cpp``) and
+    ``CUDAAllocatorConfig::parseArgs`` (``c10/cuda/CUDAAllocatorConfig.cpp``). Raises :class:`UsageError`
+    for what they refuse, and for what the model does not have: the ``cudaMallocAsync`` backend, for one.
+    """
+    settings = Settings()
+    pairs = _pairs(_tokens(text))
+    # The other sizes are compared with the large segment's, wherever that stands.
+    pairs.sort(key=lambda pair: pair[0] != "large_segment_size_mb")
+    for key, value in pairs:
+        if key.startswith("pinned_") or key in _IGNORED:
+            continue
+        if key not in _READERS:
+            known = ", ".join(sorted(_READERS))
+            raise UsageError(f"unknown allocator option {key!r}; the ones that change device memory are {known}")
+        settings = _READERS[key](settings, key, value)
+    return settings
+
+
+def settings_of_environment(environment: Mapping[str, str]) -> Settings:
+    """The settings of a process with this environment."""
+    return parse_settings(next((environment[name] for name in VARIABLES if name in environment), ""))
+
+
+_IGNORED = frozenset({"release_lock_on_cudamalloc", "release_lock_on_hipmalloc"})
+"""Options that change no address and no size; those of pinned memory do not either."""
+
+
+def _tokens(text: str) -> list[str]:
+    """``text`` cut at ``,``, ``:``, ``[`` and ``]``, which are tokens too; white space does not count."""
+    for mark in ",:[]":
+        text = text.replace(mark, f"\0{mark}\0")
+    return [token for part in text.split("\0") if (token := "".join(part.split()))]
+
+
+def _pairs(tokens: list[str]) -> list[tuple[str, list[str]]]:
+    """Each key with its value: one token, or those between the brackets."""
+    pairs = []
+    at = 0
+    while at < len(tokens):
+        key = tokens[at]
+        if tokens[at + 1 : at + 2] != [":"] or at + 2 >= len(tokens):
+            raise UsageError(f"the allocator option {key!r} has no value; write it as {key}:VALUE")
+        end = at + 3
+        if tokens[at + 2] == "[":
+            if "]" not in tokens[at:]:
+                raise UsageError(f"the list of the allocator option {key!r} has no closing bracket")
+            end = tokens.index("]", at) + 1
+        pairs.append((key, tokens[at + 2 : end]))
+        if end < len(tokens) and tokens[end] != ",":
+            raise UsageError(f"allocator options are separated by commas; found {tokens[end]!r} after {key!r}")
+        at = end + 1
+    return pairs
+
+
+def _one(key: str, value: list[str]) -> str:
+    if len(value) != 1:
+        raise UsageError(f"the allocator option {key!r} takes one value, not a list")
+    return value[0]
+
+
+def _integer(key: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"the allocator option {key!r} takes a whole number, not {text!r}")
+    return int(text)
+
+
+def _fraction(key: str, value: list[str], *, one_too: bool) -> float:
+    text = _one(key, value)
+    try:
+        number = float(text)
+    except ValueError:
+        raise UsageError(f"the allocator option {key!r} takes a number, not {text!r}") from None
+    if not (0 < number < 1 or (one_too and number == 1)):
+        raise UsageError(f"the allocator option {key!r} must lie between 0 and 1, not be {text}")
+    return number
+
+
+def _mebibytes(key: str, value: list[str], least: int) -> int:
+    number = _integer(key, _one(key, value))
+    if number * MIB < least:
+        raise UsageError(f"the allocator option {key!r} must be at least {least // MIB} (MiB), not {number}")
+    return number * MIB
+
+
+def _large_segment_size(settings: Settings, key: str, value: list[str]) -> Settings:
+    size = _mebibytes(key, value, MIN_LARGE_ALLOC + MIB)
+    return replace(settings, large_segment_size=size, max_non_split_rounding=size)
+
+
+def _max_split_size(settings: Settings, key: str, value: list[str]) -> Settings:
+    return replace(settings, max_split_size=_mebibytes(key, value, settings.large_segment_size))
+
+
+def _max_non_split_rounding(settings: Settings, key: str, value: list[str]) -> Settings:
+    return replace(settings, max_non_split_rounding=_mebibytes(key, value, settings.large_segment_size))
+
+
+def _garbage_collection_threshold(settings: Settings, key: str, value: list[str]) -> Settings:
+    return replace(settings, garbage_collection_threshold=_fraction(key, value, one_too=False))
+
+
+def _memory_fraction(settings: Settings, key: str, value: list[str]) -> Settings:
+    return replace(settings, memory_fraction=_fraction(key, value, one_too=True))
+
+
+def _boolean(key: str, value: list[str]) -> bool:
+    text = _one(key, value)
+    if text not in ("True", "False"):
+        raise UsageError(f"the allocator option {key!r} is True or False, with a capital letter, not {text!r}")
+    return text == "True"
+
+
+def _expandable_segments(settings: Settings, key: str, value: list[str]) -> Settings:
+    return replace(settings, expandable_segments=_boolean(key, value))
+
+
+def _not_modelled(settings: Settings, key: str, value: list[str]) -> Settings:
+    if _boolean(key, value):
+        raise UsageError(f"the allocator option {key!r} cannot be modelled; leave it out")
+    return settings
+
+
+def _backend(settings: Settings, key: str, value: list[str]) -> Settings:
+    text = _one(key, value)
+    if text != "native":
+        raise UsageError(
+            f"the backend {text!r} cannot be modelled: only PyTorch's own caching allocator (backend:native) can"
+        )
+    return settings
+
+
+def _roundup_power2_divisions(settings: Settings, key: str, value: list[str]) -> Settings:
+    if len(value) == 1:
+        divisions = _power_of_two(key, value[0])
+        return replace(settings, roundup_power2_divisions=(divisions,) * ROUNDUP_INTERVALS)
+    return replace(settings, roundup_power2_divisions=_roundup_list(key, value[1:-1]))
+
+
+def _roundup_list(key: str, items: list[str]) -> tuple[int, ...]:
+    """Entries ``SIZE_IN_MIB:DIVISIONS``; the first also holds below its size, ``>`` above the last one's."""
+    table = [0] * ROUNDUP_INTERVALS
+    last = 0
+    for number, (size, divisions) in enumerate(_roundup_items(key, items)):
+        if size == ">":
+            table[last + 1 :] = [divisions] * len(table[last + 1 :])
+            continue
+        last = min(_power_of_two(key, size).bit_length() - 1, ROUNDUP_INTERVALS - 1)
+        if number == 0:
+            table[:last] = [divisions] * last
+        table[last] = divisions
+    return tuple(table)
+
+
+def _roundup_items(key: str, items: list[str]) -> list[tuple[str, int]]:
+    found = []
+    for at in range(0, len(items), 4):
+        item = items[at : at + 4]
+        if len(item) < 3 or item[1] != ":" or item[3:] not in ([], [","]):
+            raise UsageError(f"the list of the allocator option {key!r} is written as [256:1,512:2,>:4]")
+        found.append((item[0], 0 if item[2] == "0" else _power_of_two(key, item[2])))
+    return found
+
+
+def _power_of_two(key: str, text: str) -> int:
+    number = _integer(key, text)
+    if number.bit_count() != 1:
+        raise UsageError(f"the allocator option {key!r} takes powers of two, not {number}")
+    return number
+
+
+_READERS: dict[str, Callable[[Settings, str, list[str]], Settings]] = {
+    "backend": _backend,
+    "expandable_segments": _expandable_segments,
+    "garbage_collection_threshold": _garbage_collection_threshold,
+    "graph_capture_record_stream_reuse": _not_modelled,
+    "large_segment_size_mb": _large_segment_size,
+    "max_non_split_rounding_mb": _max_non_split_rounding,
+    "max_split_size_mb": _max_split_size,
+    "per_process_memory_fraction": _memory_fraction,
+    "roundup_power2_divisions": _roundup_power2_divisions,
+    "throw_on_cudamalloc_oom": _not_modelled,
+}
