@@ -6,10 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ampmem.api import Profile, Recording, Summary, load, profile
+    from ampmem.api import Comparison, Profile, Recording, Summary, compare, load, profile
 
 __version__ = "0.1.0"
-__all__ = ["Profile", "Recording", "Summary", "__version__", "load", "profile"]
+__all__ = ["Comparison", "Profile", "Recording", "Summary", "__version__", "compare", "load", "profile"]
 
 
 def __getattr__(name: str) -> object:

@@ -1,15 +1,18 @@
-"""The public face of ampmem in Python: :func:`profile` and :func:`load`."""
+"""The public face of ampmem in Python: :func:`profile`, :func:`load` and :func:`compare`."""
 
 from __future__ import annotations
 
 import sys
 import tempfile
 import warnings
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from ampmem.analysis.summary import Summary, summarize
+from ampmem.analysis import summary as analysis_summary
+from ampmem.analysis.compare import Comparison, distinct, entry_of
+from ampmem.analysis.compare import compare as compare_entries
 from ampmem.errors import NothingRecorded, UsageError
 from ampmem.events import Recording
 from ampmem.recording import SUFFIX, read
@@ -18,7 +21,17 @@ if TYPE_CHECKING:
     from ampmem.recorder.live import Module, Optimizer
     from ampmem.recorder.session import Session
 
-__all__ = ["Profile", "Recording", "Summary", "load", "profile"]
+__all__ = ["Comparison", "Profile", "Recording", "Summary", "compare", "load", "profile"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary(analysis_summary.Summary):
+    """What a recording comes to; a notebook shows it as tables."""
+
+    def _repr_html_(self) -> str:
+        from ampmem.reporters.html.notebook import render
+
+        return render(self)
 
 
 def load(path: str | Path) -> Recording:
@@ -29,6 +42,23 @@ def load(path: str | Path) -> Recording:
         RecordingError: it is not a recording, or one of another format version.
     """
     return read(Path(path))
+
+
+def compare(*recordings: str | Path | Recording) -> Comparison:
+    """Lay recordings, or the files that hold them, side by side. Needs no torch.
+
+    The columns are labelled with the arms; recordings of the same arm get their file's name as well.
+
+    Raises:
+        UsageError: no recording is given, or a file does not exist.
+        RecordingError: a file is not a recording, or one of another format version.
+        NothingRecorded: one has no step, no backward or no model.
+    """
+    if not recordings:
+        raise UsageError("there is nothing to compare: give at least one recording")
+    entries = [entry_of(item if isinstance(item, Recording) else load(item)) for item in recordings]
+    names = ["" if isinstance(item, Recording) else Path(item).name for item in recordings]
+    return compare_entries(distinct(entries, names))
 
 
 def profile(
@@ -89,7 +119,8 @@ class Profile:
         self._failure: NothingRecorded | None = None
 
     def __enter__(self) -> Self:
-        from ampmem.recorder.session import Options, Session
+        from ampmem.recorder.options import Options
+        from ampmem.recorder.session import Session
 
         options = Options(
             path=self.path,
@@ -138,7 +169,8 @@ class Profile:
 
     def summary(self) -> Summary:
         """The summary of the recording. Raises :class:`NothingRecorded` when there is no whole step."""
-        return summarize(self.recording())
+        summed_up = analysis_summary.summarize(self.recording())
+        return Summary(**{item.name: getattr(summed_up, item.name) for item in fields(summed_up)})
 
     def report(self, path: str | Path, *, force: bool = False) -> None:
         """Write the HTML report to ``path``. Raises :class:`UsageError` when it exists, unless ``force``."""

@@ -2,13 +2,14 @@
 
 The recorder fills these, the analysis reads them; neither knows the other. All columns are
 one-dimensional ``int64`` arrays of equal length. Times are nanoseconds since the Unix epoch.
-``name``, ``module``, ``op`` and ``stack`` columns hold indices into :attr:`Recording.texts`;
+``name``, ``module``, ``dtype``, ``op`` and ``stack`` columns hold indices into :attr:`Recording.texts`;
 index 0 is the empty text, "not known".
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from enum import IntEnum, StrEnum
 from typing import TypeAlias
 
@@ -16,6 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Column: TypeAlias = NDArray[np.int64]
+
+Setting: TypeAlias = "bool | int | float | str | None"
+"""One option of an optimizer."""
 
 NO_STEP = -1
 """Value of a ``step`` column before the first step."""
@@ -58,15 +62,27 @@ class Fact(IntEnum):
     MASTER_COPY = 5
     """An optimizer's own copy of a parameter in another precision; ``name`` is the parameter's."""
     CAST_COPY = 6
-    """A copy of a parameter in another floating dtype, made in forward; ``name`` is the parameter's."""
+    """A copy of a parameter, or of a part of it, in another floating dtype; ``name`` is the parameter's."""
     SAVED = 7
-    """Saved for backward by autograd."""
+    """Saved for backward by autograd, by the op ``name``."""
     INPUT = 8
     """An argument of a root module."""
     OUTPUT = 9
     """Returned by the op ``name`` inside ``module``."""
     RECOMPUTED = 10
     """Made again inside backward (activation checkpointing) and alive when the recomputation ended."""
+    VIEW_CAST = 11
+    """A :attr:`CAST_COPY` whose source was a view of the parameter; autocast's cache does not take those."""
+    OTHER_CAST = 12
+    """A copy in another floating dtype of what is no parameter; ``name`` is the buffer's where it is one."""
+    CAST_USE = 13
+    """The op ``name`` reads this :attr:`CAST_COPY`."""
+    CACHED = 14
+    """A :attr:`CAST_COPY` that autocast's cache holds, until it is cleared right after."""
+    WORKSPACE = 15
+    """Scratch that a library keeps for itself, such as cuBLAS's."""
+    INFERRED = 16
+    """What other facts say of this storage was concluded from frames, sizes and lifetimes, not seen by a hook."""
 
 
 class Source(StrEnum):
@@ -88,7 +104,7 @@ class Columns:
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """The columns, in the order in which the file stores them."""
-        return tuple(field.name for field in fields(cls))
+        return tuple(column.name for column in fields(cls))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,13 +133,17 @@ class EventColumns(Columns):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactColumns(Columns):
-    """Facts about storages, in the order in which they were seen; ``fact`` is a :class:`Fact`."""
+    """Facts about storages, in the order in which they were seen.
+
+    ``fact`` is a :class:`Fact`, ``dtype`` that of the tensor it is about, where the hook knew it.
+    """
 
     time_ns: Column
     address: Column
     fact: Column
     name: Column
     module: Column
+    dtype: Column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +160,8 @@ class StepRecord:
     """One step that ended.
 
     ``loss`` is what the step's last backward started from, unscaled; ``None`` unless that is one number.
+    ``batch_size`` is the first dimension of the first tensor that the last outermost module was called
+    with. ``autocast_in_backward`` says that a backward of the step ran inside an autocast region.
     """
 
     index: int
@@ -148,35 +170,56 @@ class StepRecord:
     skipped_update: bool
     loss: float | None
     loss_scale: float | None
+    batch_size: int | None = None
+    autocast_in_backward: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterRecord:
-    """One parameter tensor; tied weights appear once, under their first name."""
+    """One parameter tensor; one that is registered twice appears once, under its first name.
+
+    ``kind`` is the class of its module, ``optimizer`` the index of the optimizer that updates it (or its
+    master copy), ``shares`` the name of the parameter in whose memory it lies when that is not its own.
+    """
 
     name: str
     elements: int
     bytes: int
     dtype: str
     trainable: bool
+    shape: tuple[int, ...] = ()
+    kind: str = ""
+    optimizer: int | None = None
+    shares: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerRecord:
-    """One optimizer that stepped; ``implementation`` is ``foreach``, ``fused`` or ``for-loop``."""
+    """One optimizer that stepped; ``implementation`` is ``foreach``, ``fused`` or ``for-loop``.
+
+    ``bases`` are its base classes, nearest first; ``settings`` the options of its first parameter group.
+    """
 
     class_name: str
     implementation: str
+    bases: tuple[str, ...] = ()
+    settings: Mapping[str, Setting] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmRecord:
-    """The precision mode that was seen: ``fp32``, ``amp``, ``amp-nocache``, or ``as-is`` for another."""
+    """The precision mode: ``fp32``, ``amp``, ``amp-nocache``, or ``as-is`` where none of them describes it.
+
+    ``forced`` says that ampmem imposed it on the script, ``wrapped`` that to do so ampmem itself had to
+    open the autocast regions, because the script has none.
+    """
 
     name: str
     dtype: str | None
     cache: bool | None
     scaler: bool
+    forced: bool = False
+    wrapped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +240,11 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """A whole recording, in memory."""
+    """A whole recording, in memory.
+
+    ``plain_step_ns`` has the durations of the same steps in a run of their own without instrumentation;
+    empty unless such a run was made.
+    """
 
     run: RunRecord
     arm: ArmRecord
@@ -209,3 +256,4 @@ class Recording:
     parameters: tuple[ParameterRecord, ...]
     optimizers: tuple[OptimizerRecord, ...]
     notes: tuple[str, ...]
+    plain_step_ns: tuple[int, ...] = ()

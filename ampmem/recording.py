@@ -15,7 +15,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from pathlib import Path
@@ -43,7 +43,7 @@ from ampmem.events import (
     StepRecord,
 )
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 SUFFIX = ".ampmem"
 
 _ColumnsT = TypeVar("_ColumnsT", bound=Columns)
@@ -110,6 +110,7 @@ def _schema() -> str:
         "CREATE TABLE text (id INTEGER PRIMARY KEY, value TEXT NOT NULL);",
         "INSERT INTO text VALUES (0, '');",
         "CREATE TABLE note (message TEXT NOT NULL);",
+        "CREATE TABLE plain_step (duration_ns INTEGER NOT NULL);",
     ]
     for table, columns in _COLUMN_TABLES:
         tables.append(f"CREATE TABLE {table} ({', '.join(f'{name} INTEGER NOT NULL' for name in columns.names())});")
@@ -201,9 +202,28 @@ class RecordingWriter:
         self._database.executemany(f"INSERT INTO {table} VALUES ({marks})", zip(*arrays, strict=True))
 
     def _insert_records(self, table: str, records: Sequence[object]) -> None:
-        rows = [tuple(getattr(record, field.name) for field in fields(record)) for record in records]  # type: ignore[arg-type]
+        rows = [tuple(_cell(getattr(record, field.name)) for field in fields(record)) for record in records]  # type: ignore[arg-type]
         if rows:
             self._database.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
+
+
+def _cell(value: object) -> object:
+    """``value`` as SQLite can hold it."""
+    return json.dumps(value) if isinstance(value, (tuple, dict)) else value
+
+
+def add_plain_steps(path: Path, durations_ns: Sequence[int]) -> None:
+    """Add to the recording at ``path`` how long its steps take without instrumentation.
+
+    Raises :class:`RecordingError` when it is no recording or cannot be written.
+    """
+    read(path)
+    try:
+        with closing(sqlite3.connect(path)) as database, database:
+            database.execute("DELETE FROM plain_step")
+            database.executemany("INSERT INTO plain_step VALUES (?)", ((duration,) for duration in durations_ns))
+    except sqlite3.Error as error:
+        raise RecordingError(f"cannot append to {path}: {error}") from error
 
 
 class _Reader:
@@ -248,6 +268,9 @@ class _Reader:
     def texts(self, query: str) -> tuple[str, ...]:
         return tuple(row[0] for row in self._database.execute(query))
 
+    def numbers(self, query: str) -> tuple[int, ...]:
+        return tuple(int(row[0]) for row in self._database.execute(query))
+
 
 def read(path: Path) -> Recording:
     """Read a whole recording. Raises :class:`RecordingError` when ``path`` is not one."""
@@ -273,7 +296,7 @@ def _check_codes(recording: Recording) -> None:
         ("phase", phases.phase, min(Phase), max(Phase)),
         ("fact", facts.fact, min(Fact), max(Fact)),
         *(("text", column, 0, texts - 1) for column in (events.op, events.module, events.stack)),
-        *(("text", column, 0, texts - 1) for column in (facts.name, facts.module)),
+        *(("text", column, 0, texts - 1) for column in (facts.name, facts.module, facts.dtype)),
     )
     for what, column, low, high in bounds:
         if len(column) and not low <= int(column.min()) <= int(column.max()) <= high:
@@ -292,12 +315,24 @@ def _recording(reader: _Reader) -> Recording:
         events=reader.columns("event", EventColumns),
         facts=reader.columns("fact", FactColumns),
         phases=reader.columns("phase", PhaseColumns),
-        steps=tuple(
-            StepRecord(**row | {"skipped_update": bool(row["skipped_update"])}) for row in reader.records("step")
-        ),
-        parameters=tuple(
-            ParameterRecord(**row | {"trainable": bool(row["trainable"])}) for row in reader.records("parameter")
-        ),
-        optimizers=tuple(OptimizerRecord(**row) for row in reader.records("optimizer")),
+        steps=tuple(map(_step, reader.records("step"))),
+        parameters=tuple(map(_parameter, reader.records("parameter"))),
+        optimizers=tuple(map(_optimizer, reader.records("optimizer"))),
         notes=reader.texts("SELECT message FROM note ORDER BY rowid"),
+        plain_step_ns=reader.numbers("SELECT duration_ns FROM plain_step ORDER BY rowid"),
     )
+
+
+def _step(row: dict[str, Any]) -> StepRecord:
+    flags = {key: bool(row[key]) for key in ("skipped_update", "autocast_in_backward")}
+    return StepRecord(**row | flags)
+
+
+def _parameter(row: dict[str, Any]) -> ParameterRecord:
+    shape = tuple(int(size) for size in json.loads(row["shape"]))
+    return ParameterRecord(**row | {"trainable": bool(row["trainable"]), "shape": shape})
+
+
+def _optimizer(row: dict[str, Any]) -> OptimizerRecord:
+    bases, settings = tuple(json.loads(row["bases"])), dict(json.loads(row["settings"]))
+    return OptimizerRecord(**row | {"bases": bases, "settings": settings})

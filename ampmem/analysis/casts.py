@@ -1,25 +1,78 @@
-"""What autocast made from the parameters."""
+"""The cast ledger: what autocast made from the parameters, who used it, who kept it, and for how long."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.categories import Category
-from ampmem.events import Fact, Recording
+from ampmem.analysis.lifetimes import ALIVE, JoinedFacts, Mask
+from ampmem.analysis.marks import Instants
+from ampmem.events import Column, Fact, Phase, Recording, StepRecord
 
-_AUTOCAST_ARMS = ("amp", "amp-nocache")
+AUTOCAST_ARMS = ("amp", "amp-nocache")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyCount:
+    """So many copies, of so many bytes together."""
+
+    copies: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseCasts:
+    """What happened in one phase; ``cache_hits`` are uses of a cached copy that needed no new one."""
+
+    copies: int
+    bytes: int
+    cache_hits: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holders:
+    """Copies alive at one instant by who keeps them: autocast's cache, autograd, both, or something else."""
+
+    cache: CopyCount
+    autograd: CopyCount
+    both: CopyCount
+    neither: CopyCount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCasts:
+    """The ledger of one step.
+
+    ``phases`` has the phases in which a copy was made or reused. ``recomputed`` are copies made again in
+    backward, ``views`` copies of a view of a parameter, ``others`` copies of what is no parameter.
+    ``surviving`` are the copies, of this step or before, that are alive when it ends.
+    """
+
+    index: int
+    phases: Mapping[str, PhaseCasts]
+    after_forward: Holders | None
+    peak_bytes: int
+    recomputed: CopyCount
+    views: CopyCount
+    others: CopyCount
+    surviving: CopyCount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterCasts:
-    """The cast copies of one parameter, over the whole recording."""
+    """The cast copies of one parameter, over the whole recording; how many of them who kept."""
 
     name: str
     copies: int
     bytes: int
+    cache_hits: int
+    held_by_cache: int
+    held_by_autograd: int
+    held_by_both: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,35 +82,184 @@ class Casts:
     copies: int
     bytes: int
     peak_bytes: int
-    cache_hits: int | None
+    cache_hits: int
     by_parameter: tuple[ParameterCasts, ...]
+    steps: tuple[StepCasts, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """One entry per cast copy, in order of birth. ``allocation`` indexes the lifetimes, ``parameter`` the texts.
+
+    ``saves`` is how often autograd saved it, ``uses`` how many ops read it. ``cached`` and ``view`` say
+    whether autocast's cache held it and whether it is a copy of a view.
+    """
+
+    allocation: Column
+    parameter: Column
+    bytes: Column
+    step: Column
+    phase: Column
+    uses: Column
+    saves: Column
+    cached: Mask
+    view: Mask
+
+    @property
+    def hits(self) -> Column:
+        """Uses of each copy that the cache served."""
+        hits: Column = np.where(self.cached, np.maximum(self.uses - 1, 0), 0)
+        return hits
+
+    def count(self, mine: Mask) -> CopyCount:
+        """Copies and bytes of ``mine``."""
+        return CopyCount(copies=int(mine.sum()), bytes=int(self.bytes[mine].sum()))
+
+    def alive_at(self, analysis: Analysis, position: int) -> Mask:
+        """Which copies live once the first ``position`` events have happened."""
+        alive: Mask = analysis.lifetimes.alive_at(position)[self.allocation]
+        return alive
+
+    def in_cache(self, analysis: Analysis, instant_ns: int) -> Mask:
+        """Which copies the cache holds, or has held until they died, and has not let go of by ``instant_ns``."""
+        facts = analysis.facts
+        cleared = (facts.fact == Fact.CACHED) & (facts.time_ns < instant_ns)
+        kept: Mask = self.cached & ~np.isin(self.allocation, facts.allocation[cleared])
+        return kept
+
+
+def ledger(analysis: Analysis) -> Ledger:
+    """Every copy of a parameter in another precision."""
+    lifetimes, facts = analysis.lifetimes, analysis.facts
+    mine = np.flatnonzero(analysis.classes.of(Category.CAST_COPIES))
+    view = _counts(facts, Fact.VIEW_CAST, len(lifetimes))[mine] > 0
+    parameter = analysis.classes.name[mine]
+    cleared = _counts(facts, Fact.CACHED, len(lifetimes))[mine] > 0
+    return Ledger(
+        allocation=mine,
+        parameter=parameter,
+        bytes=lifetimes.bytes[mine],
+        step=lifetimes.step[mine],
+        phase=lifetimes.phase[mine],
+        uses=_counts(facts, Fact.CAST_USE, len(lifetimes))[mine],
+        saves=_counts(facts, Fact.SAVED, len(lifetimes))[mine],
+        cached=cleared | _never_cleared(analysis, mine, parameter, view),
+        view=view,
+    )
+
+
+def _never_cleared(analysis: Analysis, copies: Column, parameter: Column, view: Mask) -> Mask:
+    """Which copies are still in the cache at the end: a region that is open then has not cleared it yet.
+
+    Autocast caches copies of whole parameters that need gradients, and clears all of them at once.
+    """
+    recording, facts, lifetimes = analysis.recording, analysis.facts, analysis.lifetimes
+    if not recording.arm.cache:
+        return np.zeros(len(copies), dtype=np.bool_)
+    frozen = {record.name for record in recording.parameters if not record.trainable}
+    frozen_ids = [index for index in np.unique(parameter).tolist() if recording.texts[index] in frozen]
+    clears = facts.time_ns[facts.fact == Fact.CACHED]
+    after = lifetimes.born_ns[copies] > (clears.max() if len(clears) else -1)
+    kept: Mask = after & ~view & ~np.isin(parameter, frozen_ids) & (lifetimes.died[copies] == ALIVE)
+    return kept
 
 
 def casts(analysis: Analysis) -> Casts:
-    """Count the cast copies, and name the parameters that they are made from, largest first."""
-    mine = analysis.classes.of(Category.CAST_COPIES)
-    sizes = analysis.lifetimes.bytes[mine]
-    names, row = np.unique(analysis.classes.name[mine], return_inverse=True)
-    copies = np.bincount(row, minlength=len(names))
-    total = np.zeros(len(names), dtype=np.int64)
-    np.add.at(total, row, sizes)
-    by_parameter = [
-        ParameterCasts(name=analysis.recording.texts[name], copies=int(number), bytes=int(size))
-        for name, number, size in zip(names, copies, total, strict=True)
-    ]
+    """The ledger as the summary has it; parameters by bytes, largest first."""
+    book = ledger(analysis)
+    others = np.flatnonzero(_counts(analysis.facts, Fact.OTHER_CAST, len(analysis.lifetimes)) > 0)
     return Casts(
-        copies=len(sizes),
-        bytes=int(sizes.sum()),
+        copies=len(book.bytes),
+        bytes=int(book.bytes.sum()),
         peak_bytes=int(analysis.timeline.series(Category.CAST_COPIES).max()),
-        cache_hits=None,
-        by_parameter=tuple(sorted(by_parameter, key=lambda item: (-item.bytes, item.name))),
+        cache_hits=int(book.hits.sum()),
+        by_parameter=_by_parameter(analysis.recording, book),
+        steps=tuple(
+            _step(analysis, book, others, step, marks)
+            for step, marks in zip(analysis.recording.steps, analysis.marks, strict=True)
+        ),
     )
 
 
 def cast_eligible(recording: Recording) -> int | None:
     """Elements of the parameters that autocast was seen to cast; ``None`` when there was no autocast to see."""
-    if recording.arm.name not in _AUTOCAST_ARMS:
+    if recording.arm.name not in AUTOCAST_ARMS:
         return None
     ids = np.unique(recording.facts.name[recording.facts.fact == Fact.CAST_COPY])
     seen = {recording.texts[index] for index in ids}
-    return sum(parameter.elements for parameter in recording.parameters if parameter.name in seen)
+    return sum(record.elements for record in recording.parameters if record.name in seen and record.shares is None)
+
+
+def _counts(facts: JoinedFacts, fact: Fact, allocations: int) -> Column:
+    """How often ``fact`` was seen of each allocation."""
+    return np.bincount(facts.allocation[facts.fact == fact], minlength=allocations)
+
+
+def _by_parameter(recording: Recording, book: Ledger) -> tuple[ParameterCasts, ...]:
+    names, of = np.unique(book.parameter, return_inverse=True)
+    saved = book.saves > 0
+
+    def sums(values: Column | Mask) -> list[int]:
+        found = np.zeros(len(names), dtype=np.int64)
+        np.add.at(found, of, values)
+        return found.tolist()
+
+    columns = (
+        *(sums(np.ones(len(of), dtype=np.int64)), sums(book.bytes), sums(book.hits)),
+        *(sums(book.cached & ~saved), sums(~book.cached & saved), sums(book.cached & saved)),
+    )
+    found = [
+        ParameterCasts(
+            name=recording.texts[name],
+            copies=copies,
+            bytes=size,
+            cache_hits=hits,
+            held_by_cache=cache,
+            held_by_autograd=autograd,
+            held_by_both=both,
+        )
+        for name, copies, size, hits, cache, autograd, both in zip(names.tolist(), *columns, strict=True)
+    ]
+    return tuple(sorted(found, key=lambda item: (-item.bytes, item.name)))
+
+
+def _step(analysis: Analysis, book: Ledger, others: Column, step: StepRecord, marks: Instants) -> StepCasts:
+    mine = book.step == step.index
+    start, end = analysis.timeline.position(step.start_ns), analysis.timeline.position(step.end_ns)
+    other = others[analysis.lifetimes.step[others] == step.index]
+    return StepCasts(
+        index=step.index,
+        phases=_phases(book, mine),
+        after_forward=_holders(analysis, book, marks.after_forward),
+        peak_bytes=int(analysis.timeline.series(Category.CAST_COPIES)[start : end + 1].max()),
+        recomputed=book.count(mine & (book.phase == Phase.BACKWARD)),
+        views=book.count(mine & book.view),
+        others=CopyCount(copies=len(other), bytes=int(analysis.lifetimes.bytes[other].sum())),
+        surviving=book.count(book.alive_at(analysis, end)),
+    )
+
+
+def _phases(book: Ledger, mine: Mask) -> dict[str, PhaseCasts]:
+    phases = {}
+    for phase in Phase:
+        made = mine & (book.phase == phase)
+        if made.any():
+            count = book.count(made)
+            phases[phase.name.lower()] = PhaseCasts(
+                copies=count.copies, bytes=count.bytes, cache_hits=int(book.hits[made].sum())
+            )
+    return phases
+
+
+def _holders(analysis: Analysis, book: Ledger, instant_ns: int | None) -> Holders | None:
+    if instant_ns is None:
+        return None
+    alive = book.alive_at(analysis, analysis.timeline.position(instant_ns))
+    saved = book.saves > 0
+    cached = book.in_cache(analysis, instant_ns)
+    return Holders(
+        cache=book.count(alive & cached & ~saved),
+        autograd=book.count(alive & ~cached & saved),
+        both=book.count(alive & cached & saved),
+        neither=book.count(alive & ~cached & ~saved),
+    )

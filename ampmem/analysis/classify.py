@@ -114,9 +114,9 @@ def is_input(view: View) -> Mask:
 
 
 def is_workspace(view: View) -> Mask:
-    """Scratch that an op of forward kept to itself and did not give back within the step."""
+    """A library's scratch; scratch that an op of forward kept to itself and did not give back within the step."""
     hidden: Mask = view.born_in(Phase.FORWARD) & view.kernels[view.op] & (view.facts == 0)
-    return hidden & view.outlives(view.step_end_ns)
+    return view.has(Fact.WORKSPACE) | (hidden & view.outlives(view.step_end_ns))
 
 
 def is_activation(view: View) -> Mask:

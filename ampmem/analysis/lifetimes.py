@@ -59,10 +59,12 @@ class JoinedFacts:
     out and counted in ``unmatched``.
     """
 
+    time_ns: Column
     allocation: Column
     fact: Column
     name: Column
     module: Column
+    dtype: Column
     unmatched: int
 
 
@@ -135,10 +137,12 @@ def join_facts(events: EventColumns, lifetimes: Lifetimes, facts: FactColumns) -
     matched = found >= 0
     kept = real[matched]
     return JoinedFacts(
+        time_ns=facts.time_ns[kept],
         allocation=found[matched],
         fact=facts.fact[kept],
         name=facts.name[kept],
         module=facts.module[kept],
+        dtype=facts.dtype[kept],
         unmatched=int(len(real) - len(kept)),
     )
 

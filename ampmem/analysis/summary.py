@@ -9,18 +9,21 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Literal, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 
+from ampmem.analysis.activations import ActivationGroup, activation_groups
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.casts import Casts, cast_eligible, casts
-from ampmem.analysis.categories import Breakdown
+from ampmem.analysis.categories import CATEGORIES, Breakdown
+from ampmem.analysis.findings import Finding, findings
 from ampmem.analysis.largest import LargeAllocation, largest
 from ampmem.analysis.marks import Instants, phase_at
 from ampmem.analysis.modules import ModuleMemory, modules
+from ampmem.analysis.verdict import StaticComponent, StaticRecipe, judge
 from ampmem.errors import NothingRecorded
-from ampmem.events import UNKNOWN, Phase, Recording, StepRecord
+from ampmem.events import UNKNOWN, Fact, Phase, Recording, Source, StepRecord
 
 SCHEMA = "ampmem.summary/1"
 
@@ -37,12 +40,14 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """The precision mode."""
+    """The precision mode; ``forced`` by ampmem or the script's own, ``wrapped`` in regions that ampmem opened."""
 
     name: str
     dtype: str | None
     cache: bool | None
     scaler: bool
+    forced: bool
+    wrapped: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +102,8 @@ class Step:
     skipped_update: bool
     loss: float | None
     loss_scale: float | None
+    batch_size: int | None
+    autocast_in_backward: bool
     duration_ns: int
     marks: Marks
     peak: Peak
@@ -123,38 +130,6 @@ class Conservation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Term:
-    """One reason for a difference between model and measurement."""
-
-    why: str
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StaticComponent:
-    """What a published formula says about one category, beside what was measured."""
-
-    component: str
-    model_bytes_per_param: float
-    model_bytes: int
-    measured_bytes: int
-    measured_bytes_per_param: float
-    residual_bytes: int
-    terms: tuple[Term, ...]
-    holds: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """Something worth telling."""
-
-    code: str
-    severity: Literal["info", "advice", "warning"]
-    message: str
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """All of it."""
 
@@ -169,10 +144,15 @@ class Summary:
     parameters: Parameters
     optimizer: tuple[Optimizer, ...]
     steps: tuple[Step, ...]
+    plain_step_ns: tuple[int, ...]
     peak: RunPeak
     allocator: Allocator
     conservation: Conservation
+    inferred: Breakdown
+    """Bytes at the peak that are in their category by conclusion: no hook saw what they are."""
+    static_recipe: StaticRecipe | None
     static_model: tuple[StaticComponent, ...]
+    activations: tuple[ActivationGroup, ...]
     casts: Casts
     modules: tuple[ModuleMemory, ...]
     top: tuple[LargeAllocation, ...]
@@ -197,7 +177,7 @@ def summary_of(analysis: Analysis) -> Summary:
     """The summary of an analysis that is there already."""
     recording, run = analysis.recording, analysis.recording.run
     _require_training(recording)
-    arm = recording.arm
+    arm, verdict = recording.arm, judge(analysis)
     positions = [analysis.timeline.peak_between(step.start_ns, step.end_ns) for step in recording.steps]
     steps = tuple(map(_step, [analysis] * len(positions), recording.steps, analysis.marks, positions))
     top = max(range(len(steps)), key=lambda index: steps[index].peak.bytes)
@@ -209,25 +189,39 @@ def summary_of(analysis: Analysis) -> Summary:
         device=Device(type=run.device_type, name=run.device_name),
         rank=run.rank,
         world_size=run.world_size,
-        arm=Arm(name=arm.name, dtype=arm.dtype, cache=arm.cache, scaler=arm.scaler),
+        arm=Arm(
+            name=arm.name,
+            dtype=arm.dtype,
+            cache=arm.cache,
+            scaler=arm.scaler,
+            forced=arm.forced,
+            wrapped=arm.wrapped,
+        ),
         parameters=_parameters(recording),
         optimizer=tuple(
             Optimizer(class_name=record.class_name, implementation=record.implementation)
             for record in recording.optimizers
         ),
         steps=steps,
+        plain_step_ns=recording.plain_step_ns,
         peak=_run_peak(steps[top]),
         allocator=_allocator(analysis, positions[top]),
         conservation=_conservation(analysis),
-        static_model=(),
+        inferred=_inferred(analysis, positions[top]),
+        static_recipe=None if verdict is None else verdict.recipe,
+        static_model=() if verdict is None else verdict.components,
+        activations=_activations(analysis),
         casts=casts(analysis),
         modules=modules(analysis),
         top=largest(analysis, positions[top]),
-        findings=(),
+        findings=findings(analysis),
     )
 
 
 def _require_training(recording: Recording) -> None:
+    # A snapshot has what its ring still held; that may be a forward alone, and no names of parameters.
+    if recording.run.source == Source.SNAPSHOT and recording.steps:
+        return
     if not recording.steps:
         raise NothingRecorded(
             "nothing to show: no step ended while it was recorded; "
@@ -250,6 +244,8 @@ def _step(analysis: Analysis, step: StepRecord, marks: Instants, position: int) 
         skipped_update=step.skipped_update,
         loss=step.loss,
         loss_scale=step.loss_scale,
+        batch_size=step.batch_size,
+        autocast_in_backward=step.autocast_in_backward,
         duration_ns=step.end_ns - step.start_ns,
         marks=Marks(
             after_forward=_breakdown(analysis, marks.after_forward),
@@ -258,6 +254,12 @@ def _step(analysis: Analysis, step: StepRecord, marks: Instants, position: int) 
         ),
         peak=_peak(analysis, step, position),
     )
+
+
+def _activations(analysis: Analysis) -> tuple[ActivationGroup, ...]:
+    """Those at the end of the last forward that a backward followed."""
+    instants = [marks.after_forward for marks in analysis.marks if marks.after_forward is not None]
+    return activation_groups(analysis, analysis.timeline.position(instants[-1])) if instants else ()
 
 
 def _breakdown(analysis: Analysis, instant_ns: int | None) -> Breakdown | None:
@@ -293,7 +295,7 @@ def _run_peak(step: Step) -> RunPeak:
 
 
 def _parameters(recording: Recording) -> Parameters:
-    records = recording.parameters
+    records = [record for record in recording.parameters if record.shares is None]
     return Parameters(
         count=sum(record.elements for record in records),
         trainable=sum(record.elements for record in records if record.trainable),
@@ -325,6 +327,15 @@ def _conservation(analysis: Analysis) -> Conservation:
     categories = analysis.timeline.live.sum(axis=0)[1:]
     residual = np.abs(categories[known] - events.allocated[known]).max()
     return Conservation(events=len(events), residual_bytes=int(residual))
+
+
+def _inferred(analysis: Analysis, position: int) -> Breakdown:
+    facts, count = analysis.facts, len(analysis.lifetimes)
+    concluded = np.zeros(count, dtype=np.bool_)
+    concluded[facts.allocation[facts.fact == Fact.INFERRED]] = True
+    concluded &= analysis.lifetimes.alive_at(position)
+    size = analysis.lifetimes.bytes
+    return {category: int(size[concluded & analysis.classes.of(category)].sum()) for category in CATEGORIES}
 
 
 def _plain(value: object) -> Json:

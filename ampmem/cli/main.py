@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from keyword import iskeyword
 from typing import NoReturn
 
 import click
@@ -24,10 +25,17 @@ INTERRUPTED = 130
 
 SUBCOMMANDS = {
     "profile": "Record where the memory of a training script goes.",
+    "compare": "Record a script in each precision arm, and lay them side by side.",
     "show": "Print recordings as tables, or as JSON.",
     "report": "Write recordings to one HTML page that works offline.",
+    "model": "Lay the published formulas of static memory side by side.",
+    "import": "Turn a memory snapshot of PyTorch's into a recording.",
+    "export": "Write a recording in a format that other tools read.",
 }
-"""Name and first help line of each subcommand; ``profile`` is the command ``profile`` of ``ampmem.cli.profile``."""
+"""Name and first help line of each subcommand; ``profile`` is the command ``profile`` of ``ampmem.cli.profile``.
+
+One whose name is a keyword of Python has a trailing underscore there: ``import_`` of ``ampmem.cli.import_``.
+"""
 
 
 class LazyGroup(click.Group):
@@ -39,9 +47,10 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in SUBCOMMANDS:
             return None
-        command = getattr(import_module(f"ampmem.cli.{cmd_name}"), cmd_name)
+        name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
+        command = getattr(import_module(f"ampmem.cli.{name}"), name)
         if not isinstance(command, click.Command):
-            raise TypeError(f"ampmem.cli.{cmd_name}.{cmd_name} is not a click command")
+            raise TypeError(f"ampmem.cli.{name}.{name} is not a click command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

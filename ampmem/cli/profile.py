@@ -7,47 +7,47 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from ampmem.errors import NothingRecorded
-from ampmem.recording import SUFFIX, check_output
+from ampmem.cli.options import ARMS, shared_options
+from ampmem.errors import NothingRecorded, UsageError
+from ampmem.recording import SUFFIX, add_plain_steps, check_output
 
 if TYPE_CHECKING:
+    from ampmem.recorder.options import Options
     from ampmem.recorder.script import Target
     from ampmem.recorder.session import Session
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@click.option("-m", "as_module", is_flag=True, help="Run a module, as python -m does.")
-@click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="How many steps to record.")
-@click.option("--skip", type=click.IntRange(min=0), default=0, show_default=True, help="Steps to let pass before.")
+@click.option(
+    "--arm",
+    type=click.Choice(("as-is", *ARMS)),
+    default="as-is",
+    show_default=True,
+    help="Force a precision on the script: fp32 switches autocast and GradScaler off; amp switches autocast on, "
+    "amp-nocache does so without its weight cache.",
+)
+@click.option("--seed", type=int, help="Seed Python's, numpy's and torch's random numbers before the script starts.")
 @click.option("--run-to-end", is_flag=True, help="Let the script finish, uninstrumented, once the steps are recorded.")
-@click.option("--stacks/--no-stacks", default=True, show_default=True, help="Record the Python stack of every op.")
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help=f"The recording to write. [default: the script's name with {SUFFIX}, in this directory]",
+    help=f"The recording to write.  [default: the script's name with {SUFFIX}, in this directory]",
 )
 @click.option("--html", type=click.Path(path_type=Path), help="Also write the HTML report here.")
-@click.option("--force", is_flag=True, help="Replace files that exist.")
-@click.argument("script_or_module", metavar="SCRIPT|-m MODULE")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
-def profile(
-    as_module: bool,
-    steps: int,
-    skip: int,
-    run_to_end: bool,
-    stacks: bool,
-    output: Path | None,
-    html: Path | None,
-    force: bool,
-    script_or_module: str,
-    arguments: tuple[str, ...],
-) -> None:
+@click.option("--quiet", is_flag=True, help="Print no tables.")
+@click.option("--progress", is_flag=True, hidden=True, help="Say when each step ends, in a line of its own.")
+@click.option(
+    "--times-into", type=click.Path(path_type=Path), hidden=True, help="Record nothing; time the steps for this FILE."
+)
+@shared_options
+def profile(arm: str, dtype: str | None, seed: int | None, times_into: Path | None, **rest: Any) -> None:
     """Run an unmodified training script and record its memory, step by step.
 
     The first --steps steps are recorded; then the script is stopped. What ampmem itself has to say,
@@ -56,38 +56,111 @@ def profile(
 
     \b
     ampmem profile train.py --epochs 1
+    ampmem profile --arm amp --dtype bf16 train.py
     ampmem profile --steps 5 -o run.ampmem -m ampmem.workloads.gpt --preset tiny
     """
+    if dtype is not None and arm not in ("amp", "amp-nocache"):
+        raise UsageError(f"--dtype is what autocast casts to, so it needs --arm amp or amp-nocache, not {arm}")
+    plan = _Plan(arm=arm, dtype=dtype, **rest)
+    target = plan.find()
+    if times_into is None:
+        for file in (plan.path(target), plan.html):
+            if file is not None:
+                check_output(file, force=plan.force)
+    if seed is not None:
+        from ampmem.recorder.seed import seed_everything
+
+        seed_everything(seed)
+    if times_into is None:
+        _record(plan, target)
+    else:
+        _time(plan, target, times_into)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """The command line."""
+
+    arm: str
+    dtype: str | None
+    as_module: bool
+    steps: int
+    skip: int
+    run_to_end: bool
+    stacks: bool
+    output: Path | None
+    html: Path | None
+    quiet: bool
+    progress: bool
+    force: bool
+    script_or_module: str
+    arguments: tuple[str, ...]
+
+    def find(self) -> Target:
+        """What to run."""
+        from ampmem.recorder import script
+
+        return (script.find_module if self.as_module else script.find_script)(self.script_or_module)
+
+    def path(self, target: Target) -> Path:
+        """The recording to write."""
+        return self.output or Path(target.title + SUFFIX)
+
+    def options(self, path: Path, *, timed: bool = False) -> Options:
+        """What the recorder is told. Importing torch takes seconds: what is wrong is said before that."""
+        from ampmem.recorder.options import DTYPES, Options
+
+        return Options(
+            path=path.absolute(),
+            script=("-m " if self.as_module else "") + self.script_or_module,
+            arguments=self.arguments,
+            steps=self.steps,
+            skip=self.skip,
+            timed=timed,
+            stacks=self.stacks,
+            force=self.force,
+            baseline=False,
+            arm=self.arm,
+            dtype=None if self.dtype is None else DTYPES[self.dtype],
+        )
+
+
+def _record(plan: _Plan, target: Target) -> None:
     from ampmem.recorder import script
+    from ampmem.recorder.session import Session
 
-    target = script.find_module(script_or_module) if as_module else script.find_script(script_or_module)
-    path = output or Path(target.title + SUFFIX)
-    for file in (path, html):
-        if file is not None:
-            check_output(file, force=force)
-    # Only now: importing torch takes seconds, and what is wrong with the command is said before that.
-    from ampmem.recorder.session import Options, Session
-
-    options = Options(
-        path=path.absolute(),
-        script=("-m " if as_module else "") + script_or_module,
-        arguments=arguments,
-        steps=steps,
-        skip=skip,
-        stacks=stacks,
-        force=force,
-        baseline=False,
-    )
-    session = Session(options, on_step=_progress(steps), on_done=None if run_to_end else script.stop)
-    page = None if html is None else html.absolute()  # the script may change the directory
+    path = plan.path(target)
+    options = plan.options(path)
+    on_done = None if plan.run_to_end else script.stop
+    session = Session(options, on_step=_progress(plan.steps, lines=plan.progress), on_done=on_done)
+    page = None if plan.html is None else plan.html.absolute()  # the script may change the directory
     session.start()
     _say(f"recording to {path}")
-    failure = _run(target, arguments, session)
+    failure = _run(target, plan.arguments, session)
     if failure is not None:
         _keep(session, path)
         _fail(failure)
-    _finish(session, path, stopped=not run_to_end)
-    _show(options.path, page, force=force)
+    _finish(session, path, stopped=not plan.run_to_end)
+    if not plan.quiet:
+        _show(options.path)
+    if page is not None:
+        from ampmem.cli.report import write_report
+
+        write_report([options.path], page, force=plan.force)
+
+
+def _time(plan: _Plan, target: Target, recording: Path) -> None:
+    """Run the steps that ``recording`` has once more, without instrumentation, and add their durations to it."""
+    from ampmem.recorder import script
+    from ampmem.recorder.session import Session
+
+    path = recording.absolute()
+    session = Session(plan.options(path, timed=True), on_done=script.stop)
+    session.start()
+    failure = _run(target, plan.arguments, session)
+    if failure is not None:
+        _fail(failure)
+    add_plain_steps(path, session.stopwatch.durations_ns[plan.skip :])
 
 
 def _run(target: Target, arguments: tuple[str, ...], session: Session) -> BaseException | None:
@@ -100,10 +173,20 @@ def _run(target: Target, arguments: tuple[str, ...], session: Session) -> BaseEx
     except BaseException as error:  # whatever it is, it is the script's, and _fail passes it on
         finished = isinstance(error, SystemExit) and error.code in (None, 0)
         failure = None if finished or script.was_stopped(error) else error
+    if failure is not None:
+        session.note(f"the script failed: {_described(failure)}")
     session.close()
     if failure is not None and not isinstance(failure, SystemExit):
         sys.excepthook(type(failure), failure.with_traceback(script.own_traceback(failure)), failure.__traceback__)
     return failure
+
+
+def _described(failure: BaseException) -> str:
+    """``failure`` in one line."""
+    if isinstance(failure, SystemExit):
+        return f"it exited with {failure.code!r}"
+    lines = str(failure).strip().splitlines()
+    return type(failure).__name__ + (f": {lines[0]}" if lines else "")
 
 
 def _finish(session: Session, path: Path, *, stopped: bool) -> None:
@@ -151,26 +234,22 @@ def _die_of_sigint() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def _show(recording: Path, html: Path | None, *, force: bool) -> None:
-    """Print the tables to stderr, and write the page when it is wanted."""
+def _show(recording: Path) -> None:
+    """Print the tables to stderr."""
     from ampmem.cli.show import report_of
     from ampmem.reporters.table import TableReporter
 
     click.echo("\n" + TableReporter().render([report_of(recording)]), err=True)
-    if html is not None:
-        from ampmem.cli.report import write_report
-
-        write_report([recording], html, force=force)
 
 
-def _progress(wanted: int) -> Callable[[int], None] | None:
-    """Shows each step as it ends, on a terminal only."""
-    if not sys.stderr.isatty():
+def _progress(wanted: int, *, lines: bool) -> Callable[[int], None] | None:
+    """Shows each step as it ends: on a terminal in one line that changes, or else when ``lines`` are wanted."""
+    if not lines and not sys.stderr.isatty():
         return None
 
     def show(done: int) -> None:
-        end = "\n" if done == wanted else ""
-        print(f"\rampmem: step {done} of {wanted}", end=end, file=sys.stderr, flush=True)
+        start, end = ("", "\n") if lines else ("\r", "\n" if done == wanted else "")
+        print(f"{start}ampmem: step {done} of {wanted}", end=end, file=sys.stderr, flush=True)
 
     return show
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ampmem.events import ArmRecord, ParameterRecord
+from ampmem.recorder.options import AS_IS
 
 
 @dataclass(slots=True, kw_only=True)
@@ -18,6 +19,10 @@ class ArmSeen:
     cache: bool | None = None
     scaler: bool = False
 
+    def copy(self) -> ArmSeen:
+        """All of this, as it is now."""
+        return ArmSeen(dtypes=dict(self.dtypes), cache=self.cache, scaler=self.scaler)
+
 
 def sample_autocast(seen: ArmSeen, device_type: str) -> None:
     """Note autocast's state now. Not to be asked inside a dispatch mode: there it always says off."""
@@ -26,18 +31,24 @@ def sample_autocast(seen: ArmSeen, device_type: str) -> None:
         seen.cache = bool(seen.cache) or torch.is_autocast_cache_enabled()
 
 
-def arm_record(seen: ArmSeen, parameters: Sequence[ParameterRecord]) -> ArmRecord:
-    """Name what was seen: ``as-is`` when neither FP32 nor autocast describes it."""
-    if seen.dtypes:
+def arm_record(
+    seen: ArmSeen, parameters: Sequence[ParameterRecord], *, forced: str = AS_IS, wrapped: bool = False
+) -> ArmRecord:
+    """Name what was forced, or else what was seen: ``as-is`` when neither FP32 nor autocast describes it."""
+    if forced != AS_IS:
+        name = forced
+    elif seen.dtypes:
         name = "amp" if seen.cache else "amp-nocache"
     elif all(parameter.dtype == "float32" for parameter in parameters):
         name = "fp32"
     else:
-        name = "as-is"
+        name = AS_IS
     dtype = next(iter(seen.dtypes), None)
     return ArmRecord(
         name=name,
         dtype=None if dtype is None else str(dtype).removeprefix("torch."),
         cache=seen.cache,
         scaler=seen.scaler,
+        forced=forced != AS_IS,
+        wrapped=wrapped,
     )

@@ -34,6 +34,10 @@ class OpColumns(Columns):
     sequence: Column
 
 
+_FACT_NAME = FactColumns.names().index("name")
+_OP_NAME = OpColumns.names().index("name") - len(OpColumns.names())
+
+
 class Log:
     """Facts, phases, and who was running when: three streams on the clock of ``time.time_ns``."""
 
@@ -41,13 +45,36 @@ class Log:
         self.step = -1
         self.phase = Phase.SETUP
         self._facts: list[int] = []
+        self.saved_for_next: list[int] = []
+        """Where in the facts the op that saved is still to be named."""
         self._phases: list[int] = [time_ns(), self.step, self.phase]
         self._modules: list[int] = []
         self._ops: list[int] = []
 
-    def fact(self, fact: Fact, address: int, name: int = 0, module: int = 0) -> None:
-        """``fact`` is true of the storage at ``address`` now."""
-        self._facts += (time_ns(), address, fact, name, module)
+    def fact(
+        self, fact: Fact, address: int, name: int = 0, module: int = 0, dtype: int = 0, *, at: int | None = None
+    ) -> None:
+        """``fact`` is true of the storage at ``address`` now, or was at the instant ``at``."""
+        self._facts += (time_ns() if at is None else at, address, fact, name, module, dtype)
+
+    def saved(self, address: int, dtype: int, function: int = 0) -> None:
+        """Autograd saved the storage at ``address``, for a Python ``function`` (a text id) or else for an op.
+
+        A result is saved right after its op ran. An argument is saved before, when the op's autograd node
+        is made already: the op that comes next names it.
+        """
+        name = function
+        if name == 0 and self._ops and self._ops[-1] == _get_sequence_nr() - 1:
+            name = self._ops[_OP_NAME]
+        if name == 0:
+            self.saved_for_next.append(len(self._facts) + _FACT_NAME)
+        self._facts += (time_ns(), address, Fact.SAVED, name, 0, dtype)
+
+    def name_saved(self, op: int) -> None:
+        """The op with this text id is about to run: what was saved just now is for it."""
+        for place in self.saved_for_next:
+            self._facts[place] = op
+        self.saved_for_next.clear()
 
     def enter_phase(self, phase: Phase, *, step: int | None = None) -> None:
         """From now on the script is in ``phase``, and in ``step`` when that is given."""
@@ -69,6 +96,7 @@ class Log:
     def take_facts(self) -> FactColumns:
         """The facts since the last call."""
         columns, self._facts = self._facts, []
+        self.saved_for_next.clear()
         return FactColumns(**_split(columns, FactColumns))
 
     def take_phases(self) -> PhaseColumns:

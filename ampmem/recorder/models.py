@@ -36,6 +36,39 @@ class _Slot:
         return None if module is None else module.__dict__[kind].get(self.key)
 
 
+class Places:
+    """Which named tensor lies where: one storage may hold several."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, dict[int, tuple[int, int]]] = {}
+        """By the storage's address, then by that of a tensor's first element: where it ends, and its name."""
+
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._of.clear()
+
+    def add(self, storage: int, tensor: torch.Tensor, name: int) -> None:
+        """``tensor`` lies in the storage at that address; of tensors in the same place the first one counts."""
+        if storage:  # a parameter that never was materialized is nowhere
+            start = tensor.data_ptr()
+            end = start + tensor.numel() * tensor.element_size()
+            self._of.setdefault(storage, {}).setdefault(start, (end, name))
+
+    def find(self, storage: int, tensor: torch.Tensor) -> int | None:
+        """Name of the tensor in whose memory ``tensor``, which lies in the storage at that address, begins."""
+        tensors = self._of.get(storage)
+        if tensors is None:
+            return None
+        start = tensor.data_ptr()
+        if start in tensors:
+            return tensors[start][1]
+        before = max((other for other in tensors if other < start), default=None)
+        return tensors[before][1] if before is not None and start < tensors[before][0] else None
+
+
 class Models:
     """Names of modules, parameters and buffers, kept up to date with the script's models."""
 
@@ -50,8 +83,12 @@ class Models:
         self._registered: dict[int, weakref.ref[nn.Module]] = {}
         self.changed = True
         """Whether something was added to a module since the last :meth:`refresh`."""
-        self.by_address: dict[int, int] = {}
-        """Storage address of each parameter to the text id of its name."""
+        self.generation = 0
+        """How often everything was named."""
+        self.parameters_at = Places()
+        """Text ids of the parameters' names, as of the last :meth:`note`."""
+        self.buffers_at = Places()
+        """The same of the buffers."""
 
     def add(self, module: nn.Module) -> None:
         """Make ``module`` a root, named after its class unless it is the only one with parameters."""
@@ -94,15 +131,19 @@ class Models:
         """Log where all parameters and buffers are now."""
         if self.changed:
             self.refresh()
-        self.by_address.clear()
+        self.parameters_at.clear()
+        self.buffers_at.clear()
         for slot, parameter in self.parameters():
             address = storage_address(parameter)
-            self.by_address[address] = slot.name_id
-            self._log.fact(Fact.PARAMETER, address, slot.name_id, slot.path_id)
+            self.parameters_at.add(address, parameter, slot.name_id)
+            dtype = self._texts.dtype_id(parameter.dtype)
+            self._log.fact(Fact.PARAMETER, address, slot.name_id, slot.path_id, dtype)
         for slot in self._buffers:
             buffer = slot.tensor("_buffers")
             if buffer is not None:
-                self._log.fact(Fact.BUFFER, storage_address(buffer), slot.name_id, slot.path_id)
+                address = storage_address(buffer)
+                self.buffers_at.add(address, buffer, slot.name_id)
+                self._log.fact(Fact.BUFFER, address, slot.name_id, slot.path_id)
 
     def parameters(self) -> Iterator[tuple[_Slot, nn.Parameter]]:
         """Every live parameter with where it hangs."""
@@ -114,6 +155,7 @@ class Models:
     def refresh(self) -> None:
         """Name everything below the roots again."""
         self.changed = False
+        self.generation += 1
         self._path_ids.clear()
         self._parameters.clear()
         self._buffers.clear()
@@ -124,13 +166,15 @@ class Models:
                 self._name_tree(module, prefix, seen)
 
     def records(self) -> list[ParameterRecord]:
-        """Every parameter ever seen, by name. Parameters that share one memory appear once."""
-        seen: set[tuple[int, int]] = set()
+        """Every parameter ever seen, by name, with the first that lies in the same memory."""
+        first: dict[tuple[int, int], str] = {}
         for slot, parameter in self.parameters():
             place = (_data_address(parameter), parameter.numel())
-            if place not in seen or place[0] == 0:
-                self._records[slot.name] = parameter_record(slot.name, parameter)
-            seen.add(place)
+            owner = first.setdefault(place, slot.name) if place[0] else slot.name
+            shares = None if owner == slot.name else owner
+            module = slot.module()
+            kind = "" if module is None else type(module).__name__
+            self._records[slot.name] = parameter_record(slot.name, parameter, kind=kind, shares=shares)
         return list(self._records.values())
 
     def _live_roots_with_parameters(self) -> Iterator[bool]:
@@ -164,7 +208,9 @@ class Models:
                     slots.append(_Slot(module=reference, key=key, name=name, name_id=name_id, path_id=path_id))
 
 
-def parameter_record(name: str, parameter: torch.Tensor) -> ParameterRecord:
+def parameter_record(
+    name: str, parameter: torch.Tensor, *, kind: str = "", shares: str | None = None
+) -> ParameterRecord:
     """What the recording keeps of one parameter."""
     return ParameterRecord(
         name=name,
@@ -172,6 +218,9 @@ def parameter_record(name: str, parameter: torch.Tensor) -> ParameterRecord:
         bytes=parameter.numel() * parameter.element_size(),
         dtype=str(parameter.dtype).removeprefix("torch."),
         trainable=parameter.requires_grad,
+        shape=tuple(parameter.shape),
+        kind=kind,
+        shares=shares,
     )
 
 

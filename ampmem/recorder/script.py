@@ -94,7 +94,7 @@ def run(target: Target, arguments: Sequence[str]) -> None:
     main.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = main
     sys.argv[:] = [target.argv0, *arguments]
-    sys.path[0:1] = [target.path0]
+    sys.path[: not sys.flags.safe_path] = [target.path0]
     _execute(target.code, main)
 
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import platform
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
 from time import time_ns
 
 import torch
 from torch.optim import Optimizer
 
-from ampmem import __version__
 from ampmem.errors import NothingRecorded, RecordingError, UsageError
-from ampmem.events import NO_STEP, Fact, Phase, RunRecord, Source, StepRecord
+from ampmem.events import NO_STEP, Fact, Phase, StepRecord
 from ampmem.recorder.arms import ArmSeen, arm_record
 from ampmem.recorder.hooks import data, torch_profiler
 from ampmem.recorder.hooks.backward import BackwardHooks
+from ampmem.recorder.hooks.casts import CastHooks
 from ampmem.recorder.hooks.forward import ForwardMode, ForwardObserver, SavedTensors
 from ampmem.recorder.hooks.modules import ModuleHooks, in_backward
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
@@ -26,33 +23,17 @@ from ampmem.recorder.join import Joiner
 from ampmem.recorder.live import collection_paused, live_objects
 from ampmem.recorder.log import Log
 from ampmem.recorder.models import Models
+from ampmem.recorder.options import AS_IS, Options, run_record
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.baseline import Baseline
 from ampmem.recorder.sources.cpu import ProfilerSource
 from ampmem.recorder.stacks import Stacks
-from ampmem.recorder.steps import Bench, Rounds
+from ampmem.recorder.steering import Steering
+from ampmem.recorder.steps import Bench, OpenStep, Rounds, Stopwatch
 from ampmem.recorder.texts import Texts
 from ampmem.recording import Batch, Description, RecordingWriter
 
 _active: Session | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What to record, and where to.
-
-    ``steps`` is how many steps to record, ``None`` for as many as come; ``skip`` how many to let
-    pass before. ``baseline`` says that the script is running already, so storages may be alive.
-    """
-
-    path: Path
-    script: str
-    arguments: tuple[str, ...] = ()
-    steps: int | None = None
-    skip: int = 0
-    stacks: bool = True
-    force: bool = False
-    baseline: bool = True
 
 
 class Session:
@@ -86,8 +67,9 @@ class Session:
         self._on_step = on_step
         self._on_done = on_done
         self._stacks = Stacks(options.stacks)
-        mode = ForwardMode(self.log, self.models, self._stacks, self.texts)
-        self.forward = ForwardObserver(mode, SavedTensors(self.log), self.note)
+        self._casts = CastHooks(self.log, self.models, self.texts)
+        mode = ForwardMode(self.log, self._casts, self._stacks, self.texts)
+        self.forward = ForwardObserver(mode, SavedTensors(self.log, self.texts), self.note)
         self._joiner = Joiner(self.log, self._stacks, self.texts)
         self._baseline = Baseline()
         self._source = ProfilerSource(self._baseline)
@@ -99,26 +81,33 @@ class Session:
         self._thread = threading.get_ident()
         self._undo = ExitStack()
         self._notes: dict[str, None] = {}
+        self._described: tuple[object, ...] = ()
         self._manual_steps = False
-        self._step_due = False
-        self._skipped = False
-        self._loss: float | None = None
-        self._scale: float | None = None
-        self._step_start_ns = 0
+        self.open_step = OpenStep()
+        self.stopwatch = Stopwatch()
+        self._steering: Steering | None = None
+        if options.arm != AS_IS:
+            self._steering = Steering(options.arm, options.dtype, self.device_type, self.note)
         self._update_began = (0, 0, 0)
         """When the running update began, and the ids of its name and of the stack that called it."""
         self._backwards = 0
         self._saw_model = False
         self._step = 0
-        self._writer = RecordingWriter(options.path, self._run_record(), force=options.force)
+        self._writer: RecordingWriter | None = None
+        if not options.timed:
+            self._writer = RecordingWriter(options.path, run_record(options, self.device_type), force=options.force)
 
     def start(self) -> None:
         """Install the hooks; recording begins at once or after the steps to skip."""
         global _active
         _active = self
         self._undo.callback(self._deactivate)
+        if self._steering is not None:  # first, so that a region of ours is left before an update is marked
+            self._undo.callback(self._steering.install())
         self._undo.callback(self._optimizers.install())
-        if self.options.skip == 0:
+        if self.options.timed:
+            self._undo.callback(self.stopwatch.install())
+        elif self.options.skip == 0:
             try:
                 self._begin()
             except UsageError:
@@ -136,7 +125,8 @@ class Session:
                     self._end_recording()
         finally:
             self._undo.close()
-            self._writer.close()
+            if self._writer is not None:
+                self._writer.close()
 
     def check(self) -> None:
         """Raise :class:`NothingRecorded` when there is no step, no model or no backward to show."""
@@ -186,7 +176,7 @@ class Session:
             if self.log.step == NO_STEP:
                 self._open_step()
             self.models.note()
-            self._saw_model |= bool(self.models.by_address)
+            self._saw_model |= bool(self.models.parameters_at)
             self._backward.watch_gradients()
             self.log.enter_phase(Phase.FORWARD)
         self.forward.enter(recomputing=recomputing)
@@ -205,14 +195,17 @@ class Session:
     def backward_started(self, loss: float | None) -> None:
         """The autograd engine is about to run."""
         self.forward.leave()
+        if self._steering is not None:
+            self._steering.leave()
         self._backwards += 1
-        self._loss = loss
+        self.open_step.loss = loss
+        self.open_step.autocast_in_backward |= torch.is_autocast_enabled(self.device_type)
         self.log.enter_phase(Phase.BACKWARD)
 
     def backward_ended(self) -> None:
         """The autograd engine has returned or raised."""
         self.log.enter_phase(self._resting_phase())
-        if self._step_due:
+        if self.open_step.due:
             self._end_step()
 
     def optimizer_started(self, optimizer: str) -> None:
@@ -228,7 +221,7 @@ class Session:
         if not self._bench.empty:
             parameters = {id(parameter) for _, parameter in self.models.parameters()}
             self._bench.bring_into_play(parameters if self.recording else None)
-        self._skipped |= skipped
+        self.open_step.skipped |= skipped
         round_over = self._rounds.update(optimizer)
         if self.recording and self.log.phase == Phase.OPTIMIZER:
             self.log.op(*self._update_began)
@@ -236,14 +229,14 @@ class Session:
         if self._manual_steps or not round_over:
             return
         if in_backward():
-            self._step_due = True  # an optimizer that steps inside backward: the step ends with that
+            self.open_step.due = True  # an optimizer that steps inside backward: the step ends with that
         else:
             self._end_step()
 
     def scaled(self, scale: float) -> None:
         """A GradScaler is about to step with ``scale``."""
         self.arm_seen.scaler = True
-        self._scale = scale
+        self.open_step.loss_scale = scale
 
     def data_started(self) -> Phase:
         """A DataLoader is about to make a batch; returns the phase to go back to."""
@@ -277,6 +270,7 @@ class Session:
         self._undo.callback(self._modules.install())
         self._undo.callback(self._backward.install())
         self._undo.callback(self.forward.install())
+        self._undo.callback(self._casts.install())
         self._undo.callback(data.install(self))
         self._undo.callback(torch_profiler.install(self))
         self._source.start(self._baseline.blocks)
@@ -285,13 +279,14 @@ class Session:
             self._open_step()
 
     def _open_step(self) -> None:
-        self._loss = self._scale = None
-        self._skipped = self._step_due = False
         self.log.enter_phase(Phase.BETWEEN, step=self._step)
-        self._step_start_ns = time_ns()
+        self.open_step = OpenStep()
 
     def _end_step(self) -> None:
         """A step has ended: write it, then go on or stop."""
+        if self.options.timed:
+            self._end_timed_step()
+            return
         if not self.recording:
             self._step += 1
             if self._step == self.options.skip:
@@ -302,7 +297,7 @@ class Session:
             return
         with collection_paused():
             try:
-                self._write(self._source.drain(), self._step_record())
+                self._write(self._source.drain(), self.open_step.record(self._step))
             except RecordingError as error:
                 self._give_up(str(error))
                 return
@@ -316,18 +311,13 @@ class Session:
             if self._on_done is not None:
                 self._on_done()
 
-    def _step_record(self) -> StepRecord:
-        loss = self._loss
-        if loss is not None and self._scale:
-            loss /= self._scale
-        return StepRecord(
-            index=self._step,
-            start_ns=self._step_start_ns,
-            end_ns=time_ns(),
-            skipped_update=self._skipped,
-            loss=loss,
-            loss_scale=self._scale,
-        )
+    def _end_timed_step(self) -> None:
+        self.stopwatch.lap()
+        self._step += 1
+        if self._step == self.options.skip + (self.options.steps or 0):
+            self.close()
+            if self._on_done is not None:
+                self._on_done()
 
     def _give_up(self, why: str) -> None:
         """The file cannot be written: that is no reason to stop somebody's training."""
@@ -341,6 +331,8 @@ class Session:
 
     def _end_recording(self) -> None:
         self.forward.leave()
+        if self._steering is not None:
+            self._steering.leave()
         self.recording = False
         self.models.note()  # as every forward does when it starts
         try:
@@ -349,16 +341,23 @@ class Session:
             self.stopped_by = str(error)
 
     def _write(self, raw: RawEvents, step: StepRecord | None) -> None:
+        assert self._writer is not None
         events, facts, phases = self._joiner.join(raw)
+        self._casts.forget_dead()
         self._writer.append(Batch(texts=self.texts.take_new(), events=events, facts=facts, phases=phases, step=step))
+        known = (self.models.generation, self._optimizers.generation, self.arm_seen.copy(), len(self._notes))
+        if step is None or known != self._described:  # going through all parameters in every step would cost
+            self._described = known
+            self._writer.describe(self._description())
+
+    def _description(self) -> Description:
         parameters = [*self.models.records(), *self._optimizers.own_parameters.values()]
-        self._writer.describe(
-            Description(
-                arm=arm_record(self.arm_seen, parameters),
-                parameters=tuple(parameters),
-                optimizers=tuple(self._optimizers.records()),
-                notes=tuple(self._notes),
-            )
+        wrapped = self._steering is not None and self._steering.wrapped
+        return Description(
+            arm=arm_record(self.arm_seen, parameters, forced=self.options.arm, wrapped=wrapped),
+            parameters=tuple(map(self._optimizers.assign, parameters)),
+            optimizers=tuple(self._optimizers.records()),
+            notes=tuple(self._notes),
         )
 
     def _resting_phase(self) -> Phase:
@@ -367,20 +366,6 @@ class Session:
     def _deactivate(self) -> None:
         global _active
         _active = None
-
-    def _run_record(self) -> RunRecord:
-        return RunRecord(
-            ampmem=__version__,
-            torch=torch.__version__,
-            python=platform.python_version(),
-            source=Source.CPU,
-            device_type=self.device_type,
-            device_name=platform.processor() or platform.machine(),
-            rank=0,
-            world_size=1,
-            script=self.options.script,
-            arguments=self.options.arguments,
-        )
 
 
 def active() -> Session | None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Container
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
+from time import time_ns
 
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
+
+from ampmem.events import StepRecord
 
 _PATIENCE = 32
 """Updates of one optimizer in a round after which those that never updated are taken for idle.
@@ -13,6 +18,61 @@ _PATIENCE = 32
 A GAN may train its critic several times per generator update; an optimizer that a script makes
 and never steps must not keep the first step open for ever.
 """
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenStep:
+    """What is known of the step that is running; ``loss`` is scaled where a GradScaler scales."""
+
+    start_ns: int = field(default_factory=time_ns)
+    loss: float | None = None
+    loss_scale: float | None = None
+    batch_size: int | None = None
+    skipped: bool = False
+    due: bool = False
+    """Whether the step ends with the backward that is running."""
+    autocast_in_backward: bool = False
+
+    def record(self, index: int) -> StepRecord:
+        """The step, ending now."""
+        loss = self.loss
+        if loss is not None and self.loss_scale:
+            loss /= self.loss_scale
+        return StepRecord(
+            index=index,
+            start_ns=self.start_ns,
+            end_ns=time_ns(),
+            skipped_update=self.skipped,
+            loss=loss,
+            loss_scale=self.loss_scale,
+            batch_size=self.batch_size,
+            autocast_in_backward=self.autocast_in_backward,
+        )
+
+
+class Stopwatch:
+    """How long each step takes, from the first forward on, in nanoseconds."""
+
+    def __init__(self) -> None:
+        self.durations_ns: list[int] = []
+        self._since: int | None = None
+
+    def install(self) -> Callable[[], None]:
+        """Start with the first module that runs; returns what undoes the waiting for it."""
+
+        def begin(*_: object) -> None:
+            self._since = time_ns()
+            handle.remove()
+
+        handle = register_module_forward_pre_hook(begin)
+        return handle.remove
+
+    def lap(self) -> None:
+        """A step has ended."""
+        now = time_ns()
+        if self._since is not None:
+            self.durations_ns.append(now - self._since)
+        self._since = now
 
 
 class Rounds:

@@ -10,6 +10,7 @@ class Texts:
         self._ids = {"": 0}
         self._values = [""]
         self._new: list[str] = []
+        self._dtypes: dict[object, int] = {}
 
     def id(self, text: str) -> int:
         """The id of ``text``, a new one at its first use."""
@@ -19,6 +20,13 @@ class Texts:
             storable = text.encode("utf-8", "backslashreplace").decode()  # file names may hold lone surrogates
             self._values.append(storable)
             self._new.append(storable)
+        return known
+
+    def dtype_id(self, dtype: object) -> int:
+        """The id of the name of a torch dtype: ``float32``."""
+        known = self._dtypes.get(dtype)
+        if known is None:
+            known = self._dtypes[dtype] = self.id(str(dtype).removeprefix("torch."))
         return known
 
     def value(self, text_id: int) -> str:

@@ -1,80 +1,61 @@
-"""Summaries as plain tables, never wider than :data:`WIDTH` columns."""
+"""Summaries as plain tables, never wider than :data:`~ampmem.reporters.text.WIDTH` columns."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Sequence
-
-from tabulate import tabulate
 
 from ampmem.analysis.categories import CATEGORIES, PRECISION_COPIES, Breakdown, Category
 from ampmem.analysis.largest import LargeAllocation
 from ampmem.analysis.modules import ModuleMemory
 from ampmem.analysis.summary import Peak, Step, Summary
 from ampmem.reporters.base import Report
+from ampmem.reporters.casts import render_casts
+from ampmem.reporters.findings import render_findings
+from ampmem.reporters.static_model import render_activations, render_static_model
+from ampmem.reporters.text import ABSENT, WIDTH, per_parameter, shorten, table, wrapped
 from ampmem.units import format_bytes, format_count, format_duration
 
-WIDTH = 100
 MODULES = 15
 ALLOCATIONS = 10
 
-_ABSENT = "-"
 _TORCH = ("/torch/", "<frozen ")
 _LIBRARIES = ("/site-packages/", "/dist-packages/", *_TORCH)
 
 
 class TableReporter:
-    """Tables for a terminal; ``all_steps`` breaks every step down and not only the last."""
+    """Tables for a terminal; ``all_steps`` breaks every step down and not only the last, ``ledger`` adds the casts."""
 
-    def __init__(self, *, all_steps: bool = False) -> None:
+    def __init__(self, *, all_steps: bool = False, ledger: bool = False) -> None:
         self._all_steps = all_steps
+        self._ledger = ledger
 
     def render(self, reports: Sequence[Report]) -> str:
         """The reports one after the other, with a line between them."""
         separator = f"\n\n{'=' * WIDTH}\n\n"
         return separator.join(
-            render(report.summary, report.notes, title=report.title, all_steps=self._all_steps) for report in reports
+            render(report.summary, report.notes, title=report.title, all_steps=self._all_steps, ledger=self._ledger)
+            for report in reports
         )
 
 
-def render(summary: Summary, notes: Sequence[str], *, title: str = "", all_steps: bool = False) -> str:
+def render(
+    summary: Summary, notes: Sequence[str], *, title: str = "", all_steps: bool = False, ledger: bool = False
+) -> str:
     """One summary as text. ``title`` says what was run; ``notes`` are the recorder's remarks."""
     shown = summary.steps if all_steps else summary.steps[-1:]
     sections = [
         _run(summary, title),
         _steps(summary.steps),
         *(_breakdown(step, summary.parameters.count) for step in shown),
+        render_static_model(summary),
+        render_activations(summary),
+        *([render_casts(summary)] if ledger else []),
+        render_findings(summary.findings),
         _modules(summary.modules),
         _largest(summary),
         _foot(summary, notes),
     ]
     return "\n\n".join(section for section in sections if section)
-
-
-def shorten(text: str, width: int) -> str:
-    """``text`` in at most ``width`` characters, all printable; the middle gives way."""
-    clean = "".join(character if character.isprintable() else "?" for character in text)
-    if len(clean) <= width:
-        return clean
-    tail = width // 2
-    return f"{clean[: width - 1 - tail]}…{clean[len(clean) - tail :]}"
-
-
-def per_parameter(size: int, parameters: int) -> str:
-    """Bytes per parameter in at most seven characters; something never reads as nothing."""
-    if parameters == 0:
-        return _ABSENT
-    ratio = size / parameters
-    if 0 < ratio < 0.01:
-        return "<0.01"
-    if ratio < 9999.995:
-        return f"{ratio:.2f}"
-    return f"{ratio:.0f}" if ratio < 9_999_999 else f"{ratio:.1e}"
-
-
-def _table(rows: Sequence[Sequence[str]], headers: Sequence[str], align: Sequence[str]) -> str:
-    text = tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True, colalign=align)
-    return "\n".join(line.rstrip() for line in text.splitlines())
 
 
 def _run(summary: Summary, title: str) -> str:
@@ -108,6 +89,8 @@ def describe_arm(summary: Summary) -> str:
         words.append("cache on" if arm.cache else "cache off")
     if arm.scaler:
         words.append("loss scaling")
+    if arm.forced:
+        words.append("forced, in regions that ampmem opened" if arm.wrapped else "forced")
     return ", ".join(words)
 
 
@@ -120,8 +103,8 @@ def _steps(steps: Sequence[Step]) -> str:
     rows = [
         [
             str(step.index),
-            _ABSENT if step.loss is None else f"{step.loss:.6g}",
-            _ABSENT if step.loss_scale is None else f"{step.loss_scale:.6g}",
+            ABSENT if step.loss is None else f"{step.loss:.6g}",
+            ABSENT if step.loss_scale is None else f"{step.loss_scale:.6g}",
             "skipped" if step.skipped_update else "done",
             format_bytes(step.peak.bytes),
             step.peak.phase,
@@ -130,7 +113,7 @@ def _steps(steps: Sequence[Step]) -> str:
         for step in steps
     ]
     headers = ["step", "loss", "loss scale", "update", "peak", "in", "took"]
-    return _table(rows, headers, ["right", "right", "right", "left", "right", "left", "right"])
+    return table(rows, headers, ["right", "right", "right", "left", "right", "left", "right"])
 
 
 def _breakdown(step: Step, parameters: int) -> str:
@@ -142,13 +125,13 @@ def _breakdown(step: Step, parameters: int) -> str:
         if category == PRECISION_COPIES[0]:
             rows.append(["precision_copies", *cells(lambda live: sum(live[copy] for copy in PRECISION_COPIES))])
         if any(live is not None and live[category] for live in columns):
-            rows.append([_indented(category), *cells(lambda live, key=category: live[key])])  # type: ignore[misc]
+            rows.append([indented(category), *cells(lambda live, key=category: live[key])])  # type: ignore[misc]
             if category == Category.TEMPORARIES:
                 rows.extend(_by_phase(step.peak, parameters))
     rows.append(["total", *cells(lambda live: sum(live.values()))])
     headers = ["", *(word for mark in _HEADERS for word in (mark, "B/\nparam"))]
     caption = f"step {step.index}, peak in {step.peak.phase}"
-    return f"{caption}\n\n{_table(rows, headers, ['left'] + ['right'] * 8)}"
+    return f"{caption}\n\n{table(rows, headers, ['left'] + ['right'] * 8)}"
 
 
 _HEADERS = ("after\nforward", "after\nbackward", "after\nupdate", "peak")
@@ -160,17 +143,18 @@ def _cells(columns: Sequence[Breakdown | None], parameters: int) -> Callable[[Ca
     def cells(size: Callable[[Breakdown], int]) -> list[str]:
         row: list[str] = []
         for live in columns:
-            row += [_ABSENT, _ABSENT] if live is None else _pair(size(live), parameters)
+            row += [ABSENT, ABSENT] if live is None else size_cells(size(live), parameters)
         return row
 
     return cells
 
 
-def _pair(size: int, parameters: int) -> list[str]:
+def size_cells(size: int, parameters: int) -> list[str]:
+    """Bytes, and bytes per parameter."""
     return [format_bytes(size), per_parameter(size, parameters)]
 
 
-def _indented(category: Category) -> str:
+def indented(category: Category) -> str:
     """Tabulate strips leading spaces, so a mark shows what belongs to the row above."""
     return f"└ {category}" if category in PRECISION_COPIES else str(category)
 
@@ -178,7 +162,7 @@ def _indented(category: Category) -> str:
 def _by_phase(peak: Peak, parameters: int) -> list[list[str]]:
     """Rows under the temporaries; only the peak's are split."""
     return [
-        [f"└ in {phase}", *[""] * 6, *_pair(size, parameters)]
+        [f"└ in {phase}", *[""] * 6, *size_cells(size, parameters)]
         for phase, size in peak.temporaries_by_phase.items()
         if size
     ]
@@ -199,7 +183,7 @@ def _modules(modules: Sequence[ModuleMemory]) -> str:
     ]
     left_out = len(modules) - len(rows)
     headers = ["module, with all below it", "parameters", "activations", "cast copies", "gradients"]
-    text = _table(rows, headers, ["left"] + ["right"] * 4)
+    text = table(rows, headers, ["left"] + ["right"] * 4)
     return text + (f"\n… and {format_count(left_out)} smaller modules" if left_out else "")
 
 
@@ -215,14 +199,14 @@ def _largest(summary: Summary) -> str:
         [
             format_bytes(item.bytes),
             str(item.category),
-            shorten(item.name or _ABSENT, 27),
-            shorten(item.module or _ABSENT, 20),
-            shorten(item.op or _ABSENT, 20),
+            shorten(item.name or ABSENT, 27),
+            shorten(item.module or ABSENT, 20),
+            shorten(item.op or ABSENT, 20),
         ]
         for item in shown
     ]
     headers = ["bytes", "category", "name", "module", "op"]
-    head, rule, *lines = _table(rows, headers, ["right", "left", "left", "left", "left"]).splitlines()
+    head, rule, *lines = table(rows, headers, ["right", "left", "left", "left", "left"]).splitlines()
     # A frame is wider than any column could be: it has a line of its own.
     for line, item in zip(lines, shown, strict=True):
         head_and_frame = [line, *_frame_line(item)]
@@ -251,10 +235,5 @@ def _foot(summary: Summary, notes: Sequence[str]) -> str:
     verdict = "no total to check against" if residual is None else f"residual {format_bytes(residual)}"
     lines = [f"conservation: {events} events, {verdict}"]
     for note in notes:
-        lines.extend(_wrapped(f"note: {note}"))
+        lines.extend(wrapped(f"note: {note}"))
     return "\n".join(lines)
-
-
-def _wrapped(text: str) -> list[str]:
-    clean = shorten(text, len(text))
-    return textwrap.wrap(clean, WIDTH, subsequent_indent="  ") or [clean]

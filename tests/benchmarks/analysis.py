@@ -94,6 +94,7 @@ def _facts(random: np.random.Generator, events: EventColumns) -> FactColumns:
         fact=random.choice(_column(kinds), FACTS),
         name=_column(1 + about % PARAMETERS),
         module=_column(201 + about % 200),
+        dtype=_column(np.zeros(FACTS)),
     )
 
 

@@ -33,7 +33,8 @@ from tabulate import tabulate
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ampmem.recorder.session import Options, Session
+from ampmem.recorder.options import Options
+from ampmem.recorder.session import Session
 from ampmem.workloads import gpt, resnet
 from ampmem.workloads.common import Options as Workload
 

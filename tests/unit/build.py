@@ -25,7 +25,7 @@ from ampmem.events import (
     Source,
     StepRecord,
 )
-from ampmem.recording import Batch, Description, RecordingWriter
+from ampmem.recording import Batch, Description, RecordingWriter, add_plain_steps
 
 _ColumnsT = TypeVar("_ColumnsT", bound=Columns)
 
@@ -112,10 +112,12 @@ class Story:
             self._event(Action.FREE, address, 0, 0, 0)
         return self.now
 
-    def fact(self, fact: Fact, address: int, name: str = "", module: str = "", *, at: int | None = None) -> int:
+    def fact(
+        self, fact: Fact, address: int, name: str = "", module: str = "", dtype: str = "", *, at: int | None = None
+    ) -> int:
         """Something is seen about ``address``; says when."""
         when = self._tick() if at is None else at
-        self._facts.append((when, address, fact, self._text(name), self._text(module)))
+        self._facts.append((when, address, fact, self._text(name), self._text(module), self._text(dtype)))
         return when
 
     def parameter(self, address: int, name: str, elements: int, *, trainable: bool = True) -> None:
@@ -222,6 +224,8 @@ def write(path: Path, recording: Recording) -> Path:
         )
     )
     writer.close()
+    if recording.plain_step_ns:
+        add_plain_steps(path, recording.plain_step_ns)
     return path
 
 

@@ -51,7 +51,7 @@ def members(kind: type[Action | Phase | Fact]) -> st.SearchStrategy[int]:
 @st.composite
 def columns(draw: st.DrawFn, kind: type[Columns], texts: int) -> Columns:
     strategies = {"phase": members(Phase), "action": members(Action), "fact": members(Fact)}
-    strategies |= dict.fromkeys(("op", "module", "stack", "name"), st.integers(0, texts - 1))
+    strategies |= dict.fromkeys(("op", "module", "stack", "name", "dtype"), st.integers(0, texts - 1))
     rows = draw(st.lists(st.tuples(*(strategies.get(name, INT64) for name in kind.names())), max_size=5))
     by_name = list(zip(*rows, strict=True)) if rows else [()] * len(kind.names())
     arrays = (np.array(column, dtype=np.int64) for column in by_name)
@@ -59,10 +59,27 @@ def columns(draw: st.DrawFn, kind: type[Columns], texts: int) -> Columns:
 
 
 STEPS = st.builds(
-    StepRecord, index=INT64, start_ns=INT64, end_ns=INT64, skipped_update=st.booleans(), loss=FLOAT, loss_scale=FLOAT
+    StepRecord,
+    **dict.fromkeys(("index", "start_ns", "end_ns"), INT64),
+    **dict.fromkeys(("skipped_update", "autocast_in_backward"), st.booleans()),
+    **dict.fromkeys(("loss", "loss_scale"), FLOAT),
+    batch_size=st.none() | INT64,
 )
 PARAMETERS = st.builds(
-    ParameterRecord, name=TEXT, elements=st.integers(0, 2**40), bytes=INT64, dtype=TEXT, trainable=st.booleans()
+    ParameterRecord,
+    **dict.fromkeys(("name", "dtype", "kind"), TEXT),
+    elements=st.integers(0, 2**40),
+    bytes=INT64,
+    trainable=st.booleans(),
+    shape=st.lists(INT64, max_size=3).map(tuple),
+    optimizer=st.none() | INT64,
+    shares=st.none() | TEXT,
+)
+OPTIMIZERS = st.builds(
+    OptimizerRecord,
+    **dict.fromkeys(("class_name", "implementation"), TEXT),
+    bases=st.lists(TEXT, max_size=2).map(tuple),
+    settings=st.dictionaries(TEXT, FLOAT | st.booleans() | INT64 | TEXT, max_size=3),
 )
 RUNS = st.builds(
     RunRecord,
@@ -72,7 +89,13 @@ RUNS = st.builds(
     world_size=st.integers(1, 9),
     arguments=st.lists(TEXT, max_size=3).map(tuple),
 )
-ARMS = st.builds(ArmRecord, name=TEXT, dtype=st.none() | TEXT, cache=st.none() | st.booleans(), scaler=st.booleans())
+ARMS = st.builds(
+    ArmRecord,
+    name=TEXT,
+    dtype=st.none() | TEXT,
+    cache=st.none() | st.booleans(),
+    **dict.fromkeys(("scaler", "forced", "wrapped"), st.booleans()),
+)
 
 
 @st.composite
@@ -87,8 +110,9 @@ def recordings(draw: st.DrawFn) -> Recording:
         phases=draw(columns(PhaseColumns, len(texts))),  # type: ignore[arg-type]
         steps=tuple(draw(st.lists(STEPS, max_size=3))),
         parameters=tuple(draw(st.lists(PARAMETERS, max_size=3))),
-        optimizers=tuple(draw(st.lists(st.builds(OptimizerRecord, class_name=TEXT, implementation=TEXT), max_size=2))),
+        optimizers=tuple(draw(st.lists(OPTIMIZERS, max_size=2))),
         notes=tuple(draw(st.lists(TEXT, max_size=2))),
+        plain_step_ns=tuple(draw(st.lists(INT64, max_size=3))),
     )
 
 
@@ -164,7 +188,7 @@ def test_the_fact_view_has_words_in_order(tmp_path: Path) -> None:
     texts, facts = recording.texts, recording.facts
     assert rows == [
         (when, address, Fact(fact).name.lower(), texts[name] or None, texts[module] or None)
-        for when, address, fact, name, module in zip(
+        for when, address, fact, name, module, _ in zip(
             *(getattr(facts, column).tolist() for column in facts.names()), strict=True
         )
     ]

@@ -11,16 +11,13 @@ from build import ARM, RUN, Story, small_run
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.categories import CATEGORIES
 from ampmem.analysis.schema import schema
+from ampmem.analysis.static_model import COMPONENTS
 from ampmem.analysis.summary import Summary, summarize, summary_of
 from ampmem.errors import NothingRecorded, RecordingError
 from ampmem.events import Fact, Phase, Recording
 
-FIELDS = [
-    *("schema", "ampmem", "torch", "source", "device", "rank", "world_size", "arm", "parameters"),
-    *("optimizer", "steps", "peak", "allocator", "conservation", "static_model"),
-    *("casts", "modules", "top", "findings"),
-]
 ZERO = dict.fromkeys(map(str, CATEGORIES), 0)
+NONE = {"copies": 0, "bytes": 0}
 NO_PHASE = dict.fromkeys(("setup", "data", "forward", "backward", "optimizer", "between"), 0)
 
 
@@ -51,10 +48,14 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
         "parameters",
         "optimizer",
         "steps",
+        "plain_step_ns",
         "peak",
         "allocator",
         "conservation",
+        "inferred",
+        "static_recipe",
         "static_model",
+        "activations",
         "casts",
         "modules",
         "top",
@@ -73,7 +74,10 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
     }
     steps = result.pop("steps")
     assert [list(step) for step in steps] == [
-        ["index", "skipped_update", "loss", "loss_scale", "duration_ns", "marks", "peak"]
+        [
+            *("index", "skipped_update", "loss", "loss_scale", "batch_size", "autocast_in_backward"),
+            *("duration_ns", "marks", "peak"),
+        ]
     ] * 2
     assert [step["peak"] for step in steps] == [first_peak, second_peak]
     assert [step["loss"] for step in steps] == [2.5, 1.5]
@@ -84,6 +88,28 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
     }
     assert list(steps[0]["marks"]) == ["after_forward", "after_backward", "after_optimizer"]
     top = result.pop("top")
+    static_model = result.pop("static_model")
+    assert [(row["mark"], row["component"]) for row in static_model] == [
+        (mark, component)
+        for mark in ("after_forward", "after_backward", "after_optimizer")
+        for component in (*COMPONENTS, "total")
+    ]
+    assert static_model[1] == {
+        "mark": "after_forward",
+        "component": "cast_copies",
+        "model_bytes_per_param": 2.0,
+        "model_bytes": 300,
+        "measured_bytes": 200,
+        "measured_bytes_per_param": 200 / 150,
+        "residual_bytes": 0,
+        "terms": [{"why": "parameters that no op needed in low precision", "bytes": -100, "tensors": 1}],
+        "holds": True,
+    }
+    # One tensor of two times the parameter's bytes, where Adam keeps two of once those.
+    assert {(row["component"], row["residual_bytes"]) for row in static_model if not row["holds"]} == {
+        ("optimizer_state", 400),
+        ("total", 400),
+    }
     assert result == {
         "schema": "ampmem.summary/1",
         "ampmem": "0.1.0",
@@ -92,9 +118,17 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
         "device": {"type": "cpu", "name": "a CPU"},
         "rank": 0,
         "world_size": 1,
-        "arm": {"name": "amp", "dtype": "bfloat16", "cache": True, "scaler": False},
+        "arm": {
+            "name": "amp",
+            "dtype": "bfloat16",
+            "cache": True,
+            "scaler": False,
+            "forced": False,
+            "wrapped": False,
+        },
         "parameters": {"count": 150, "trainable": 100, "bytes": 600, "cast_eligible": 100},
         "optimizer": [{"class": "AdamW", "implementation": "foreach"}],
+        "plain_step_ns": [],
         "peak": second_peak | {"step": 1},
         "allocator": {
             "requested": 3112,
@@ -105,13 +139,49 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
             "outside": None,
         },
         "conservation": {"events": 32, "residual_bytes": 0},
-        "static_model": [],
+        "inferred": live(),
+        "static_recipe": {
+            "precision": "autocast",
+            "title": "what torch.autocast does",
+            "optimizer": ["AdamW"],
+            "bytes_per_param": 16.0,
+            "peak_bytes_per_param": 18.0,
+        },
+        "activations": [{"kind": "MmBackward0", "dtype": None, "tensors": 1, "bytes": 1000}],
         "casts": {
             "copies": 2,
             "bytes": 400,
             "peak_bytes": 200,
-            "cache_hits": None,
-            "by_parameter": [{"name": "layers.0.weight", "copies": 2, "bytes": 400}],
+            "cache_hits": 0,
+            "by_parameter": [
+                {
+                    "name": "layers.0.weight",
+                    "copies": 2,
+                    "bytes": 400,
+                    "cache_hits": 0,
+                    "held_by_cache": 0,
+                    "held_by_autograd": 0,
+                    "held_by_both": 0,
+                }
+            ],
+            "steps": [
+                {
+                    "index": step,
+                    "phases": {"forward": {"copies": 1, "bytes": 200, "cache_hits": 0}},
+                    "after_forward": {
+                        "cache": NONE,
+                        "autograd": NONE,
+                        "both": NONE,
+                        "neither": {"copies": 1, "bytes": 200},
+                    },
+                    "peak_bytes": 200,
+                    "recomputed": NONE,
+                    "views": NONE,
+                    "others": NONE,
+                    "surviving": NONE,
+                }
+                for step in range(2)
+            ],
         },
         "modules": [
             {"name": "(model)", "parameters": 600, "activations": 1000, "cast_copies": 200, "gradients": 400},
@@ -174,6 +244,10 @@ def test_the_schema_requires_all_it_names_everywhere() -> None:
     found = list(objects(schema()))
     assert len(found) > 15
     for node in found:
+        if "properties" not in node:  # a mapping: what its keys are, and that its values are objects of one kind
+            assert node["propertyNames"]
+            assert node["additionalProperties"]["type"] == "object"
+            continue
         assert node["additionalProperties"] is False
         assert node["required"] == list(node["properties"])
 

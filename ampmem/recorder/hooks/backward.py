@@ -52,7 +52,8 @@ class BackwardHooks:
 
     def _note_gradient(self, name: int, path: int, parameter: torch.Tensor) -> None:
         if parameter.grad is not None:
-            self._session.log.fact(Fact.GRADIENT, storage_address(parameter.grad), name, path)
+            dtype = self._session.texts.dtype_id(parameter.grad.dtype)
+            self._session.log.fact(Fact.GRADIENT, storage_address(parameter.grad), name, path, dtype)
 
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         session = self._session

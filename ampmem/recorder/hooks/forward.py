@@ -7,6 +7,7 @@ adds gradients out of place.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import contextmanager
 from time import time_ns
@@ -22,11 +23,12 @@ from ampmem.recorder.log import storage_address
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from ampmem.recorder.hooks.casts import CastHooks
     from ampmem.recorder.log import Log
-    from ampmem.recorder.models import Models
     from ampmem.recorder.stacks import Stacks
     from ampmem.recorder.texts import Texts
 
+_APPLY = vars(torch.autograd.Function)["apply"].__func__.__code__
 _OVERWRITTEN = (
     "one of the variables needed for gradient computation has been modified by an inplace operation: "
     "[{kind} {shape}] is at version {now}; expected version {then} instead. Hint: enable anomaly detection to "
@@ -35,17 +37,17 @@ _OVERWRITTEN = (
 
 
 class ForwardMode(TorchDispatchMode):
-    """Logs every op that returns new storages, and every cast of a parameter."""
+    """Logs every op, and the storages that it returns."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, log: Log, models: Models, stacks: Stacks, texts: Texts) -> None:
+    def __init__(self, log: Log, casts: CastHooks, stacks: Stacks, texts: Texts) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._log = log
-        self._models = models
+        self._casts = casts
         self._stacks = stacks
         self._texts = texts
-        self._ops: dict[Any, tuple[int, bool]] = {}
+        self._ops: dict[Any, tuple[int, bool, bool]] = {}
         self.module = 0
         """Text id of the module that is running."""
         self.recomputed: list[int] | None = None
@@ -64,38 +66,36 @@ class ForwardMode(TorchDispatchMode):
         op = self._ops.get(func)
         if op is None:
             op = self._ops[func] = self._new_op(func)
-        name, makes_storage = op
+        name, makes_storage, reads = op
+        if self._log.saved_for_next:
+            self._log.name_saved(name)
+        if reads and self._casts.copies:
+            self._casts.used(args, name)
         start = time_ns()
         result = func(*args, **kwargs) if kwargs else func(*args)
         self._log.op(start, name, self._stacks.capture())
         if makes_storage:
-            self._note(func, name, args, result)
+            self._note(name, result)
+            if func is torch.ops.aten._to_copy.default:
+                self._casts.made(args[0], result, self.module)
         return result
 
-    def _new_op(self, func: Any) -> tuple[int, bool]:
-        """Text id of the op's name, and whether it returns storages of its own (no view, in-place or out=)."""
+    def _new_op(self, func: Any) -> tuple[int, bool, bool]:
+        """Text id of the op's name; whether it returns storages of its own, no view, in-place or out=; no view."""
         schema = getattr(func, "_schema", None)
         if schema is None:  # a higher-order operator
-            return self._texts.id(str(func)), False
-        aliases = any(value.alias_info is not None for value in schema.returns)
-        return self._texts.id(str(schema.name)), not aliases
+            return self._texts.id(str(func)), False, False
+        aliases = [value.alias_info for value in schema.returns if value.alias_info is not None]
+        view = any(not alias.is_write for alias in aliases)
+        return self._texts.id(str(schema.name)), not aliases, not view
 
-    def _note(self, func: Any, name: int, args: Any, result: Any) -> None:
+    def _note(self, name: int, result: Any) -> None:
         for tensor in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(tensor, torch.Tensor):
                 address = storage_address(tensor)
-                self._log.fact(Fact.OUTPUT, address, name, self.module)
+                self._log.fact(Fact.OUTPUT, address, name, self.module, self._texts.dtype_id(tensor.dtype))
                 if self.recomputed is not None:
                     self.recomputed.append(address)
-        if func is torch.ops.aten._to_copy.default:
-            self._note_cast(args[0], result)
-
-    def _note_cast(self, source: torch.Tensor, copy: torch.Tensor) -> None:
-        if not (source.is_floating_point() and copy.is_floating_point()) or source.dtype == copy.dtype:
-            return
-        parameter = self._models.by_address.get(storage_address(source))
-        if parameter is not None:
-            self._log.fact(Fact.CAST_COPY, storage_address(copy), parameter, self.module)
 
 
 class SavedTensors:
@@ -105,12 +105,16 @@ class SavedTensors:
     unpack hook does, with the same error.
     """
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, texts: Texts) -> None:
         self._log = log
+        self._texts = texts
 
     def pack(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
         """Log ``tensor``; keep an alias of it, since the tensor itself would be a reference cycle."""
-        self._log.fact(Fact.SAVED, storage_address(tensor))
+        caller, function = sys._getframe(1), 0
+        if caller.f_code is _APPLY:  # a Function saves when its forward, of any number of ops, is over
+            function = self._texts.id(caller.f_locals["cls"].__name__)
+        self._log.saved(storage_address(tensor), self._texts.dtype_id(tensor.dtype), function)
         return unseen_detach(tensor), tensor._version
 
     def unpack(self, packed: tuple[torch.Tensor, int]) -> torch.Tensor:

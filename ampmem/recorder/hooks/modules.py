@@ -89,6 +89,11 @@ class ModuleHooks:
         self._session.forward.mode.module = path
 
     def _note_inputs(self, arguments: Any) -> None:
+        sizes: list[int] = []
         for leaf in tree_leaves(arguments):
             if isinstance(leaf, torch.Tensor) and leaf.grad_fn is None and not isinstance(leaf, nn.Parameter):
-                self._session.log.fact(Fact.INPUT, storage_address(leaf))
+                dtype = self._session.texts.dtype_id(leaf.dtype)
+                self._session.log.fact(Fact.INPUT, storage_address(leaf), dtype=dtype)
+                sizes.extend(leaf.shape[:1])
+        if sizes:
+            self._session.open_step.batch_size = sizes[0]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import FrameType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,14 @@ class OptimizerHooks:
         self._records: dict[int, OptimizerRecord] = {}
         self.own_parameters: dict[str, ParameterRecord] = {}
         """Parameters that only an optimizer knows, no module."""
+        self._numbers: dict[int, int] = {}
+        """``id`` of each optimizer in ``_records`` to its place there."""
+        self._counts: dict[int, int] = {}
+        """How many parameters each had when it was noted last."""
+        self.generation = 0
+        """How often something new was noted."""
+        self._optimized: dict[str, int] = {}
+        """Name of each parameter to the number of the optimizer that updates it, or its master copy."""
 
     def install(self) -> Callable[[], None]:
         """Register the hooks and wrap ``GradScaler.step``; returns what undoes it."""
@@ -49,16 +58,24 @@ class OptimizerHooks:
         return remove
 
     def records(self) -> list[OptimizerRecord]:
-        """The optimizers that have made an update."""
+        """The optimizers that have made an update, or whose update a GradScaler left out."""
         return list(self._records.values())
+
+    def assign(self, record: ParameterRecord) -> ParameterRecord:
+        """``record`` with the index of its optimizer, when that is known."""
+        optimizer = self._optimized.get(record.name)
+        return record if optimizer is None else replace(record, optimizer=optimizer)
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self._session.on_thread():
             return
         if self.stepping:  # one in another, or an earlier step raised
             running = _running_steps()
-            running.discard(id(optimizer))
-            self.stepping = [stepping for stepping in self.stepping if stepping in running]
+            running[id(optimizer)] -= 1  # this one
+            # A class that calls its base's step is there once for each of the two.
+            self.stepping = [
+                entry for n, entry in enumerate(self.stepping) if self.stepping[:n].count(entry) < running[entry]
+            ]
         self.stepping.append(id(optimizer))
         if self._session.recording:
             self.note_gradients(optimizer)
@@ -67,11 +84,9 @@ class OptimizerHooks:
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self._session.on_thread() or id(optimizer) not in self.stepping:
             return
-        del self.stepping[self.stepping.index(id(optimizer)) :]
+        while self.stepping.pop() != id(optimizer):
+            pass
         if self._session.recording:
-            self._records[id(optimizer)] = OptimizerRecord(
-                class_name=type(optimizer).__name__, implementation=implementation(optimizer)
-            )
             self.note_state(optimizer)
         if not self.stepping:
             found_inf = getattr(optimizer, "found_inf", None)  # set by a GradScaler on fused optimizers
@@ -83,20 +98,36 @@ class OptimizerHooks:
         names = self._names()
         for _, _, parameter in _parameters(optimizer):
             if parameter.grad is not None:
-                name = names.get(id(parameter), (0, 0))
-                self._session.log.fact(Fact.GRADIENT, storage_address(parameter.grad), *name)
+                self._fact(Fact.GRADIENT, parameter.grad, *names.get(id(parameter), (0, 0)))
 
     def note_state(self, optimizer: Optimizer) -> None:
         """Log ``optimizer``'s state and the parameters that are its own."""
         session = self._session
         names = self._names()
-        self._note_own_parameters(optimizer, names)
+        self._note_optimizer(optimizer, names)
         for parameter, state in list(optimizer.state.items()):
             name_id, path = names.get(id(parameter), (0, 0))
             of = session.texts.value(name_id)
             for key, tensor in _tensors(state, ""):
                 text = session.texts.id(f"{key} of {of}" if of else key)
                 session.log.fact(Fact.OPTIMIZER_STATE, storage_address(tensor), text, path)
+
+    def _note_optimizer(self, optimizer: Optimizer, names: dict[int, tuple[int, int]]) -> None:
+        """``optimizer`` has made an update, or a GradScaler has left its update out."""
+        self._note_own_parameters(optimizer, names)
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        if self._counts.get(id(optimizer)) == count:
+            return
+        self._counts[id(optimizer)] = count
+        self.generation += 1
+        self._records[id(optimizer)] = _record(optimizer)
+        number = self._numbers.setdefault(id(optimizer), len(self._numbers))
+        for _, _, parameter in _parameters(optimizer):
+            self._optimized[self._session.texts.value(names[id(parameter)][0])] = number
+
+    def _fact(self, fact: Fact, tensor: torch.Tensor, name: int, path: int) -> None:
+        session = self._session
+        session.log.fact(fact, storage_address(tensor), name, path, session.texts.dtype_id(tensor.dtype))
 
     def _names(self) -> dict[int, tuple[int, int]]:
         """``id`` of each module parameter to the text ids of its name and module."""
@@ -119,9 +150,9 @@ class OptimizerHooks:
                 self.own_parameters[text] = parameter_record(text, parameter)
                 name, path, fact = session.texts.id(text), 0, Fact.PARAMETER
             names[id(parameter)] = (name, path)
-            session.log.fact(fact, storage_address(parameter), name, path)
+            self._fact(fact, parameter, name, path)
             if parameter.grad is not None:
-                session.log.fact(Fact.GRADIENT, storage_address(parameter.grad), name, path)
+                self._fact(Fact.GRADIENT, parameter.grad, name, path)
 
     def _wrap_init(self, original: Callable[..., Any]) -> Callable[..., Any]:
         session = self._session
@@ -145,22 +176,36 @@ class OptimizerHooks:
             session.optimizer_started(type(optimizer).__name__)
             result = original(scaler, optimizer, *args, **kwargs)
             if session.updates == updates:
+                if session.recording:
+                    self._note_optimizer(optimizer, self._names())
                 session.updated(id(optimizer), skipped=True)
             return result
 
         return step
 
 
-def _running_steps() -> set[int]:
-    """``id`` of each optimizer whose ``step`` is on the Python stack."""
-    running: set[int] = set()
+def _running_steps() -> Counter[int]:
+    """``id`` of each optimizer whose ``step`` is on the Python stack, and how often it is."""
+    running: Counter[int] = Counter()
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         # The wrapper around every optimizer's step, which also calls the hooks, has it as ``self``.
-        if frame.f_code.co_filename == torch_optimizer.__file__:
-            running.add(id(frame.f_locals.get("self")))
+        if frame.f_code.co_filename == torch_optimizer.__file__ and frame.f_code.co_name == "wrapper":
+            running[id(frame.f_locals.get("self"))] += 1
         frame = frame.f_back
     return running
+
+
+def _record(optimizer: Optimizer) -> OptimizerRecord:
+    bases = [base.__name__ for base in type(optimizer).__mro__[1:] if issubclass(base, Optimizer)]
+    group = optimizer.param_groups[0] if optimizer.param_groups else {}
+    simple = {key: value for key, value in group.items() if isinstance(value, (bool, int, float, str, type(None)))}
+    return OptimizerRecord(
+        class_name=type(optimizer).__name__,
+        implementation=implementation(optimizer),
+        bases=tuple(bases),
+        settings=simple,
+    )
 
 
 def implementation(optimizer: Optimizer) -> str:

@@ -1,8 +1,10 @@
-"""The colours of the categories, told apart under the three common colour-vision deficiencies."""
+"""How the categories are called and coloured; told apart under the three common colour-vision deficiencies."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from ampmem.analysis.categories import CATEGORIES, Category
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,21 +16,48 @@ class Fill:
     pattern: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CategoryView:
+    """One category, for the page."""
+
+    key: str
+    label: str
+    light: str
+    dark: str
+    pattern: str
+
+
 _UNUSUAL = {"light": "#7a2205", "dark": "#9c4627"}
 _PRECISION_COPIES = {"light": "#66d5ff", "dark": "#8ddefe"}
 
 # Categories of one hue differ by their hatching.
-FILLS: dict[str, Fill] = {
-    "parameters": Fill(light="#3958d1", dark="#5074e9"),
-    "gradients": Fill(light="#0d6d46", dark="#2f835f"),
-    "optimizer_state": Fill(light="#532d74", dark="#884493"),
-    "master_copies": Fill(**_PRECISION_COPIES),
-    "cast_copies": Fill(**_PRECISION_COPIES, pattern="/"),
-    "activations": Fill(light="#ec6f00", dark="#ee7105"),
-    "buffers": Fill(light="#129684", dark="#19b19c"),
-    "inputs": Fill(light="#d093bb", dark="#fba0be"),
-    "temporaries": Fill(light="#f2e67e", dark="#e5dc83"),
-    "workspace": Fill(**_UNUSUAL),
-    "communication": Fill(**_UNUSUAL, pattern="/"),
-    "other": Fill(**_UNUSUAL, pattern="."),
+FILLS: dict[Category, Fill] = {
+    Category.PARAMETERS: Fill(light="#3958d1", dark="#5074e9"),
+    Category.GRADIENTS: Fill(light="#0d6d46", dark="#2f835f"),
+    Category.OPTIMIZER_STATE: Fill(light="#532d74", dark="#884493"),
+    Category.MASTER_COPIES: Fill(**_PRECISION_COPIES),
+    Category.CAST_COPIES: Fill(**_PRECISION_COPIES, pattern="/"),
+    Category.ACTIVATIONS: Fill(light="#ec6f00", dark="#ee7105"),
+    Category.BUFFERS: Fill(light="#129684", dark="#19b19c"),
+    Category.INPUTS: Fill(light="#d093bb", dark="#fba0be"),
+    Category.TEMPORARIES: Fill(light="#f2e67e", dark="#e5dc83"),
+    Category.WORKSPACE: Fill(**_UNUSUAL),
+    Category.COMMUNICATION: Fill(**_UNUSUAL, pattern="/"),
+    Category.OTHER: Fill(**_UNUSUAL, pattern="."),
 }
+
+
+def category_views() -> tuple[CategoryView, ...]:
+    """All categories in stacking order."""
+    return tuple(_view(category, FILLS[category]) for category in CATEGORIES)
+
+
+def label(category: Category) -> str:
+    """``Optimizer state`` for ``optimizer_state``."""
+    return category.value.replace("_", " ").capitalize()
+
+
+def _view(category: Category, fill: Fill) -> CategoryView:
+    return CategoryView(
+        key=category.value, label=label(category), light=fill.light, dark=fill.dark, pattern=fill.pattern
+    )

@@ -1,4 +1,4 @@
-"""Fewer points for a chart, with every extreme kept exactly."""
+"""Fewer points than events, with every extreme kept exactly."""
 
 from __future__ import annotations
 
@@ -7,25 +7,18 @@ from numpy.typing import NDArray
 
 from ampmem.events import Column
 
-MAX_POINTS = 1500
-"""A stack of a dozen areas with this many points zooms without a wait."""
 
+def extreme_positions(total: Column, buckets: int) -> NDArray[np.intp]:
+    """Where in ``total`` the first lowest and the first highest of each bucket are; ascending and unique.
 
-def extreme_instants(total: Column, always: int, max_points: int = MAX_POINTS) -> NDArray[np.intp]:
-    """Indices into ``total``, ascending and unique: the first lowest and first highest of each bucket, both ends,
-    and ``always``.
-
-    ``total`` has shape ``(instants,)``. The buckets are runs of instants of almost equal length, as
-    many as keep the result within ``max_points`` (at least 5). All series of a stack are then taken at
-    these same instants, so the stack is exact wherever it is drawn, and the global peak is drawn.
+    The buckets are runs of equal length, but for the last.
     """
-    count = len(total)
-    if count <= max_points:
-        return np.arange(count)
-    buckets = (max_points - 3) // 2
-    edges = np.linspace(0, count, buckets + 1).astype(np.intp)
-    chosen = {0, always, count - 1}
-    for start, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        chosen.add(start + int(total[start:end].argmin()))
-        chosen.add(start + int(total[start:end].argmax()))
-    return np.array(sorted(chosen), dtype=np.intp)
+    width = max(1, -(-len(total) // max(1, buckets)))
+    whole = len(total) // width * width
+    rows = total[:whole].reshape(-1, width)
+    starts = np.arange(0, whole, width)
+    found = [starts + rows.argmin(axis=1), starts + rows.argmax(axis=1)]
+    if whole < len(total):
+        rest = total[whole:]
+        found.append(np.array([whole + rest.argmin(), whole + rest.argmax()]))
+    return np.unique(np.concatenate(found))

@@ -7,20 +7,43 @@ import hashlib
 import html
 import json
 import unicodedata
+from collections.abc import Iterable
 
 MAX_TEXT = 400
-"""Longest text shown, in characters; what is longer ends with an ellipsis."""
+"""Longest name shown, in characters; what is longer ends with an ellipsis."""
+
+MAX_PROSE = 2000
+"""Longest sentence shown, in characters."""
 
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode categories that show nothing or change what is around them: control, bidi, surrogates, separators."""
 
-_MARKUP = str.maketrans({character: f"\\u{ord(character):04x}" for character in "<>&"})
+_MARKUP = {character: f"\\u{ord(character):04x}" for character in "<>&"}
 
 
-def visible(text: str) -> str:
-    """``text`` in one bounded line, with every invisible character spelled out as ``\\uXXXX``."""
-    bounded = text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
-    return "".join(_spelled(character) for character in bounded)
+def visible(text: str, limit: int = MAX_TEXT) -> str:
+    """``text`` in one line of at most ``limit`` characters, every invisible one spelled out as ``\\uXXXX``."""
+    bounded = _cut(text, limit)
+    return bounded if bounded.isprintable() else _cut("".join(map(_spelled, bounded)), limit)
+
+
+def distinct(texts: Iterable[str]) -> list[str]:
+    """Each of ``texts`` as :func:`visible` shows it, with a number where two that differ would look the same."""
+    owner: dict[str, str] = {}
+    numbers: dict[str, int] = {}
+    shown = []
+    for text in texts:
+        look = base = visible(text)
+        while owner.setdefault(look, text) != text:
+            numbers[base] = numbers.get(base, 1) + 1
+            suffix = f" ({numbers[base]})"
+            look = _cut(base, MAX_TEXT - len(suffix)) + suffix
+        shown.append(look)
+    return shown
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _spelled(character: str) -> str:
@@ -40,8 +63,11 @@ def json_for_script(data: object) -> str:
 
     Raises ``ValueError`` for NaN and infinities, which JSON does not have.
     """
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     # Only strings can hold these three characters in JSON, and there the escape means the same.
-    return json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":")).translate(_MARKUP)
+    for character, escape in _MARKUP.items():
+        text = text.replace(character, escape)
+    return text
 
 
 def script_source_hash(source: str) -> str:

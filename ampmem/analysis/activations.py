@@ -1,0 +1,67 @@
+"""What the activations are, and in which type: why AMP does not simply halve them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ampmem.analysis.analyse import Analysis
+from ampmem.analysis.categories import Category
+from ampmem.events import Column, Fact
+
+LOW_PRECISION = ("bfloat16", "float16")
+_KINDS = (("norm", "norms"), ("softmax", "softmax"), ("loss", "loss"), ("cross_entropy", "loss"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationGroup:
+    """Activations of one kind and type.
+
+    ``kind`` is what they are for: ``norms``, ``softmax``, ``loss``, ``masks``, ``indices``, or else the op
+    that saved them, or that made them where none did. ``dtype`` is ``None`` where no hook saw it.
+    """
+
+    kind: str
+    dtype: str | None
+    tensors: int
+    bytes: int
+
+
+def activation_groups(analysis: Analysis, position: int) -> tuple[ActivationGroup, ...]:
+    """The activations alive once ``position`` events have happened, largest group first."""
+    mine = np.flatnonzero(analysis.classes.of(Category.ACTIVATIONS) & analysis.lifetimes.alive_at(position))
+    op, dtype = saved_as(analysis)
+    texts = analysis.recording.texts
+    sums: dict[tuple[str, str | None], tuple[int, int]] = {}
+    for allocation in mine.tolist():
+        name, kept = texts[op[allocation]], texts[dtype[allocation]] or None
+        group = (_kind(name or texts[analysis.lifetimes.op[allocation]], kept), kept)
+        tensors, size = sums.get(group, (0, 0))
+        sums[group] = (tensors + 1, size + int(analysis.lifetimes.bytes[allocation]))
+    groups = [
+        ActivationGroup(kind=kind, dtype=kept, tensors=tensors, bytes=size)
+        for (kind, kept), (tensors, size) in sums.items()
+    ]
+    return tuple(sorted(groups, key=lambda group: (-group.bytes, group.kind)))
+
+
+def saved_as(analysis: Analysis) -> tuple[Column, Column]:
+    """For each allocation the op that saved it first and its type (text ids); the type alone where none did."""
+    facts, count = analysis.facts, len(analysis.lifetimes)
+    op = np.zeros(count, dtype=np.int64)
+    dtype = np.zeros(count, dtype=np.int64)
+    for fact in (Fact.OUTPUT, Fact.SAVED):  # what a later one says counts
+        rows = np.flatnonzero(facts.fact == fact)[::-1]
+        dtype[facts.allocation[rows]] = facts.dtype[rows]
+        if fact == Fact.SAVED:
+            op[facts.allocation[rows]] = facts.name[rows]
+    return op, dtype
+
+
+def _kind(op: str, dtype: str | None) -> str:
+    if dtype in ("bool", "uint8"):
+        return "masks"
+    if dtype is not None and "int" in dtype:
+        return "indices"
+    return next((kind for word, kind in _KINDS if word in op), op or "other")

@@ -1,0 +1,307 @@
+"""Recordings of one script laid side by side: what differs between its precision arms."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TypeVar
+
+from ampmem.analysis.activations import LOW_PRECISION
+from ampmem.analysis.break_even import break_even
+from ampmem.analysis.casts import AUTOCAST_ARMS
+from ampmem.analysis.categories import Breakdown, Category
+from ampmem.analysis.summary import Step, Summary, summarize
+from ampmem.events import Recording
+from ampmem.units import format_bytes, format_count
+
+_T = TypeVar("_T")
+
+BASELINE = "fp32"
+"""The arm that the others are measured against."""
+
+SCRIPT_FAILED = "the script failed: "
+"""How the note begins that a recording has when its script failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One column of the comparison.
+
+    ``summary`` is ``None`` when the arm left nothing to sum up; ``failure`` says in one line why the script
+    did not get to its end, ``None`` when it did. ``plain_step_ns`` are durations of steps without
+    instrumentation, empty when they were not measured. ``script`` is what was run, with its arguments.
+    """
+
+    label: str
+    summary: Summary | None
+    failure: str | None = None
+    plain_step_ns: tuple[int, ...] = ()
+    script: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Nanoseconds that a step takes without instrumentation; ``ratio`` is of the medians, to the baseline's."""
+
+    median_ns: int
+    fastest_ns: int
+    slowest_ns: int
+    ratio: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instant:
+    """The live bytes at one instant, one value per entry; ``None`` where the entry has no such instant."""
+
+    name: str
+    """``after_forward``, ``after_backward``, ``after_optimizer`` or ``peak``."""
+    live: tuple[Breakdown | None, ...]
+    total: tuple[int | None, ...]
+    per_parameter: tuple[float | None, ...]
+    """Total bytes per parameter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLoss:
+    """The loss of one step, one value per entry."""
+
+    step: int
+    losses: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Recordings side by side.
+
+    What is said of the entries is a tuple with one value for each, in their order, ``None`` for what is not
+    known. Differences and ratios are to the baseline, the first entry whose arm is ``fp32``; without one
+    they are ``None``.
+    """
+
+    entries: tuple[Entry, ...]
+    baseline: int | None
+    """Index of the baseline in ``entries``."""
+    steps: tuple[int | None, ...]
+    """The step that is compared: the last that all entries have and whose update was done in all of them,
+    or else the last that each entry has."""
+    instants: tuple[Instant, ...]
+    """``after_forward``, ``after_backward``, ``after_optimizer`` and ``peak`` of that step."""
+    peak_difference: tuple[int | None, ...]
+    """Bytes of that step's peak less those of the baseline's."""
+    activation_ratio: tuple[float | None, ...]
+    """Activations after forward, as a ratio to the baseline's."""
+    low_precision: tuple[float | None, ...]
+    """The share of its activations after forward that an entry has in a 16-bit type."""
+    break_even: tuple[float | None, ...]
+    """The batch size from which on an entry under autocast saves memory at the end of forward, measured against
+    the baseline's activations; see :func:`ampmem.analysis.break_even.break_even`."""
+    step_time: tuple[StepTime | None, ...]
+    losses: tuple[StepLoss, ...]
+    """Of every step that an entry has."""
+    loss_difference: tuple[float | None, ...]
+    """The largest ``|loss - baseline| / |baseline|`` of the steps that both have; infinite when one diverged."""
+    remarks: tuple[str, ...]
+    """Why the entries may not be comparable, in words; empty when nothing speaks against it."""
+
+    def instant(self, name: str) -> Instant:
+        """The instant of that name. Raises ``KeyError`` when there is none."""
+        for instant in self.instants:
+            if instant.name == name:
+                return instant
+        raise KeyError(name)
+
+
+def entry_of(recording: Recording, *, label: str | None = None, summary: Summary | None = None) -> Entry:
+    """``recording`` as a column, labelled with its arm by default.
+
+    Sums it up, and raises what that raises, unless its ``summary`` is there already.
+    """
+    failures = [note.removeprefix(SCRIPT_FAILED) for note in recording.notes if note.startswith(SCRIPT_FAILED)]
+    return Entry(
+        label=label or recording.arm.name,
+        summary=summarize(recording) if summary is None else summary,
+        failure=failures[0] if failures else None,
+        plain_step_ns=recording.plain_step_ns,
+        script=" ".join((recording.run.script, *recording.run.arguments)),
+        notes=tuple(note for note in recording.notes if not note.startswith(SCRIPT_FAILED)),
+    )
+
+
+def distinct(entries: Sequence[Entry], names: Sequence[str]) -> tuple[Entry, ...]:
+    """``entries`` with labels that differ: those that share one get their name added, and a number if need be."""
+    shared = Counter(entry.label for entry in entries)
+    labels = [
+        f"{entry.label} {name}".strip() if shared[entry.label] > 1 else entry.label
+        for entry, name in zip(entries, names, strict=True)
+    ]
+    again = Counter(labels)
+    numbered = [f"{label} #{i}" if again[label] > 1 else label for i, label in enumerate(labels, start=1)]
+    return tuple(replace(entry, label=label) for entry, label in zip(entries, numbered, strict=True))
+
+
+def compare(entries: Sequence[Entry]) -> Comparison:
+    """Lay ``entries`` side by side."""
+    summaries = [entry.summary for entry in entries]
+    baseline = next((i for i, item in enumerate(summaries) if item is not None and item.arm.name == BASELINE), None)
+    steps = _compared_steps(summaries)
+    instants = _instants(summaries, steps)
+    peaks = instants[-1].total
+    activations = [None if live is None else live[Category.ACTIVATIONS] for live in instants[0].live]
+    return Comparison(
+        entries=tuple(entries),
+        baseline=baseline,
+        steps=tuple(None if step is None else step.index for step in steps),
+        instants=instants,
+        peak_difference=_to_baseline(peaks, baseline, lambda mine, base: mine - base),
+        activation_ratio=_to_baseline(activations, baseline, _ratio),
+        low_precision=tuple(None if item is None else _low_precision(item) for item in summaries),
+        break_even=_break_evens(summaries, steps, baseline),
+        step_time=_step_times(entries, baseline),
+        losses=_losses(summaries),
+        loss_difference=_loss_differences(summaries, baseline),
+        remarks=_remarks(entries),
+    )
+
+
+def _compared_steps(summaries: Sequence[Summary | None]) -> list[Step | None]:
+    known = [{step.index: step for step in summary.steps} for summary in summaries if summary is not None]
+    common = set.intersection(*(set(steps) for steps in known)) if known else set()
+    done = [index for index in common if not any(steps[index].skipped_update for steps in known)]
+    if done:
+        chosen = max(done)
+        return [None if item is None else _step_of(item, chosen) for item in summaries]
+    return [None if item is None else item.steps[-1] for item in summaries]
+
+
+def _step_of(summary: Summary, index: int) -> Step | None:
+    return next((step for step in summary.steps if step.index == index), None)
+
+
+def _instants(summaries: Sequence[Summary | None], steps: Sequence[Step | None]) -> tuple[Instant, ...]:
+    at: tuple[tuple[str, Callable[[Step], Breakdown | None]], ...] = (
+        ("after_forward", lambda step: step.marks.after_forward),
+        ("after_backward", lambda step: step.marks.after_backward),
+        ("after_optimizer", lambda step: step.marks.after_optimizer),
+        ("peak", lambda step: step.peak.categories),
+    )
+    counts = [0 if summary is None else summary.parameters.count for summary in summaries]
+    instants = []
+    for name, breakdown in at:
+        live = tuple(None if step is None else breakdown(step) for step in steps)
+        total = tuple(None if one is None else sum(one.values()) for one in live)
+        ratios = tuple(
+            None if size is None or not count else size / count for size, count in zip(total, counts, strict=True)
+        )
+        instants.append(Instant(name=name, live=live, total=total, per_parameter=ratios))
+    return tuple(instants)
+
+
+def _to_baseline(
+    values: Sequence[int | None], baseline: int | None, relate: Callable[[int, int], _T]
+) -> tuple[_T | None, ...]:
+    base = None if baseline is None else values[baseline]
+    return tuple(None if value is None or base is None else relate(value, base) for value in values)
+
+
+def _ratio(mine: float, base: float) -> float | None:
+    return mine / base if base else None
+
+
+def _low_precision(summary: Summary) -> float | None:
+    total = sum(group.bytes for group in summary.activations)
+    return _ratio(sum(group.bytes for group in summary.activations if group.dtype in LOW_PRECISION), total)
+
+
+def _break_evens(
+    summaries: Sequence[Summary | None], steps: Sequence[Step | None], baseline: int | None
+) -> tuple[float | None, ...]:
+    base = None if baseline is None else steps[baseline]
+    return tuple(
+        _break_even(step, base) if item is not None and item.arm.name in AUTOCAST_ARMS else None
+        for item, step in zip(summaries, steps, strict=True)
+    )
+
+
+def _break_even(step: Step | None, base: Step | None) -> float | None:
+    if step is None or base is None or not step.batch_size or step.batch_size != base.batch_size:
+        return None
+    mine, full = step.marks.after_forward, base.marks.after_forward
+    if mine is None or full is None:
+        return None
+    saved = full[Category.ACTIVATIONS] - mine[Category.ACTIVATIONS]
+    return break_even(step.batch_size, mine[Category.CAST_COPIES] - full[Category.CAST_COPIES], saved)
+
+
+def _step_times(entries: Sequence[Entry], baseline: int | None) -> tuple[StepTime | None, ...]:
+    base = None if baseline is None else _median(entries[baseline])
+    return tuple(_step_time(entry, base) for entry in entries)
+
+
+def _step_time(entry: Entry, base: int | None) -> StepTime | None:
+    middle = _median(entry)
+    if middle is None:
+        return None
+    return StepTime(
+        median_ns=middle,
+        fastest_ns=min(entry.plain_step_ns),
+        slowest_ns=max(entry.plain_step_ns),
+        ratio=None if base is None else _ratio(middle, base),
+    )
+
+
+def _median(entry: Entry) -> int | None:
+    return round(median(entry.plain_step_ns)) if entry.plain_step_ns else None
+
+
+def _losses(summaries: Sequence[Summary | None]) -> tuple[StepLoss, ...]:
+    by_step = [_loss_by_step(summary) for summary in summaries]
+    indices = sorted({index for losses in by_step for index in losses})
+    return tuple(StepLoss(step=index, losses=tuple(losses.get(index) for losses in by_step)) for index in indices)
+
+
+def _loss_by_step(summary: Summary | None) -> dict[int, float | None]:
+    return {} if summary is None else {step.index: step.loss for step in summary.steps}
+
+
+def _loss_differences(summaries: Sequence[Summary | None], baseline: int | None) -> tuple[float | None, ...]:
+    if baseline is None:
+        return (None,) * len(summaries)
+    base = _loss_by_step(summaries[baseline])
+    return tuple(_loss_difference(_loss_by_step(summary), base) for summary in summaries)
+
+
+def _loss_difference(mine: dict[int, float | None], base: dict[int, float | None]) -> float | None:
+    """Steps that one of the two does not have, and those where the baseline's loss is 0, say nothing."""
+    differences = []
+    for index, loss in mine.items():
+        other = base.get(index)
+        if loss is None or not other or not (math.isfinite(loss) or math.isfinite(other)):
+            continue
+        both = math.isfinite(loss) and math.isfinite(other)
+        differences.append(abs(loss - other) / abs(other) if both else math.inf)
+    return max(differences, default=None)
+
+
+def _remarks(entries: Sequence[Entry]) -> tuple[str, ...]:
+    known = [(entry, entry.summary) for entry in entries if entry.summary is not None]
+    facts: tuple[tuple[str, dict[str, str]], ...] = (
+        ("parameters", {entry.label: _parameters(summary) for entry, summary in known}),
+        ("scripts", {entry.label: entry.script for entry, _ in known}),
+        ("devices", {entry.label: f"{summary.device.name} ({summary.source})" for entry, summary in known}),
+        ("versions of torch", {entry.label: summary.torch for entry, summary in known}),
+    )
+    return tuple(
+        f"the {what} differ, so this compares more than precision: "
+        + "; ".join(f"{label}: {value}" for label, value in values.items())
+        for what, values in facts
+        if len(set(values.values())) > 1
+    )
+
+
+def _parameters(summary: Summary) -> str:
+    parameters = summary.parameters
+    return f"{format_count(parameters.count)} in {format_bytes(parameters.bytes)}"

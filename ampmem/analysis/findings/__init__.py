@@ -1,0 +1,57 @@
+"""What is worth telling about a run: small checks, each in a module of its own, in the order in which they are told."""
+
+from __future__ import annotations
+
+from ampmem.analysis.analyse import Analysis
+from ampmem.analysis.findings import (
+    amp_saves,
+    autocast_in_backward,
+    cache_off_costs,
+    cache_off_saves,
+    cache_on_saves,
+    copies_grow,
+    copies_survive,
+    expanded_buffer_cast,
+    foreach_temporaries,
+    fp16_without_scaler,
+    fp32_activations,
+    gradients_through_forward,
+    no_autocast_effect,
+    outputs_kept,
+    recompute_recasts,
+    state_not_there_yet,
+    steady_growth,
+)
+from ampmem.analysis.findings.base import Case, Check, Finding
+
+__all__ = ["CHECKS", "Case", "Finding", "findings"]
+
+CHECKS: tuple[Check, ...] = (
+    fp16_without_scaler.check,
+    amp_saves.check,
+    autocast_in_backward.check,
+    copies_survive.check,
+    copies_grow.check,
+    cache_off_costs.check,
+    cache_on_saves.check,
+    cache_off_saves.check,
+    recompute_recasts.check,
+    fp32_activations.check,
+    expanded_buffer_cast.check,
+    foreach_temporaries.check,
+    gradients_through_forward.check,
+    state_not_there_yet.check,
+    outputs_kept.check,
+    steady_growth.check,
+    no_autocast_effect.check,
+)
+"""All of them, in order."""
+
+_SEVERITIES = ("warning", "advice", "info")
+
+
+def findings(analysis: Analysis) -> tuple[Finding, ...]:
+    """What the checks found: what is wrong before what could be better, each in the order of the checks."""
+    case = Case(analysis=analysis)
+    found = [finding for check in CHECKS if (finding := check(case)) is not None]
+    return tuple(sorted(found, key=lambda finding: _SEVERITIES.index(finding.severity)))

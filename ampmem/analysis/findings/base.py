@@ -1,0 +1,194 @@
+"""What a finding is, and what findings are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from ampmem.analysis.activations import LOW_PRECISION, saved_as
+from ampmem.analysis.analyse import Analysis
+from ampmem.analysis.casts import AUTOCAST_ARMS, Casts, Ledger, casts, ledger
+from ampmem.analysis.categories import Category
+from ampmem.analysis.lifetimes import ALIVE, Mask
+from ampmem.events import Column, Fact, Phase, Recording
+from ampmem.units import format_bytes
+
+Severity: TypeAlias = Literal["info", "advice", "warning"]
+
+NOTABLE_BYTES = 1024
+NOTABLE_SHARE = 0.005
+"""What is less than this, or than this share of the run's peak, is not worth a change of the script."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something worth telling: one plain sentence, the bytes it is about, what shows it, and what to change.
+
+    ``bytes`` is ``None`` where the matter has no size.
+    """
+
+    code: str
+    severity: Severity
+    message: str
+    bytes: int | None
+    change: str
+    evidence: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A run, and what several findings ask of it."""
+
+    analysis: Analysis
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """Its cast copies."""
+        return ledger(self.analysis)
+
+    @cached_property
+    def saved_as(self) -> tuple[Column, Column]:
+        """For each allocation the op that saved it and its type (text ids)."""
+        return saved_as(self.analysis)
+
+    @cached_property
+    def casts(self) -> Casts:
+        """Its cast copies, summed up."""
+        return casts(self.analysis)
+
+    @property
+    def recording(self) -> Recording:
+        """What was recorded."""
+        return self.analysis.recording
+
+    @property
+    def autocast(self) -> bool:
+        """Whether the run is one under autocast."""
+        return self.analysis.recording.arm.name in AUTOCAST_ARMS
+
+    @property
+    def after_forward(self) -> list[int | None]:
+        """The position at the end of each step's last forward."""
+        timeline = self.analysis.timeline
+        return [
+            None if marks.after_forward is None else timeline.position(marks.after_forward)
+            for marks in self.analysis.marks
+        ]
+
+    @property
+    def last_after_forward(self) -> int | None:
+        """The last of those that exist."""
+        positions = [position for position in self.after_forward if position is not None]
+        return positions[-1] if positions else None
+
+    @cached_property
+    def peaks(self) -> list[int]:
+        """The position of each step's peak."""
+        return [self.analysis.timeline.peak_between(step.start_ns, step.end_ns) for step in self.recording.steps]
+
+    @cached_property
+    def peak(self) -> int:
+        """The position of the run's peak; of the first of several."""
+        return max(self.peaks, key=lambda position: int(self.analysis.timeline.total[position]), default=0)
+
+    @cached_property
+    def low_precision(self) -> Mask:
+        """For each text, whether it names a type that autocast casts to."""
+        return np.array([text in LOW_PRECISION for text in self.recording.texts], dtype=np.bool_)
+
+    def notable(self, size: int) -> bool:
+        """Whether ``size`` bytes are worth a change: enough, and enough of the peak.
+
+        Of that, ``other`` is left out: in a notebook it may be anything that was there before.
+        """
+        own = int(self.analysis.timeline.total[self.peak]) - self.live(Category.OTHER, self.peak)
+        return size >= NOTABLE_BYTES and size >= NOTABLE_SHARE * own
+
+    def starts(self, phase: Phase) -> list[int]:
+        """When ``phase`` was entered, each time, in nanoseconds."""
+        found: list[int] = self.recording.phases.time_ns[self.recording.phases.phase == phase].tolist()
+        return found
+
+    def last_starts(self, phase: Phase) -> list[int]:
+        """The same of the last step that ended and has ``phase``: one step shows what all do, at a fixed cost."""
+        phases = self.recording.phases
+        for step in reversed(self.recording.steps):
+            mine = (phases.step == step.index) & (phases.phase == phase)
+            if mine.any():
+                found: list[int] = phases.time_ns[mine].tolist()
+                return found
+        return []
+
+    def with_fact(self, fact: Fact, after_ns: int | None = None, before_ns: int | None = None) -> Column:
+        """How often each allocation had ``fact``; where given, only from ``after_ns`` and up to ``before_ns``."""
+        facts = self.analysis.facts
+        rows = facts.fact == fact
+        if after_ns is not None:
+            rows &= facts.time_ns >= after_ns
+        if before_ns is not None:
+            rows &= facts.time_ns < before_ns
+        return np.bincount(facts.allocation[rows], minlength=len(self.analysis.lifetimes))
+
+    def most_alive(self, sizes: Column) -> int:
+        """The first position at which the live allocations have the most of ``sizes`` (one per allocation)."""
+        lifetimes = self.analysis.lifetimes
+        delta = np.zeros(len(self.recording.events) + 1, dtype=np.int64)
+        np.add.at(delta, lifetimes.born + 1, sizes)
+        freed = lifetimes.died != ALIVE
+        np.subtract.at(delta, lifetimes.died[freed] + 1, sizes[freed])
+        return int(np.argmax(np.cumsum(delta)))
+
+    def bytes_of(self, mine: Mask) -> int:
+        """Bytes of the allocations in ``mine``."""
+        return int(self.analysis.lifetimes.bytes[mine].sum())
+
+    def text(self, index: int) -> str:
+        """The text behind an id."""
+        return self.analysis.recording.texts[index]
+
+    def describe(self, allocation: int) -> str:
+        """One allocation in words: what it is and where it was made."""
+        lifetimes, classes = self.analysis.lifetimes, self.analysis.classes
+        words = [self.text(lifetimes.op[allocation]), self.text(classes.name[allocation])]
+        module, stack = self.text(lifetimes.module[allocation]), self.text(lifetimes.stack[allocation])
+        if module:
+            words.append(f"in {module}")
+        if stack:
+            words.append(f"at {own_frame(stack)}")
+        return " ".join(word for word in words if word) or "unknown"
+
+    def largest(self, mine: Mask, limit: int = 3) -> tuple[str, ...]:
+        """The largest allocations in ``mine``, in words, with their bytes."""
+        places = np.flatnonzero(mine)
+        sizes = self.analysis.lifetimes.bytes[places]
+        order = np.argsort(-sizes, kind="stable")[:limit]
+        return tuple(
+            f"{format_bytes(int(size))}: {self.describe(int(place))}"
+            for place, size in zip(places[order], sizes[order], strict=True)
+        )
+
+    def copied_parameters(self, sizes: Column, limit: int = 3) -> tuple[str, ...]:
+        """The parameters with the most of ``sizes`` (bytes, one per cast copy), in words, with those bytes."""
+        totals: dict[str, int] = {}
+        for parameter, size in zip(self.ledger.parameter.tolist(), sizes.tolist(), strict=True):
+            if size:
+                totals[self.text(parameter)] = totals.get(self.text(parameter), 0) + size
+        ordered = sorted(totals.items(), key=lambda item: (-item[1], item[0]))
+        return tuple(f"{name}: {format_bytes(size)}" for name, size in ordered[:limit])
+
+    def live(self, category: Category, position: int) -> int:
+        """Live bytes of ``category`` at ``position``."""
+        return int(self.analysis.timeline.series(category)[position])
+
+
+def own_frame(stack: str) -> str:
+    """The innermost line of ``stack`` (outermost first) that is not torch's own; the innermost where all are."""
+    lines = stack.splitlines()
+    return next((line for line in reversed(lines) if "/torch/" not in line.replace("\\", "/")), lines[-1])
+
+
+Check: TypeAlias = Callable[[Case], Finding | None]

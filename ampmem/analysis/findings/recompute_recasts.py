@@ -1,0 +1,25 @@
+"""Weights that activation checkpointing casts a second time."""
+
+from __future__ import annotations
+
+from ampmem.analysis.findings.base import Case, Finding
+from ampmem.events import Phase
+from ampmem.units import format_bytes
+
+
+def check(case: Case) -> Finding | None:
+    """Cast copies made in backward, where forward is run again; those of the last step that has any."""
+    found = [step for step in case.casts.steps if step.recomputed.bytes]
+    if not found:
+        return None
+    book, last = case.ledger, found[-1]
+    mine = (book.step == last.index) & (book.phase == Phase.BACKWARD)
+    return Finding(
+        code="recompute-recasts",
+        severity="info",
+        message=f"recomputation in backward casts weights again: {last.recomputed.copies} copies, "
+        f"{format_bytes(last.recomputed.bytes)} per step.",
+        bytes=last.recomputed.bytes,
+        change="nothing to mend: autocast's cache is empty by then; fewer checkpointed blocks cast less",
+        evidence=case.copied_parameters(book.bytes * mine),
+    )

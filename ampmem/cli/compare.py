@@ -1,0 +1,219 @@
+"""``ampmem compare``: record a script in each precision arm, one process after the other, and lay them side by side."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ampmem.analysis.compare import Entry, entry_of
+from ampmem.analysis.compare import compare as compare_entries
+from ampmem.cli.options import ARMS, shared_options
+from ampmem.errors import NothingRecorded, RecordingError, UsageError
+from ampmem.recorder import launch, script
+from ampmem.recording import SUFFIX, check_output, read
+from ampmem.reporters.compare import render
+from ampmem.reporters.text import shorten
+from ampmem.units import format_bytes
+
+AS_IS = "as-is"
+
+
+@click.command("compare", context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--arms",
+    default=",".join(ARMS),
+    show_default=True,
+    metavar="ARM,...",
+    help=f"Which arms to run, in this order: {', '.join(ARMS)}, or {AS_IS} for the script as it is.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of every arm's random numbers.")
+@click.option("--times/--no-times", default=True, show_default=True, help="Run each arm again to time its steps.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="PREFIX",
+    help=f"The recordings are PREFIX.ARM{SUFFIX}.  [default: the script's name, in this directory]",
+)
+@click.option("--html", type=click.Path(path_type=Path), help="Also write an HTML report of all recordings here.")
+@shared_options
+def compare(arms: str, dtype: str | None, output: str | None, **rest: Any) -> None:
+    """Run an unmodified training script once in each precision arm, and lay the recordings side by side.
+
+    Each arm is a process of its own, started with the same seed: first recorded, then, for the step
+    times, run once more without instrumentation. What the script prints is not shown, but for the
+    last lines of one that fails. The comparison goes to stdout.
+
+    \b
+    ampmem compare train.py --epochs 1
+    ampmem compare --arms fp32,amp --dtype fp16 -o run -m my_package.train
+    """
+    chosen = _parse_arms(arms)
+    if dtype is not None and not any(map(_is_amp, chosen)):
+        raise UsageError(f"--dtype is what autocast casts to, so it needs the arm amp or amp-nocache, not {arms}")
+    plan = _Plan(arms=chosen, dtype=dtype, prefix="", **rest)
+    target = (script.find_module if plan.as_module else script.find_script)(plan.script_or_module)
+    plan = replace(plan, prefix=(output or target.title).removesuffix(SUFFIX))
+    for file in (*map(plan.path, chosen), plan.html):
+        if file is not None:
+            check_output(file, force=plan.force)
+    outcomes = _run_all(plan)
+    click.echo(render(compare_entries([outcome.entry for outcome in outcomes])))
+    _write_html(plan, outcomes)
+    if not all(outcome.worked for outcome in outcomes):
+        raise click.exceptions.Exit(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """The command line."""
+
+    arms: tuple[str, ...]
+    dtype: str | None
+    seed: int
+    times: bool
+    prefix: str
+    html: Path | None
+    as_module: bool
+    steps: int
+    skip: int
+    stacks: bool
+    force: bool
+    script_or_module: str
+    arguments: tuple[str, ...]
+
+    def path(self, arm: str) -> Path:
+        """The recording of ``arm``."""
+        return Path(f"{self.prefix}.{arm}{SUFFIX}")
+
+    def command(self, arm: str, *options: str) -> list[str]:
+        """The arguments of ``ampmem`` that run the script in ``arm``."""
+        command = ["profile", "--arm", arm, "--seed", str(self.seed), *options]
+        command += ["--steps", str(self.steps), "--skip", str(self.skip)]
+        if self.dtype is not None and _is_amp(arm):
+            command += ["--dtype", self.dtype]
+        if self.as_module:
+            command.append("-m")
+        return [*command, "--", self.script_or_module, *self.arguments]
+
+    @property
+    def title(self) -> str:
+        """What is run, as recordings say it."""
+        return " ".join((("-m " if self.as_module else "") + self.script_or_module, *self.arguments))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    """What came of one arm. ``worked`` when its script got through every run."""
+
+    arm: str
+    entry: Entry
+    worked: bool
+
+
+def _parse_arms(text: str) -> tuple[str, ...]:
+    arms = tuple(arm.strip() for arm in text.split(","))
+    for i, arm in enumerate(arms):
+        if arm not in (AS_IS, *ARMS):
+            raise UsageError(f"--arms: there is no arm {arm!r}; there are {', '.join((AS_IS, *ARMS))}")
+        if arm in arms[:i]:
+            raise UsageError(f"--arms: {arm} is there twice")
+    return arms
+
+
+def _is_amp(arm: str) -> bool:
+    return arm.startswith("amp")
+
+
+def _run_all(plan: _Plan) -> list[_Outcome]:
+    """Run the arms one after the other."""
+    outcomes: list[_Outcome] = []
+    try:
+        for arm in plan.arms:
+            outcomes.append(_run(plan, arm))
+    except KeyboardInterrupt:
+        started = plan.arms[: len(outcomes) + 1]
+        there = [str(plan.path(arm)) for arm in started if plan.path(arm).exists()]
+        _progress_line(f"ampmem: recordings that are there: {', '.join(there) or 'none'}", last=True)
+        raise
+    return outcomes
+
+
+def _run(plan: _Plan, arm: str) -> _Outcome:
+    """Record ``arm``, then time it."""
+    path = plan.path(arm)
+    if plan.force and path.is_file():
+        path.unlink()  # an arm that fails before it records must not be taken for the one before it
+    _progress_line(f"{arm}: starting")
+    options = ["--quiet", "--progress", "-o", str(path), "--stacks" if plan.stacks else "--no-stacks"]
+    ended = launch.run(
+        plan.command(arm, *options, *(["--force"] if plan.force else [])),
+        lambda done, wanted: _progress_line(f"{arm}: step {done} of {wanted}"),
+    )
+    timed = None
+    if ended.failure is None and plan.times:
+        _progress_line(f"{arm}: timing")
+        timed = launch.run(plan.command(arm, "--times-into", str(path)), lambda done, wanted: None)
+    entry = _entry(plan, arm, ended.failure)
+    _progress_line(f"{arm}: {_said(entry, path)}", last=True)
+    if ended.failure is not None:
+        _say_tail(ended)
+    if timed is not None and timed.failure is not None:
+        _progress_line(f"{arm}: the run that times its steps failed: {timed.failure}", last=True)
+        _say_tail(timed)
+    worked = entry.failure is None and (timed is None or timed.failure is None)
+    return _Outcome(arm=arm, entry=entry, worked=worked)
+
+
+def _entry(plan: _Plan, arm: str, failure: str | None) -> Entry:
+    """The column of ``arm``, with what its recording has, if there is one."""
+    path = plan.path(arm)
+    if path.exists():
+        try:
+            return replace(entry_of(read(path), label=arm), failure=failure)
+        except (NothingRecorded, RecordingError) as error:
+            failure = failure or str(error)
+    return Entry(label=arm, summary=None, failure=failure or "it left no recording", script=plan.title)
+
+
+def _said(entry: Entry, path: Path) -> str:
+    """What came of an arm, in one line."""
+    words = [] if entry.failure is None else [f"failed: {entry.failure}"]
+    if entry.summary is not None:
+        count = len(entry.summary.steps)
+        words.append(
+            f"{count} step{'' if count == 1 else 's'}, peak {format_bytes(entry.summary.peak.bytes)}, in {path}"
+        )
+    return "; ".join(words)
+
+
+def _write_html(plan: _Plan, outcomes: list[_Outcome]) -> None:
+    recorded = [plan.path(outcome.arm) for outcome in outcomes if outcome.entry.summary is not None]
+    if plan.html is None:
+        return
+    if not recorded:
+        _progress_line(f"ampmem: {plan.html} is not written: there is no recording to show", last=True)
+        return
+    from ampmem.cli.report import write_report
+
+    write_report(recorded, plan.html, force=plan.force)
+
+
+def _say_tail(ended: launch.Ended) -> None:
+    """The last lines that a child printed, below the line that names it."""
+    for line in ended.tail:
+        print(f"    {shorten(line.expandtabs(), len(line) * 8)}", file=sys.stderr)
+
+
+def _progress_line(text: str, *, last: bool = False) -> None:
+    """Show ``text`` on stderr: on a terminal over the line before, unless that was the last; else only the last."""
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns - 1
+        shown = text if last else shorten(text, width)
+        print(f"\r\x1b[K{shown}", end="\n" if last else "", file=sys.stderr, flush=True)
+    elif last:
+        print(text, file=sys.stderr, flush=True)

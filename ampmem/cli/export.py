@@ -1,0 +1,43 @@
+"""``ampmem export``: recordings for other tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from ampmem.analysis.analyse import analyse
+from ampmem.errors import RecordingError
+from ampmem.recording import check_output, read
+from ampmem.reporters.csv import write_csv
+from ampmem.reporters.perfetto import write_perfetto
+from ampmem.reporters.snapshot import write_snapshot
+
+FORMATS: dict[str, Callable[..., None]] = {
+    "snapshot": write_snapshot,
+    "perfetto": write_perfetto,
+    "csv": write_csv,
+}
+"""What writes each format."""
+
+
+@click.command("export", short_help="Write a recording in a format that other tools read.")
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.option(
+    "--format",
+    "name",
+    required=True,
+    type=click.Choice(tuple(FORMATS)),
+    help="snapshot: for pytorch.org/memory_viz; perfetto: for ui.perfetto.dev; csv: one row per allocation.",
+)
+@click.option("-o", "--output", required=True, metavar="OUT", type=click.Path(path_type=Path), help="The new file.")
+@click.option("--force", is_flag=True, help="Replace the file when it exists already.")
+def export(file: Path, name: str, output: Path, force: bool) -> None:
+    """Write a recording in a format that other tools read, with ampmem's categories in it."""
+    check_output(output, force=force)
+    recording = read(file)
+    try:
+        FORMATS[name](analyse(recording), output, force=force)
+    except RecordingError as error:
+        raise RecordingError(f"{file}: {error}") from error

@@ -1,0 +1,94 @@
+"""``ampmem model``: the published formulas of static memory, and which of them a recording agrees with."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from pathlib import Path
+
+import click
+
+from ampmem.analysis.published import measure
+from ampmem.analysis.static_model import OPTIMIZERS, PRECISIONS, OptimizerModel, optimizer_model, recipe
+from ampmem.analysis.summary import Summary
+from ampmem.cli.show import report_of
+from ampmem.errors import NothingRecorded, UsageError
+from ampmem.reporters.model import note, render_recipe, render_recipes
+
+_COUNT = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:e\+?\d{1,2})?)([kmbt]?)", re.IGNORECASE | re.ASCII)
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+_MOST = 10**15
+
+
+@click.command("model", short_help="Lay the published formulas of static memory side by side.")
+@click.argument("file", required=False, metavar="[FILE]", type=click.Path(path_type=Path))
+@click.option("--params", metavar="COUNT", help="Number of parameters: 7e9, 7B, 350M or 124_000_000.")
+@click.option(
+    "--optimizer",
+    metavar="NAME",
+    type=click.Choice(list(OPTIMIZERS)),
+    default="adamw",
+    show_default=True,
+    help=f"The optimizer of the recipes: {', '.join(OPTIMIZERS)}. The published formulas are all for Adam.",
+)
+@click.option(
+    "--recipe",
+    "name",
+    metavar="NAME",
+    type=click.Choice(list(PRECISIONS)),
+    help=f"Show only this recipe, with its terms and source: {', '.join(PRECISIONS)}.",
+)
+def model(file: Path | None, params: str | None, optimizer: str, name: str | None) -> None:
+    """Lay the published formulas of static memory side by side.
+
+    Static memory is parameters, their copies, gradients and optimizer state: what training needs before
+    any activation. Give a number of parameters with --params, or a recording: then what was measured in
+    it is shown too, and which recipes and formulas agree with it, in their total and in their parts.
+    """
+    if (file is None) == (params is None):
+        raise UsageError("give either --params or a recording, and not both")
+    keys = list(PRECISIONS) if name is None else [name]
+    recipes = [recipe(key, optimizer) for key in keys]
+    parameters, measured, remark = 0, None, None
+    if params is not None:
+        parameters = parse_count(params)
+    if file is not None:
+        summary = report_of(file).summary
+        try:
+            measured = measure(summary)
+        except NothingRecorded as error:
+            raise NothingRecorded(f"{file}: {error}") from error
+        parameters, remark = measured.parameters, _remark(summary, OPTIMIZERS[optimizer])
+    if name is None:
+        text = render_recipes(recipes, parameters, measured)
+    else:
+        text = render_recipe(recipes[0], parameters, measured)
+    click.echo(text if remark is None else f"{text}\n\n{note(remark)}")
+
+
+def parse_count(text: str) -> int:
+    """A number of parameters: ``7e9``, ``7B``, ``1.5B``, ``350M``, ``124_000_000``; :class:`UsageError` otherwise."""
+    found = _COUNT.fullmatch(text.strip())
+    if found is not None:
+        number, unit = found.groups()
+        count = Decimal(number) * _UNITS[unit.lower()]
+        if 0 < count <= _MOST and count == int(count):
+            return int(count)
+    raise UsageError(f"--params {text!r} is not a number of parameters; write it as 7e9, 7B, 350M or 124_000_000")
+
+
+def _remark(summary: Summary, chosen: OptimizerModel) -> str | None:
+    """What to say when the run's optimizer keeps other tensors than the chosen one; settings are not recorded."""
+    for item in summary.optimizer:
+        used = optimizer_model([item.class_name], {})
+        if used is not None and not _same_family(used, chosen):
+            return (
+                f"this run's optimizer is {item.class_name}, and the recipes are for {chosen.title}; "
+                "choose another with --optimizer"
+            )
+    return None
+
+
+def _same_family(used: OptimizerModel, chosen: OptimizerModel) -> bool:
+    """Whether ``chosen`` is ``used``, maybe with settings that add states."""
+    return chosen.key.startswith(used.key) or (bool(used.states) and set(used.states) <= set(chosen.states))

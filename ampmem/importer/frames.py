@@ -1,0 +1,167 @@
+"""What the frames of a stack say about an event: who asked, in which phase, and for what."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from ampmem.events import Phase
+from ampmem.importer.snapshot import Frame
+
+
+class Place(Enum):
+    """Where in a training script a stack is; what else a script does has no place."""
+
+    DATA = Phase.DATA
+    FORWARD = Phase.FORWARD
+    BACKWARD = Phase.BACKWARD
+    OPTIMIZER = Phase.OPTIMIZER
+    BETWEEN = Phase.BETWEEN
+
+    @property
+    def phase(self) -> Phase:
+        """The phase that such a stack belongs to."""
+        phase: Phase = self.value
+        return phase
+
+
+class Purpose(Enum):
+    """What memory is for, where a C++ function's name alone says so."""
+
+    CAST = "a copy that autocast makes"
+    WORKSPACE = "a workspace of cuBLAS"
+    REDUCTION = "scratch of a reduction"
+    GRADIENT = "a gradient"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One stack, read. ``text`` has its Python frames as ``file:line function``, outermost first.
+
+    ``op`` is the torch op that asked (``aten::bmm``), ``implementation`` how the optimizer runs, where it is
+    one of torch's. ``known`` says that there is a stack at all, ``native`` that it has C++ frames.
+    """
+
+    place: Place | None
+    purpose: Purpose | None
+    op: str
+    text: str
+    zeroing: bool
+    implementation: str
+    known: bool
+    native: bool
+
+
+_PYTHON: Final = (".py", ">")
+_MAX_LINES: Final = 64
+_MAX_NAME: Final = 300
+_MAX_OP: Final = 100
+
+_MODULE_CALLS: Final = frozenset({"_call_impl", "_wrapped_call_impl"})
+_PURPOSES: Final = (
+    ("getNewWorkspace", Purpose.WORKSPACE),
+    ("getCUDABlasLtWorkspace", Purpose.WORKSPACE),
+    ("at::autocast::cached_cast", Purpose.CAST),
+    ("AccumulateGrad::", Purpose.GRADIENT),
+    ("gpu_reduce_kernel", Purpose.REDUCTION),
+)
+_ENGINE: Final = "torch::autograd::Engine::"
+_IMPLEMENTATIONS: Final = (("_multi_tensor_", "foreach"), ("_fused_", "fused"), ("_single_tensor_", "for-loop"))
+
+_OP: Final = re.compile(r"\bat::_ops::(\w+)::(?:call|redispatch)")
+# An overload is joined to its op by an underscore; these are those that are no part of a name.
+_OVERLOAD: Final = re.compile(
+    r"_(?:[A-Z]\w*|dim(?:_\w+)?|out|int|names|memory_format|source|self|dtype(?:_\w+)?|correction(?:_\w+)?|device|"
+    r"other|default|start(?:_\w+)?|using_ints)$"
+)
+_MAKERS: Final = frozenset(
+    {"empty", "empty_strided", "resize", "resize_", "empty_like", "new_empty", "new_empty_strided"}
+)
+"""Ops that only fetch memory for another op, which is the one to name."""
+
+
+def read_stack(stack: tuple[Frame, ...]) -> Reading:
+    """Read a stack, innermost frame first."""
+    names = [frame.name for frame in stack]
+    python = [frame for frame in stack if frame.filename.endswith(_PYTHON)]
+    purpose = _purpose(names)
+    op = _op(names)
+    if purpose is Purpose.REDUCTION:
+        op = f"{op} (scratch)" if op else op
+    return Reading(
+        place=_place(names, python),
+        purpose=purpose,
+        op=op,
+        text="\n".join(reversed([_line(frame) for frame in python[:_MAX_LINES]])),
+        zeroing=any(frame.name == "zero_grad" for frame in python),
+        implementation=next(
+            (word for mark, word in _IMPLEMENTATIONS if any(frame.name.startswith(mark) for frame in python)), ""
+        ),
+        known=bool(stack),
+        native=len(python) < len(stack),
+    )
+
+
+def _line(frame: Frame) -> str:
+    return f"{frame.filename[-_MAX_NAME:]}:{frame.line} {frame.name[:_MAX_NAME]}"
+
+
+def _purpose(names: list[str]) -> Purpose | None:
+    return next((purpose for mark, purpose in _PURPOSES if any(mark in name for name in names)), None)
+
+
+def _op(names: list[str]) -> str:
+    """The innermost op that does more than fetch memory; what autocast copies is a copy whoever needs it."""
+    found = ""
+    for name in names:
+        match = _OP.search(name)
+        if match is None:
+            continue
+        op = _OVERLOAD.sub("", match[1][:_MAX_OP])
+        if op not in _MAKERS:
+            return f"aten::{op}"
+        found = found or f"aten::{op}"
+    return found
+
+
+def _place(names: list[str], python: list[Frame]) -> Place | None:
+    """The engine runs on a thread of its own, so it is asked for first; then the outermost layers of a step."""
+    if any(_ENGINE in name for name in names):
+        return Place.BACKWARD
+    if any(frame.name == "zero_grad" for frame in python):
+        return Place.BETWEEN
+    for applies, place in _PLACES:
+        if any(applies(frame) for frame in python):
+            return place
+    return None
+
+
+def _steps(frame: Frame) -> bool:
+    if frame.filename.endswith("torch/optim/optimizer.py"):
+        return frame.name in ("wrapper", "profile_hook_step", "_use_grad")
+    return frame.name == "step" and "optim" in frame.filename.lower() and "lr_scheduler" not in frame.filename
+
+
+def _goes_back(frame: Frame) -> bool:
+    engine = frame.filename.endswith(("torch/_tensor.py", "torch/autograd/__init__.py"))
+    return engine and frame.name in ("backward", "grad")
+
+
+def _calls_module(frame: Frame) -> bool:
+    return frame.name == "forward" or (
+        frame.name in _MODULE_CALLS and frame.filename.endswith("torch/nn/modules/module.py")
+    )
+
+
+def _loads(frame: Frame) -> bool:
+    return "torch/utils/data/" in frame.filename
+
+
+_PLACES: Final = (
+    (_steps, Place.OPTIMIZER),
+    (_goes_back, Place.BACKWARD),
+    (_calls_module, Place.FORWARD),
+    (_loads, Place.DATA),
+)

@@ -1,0 +1,100 @@
+"""What a person must know about a recording that was made from a snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ampmem.importer.frames import Reading
+from ampmem.importer.infer import Conclusions
+from ampmem.importer.phases import Course
+from ampmem.importer.replay import BEFORE, Replay
+from ampmem.importer.snapshot import ALLOC, Snapshot
+from ampmem.units import format_bytes, format_count
+
+
+def notes_of(
+    snapshot: Snapshot, lives: Replay, readings: Sequence[Reading], course: Course, found: Conclusions
+) -> tuple[str, ...]:
+    """The notes, in order of weight."""
+    return (
+        *_beginning(lives),
+        *_checked(lives),
+        *_failed(snapshot),
+        *_stacks(lives, readings),
+        *_course(course),
+        *found.notes,
+        *_types(found),
+        f"the most that the allocator had reserved was {format_bytes(lives.peak_reserved)}",
+        *_clock(snapshot),
+    )
+
+
+def _beginning(lives: Replay) -> list[str]:
+    before = sum(allocation.born == BEFORE for allocation in lives.allocations)
+    if not before:
+        return []
+    return [
+        f"{format_count(before)} blocks of {format_bytes(lives.baseline_bytes)} were alive before the trace starts: "
+        "what happened earlier was not recorded, or the ring has lost it"
+    ]
+
+
+def _checked(lives: Replay) -> list[str]:
+    if lives.checked:
+        return []
+    if lives.strangers:
+        return [
+            f"the trace does not end where the segments are, in {format_count(lives.strangers)} blocks: recording was "
+            "stopped before the snapshot was taken; there is no total to check against"
+        ]
+    return ["the trace and the segments disagree about sizes; there is no total to check against"]
+
+
+def _failed(snapshot: Snapshot) -> list[str]:
+    if not snapshot.failed:
+        return []
+    count, last = len(snapshot.failed), snapshot.failed[-1]
+    return [
+        f"there was no memory for {format_count(count)} allocations; the last of them asked for {format_bytes(last)}"
+    ]
+
+
+def _stacks(lives: Replay, readings: Sequence[Reading]) -> list[str]:
+    asked = [readings[event.stack] for event in lives.events if event.action == ALLOC]
+    if any(reading.native for reading in asked):
+        return []
+    if any(reading.known for reading in asked):
+        return [
+            "the snapshot has no C++ frames, which tell casts, workspaces and gradients apart; "
+            'record with stacks="all" to have them'
+        ]
+    return ['the snapshot has no stacks, so phases are not known; record with stacks="all"']
+
+
+def _course(course: Course) -> list[str]:
+    if not any(step.update for step in course.steps):
+        return ["the trace has no optimizer update: it is shown as one step"]
+    if not course.steps[-1].update:
+        return [f"the trace ends before the update of step {course.steps[-1].index}"]
+    return []
+
+
+def _types(found: Conclusions) -> list[str]:
+    if not found.parameters:
+        return []
+    numbered = (
+        "a snapshot has no names: parameters are numbered among those of one size, "
+        "and which gradient is whose is not known"
+    )
+    if found.half:
+        return [numbered]
+    return [numbered, "a snapshot has no types either: parameters were counted as float32"]
+
+
+def _clock(snapshot: Snapshot) -> list[str]:
+    notes = []
+    if not snapshot.timed:
+        notes.append("the snapshot has no times: events are a microsecond apart")
+    if snapshot.unknown:
+        notes.append(f"{format_count(snapshot.unknown)} events are of a kind that this version of ampmem does not know")
+    return notes

@@ -1,0 +1,267 @@
+"""A snapshot as a recording, and the recording as a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Final, TypeVar
+
+import numpy as np
+
+from ampmem import __version__
+from ampmem.errors import RecordingError, UsageError
+from ampmem.events import (
+    NO_STEP,
+    UNKNOWN,
+    Action,
+    ArmRecord,
+    Columns,
+    EventColumns,
+    Fact,
+    FactColumns,
+    OptimizerRecord,
+    ParameterRecord,
+    Phase,
+    PhaseColumns,
+    Recording,
+    RunRecord,
+    Source,
+    StepRecord,
+)
+from ampmem.importer.frames import Purpose, Reading, read_stack
+from ampmem.importer.infer import Conclusions, conclude, from_forward
+from ampmem.importer.notes import notes_of
+from ampmem.importer.phases import Course, course_of
+from ampmem.importer.replay import BEFORE, Allocation, Replay, replay
+from ampmem.importer.snapshot import ALLOC, Snapshot, snapshot_of
+from ampmem.importer.unpickle import load
+from ampmem.recording import Batch, Description, RecordingWriter, check_output
+
+_ColumnsT = TypeVar("_ColumnsT", bound=Columns)
+
+_ITEMSIZE: Final = 4
+_UNNAMED: Final = "not known"
+
+
+def import_snapshot(path: Path, output: Path, *, device: int | None = None, force: bool = False) -> Recording:
+    """Write the snapshot at ``path`` to ``output`` as a recording, and return it.
+
+    Raises :class:`UsageError` when there is nothing to read or nowhere to write, :class:`RecordingError`
+    when the file is no snapshot, is damaged, or has no trace.
+    """
+    check_output(output, force=force)
+    try:
+        recording = recording_of(snapshot_of(load(path), device), path.name)
+    except RecordingError as error:
+        raise RecordingError(_about(path, error)) from error
+    except UsageError as error:
+        raise UsageError(_about(path, error)) from error
+    write(output, recording, force=force)
+    return recording
+
+
+def _about(path: Path, error: Exception) -> str:
+    return str(error) if str(path) in str(error) else f"{path}: {error}"
+
+
+def recording_of(snapshot: Snapshot, name: str) -> Recording:
+    """All that ``snapshot`` says; ``name`` is shown as the script. Raises :class:`RecordingError`."""
+    lives = replay(snapshot)
+    if not lives.events and not lives.allocations:
+        raise RecordingError("the snapshot has neither allocations nor frees")
+    readings = [read_stack(stack) for stack in snapshot.stacks]
+    course = course_of(lives, readings, snapshot.spans)
+    found = conclude(lives, readings, course)
+    texts = _Texts()
+    events = _events(lives, readings, course, texts)
+    facts = _facts(lives, found, texts)
+    return Recording(
+        run=_run(snapshot, name),
+        arm=_arm(lives, readings),
+        texts=texts.all(),
+        events=events,
+        facts=facts,
+        phases=_columns(PhaseColumns, [(item.start_ns, item.step, item.phase) for item in course.stretches]),
+        steps=tuple(
+            StepRecord(
+                index=step.index,
+                start_ns=step.start_ns,
+                end_ns=step.end_ns,
+                skipped_update=False,
+                loss=None,
+                loss_scale=None,
+            )
+            for step in course.steps
+        ),
+        parameters=_parameters(found, bool(course.optimizer_names) or _updates(course)),
+        optimizers=_optimizers(course, lives, readings),
+        notes=notes_of(snapshot, lives, readings, course, found),
+    )
+
+
+def write(path: Path, recording: Recording, *, force: bool = False) -> None:
+    """Write ``recording`` to ``path``: whole, or not at all."""
+    check_output(path, force=force)
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        raise UsageError(f"cannot write {path}: it is not a file; give a file name with -o")
+    half_written = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        _fill(half_written, recording)
+        half_written.replace(target)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error}") from error
+    finally:
+        half_written.unlink(missing_ok=True)
+
+
+def _fill(path: Path, recording: Recording) -> None:
+    writer = RecordingWriter(path, recording.run)
+    with closing(writer):
+        first, *later = recording.steps or (None,)
+        writer.append(
+            Batch(
+                texts=recording.texts[1:],
+                events=recording.events,
+                facts=recording.facts,
+                phases=recording.phases,
+                step=first,
+            )
+        )
+        for step in later:
+            writer.append(_only(step))
+        writer.describe(
+            Description(
+                arm=recording.arm,
+                parameters=recording.parameters,
+                optimizers=recording.optimizers,
+                notes=recording.notes,
+            )
+        )
+
+
+def _only(step: StepRecord | None) -> Batch:
+    return Batch(
+        texts=(),
+        events=_columns(EventColumns, []),
+        facts=_columns(FactColumns, []),
+        phases=_columns(PhaseColumns, []),
+        step=step,
+    )
+
+
+class _Texts:
+    """Each text once; the first is empty."""
+
+    def __init__(self) -> None:
+        self._ids = {"": 0}
+
+    def id(self, text: str) -> int:
+        """The number of ``text``, which SQLite must be able to hold."""
+        clean = text.replace("\0", "?").encode("utf-8", "replace").decode("utf-8")
+        return self._ids.setdefault(clean, len(self._ids))
+
+    def all(self) -> tuple[str, ...]:
+        return tuple(self._ids)
+
+
+def _columns(kind: type[_ColumnsT], rows: Sequence[tuple[int, ...]]) -> _ColumnsT:
+    table = np.array(rows, dtype=np.int64).reshape(len(rows), len(kind.names()))
+    return kind(**{name: np.ascontiguousarray(table[:, index]) for index, name in enumerate(kind.names())})
+
+
+def _start(lives: Replay) -> int:
+    return lives.events[0].time_ns if lives.events else 0
+
+
+def _events(lives: Replay, readings: Sequence[Reading], course: Course, texts: _Texts) -> EventColumns:
+    """What was alive before the trace first, an instant before it; then its allocs and frees."""
+    rows: list[tuple[int, ...]] = []
+    forward = set(from_forward(lives.allocations, course))
+    before = _start(lives) - 1
+    total = 0
+    for index, allocation in enumerate(lives.allocations):
+        if allocation.born != BEFORE:
+            break
+        total += allocation.bytes
+        phase, step = (Phase.FORWARD, 0) if index in forward else (Phase.SETUP, NO_STEP)
+        rows.append((before, step, phase, Action.BASELINE, *_sizes(allocation), 0, 0, 0, total))
+    stacks = [(texts.id(reading.op), 0, texts.id(reading.text)) for reading in readings]
+    for event, owner, phase, step in zip(lives.events, lives.allocation, course.phase, course.step, strict=True):
+        born = event.action == ALLOC
+        total += event.size if born else -event.size
+        action, who = (Action.ALLOC, stacks[event.stack]) if born else (Action.FREE, (0, 0, 0))
+        rows.append((event.time_ns, step, phase, action, *_sizes(lives.allocations[owner]), *who, total))
+    columns = _columns(EventColumns, rows)
+    if not lives.checked:
+        columns.allocated[:] = UNKNOWN
+    return columns
+
+
+def _sizes(allocation: Allocation) -> tuple[int, int, int, int]:
+    return allocation.address, allocation.bytes, allocation.block_bytes, allocation.stream
+
+
+def _facts(lives: Replay, found: Conclusions, texts: _Texts) -> FactColumns:
+    """Each fact at the birth of what it is about; a conclusion is marked as one."""
+    rows: list[tuple[int, ...]] = []
+    dtype = texts.id("float32") if found.half else 0
+    for claim in found.claims:
+        allocation = lives.allocations[claim.allocation]
+        when = _start(lives) - 1 if allocation.born == BEFORE else lives.events[allocation.born].time_ns
+        kind = dtype if claim.fact == Fact.PARAMETER else 0
+        rows.append((when, allocation.address, claim.fact, texts.id(claim.name), 0, kind))
+        if not claim.seen:
+            rows.append((when, allocation.address, Fact.INFERRED, 0, 0, 0))
+    return _columns(FactColumns, rows)
+
+
+def _run(snapshot: Snapshot, name: str) -> RunRecord:
+    return RunRecord(
+        ampmem=__version__,
+        torch=_UNNAMED,
+        python=_UNNAMED,
+        source=Source.SNAPSHOT,
+        device_type="cuda",
+        device_name=f"device {snapshot.device} of a snapshot",
+        rank=0,
+        world_size=1,
+        script=name,
+        arguments=(),
+    )
+
+
+def _arm(lives: Replay, readings: Sequence[Reading]) -> ArmRecord:
+    cast = any(readings[event.stack].purpose is Purpose.CAST for event in lives.events)
+    # Sizes do not tell bfloat16 from float16.
+    return ArmRecord(name="amp" if cast else "as-is", dtype="16-bit" if cast else None, cache=None, scaler=False)
+
+
+def _parameters(found: Conclusions, optimized: bool) -> tuple[ParameterRecord, ...]:
+    return tuple(
+        ParameterRecord(
+            name=parameter.name,
+            elements=parameter.bytes // _ITEMSIZE,
+            bytes=parameter.bytes,
+            dtype="float32",
+            trainable=parameter.trained,
+            optimizer=0 if optimized and parameter.trained else None,
+        )
+        for parameter in found.parameters
+    )
+
+
+def _updates(course: Course) -> bool:
+    return any(step.update for step in course.steps)
+
+
+def _optimizers(course: Course, lives: Replay, readings: Sequence[Reading]) -> tuple[OptimizerRecord, ...]:
+    """By the names that the profiler gave their updates, or by their frames alone."""
+    if not _updates(course):
+        return ()
+    ways = (readings[event.stack].implementation for event in lives.events)
+    implementation = next((way for way in ways if way), "for-loop")
+    names = course.optimizer_names or (_UNNAMED,)
+    return tuple(OptimizerRecord(class_name=name, implementation=implementation) for name in names)

@@ -1,0 +1,92 @@
+"""Copies in another precision: which ones are made, who uses them, which ones autocast's cache holds."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from time import time_ns
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ampmem.events import Fact
+from ampmem.recorder.hooks.patch import patch
+from ampmem.recorder.log import storage_address
+
+if TYPE_CHECKING:
+    from ampmem.recorder.log import Log
+    from ampmem.recorder.models import Models
+    from ampmem.recorder.texts import Texts
+
+
+class CastHooks:
+    """Follows every floating copy in another floating dtype, from the op that makes it on."""
+
+    def __init__(self, log: Log, models: Models, texts: Texts) -> None:
+        self._log = log
+        self._models = models
+        self._texts = texts
+        self.copies: dict[int, weakref.ref[torch.Tensor]] = {}
+        """By storage address: the copies of parameters, and of other leaves, which autocast caches too."""
+        self._thread = threading.get_ident()
+
+    def made(self, source: torch.Tensor, copy: torch.Tensor, module: int) -> None:
+        """The op ``_to_copy`` in ``module`` made ``copy`` of ``source``."""
+        if not (source.is_floating_point() and copy.is_floating_point()) or source.dtype == copy.dtype:
+            return
+        dtype = self._texts.dtype_id(copy.dtype)
+        address, origin = storage_address(copy), storage_address(source)
+        parameter = self._models.parameters_at.find(origin, source)
+        if parameter is None:
+            buffer = self._models.buffers_at.find(origin, source)
+            self._log.fact(Fact.OTHER_CAST, address, buffer or 0, module, dtype)
+        else:
+            self._log.fact(Fact.CAST_COPY, address, parameter, module, dtype)
+            if source._is_view():
+                self._log.fact(Fact.VIEW_CAST, address, parameter, module, dtype)
+        if parameter is not None or (source.is_leaf and source.requires_grad):
+            self.copies[address] = weakref.ref(copy)
+
+    def used(self, arguments: Iterable[Any], op: int) -> None:
+        """The op with this text id reads ``arguments``."""
+        for argument in arguments:
+            for tensor in argument if isinstance(argument, (list, tuple)) else (argument,):
+                if isinstance(tensor, torch.Tensor):
+                    address = storage_address(tensor)
+                    copy = self.copies.get(address)
+                    if copy is not None and copy() is not None:  # else its address has gone to another
+                        self._log.fact(Fact.CAST_USE, address, op)
+
+    def forget_dead(self) -> None:
+        """Drop what is known of copies that died."""
+        self.copies = {address: copy for address, copy in self.copies.items() if copy() is not None}
+
+    def install(self) -> Callable[[], None]:
+        """Look at the copies whenever autocast's cache is cleared; returns what undoes it."""
+
+        def wrap(original: Callable[[], None]) -> Callable[[], None]:
+            @functools.wraps(original)
+            def clear_autocast_cache() -> None:
+                if threading.get_ident() != self._thread:  # the cache is each thread's own
+                    original()
+                    return
+                self.forget_dead()
+                holders = {address: _holders(copy) for address, copy in self.copies.items()}
+                cleared_ns = time_ns()
+                original()
+                for address, copy in self.copies.items():
+                    if _holders(copy) < holders[address]:
+                        self._log.fact(Fact.CACHED, address, at=cleared_ns)
+                self.forget_dead()
+
+            return clear_autocast_cache
+
+        return patch(torch, "clear_autocast_cache", wrap)
+
+
+def _holders(copy: weakref.ref[torch.Tensor]) -> int:
+    """How many hold the tensor behind ``copy``; 0 when it is dead."""
+    tensor = copy()
+    return 0 if tensor is None else int(tensor._use_count())  # type: ignore[attr-defined]

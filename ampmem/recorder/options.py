@@ -1,0 +1,55 @@
+"""What to record, and what was run."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ampmem import __version__
+from ampmem.events import RunRecord, Source
+
+AS_IS = "as-is"
+ARMS = (AS_IS, "fp32", "amp", "amp-nocache")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What to record, and where to.
+
+    ``steps`` is how many steps to record, ``None`` for as many as come; ``skip`` how many to let
+    pass before. ``timed`` only times ``steps`` steps and writes nothing. ``baseline`` says that the
+    script is running already, so storages may be alive. ``arm`` is the precision to force on the
+    script, ``dtype`` what autocast is to cast to; ``None`` for what the script says.
+    """
+
+    path: Path
+    script: str
+    arguments: tuple[str, ...] = ()
+    steps: int | None = None
+    skip: int = 0
+    timed: bool = False
+    stacks: bool = True
+    force: bool = False
+    baseline: bool = True
+    arm: str = AS_IS
+    dtype: torch.dtype | None = None
+
+
+def run_record(options: Options, device_type: str) -> RunRecord:
+    """What is run, on what, with which versions."""
+    return RunRecord(
+        ampmem=__version__,
+        torch=torch.__version__,
+        python=platform.python_version(),
+        source=Source.CPU,
+        device_type=device_type,
+        device_name=platform.processor() or platform.machine(),
+        rank=0,
+        world_size=1,
+        script=options.script,
+        arguments=options.arguments,
+    )

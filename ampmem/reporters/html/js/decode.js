@@ -1,0 +1,72 @@
+/** The packed event stream: base64 of gzip of a header and binary planes. */
+import { cleaned } from "./format.js";
+
+export function bytesOfBase64(text) {
+  const binary = atob(text);
+  const bytes = new Uint8Array(binary.length);
+  for (let i = 0; i < binary.length; i += 1) bytes[i] = binary.charCodeAt(i);
+  return bytes;
+}
+
+export async function inflated(bytes) {
+  if (typeof DecompressionStream === "undefined") {
+    throw new Error("this browser cannot unpack gzip (DecompressionStream is missing); a newer one can");
+  }
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+/** Unsigned little-endian numbers from byte planes; `planes[0]` is the least significant. */
+export function joinPlanes(bytes, offset, planes, count) {
+  const wide = planes > 4;
+  const values = wide ? new Float64Array(count) : new Uint32Array(count);
+  for (let plane = 0; plane < planes; plane += 1) {
+    const at = offset + plane * count;
+    const factor = 256 ** plane;
+    for (let i = 0; i < count; i += 1) values[i] += bytes[at + i] * factor;
+  }
+  return values;
+}
+
+function readHeader(bytes) {
+  const length = new DataView(bytes.buffer, bytes.byteOffset).getUint32(0, true);
+  const header = cleaned(JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length))));
+  return { header, offset: 4 + length };
+}
+
+function readFloats(bytes, offset, count) {
+  // A copy, because a Float64Array must start at a multiple of eight.
+  return new Float64Array(bytes.slice(offset, offset + 8 * count).buffer);
+}
+
+function readExact(bytes, offset, header, events) {
+  const codes = joinPlanes(bytes, offset, header.code_bytes, events);
+  const steps = joinPlanes(bytes, offset + header.code_bytes * events, header.time_bytes, events);
+  const times = new Float64Array(events + 1);
+  times[0] = header.start_ns;
+  for (let i = 0; i < events; i += 1) times[i + 1] = times[i] + steps[i] * header.time_unit_ns;
+  return { codes, times };
+}
+
+function readReduced(bytes, offset, header, categories) {
+  const columns = [];
+  for (let column = 0; column < 2 + categories; column += 1) {
+    columns.push(readFloats(bytes, offset + 8 * header.count * column, header.count));
+  }
+  return { positions: columns[0], times: columns[1], series: columns.slice(2) };
+}
+
+/**
+ * The stream of a run, unpacked.
+ * @param {{mode: "exact"|"reduced", events: number, packed: string}} stream
+ * @param {number} categories how many categories there are
+ */
+export async function unpackStream(stream, categories) {
+  const bytes = await inflated(bytesOfBase64(stream.packed));
+  const { header, offset } = readHeader(bytes);
+  const planes =
+    stream.mode === "exact"
+      ? readExact(bytes, offset, header, stream.events)
+      : readReduced(bytes, offset, header, categories);
+  return { mode: stream.mode, events: stream.events, categories, header, ...planes };
+}

@@ -1,0 +1,162 @@
+/** The timeline as a plotly figure. Pure: everything it needs comes in. */
+import { plotlyText, formatBytes } from "./format.js";
+import { byteTicks } from "./view.js";
+import { INKS } from "./theme.js";
+
+export const MARGIN = { left: 66, right: 10, top: 10, bottom: 42 };
+const MAX_STEP_LINES = 60;
+const HEADROOM = 1.13;
+
+/** Sums of the visible series at each drawn instant. */
+export function stackedTotals(series, shown) {
+  const totals = new Float64Array(series[0].length);
+  series.forEach((values, category) => {
+    if (shown[category]) for (let i = 0; i < totals.length; i += 1) totals[i] += values[i];
+  });
+  return totals;
+}
+
+function areaOf(category, x, y, theme) {
+  const color = category[theme];
+  const pattern = category.pattern
+    ? {
+        fillpattern: {
+          shape: category.pattern,
+          fgcolor: INKS[theme].outline,
+          bgcolor: color,
+          size: 6,
+          solidity: 0.25,
+          fgopacity: 0.7,
+        },
+      }
+    : {};
+  return {
+    type: "scatter",
+    mode: "lines",
+    name: plotlyText(category.label),
+    x,
+    y,
+    stackgroup: "live",
+    line: { width: 0, shape: "hv", simplify: false },
+    fillcolor: color,
+    hoverinfo: "skip",
+    ...pattern,
+  };
+}
+
+function outlineOf(x, totals, theme) {
+  return {
+    type: "scatter",
+    mode: "lines",
+    name: "live",
+    x,
+    y: totals,
+    line: { width: 1.4, color: INKS[theme].outline, shape: "hv", simplify: false },
+    hoverinfo: "skip",
+  };
+}
+
+function stepLines(lines, theme) {
+  if (lines.length > MAX_STEP_LINES) return [];
+  return lines.map((x) => ({
+    type: "line",
+    xref: "x",
+    yref: "paper",
+    x0: x,
+    x1: x,
+    y0: 0,
+    y1: 1,
+    line: { color: INKS[theme].quiet, width: 1, dash: "dot" },
+  }));
+}
+
+function peakMarks(peak, view, theme) {
+  if (!peak || peak.x < view.low || peak.x > view.high) return { traces: [], annotations: [] };
+  const ink = INKS[theme];
+  const marker = { symbol: "diamond", size: 9, color: ink.outline, line: { width: 1, color: ink.back } };
+  const leftSide = peak.x > (view.low + view.high) / 2;
+  return {
+    traces: [
+      {
+        type: "scatter",
+        mode: "markers",
+        name: "peak",
+        x: [peak.x],
+        y: [peak.bytes],
+        marker,
+        cliponaxis: false,
+        hoverinfo: "skip",
+      },
+    ],
+    annotations: [
+      {
+        x: peak.x,
+        y: peak.bytes,
+        text: `${plotlyText(peak.label)} ${formatBytes(peak.bytes)}`,
+        ax: leftSide ? -66 : 66,
+        ay: -14,
+        arrowcolor: ink.outline,
+        arrowwidth: 1,
+        arrowhead: 0,
+        standoff: 5,
+        bgcolor: ink.note,
+        bordercolor: ink.quiet,
+        borderpad: 3,
+        font: { size: 12, weight: 700, color: ink.ink },
+      },
+    ],
+  };
+}
+
+/**
+ * @param {object} drawing `x` and `series` (one array for each category) at the drawn instants, `shown` and `present`
+ *   by category, `view`, `byTime`, `peak` (`{x, bytes, label}` or null), `steps` (where steps begin), `width`, `height`
+ */
+export function timelineFigure(drawing, categories, theme) {
+  const { x, series, shown, present, view, byTime, width, height } = drawing;
+  const totals = stackedTotals(series, shown);
+  const most = totals.reduce((highest, value) => Math.max(highest, value), 1);
+  const ticks = byteTicks(most * HEADROOM, height < 300 ? 4 : 6);
+  const ink = INKS[theme];
+  const areas = categories.flatMap((category, i) =>
+    shown[i] && present[i] ? [areaOf(category, x, series[i], theme)] : [],
+  );
+  const marks = peakMarks(drawing.peak, view, theme);
+  const axis = {
+    showgrid: true,
+    gridcolor: ink.grid,
+    zeroline: false,
+    tickfont: { size: 12, color: ink.quiet },
+    linecolor: ink.grid,
+  };
+  return {
+    data: [...areas, outlineOf(x, totals, theme), ...marks.traces],
+    layout: {
+      width,
+      height,
+      margin: { l: MARGIN.left, r: MARGIN.right, t: MARGIN.top, b: MARGIN.bottom },
+      showlegend: false,
+      hovermode: false,
+      dragmode: drawing.draggable ? "zoom" : false,
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: "inherit", size: 12, color: ink.quiet },
+      selectdirection: "h",
+      xaxis: {
+        ...axis,
+        showgrid: false,
+        range: [view.low, view.high],
+        title: {
+          text: byTime ? "milliseconds since the first event" : "allocator event",
+          font: { size: 12 },
+          standoff: 8,
+        },
+        tickformat: byTime ? ",.4~f" : ",d",
+        nticks: Math.max(3, Math.round(width / 130)),
+      },
+      yaxis: { ...axis, range: [0, most * HEADROOM], fixedrange: true, tickvals: ticks.values, ticktext: ticks.labels },
+      shapes: stepLines(drawing.steps, theme),
+      annotations: marks.annotations,
+    },
+  };
+}

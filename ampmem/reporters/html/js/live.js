@@ -1,0 +1,165 @@
+/**
+ * Live bytes at every instant of a run. An instant is an index into what the page holds: of an exact stream
+ * the position itself (0..events), of a reduced one the number of a kept position.
+ */
+
+const CHECKPOINT = 4096;
+
+/** The largest index in the ascending `values` whose value is at most `value`; 0 when there is none. */
+export function lastAtMost(values, value) {
+  let low = 0;
+  let high = values.length - 1;
+  while (low < high) {
+    const middle = (low + high + 1) >>> 1;
+    if (values[middle] <= value) low = middle;
+    else high = middle - 1;
+  }
+  return low;
+}
+
+class ExactLive {
+  constructor(stream) {
+    this.exact = true;
+    this.codes = stream.codes;
+    this.times = stream.times;
+    this.kinds = stream.header.kinds;
+    this.categories = stream.categories;
+    this.length = stream.events + 1;
+    this.#sum();
+  }
+
+  /** One pass: the total at every instant, and all categories at every 4096th, to start from. */
+  #sum() {
+    const { codes, categories } = this;
+    const { category, bytes } = this.kinds;
+    const now = new Float64Array(categories);
+    this.totals = new Float64Array(this.length);
+    this.most = new Float64Array(categories);
+    this.checkpoints = new Float64Array((Math.floor(codes.length / CHECKPOINT) + 1) * categories);
+    let total = 0;
+    for (let i = 0; i < codes.length; i += 1) {
+      if (i % CHECKPOINT === 0) this.checkpoints.set(now, (i / CHECKPOINT) * categories);
+      const kind = codes[i] >>> 1;
+      const size = codes[i] & 1 ? -bytes[kind] : bytes[kind];
+      const here = category[kind];
+      now[here] += size;
+      if (now[here] > this.most[here]) this.most[here] = now[here];
+      total += size;
+      this.totals[i + 1] = total;
+    }
+    // What comes after the last event starts from here, too.
+    if (codes.length % CHECKPOINT === 0) this.checkpoints.set(now, (codes.length / CHECKPOINT) * categories);
+  }
+
+  position(index) {
+    return index;
+  }
+
+  indexOf(position) {
+    return Math.max(0, Math.min(this.length - 1, Math.floor(position)));
+  }
+
+  /** Bytes of each category at the ascending `indices`: one array per category. */
+  sample(indices) {
+    const { categories, codes } = this;
+    const { category, bytes } = this.kinds;
+    const series = Array.from({ length: categories }, () => new Float64Array(indices.length));
+    const now = new Float64Array(categories);
+    let at = -1;
+    for (let i = 0; i < indices.length; i += 1) {
+      const index = indices[i];
+      if (at < 0 || index - at > CHECKPOINT) {
+        at = index - (index % CHECKPOINT);
+        now.set(this.checkpoints.subarray((at / CHECKPOINT) * categories, (at / CHECKPOINT + 1) * categories));
+      }
+      for (; at < index; at += 1) {
+        const kind = codes[at] >>> 1;
+        now[category[kind]] += codes[at] & 1 ? -bytes[kind] : bytes[kind];
+      }
+      for (let each = 0; each < categories; each += 1) series[each][i] = now[each];
+    }
+    return series;
+  }
+
+  /** Totals over the categories that `shown` says 1 for. */
+  totalsOf(shown) {
+    if (shown.every(Boolean)) return this.totals;
+    const { codes } = this;
+    const { category, bytes } = this.kinds;
+    const totals = new Float64Array(this.length);
+    for (let i = 0, total = 0; i < codes.length; i += 1) {
+      const kind = codes[i] >>> 1;
+      if (shown[category[kind]]) total += codes[i] & 1 ? -bytes[kind] : bytes[kind];
+      totals[i + 1] = total;
+    }
+    return totals;
+  }
+
+  /** How many allocations of each kind live at `index`. */
+  aliveAt(index) {
+    const counts = new Int32Array(this.kinds.bytes.length);
+    for (let i = 0; i < index; i += 1) counts[this.codes[i] >>> 1] += this.codes[i] & 1 ? -1 : 1;
+    return counts;
+  }
+
+  /** How many allocations of each kind were ever made. */
+  made() {
+    const counts = new Int32Array(this.kinds.bytes.length);
+    for (let i = 0; i < this.codes.length; i += 1) if (!(this.codes[i] & 1)) counts[this.codes[i] >>> 1] += 1;
+    return counts;
+  }
+}
+
+class ReducedLive {
+  constructor(stream, peakPosition) {
+    this.exact = false;
+    this.positions = stream.positions;
+    this.times = stream.times;
+    this.series = stream.series;
+    this.kinds = stream.header.kinds;
+    this.peakKinds = stream.header.peak_kinds ?? [];
+    this.categories = stream.categories;
+    this.length = stream.positions.length;
+    this.peakIndex = lastAtMost(this.positions, peakPosition ?? 0);
+    this.totals = this.totalsOf(new Array(this.categories).fill(true));
+    this.most = this.series.map((values) => values.reduce((most, value) => Math.max(most, value), 0));
+  }
+
+  position(index) {
+    return this.positions[index];
+  }
+
+  indexOf(position) {
+    return lastAtMost(this.positions, position);
+  }
+
+  sample(indices) {
+    return this.series.map((values) => Float64Array.from(indices, (index) => values[index]));
+  }
+
+  totalsOf(shown) {
+    const totals = new Float64Array(this.length);
+    this.series.forEach((values, category) => {
+      if (!shown[category]) return;
+      for (let i = 0; i < totals.length; i += 1) totals[i] += values[i];
+    });
+    return totals;
+  }
+
+  /** Known at the peak only; null elsewhere. */
+  aliveAt(index) {
+    if (index !== this.peakIndex) return null;
+    const counts = new Int32Array(this.kinds.bytes.length);
+    for (const [kind, count] of this.peakKinds) counts[kind] = count;
+    return counts;
+  }
+
+  made() {
+    return null;
+  }
+}
+
+/** What lives when, from an unpacked stream. */
+export function liveOf(stream, peakPosition) {
+  return stream.mode === "exact" ? new ExactLive(stream) : new ReducedLive(stream, peakPosition);
+}

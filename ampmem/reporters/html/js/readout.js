@@ -1,0 +1,55 @@
+/** The live readout beside the timeline, which is its legend too. */
+import { byId, fill, make, swatch } from "./dom.js";
+import { formatBytes, formatCount, formatShare } from "./format.js";
+
+/** Makes one button for each category that ever lives; the last of the stack comes first, as in the chart. */
+export function buildReadout(categories, present, toggle) {
+  const rows = new Map();
+  const order = categories
+    .map((_, i) => i)
+    .filter((i) => present[i])
+    .reverse();
+  for (const i of order) {
+    const cells = {
+      exact: make("span", { class: "exact" }),
+      bytes: make("span", { class: "bytes" }),
+      share: make("span", { class: "share" }),
+      line: make("span", { class: "line" }),
+    };
+    const row = make(
+      "button",
+      { type: "button", class: "readout-row", "aria-pressed": "true", "data-category": categories[i].key },
+      swatch(categories[i]),
+      make("span", { class: "label" }, categories[i].label),
+      cells.exact,
+      cells.bytes,
+      cells.share,
+      cells.line,
+    );
+    cells.line.style.setProperty("--fill", `light-dark(${categories[i].light}, ${categories[i].dark})`);
+    row.addEventListener("click", () => toggle(i));
+    rows.set(i, { row, ...cells });
+  }
+  fill(byId("readout-rows"), ...[...rows.values()].map(({ row }) => row));
+  return rows;
+}
+
+/**
+ * Shows the bytes of one instant. `shown` says which categories are drawn.
+ * @param {{title: string, where: string, values: Float64Array}} reading
+ */
+export function showReading(rows, reading, shown) {
+  byId("readout-title").textContent = reading.title;
+  byId("readout-where").textContent = reading.where;
+  const total = reading.values.reduce((sum, value) => sum + value, 0);
+  for (const [category, { row, exact, bytes, share, line }] of rows) {
+    const value = reading.values[category];
+    row.setAttribute("aria-pressed", String(Boolean(shown[category])));
+    exact.textContent = formatCount(value);
+    bytes.textContent = formatBytes(value);
+    share.textContent = formatShare(value, total);
+    line.style.width = `${total ? (100 * value) / total : 0}%`;
+  }
+  byId("readout-exact").textContent = formatCount(total);
+  byId("readout-total").textContent = formatBytes(total);
+}

@@ -1,0 +1,66 @@
+/** The head of a run: title, facts, headlines, notes and findings. */
+import { byId, fill, make } from "./dom.js";
+import { formatCount } from "./format.js";
+
+const SEVERITIES = new Map([
+  ["warning", ["!", "Warning"]],
+  ["advice", ["→", "Advice"]],
+  ["info", ["i", "Note"]],
+]);
+
+function headline({ label, value, detail, bytes }) {
+  const exact = bytes === null || bytes === undefined ? null : `${formatCount(bytes)} bytes`;
+  return make(
+    "div",
+    { class: "headline" },
+    make("dt", {}, label),
+    make("dd", { title: exact }, make("b", {}, value), make("small", {}, detail)),
+  );
+}
+
+export function showSummary(run) {
+  byId("summary-title").textContent = run.title;
+  fill(byId("facts"), ...run.facts.map((fact) => make("li", {}, fact)));
+  fill(byId("notes"), ...run.notes.map((note) => make("p", { class: "note" }, note)));
+  fill(byId("headlines"), ...run.headlines.map(headline));
+  byId("summary").hidden = false;
+}
+
+function finding(item, jump) {
+  const [sign, word] = SEVERITIES.get(item.severity) ?? SEVERITIES.get("info");
+  const target = byId(item.jump);
+  const button = target && !target.hidden ? make("button", { type: "button", class: "jump" }, "Show where") : null;
+  button?.addEventListener("click", () => jump(item.jump));
+  return make(
+    "article",
+    { class: `finding ${item.severity}`, "data-code": item.code },
+    make(
+      "p",
+      { class: "finding-message" },
+      make("span", { class: "severity" }, make("span", { "aria-hidden": "true", class: "sign" }, sign), word),
+      make("strong", {}, item.message),
+    ),
+    item.change
+      ? make("p", { class: "change" }, make("span", { class: "quiet" }, "What to change: "), item.change)
+      : null,
+    make(
+      "div",
+      { class: "finding-foot" },
+      item.evidence.length
+        ? make(
+            "details",
+            {},
+            make("summary", {}, `Evidence (${item.evidence.length})`),
+            make("ul", {}, ...item.evidence.map((line) => make("li", {}, line))),
+          )
+        : null,
+      button,
+    ),
+  );
+}
+
+/** The findings; call it when the sections they point to are there. */
+export function showFindings(run, jump) {
+  fill(byId("findings"), ...run.findings.map((item) => finding(item, jump)));
+  byId("findings").hidden = run.findings.length === 0;
+}

@@ -1,0 +1,58 @@
+"""Says on a terminal what is being done, once it has taken a while."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import TracebackType
+from typing import Self
+
+from ampmem.reporters.text import shorten
+
+PATIENCE_S = 1.0
+"""What is done sooner needs no word."""
+
+_WIDTH = 78
+
+
+class Progress:
+    """One line on stderr, which changes and is gone at the end; nothing where stderr is no terminal."""
+
+    def __init__(self) -> None:
+        self._stream = sys.stderr
+        self._lock = threading.Lock()
+        self._text = ""
+        self._shown = False
+        self._timer = threading.Timer(PATIENCE_S, self._begin)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Self:
+        if self._stream is not None and self._stream.isatty():
+            self._timer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        with self._lock:
+            self._text = ""
+            if self._shown:
+                self._print("")
+
+    def say(self, text: str) -> None:
+        """What is being done from now on."""
+        with self._lock:
+            self._text = text
+            if self._shown:
+                self._print(text)
+
+    def _begin(self) -> None:
+        with self._lock:
+            self._shown = bool(self._text)
+            if self._shown:
+                self._print(self._text)
+
+    def _print(self, text: str) -> None:
+        line = shorten(f"ampmem: {text}", _WIDTH) if text else ""
+        print(f"\r\x1b[K{line}", end="", file=self._stream, flush=True)

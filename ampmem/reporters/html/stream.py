@@ -1,0 +1,60 @@
+"""The events of one recording for the page: all of them where they fit, else what is needed to draw them exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ampmem.analysis.analyse import Analysis
+from ampmem.analysis.lifetimes import ALIVE
+from ampmem.events import Column
+from ampmem.reporters.html.container import compressed_within, framed, planes
+from ampmem.reporters.html.kinds import Kinds, kinds_header, kinds_of
+from ampmem.reporters.html.reduced import reduced_stream
+from ampmem.reporters.html.views import StreamView
+
+EXACT = "exact"
+
+SHORT = 100_000
+"""Events of a recording whose times are kept to the nanosecond; of a longer one to the microsecond."""
+
+
+def stream_view(analysis: Analysis, peaks: Sequence[int], peak: int, limit: int) -> StreamView:
+    """The events in at most ``limit`` bytes of base64, but for reduced ones, whose size is bounded anyway.
+
+    ``peaks`` are the positions of the steps' peaks, ``peak`` that of the run's.
+    """
+    kinds, kind = kinds_of(analysis)
+    packed = exact_stream(analysis, kinds, kind, limit // 4 * 3)
+    if packed is not None:
+        return StreamView(mode=EXACT, events=len(analysis.recording.events), note="", packed=packed)
+    return reduced_stream(analysis, kinds, kind, peaks, peak)
+
+
+def exact_stream(analysis: Analysis, kinds: Kinds, kind: Column, limit: int) -> bytes | None:
+    """Every event; ``None`` when that takes more than ``limit`` bytes. ``kind`` is that of each allocation."""
+    codes = planes(_codes(analysis, kind))
+    unit = 1 if len(analysis.recording.events) <= SHORT else 1000
+    times = planes(_deltas(analysis.timeline.time_ns, unit))
+    header = kinds_header(kinds, analysis.recording.texts)
+    header |= {"code_bytes": len(codes), "time_bytes": len(times), "time_unit_ns": unit, "start_ns": 0}
+    return compressed_within([framed(header), *codes, *times], limit)
+
+
+def _codes(analysis: Analysis, kind: Column) -> Column:
+    """Twice the kind of the allocation that each event is about, and one more for a free."""
+    lifetimes = analysis.lifetimes
+    codes = np.zeros(len(analysis.recording.events), dtype=np.int64)
+    codes[lifetimes.born] = 2 * kind
+    freed = np.flatnonzero(lifetimes.died != ALIVE)
+    codes[lifetimes.died[freed]] = 2 * kind[freed] + 1
+    return codes
+
+
+def _deltas(time_ns: Column, unit: int) -> Column:
+    """Time since the event before; rounded as a time and not as a difference, so that nothing adds up."""
+    if not len(time_ns):
+        return time_ns
+    deltas: Column = np.diff((time_ns - time_ns[0]) // unit, prepend=0)
+    return deltas

@@ -1,0 +1,117 @@
+"""Longer recordings than those of the unit tests, and hostile ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from build import ARM, RUN, Story
+
+from ampmem.events import Fact, Phase, Recording
+
+LAYERS = 40
+CODE = "train.py:20 main\nmodel.py:7 Net.forward"
+
+
+def long_run(*, steps: int, arm: str = "amp", layers: int = LAYERS, batch: int = 3) -> Recording:
+    """A deep network: sawtooth activations, cast copies under autocast, temporaries in every op."""
+    story = Story()
+    for layer in range(layers):
+        story.parameter(0x10000 + layer * 0x100, f"layers.{layer}.linear.weight", 1000 + layer)
+    for step in range(steps):
+        _step(story, step, arm, layers, batch)
+    return story.recording(arm=replace(ARM, name=arm, dtype="bfloat16" if arm == "amp" else None))
+
+
+def _step(story: Story, step: int, arm: str, layers: int, batch: int) -> None:
+    story.begin(step)
+    story.enter(Phase.DATA)
+    story.alloc(0x1, 4096, op="aten::randn", stack="train.py:12 load")
+    story.enter(Phase.FORWARD)
+    for layer in range(layers):
+        where = f"layers.{layer}.linear"
+        if arm == "amp":
+            story.alloc(0x20000 + layer, 2000 + 2 * layer, op="aten::_to_copy", module=where, stack=CODE)
+            story.fact(Fact.CAST_COPY, 0x20000 + layer, f"{where}.weight", where)
+        for part in range(batch):
+            address = 0x30000 + layer * 0x10 + part
+            story.alloc(address, 700 + 13 * layer + part + step, op="aten::mm", module=where, stack=CODE)
+            story.fact(Fact.SAVED, address, "MmBackward0", where)
+            _scratch(story, 64 + 8 * part, where)
+    story.enter(Phase.BACKWARD)
+    for layer in reversed(range(layers)):
+        gradient = 0x50000 + layer
+        story.alloc(gradient, 4 * (1000 + layer), op="MmBackward0", module=f"layers.{layer}.linear")
+        story.fact(Fact.GRADIENT, gradient, f"layers.{layer}.linear.weight")
+        story.free(*(0x30000 + layer * 0x10 + part for part in range(batch)))
+        if arm == "amp":
+            story.free(0x20000 + layer)
+        _scratch(story, 32, "")
+    story.enter(Phase.OPTIMIZER)
+    for layer in range(layers):
+        if step == 0:
+            story.alloc(0x60000 + layer, 8 * (1000 + layer), op="AdamW.step", stack="train.py:30 main")
+            story.fact(Fact.OPTIMIZER_STATE, 0x60000 + layer, f"exp_avg of layers.{layer}.linear.weight")
+        for _ in range(4):
+            _scratch(story, 1500, "")
+    story.end(loss=2.5 - step / 10)
+    story.enter(Phase.BETWEEN)
+    story.free(*(0x50000 + layer for layer in range(layers)), 0x1)
+
+
+def _scratch(story: Story, size: int, module: str) -> None:
+    story.alloc(0x2, size, op="aten::add", module=module, stack=CODE)
+    story.free(0x2)
+
+
+PAYLOADS = (
+    "</script><script>window.pwned = 1</script>",
+    "<img src=x onerror=window.pwned=2>",
+    "\"><svg onload='window.pwned=3'>",
+    "' onmouseover='window.pwned=4' x='",
+    "javascript:window.pwned=5",
+    "<a href='javascript:window.pwned=6'>click</a>",
+    "<!--<script>window.pwned=7",
+    "${window.pwned=8}{{7*7}}{% raw %}",
+    "%{customdata}<extra></extra><b>bold</b>",
+    "__proto__",
+    "constructor",
+    "toString",
+    "\u202egnp.exe\u2066",
+    "\ud800 lone",
+    "\x00\x1b[2J\r\n\u2028",
+    "&lt;img src=x onerror=window.pwned=9&gt;",
+    "]]><script>window.pwned=10</script>",
+    "</title></style></textarea><script>window.pwned=11</script>",
+    "m" * 1_000_000,
+)
+
+
+def hostile_run() -> Recording:
+    """Every text that a script chooses is a payload; a recording cannot hold lone surrogates."""
+    story = Story()
+    payloads = tuple(payload for payload in PAYLOADS if "\ud800" not in payload)
+    count = len(payloads)
+    for number, payload in enumerate(payloads):
+        story.parameter(0x1000 + number, f"{payload}.weight", 10 + number)
+    for step in range(2):
+        story.begin(step)
+        story.enter(Phase.FORWARD)
+        for number, payload in enumerate(payloads):
+            other, third = payloads[(number + 1) % count], payloads[(number + 2) % count]
+            one_line = payload.replace("\n", " ")
+            story.alloc(
+                0x3000 + number,
+                5000 + number,
+                op=other,
+                module=payload,
+                stack=f"{one_line}.py:{number + 1} {third.splitlines()[0]}\n{one_line}",
+            )
+            story.fact(Fact.SAVED, 0x3000 + number, payload, payload, payload)
+        story.enter(Phase.BACKWARD)
+        story.alloc(0x8000, 77)
+        story.fact(Fact.GRADIENT, 0x8000, f"{payloads[0]}.weight")
+        story.free(*(0x3000 + number for number in range(count)), 0x8000)
+        story.enter(Phase.OPTIMIZER)
+        story.end()
+    run = replace(RUN, script=payloads[0], arguments=payloads, device_name=payloads[1])
+    return story.recording(run=run, notes=payloads)

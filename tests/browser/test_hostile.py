@@ -1,0 +1,130 @@
+"""Texts that a script chooses are only ever text, whatever they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pages import Open, Written, changed, written
+from story import PAYLOADS, hostile_run
+
+from ampmem.reporters.html.safety import MAX_TEXT, visible
+
+pytestmark = pytest.mark.browser
+
+RECORDED = [payload for payload in PAYLOADS if "\ud800" not in payload]
+
+
+@pytest.fixture(scope="module")
+def hostile_page(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return written(tmp_path_factory.mktemp("hostile"), hostile_run())
+
+
+def hostile_data(data: dict[str, Any]) -> None:
+    """Payloads also where the reporter itself writes sentences, and where the recording had none."""
+    (run,) = data["runs"]
+    run["findings"] = [
+        {
+            "code": payload[:50],
+            "severity": payload[:50],
+            "message": payload[:1000],
+            "change": payload[:1000],
+            "evidence": [payload[:1000]],
+            "jump": "timeline",
+        }
+        for payload in PAYLOADS
+    ]
+    for step, payload in zip(run["steps"], PAYLOADS, strict=False):
+        step.update(loss=payload, loss_scale=payload, took=payload, update=payload, phase=payload)
+    run["activations"] = [{"kind": text, "dtype": text, "tensors": 2, "bytes": 5} for text in PAYLOADS]
+    run["phase_runs"] = [[number * 3, payload] for number, payload in enumerate(PAYLOADS[:15])]
+    run["label"] = PAYLOADS[0]
+    data["runs"] = [run, {**run, "label": PAYLOADS[1]}]
+    cells = [1, 2]
+    data["comparison"] = {
+        "baseline": PAYLOADS[0],
+        "labels": [PAYLOADS[0], PAYLOADS[1]],
+        "steps": [0, 0],
+        "instants": [
+            {"name": text, "rows": [{"key": text, "cells": cells}], "totals": cells} for text in PAYLOADS[2:12]
+        ],
+        "waterfall": [
+            {
+                "from": PAYLOADS[0],
+                "to": text,
+                "instant": text,
+                "start": 1,
+                "end": 2,
+                "terms": [{"key": text, "bytes": 1}],
+            }
+            for text in PAYLOADS[2:12]
+        ],
+        "step_time": [None, None],
+        "losses": [{"step": 0, "values": [1.5, None], "texts": [PAYLOADS[3], PAYLOADS[4]]}],
+        "loss_difference": [None, None],
+        "loss_difference_texts": [PAYLOADS[5], PAYLOADS[6]],
+        "activation_ratio": [None, None],
+        "activation_ratio_texts": [PAYLOADS[7], PAYLOADS[8]],
+        "peak_difference": [None, 5],
+        "remarks": list(PAYLOADS),
+        "failures": [{"label": text, "failure": text} for text in PAYLOADS],
+    }
+
+
+def use_everything(page: Any) -> None:
+    """Every control that draws something anew."""
+    page.locator("#chart-frame").focus()
+    for key in ("p", "ArrowLeft", "Enter", "Home", "w"):
+        page.keyboard.press(key)
+    for name in ("Time", "Icicle", "Treemap"):
+        page.get_by_role("button", name=name, exact=True).click()
+    page.locator("#stacks-search").fill("script")
+    page.locator("#search").fill("<img")
+    page.locator("#search").fill("")
+    page.select_option("#alive", "run")
+    for row in page.locator("button.expand").all()[:8]:
+        row.click()
+    for box in page.locator("#modules-tree [role=treeitem]").all()[1:3]:
+        box.dispatch_event("click")
+    page.select_option("#theme", "dark")
+
+
+def assert_only_text(page: Any) -> None:
+    assert page.evaluate("window.pwned") is None
+    assert page.evaluate("({}).bytes") is None
+    assert page.locator("img, iframe, object, embed, base, [onerror], [onload], [onmouseover]").count() == 0
+    links = page.locator("a").evaluate_all("all => all.map((link) => link.getAttribute('href'))")
+    assert all(re.fullmatch("#[a-z]+", link) for link in links), links
+    assert page.locator("#chart a, #chart tspan[style]").count() == 0
+    assert page.locator("script:not([type])").count() == 1
+
+
+Change = Callable[[dict[str, Any]], None]
+
+
+@pytest.mark.parametrize("change", [lambda data: None, hostile_data], ids=["as recorded", "in every field"])
+def test_nothing_runs(change: Change, open_page: Open, hostile_page: Written, tmp_path: Path) -> None:
+    page = open_page(changed(hostile_page.path, tmp_path / "page.html", change))
+    use_everything(page)
+    page.wait_for_timeout(200)
+    assert_only_text(page)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_payloads_are_shown_as_what_they_are(open_page: Open, hostile_page: Written) -> None:
+    page = open_page(hostile_page.path)
+    page.select_option("#alive", "run")
+    text = page.locator("#main").evaluate("main => main.textContent")
+    labels = "\n".join(page.locator("[aria-label]").evaluate_all("all => all.map((one) => one.ariaLabel)"))
+    for payload in RECORDED:
+        shown = visible(payload)[: MAX_TEXT // 2]
+        assert shown in text, shown
+        assert shown in labels or "." in shown, shown
+    assert PAYLOADS[0] in page.title() or "</script>" in page.title()
+    texts = "Array.from(document.querySelectorAll('main *'), (one) => one.children.length ? 0 : one.textContent.length)"
+    longest = max(page.evaluate(texts))
+    assert longest <= 2500
+    assert hostile_page.path.stat().st_size < 4_000_000

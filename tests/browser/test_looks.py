@@ -1,0 +1,152 @@
+"""Accessibility, widths, themes, print, and what is there only sometimes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pages import Open, Written, changed, wait_until
+
+pytestmark = pytest.mark.browser
+
+WIDTHS = (390, 900, 1440)
+
+
+def violations(page: Any) -> list[str]:
+    """What axe-core finds, in words."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    found = axe.Axe().run(page).response["violations"]
+    return [
+        f"{one['id']}: {one['help']}: {[node['html'][:160] for node in one['nodes'][:4]]} "
+        f"{one['nodes'][0].get('failureSummary', '')}"
+        for one in found
+    ]
+
+
+def test_accessible_in_both_themes(open_page: Open, arms_page: Written) -> None:
+    page = open_page(arms_page.path)
+    page.select_option("#run", label="amp")
+    page.wait_for_selector("html[data-drawn]", state="attached")
+    page.locator("button.expand").first.click()
+    for summary in page.locator("details summary").all():
+        summary.click()
+    assert violations(page) == []
+    page.locator("#stacks-search").fill("Net.forward")
+    page.select_option("#theme", "dark")
+    assert violations(page) == []
+
+
+def test_a_real_run_is_accessible_when_narrow_and_pinned(open_page: Open, profiled_page: Written) -> None:
+    page = open_page(profiled_page.path, width=390, height=844, theme="dark")
+    page.locator("#chart-frame").focus()
+    for key in ("p", "ArrowLeft", "Enter"):
+        page.keyboard.press(key)
+    page.get_by_role("button", name="Icicle").click()
+    assert violations(page) == []
+
+
+def test_no_width_overflows(open_page: Open, arms_page: Written) -> None:
+    page = open_page(arms_page.path, width=WIDTHS[-1])
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(150)
+        size = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+        assert size[0] <= size[1], width
+        drawn = page.locator("#chart .main-svg").first.bounding_box()
+        frame = page.locator("#chart-frame").bounding_box()
+        assert drawn["width"] == pytest.approx(frame["width"], abs=2), "the chart has the width of its frame"
+
+
+def test_everything_can_be_reached_with_tab(long_open: Any) -> None:
+    page = long_open
+    reached: set[str] = set()
+    page.locator(".skip").focus()
+    for _ in range(400):
+        page.keyboard.press("Tab")
+        where = page.evaluate("document.activeElement.id || document.activeElement.className")
+        reached.add(where)
+        if where == "more":
+            break
+    expected = {"theme", "by-time", "step", "to-peak", "chart-frame", "readout-row", "stacks-search", "search", "alive"}
+    assert expected <= reached
+    assert any("box" in where for where in reached)
+    assert any("expand" in where for where in reached)
+
+
+def test_the_theme_is_remembered(long_open: Any) -> None:
+    page = long_open
+    back = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(back)
+    page.select_option("#theme", "dark")
+    dark = page.evaluate(back)
+    assert dark != light
+    area = "document.getElementById('chart').data[0].fillcolor"
+    assert page.evaluate(area) == "#5074e9"
+    page.select_option("#theme", "light")
+    assert (page.evaluate(back), page.evaluate(area)) == (light, "#3958d1")
+    assert page.evaluate("localStorage.getItem('ampmem-theme')") == "light"
+
+
+def test_a_browser_without_storage_still_shows_the_page(browser: Any, long_page: Written) -> None:
+    page = browser.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.add_init_script("Object.defineProperty(window, 'localStorage', { get() { throw new Error('denied'); } });")
+    page.goto(long_page.path.as_uri())
+    page.wait_for_selector("html[data-drawn]", state="attached")
+    page.select_option("#theme", "dark")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert errors == []
+    page.close()
+
+
+def test_printing_shows_all_sections_and_no_controls(open_page: Open, arms_page: Written) -> None:
+    page = open_page(arms_page.path, theme="dark")
+    pdf = page.pdf()
+    assert pdf.startswith(b"%PDF")
+    assert len(re.findall(rb"/Type\s*/Page\b", pdf)) >= 3
+    page.emulate_media(media="print")
+    assert not page.locator(".bar").is_visible()
+    assert not page.locator(".controls").first.is_visible()
+    for name in ("timeline", "peak", "comparison", "steps", "modules", "stacks", "allocations"):
+        assert page.locator(f"#{name}").is_visible(), name
+
+
+def test_an_address_map_is_drawn_when_there_is_one(open_page: Open, long_page: Written, tmp_path: Path) -> None:
+    def with_map(data: dict[str, Any]) -> None:
+        blocks = [[number * 512, 512, "parameters" if number % 3 else "cached"] for number in range(6000)]
+        data["runs"][0]["address_map"] = {"segments": [{"address": 4096, "bytes": 6000 * 512, "blocks": blocks}]}
+
+    page = open_page(changed(long_page.path, tmp_path / "page.html", with_map))
+    assert page.locator("#addresses canvas").is_visible()
+    assert "Too many blocks for bars" in page.locator("#addresses-note").inner_text()
+    assert "Address map" in page.locator("#jumps").inner_text()
+
+
+def test_what_there_is_no_data_for_is_left_out(open_page: Open, long_page: Written, tmp_path: Path) -> None:
+    def bare(data: dict[str, Any]) -> None:
+        data["runs"][0].update(static_model=None, casts=None, activations=[], composition=None, findings=[])
+
+    page = open_page(changed(long_page.path, tmp_path / "page.html", bare))
+    for name in ("static", "casts", "activations", "peak", "findings"):
+        assert not page.locator(f"#{name}").is_visible()
+    jumps = page.locator("#jumps").inner_text()
+    assert "Timeline" in jumps
+    assert "Casts" not in jumps
+
+
+def test_findings_lead_to_where_they_show(open_page: Open, long_page: Written, tmp_path: Path) -> None:
+    def with_findings(data: dict[str, Any]) -> None:
+        told = {"code": "x", "severity": "warning", "message": "Much memory.", "change": "Use less.", "evidence": ["a"]}
+        data["runs"][0]["findings"] = [{**told, "jump": "allocations"}, {**told, "jump": "comparison"}]
+
+    page = open_page(changed(long_page.path, tmp_path / "page.html", with_findings))
+    findings = page.locator("#findings article")
+    assert findings.count() == 2
+    assert "Use less." in findings.first.inner_text()
+    assert findings.nth(1).get_by_role("button").count() == 0, "there is no such section on this page"
+    findings.first.get_by_role("button", name="Show where").click()
+    wait_until(page, "document.getElementById('allocations').getBoundingClientRect().top < innerHeight")
+    assert page.evaluate("document.activeElement.id") == "allocations-title"

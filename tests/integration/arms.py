@@ -1,0 +1,91 @@
+"""Recordings of functions in a forced arm, and what their verdicts say."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import measure
+import torch
+
+from ampmem.analysis.analyse import Analysis, analyse
+from ampmem.analysis.verdict import MARKS, TOTAL, StaticComponent, Verdict, judge
+from ampmem.events import Recording
+from ampmem.recorder.options import AS_IS, Options
+from ampmem.recorder.session import Session
+from ampmem.recording import read
+
+ARMS = ("fp32", "amp", "amp-nocache")
+STATIC = ("parameters", "cast_copies", "gradients", "master_copies", "optimizer_state")
+
+
+def record(function: Callable[[], Any], arm: str = AS_IS, *, dtype: torch.dtype | None = None) -> Recording:
+    """``function`` under ampmem in ``arm``."""
+    gc.collect()  # the optimizers of the one before
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.ampmem"
+        session = Session(Options(path=path, script="", stacks=False, arm=arm, dtype=dtype))
+        session.start()
+        try:
+            function()
+        finally:
+            session.close()
+        session.check()
+        return read(path)
+
+
+@functools.cache
+def workload(name: str, precision: str, arm: str = AS_IS, **rest: Any) -> tuple[Analysis, measure.Run]:
+    """A workload of that precision in ``arm``, and what its ``train`` left alive."""
+    runs = []
+    module = measure.workload(name)
+
+    def run() -> None:
+        with measure.watched(module) as seen:
+            runs.append(seen)
+            extra = {key: rest[key] for key in rest if key != "steps"}
+            steps = {key: rest[key] for key in rest if key == "steps"}
+            module.train(measure.options(precision, **steps), **measure.EXTRA.get(name, {}), **extra)
+
+    return analyse(record(run, arm)), runs[0]
+
+
+def judged(analysis: Analysis, index: int | None = None) -> Verdict:
+    """The verdict, which must hold for every component at every mark, and measure what the categories say."""
+    verdict = judge(analysis, index)
+    assert verdict is not None
+    at = len(analysis.marks) - 1 if index is None else index
+    names = [mark for mark in MARKS if getattr(analysis.marks[at], mark) is not None]
+    assert [(part.mark, part.component) for part in verdict.components] == [
+        (mark, component) for mark in names for component in (*STATIC, TOTAL)
+    ]
+    for part in verdict.components:
+        assert part.holds, part
+        assert part.residual_bytes == 0
+        assert part.measured_bytes == part.model_bytes + sum(term.bytes for term in part.terms)
+        if part.component != TOTAL:
+            position = analysis.timeline.position(getattr(analysis.marks[at], part.mark))
+            assert part.measured_bytes == analysis.timeline.breakdown(position)[part.component]
+    return verdict
+
+
+def all_judged(analysis: Analysis) -> list[Verdict]:
+    """The verdicts on all steps that have marks, each of which must hold."""
+    steps = [index for index, marks in enumerate(analysis.marks) if marks.after_backward is not None]
+    assert steps
+    return [judged(analysis, index) for index in steps]
+
+
+def part(verdict: Verdict, mark: str, component: str) -> StaticComponent:
+    """One component at one mark."""
+    (found,) = [part for part in verdict.components if (part.mark, part.component) == (mark, component)]
+    return found
+
+
+def terms(verdict: Verdict, mark: str, component: str) -> dict[str, int]:
+    """Its terms: bytes by reason."""
+    return {term.why: term.bytes for term in part(verdict, mark, component).terms}

@@ -1,0 +1,191 @@
+"""What ampmem tells about how a script trains, on runs that have it and on runs that have not."""
+
+from __future__ import annotations
+
+import gc
+
+import measure
+import pytest
+import torch
+from measure import options
+from test_findings_amp import findings, linears, profiled, recorded
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW
+
+import ampmem
+from ampmem.workloads import accumulate
+
+clean_start = measure.clean_start
+pytestmark = pytest.mark.usefixtures("clean_start")
+
+
+# -- the optimizer ----------------------------------------------------------------------------
+
+
+def adam(*, batch_size: int, **implementation: bool) -> ampmem.Profile:
+    model = linears(256, 256, 256, 256)
+    optimizer = AdamW(model.parameters(), **implementation)
+
+    def step(_: int) -> None:
+        optimizer.zero_grad()
+        model(torch.randn(batch_size, 256)).square().mean().backward()
+        optimizer.step()
+
+    return profiled(step)
+
+
+def test_foreach_temporaries_are_what_a_fused_update_saves() -> None:
+    foreach, fused = adam(batch_size=2, foreach=True), adam(batch_size=2, fused=True)
+    found = findings(foreach)["foreach-temporaries"]
+    outside = [_own_peak(profile) for profile in (foreach, fused)]
+    assert found.bytes == outside[0] - outside[1] > 0
+    assert "fused=True" in found.change
+    assert "foreach-temporaries" not in findings(fused)
+    assert "foreach-temporaries" not in findings(adam(batch_size=2, foreach=False))
+    # The peak is elsewhere: the update makes no difference.
+    assert "foreach-temporaries" not in findings(adam(batch_size=4096, foreach=True))
+
+
+def _own_peak(profile: ampmem.Profile) -> int:
+    """Without what belongs to nobody, which is what earlier tests left behind."""
+    peak = profile.summary().peak
+    return peak.bytes - peak.categories["other"]
+
+
+def test_a_scaler_that_has_skipped_all_updates() -> None:
+    gc.collect()
+    with ampmem.profile() as profile:
+        accumulate.train(options("fp32", steps=1), scaler="on", skip_first=True)
+    assert "skipped every update" in findings(profile)["state-not-there-yet"].message
+    with ampmem.profile() as profile:
+        accumulate.train(options("fp32", steps=2), scaler="on", skip_first=True)
+    assert "state-not-there-yet" not in findings(profile)
+
+
+# -- gradients --------------------------------------------------------------------------------
+
+
+def test_gradients_that_are_zeroed_after_forward() -> None:
+    for precision in measure.PRECISIONS:
+        found = findings(recorded("gan", precision))["gradients-through-forward"]
+        gan = measure.workload("gan")
+        models, _, _ = gan.build(options(precision))
+        assert found.bytes == measure.parameters(*models)
+        assert "after forward" in found.message
+    for name in ("gpt", "accumulate", "checkpointed"):
+        assert "gradients-through-forward" not in findings(recorded(name, "amp"))
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_that_are_zeroed_in_place(set_to_none: bool, micro_batches: int) -> None:
+    model = linears(32, 64, 16)
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def step(_: int) -> None:
+        optimizer.zero_grad(set_to_none=set_to_none)
+        for _ in range(micro_batches):
+            model(torch.randn(2, 32)).square().mean().backward()
+        optimizer.step()
+
+    found = findings(profiled(step))
+    # With several backwards per update the gradients have to be there in forward anyway.
+    assert ("gradients-through-forward" in found) == (not set_to_none and micro_batches == 1)
+    if not set_to_none and micro_batches == 1:
+        assert found["gradients-through-forward"].bytes == measure.parameters(model)
+        assert "in place" in found["gradients-through-forward"].message
+        assert "set_to_none=True" in found["gradients-through-forward"].change
+
+
+def test_one_step_has_no_forward_after_an_update() -> None:
+    assert "gradients-through-forward" not in findings(recorded("gan", "fp32", steps=1))
+
+
+# -- what is left behind ----------------------------------------------------------------------
+
+
+def test_outputs_of_a_forward_that_is_over() -> None:
+    # Logits of 2 x 32 x 512 and the loss; the peak is in the update.
+    for precision, itemsize in (("fp32", 4), ("amp", 2)):
+        found = findings(recorded("gpt", precision))["outputs-kept"]
+        assert found.bytes == 2 * 32 * 512 * itemsize + 4
+        assert any("gpt.py" in line for line in found.evidence)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_outputs_of_the_step_before(keep: bool) -> None:
+    model = linears(16, 16, 4096)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    previous: list[Tensor] = []
+
+    def step(_: int) -> None:
+        optimizer.zero_grad()
+        out = model(torch.randn(64, 16))
+        out.square().mean().backward()
+        optimizer.step()
+        if keep:
+            previous[:] = [out]
+
+    profile = profiled(step)
+    assert profile.summary().steps[-1].peak.phase == "backward"
+    assert ("outputs-kept" in findings(profile)) == keep
+    if keep:
+        assert findings(profile)["outputs-kept"].bytes == 64 * 4096 * 4
+    assert "steady-growth" not in findings(profile)
+
+
+def test_a_state_that_the_next_step_uses_is_not_left_over() -> None:
+    cell = nn.GRUCell(16, 256)
+    optimizer = SGD(cell.parameters(), lr=0.1)
+    state = [torch.zeros(512, 256)]
+
+    def step(_: int) -> None:
+        optimizer.zero_grad()
+        state[0] = cell(torch.randn(512, 16), state[0].detach())
+        state[0].square().mean().backward()
+        optimizer.step()
+
+    assert "outputs-kept" not in findings(profiled(step))
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_growth(keep: bool) -> None:
+    model = linears(16, 1024)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    kept: list[Tensor] = []
+
+    def step(_: int) -> None:
+        optimizer.zero_grad()
+        out = model(torch.randn(4, 16))
+        out.square().mean().backward()
+        optimizer.step()
+        if keep:
+            kept.append(out.detach())
+
+    found = findings(profiled(step, 4))
+    assert ("steady-growth" in found) == keep
+    if keep:
+        assert found["steady-growth"].bytes == kept[0].untyped_storage().nbytes()
+        assert any("test_findings_script.py" in line for line in found["steady-growth"].evidence)
+        assert "outputs-kept" not in found
+
+
+def test_two_steps_are_too_few_to_speak_of_growth() -> None:
+    kept: list[Tensor] = []
+    model = nn.Linear(16, 1024)
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def step(_: int) -> None:
+        optimizer.zero_grad()
+        kept.append(model(torch.randn(4, 16)))
+        kept[-1].square().mean().backward()
+        optimizer.step()
+
+    assert "steady-growth" not in findings(profiled(step, 2))
+    kept.clear()
+    assert "steady-growth" in findings(profiled(step, 3))
+
+
+def test_the_workloads_do_not_grow() -> None:
+    for name in measure.WORKLOADS:
+        assert "steady-growth" not in findings(recorded(name, "amp", steps=3))

@@ -1,0 +1,95 @@
+"""Reads back what the HTML report holds, as the page's script does; nothing of the writing side is used."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+PHASES = ("setup", "data", "forward", "backward", "optimizer", "between")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exact:
+    """A stream of mode ``exact``: a code and a time for every event."""
+
+    header: dict[str, Any]
+    codes: np.ndarray
+    times_ns: np.ndarray
+
+    @property
+    def live(self) -> np.ndarray:
+        """Bytes of each category at every position, shape (categories, events + 1)."""
+        kind, free = self.codes >> 1, self.codes & 1
+        delta = np.where(free, -1, 1) * np.array(self.header["kinds"]["bytes"], dtype=np.int64)[kind]
+        category = np.array(self.header["kinds"]["category"], dtype=np.int64)[kind]
+        live = np.zeros((12, len(kind) + 1), dtype=np.int64)
+        for row in range(12):
+            live[row, 1:] = np.cumsum(delta * (category == row))
+        return live
+
+    def alive_at(self, position: int) -> np.ndarray:
+        """How many allocations of each kind live at ``position``."""
+        count = len(self.header["kinds"]["bytes"])
+        kind, free = self.codes[:position] >> 1, self.codes[:position] & 1
+        born = np.bincount(kind[free == 0], minlength=count)
+        return born - np.bincount(kind[free == 1], minlength=count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduced:
+    """A stream of mode ``reduced``: the bytes of each category at some positions."""
+
+    header: dict[str, Any]
+    positions: np.ndarray
+    times_ns: np.ndarray
+    live: np.ndarray
+
+
+def page_data(page: str) -> dict[str, Any]:
+    """The JSON block of a page."""
+    blocks = re.findall(r'<script type="application/json" id="page-data">(.*?)</script>', page, flags=re.DOTALL)
+    assert len(blocks) == 1
+    data: dict[str, Any] = json.loads(blocks[0])
+    return data
+
+
+def scripts(page: str) -> list[str]:
+    """The scripts that a browser would run."""
+    return re.findall(r"<script>(.*?)</script>", page, flags=re.DOTALL)
+
+
+def container(packed: bytes) -> tuple[dict[str, Any], bytes]:
+    """The header and what follows it."""
+    whole = gzip.decompress(packed)
+    (length,) = struct.unpack("<I", whole[:4])
+    assert (4 + length) % 8 == 0
+    return json.loads(whole[4 : 4 + length]), whole[4 + length :]
+
+
+def exact(packed: bytes | str) -> Exact:
+    """A stream of mode ``exact``, from bytes or from the page's base64."""
+    header, rest = container(packed if isinstance(packed, bytes) else base64.b64decode(packed))
+    widths = header["code_bytes"] + header["time_bytes"]
+    events = len(rest) // widths
+    assert len(rest) == events * widths
+    planes = np.frombuffer(rest, dtype=np.uint8).reshape(widths, events).astype(np.int64)
+    codes = sum((plane << 8 * place for place, plane in enumerate(planes[: header["code_bytes"]])), start=0)
+    deltas = sum((plane << 8 * place for place, plane in enumerate(planes[header["code_bytes"] :])), start=0)
+    times = header["start_ns"] + np.cumsum(deltas) * header["time_unit_ns"]
+    return Exact(header=header, codes=np.asarray(codes), times_ns=times)
+
+
+def reduced(packed: bytes | str) -> Reduced:
+    """A stream of mode ``reduced``."""
+    header, rest = container(packed if isinstance(packed, bytes) else base64.b64decode(packed))
+    arrays = np.frombuffer(rest, dtype="<f8").reshape(14, header["count"])
+    assert (arrays == np.round(arrays)).all()
+    positions, times, *live = arrays.astype(np.int64)
+    return Reduced(header=header, positions=positions, times_ns=times, live=np.array(live))
