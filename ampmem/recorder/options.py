@@ -9,10 +9,12 @@ from pathlib import Path
 import torch
 
 from ampmem import __version__
-from ampmem.events import RunRecord, Source
+from ampmem.events import RunRecord
+from ampmem.recorder.sources.base import Source
 
 AS_IS = "as-is"
 ARMS = (AS_IS, "fp32", "amp", "amp-nocache")
+DEVICES = ("auto", "cpu")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -23,7 +25,8 @@ class Options:
     ``steps`` is how many steps to record, ``None`` for as many as come; ``skip`` how many to let
     pass before. ``timed`` only times ``steps`` steps and writes nothing. ``baseline`` says that the
     script is running already, so storages may be alive. ``arm`` is the precision to force on the
-    script, ``dtype`` what autocast is to cast to; ``None`` for what the script says.
+    script, ``dtype`` what autocast is to cast to; ``None`` for what the script says. ``device`` is whose
+    memory to record, one of :data:`DEVICES`.
     """
 
     path: Path
@@ -37,17 +40,18 @@ class Options:
     baseline: bool = True
     arm: str = AS_IS
     dtype: torch.dtype | None = None
+    device: str = "auto"
 
 
-def run_record(options: Options, device_type: str) -> RunRecord:
+def run_record(options: Options, source: Source) -> RunRecord:
     """What is run, on what, with which versions."""
     return RunRecord(
         ampmem=__version__,
         torch=torch.__version__,
         python=platform.python_version(),
-        source=Source.CPU,
-        device_type=device_type,
-        device_name=platform.processor() or platform.machine(),
+        source=source.kind,
+        device_type=source.device_type,
+        device_name=source.device_name,
         rank=0,
         world_size=1,
         script=options.script,

@@ -26,7 +26,7 @@ from ampmem.recorder.models import Models
 from ampmem.recorder.options import AS_IS, Options, run_record
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.baseline import Baseline
-from ampmem.recorder.sources.cpu import ProfilerSource
+from ampmem.recorder.sources.choose import choose_source
 from ampmem.recorder.stacks import Stacks
 from ampmem.recorder.steering import Steering
 from ampmem.recorder.steps import Bench, OpenStep, Rounds, Stopwatch
@@ -54,7 +54,6 @@ class Session:
         self.options = options
         self.recording = False
         """Whether allocator events are being recorded now."""
-        self.device_type = "cpu"
         self.arm_seen = ArmSeen()
         self.texts = Texts()
         self.log = Log()
@@ -72,7 +71,8 @@ class Session:
         self.forward = ForwardObserver(mode, SavedTensors(self.log, self.texts), self.note)
         self._joiner = Joiner(self.log, self._stacks, self.texts)
         self._baseline = Baseline()
-        self._source = ProfilerSource(self._baseline)
+        self._source = choose_source(options, self._baseline)
+        self.device_type = self._source.device_type
         self._modules = ModuleHooks(self)
         self._backward = BackwardHooks(self)
         self._optimizers = OptimizerHooks(self)
@@ -95,7 +95,7 @@ class Session:
         self._step = 0
         self._writer: RecordingWriter | None = None
         if not options.timed:
-            self._writer = RecordingWriter(options.path, run_record(options, self.device_type), force=options.force)
+            self._writer = RecordingWriter(options.path, run_record(options, self._source), force=options.force)
 
     def start(self) -> None:
         """Install the hooks; recording begins at once or after the steps to skip."""

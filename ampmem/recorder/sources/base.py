@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from ampmem.events import Column
+from ampmem.events import Source as EventSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class RawEvents:
     action: Column
     address: Column
     bytes: Column
+    block_bytes: Column
+    stream: Column
     allocated: Column
     op: Column
     sequence: Column
@@ -31,6 +34,16 @@ class RawEvents:
 
 class Source(Protocol):
     """Records allocator events between :meth:`start` and :meth:`stop`."""
+
+    kind: EventSource
+    """What a recording names it."""
+    device_type: str
+    """The type of torch device whose memory it watches."""
+    device_name: str
+    """That device, in words."""
+
+    def install(self) -> Callable[[], None]:
+        """Patch what it needs to; returns what undoes it."""
 
     def check(self) -> None:
         """Raise :class:`~ampmem.errors.UsageError` when this source cannot record now."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 from collections.abc import Callable, Mapping
 from itertools import chain
 from time import time_ns
@@ -28,7 +29,7 @@ from torch._C._profiler import ProfilerActivity, RecordScope
 from torch.autograd.profiler import profile, record_function
 
 from ampmem.errors import UsageError
-from ampmem.events import UNKNOWN, Action, Column
+from ampmem.events import UNKNOWN, Action, Column, Source
 from ampmem.recorder.hooks.patch import patch
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.baseline import Baseline
@@ -54,6 +55,10 @@ class _Mark(NamedTuple):
 
 class ProfilerSource:
     """The CPU allocator's events of the calling thread, and of the backward passes it starts."""
+
+    kind = Source.CPU
+    device_type = "cpu"
+    device_name = platform.processor() or platform.machine()
 
     def __init__(self, baseline: Baseline) -> None:
         self._baseline = baseline
@@ -240,6 +245,8 @@ class _Rows:
             action=action,
             address=address,
             bytes=size,
+            block_bytes=size,
+            stream=np.zeros_like(size),
             allocated=allocated,
             op=op,
             sequence=sequence,
