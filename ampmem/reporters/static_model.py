@@ -110,7 +110,7 @@ def render_activations(summary: Summary) -> str:
     ]
     text = table(rows, ["saved for", "type", "tensors", "bytes", "share"], ["left", "left", "right", "right", "right"])
     left_out = len(groups) - len(rows)
-    more = f"\n… and {format_count(left_out)} smaller groups" if left_out else ""
+    more = f"\n… and {format_count(left_out)} smaller group{'s' if left_out > 1 else ''}" if left_out else ""
     caption = f"activations at the end of forward, {format_bytes(total)}: {share(low, total)} are in low precision"
     return f"{shorten(caption, WIDTH)}\n\n{text}{more}"
 
