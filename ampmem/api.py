@@ -70,6 +70,7 @@ def profile(
     skip: int = 0,
     stacks: bool = True,
     force: bool = False,
+    device: str = "auto",
 ) -> Profile:
     """Record the training steps inside a ``with`` block.
 
@@ -81,12 +82,13 @@ def profile(
         skip: let this many steps pass first.
         stacks: record the Python stack of every op of the forward pass.
         force: replace ``output`` when it exists.
+        device: whose memory to record: ``cuda``, ``cpu``, or ``auto`` for the GPU where torch sees one.
 
     Raises:
         UsageError: on entering, when another ``profile`` is active, when ``output`` cannot be
-            written, or when torch.profiler is running.
+            written, when ``device`` cannot be recorded, or when torch.profiler is running.
     """
-    return Profile(model, optimizer, output=output, steps=steps, skip=skip, stacks=stacks, force=force)
+    return Profile(model, optimizer, output=output, steps=steps, skip=skip, stacks=stacks, force=force, device=device)
 
 
 class Profile:
@@ -102,6 +104,7 @@ class Profile:
         skip: int,
         stacks: bool,
         force: bool,
+        device: str = "auto",
     ) -> None:
         self._model = model
         self._optimizer = optimizer
@@ -109,6 +112,7 @@ class Profile:
         self._skip = skip
         self._stacks = stacks
         self._force = force
+        self._device = device
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         if output is None:
             self._folder = tempfile.TemporaryDirectory(prefix="ampmem-")
@@ -130,6 +134,7 @@ class Profile:
             skip=self._skip,
             stacks=self._stacks,
             force=self._force,
+            device=self._device,
         )
         session = Session(options)
         if self._model is not None:

@@ -238,12 +238,60 @@ class RunRecord:
     arguments: tuple[str, ...]
 
 
+PEAK_MARK = "peak"
+"""The ``mark`` of the layers at the instant of a step with the most requested bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayersRecord:
+    """The allocator's own statistics at a mark of a step, or at its peak; bytes.
+
+    ``mark`` is ``after_forward``, ``after_backward``, ``after_optimizer`` or :data:`PEAK_MARK`. ``requested``
+    leaves out the blocks that were freed and await other streams, as ``allocated`` does and ``active``
+    does not. ``device_used`` is what anybody holds of the device's memory, ``None`` where it was not asked.
+    """
+
+    step: int
+    mark: str
+    requested: int
+    allocated: int
+    active: int
+    reserved: int
+    device_used: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OomRecord:
+    """One request that there was no memory for.
+
+    ``asked`` is the block that was needed, the request rounded up; ``segment`` what the device was asked for.
+    ``total`` is the device's memory, or what the process may take of it; ``free`` what the driver had left.
+    ``op``, ``module`` and ``stack`` say who asked; empty where not known. ``segments`` has the allocator's
+    segments at that moment, as :func:`ampmem.allocator.shortage.pack` writes them.
+    """
+
+    time_ns: int
+    step: int
+    device: int
+    stream: int
+    pool: str
+    asked: int
+    segment: int
+    total: int
+    free: int
+    op: str
+    module: str
+    stack: str
+    segments: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
     """A whole recording, in memory.
 
     ``plain_step_ns`` has the durations of the same steps in a run of their own without instrumentation;
-    empty unless such a run was made.
+    empty unless such a run was made. ``layers`` and ``ooms`` are empty where the source has no allocator with
+    layers, as the CPU has none.
     """
 
     run: RunRecord
@@ -257,3 +305,5 @@ class Recording:
     optimizers: tuple[OptimizerRecord, ...]
     notes: tuple[str, ...]
     plain_step_ns: tuple[int, ...] = ()
+    layers: tuple[LayersRecord, ...] = ()
+    ooms: tuple[OomRecord, ...] = ()

@@ -16,7 +16,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +33,8 @@ from ampmem.events import (
     EventColumns,
     Fact,
     FactColumns,
+    LayersRecord,
+    OomRecord,
     OptimizerRecord,
     ParameterRecord,
     Phase,
@@ -56,6 +58,8 @@ _RECORD_TABLES: tuple[tuple[str, type[Any]], ...] = (
     ("step", StepRecord),
     ("parameter", ParameterRecord),
     ("optimizer", OptimizerRecord),
+    ("layers", LayersRecord),
+    ("oom", OomRecord),
 )
 
 _VIEWS = f"""
@@ -75,7 +79,7 @@ PRAGMA user_version = {FORMAT_VERSION};
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What one transaction adds: the events, facts and phases of a step, and the step itself.
+    """What one transaction adds: the events, facts, phases and layers of a step, and the step itself.
 
     ``texts`` are the texts seen for the first time, in the order of their ids. ``step`` is ``None``
     when the script ended before the step did.
@@ -86,16 +90,19 @@ class Batch:
     facts: FactColumns
     phases: PhaseColumns
     step: StepRecord | None
+    layers: Sequence[LayersRecord] = ()
+    ooms: Sequence[OomRecord] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What is known of the run as a whole."""
+    """What is known of the run as a whole; ``device_name`` is empty where it is what the run began with."""
 
     arm: ArmRecord
     parameters: tuple[ParameterRecord, ...]
     optimizers: tuple[OptimizerRecord, ...]
     notes: tuple[str, ...]
+    device_name: str = ""
 
 
 def _words(column: str, members: Iterable[Action | Phase | Fact]) -> str:
@@ -144,6 +151,7 @@ class RecordingWriter:
     def __init__(self, path: Path, run: RunRecord, *, force: bool = False) -> None:
         check_output(path, force=force)
         self.path = path
+        self._run = run
         self._description: Description | None = None
         try:
             for leftover in (path, path.with_name(path.name + "-journal")):
@@ -164,6 +172,8 @@ class RecordingWriter:
                 self._insert_columns(table, columns)
             if batch.step is not None:
                 self._insert_records("step", [batch.step])
+            self._insert_records("layers", batch.layers)
+            self._insert_records("oom", batch.ooms)
 
     def describe(self, description: Description) -> None:
         """Replace what is known of the run as a whole; called again whenever more may be known."""
@@ -171,7 +181,8 @@ class RecordingWriter:
             return
         self._description = description
         with self._transaction():
-            self._write_meta({"arm": asdict(description.arm)})
+            run = replace(self._run, device_name=description.device_name or self._run.device_name)
+            self._write_meta({"arm": asdict(description.arm), "run": asdict(run)})
             for table, records in (("parameter", description.parameters), ("optimizer", description.optimizers)):
                 self._database.execute(f"DELETE FROM {table}")
                 self._insert_records(table, records)
@@ -320,6 +331,8 @@ def _recording(reader: _Reader) -> Recording:
         optimizers=tuple(map(_optimizer, reader.records("optimizer"))),
         notes=reader.texts("SELECT message FROM note ORDER BY rowid"),
         plain_step_ns=reader.numbers("SELECT duration_ns FROM plain_step ORDER BY rowid"),
+        layers=tuple(LayersRecord(**row) for row in reader.records("layers")),
+        ooms=tuple(OomRecord(**row) for row in reader.records("oom")),
     )
 
 

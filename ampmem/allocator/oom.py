@@ -29,7 +29,7 @@ class Reason(StrEnum):
     """All free memory together is not enough."""
 
 
-_EXPLANATIONS = {
+EXPLANATIONS = {
     Reason.OVERSIZE: "a cached block is large enough, but max_split_size_mb keeps it from serving this size",
     Reason.WRONG_STREAM: "a cached block is large enough, but it belongs to another stream",
     Reason.WRONG_POOL: "a cached block is large enough, but it belongs to another pool",
@@ -37,6 +37,7 @@ _EXPLANATIONS = {
     Reason.FRAGMENTED: "there is enough free memory, but it is too fragmented",
     Reason.EXHAUSTED: "all free memory together is not enough",
 }
+"""Each reason in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ class OutOfMemoryReport:
             f"out of memory: {format_bytes(self.asked)} were asked for and {format_bytes(self.segment)} of "
             f"{format_bytes(self.device_total)} requested from the device, which has {format_bytes(self.device_free)} "
             f"free; {format_bytes(self.allocated)} are allocated and {format_bytes(self.cached)} cached "
-            f"(largest usable block {format_bytes(self.largest_free)}): {_EXPLANATIONS[self.reason]}"
+            f"(largest usable block {format_bytes(self.largest_free)}): {EXPLANATIONS[self.reason]}"
         )
 
 

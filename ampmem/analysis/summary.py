@@ -19,6 +19,7 @@ from ampmem.analysis.casts import Casts, cast_eligible, casts
 from ampmem.analysis.categories import CATEGORIES, Breakdown
 from ampmem.analysis.findings import Finding, findings
 from ampmem.analysis.largest import LargeAllocation, largest
+from ampmem.analysis.layers import marks_residual, outside_in, reserved_at_peak
 from ampmem.analysis.marks import Instants, phase_at
 from ampmem.analysis.modules import ModuleMemory, modules
 from ampmem.analysis.verdict import StaticComponent, StaticRecipe, judge
@@ -205,7 +206,7 @@ def summary_of(analysis: Analysis) -> Summary:
         steps=steps,
         plain_step_ns=recording.plain_step_ns,
         peak=_run_peak(steps[top]),
-        allocator=_allocator(analysis, positions[top]),
+        allocator=_allocator(analysis, positions[top], steps[top].index),
         conservation=_conservation(analysis),
         inferred=_inferred(analysis, positions[top]),
         static_recipe=None if verdict is None else verdict.recipe,
@@ -304,29 +305,30 @@ def _parameters(recording: Recording) -> Parameters:
     )
 
 
-def _allocator(analysis: Analysis, position: int) -> Allocator:
-    """A recording holds blocks, not segments: what the allocator kept in reserve is not known."""
+def _allocator(analysis: Analysis, position: int, step: int) -> Allocator:
+    """Events tell of blocks; what the allocator kept in reserve is known where its statistics were taken."""
     requested = int(analysis.timeline.total[position])
     allocated = int(analysis.lifetimes.block_bytes[analysis.lifetimes.alive_at(position)].sum())
+    reserved = reserved_at_peak(analysis.recording, step)
     return Allocator(
         requested=requested,
         rounding=allocated - requested,
         allocated=allocated,
-        cached=None,
-        reserved=None,
-        outside=None,
+        cached=None if reserved is None else reserved - allocated,
+        reserved=reserved,
+        outside=outside_in(analysis.recording, step),
     )
 
 
 def _conservation(analysis: Analysis) -> Conservation:
     events = analysis.recording.events
     known = events.allocated != UNKNOWN
-    if not known.any():
-        return Conservation(events=len(events), residual_bytes=None)
-    # Of the categories and not of the total: an allocation lost on the way to a category must show.
-    categories = analysis.timeline.live.sum(axis=0)[1:]
-    residual = np.abs(categories[known] - events.allocated[known]).max()
-    return Conservation(events=len(events), residual_bytes=int(residual))
+    residual = marks_residual(analysis)
+    if known.any():
+        # Of the categories and not of the total: an allocation lost on the way to a category must show.
+        categories = analysis.timeline.live.sum(axis=0)[1:]
+        residual = max(residual or 0, int(np.abs(categories[known] - events.allocated[known]).max()))
+    return Conservation(events=len(events), residual_bytes=residual)
 
 
 def _inferred(analysis: Analysis, position: int) -> Breakdown:

@@ -12,7 +12,7 @@ import click
 
 from ampmem.analysis.compare import Entry, entry_of
 from ampmem.analysis.compare import compare as compare_entries
-from ampmem.cli.options import ARMS, shared_options
+from ampmem.cli.options import ARMS, SIMULATED, shared_options, simulated_gpu
 from ampmem.errors import NothingRecorded, RecordingError, UsageError
 from ampmem.recorder import launch, script
 from ampmem.recording import SUFFIX, check_output, read
@@ -53,6 +53,7 @@ def compare(arms: str, dtype: str | None, output: str | None, **rest: Any) -> No
     ampmem compare --arms fp32,amp --dtype fp16 -o run -m my_package.train
     """
     chosen = _parse_arms(arms)
+    simulated_gpu(rest["device"], rest["gpu"])
     if dtype is not None and not any(map(_is_amp, chosen)):
         raise UsageError(f"--dtype is what autocast casts to, so it needs the arm amp or amp-nocache, not {arms}")
     plan = _Plan(arms=chosen, dtype=dtype, prefix="", **rest)
@@ -74,6 +75,9 @@ class _Plan:
 
     arms: tuple[str, ...]
     dtype: str | None
+    device: str
+    synchronize: bool
+    gpu: str | None
     seed: int
     times: bool
     prefix: str
@@ -93,6 +97,9 @@ class _Plan:
     def command(self, arm: str, *options: str) -> list[str]:
         """The arguments of ``ampmem`` that run the script in ``arm``."""
         command = ["profile", "--arm", arm, "--seed", str(self.seed), *options]
+        command += ["--device", self.device, "--sync" if self.synchronize else "--no-sync"]
+        if self.gpu is not None:
+            command += ["--gpu", self.gpu]
         command += ["--steps", str(self.steps), "--skip", str(self.skip)]
         if self.dtype is not None and _is_amp(arm):
             command += ["--dtype", self.dtype]
@@ -155,7 +162,7 @@ def _run(plan: _Plan, arm: str) -> _Outcome:
         lambda done, wanted: _progress_line(f"{arm}: step {done} of {wanted}"),
     )
     timed = None
-    if ended.failure is None and plan.times:
+    if ended.failure is None and plan.times and plan.device != SIMULATED:
         _progress_line(f"{arm}: timing")
         timed = launch.run(plan.command(arm, "--times-into", str(path)), lambda done, wanted: None)
     entry = _entry(plan, arm, ended.failure)

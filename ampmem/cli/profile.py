@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from ampmem.cli.options import ARMS, shared_options
+from ampmem.cli.options import ARMS, shared_options, simulated_gpu
 from ampmem.errors import NothingRecorded, UsageError
 from ampmem.recording import SUFFIX, add_plain_steps, check_output
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ampmem.recorder.options import Options
     from ampmem.recorder.script import Target
     from ampmem.recorder.session import Session
+    from ampmem.recorder.simulated.start import Simulation
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -62,6 +63,7 @@ def profile(arm: str, dtype: str | None, seed: int | None, times_into: Path | No
     if dtype is not None and arm not in ("amp", "amp-nocache"):
         raise UsageError(f"--dtype is what autocast casts to, so it needs --arm amp or amp-nocache, not {arm}")
     plan = _Plan(arm=arm, dtype=dtype, **rest)
+    simulated_gpu(plan.device, plan.gpu)
     target = plan.find()
     if times_into is None:
         for file in (plan.path(target), plan.html):
@@ -83,6 +85,9 @@ class _Plan:
 
     arm: str
     dtype: str | None
+    device: str
+    synchronize: bool
+    gpu: str | None
     as_module: bool
     steps: int
     skip: int
@@ -101,6 +106,15 @@ class _Plan:
         from ampmem.recorder import script
 
         return (script.find_module if self.as_module else script.find_script)(self.script_or_module)
+
+    def simulate(self) -> Simulation | None:
+        """Put the device in place that is to be simulated, if there is one."""
+        gpu = simulated_gpu(self.device, self.gpu)
+        if gpu is None:
+            return None
+        from ampmem.recorder.simulated.start import Simulation
+
+        return Simulation(gpu)
 
     def path(self, target: Target) -> Path:
         """The recording to write."""
@@ -122,6 +136,8 @@ class _Plan:
             baseline=False,
             arm=self.arm,
             dtype=None if self.dtype is None else DTYPES[self.dtype],
+            device=self.device,
+            synchronize=self.synchronize,
         )
 
 
@@ -132,11 +148,14 @@ def _record(plan: _Plan, target: Target) -> None:
     path = plan.path(target)
     options = plan.options(path)
     on_done = None if plan.run_to_end else script.stop
+    simulation = plan.simulate()
     session = Session(options, on_step=_progress(plan.steps, lines=plan.progress), on_done=on_done)
     page = None if plan.html is None else plan.html.absolute()  # the script may change the directory
     session.start()
     _say(f"recording to {path}")
     failure = _run(target, plan.arguments, session)
+    if simulation is not None:
+        _say(simulation.end(failed=failure is not None))
     if failure is not None:
         _keep(session, path)
         _fail(failure)
@@ -194,7 +213,7 @@ def _finish(session: Session, path: Path, *, stopped: bool) -> None:
     try:
         session.check()
     except NothingRecorded:
-        if session.steps_recorded == 0:
+        if session.steps_recorded == 0 and not session.ran_out:
             session.options.path.unlink(missing_ok=True)
         raise
     message = f"recorded {_steps(session)} in {path}"
@@ -211,6 +230,8 @@ def _keep(session: Session, path: Path) -> None:
     """The script failed: say what is left of it."""
     if session.steps_recorded:
         _say(f"the script failed; {_steps(session)} that had ended are in {path} (ampmem show {path})")
+    elif session.ran_out:
+        _say(f"the device ran out of memory before a step had ended; ampmem show {path} says what was in it")
     else:
         session.options.path.unlink(missing_ok=True)
         _say("the script failed before a step had ended: nothing was recorded")

@@ -34,6 +34,10 @@ class Joiner:
         nodes = np.array([self._texts.id(name) for name in raw.ops], dtype=np.int64)
         stacks = np.array(self._stacks.text_ids(self._texts), dtype=np.int64)
         born = (raw.action == Action.ALLOC).astype(np.int64)
+        stack = _at(origin_ns, ops.start_ns, stacks[ops.stack]) * inside_op
+        if raw.stack is not None:
+            taken = np.array([self._texts.id(text) for text in raw.stacks], dtype=np.int64)
+            stack = np.where(stack == 0, taken[raw.stack], stack)
         events = EventColumns(
             time_ns=raw.time_ns,
             step=step,
@@ -45,7 +49,7 @@ class Joiner:
             stream=raw.stream,
             op=np.where(own_op, _at(raw.time_ns, ops.start_ns, ops.name), nodes[raw.op]) * born,
             module=_at(origin_ns, module_times, modules) * born,
-            stack=_at(origin_ns, ops.start_ns, stacks[ops.stack]) * inside_op * born,
+            stack=stack * born,
             allocated=raw.allocated,
         )
         return events, self._log.take_facts(), phases

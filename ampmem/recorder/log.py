@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import time_ns
 
@@ -11,14 +12,36 @@ from torch._C._autograd import _get_sequence_nr
 
 from ampmem.events import Column, Columns, Fact, FactColumns, Phase, PhaseColumns
 
+simulated_addresses: dict[int, int] = {}
+"""Where the storages of fake tensors lie on a simulated device, by the address of their C++ object.
+
+Empty unless a device is simulated; then it has at least the entry 0, for no storage.
+"""
+
 
 def storage_address(tensor: torch.Tensor) -> int:
     """The address of the first byte of ``tensor``'s storage; 0 when it has none that can be read.
 
-    Meta, fake and functorch tensors have no storage of their own.
+    Meta, fake and functorch tensors have no storage of their own, unless a device is simulated for them.
     """
     try:
-        return tensor.untyped_storage().data_ptr()
+        storage = tensor.untyped_storage()
+        if simulated_addresses:
+            address = simulated_addresses.get(storage._cdata)
+            if address is not None or storage.device.type == "meta":
+                return address or 0
+        return storage.data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def data_address(tensor: torch.Tensor) -> int:
+    """The address of ``tensor``'s first element; 0 when it has none that can be read."""
+    try:
+        if simulated_addresses and tensor.untyped_storage().device.type == "meta":
+            address = storage_address(tensor)
+            return address and address + int(tensor.storage_offset()) * tensor.element_size()
+        return tensor.data_ptr()
     except (RuntimeError, NotImplementedError):
         return 0
 
@@ -50,6 +73,10 @@ class Log:
         self._phases: list[int] = [time_ns(), self.step, self.phase]
         self._modules: list[int] = []
         self._ops: list[int] = []
+        self.paused = False
+        """Whether ops that run now are the recorder's own."""
+        self.stamp: Callable[[int], None] | None = None
+        """Tags what the calling thread allocates from an instant on, for sources whose own clock is coarse."""
 
     def fact(
         self, fact: Fact, address: int, name: int = 0, module: int = 0, dtype: int = 0, *, at: int | None = None
@@ -83,7 +110,10 @@ class Log:
         elif phase == self.phase:
             return
         self.phase = phase
-        self._phases += (time_ns(), self.step, phase)
+        now = time_ns()
+        self._phases += (now, self.step, phase)
+        if self.stamp is not None:
+            self.stamp(now)
 
     def running(self, module: int) -> None:
         """From now on code of ``module`` (a text id) runs."""

@@ -14,7 +14,7 @@ from torch import nn
 
 from ampmem.events import Fact, ParameterRecord
 from ampmem.recorder.live import live_objects
-from ampmem.recorder.log import Log, storage_address
+from ampmem.recorder.log import Log, data_address, storage_address
 from ampmem.recorder.texts import Texts
 
 ROOT = "(model)"
@@ -53,7 +53,7 @@ class Places:
     def add(self, storage: int, tensor: torch.Tensor, name: int) -> None:
         """``tensor`` lies in the storage at that address; of tensors in the same place the first one counts."""
         if storage:  # a parameter that never was materialized is nowhere
-            start = tensor.data_ptr()
+            start = data_address(tensor)
             end = start + tensor.numel() * tensor.element_size()
             self._of.setdefault(storage, {}).setdefault(start, (end, name))
 
@@ -62,7 +62,7 @@ class Places:
         tensors = self._of.get(storage)
         if tensors is None:
             return None
-        start = tensor.data_ptr()
+        start = data_address(tensor)
         if start in tensors:
             return tensors[start][1]
         before = max((other for other in tensors if other < start), default=None)
@@ -169,7 +169,7 @@ class Models:
         """Every parameter ever seen, by name, with the first that lies in the same memory."""
         first: dict[tuple[int, int], str] = {}
         for slot, parameter in self.parameters():
-            place = (_data_address(parameter), parameter.numel())
+            place = (data_address(parameter), parameter.numel())
             owner = first.setdefault(place, slot.name) if place[0] else slot.name
             shares = None if owner == slot.name else owner
             module = slot.module()
@@ -241,9 +241,3 @@ def _unused(name: str, taken: set[str]) -> str:
         candidate = f"{name}#{number}"
     return candidate
 
-
-def _data_address(tensor: torch.Tensor) -> int:
-    try:
-        return tensor.data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return 0

@@ -14,7 +14,7 @@ from ampmem.recorder.sources.base import Source
 
 AS_IS = "as-is"
 ARMS = (AS_IS, "fp32", "amp", "amp-nocache")
-DEVICES = ("auto", "cpu")
+DEVICES = ("auto", "cpu", "cuda", "sim")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -26,7 +26,7 @@ class Options:
     pass before. ``timed`` only times ``steps`` steps and writes nothing. ``baseline`` says that the
     script is running already, so storages may be alive. ``arm`` is the precision to force on the
     script, ``dtype`` what autocast is to cast to; ``None`` for what the script says. ``device`` is whose
-    memory to record, one of :data:`DEVICES`.
+    memory to record, one of :data:`DEVICES`. ``synchronize`` waits for a CUDA device at each step's end.
     """
 
     path: Path
@@ -41,6 +41,7 @@ class Options:
     arm: str = AS_IS
     dtype: torch.dtype | None = None
     device: str = "auto"
+    synchronize: bool = True
 
 
 def run_record(options: Options, source: Source) -> RunRecord:

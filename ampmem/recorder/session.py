@@ -13,13 +13,15 @@ from torch.optim import Optimizer
 from ampmem.errors import NothingRecorded, RecordingError, UsageError
 from ampmem.events import NO_STEP, Fact, Phase, StepRecord
 from ampmem.recorder.arms import ArmSeen, arm_record
-from ampmem.recorder.hooks import data, torch_profiler
+from ampmem.recorder.device import DeviceWatch
+from ampmem.recorder.hooks import data, memory_history, torch_profiler
 from ampmem.recorder.hooks.backward import BackwardHooks
 from ampmem.recorder.hooks.casts import CastHooks
 from ampmem.recorder.hooks.forward import ForwardMode, ForwardObserver, SavedTensors
 from ampmem.recorder.hooks.modules import ModuleHooks, in_backward
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
 from ampmem.recorder.join import Joiner
+from ampmem.recorder.late import LateNumber
 from ampmem.recorder.live import collection_paused, live_objects
 from ampmem.recorder.log import Log
 from ampmem.recorder.models import Models
@@ -73,6 +75,7 @@ class Session:
         self._baseline = Baseline()
         self._source = choose_source(options, self._baseline)
         self.device_type = self._source.device_type
+        self._device = DeviceWatch(self._source, self.log, mode, self.texts, stacks=options.stacks)
         self._modules = ModuleHooks(self)
         self._backward = BackwardHooks(self)
         self._optimizers = OptimizerHooks(self)
@@ -84,7 +87,7 @@ class Session:
         self._described: tuple[object, ...] = ()
         self._manual_steps = False
         self.open_step = OpenStep()
-        self.stopwatch = Stopwatch()
+        self.stopwatch = Stopwatch(synchronize=options.synchronize)
         self._steering: Steering | None = None
         if options.arm != AS_IS:
             self._steering = Steering(options.arm, options.dtype, self.device_type, self.note)
@@ -149,9 +152,16 @@ class Session:
                 "iteration (with ampmem.profile() as prof) when the script updates by other means"
             )
 
+    @property
+    def ran_out(self) -> bool:
+        """Whether the device ran out of memory."""
+        return self._device.ran_out
+
     def on_thread(self) -> bool:
-        """Whether the calling thread is the one that is recorded."""
-        return threading.get_ident() == self._thread
+        """Whether the calling thread is the one that is recorded, or a device's thread that runs its backward."""
+        if threading.get_ident() == self._thread:
+            return True
+        return self.device_type != "cpu" and self._backward.running and in_backward()
 
     def note(self, message: str) -> None:
         """Keep ``message`` in the recording, once."""
@@ -192,7 +202,7 @@ class Session:
         if not torch.is_grad_enabled():
             self.log.enter_phase(self._resting_phase())
 
-    def backward_started(self, loss: float | None) -> None:
+    def backward_started(self, loss: float | LateNumber | None) -> None:
         """The autograd engine is about to run."""
         self.forward.leave()
         if self._steering is not None:
@@ -201,10 +211,12 @@ class Session:
         self.open_step.loss = loss
         self.open_step.autocast_in_backward |= torch.is_autocast_enabled(self.device_type)
         self.log.enter_phase(Phase.BACKWARD)
+        self._device.mark("after_forward")
 
     def backward_ended(self) -> None:
         """The autograd engine has returned or raised."""
         self.log.enter_phase(self._resting_phase())
+        self._device.mark("after_backward")
         if self.open_step.due:
             self._end_step()
 
@@ -215,17 +227,18 @@ class Session:
             self.log.enter_phase(Phase.OPTIMIZER)
             self._update_began = (time_ns(), self.texts.id(f"{optimizer}.step"), self._stacks.capture())
 
-    def updated(self, optimizer: int, *, skipped: bool) -> None:
+    def updated(self, optimizer: int, *, skipped: float | LateNumber | None) -> None:
         """The outermost ``step`` of ``optimizer`` has returned; ``skipped`` when a GradScaler left it out."""
         self.updates += 1
         if not self._bench.empty:
             parameters = {id(parameter) for _, parameter in self.models.parameters()}
             self._bench.bring_into_play(parameters if self.recording else None)
-        self.open_step.skipped |= skipped
+        self.open_step.skips.append(skipped)
         round_over = self._rounds.update(optimizer)
         if self.recording and self.log.phase == Phase.OPTIMIZER:
             self.log.op(*self._update_began)
             self.log.enter_phase(Phase.BACKWARD if in_backward() else Phase.BETWEEN)
+            self._device.mark("after_optimizer")
         if self._manual_steps or not round_over:
             return
         if in_backward():
@@ -233,7 +246,7 @@ class Session:
         else:
             self._end_step()
 
-    def scaled(self, scale: float) -> None:
+    def scaled(self, scale: float | LateNumber | None) -> None:
         """A GradScaler is about to step with ``scale``."""
         self.arm_seen.scaler = True
         self.open_step.loss_scale = scale
@@ -273,7 +286,10 @@ class Session:
         self._undo.callback(self._casts.install())
         self._undo.callback(data.install(self))
         self._undo.callback(torch_profiler.install(self))
+        self._undo.callback(memory_history.install(self))
+        self._undo.callback(self._device.end)
         self._source.start(self._baseline.blocks)
+        self._device.begin()
         self.recording = True
         if self.options.skip:
             self._open_step()
@@ -344,7 +360,13 @@ class Session:
         assert self._writer is not None
         events, facts, phases = self._joiner.join(raw)
         self._casts.forget_dead()
-        self._writer.append(Batch(texts=self.texts.take_new(), events=events, facts=facts, phases=phases, step=step))
+        layers, ooms = self._device.take()
+        texts = self.texts.take_new()
+        self._writer.append(
+            Batch(texts=texts, events=events, facts=facts, phases=phases, step=step, layers=layers, ooms=ooms)
+        )
+        for note in self._device.notes():
+            self.note(note)
         known = (self.models.generation, self._optimizers.generation, self.arm_seen.copy(), len(self._notes))
         if step is None or known != self._described:  # going through all parameters in every step would cost
             self._described = known
@@ -358,6 +380,7 @@ class Session:
             parameters=tuple(map(self._optimizers.assign, parameters)),
             optimizers=tuple(self._optimizers.records()),
             notes=tuple(self._notes),
+            device_name=self._source.device_name,
         )
 
     def _resting_phase(self) -> Phase:

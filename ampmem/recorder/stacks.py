@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -66,16 +67,36 @@ class Stacks:
         return self._text_ids
 
     def _text(self, stack: tuple[int, ...]) -> str:
-        lines: list[str] = []
-        for code_id, offset in zip(stack[::2], stack[1::2], strict=True):
-            code = self._codes[code_id]
-            if code.co_filename.startswith(_RECORDER):
-                if lines:  # below the recorder's own script runner nothing is the user's
-                    break
-                continue
-            if not code.co_filename.endswith(_HIDDEN):
-                lines.append(f"{code.co_filename}:{_line(code, offset)} {code.co_qualname}")
-        return "\n".join(reversed(lines))
+        codes = ((self._codes[code_id], offset) for code_id, offset in zip(stack[::2], stack[1::2], strict=True))
+        return stack_text((code.co_filename, _line(code, offset), code.co_qualname) for code, offset in codes)
+
+
+def stack_text(frames: Iterable[tuple[str, int, str]]) -> str:
+    """``frames`` (file, line, function; innermost first) as lines, outermost first, without torch's plumbing."""
+    lines: list[str] = []
+    for file, line, function in frames:
+        if file.startswith(_RECORDER):
+            if lines:  # below the recorder's own script runner nothing is the user's
+                break
+            continue
+        if not file.endswith(_HIDDEN):
+            lines.append(f"{file}:{line} {function}")
+    return "\n".join(reversed(lines))
+
+
+def calling_frame() -> FrameType:
+    """The caller's frame."""
+    return sys._getframe(1)
+
+
+def current_stack() -> str:
+    """The stack of the calling thread, as :func:`stack_text` has it."""
+    frames: list[tuple[str, int, str]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
+        frame = frame.f_back
+    return stack_text(frames)
 
 
 def _line(code: CodeType, offset: int) -> int:

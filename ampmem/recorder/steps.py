@@ -7,10 +7,12 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from time import time_ns
 
+import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
 from ampmem.events import StepRecord
+from ampmem.recorder.late import LateNumber, settled
 
 _PATIENCE = 32
 """Updates of one optimizer in a round after which those that never updated are taken for idle.
@@ -25,26 +27,27 @@ class OpenStep:
     """What is known of the step that is running; ``loss`` is scaled where a GradScaler scales."""
 
     start_ns: int = field(default_factory=time_ns)
-    loss: float | None = None
-    loss_scale: float | None = None
+    loss: float | LateNumber | None = None
+    loss_scale: float | LateNumber | None = None
     batch_size: int | None = None
-    skipped: bool = False
+    skips: list[float | LateNumber | None] = field(default_factory=list)
+    """Of each update, something other than 0 when it was skipped."""
     due: bool = False
     """Whether the step ends with the backward that is running."""
     autocast_in_backward: bool = False
 
     def record(self, index: int) -> StepRecord:
         """The step, ending now."""
-        loss = self.loss
-        if loss is not None and self.loss_scale:
-            loss /= self.loss_scale
+        loss, scale = settled(self.loss), settled(self.loss_scale)
+        if loss is not None and scale:
+            loss /= scale
         return StepRecord(
             index=index,
             start_ns=self.start_ns,
             end_ns=time_ns(),
-            skipped_update=self.skipped,
+            skipped_update=any(settled(skip) for skip in self.skips),
             loss=loss,
-            loss_scale=self.loss_scale,
+            loss_scale=scale,
             batch_size=self.batch_size,
             autocast_in_backward=self.autocast_in_backward,
         )
@@ -53,7 +56,8 @@ class OpenStep:
 class Stopwatch:
     """How long each step takes, from the first forward on, in nanoseconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, synchronize: bool = True) -> None:
+        self._synchronize = synchronize
         self.durations_ns: list[int] = []
         self._since: int | None = None
 
@@ -69,6 +73,8 @@ class Stopwatch:
 
     def lap(self) -> None:
         """A step has ended."""
+        if self._synchronize and torch.cuda.is_initialized():  # else only what the host did is timed
+            torch.cuda.synchronize()
         now = time_ns()
         if self._since is not None:
             self.durations_ns.append(now - self._since)

@@ -229,11 +229,18 @@ def user_frame(stack: Sequence[str]) -> str | None:
     return stack[-1] if stack else None
 
 
+_LAYERS = ("requested", "rounding", "cached", "outside")
+
+
 def _foot(summary: Summary, notes: Sequence[str]) -> str:
     events = format_count(summary.conservation.events)
     residual = summary.conservation.residual_bytes
     verdict = "no total to check against" if residual is None else f"residual {format_bytes(residual)}"
     lines = [f"conservation: {events} events, {verdict}"]
+    layers = summary.allocator
+    if layers.reserved is not None:
+        shown = (f"{name} {format_bytes(getattr(layers, name))}" for name in _LAYERS)
+        lines.append(f"allocator at the peak: {', '.join(shown)}")
     for note in notes:
         lines.extend(wrapped(f"note: {note}"))
     return "\n".join(lines)

@@ -17,6 +17,7 @@ from ampmem.analysis.findings import (
     fp32_activations,
     gradients_through_forward,
     no_autocast_effect,
+    out_of_memory,
     outputs_kept,
     recompute_recasts,
     state_not_there_yet,
@@ -27,6 +28,7 @@ from ampmem.analysis.findings.base import Case, Check, Finding
 __all__ = ["CHECKS", "Case", "Finding", "findings"]
 
 CHECKS: tuple[Check, ...] = (
+    out_of_memory.check,
     fp16_without_scaler.check,
     amp_saves.check,
     autocast_in_backward.check,

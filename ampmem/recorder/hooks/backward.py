@@ -11,6 +11,7 @@ import torch
 from ampmem.events import Fact
 from ampmem.recorder.hooks.modules import in_backward
 from ampmem.recorder.hooks.patch import patch
+from ampmem.recorder.late import LateNumber, number_of
 from ampmem.recorder.log import storage_address
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ class BackwardHooks:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._running = False
+        self.running = False
+        """Whether the recorded thread is in the engine, which may run on threads of its own."""
         self._handles: dict[int, Any] = {}
 
     def install(self) -> Callable[[], None]:
@@ -60,15 +62,15 @@ class BackwardHooks:
 
         @functools.wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:
-            if self._running or not session.recording or not session.on_thread() or in_backward():
+            if self.running or not session.recording or not session.on_thread() or in_backward():
                 return original(*args, **kwargs)
-            self._running = True
+            self.running = True
             inside_forward = session.forward.active and session.forward.mode.module != 0
             session.backward_started(_scalar(args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))))
             try:
                 return original(*args, **kwargs)
             finally:
-                self._running = False
+                self.running = False
                 session.backward_ended()
                 if inside_forward:  # torch.func.grad, or a model that computes forces
                     session.forward_started(recomputing=False)
@@ -76,7 +78,7 @@ class BackwardHooks:
         return run
 
 
-def _scalar(roots: Any) -> float | None:
+def _scalar(roots: Any) -> float | LateNumber | None:
     """The loss, when backward starts at exactly one number."""
     root = roots[0] if isinstance(roots, (tuple, list)) and len(roots) == 1 else roots
     if not isinstance(root, torch.Tensor) or root.numel() != 1 or root.is_meta:
@@ -86,4 +88,4 @@ def _scalar(roots: Any) -> float | None:
     if torch._C._functorch.is_batchedtensor(root) or type(root) is not torch.Tensor:
         return None
     with torch._C._DisableTorchDispatch():  # the script's own modes count only what the script does
-        return float(root.detach())
+        return number_of(root)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ampmem.recorder.stacks import Stacks
     from ampmem.recorder.texts import Texts
 
+_DEVICE = torch.ops.prim.device.default
+"""A question that only fake tensors ask by an op."""
 _APPLY = vars(torch.autograd.Function)["apply"].__func__.__code__
 _OVERWRITTEN = (
     "one of the variables needed for gradient computation has been modified by an inplace operation: "
@@ -63,6 +65,8 @@ class ForwardMode(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._log.paused or func is _DEVICE:
+            return func(*args, **kwargs) if kwargs else func(*args)
         op = self._ops.get(func)
         if op is None:
             op = self._ops[func] = self._new_op(func)
@@ -72,6 +76,8 @@ class ForwardMode(TorchDispatchMode):
         if reads and self._casts.copies:
             self._casts.used(args, name)
         start = time_ns()
+        if self._log.stamp is not None:
+            self._log.stamp(start)
         result = func(*args, **kwargs) if kwargs else func(*args)
         self._log.op(start, name, self._stacks.capture())
         if makes_storage:
@@ -115,7 +121,11 @@ class SavedTensors:
         if caller.f_code is _APPLY:  # a Function saves when its forward, of any number of ops, is over
             function = self._texts.id(caller.f_locals["cls"].__name__)
         self._log.saved(storage_address(tensor), self._texts.dtype_id(tensor.dtype), function)
-        return unseen_detach(tensor), tensor._version
+        self._log.paused = True
+        try:
+            return unseen_detach(tensor), tensor._version
+        finally:
+            self._log.paused = False
 
     def unpack(self, packed: tuple[torch.Tensor, int]) -> torch.Tensor:
         """What :meth:`pack` kept; raises ``RuntimeError`` when it was overwritten since."""
@@ -147,7 +157,7 @@ class ForwardObserver:
         if self._mode_on:
             return
         # Under somebody else's mode ours must be gone before theirs is popped: at the forward's end.
-        self._leave_with_forward = _get_current_dispatch_mode() is not None or _top_hooks() is not None
+        self._leave_with_forward = _on_a_mode() or _top_hooks() is not None
         self.mode.__enter__()  # type: ignore[no-untyped-call]
         self._mode_on = True
         self.mode.recomputed = [] if recomputing else None
@@ -219,6 +229,12 @@ def unseen_detach(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach()  # a subclass is its own dispatch
     with torch._C._DisableTorchDispatch():
         return tensor.detach()
+
+
+def _on_a_mode() -> bool:
+    """Whether a mode is on the stack that is not the simulated device, which stays there and never minds."""
+    mode = _get_current_dispatch_mode()
+    return mode is not None and not getattr(mode, "simulates", False)
 
 
 def _top_hooks() -> tuple[Any, Any] | None:

@@ -17,6 +17,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from ampmem.events import Fact, OptimizerRecord, ParameterRecord
 from ampmem.recorder.hooks.patch import patch
+from ampmem.recorder.late import number_of
 from ampmem.recorder.log import storage_address
 from ampmem.recorder.models import parameter_record
 
@@ -90,7 +91,7 @@ class OptimizerHooks:
             self.note_state(optimizer)
         if not self.stepping:
             found_inf = getattr(optimizer, "found_inf", None)  # set by a GradScaler on fused optimizers
-            skipped = isinstance(found_inf, torch.Tensor) and bool(found_inf)
+            skipped = number_of(found_inf) if isinstance(found_inf, torch.Tensor) else False
             self._session.updated(id(optimizer), skipped=skipped)
 
     def note_gradients(self, optimizer: Optimizer) -> None:
@@ -171,7 +172,8 @@ class OptimizerHooks:
         def step(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             if not scaler.is_enabled() or not session.on_thread():
                 return original(scaler, optimizer, *args, **kwargs)
-            session.scaled(scaler.get_scale())
+            scale = scaler._scale  # get_scale would wait for a device
+            session.scaled(scaler.get_scale() if scale is None else number_of(scale))
             updates = session.updates
             session.optimizer_started(type(optimizer).__name__)
             result = original(scaler, optimizer, *args, **kwargs)

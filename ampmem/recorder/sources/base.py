@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from ampmem.events import Column
+from ampmem.events import Column, LayersRecord, OomRecord
 from ampmem.events import Source as EventSource
 
 
@@ -17,7 +17,8 @@ class RawEvents:
     Columns are as in :class:`~ampmem.events.EventColumns`; ``op`` holds indices into
     ``ops``, the names of autograd nodes, and is 0 (no name) outside of backward.
     ``sequence`` is, for an event inside backward, autograd's sequence number of the node that runs,
-    which the forward op that made the node has too; elsewhere it is -1.
+    which the forward op that made the node has too; elsewhere it is -1. ``stack`` holds indices into
+    ``stacks``, for events whose Python stack the source itself has taken; ``None`` where it takes none.
     """
 
     time_ns: Column
@@ -30,6 +31,8 @@ class RawEvents:
     op: Column
     sequence: Column
     ops: tuple[str, ...]
+    stack: Column | None = None
+    stacks: tuple[str, ...] = ("",)
 
 
 class Source(Protocol):
@@ -56,3 +59,37 @@ class Source(Protocol):
 
     def stop(self) -> RawEvents:
         """The events since the last :meth:`drain`; records no more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the script was: in ``op`` and ``module``, called from ``stack``; empty where not known."""
+
+    step: int
+    op: str
+    module: str
+    stack: str
+
+
+@runtime_checkable
+class DeviceSource(Source, Protocol):
+    """A source whose allocator has layers above the tensors, and can run out of memory."""
+
+    stamp: Callable[[int], None] | None
+    """Tags what the calling thread allocates from now on with an instant; ``None`` where that is not needed."""
+    locate: Callable[[], Place] | None
+    """Says where the calling thread is; for the session to set."""
+    ran_out: bool
+    """Whether a request failed for want of memory."""
+
+    def mark(self, step: int, mark: str) -> None:
+        """Take the allocator's statistics now; a mark that comes again in a step replaces the one before."""
+
+    def take_layers(self) -> list[LayersRecord]:
+        """The marks that the last :meth:`drain` or :meth:`stop` has settled."""
+
+    def take_ooms(self) -> list[OomRecord]:
+        """The failures since the last call."""
+
+    def notes(self) -> list[str]:
+        """What a reader of the recording has to know."""

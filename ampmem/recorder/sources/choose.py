@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
-from ampmem.recorder.options import Options
+from ampmem.errors import UsageError
+from ampmem.recorder.options import DEVICES, Options
 from ampmem.recorder.sources.base import Source
 from ampmem.recorder.sources.baseline import Baseline
 from ampmem.recorder.sources.cpu import ProfilerSource
+from ampmem.recorder.sources.cuda import CudaSource
+from ampmem.recorder.sources.cuda_device import TorchCuda, cuda_available
 
 
 def choose_source(options: Options, baseline: Baseline) -> Source:
-    """The source for ``options.device``."""
+    """The source for ``options.device``. Raises :class:`UsageError` for a device that cannot be recorded."""
+    device = options.device
+    if device not in DEVICES:
+        raise UsageError(f"there is no device {device!r} to record; there are {', '.join(DEVICES)}")
+    if device == "sim":
+        # The rest of torch that a simulation needs takes a second to import.
+        from ampmem.recorder.simulated.start import running
+        from ampmem.recorder.sources.simulated import SimulatedSource
+
+        simulated = running()
+        if simulated is None:
+            raise UsageError("a device can only be simulated for a script: ampmem profile --device sim SCRIPT")
+        return SimulatedSource(simulated)
+    if device == "auto":
+        device = "cuda" if cuda_available() else "cpu"
+    if device == "cuda":
+        problem = TorchCuda().problem()
+        if problem is not None:
+            raise UsageError(problem)
+        return CudaSource(stacks=options.stacks, synchronize=options.synchronize)
     return ProfilerSource(baseline)

@@ -1,56 +1,26 @@
 """Source ``cpu``: torch.profiler's allocation events, which come from the CPU allocator itself.
 
-The profiler is stopped and started again at each :meth:`ProfilerSource.drain`. Its times are put
-on the clock of ``time.time_ns`` with one marker at each end of a window.
+The profiler is stopped and started again at each :meth:`ProfilerSource.drain`.
 """
 
 from __future__ import annotations
 
-import functools
-import os
 import platform
 from collections.abc import Callable, Mapping
 from itertools import chain
 from time import time_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from torch._C._autograd import (
-    _disable_profiler,
-    _enable_profiler,
-    _enable_record_function,
-    _prepare_profiler,
-    _profiler_enabled,
-    _record_function_with_args_enter,
-    _record_function_with_args_exit,
-)
-from torch._C._profiler import ProfilerActivity, RecordScope
-from torch.autograd.profiler import profile, record_function
 
-from ampmem.errors import UsageError
 from ampmem.events import UNKNOWN, Action, Column, Source
-from ampmem.recorder.hooks.patch import patch
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.baseline import Baseline
+from ampmem.recorder.sources.window import MARKER, Marks, Window, check_free, install, shift_between
 
 _ALLOCATION = "[memory]"
 """The profiler's name for every allocation and free; cheaper to compare than a node's tag."""
-_MARKER = "ampmem::clock"
-_MARKERS = 4
-"""Markers put at each end of a window; the first of a process is slow."""
-_ACTIVITIES = {ProfilerActivity.CPU}
-_SCOPES = {RecordScope.USER_SCOPE, RecordScope.BACKWARD_FUNCTION}
-"""The markers, and the autograd nodes that backward runs. Recording every op too would double the cost
-of profiling; the dispatch mode knows the ops of forward already.
-"""
-
-
-class _Mark(NamedTuple):
-    """Which of a burst of markers is meant, and when it was."""
-
-    number: int
-    time_ns: int
 
 
 class ProfilerSource:
@@ -63,60 +33,34 @@ class ProfilerSource:
     def __init__(self, baseline: Baseline) -> None:
         self._baseline = baseline
         self._ledger = _Ledger()
-        self._mark = _Mark(0, 0)
+        self._window = Window(memory=True)
 
     def check(self) -> None:
-        """Raise :class:`UsageError` when another profiler is running: a second one would take its place."""
-        if _profiler_enabled():
-            raise UsageError(
-                "torch.profiler is running, and PyTorch allows only one profiler at a time; start ampmem outside of it"
-            )
+        """Raise :class:`~ampmem.errors.UsageError` when another profiler is running: a second one would replace it."""
+        check_free()
 
     def start(self, baseline: Mapping[int, int]) -> None:
         """Begin recording."""
         self._ledger.add_baseline(baseline)
-        previous = os.environ.get("KINETO_LOG_LEVEL")
-        os.environ["KINETO_LOG_LEVEL"] = "99"  # read at the first start: silences its lines on stderr
-        try:
-            self._open()
-        finally:
-            if previous is None:
-                del os.environ["KINETO_LOG_LEVEL"]
-            else:
-                os.environ["KINETO_LOG_LEVEL"] = previous
+        self._window.open()
 
     def drain(self) -> RawEvents:
         """The events since the last call."""
-        result, marks = self._close()
-        self._open()
+        result, marks = self._window.close()
+        self._window.open()
         return self._events(result, marks)
 
     def stop(self) -> RawEvents:
         """The last events."""
-        return self._events(*self._close())
+        return self._events(*self._window.close())
 
     def install(self) -> Callable[[], None]:
-        """Keep the script's ``record_function`` scopes out of the profile; returns what undoes it.
+        """Keep the script's ``record_function`` scopes out of the profile; returns what undoes it."""
+        return install()
 
-        A scope that the profiler saw begin must not end after that profiler was stopped: it points into
-        what the profiler had recorded. Scopes begun while recording is off do nothing.
-        """
-        return patch(record_function, "__enter__", _without_recording)
-
-    def _open(self) -> None:
-        config = profile(profile_memory=True).config()
-        _prepare_profiler(config, _ACTIVITIES)
-        _enable_profiler(config, _ACTIVITIES, _SCOPES)  # type: ignore[call-arg]
-        self._mark = _mark()
-
-    def _close(self) -> tuple[Any, tuple[_Mark, _Mark]]:
-        marks = (self._mark, _mark())
-        return _disable_profiler(), marks
-
-    def _events(self, result: Any, marks: tuple[_Mark, _Mark]) -> RawEvents:
+    def _events(self, result: Any, marks: Marks) -> RawEvents:
         walk = _Walk(result.experimental_event_tree())
-        shift = walk.clock(marks)
-        return self._ledger.settle(walk, shift, self._baseline.take_freed())
+        return self._ledger.settle(walk, walk.clock(marks), self._baseline.take_freed())
 
 
 class _Walk:
@@ -130,15 +74,9 @@ class _Walk:
         self._only_cpu = not torch.accelerator.is_available()
         self._visit(roots)
 
-    def clock(self, marks: tuple[_Mark, _Mark]) -> Callable[[Column], Column]:
-        """What turns the profiler's times into ``time.time_ns``: linear between the two markers."""
-        seen = (self._markers[marks[0].number], self._markers[marks[1].number - _MARKERS])
-        offsets = (marks[0].time_ns - seen[0], marks[1].time_ns - seen[1])
-
-        def shift(times: Column) -> Column:
-            return times + np.interp(times - seen[0], (0, seen[1] - seen[0]), offsets).astype(np.int64)
-
-        return shift
+    def clock(self, marks: Marks) -> Callable[[Column], Column]:
+        """What turns the profiler's times into ``time.time_ns``."""
+        return shift_between(self._markers, marks)
 
     def _visit(self, roots: list[Any]) -> None:
         """Go through the tree in order of time; every attribute of a node costs a call into C++."""
@@ -153,7 +91,7 @@ class _Walk:
                     row = (node.start_time_ns, fields.ptr, fields.alloc_size, fields.total_allocated, index, sequence)
                     self.rows.append(row)
                 continue
-            if name == _MARKER:
+            if name == MARKER:
                 self._markers.append(node.start_time_ns)
             elif children := node.children:
                 number = node.extra_fields.sequence_number
@@ -252,27 +190,3 @@ class _Rows:
             sequence=sequence,
             ops=ops,
         )
-
-
-def _mark() -> _Mark:
-    """Put markers into the profile; the one that took the least time says best when it was."""
-    times: list[tuple[int, int]] = []
-    for _ in range(_MARKERS):
-        before = time_ns()
-        scope = _record_function_with_args_enter(_MARKER)
-        times.append((before, time_ns()))
-        _record_function_with_args_exit(scope)
-    index = min(range(_MARKERS), key=lambda i: times[i][1] - times[i][0])
-    return _Mark(index, sum(times[index]) // 2)
-
-
-def _without_recording(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def __enter__(scope: Any) -> Any:
-        _enable_record_function(False)
-        try:
-            return original(scope)
-        finally:
-            _enable_record_function(True)
-
-    return __enter__

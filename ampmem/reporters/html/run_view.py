@@ -61,6 +61,7 @@ JUMPS = {
     "outputs-kept": "allocations",
     "recompute-recasts": "casts",
     "state-not-there-yet": "static",
+    "out-of-memory": "timeline",
     "steady-growth": "timeline",
 }
 """The section that shows what a finding is about."""

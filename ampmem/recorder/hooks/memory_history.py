@@ -1,0 +1,29 @@
+"""A script that records memory history itself: PyTorch keeps only one, so ampmem makes way."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ampmem.recorder.hooks.patch import patch
+
+if TYPE_CHECKING:
+    from ampmem.recorder.session import Session
+
+
+def install(session: Session) -> Callable[[], None]:
+    """End a recording of a CUDA device when the script calls ``_record_memory_history``; returns what undoes it."""
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def _record_memory_history(*args: Any, **kwargs: Any) -> Any:
+            if session.device_type == "cuda":
+                session.stop_recording("the script called _record_memory_history, and PyTorch keeps only one history")
+            return original(*args, **kwargs)
+
+        return _record_memory_history
+
+    return patch(torch.cuda.memory, "_record_memory_history", wrap)

@@ -1,0 +1,22 @@
+"""The line of the script that runs, for messages about what cannot be simulated."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+
+_TORCH = str(Path("site-packages", "torch")) + "/"
+_OWN = str(Path(__file__).parents[1])
+_CLI = str(Path(__file__).parents[2] / "cli")
+
+
+def script_line() -> str:
+    """``FILE:LINE`` of the nearest frame that is neither torch's nor the recorder's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if _TORCH not in file and not file.startswith((_OWN, _CLI, "<")):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "the script"

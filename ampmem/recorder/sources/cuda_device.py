@@ -1,0 +1,217 @@
+"""The handful of calls that source ``cuda`` makes to torch; tests put an object of their own in their place."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol
+
+import torch
+
+from ampmem.allocator.settings import VARIABLES
+
+Snapshot = Mapping[str, Any]
+"""What ``torch.cuda.memory._snapshot()`` gives."""
+
+OomObserver = Callable[[int, int, int, int], None]
+"""Called with the device, the bytes asked of it, its total (or what the process may take), what is free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """One device's statistics: those of ``torch.cuda.memory_stats``, all pools together."""
+
+    requested: int
+    allocated: int
+    active: int
+    reserved: int
+    allocated_peak: int
+
+
+class CudaApi(Protocol):
+    """What the source needs of a CUDA build of torch."""
+
+    def problem(self) -> str | None:
+        """Why nothing can be recorded here, with what to do; ``None`` when it can."""
+
+    def when_ready(self, action: Callable[[], None]) -> None:
+        """Do ``action`` now, or right after the script has initialized CUDA."""
+
+    def history_is_on(self) -> bool:
+        """Whether somebody records memory history already."""
+
+    def history(self, *, on: bool, entries: int, stacks: bool) -> None:
+        """Switch memory history on, with an empty trace, or off."""
+
+    def snapshot(self) -> Snapshot:
+        """Segments and traces of all devices."""
+
+    def stats(self, device: int) -> Stats:
+        """The allocator's statistics."""
+
+    def memory_info(self, device: int) -> tuple[int, int]:
+        """Free and total bytes of the device."""
+
+    def process_used(self, device: int) -> int | None:
+        """Bytes that the driver counts as this process's, where NVML can be asked."""
+
+    def current_device(self) -> int:
+        """The index of the calling thread's device."""
+
+    def device_count(self) -> int:
+        """How many devices there are."""
+
+    def device_name(self, device: int) -> str:
+        """Its name."""
+
+    def synchronize(self, device: int) -> None:
+        """Wait for all work on the device."""
+
+    def capturing(self) -> bool:
+        """Whether a CUDA graph is being captured: a call that waits would spoil it."""
+
+    def observe_oom(self, observer: OomObserver) -> None:
+        """Have ``observer`` called whenever memory runs out, for as long as the process lives."""
+
+    def metadata_setter(self) -> Callable[[str], None] | None:
+        """Tags the calling thread's events; ``None`` where torch cannot, or the script does so itself."""
+
+
+class TorchCuda:
+    """The real one."""
+
+    def problem(self) -> str | None:
+        """A build, driver or allocator that cannot be recorded."""
+        if not cuda_available():
+            why = "this torch was built without CUDA" if torch.version.cuda is None else "torch sees no CUDA device"
+            return f"--device cuda: {why}; record on the CPU with --device cpu"
+        backend = torch.cuda.memory.get_allocator_backend()
+        if backend != "native":
+            return (
+                f"torch uses the allocator {backend!r}, which keeps no memory history; unset "
+                f"{' and '.join(VARIABLES)}, or a pluggable allocator, to record with PyTorch's own"
+            )
+        return None
+
+    def when_ready(self, action: Callable[[], None]) -> None:
+        # Initializing CUDA here would come before what the script still says, such as CUDA_VISIBLE_DEVICES.
+        if torch.cuda.is_initialized():
+            action()
+        else:
+            torch.cuda._lazy_call(action)
+
+    def history_is_on(self) -> bool:
+        asks = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+        return bool(torch.cuda.is_initialized() and asks is not None and asks())
+
+    def history(self, *, on: bool, entries: int, stacks: bool) -> None:
+        # Not the public function: the session is told of every call to that.
+        if not on:
+            torch.cuda.memory._record_memory_history_impl(None)
+            return
+        torch.cuda.memory._record_memory_history_impl(
+            "all", context="alloc" if stacks else None, stacks="python", max_entries=entries, clear_history=True
+        )
+
+    def snapshot(self) -> Snapshot:
+        return torch.cuda.memory._snapshot()  # type: ignore[no-any-return]
+
+    def stats(self, device: int) -> Stats:
+        nested = torch.cuda.memory_stats_as_nested_dict(device)
+        current = {name: int(nested[f"{name}_bytes"]["all"]["current"]) for name in _STATS}
+        return Stats(**current, allocated_peak=int(nested["allocated_bytes"]["all"]["peak"]))
+
+    def memory_info(self, device: int) -> tuple[int, int]:
+        free, total = torch.cuda.mem_get_info(device)
+        return int(free), int(total)
+
+    def process_used(self, device: int) -> int | None:
+        try:
+            return _process_used(device)
+        except Exception:  # no pynvml, no permission, a container that hides process ids: NVML's errors are many
+            return None
+
+    def current_device(self) -> int:
+        return torch.cuda.current_device()
+
+    def device_count(self) -> int:
+        return torch.cuda.device_count()
+
+    def device_name(self, device: int) -> str:
+        return torch.cuda.get_device_name(device)
+
+    def synchronize(self, device: int) -> None:
+        torch.cuda.synchronize(device)
+
+    def capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+    def observe_oom(self, observer: OomObserver) -> None:
+        _observe_oom(observer)
+
+    def metadata_setter(self) -> Callable[[str], None] | None:
+        setter, getter = (getattr(torch._C, f"_cuda_{verb}MemoryMetadata", None) for verb in ("set", "get"))
+        if setter is None or getter is None or getter():
+            return None
+        return setter  # type: ignore[no-any-return]
+
+
+def cuda_available() -> bool:
+    """Whether torch can use CUDA, asked of NVML where that is there.
+
+    CUDA itself, once asked, would settle ``CUDA_VISIBLE_DEVICES`` before the script can set it.
+    """
+    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+    if name in os.environ:
+        return torch.cuda.is_available()
+    os.environ[name] = "1"
+    try:
+        return torch.cuda.is_available()
+    finally:
+        del os.environ[name]
+
+
+_STATS = ("requested", "allocated", "active", "reserved")
+
+_observer: list[OomObserver] = []
+"""The observer that counts now; torch's own list of them only ever grows, so it gets one entry, once."""
+
+
+def _observe_oom(observer: OomObserver) -> None:
+    _observer[:] = [observer]
+    _attach_once()
+
+
+@functools.cache
+def _attach_once() -> None:
+    torch._C._cuda_attach_out_of_memory_observer(_observed)  # type: ignore[attr-defined]
+
+
+def forget_observer(observer: OomObserver) -> None:
+    """``observer`` wants no more calls."""
+    if observer in _observer:
+        _observer.remove(observer)
+
+
+def _observed(device: int, segment: int, total: int, free: int) -> None:
+    # What is raised here would come out of the script's allocation in place of its OutOfMemoryError.
+    try:
+        for observer in list(_observer):
+            observer(device, segment, total, free)
+    except Exception:
+        return
+
+
+def _process_used(device: int) -> int | None:
+    nvml: Any = import_module("pynvml")
+    nvml.nvmlInit()
+    try:
+        identity = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        handle = nvml.nvmlDeviceGetHandleByUUID(identity)
+        processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        return next((int(each.usedGpuMemory) for each in processes if each.pid == os.getpid()), None)
+    finally:
+        nvml.nvmlShutdown()

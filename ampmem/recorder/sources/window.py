@@ -1,0 +1,142 @@
+"""One window of torch.profiler, CPU only: opened, closed, and put on the clock of ``time.time_ns``.
+
+Its times are shifted with one marker at each end of the window.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from time import time_ns
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from torch._C._autograd import (
+    _disable_profiler,
+    _enable_profiler,
+    _enable_record_function,
+    _prepare_profiler,
+    _profiler_enabled,
+    _record_function_with_args_enter,
+    _record_function_with_args_exit,
+)
+from torch._C._profiler import ProfilerActivity, RecordScope
+from torch.autograd.profiler import profile, record_function
+
+from ampmem.errors import UsageError
+from ampmem.events import Column
+from ampmem.recorder.hooks.patch import patch
+
+MARKER = "ampmem::clock"
+"""The name of the markers."""
+
+MARKERS = 4
+"""Markers put at each end of a window; the first of a process is slow."""
+_ACTIVITIES = {ProfilerActivity.CPU}
+_SCOPES = {RecordScope.USER_SCOPE, RecordScope.BACKWARD_FUNCTION}
+"""The markers, and the autograd nodes that backward runs. Recording every op too would double the cost
+of profiling; the dispatch mode knows the ops of forward already.
+"""
+
+
+class Mark(NamedTuple):
+    """Which of a burst of markers is meant, and when it was."""
+
+    number: int
+    time_ns: int
+
+
+Marks: TypeAlias = tuple[Mark, Mark]
+"""Those of a window's two ends."""
+
+
+class Window:
+    """A profile of the calling thread, and of the backward passes it starts; ``memory`` adds the CPU's allocations."""
+
+    def __init__(self, *, memory: bool) -> None:
+        self._memory = memory
+        self._mark = Mark(0, 0)
+        self._opened = False
+
+    def open(self) -> None:
+        """Begin."""
+        if self._opened:
+            self._start()
+            return
+        previous = os.environ.get("KINETO_LOG_LEVEL")
+        os.environ["KINETO_LOG_LEVEL"] = "99"  # read at the first start: silences its lines on stderr
+        try:
+            self._start()
+            self._opened = True
+        finally:
+            if previous is None:
+                del os.environ["KINETO_LOG_LEVEL"]
+            else:
+                os.environ["KINETO_LOG_LEVEL"] = previous
+
+    def close(self) -> tuple[Any, Marks]:
+        """End; torch's result, and the two marks."""
+        marks = (self._mark, _mark())
+        return _disable_profiler(), marks
+
+    def _start(self) -> None:
+        config = profile(profile_memory=self._memory).config()
+        _prepare_profiler(config, _ACTIVITIES)
+        _enable_profiler(config, _ACTIVITIES, _SCOPES)  # type: ignore[call-arg]
+        self._mark = _mark()
+
+
+def check_free() -> None:
+    """Raise :class:`UsageError` when another profiler is running: a second one would take its place."""
+    if _profiler_enabled():
+        raise UsageError(
+            "torch.profiler is running, and PyTorch allows only one profiler at a time; start ampmem outside of it"
+        )
+
+
+def install() -> Callable[[], None]:
+    """Keep the script's ``record_function`` scopes out of the profile; returns what undoes it.
+
+    A scope that the profiler saw begin must not end after that profiler was stopped: it points into
+    what the profiler had recorded. Scopes begun while recording is off do nothing.
+    """
+    return patch(record_function, "__enter__", _without_recording)
+
+
+def shift_between(markers: Sequence[int], marks: Marks) -> Callable[[Column], Column]:
+    """What turns the profiler's times into ``time.time_ns``: linear between the two marks.
+
+    ``markers`` are the profiler's own times of all the window's markers.
+    """
+    seen = (markers[marks[0].number], markers[marks[1].number - MARKERS])
+    offsets = (marks[0].time_ns - seen[0], marks[1].time_ns - seen[1])
+
+    def shift(times: Column) -> Column:
+        return times + np.interp(times - seen[0], (0, seen[1] - seen[0]), offsets).astype(np.int64)
+
+    return shift
+
+
+def _mark() -> Mark:
+    """Put markers into the profile; the one that took the least time says best when it was."""
+    times: list[tuple[int, int]] = []
+    for _ in range(MARKERS):
+        before = time_ns()
+        scope = _record_function_with_args_enter(MARKER)
+        times.append((before, time_ns()))
+        _record_function_with_args_exit(scope)
+    index = min(range(MARKERS), key=lambda i: times[i][1] - times[i][0])
+    return Mark(index, sum(times[index]) // 2)
+
+
+def _without_recording(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def __enter__(scope: Any) -> Any:
+        _enable_record_function(False)
+        try:
+            return original(scope)
+        finally:
+            _enable_record_function(True)
+
+    return __enter__

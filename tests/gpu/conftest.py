@@ -1,0 +1,39 @@
+"""Everything here needs a CUDA device, and says so where there is none."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))  # measure.py
+
+HERE = Path(__file__).parent
+REASON = "needs a CUDA device, and torch sees none"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is in this folder, and skip it without a GPU."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+            if not torch.cuda.is_available():
+                item.add_marker(pytest.mark.skip(reason=REASON))
+
+
+@pytest.fixture(autouse=True)
+def clean_gpu() -> Iterator[None]:
+    """Starts each test with an empty cache; fails one that leaves memory history or a tag behind."""
+    if not torch.cuda.is_available():
+        yield
+        return
+    gc.collect()
+    torch.cuda.empty_cache()
+    yield
+    assert not torch._C._cuda_isHistoryEnabled()
+    if hasattr(torch._C, "_cuda_getMemoryMetadata"):
+        assert torch._C._cuda_getMemoryMetadata() == ""

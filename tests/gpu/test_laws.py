@@ -1,0 +1,164 @@
+"""The laws that ampmem keeps, on the workloads, in every arm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import cuda_runs
+import measure
+import pytest
+import torch
+from cuda_runs import ARMS, WORKLOADS, assert_conserved, observed, plain, train
+from torch import nn
+
+import ampmem
+from ampmem.analysis.analyse import analyse
+from ampmem.analysis.categories import Category
+from ampmem.analysis.summary import summarize
+from ampmem.events import Fact
+from ampmem.recorder.options import Options
+from ampmem.recorder.session import Session
+from ampmem.recording import read
+
+CASES = [("fp32", "bf16"), *((arm, dtype) for arm in ARMS[1:] for dtype in cuda_runs.DTYPES)]
+
+
+@pytest.mark.parametrize(("arm", "dtype"), CASES)
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_static_memory_is_exact_and_all_is_conserved(name: str, arm: str, dtype: str) -> None:
+    with ampmem.profile(device="cuda") as profile:
+        run = train(name, arm, dtype, steps=3)
+    assert_conserved(profile)
+    summary = profile.summary()
+    marks = summary.steps[-1].marks
+    assert summary.arm.name == arm
+    assert marks.after_optimizer is not None and marks.after_backward is not None
+    assert marks.after_optimizer["parameters"] == cuda_runs.parameters(*run.models) > 0
+    if not summary.steps[-1].skipped_update:
+        assert marks.after_optimizer["optimizer_state"] == cuda_runs.state(*run.optimizers)
+    assert marks.after_backward["gradients"] == cuda_runs.gradients(*run.models) > 0
+
+
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_the_observer_moves_nothing(name: str, arm: str) -> None:
+    module = measure.workload(name)
+
+    def run() -> list[float]:
+        options = measure.options(arm, device=torch.device("cuda"))
+        with measure.watched(module, keep=False) as seen:
+            module.train(options, **measure.EXTRA.get(name, {}))
+        return seen.losses
+
+    run()  # what libraries keep for themselves is there from now on
+    without, (with_ampmem, _) = plain(run), observed(run)
+    assert without.allocs
+    assert with_ampmem.allocs == without.allocs
+    assert with_ampmem.frees == without.frees
+    assert with_ampmem.rng == without.rng
+    assert with_ampmem.result == pytest.approx(without.result, rel=1e-3)  # kernels with atomics differ by themselves
+
+
+@pytest.mark.parametrize("implementation", ["foreach", "fused", "for-loop"])
+def test_each_implementation_of_adam(implementation: str) -> None:
+    choice = {"foreach": implementation == "foreach", "fused": implementation == "fused"}
+
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)).cuda()
+        return model, torch.optim.AdamW(model.parameters(), **choice)
+
+    with ampmem.profile(device="cuda") as profile:
+        model, optimizer = build()
+        steps(model, optimizer)
+    assert_conserved(profile)
+    summary = profile.summary()
+    last = summary.steps[-1].marks.after_optimizer
+    assert summary.optimizer[0].implementation == implementation
+    assert last is not None and last["optimizer_state"] == cuda_runs.state(optimizer)
+
+
+def test_cast_copies_are_those_of_the_weights_that_autograd_keeps() -> None:
+    model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)).cuda()
+    with ampmem.profile(model, device="cuda") as profile:
+        steps(model, torch.optim.AdamW(model.parameters()), autocast=True)
+    assert_conserved(profile)
+    after_forward = profile.summary().steps[-1].marks.after_forward
+    # The first layer's input needs no gradient, so backward does not read that layer's weight.
+    assert after_forward is not None and after_forward["cast_copies"] == 512 * 256 * 2
+
+
+def test_what_is_allocated_in_backward_has_a_node_and_a_module() -> None:
+    model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)).cuda()
+    with ampmem.profile(model, device="cuda") as profile:
+        steps(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    recording = profile.recording()
+    analysis = analyse(recording)
+    gradients = analysis.classes.of(Category.GRADIENTS)
+    assert gradients.any()
+    ops = {recording.texts[index] for index in analysis.lifetimes.op[gradients].tolist()}
+    modules = {recording.texts[index] for index in analysis.lifetimes.module[gradients].tolist()}
+    assert any("Backward" in op for op in ops)
+    assert {"0", "2"} <= modules
+
+
+def test_recomputation_on_the_engines_thread_is_seen() -> None:
+    with ampmem.profile(device="cuda") as profile:
+        measure.train("checkpointed", "amp", device=torch.device("cuda"))
+    assert_conserved(profile)
+    recording = profile.recording()
+    assert (recording.facts.fact == Fact.RECOMPUTED).any()
+
+
+def test_side_streams_and_record_stream() -> None:
+    model = nn.Linear(512, 512).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    side = torch.cuda.Stream()
+    with ampmem.profile(model, device="cuda") as profile:
+        for _ in range(3):
+            with torch.cuda.stream(side):
+                x = torch.randn(64, 512, device="cuda")
+            torch.cuda.current_stream().wait_stream(side)
+            x.record_stream(torch.cuda.current_stream())
+            model(x).sum().backward()
+            del x
+            optimizer.step()
+    assert_conserved(profile)
+    assert len(set(profile.recording().events.stream.tolist())) > 1
+
+
+def test_compiled_gpt(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = measure.workload("gpt")
+    build = module.build
+
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        model, *rest = build(*args, **kwargs)
+        model.compile()
+        return model, *rest
+
+    monkeypatch.setattr(module, "build", compiled)
+    with ampmem.profile(device="cuda") as profile:
+        run = train("gpt", "amp", steps=3)
+    assert_conserved(profile)
+    last = profile.summary().steps[-1].marks.after_optimizer
+    assert last is not None and last["parameters"] == cuda_runs.parameters(*run.models)
+
+
+def test_without_synchronization_at_a_steps_end(tmp_path: Path) -> None:
+    path = tmp_path / "run.ampmem"
+    session = Session(Options(path=path, script="test", device="cuda", synchronize=False))
+    session.start()
+    try:
+        train("gpt", "amp")
+    finally:
+        session.close()
+    assert summarize(read(path)).conservation.residual_bytes == 0
+
+
+def steps(model: nn.Module, optimizer: torch.optim.Optimizer, *, autocast: bool = False) -> None:
+    for _ in range(3):
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
+            loss = model(torch.randn(32, 256, device="cuda")).float().square().mean()
+        loss.backward()
+        optimizer.step()

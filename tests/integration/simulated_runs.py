@@ -1,0 +1,93 @@
+"""Runs workloads on a simulated device; for a process of its own, since torch keeps the device's registration.
+
+    python simulated_runs.py FOLDER GPU CASE...
+
+A case is WORKLOAD:PRECISION:DTYPE, or WORKLOAD:PRECISION:DTYPE:cpu for a device that stands for the CPU. Each leaves
+FOLDER/CASE.ampmem. Prints as JSON what is left of the simulation in torch after each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.optim import optimizer as torch_optimizer
+from torch.utils import _foreach_utils
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from ampmem.allocator.device import find_gpu
+from ampmem.recorder.options import Options
+from ampmem.recorder.session import Session
+from ampmem.recorder.simulated.start import start
+from ampmem.workloads.common import DTYPES
+from ampmem.workloads.common import Options as Workload
+
+EXTRA: dict[str, dict[str, int]] = {"reuse": {"width": 128}}
+STEPS = 2
+
+
+def torch_now() -> list[Any]:
+    """Everything that the simulation replaces, to be compared with ``==``."""
+    tensor = {name: vars(torch.Tensor).get(name) for name in ("pin_memory", "is_pinned", "record_stream")}
+    return [
+        {name: value for name, value in vars(torch.cuda).items() if not isinstance(value, ModuleType)},
+        dict(vars(torch.cuda.memory)),
+        dict(vars(torch.cuda.random)),
+        dict(vars(torch.cuda.nvtx)),
+        dict(vars(torch.accelerator)),
+        tensor,
+        torch.save,
+        list(torch_optimizer._foreach_supported_types),
+        list(_foreach_utils._foreach_supported_types),
+        torch._C._is_multithreading_enabled(),
+        torch.__future__.get_swap_module_params_on_conversion(),
+        list(_get_current_dispatch_mode_stack()),
+    ]
+
+
+def run(case: str, folder: Path, gpu: str) -> list[int]:
+    """Record one case; the places of :func:`torch_now` that are not as they were."""
+    name, precision, dtype, *label = case.split(":")
+    module = import_module(f"ampmem.workloads.{name}")
+    before = torch_now()
+    _, undo = start(find_gpu(gpu), label=label[0] if label else "cuda")
+    try:
+        # The workload that went before left its optimizers to the garbage collector.
+        options = Options(path=folder / f"{case}.ampmem", script=case, device="sim", baseline=False)
+        session = Session(options)
+        session.start()
+        try:
+            workload = Workload(
+                preset="tiny",
+                device=torch.device("cpu" if label else "cuda"),
+                precision=precision,
+                dtype=DTYPES[dtype],
+                steps=STEPS,
+            )
+            with contextlib.redirect_stdout(io.StringIO()):
+                module.train(workload, **EXTRA.get(name, {}))
+        finally:
+            session.close()
+        session.check()
+    finally:
+        undo()
+    after = torch_now()
+    return [place for place, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]]
+
+
+def main() -> None:
+    """The command line."""
+    folder, gpu, *cases = sys.argv[1:]
+    import_module("torch.distributed.tensor")  # which adds to the lists of foreach, whoever imports it
+    json.dump({case: run(case, Path(folder), gpu) for case in cases}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

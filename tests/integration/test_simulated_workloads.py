@@ -1,0 +1,147 @@
+"""Every workload, in every precision, on a simulated GPU: the exact categories, and the kernels that a GPU runs."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import arms
+import measure
+import pytest
+from simulated_runs import STEPS
+
+from ampmem.analysis.analyse import Analysis, analyse
+from ampmem.analysis.verdict import MARKS
+from ampmem.events import Action, Recording, Source
+from ampmem.recording import read
+
+EXACT = ("parameters", "gradients", "cast_copies")
+SCALARS = 4
+"""Bytes of the step count that Adam keeps per parameter, on the CPU in every case."""
+CASES = [f"{name}:{precision}:bf16" for name in measure.WORKLOADS for precision in measure.PRECISIONS]
+SCALED = "gpt:amp:fp16"
+
+pytestmark = pytest.mark.usefixtures("clean_start")
+clean_start = measure.clean_start
+
+
+@functools.cache
+def folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory()
+
+
+@functools.cache
+def left_behind() -> dict[str, list[int]]:
+    """Run every case in one process; what each left in torch."""
+    script = Path(__file__).with_name("simulated_runs.py")
+    command = [sys.executable, str(script), folder().name, "a100-80", *CASES, SCALED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, list[int]] = json.loads(done.stdout)
+    return found
+
+
+@functools.cache
+def recording(case: str) -> Recording:
+    left_behind()
+    return read(Path(folder().name) / f"{case}.ampmem")
+
+
+def at(analysis: Analysis, step: int, mark: str) -> dict[str, int]:
+    position = analysis.timeline.position(getattr(analysis.marks[step], mark))
+    return dict(analysis.timeline.breakdown(position))
+
+
+def ops(found: Recording) -> set[str]:
+    return {found.texts[op] for op in found.events.op.tolist()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_static_memory_is_what_the_cpu_profiler_measures(case: str) -> None:
+    name, precision, _ = case.split(":")
+    simulated = analyse(recording(case))
+    real, _ = arms.workload(name, precision, steps=STEPS)
+    assert len(simulated.marks) == STEPS
+    for step in range(STEPS):
+        for mark in MARKS:
+            here, there = at(simulated, step, mark), at(real, step, mark)
+            assert {key: here[key] for key in EXACT} == {key: there[key] for key in EXACT}, (step, mark)
+            assert there["optimizer_state"] - here["optimizer_state"] in step_counts(name, real.recording)
+
+
+def step_counts(name: str, found: Recording) -> set[int]:
+    """Bytes of the step counts that the optimizers have which have updated so far; SGD keeps none."""
+    if name == "resnet":
+        return {0}
+    of = Counter(each.optimizer for each in found.parameters)
+    return {0, *(SCALARS * number for number in itertools.accumulate(of[key] for key in sorted(of)))}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_conservation_has_no_residual(case: str) -> None:
+    found = recording(case)
+    events = found.events
+    signed = events.bytes * (1 - 2 * (events.action == Action.FREE))
+    assert (signed.cumsum() == events.allocated).all()
+    assert found.run.source is Source.SIMULATED
+    assert found.run.device_type == "cuda"
+
+
+@pytest.mark.parametrize("case", [*CASES, SCALED])
+def test_torch_is_left_as_it_was(case: str) -> None:
+    assert left_behind()[case] == []
+
+
+@pytest.mark.parametrize(
+    ("case", "kernel"),
+    [
+        ("gpt:fp32:bf16", "aten::_scaled_dot_product_efficient_attention"),
+        ("gpt:amp:bf16", "aten::_scaled_dot_product_flash_attention"),
+        ("bert:amp:bf16", "aten::_scaled_dot_product_efficient_attention"),
+        ("checkpointed:amp:bf16", "aten::_scaled_dot_product_flash_attention"),
+    ],
+)
+def test_attention_runs_the_kernel_that_an_a100_would_choose(case: str, kernel: str) -> None:
+    assert {op for op in ops(recording(case)) if "dot_product" in op} == {kernel}
+
+
+@pytest.mark.parametrize("name", ["gpt", "bert", "resnet", "gan", "accumulate", "checkpointed"])
+def test_optimizers_use_foreach(name: str) -> None:
+    found = recording(f"{name}:fp32:bf16")
+    assert {each.implementation for each in found.optimizers} == {"foreach"}
+
+
+def test_a_scaler_lets_the_optimizer_step() -> None:
+    found = recording(SCALED)
+    assert [step.skipped_update for step in found.steps] == [False] * STEPS
+    assert [step.loss_scale for step in found.steps] == [65536.0] * STEPS
+    assert found.arm.scaler
+    analysis = analyse(found)
+    parameters = sum(each.bytes for each in found.parameters)
+    assert at(analysis, 0, "after_optimizer")["optimizer_state"] == 2 * parameters
+
+
+def test_workspaces_are_workspace() -> None:
+    found = analyse(recording("gpt:fp32:bf16"))
+    assert at(found, 1, "after_backward")["workspace"] == 2 * 8_519_680
+
+
+def test_the_notes_say_what_is_left_out() -> None:
+    notes = "\n".join(recording("resnet:fp32:bf16").notes)
+    assert "no GPU was used" in notes
+    assert "not modelled: the workspaces that cuDNN asks for in convolutions" in notes
+    assert "assumed: 512.0 MiB" in notes
+
+
+def test_the_layers_are_the_models_own() -> None:
+    found = recording("gpt:fp32:bf16")
+    assert Counter(layer.mark for layer in found.layers) == dict.fromkeys((*MARKS, "peak"), STEPS)
+    for layer in found.layers:
+        assert layer.requested <= layer.allocated <= layer.reserved
+        assert layer.device_used == layer.reserved + (512 << 20)
