@@ -240,4 +240,3 @@ def _unused(name: str, taken: set[str]) -> str:
         number += 1
         candidate = f"{name}#{number}"
     return candidate
-

@@ -43,7 +43,7 @@ def torch_now() -> list[Any]:
         dict(vars(torch.cuda.nvtx)),
         dict(vars(torch.accelerator)),
         tensor,
-        torch.save,
+        (torch.save, torch.compile),
         list(torch_optimizer._foreach_supported_types),
         list(_foreach_utils._foreach_supported_types),
         torch._C._is_multithreading_enabled(),

@@ -89,6 +89,7 @@ def test_out_of_memory_is_the_devices_own_error(tmp_path: Path) -> None:
     ("line", "words"),
     [
         ("x = torch.ones(8, device='cuda'); x[x > 0]", ("aten.nonzero", "depends on the data", "masked_fill")),
+        ("torch.compile(model)", ("torch.compile", "leave torch.compile out")),
         ("nn.GRU(8, 8).cuda()(torch.ones(2, 1, 8).cuda())", ("gru", "no meta kernel")),
     ],
 )

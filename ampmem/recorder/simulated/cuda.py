@@ -13,6 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ampmem.recorder.simulated.device import CONTEXT, SimulatedDevice
+from ampmem.recorder.simulated.mode import NotSimulated
 from ampmem.recorder.simulated.private import FakeTensor
 from ampmem.recorder.simulated.where import script_line
 
@@ -123,9 +124,11 @@ def install(device: SimulatedDevice) -> Callable[[], None]:
     undo.callback(_replace(FakeTensor, "__format__", _format))
     undo.callback(_replace(FakeTensor, "data_ptr", lambda tensor: 0))  # torch warns, and clones where it is 0
     undo.callback(_replace(torch, "save", _save(device, torch.save)))
+    undo.callback(_replace(torch, "compile", _no_compiler))
     for name, value in _accelerator(device).items():
         undo.callback(_replace(torch.accelerator, name, value))
     undo.callback(_replace(torch.backends.cudnn, "is_available", lambda: True))
+    undo.callback(_replace(torch.backends.cudnn, "is_acceptable", lambda tensor: False))
     return undo.close
 
 
@@ -267,6 +270,13 @@ def _state() -> torch.Tensor:
 def _format(tensor: FakeTensor, spec: str) -> str:
     """As that of a plain tensor, which leaves subclasses out."""
     return format(tensor.item(), spec) if tensor.dim() == 0 else object.__format__(tensor, spec)
+
+
+def _no_compiler(*_: Any, **__: Any) -> Any:
+    raise NotSimulated(
+        f"{script_line()}: what compiled code allocates is decided by the kernels that torch.compile makes for a GPU, "
+        "and there is none; leave torch.compile out to see what the plain run needs"
+    )
 
 
 def _save(device: SimulatedDevice, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -35,11 +35,11 @@ _FLASH_BACKWARD = (aten._scaled_dot_product_flash_attention_backward.default, at
 _INDEX_PUT = (aten.index_put_.default, aten._index_put_impl_.default)
 _CUDNN_ATTENTION = (aten._scaled_dot_product_cudnn_attention.default,)
 _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
-_RECURRENT = (aten._cudnn_rnn.default, aten._cudnn_rnn_backward.default)
+_RECURRENT = (aten._thnn_fused_lstm_cell.default, aten.rnn_tanh.input, aten.rnn_relu.input)
 
 UNMODELLED_CONVOLUTION = "not modelled: the workspaces that cuDNN asks for in convolutions"
 UNMODELLED_CUDNN_ATTENTION = "not modelled: the workspaces that cuDNN asks for in attention"
-UNMODELLED_RECURRENT = "not modelled: cuDNN's reserve and workspaces of recurrent layers"
+UNMODELLED_RECURRENT = "not modelled: recurrent layers ran step by step, where a GPU uses cuDNN and its reserve"
 
 
 class Extras:

@@ -23,11 +23,13 @@ class KnownNumbers:
 
     def note(self, tensor: torch.Tensor, number: Number, *, written: bool = False) -> None:
         """``tensor`` holds ``number`` now; ``written`` when its version may still go up for that."""
-        if tensor.numel() == 1:
+        if tensor.numel() == 1 and not tensor.is_inference():  # which counts no writes
             version = tensor._version
             self._known[tensor.untyped_storage()] = (number, version, version + written)
 
     def get(self, tensor: torch.Tensor) -> Number | None:
         """The number that ``tensor`` holds, ``None`` when it is not known."""
+        if tensor.is_inference():
+            return None
         number, first, last = self._known.get(tensor.untyped_storage(), (None, 0, 0))
         return number if first <= tensor._version <= last else None

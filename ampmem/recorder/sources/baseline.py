@@ -41,11 +41,13 @@ class Baseline:
     def _add(self, tensor: torch.Tensor) -> None:
         try:
             storage = tensor.untyped_storage()
+            if storage.device.type != "cpu":
+                return
             address, size = storage.data_ptr(), storage.nbytes()
         except (RuntimeError, NotImplementedError):  # fake, functorch and wrapper tensors have none
             return
         # Memory that torch's allocator did not hand out (numpy's, a mapped file's) cannot be resized.
-        if address == 0 or size == 0 or storage.device.type != "cpu" or not storage.resizable():
+        if address == 0 or size == 0 or not storage.resizable():
             return
         if address not in self.blocks:
             self.blocks[address] = size
