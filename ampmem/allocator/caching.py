@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from ampmem.allocator.blocks import ALLOCATED, FREE, UNMAPPED, Block, BlockPool, Segment
@@ -63,11 +63,16 @@ class DeviceCachingAllocator(State):
         super().__init__(settings, Driver(total_memory, outside, addresses))
         self._streams = StreamUses()
         self._plans: dict[int, Plan] = {}
-        self._collects = settings.memory_fraction is not None and settings.garbage_collection_threshold > 0
         self._expandable = settings.expandable_segments
         self._max_split_size = NO_LIMIT if settings.max_split_size is None else settings.max_split_size
+        self.set_memory_fraction(settings.memory_fraction)
+
+    def set_memory_fraction(self, fraction: float | None) -> None:
+        """Let the process take at most this part of the device (``setMemoryFraction``)."""
+        self.settings = replace(self.settings, memory_fraction=fraction)
+        self._collects = fraction is not None and self.settings.garbage_collection_threshold > 0
         # With these settings the best fitting block always serves.
-        self._plain = settings.max_split_size is None and not self._expandable and not self._collects
+        self._plain = self.settings.max_split_size is None and not self._expandable and not self._collects
 
     def malloc(self, size: int, stream: int = 0) -> Block:
         """A block for ``size`` bytes, used on ``stream``. Raises :class:`OutOfMemory`."""

@@ -21,6 +21,14 @@ class GpuSpec:
     sm_count: int | None = None
     compute_capability: tuple[int, int] | None = None
 
+    @property
+    def threads_per_sm(self) -> int:
+        """How many threads an SM holds at a time; an A100's where the GPU is not known."""
+        return _THREADS.get(self.compute_capability or (8, 0), 2048)
+
+
+_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (11, 0): 1536, (12, 0): 1536, (12, 1): 1536}
+"""Threads that an SM holds, where that is not 2048 (CUDA programming guide, technical specifications)."""
 
 GPUS = {
     "h200": GpuSpec(name="NVIDIA H200", total_memory=143_156 * MIB, sm_count=132, compute_capability=(9, 0)),

@@ -40,19 +40,20 @@ class DriverCall:
 class Driver:
     """A device's memory. ``in_use`` counts what the allocator took; ``outside`` what others hold.
 
-    ``calls`` has every successful call, in order.
+    ``calls`` has every successful call, in order; ``observer`` is told each as it is made.
 
     Where the driver puts memory cannot be known, so addresses rise from one call to the next unless an
     address source says otherwise. They matter only between free blocks of equal size.
     """
 
-    __slots__ = ("_next", "_source", "calls", "in_use", "outside", "total")
+    __slots__ = ("_next", "_source", "calls", "in_use", "observer", "outside", "total")
 
     def __init__(self, total: int | None, outside: int = 0, source: AddressSource | None = None) -> None:
         self.total = UNLIMITED if total is None else total
         self.outside = outside
         self.in_use = 0
         self.calls: list[DriverCall] = []
+        self.observer: Callable[[DriverCall], None] | None = None
         self._source = source
         self._next = FIRST_ADDRESS
 
@@ -79,7 +80,7 @@ class Driver:
     def give_back(self, call: Call, address: int, size: int, stream: int) -> None:
         """``cudaFree`` or ``cuMemUnmap``."""
         self.in_use -= size
-        self.calls.append(DriverCall(call=call, address=address, size=size, stream=stream))
+        self._made(call, address, size, stream)
 
     def reserve_addresses(self, size: int) -> int:
         """Address space without memory (``cuMemAddressReserve``)."""
@@ -89,4 +90,10 @@ class Driver:
 
     def _took(self, call: Call, address: int, size: int, stream: int) -> None:
         self.in_use += size
-        self.calls.append(DriverCall(call=call, address=address, size=size, stream=stream))
+        self._made(call, address, size, stream)
+
+    def _made(self, call: Call, address: int, size: int, stream: int) -> None:
+        made = DriverCall(call=call, address=address, size=size, stream=stream)
+        self.calls.append(made)
+        if self.observer is not None:
+            self.observer(made)

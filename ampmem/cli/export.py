@@ -29,7 +29,8 @@ FORMATS: dict[str, Callable[..., None]] = {
     "name",
     required=True,
     type=click.Choice(tuple(FORMATS)),
-    help="snapshot: for pytorch.org/memory_viz; perfetto: for ui.perfetto.dev; csv: one row per allocation.",
+    help="snapshot: for pytorch.org/memory_viz; perfetto: a .pftrace for ui.perfetto.dev (not chrome://tracing); "
+    "csv: one row per allocation.",
 )
 @click.option("-o", "--output", required=True, metavar="OUT", type=click.Path(path_type=Path), help="The new file.")
 @click.option("--force", is_flag=True, help="Replace the file when it exists already.")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from ampmem.allocator.snapshot import Frame
 from ampmem.events import Phase
-from ampmem.importer.snapshot import Frame
 
 
 class Place(Enum):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ampmem.allocator.snapshot import ALLOC, DeviceSnapshot
 from ampmem.importer.frames import Reading
 from ampmem.importer.infer import Conclusions
 from ampmem.importer.phases import Course
 from ampmem.importer.replay import BEFORE, Replay
-from ampmem.importer.snapshot import ALLOC, Snapshot
 from ampmem.units import format_bytes, format_count
 
 
 def notes_of(
-    snapshot: Snapshot, lives: Replay, readings: Sequence[Reading], course: Course, found: Conclusions
+    snapshot: DeviceSnapshot, lives: Replay, readings: Sequence[Reading], course: Course, found: Conclusions
 ) -> tuple[str, ...]:
     """The notes, in order of weight."""
     return (
@@ -24,7 +24,6 @@ def notes_of(
         *_course(course),
         *found.notes,
         *_types(found),
-        f"the most that the allocator had reserved was {format_bytes(lives.peak_reserved)}",
         *_clock(snapshot),
     )
 
@@ -50,7 +49,7 @@ def _checked(lives: Replay) -> list[str]:
     return ["the trace and the segments disagree about sizes; there is no total to check against"]
 
 
-def _failed(snapshot: Snapshot) -> list[str]:
+def _failed(snapshot: DeviceSnapshot) -> list[str]:
     if not snapshot.failed:
         return []
     count, last = len(snapshot.failed), snapshot.failed[-1]
@@ -91,7 +90,7 @@ def _types(found: Conclusions) -> list[str]:
     return [numbered, "a snapshot has no types either: parameters were counted as float32"]
 
 
-def _clock(snapshot: Snapshot) -> list[str]:
+def _clock(snapshot: DeviceSnapshot) -> list[str]:
     notes = []
     if not snapshot.timed:
         notes.append("the snapshot has no times: events are a microsecond apart")

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ampmem.allocator.snapshot import ALLOC, Span
 from ampmem.events import Phase
 from ampmem.importer.frames import Place, Reading
 from ampmem.importer.replay import Replay
-from ampmem.importer.snapshot import ALLOC, Span
 
 _STEP: Final = "Optimizer.step#"
 _MAX_NAME: Final = 100

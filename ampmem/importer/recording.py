@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import fields
 from pathlib import Path
 from typing import Final, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ampmem import __version__
+from ampmem.allocator.layout import DEFAULT_POOL
+from ampmem.allocator.settings import Settings
+from ampmem.allocator.snapshot import ALLOC, DeviceSnapshot, read_snapshot
 from ampmem.errors import RecordingError, UsageError
 from ampmem.events import (
     NO_STEP,
     UNKNOWN,
     Action,
+    AllocatorRecord,
     ArmRecord,
+    Column,
     Columns,
     EventColumns,
     Fact,
@@ -35,7 +42,7 @@ from ampmem.importer.infer import Conclusions, conclude, from_forward
 from ampmem.importer.notes import notes_of
 from ampmem.importer.phases import Course, course_of
 from ampmem.importer.replay import BEFORE, Allocation, Replay, replay
-from ampmem.importer.snapshot import ALLOC, Snapshot, snapshot_of
+from ampmem.importer.segments import segments_of
 from ampmem.importer.unpickle import load
 from ampmem.recording import Batch, Description, RecordingWriter, check_output
 
@@ -53,7 +60,7 @@ def import_snapshot(path: Path, output: Path, *, device: int | None = None, forc
     """
     check_output(output, force=force)
     try:
-        recording = recording_of(snapshot_of(load(path), device), path.name)
+        recording = recording_of(read_snapshot(load(path), device), path.name)
     except RecordingError as error:
         raise RecordingError(_about(path, error)) from error
     except UsageError as error:
@@ -66,7 +73,7 @@ def _about(path: Path, error: Exception) -> str:
     return str(error) if str(path) in str(error) else f"{path}: {error}"
 
 
-def recording_of(snapshot: Snapshot, name: str) -> Recording:
+def recording_of(snapshot: DeviceSnapshot, name: str) -> Recording:
     """All that ``snapshot`` says; ``name`` is shown as the script. Raises :class:`RecordingError`."""
     lives = replay(snapshot)
     if not lives.events and not lives.allocations:
@@ -77,6 +84,7 @@ def recording_of(snapshot: Snapshot, name: str) -> Recording:
     texts = _Texts()
     events = _events(lives, readings, course, texts)
     facts = _facts(lives, found, texts)
+    segments, unknown = segments_of(snapshot, lives, _start(lives) - 1)
     return Recording(
         run=_run(snapshot, name),
         arm=_arm(lives, readings),
@@ -97,7 +105,9 @@ def recording_of(snapshot: Snapshot, name: str) -> Recording:
         ),
         parameters=_parameters(found, bool(course.optimizer_names) or _updates(course)),
         optimizers=_optimizers(course, lives, readings),
-        notes=notes_of(snapshot, lives, readings, course, found),
+        notes=(*notes_of(snapshot, lives, readings, course, found), *unknown),
+        segments=segments,
+        allocator=_allocator(snapshot),
     )
 
 
@@ -127,6 +137,7 @@ def _fill(path: Path, recording: Recording) -> None:
                 events=recording.events,
                 facts=recording.facts,
                 phases=recording.phases,
+                segments=recording.segments,
                 step=first,
             )
         )
@@ -138,6 +149,7 @@ def _fill(path: Path, recording: Recording) -> None:
                 parameters=recording.parameters,
                 optimizers=recording.optimizers,
                 notes=recording.notes,
+                allocator=recording.allocator,
             )
         )
 
@@ -168,8 +180,7 @@ class _Texts:
 
 
 def _columns(kind: type[_ColumnsT], rows: Sequence[tuple[int, ...]]) -> _ColumnsT:
-    table = np.array(rows, dtype=np.int64).reshape(len(rows), len(kind.names()))
-    return kind(**{name: np.ascontiguousarray(table[:, index]) for index, name in enumerate(kind.names())})
+    return kind(**dict(zip(kind.names(), _table(rows, len(kind.names())), strict=True)))
 
 
 def _start(lives: Replay) -> int:
@@ -178,30 +189,43 @@ def _start(lives: Replay) -> int:
 
 def _events(lives: Replay, readings: Sequence[Reading], course: Course, texts: _Texts) -> EventColumns:
     """What was alive before the trace first, an instant before it; then its allocs and frees."""
-    rows: list[tuple[int, ...]] = []
-    forward = set(from_forward(lives.allocations, course))
-    before = _start(lives) - 1
-    total = 0
-    for index, allocation in enumerate(lives.allocations):
-        if allocation.born != BEFORE:
-            break
-        total += allocation.bytes
-        phase, step = (Phase.FORWARD, 0) if index in forward else (Phase.SETUP, NO_STEP)
-        rows.append((before, step, phase, Action.BASELINE, *_sizes(allocation), 0, 0, 0, total))
-    stacks = [(texts.id(reading.op), 0, texts.id(reading.text)) for reading in readings]
-    for event, owner, phase, step in zip(lives.events, lives.allocation, course.phase, course.step, strict=True):
-        born = event.action == ALLOC
-        total += event.size if born else -event.size
-        action, who = (Action.ALLOC, stacks[event.stack]) if born else (Action.FREE, (0, 0, 0))
-        rows.append((event.time_ns, step, phase, action, *_sizes(lives.allocations[owner]), *who, total))
-    columns = _columns(EventColumns, rows)
-    if not lives.checked:
-        columns.allocated[:] = UNKNOWN
-    return columns
+    address, size, block_bytes, stream, birth, _ = _table(lives.allocations, len(Allocation._fields))
+    time_ns, own_size, born, op, stack = _table(list(_calls(lives, readings, texts)), 5)
+    before = np.flatnonzero(birth == BEFORE)
+    owner = np.concatenate([before, _column(lives.allocation)])
+    forward = np.isin(before, list(from_forward(lives.allocations, course)))
+    nothing = np.zeros_like(before)
+    # A free counts with the size that its own event has: only then is the sum a check.
+    total = np.cumsum(np.concatenate([size[before], np.where(born, own_size, -own_size)]))
+    return EventColumns(
+        time_ns=np.concatenate([nothing + _start(lives) - 1, time_ns]),
+        step=np.concatenate([np.where(forward, 0, NO_STEP), _column(course.step)]),
+        phase=np.concatenate([np.where(forward, int(Phase.FORWARD), int(Phase.SETUP)), _column(course.phase)]),
+        action=np.concatenate([nothing + Action.BASELINE, np.where(born, int(Action.ALLOC), int(Action.FREE))]),
+        address=address[owner],
+        bytes=size[owner],
+        block_bytes=block_bytes[owner],
+        stream=stream[owner],
+        op=np.concatenate([nothing, op]),
+        module=np.zeros_like(owner),
+        stack=np.concatenate([nothing, stack]),
+        allocated=total if lives.checked else np.full_like(total, UNKNOWN),
+    )
 
 
-def _sizes(allocation: Allocation) -> tuple[int, int, int, int]:
-    return allocation.address, allocation.bytes, allocation.block_bytes, allocation.stream
+def _calls(lives: Replay, readings: Sequence[Reading], texts: _Texts) -> Iterator[tuple[int, ...]]:
+    """Of each event its time, its size, whether it is an alloc, and then the op and the stack that asked."""
+    asked = [(1, texts.id(reading.op), texts.id(reading.text)) for reading in readings]
+    for action, _, size, _, time_ns, stack in lives.events:
+        yield time_ns, size, *(asked[stack] if action == ALLOC else (0, 0, 0))
+
+
+def _table(rows: Sequence[tuple[int, ...]], width: int) -> NDArray[np.int64]:
+    return np.ascontiguousarray(np.array(rows, dtype=np.int64).reshape(len(rows), width).T)
+
+
+def _column(values: Sequence[int]) -> Column:
+    return np.array(values, dtype=np.int64)
 
 
 def _facts(lives: Replay, found: Conclusions, texts: _Texts) -> FactColumns:
@@ -218,7 +242,7 @@ def _facts(lives: Replay, found: Conclusions, texts: _Texts) -> FactColumns:
     return _columns(FactColumns, rows)
 
 
-def _run(snapshot: Snapshot, name: str) -> RunRecord:
+def _run(snapshot: DeviceSnapshot, name: str) -> RunRecord:
     return RunRecord(
         ampmem=__version__,
         torch=_UNNAMED,
@@ -230,6 +254,20 @@ def _run(snapshot: Snapshot, name: str) -> RunRecord:
         world_size=1,
         script=name,
         arguments=(),
+    )
+
+
+def _allocator(snapshot: DeviceSnapshot) -> AllocatorRecord:
+    settings, default = snapshot.settings or Settings(), Settings()
+    changed = [each.name for each in fields(Settings) if getattr(settings, each.name) != getattr(default, each.name)]
+    return AllocatorRecord(
+        variable="",
+        settings=",".join(f"{name}:{getattr(settings, name)}" for name in changed),
+        expandable_segments=any(segment.expandable for segment in snapshot.segments),
+        streams=len({segment.stream for segment in snapshot.segments}),
+        private_pools=len({segment.pool_id for segment in snapshot.segments} - {DEFAULT_POOL}),
+        device=snapshot.device,
+        peaks=(),
     )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
 
 from ampmem.allocator.rounding import round_size
-from ampmem.allocator.settings import VARIABLES, Settings, parse_settings
-from ampmem.errors import RecordingError, UsageError
-from ampmem.importer.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED, RESERVING, Block, Event, Snapshot
+from ampmem.allocator.settings import Settings
+from ampmem.allocator.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED, DeviceSnapshot, SnapshotEvent
+from ampmem.errors import RecordingError
 
 ALIVE = -1
 """Value of :attr:`Allocation.died` for what is alive when the snapshot is taken."""
@@ -16,9 +17,17 @@ BEFORE = -1
 """Value of :attr:`Allocation.born` for what was alive before the trace starts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """One life of a block. ``born`` and ``died`` are indices into :attr:`Replay.events`."""
+_MOST_BYTES: Final = 2**62
+
+_Blocks: TypeAlias = dict[int, tuple[int, int]]
+"""Requested bytes and stream, by address."""
+
+
+class Allocation(NamedTuple):
+    """One life of a block. ``born`` and ``died`` are indices into :attr:`Replay.events`.
+
+    A tuple, since there are hundreds of thousands.
+    """
 
     address: int
     bytes: int
@@ -41,33 +50,24 @@ class Replay:
     added up by itself, ends at what the segments hold; ``strangers`` counts the blocks in which the two differ.
     """
 
-    events: tuple[Event, ...]
+    events: tuple[SnapshotEvent, ...]
     allocation: tuple[int, ...]
     allocations: tuple[Allocation, ...]
     baseline_bytes: int
-    peak_reserved: int
     checked: bool
     strangers: int
 
 
-def _settings(snapshot: Snapshot) -> Settings:
-    """Those that the process had, where the snapshot says so and this version of ampmem knows them."""
-    for variable in VARIABLES:
-        text = snapshot.settings.get(variable)
-        if isinstance(text, str) and text:
-            try:
-                return parse_settings(text)
-            except UsageError:
-                break
-    return Settings()
-
-
-def replay(snapshot: Snapshot) -> Replay:
+def replay(snapshot: DeviceSnapshot) -> Replay:
     """Raises :class:`RecordingError` when the trace contradicts itself."""
     events = _lives_only(snapshot.events)
-    final = {block.address: block for block in snapshot.blocks}
+    there = [(segment, block) for segment in snapshot.segments for block in segment.blocks if block.allocated]
+    final = {block.address: (block.requested, segment.stream) for segment, block in there}
+    block_bytes = {block.address: block.size for _, block in there}
     before, strangers = _rewind(events, final)
-    allocations, owner = _forward(events, before, final, _settings(snapshot))
+    allocations, owner = _forward(events, before, block_bytes, snapshot.settings or Settings())
+    if sum(max(allocation.bytes, allocation.block_bytes) for allocation in allocations) > _MOST_BYTES:
+        raise RecordingError("the snapshot is damaged: its allocations have more bytes than can be added up")
     born_bytes = sum(allocation.bytes for allocation in allocations if allocation.born == BEFORE)
     total = born_bytes + sum(event.size if event.action == ALLOC else -event.size for event in events)
     return Replay(
@@ -75,25 +75,24 @@ def replay(snapshot: Snapshot) -> Replay:
         allocation=tuple(owner),
         allocations=tuple(allocations),
         baseline_bytes=born_bytes,
-        peak_reserved=_peak_reserved(snapshot),
-        checked=strangers == 0 and total == sum(block.requested for block in snapshot.blocks),
+        checked=strangers == 0 and total == sum(size for size, _ in final.values()),
         strangers=strangers,
     )
 
 
-def _lives_only(events: tuple[Event, ...]) -> list[Event]:
+def _lives_only(events: tuple[SnapshotEvent, ...]) -> list[SnapshotEvent]:
     """Allocs, and the event of each pair of frees at which the memory stops counting as allocated."""
     # A completion whose request the ring has lost is of a block that was no longer allocated.
     free = FREE_REQUESTED if any(event.action == FREE_REQUESTED for event in events) else FREE_COMPLETED
     return [event for event in events if event.action in (ALLOC, free)]
 
 
-def _rewind(events: list[Event], final: dict[int, Block]) -> tuple[dict[int, Event | Block], int]:
+def _rewind(events: list[SnapshotEvent], final: _Blocks) -> tuple[_Blocks, int]:
     """What was alive before the first event, by address, and in how many blocks trace and final state differ.
 
     They differ when recording was stopped before the snapshot was taken: the last events are missing then.
     """
-    alive: dict[int, Event | Block] = dict(final)
+    alive = dict(final)
     settled: set[int] = set()
     """Addresses that an event seen so far is about: a difference there is a contradiction."""
     strangers = 0
@@ -107,12 +106,12 @@ def _rewind(events: list[Event], final: dict[int, Block]) -> tuple[dict[int, Eve
         if event.action == ALLOC:
             alive.pop(event.address, None)
         else:
-            alive[event.address] = event
+            alive[event.address] = event.size, event.stream
         settled.add(event.address)
     return alive, strangers
 
 
-def _contradiction(index: int, event: Event) -> RecordingError:
+def _contradiction(index: int, event: SnapshotEvent) -> RecordingError:
     what = "allocated twice" if event.action == ALLOC else "freed twice"
     return RecordingError(
         f"the snapshot is damaged: the event {index} of its trace says that {event.address:#x} was {what}"
@@ -120,37 +119,31 @@ def _contradiction(index: int, event: Event) -> RecordingError:
 
 
 def _forward(
-    events: list[Event], before: dict[int, Event | Block], final: dict[int, Block], settings: Settings
+    events: list[SnapshotEvent], before: _Blocks, block_bytes: dict[int, int], settings: Settings
 ) -> tuple[list[Allocation], list[int]]:
     births: list[tuple[int, int, int, int]] = []
     died: dict[int, int] = {}
     alive: dict[int, int] = {}
     for address in sorted(before):
-        state = before[address]
-        size = state.size if isinstance(state, Event) else state.requested
         alive[address] = len(births)
-        births.append((address, size, state.stream, BEFORE))
+        births.append((address, *before[address], BEFORE))
     owner: list[int] = []
-    for index, event in enumerate(events):
-        if event.action == ALLOC:
-            alive[event.address] = len(births)
-            owner.append(len(births))
-            births.append((event.address, event.size, event.stream, index))
+    for index, (action, address, size, stream, _, _) in enumerate(events):
+        if action == ALLOC:
+            alive[address] = number = len(births)
+            births.append((address, size, stream, index))
         else:
-            owner.append(alive.pop(event.address))
-            died[owner[-1]] = index
+            number = alive.pop(address)
+            died[number] = index
+        owner.append(number)
     allocations = []
+    rounded: dict[int, int] = {}
     for number, (address, size, stream, born) in enumerate(births):
-        block = final.get(address) if number not in died else None
-        block_bytes = block.size if block is not None else round_size(size, settings)
-        allocations.append(Allocation(address, size, block_bytes, stream, born, died.get(number, ALIVE)))
+        death = died.get(number, ALIVE)
+        block = block_bytes.get(address) if death == ALIVE else None
+        if block is None:
+            block = rounded.get(size)
+            if block is None:
+                block = rounded[size] = round_size(size, settings)
+        allocations.append(Allocation(address, size, block, stream, born, death))
     return allocations, owner
-
-
-def _peak_reserved(snapshot: Snapshot) -> int:
-    """The most that the segments ever were, walked backwards from what they are."""
-    reserved = peak = snapshot.reserved
-    for event in reversed(snapshot.events):
-        reserved -= RESERVING.get(event.action, 0) * event.size
-        peak = max(peak, reserved)
-    return peak

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -21,16 +20,18 @@ MAX_FILE_BYTES: Final = 1 << 30
 """Larger files are refused before they are read."""
 
 _FREE_BYTES: Final = 64 << 20
-_BYTES_PER_BYTE: Final = 12
+_BYTES_PER_BYTE: Final = 20
 _MAX_HELD_BYTES: Final = 8 << 30
 _MAX_INTEGER_BYTES: Final = 16
 _PROTOCOLS: Final = range(2, 6)
 
 # What CPython needs for each, roughly; with the slot that points to it.
 _CONTAINER: Final = 72
-_ENTRY: Final = 100
+_ENTRY: Final = 64
 _SCALAR: Final = 40
 _SLOT: Final = 9
+_HELD_SCALAR: Final = _SCALAR + _SLOT
+_HELD_CONTAINER: Final = _CONTAINER + _SLOT
 
 _FOREIGN: Final = (
     (b"\x1f\x8b", "it is compressed by gzip; unpack it first"),
@@ -43,14 +44,6 @@ _FOREIGN: Final = (
 
 class Refused(Exception):
     """Why a pickle is not read; one line for a person."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """Where a run of stacked items starts."""
-
-
-_MARK: Final = _Mark()
 
 
 def load(path: Path) -> Plain:
@@ -88,56 +81,100 @@ def loads(data: bytes) -> Plain:
 
 
 class _Machine:
-    """Runs one pickle."""
+    """Runs one pickle. A mark puts the stack aside and starts a new one, so no item is ever a mark."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self._at = 0
-        # Everything on the stack is a value of type Plain, or the mark.
-        self._stack: list[Plain | _Mark] = []
-        self._memo: dict[int, Plain] = {}
+        self._at = 2
+        self._stack: list[Plain] = []
+        self._marked: list[list[Plain]] = []
+        # Every pickler numbers what it shares from 0 on.
+        self._memo: list[Plain] = []
         self._held = 0
         self._limit = min(_FREE_BYTES + _BYTES_PER_BYTE * len(data), _MAX_HELD_BYTES)
 
     def run(self) -> Plain:
-        self._header()
-        try:
-            return self._run()
-        except (IndexError, KeyError):
-            if self._at >= len(self._data):
-                raise Refused("it ends too early") from None
-            raise self._damaged() from None
-
-    def _run(self) -> Plain:
-        data, stack, memo, steps = self._data, self._stack, self._memo, _STEPS
-        while True:
-            code = data[self._at]
-            self._at += 1
-            if code == _BINGET:  # two of three opcodes of a snapshot; what they hold is bounded by their number
-                stack.append(memo[data[self._at]])
-                self._at += 1
-            elif code == _STOP:
-                return self._result()
-            elif code in steps:
-                steps[code](self)
-            else:
-                where = f"the opcode {code:#04x} at byte {self._at - 1}"
-                raise Refused(f"it asks for {where}, which plain data does not need")
-
-    def _header(self) -> None:
         if len(self._data) < 2 or self._data[0] != _PROTO:
             raise Refused("it is no pickle of protocol 2 or newer")
         if self._data[1] not in _PROTOCOLS:
             raise Refused(f"it has pickle protocol {self._data[1]}, known are 2 to 5")
-        self._at = 2
+        self._run()
+        if len(self._stack) != 1 or self._marked:
+            raise self._damaged()
+        return self._stack[0]
+
+    def _run(self) -> None:
+        """Until the pickle stops. The opcodes that a snapshot has millions of are done right here."""
+        data, memo, steps, limit = self._data, self._memo, _STEPS, self._limit
+        marked, integer, index_at = self._marked, int.from_bytes, _INDEX.unpack_from
+        keys: list[str | int] = []
+        stack, held, at = self._stack, self._held, self._at
+        try:
+            while True:
+                code = data[at]
+                if code == _BINGET:  # what these two hold is bounded by their number
+                    stack.append(memo[data[at + 1]])
+                    at += 2
+                    continue
+                if code == _LONG_BINGET:
+                    stack.append(memo[index_at(data, at + 1)[0]])
+                    at += 5
+                    continue
+                if code == _LONG1:
+                    width = data[at + 1]
+                    if width > _MAX_INTEGER_BYTES:
+                        raise Refused(f"it holds an integer of {width} bytes")
+                    at += 2 + width
+                    stack.append(integer(data[at - width : at], "little", signed=True))
+                    held += _HELD_SCALAR
+                elif code == _BININT:
+                    stack.append(integer(data[at + 1 : at + 5], "little", signed=True))
+                    at += 5
+                    held += _HELD_SCALAR
+                elif code == _BININT1:
+                    stack.append(data[at + 1])
+                    at += 2
+                    held += _SLOT
+                elif code == _MEMOIZE:
+                    memo.append(stack[-1])
+                    at += 1
+                    held += _SLOT
+                elif code == _EMPTY_DICT:
+                    stack.append({})
+                    at += 1
+                    held += _HELD_CONTAINER
+                elif code == _MARK:
+                    marked.append(stack)
+                    stack = []
+                    at += 1
+                    held += _HELD_CONTAINER
+                elif code == _SETITEMS:
+                    self._at = at
+                    items, stack = stack, marked.pop()
+                    if items[::2] != keys:  # most records have the keys of the one before
+                        keys = self._keys(items)
+                    self._set(stack[-1], keys, items[1::2])
+                    at += 1
+                    held += _ENTRY * len(keys) - _HELD_CONTAINER
+                elif code == _STOP:
+                    self._at, self._stack = at, stack
+                    return
+                elif code in steps:
+                    self._at, self._stack, self._held = at + 1, stack, held
+                    steps[code](self)
+                    at, stack, held = self._at, self._stack, self._held
+                else:
+                    raise Refused(f"it asks for the opcode {code:#04x} at byte {at}, which plain data does not need")
+                if held > limit:
+                    raise self._too_much()
+        except (IndexError, struct.error):
+            # An opcode so near the end may lack what it takes.
+            if at >= len(data) - 4:
+                raise Refused("it ends too early") from None
+            raise self._damaged() from None
 
     def _damaged(self) -> Refused:
         return Refused(f"it is damaged at byte {self._at}")
-
-    def _result(self) -> Plain:
-        if len(self._stack) != 1:
-            raise self._damaged()
-        return self._pop()
 
     # Reading
 
@@ -158,36 +195,27 @@ class _Machine:
     def _hold(self, size: int) -> None:
         self._held += size
         if self._held > self._limit:
-            raise Refused(f"its contents would take more than {format_bytes(self._limit)}")
+            raise self._too_much()
 
-    def _push(self, value: Plain | _Mark, size: int) -> None:
+    def _too_much(self) -> Refused:
+        return Refused(f"its contents would take more than {format_bytes(self._limit)}")
+
+    def _push(self, value: Plain, size: int) -> None:
         self._hold(size + _SLOT)
         self._stack.append(value)
 
-    def _pop(self) -> Plain:
-        value = self._stack.pop()
-        if isinstance(value, _Mark):
-            raise self._damaged()
-        return value
-
     def _pop_to_mark(self) -> list[Plain]:
         """The items above the topmost mark, which goes too."""
-        stack = self._stack
-        place = len(stack) - 1
-        while stack[place] is not _MARK:
-            place -= 1
-            if place < 0:
-                raise self._damaged()
-        items = stack[place + 1 :]
-        del stack[place:]
-        return items  # type: ignore[return-value]  # none above the topmost mark is one
+        items = self._stack
+        self._stack = self._marked.pop()
+        self._held -= _HELD_CONTAINER
+        return items
 
     def _memoize(self, index: int) -> None:
-        value = self._stack[-1]
-        if isinstance(value, _Mark):
+        if index != len(self._memo):
             raise self._damaged()
-        self._hold(_ENTRY)
-        self._memo[index] = value
+        self._hold(_SLOT)
+        self._memo.append(self._stack[-1])
 
     # Opcodes
 
@@ -195,23 +223,17 @@ class _Machine:
         if self._number(8) > len(self._data) - self._at:
             raise Refused("it ends too early")
 
-    def mark(self) -> None:
-        self._push(_MARK, 0)
-
     def pop(self) -> None:
-        self._stack.pop()
-
-    def memoize(self) -> None:
-        self._memoize(len(self._memo))
+        if self._stack:
+            self._stack.pop()
+        else:
+            self._pop_to_mark()
 
     def binput(self) -> None:
         self._memoize(self._number(1))
 
     def long_binput(self) -> None:
         self._memoize(self._number(4))
-
-    def long_binget(self) -> None:
-        self._stack.append(self._memo[self._number(4)])
 
     def none(self) -> None:
         self._push(None, 0)
@@ -222,20 +244,8 @@ class _Machine:
     def false(self) -> None:
         self._push(False, 0)
 
-    def binint(self) -> None:
-        self._push(int.from_bytes(self._take(4), "little", signed=True), _SCALAR)
-
-    def binint1(self) -> None:
-        self._push(self._number(1), 0)
-
     def binint2(self) -> None:
         self._push(self._number(2), _SCALAR)
-
-    def long1(self) -> None:
-        width = self._number(1)
-        if width > _MAX_INTEGER_BYTES:
-            raise Refused(f"it holds an integer of {width} bytes")
-        self._push(int.from_bytes(self._take(width), "little", signed=True), _SCALAR)
 
     def binfloat(self) -> None:
         self._push(float(struct.unpack(">d", self._take(8))[0]), _SCALAR)
@@ -261,80 +271,80 @@ class _Machine:
         self._push((), 0)
 
     def tuple1(self) -> None:
-        self._make_tuple([self._pop()])
+        self._make_tuple(1)
 
     def tuple2(self) -> None:
-        second, first = self._pop(), self._pop()
-        self._make_tuple([first, second])
+        self._make_tuple(2)
 
     def tuple3(self) -> None:
-        third, second, first = self._pop(), self._pop(), self._pop()
-        self._make_tuple([first, second, third])
+        self._make_tuple(3)
+
+    def _make_tuple(self, count: int) -> None:
+        items = [self._stack.pop() for _ in range(count)]
+        self._push(tuple(reversed(items)), _CONTAINER + _SLOT * count)
 
     def tuple(self) -> None:
-        self._make_tuple(self._pop_to_mark())
-
-    def _make_tuple(self, items: list[Plain]) -> None:
+        items = self._pop_to_mark()
         self._push(tuple(items), _CONTAINER + _SLOT * len(items))
 
     def empty_list(self) -> None:
         self._push([], _CONTAINER)
 
     def append(self) -> None:
-        item = self._pop()
-        self._list().append(item)
+        self._extend([self._stack.pop()])
 
     def appends(self) -> None:
-        items = self._pop_to_mark()
-        self._hold(_SLOT * len(items))
-        self._list().extend(items)
+        self._extend(self._pop_to_mark())
 
-    def _list(self) -> list[Plain]:
+    def _extend(self, items: list[Plain]) -> None:
         target = self._stack[-1]
         if not isinstance(target, list):
             raise self._damaged()
-        return target
-
-    def empty_dict(self) -> None:
-        self._push({}, _CONTAINER)
+        self._hold(_SLOT * len(items))
+        target += items
 
     def setitem(self) -> None:
-        value, key = self._pop(), self._pop()
-        self._set([key, value])
+        value, key = self._stack.pop(), self._stack.pop()
+        self._hold(_ENTRY)
+        self._set(self._stack[-1], self._keys([key]), [value])
 
-    def setitems(self) -> None:
-        self._set(self._pop_to_mark())
-
-    def _set(self, items: list[Plain]) -> None:
-        target = self._stack[-1]
-        if not isinstance(target, dict) or len(items) % 2:
-            raise self._damaged()
-        self._hold(_ENTRY * (len(items) // 2))
-        for key, value in zip(items[::2], items[1::2], strict=True):
+    def _keys(self, items: list[Plain]) -> list[str | int]:
+        """Every other item."""
+        keys: list[str | int] = []
+        for key in items[::2]:
             # Long integers can be chosen so that they all collide in a dict.
             if not isinstance(key, str) and not (isinstance(key, int) and -(2**60) < key < 2**60):
                 raise Refused(f"it has a {type(key).__name__} as a key at byte {self._at}")
-            target[key] = value
+            keys.append(key)
+        return keys
+
+    def _set(self, target: Plain, keys: list[str | int], values: list[Plain]) -> None:
+        if not isinstance(target, dict) or len(keys) != len(values):
+            raise self._damaged()
+        target.update(zip(keys, values, strict=True))
 
 
 _PROTO: Final = 0x80
 _STOP: Final = ord(".")
 _BINGET: Final = ord("h")
+_LONG_BINGET: Final = ord("j")
+_LONG1: Final = 0x8A
+_BININT: Final = ord("J")
+_BININT1: Final = ord("K")
+_MEMOIZE: Final = 0x94
+_EMPTY_DICT: Final = ord("}")
+_MARK: Final = ord("(")
+_SETITEMS: Final = ord("u")
+_INDEX: Final = struct.Struct("<I")
 _STEPS: Final[dict[int, Callable[[_Machine], None]]] = {
     0x95: _Machine.frame,
-    ord("("): _Machine.mark,
     ord("0"): _Machine.pop,
-    0x94: _Machine.memoize,
     ord("q"): _Machine.binput,
     ord("r"): _Machine.long_binput,
-    ord("j"): _Machine.long_binget,
     ord("N"): _Machine.none,
     0x88: _Machine.true,
     0x89: _Machine.false,
-    ord("J"): _Machine.binint,
-    ord("K"): _Machine.binint1,
     ord("M"): _Machine.binint2,
-    0x8A: _Machine.long1,
     ord("G"): _Machine.binfloat,
     0x8C: _Machine.short_binunicode,
     ord("X"): _Machine.binunicode,
@@ -347,7 +357,5 @@ _STEPS: Final[dict[int, Callable[[_Machine], None]]] = {
     ord("]"): _Machine.empty_list,
     ord("a"): _Machine.append,
     ord("e"): _Machine.appends,
-    ord("}"): _Machine.empty_dict,
     ord("s"): _Machine.setitem,
-    ord("u"): _Machine.setitems,
 }

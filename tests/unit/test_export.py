@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import csv
-import json
 import pickle
 import pickletools
 import subprocess
 import sys
 import tracemalloc
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from build import Story, small_run, write
+import snapshots
+from build import RUN, Story, small_run, write
+from google.protobuf.unknown_fields import UnknownFieldSet
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 
+from ampmem.allocator.snapshot import read_snapshot
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.categories import CATEGORIES
 from ampmem.analysis.lifetimes import ALIVE
 from ampmem.errors import UsageError
 from ampmem.events import Phase, Recording
 from ampmem.importer.recording import recording_of
-from ampmem.importer.snapshot import snapshot_of
 from ampmem.importer.unpickle import load
 from ampmem.reporters.csv import HEADER, write_csv
 from ampmem.reporters.perfetto import write_perfetto
 from ampmem.reporters.pickling import Item, Once, PickleWriter
+from ampmem.reporters.protobuf import field, key, message, varints, width_of
 from ampmem.reporters.snapshot import write_snapshot
 
 VIEWER = {
@@ -127,7 +132,7 @@ def test_torchs_own_code_reads_a_snapshot(tmp_path: Path) -> None:
 
 def test_a_snapshot_can_be_imported_again(tmp_path: Path) -> None:
     recording = small_run().recording()
-    again = recording_of(snapshot_of(as_snapshot(tmp_path, recording)), "again")
+    again = recording_of(read_snapshot(as_snapshot(tmp_path, recording)), "again")
     for column in ("address", "bytes", "block_bytes"):
         before, after = getattr(recording.events, column), getattr(again.events, column)
         if column != "block_bytes":
@@ -135,58 +140,148 @@ def test_a_snapshot_can_be_imported_again(tmp_path: Path) -> None:
     assert again.events.allocated.tolist() == recording.events.allocated.tolist()
 
 
-def test_the_counters_of_a_trace_follow_the_timeline(tmp_path: Path) -> None:
-    subject = analysis()
-    events = as_trace(tmp_path, subject)
-    counters = [event for event in events if event["ph"] == "C"]
-    assert {event["name"] for event in counters} == set(map(str, CATEGORIES))
-    for category in CATEGORIES:
-        mine = [event for event in counters if event["name"] == category]
-        assert mine[-1]["args"]["bytes"] == int(subject.timeline.series(category)[-1])
-        assert max(event["args"]["bytes"] for event in mine) == int(subject.timeline.series(category).max())
-        assert [event["ts"] for event in mine] == sorted(event["ts"] for event in mine)
+def as_trace(tmp_path: Path, subject: Analysis) -> list[Any]:
+    """The packets, as the classes of Perfetto's own Python package read them."""
+    path = tmp_path / "trace.pftrace"
+    write_perfetto(subject, path, force=True)
+    trace = perfetto_trace_pb2.Trace.FromString(path.read_bytes())
+    for packet in trace.packet:
+        assert not any(map(len, map(UnknownFieldSet, (packet, packet.track_event, packet.track_descriptor))))
+    return list(trace.packet)
+
+
+def tracks_of(packets: list[Any]) -> dict[str, Any]:
+    """The descriptors of the tracks, by name; that of the process is first."""
+    tracks = [packet.track_descriptor for packet in packets if packet.HasField("track_descriptor")]
+    assert len({track.uuid for track in tracks}) == len(tracks)
+    process, *others = tracks
+    assert process.process.process_name == "ampmem: train.py --epochs 1"
+    assert {track.parent_uuid for track in others} == {process.uuid}
+    return {track.name: track for track in others}
+
+
+def events_on(packets: list[Any], track: Any) -> list[Any]:
+    """The packets of the events on one track, in order."""
+    return [each for each in packets if each.HasField("track_event") and each.track_event.track_uuid == track.uuid]
+
+
+def start_of(subject: Analysis) -> int:
+    return min(int(subject.timeline.time_ns[0]), int(subject.recording.phases.time_ns[0]))
+
+
+def assert_counter(packets: list[Any], name: str, subject: Analysis, values: Any) -> None:
+    """At every instant with events, the counter has what ``values`` has after the last of them."""
+    track = tracks_of(packets)[name]
+    assert track.counter.unit == perfetto_trace_pb2.CounterDescriptor.UNIT_SIZE_BYTES
+    events = events_on(packets, track)
+    assert {each.track_event.type for each in events} == {perfetto_trace_pb2.TrackEvent.TYPE_COUNTER}
+    stamps = [each.timestamp for each in events]
+    assert stamps == sorted(stamps)
+    times = subject.timeline.time_ns - start_of(subject)
+    instants = np.unique(times)
+    told = np.array([each.track_event.counter_value for each in events])
+    last = told[np.searchsorted(stamps, instants, side="right") - 1]
+    assert last.tolist() == values[np.searchsorted(times, instants, side="right")].tolist()
+
+
+def test_the_counters_of_a_trace_are_the_timeline(tmp_path: Path) -> None:
+    for subject in (analysis(), analyse(long_run(150))):
+        packets = as_trace(tmp_path, subject)
+        for category in CATEGORIES:
+            assert_counter(packets, str(category), subject, subject.timeline.series(category))
+
+
+def test_the_counters_of_a_trace_have_what_was_reserved(tmp_path: Path) -> None:
+    assert "reserved" not in tracks_of(as_trace(tmp_path, analysis()))
+    story = snapshots.Story()
+    story.before(old=700)
+    story.alloc("new", 1000, snapshots.FORWARD)
+    story.event("segment_alloc", 1 << 50, 2 << 20, [])
+    story.alloc("more", 3000, snapshots.FORWARD)
+    story.event("segment_free", 1 << 50, 2 << 20, [])
+    story.free("new", "more")
+    data = story.snapshot()
+    imported = replace(recording_of(read_snapshot(data), "train.py"), run=RUN)
+    packets = as_trace(tmp_path, analyse(imported))
+    events = events_on(packets, tracks_of(packets)["reserved"])
+    segment = data["segments"][0]["total_size"]
+    found = [(each.timestamp, each.track_event.counter_value) for each in events]
+    # The old block is there an instant before the first event; a microsecond lies between the others.
+    assert found == [(0, segment), (2001, segment + (2 << 20)), (4001, segment)]
 
 
 def test_the_slices_of_a_trace_are_the_steps_and_the_phases(tmp_path: Path) -> None:
     subject = analysis()
-    slices = [event for event in as_trace(tmp_path, subject) if event["ph"] == "X"]
-    steps = [event for event in slices if event["tid"] == 1]
-    phases = [event for event in slices if event["tid"] == 2]
-    assert [event["name"] for event in steps] == ["step 0", "step 1"]
-    record = subject.recording.steps[0]
-    start = min(int(subject.timeline.time_ns[0]), int(subject.recording.phases.time_ns[0]))
-    assert steps[0]["ts"] == pytest.approx((record.start_ns - start) / 1000)
-    assert steps[0]["dur"] == pytest.approx((record.end_ns - record.start_ns) / 1000)
-    assert len(phases) == len(subject.recording.phases)
-    assert {event["name"] for event in phases} == {"between", "data", "forward", "backward", "optimizer"}
-    for before, after in pairwise(phases):
-        assert before["ts"] + before["dur"] == pytest.approx(after["ts"])
+    packets = as_trace(tmp_path, subject)
+    tracks = tracks_of(packets)
+    start = start_of(subject)
+    steps = [
+        (f"step {step.index}", step.index, step.start_ns - start, step.end_ns - start)
+        for step in subject.recording.steps
+    ]
+    assert slices(events_on(packets, tracks["steps"])) == steps and len(steps) == 2
+    phases = slices(events_on(packets, tracks["phases"]))
+    rows = subject.recording.phases
+    assert [name for name, _, _, _ in phases] == [Phase(phase).name.lower() for phase in rows.phase]
+    assert [step for _, step, _, _ in phases] == [None if step < 0 else step for step in rows.step]
+    assert [begin for _, _, begin, _ in phases] == (rows.time_ns - start).tolist()
+    assert [end for _, _, _, end in phases[:-1]] == [begin for _, _, begin, _ in phases[1:]]
+    assert phases[-1][3] == max(steps[-1][3], int(subject.timeline.time_ns[-1]) - start)
 
 
-def test_a_trace_has_the_fields_that_the_format_asks_for(tmp_path: Path) -> None:
-    needed = {"M": {"args"}, "X": {"ts", "dur", "tid", "args"}, "C": {"ts", "args"}}
-    for event in as_trace(tmp_path, analysis()):
-        assert needed[event["ph"]] | {"name", "pid"} <= set(event)
-        assert event.get("ts", 0) >= 0 and event.get("dur", 0) >= 0
-        if event["ph"] == "C":
-            assert all(isinstance(value, int) for value in event["args"].values())
+def slices(events: list[Any]) -> list[tuple[str, int | None, int, int]]:
+    """Name, step, begin and end; on one track no slice begins before the last one has ended."""
+    found = []
+    kind = perfetto_trace_pb2.TrackEvent
+    for begin, end in zip(events[::2], events[1::2], strict=True):
+        assert (begin.track_event.type, end.track_event.type) == (kind.TYPE_SLICE_BEGIN, kind.TYPE_SLICE_END)
+        notes = {each.name: each.int_value for each in begin.track_event.debug_annotations}
+        found.append((begin.track_event.name, notes.get("step"), begin.timestamp, end.timestamp))
+    return found
+
+
+def test_the_packets_of_a_trace_are_one_sequence_in_order(tmp_path: Path) -> None:
+    packets = as_trace(tmp_path, analyse(long_run(150)))
+    assert {packet.trusted_packet_sequence_id for packet in packets} == {1}
+    tracks = {packet.track_descriptor.uuid for packet in packets if packet.HasField("track_descriptor")}
+    events = [packet for packet in packets if packet.HasField("track_event")]
+    assert {packet.track_event.track_uuid for packet in events} < tracks
+    assert len(packets) == len(tracks) + len(events)
+    stamps = [packet.timestamp for packet in events]
+    assert stamps == sorted(stamps) and stamps[0] == 0
 
 
 def test_times_of_a_trace_are_exact(tmp_path: Path) -> None:
-    story = small_run()
-    recording = story.recording()
-    recording.events.time_ns[:] += 1_700_000_000_000_000_000
-    recording.phases.time_ns[:] += 1_700_000_000_000_000_000
-    times = {event["ts"] for event in as_trace(tmp_path, analyse(recording)) if event["ph"] == "C"}
-    assert min(times) == 0.0
-    assert {round(time * 1000) % 10 for time in times} == {0}  # a story's tick is ten nanoseconds
+    recording = small_run().recording()
+    early = [packet.timestamp for packet in as_trace(tmp_path, analyse(recording))]
+    recording.events.time_ns[:] += 1_700_000_000_000_000_001
+    recording.phases.time_ns[:] += 1_700_000_000_000_000_001
+    later = replace(
+        recording,
+        steps=tuple(
+            replace(
+                step,
+                start_ns=step.start_ns + 1_700_000_000_000_000_001,
+                end_ns=step.end_ns + 1_700_000_000_000_000_001,
+            )
+            for step in recording.steps
+        ),
+    )
+    assert [packet.timestamp for packet in as_trace(tmp_path, analyse(later))] == early
 
 
-def as_trace(tmp_path: Path, subject: Analysis) -> list[dict[str, Any]]:
-    path = tmp_path / "trace.json"
-    write_perfetto(subject, path, force=True)
-    events: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
-    return events
+@given(st.lists(st.integers(0, 2**62), min_size=1))
+def test_numbers_of_one_width_are_what_protobuf_reads(numbers: list[int]) -> None:
+    table = varints(np.array(numbers, dtype=np.int64), width_of(max(numbers)))
+    for number, row in zip(numbers, table, strict=True):
+        packet = perfetto_trace_pb2.TracePacket.FromString(key(8) + row.tobytes() + field(10, 7))
+        assert (packet.timestamp, packet.trusted_packet_sequence_id) == (number, 7)
+
+
+@given(st.text(), st.integers(0, 2**64 - 1))
+def test_fields_are_what_protobuf_reads(name: str, uuid: int) -> None:
+    track = perfetto_trace_pb2.TrackDescriptor.FromString(message({1: uuid, 2: name}))
+    assert (track.uuid, track.name) == (uuid, name.encode("utf-8", "replace").decode())
 
 
 def test_a_table_has_a_row_per_allocation(tmp_path: Path) -> None:
@@ -263,7 +358,7 @@ def long_run(steps: int) -> Recording:
 
 @pytest.mark.parametrize("write_format", [write_snapshot, write_perfetto, write_csv])
 def test_a_long_recording_is_written_in_little_memory(write_format: Any, tmp_path: Path) -> None:
-    subject = analyse(long_run(50))
+    subject = analyse(long_run(80))
     tracemalloc.start()
     try:
         write_format(subject, tmp_path / "out")

@@ -29,6 +29,7 @@ from snapshots import (
     training_step,
 )
 
+from ampmem.allocator.snapshot import Frame
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.categories import CATEGORIES, CODES, Category
 from ampmem.analysis.schema import schema
@@ -36,7 +37,6 @@ from ampmem.analysis.summary import summarize, summary_of
 from ampmem.events import Fact, Phase
 from ampmem.importer.frames import Place, Purpose, Reading, read_stack
 from ampmem.importer.infer import CUBLAS_WORKSPACE
-from ampmem.importer.snapshot import Frame
 
 ALL = sum(PARAMETERS.values())
 CAST_BYTES = (PARAMETERS["weight"] + PARAMETERS["other"]) // 2

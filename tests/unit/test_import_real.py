@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from snapshots import real
 
+from ampmem.allocator.snapshot import read_snapshot
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.categories import Category
 from ampmem.analysis.summary import summarize, summary_of
 from ampmem.events import Fact, Source
 from ampmem.importer.recording import import_snapshot, recording_of
-from ampmem.importer.snapshot import snapshot_of
 from ampmem.importer.unpickle import load
 
 NAMES = (
@@ -30,7 +30,7 @@ NAMES = (
 
 def analysis_of(name: str) -> Analysis:
     path = real(name)
-    return analyse(recording_of(snapshot_of(load(path)), path.name))
+    return analyse(recording_of(read_snapshot(load(path)), path.name))
 
 
 def language_model(width: int, layers: int, inner: int, vocabulary: int = 10_000) -> int:

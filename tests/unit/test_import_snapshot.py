@@ -145,8 +145,7 @@ def test_segments_give_the_peak_of_what_was_reserved(tmp_path: Path) -> None:
     size = data["segments"][0]["total_size"]
     reserve = {"addr": 1 << 50, "size": 3 * MIB, "stream": 0, "time_us": 1_700_000_000_000_000, "frames": []}
     trace_of(data)[:0] = [{"action": "segment_alloc", **reserve}, {"action": "segment_free", **reserve}]
-    notes = imported(tmp_path, data).recording.notes
-    assert f"the most that the allocator had reserved was {(size + 3 * MIB) / MIB:.1f} MiB" in notes
+    assert summarize(imported(tmp_path, data).recording).steps[0].peak_reserved == size + 3 * MIB
 
 
 def test_an_allocation_that_failed(tmp_path: Path) -> None:
@@ -192,6 +191,33 @@ BROKEN: dict[str, Any] = {
     "an event without an address": (lambda data: {**data, "device_traces": [[{"action": "alloc"}]]}, "lacks a number"),
     "a segment that is none": (lambda data: {**data, "segments": ["x"]}, "segment 0 is no record"),
     "a segment twice": (lambda data: {**data, "segments": data["segments"] * 2}, "segment 1 is there twice"),
+    "blocks that segments share": (
+        lambda data: {
+            **data,
+            "segments": [{**data["segments"][0], "address": at, "blocks": UNPLACED} for at in (0, 1)],
+        },
+        "segment 1 has a block twice",
+    ),
+    "a pool that is none": (
+        lambda data: {**data, "segments": [data["segments"][0] | {"segment_pool_id": (1, 2, 3)}]},
+        "segment 0 has a pool that is none",
+    ),
+    "a segment of no type": (
+        lambda data: {**data, "segments": [data["segments"][0] | {"segment_type": None}]},
+        "segment 0 lacks a text",
+    ),
+    "settings that cannot be": (
+        lambda data: {**data, "allocator_settings": {"max_split_size": "much"}},
+        "allocator_settings lacks a number",
+    ),
+    "a size that is no number": (
+        lambda data: {**data, "device_traces": [[trace_of(data)[0] | {"size": "9"}]]},
+        "event 0 of the trace lacks a number",
+    ),
+    "sizes beyond all sums": (
+        lambda data: {**data, "device_traces": [alternating(data, 2**61)]},
+        "more bytes than can be added up",
+    ),
     "a block twice": (
         lambda data: {**data, "segments": [data["segments"][0] | {"blocks": data["segments"][0]["blocks"] * 2}]},
         "has a block twice",
@@ -207,6 +233,15 @@ BROKEN: dict[str, Any] = {
         "no known century",
     ),
 }
+
+
+UNPLACED = [{"size": 512, "state": "inactive"}]
+
+
+def alternating(data: dict[str, Any], size: int) -> list[dict[str, Any]]:
+    """Allocs and frees of one block."""
+    event = trace_of(data)[0] | {"size": size, "addr": 0}
+    return [event | {"action": action} for action in ("alloc", "free_requested", "free_completed")] * 9
 
 
 @pytest.mark.parametrize("name", BROKEN)

@@ -202,6 +202,19 @@ def test_the_first_attack_would_work(tmp_path: Path) -> None:
     assert sentinel.exists()
 
 
+@pytest.mark.parametrize("protocol", [2, 5])
+def test_a_snapshot_whose_events_share_their_stacks_is_not_too_much(
+    protocol: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unpickle, "_FREE_BYTES", 0)
+    frames = [[{"name": "main", "filename": "train.py", "line": line}] for line in range(9)]
+    trace = [
+        {"action": "alloc", "addr": 1 << 40, "size": 512, "stream": 0, "time_us": 1 << 50, "frames": frames[index % 9]}
+        for index in range(5000)
+    ]
+    assert loads(pickle.dumps([trace], protocol=protocol)) == [trace]
+
+
 def test_what_is_odd_but_plain_is_read_in_little_memory(tmp_path: Path) -> None:
     laughs, deep = tmp_path / "laughs", tmp_path / "deep"
     laughs.write_bytes(_laughs())

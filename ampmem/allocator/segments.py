@@ -1,0 +1,189 @@
+"""Memory that an allocator holds of the device, followed forwards and backwards through what it took and gave back."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from ampmem.allocator.driver import Call
+from ampmem.allocator.layout import SnapshotSegment
+from ampmem.allocator.settings import SMALL_BUFFER
+from ampmem.events import SegmentAction, SegmentColumns
+
+
+class Extent(NamedTuple):
+    """A segment, or pages of an expandable one."""
+
+    address: int
+    size: int
+    stream: int
+    small: bool
+    expandable: bool
+
+    @property
+    def end(self) -> int:
+        """The first address behind it."""
+        return self.address + self.size
+
+    def continues(self, before: Extent) -> bool:
+        """Whether these are the pages that come next in the expandable segment of ``before``."""
+        return self.expandable and before.end == self.address and before[2:] == self[2:]
+
+
+RESERVING = {
+    Call.SEGMENT_ALLOC.value: True,
+    Call.SEGMENT_MAP.value: True,
+    Call.SEGMENT_FREE.value: False,
+    Call.SEGMENT_UNMAP.value: False,
+}
+"""The words of a torch trace for what happens to segments, and whether memory is taken from the device."""
+
+
+def extent_of_call(call: str, address: int, size: int, stream: int) -> Extent:
+    """What a call to the driver is about. Of an unmapped range its size does not tell the pool."""
+    return Extent(address, size, stream, size == SMALL_BUFFER, call in (Call.SEGMENT_MAP, Call.SEGMENT_UNMAP))
+
+
+def extents_of(segments: Iterable[SnapshotSegment]) -> list[Extent]:
+    """The segments of a snapshot."""
+    return [Extent(each.address, each.size, each.stream, each.is_small, each.expandable) for each in segments]
+
+
+class Held:
+    """Extents that do not overlap, by address; ``size`` is their sum."""
+
+    def __init__(self, extents: Iterable[Extent] = ()) -> None:
+        self._extents = sorted(extents)
+        self._starts = [extent.address for extent in self._extents]
+        self.size = sum(extent.size for extent in self._extents)
+
+    def __iter__(self) -> Iterator[Extent]:
+        return iter(self._extents)
+
+    def add(self, extent: Extent) -> None:
+        """Take ``extent`` in; what of it is there already has to be removed first."""
+        at = bisect_left(self._starts, extent.address)
+        self._extents.insert(at, extent)
+        self._starts.insert(at, extent.address)
+        self.size += extent.size
+
+    def remove(self, address: int, size: int) -> list[Extent]:
+        """Cut a range out; gives what of it was there."""
+        end = address + size
+        first = max(0, bisect_right(self._starts, address) - 1)
+        last = bisect_left(self._starts, end)
+        cut: list[Extent] = []
+        kept: list[Extent] = []
+        for extent in self._extents[first:last]:
+            low, high = max(extent.address, address), min(extent.end, end)
+            if low >= high:
+                kept.append(extent)
+                continue
+            cut.append(extent._replace(address=low, size=high - low))
+            if extent.address < low:
+                kept.append(extent._replace(size=low - extent.address))
+            if high < extent.end:
+                kept.append(extent._replace(address=high, size=extent.end - high))
+        self._extents[first:last] = kept
+        self._starts[first:last] = [extent.address for extent in kept]
+        self.size -= sum(extent.size for extent in cut)
+        return cut
+
+    def holds(self, address: int, size: int) -> bool:
+        """Whether the whole range is there."""
+        at = bisect_right(self._starts, address) - 1
+        end = address + size
+        while 0 <= at < len(self._extents) and self._extents[at].address <= address < self._extents[at].end:
+            address = self._extents[at].end
+            at += 1
+        return address >= end
+
+    def joined(self) -> list[Extent]:
+        """The extents with neighbouring pages of one expandable segment put together, as a snapshot has them."""
+        joined: list[Extent] = []
+        for extent in self._extents:
+            if joined and extent.continues(joined[-1]):
+                joined[-1] = joined[-1]._replace(size=joined[-1].size + extent.size)
+            else:
+                joined.append(extent)
+        return joined
+
+
+class SegmentLog:
+    """Collects rows of :class:`~ampmem.events.SegmentColumns`, and knows what is held after the last one.
+
+    What contradicts what is held is made good first, so the rows always add up to what is held.
+    """
+
+    def __init__(self) -> None:
+        self.held = Held()
+        self._rows: list[tuple[int, ...]] = []
+
+    def begin(self, time_ns: int, extents: Iterable[Extent]) -> None:
+        """What is there when the recording starts."""
+        for extent in extents:
+            self._put(SegmentAction.BASELINE, time_ns, 0, extent)
+
+    def reserve(self, time_ns: int, position: int, extent: Extent) -> None:
+        """The allocator takes ``extent`` from the device."""
+        self.release(time_ns, position, extent)
+        self._put(SegmentAction.RESERVE, time_ns, position, extent)
+
+    def release(self, time_ns: int, position: int, extent: Extent) -> None:
+        """The allocator gives ``extent`` back, as far as it has it."""
+        cut = self.held.remove(extent.address, extent.size)
+        if cut and sum(part.size for part in cut) == extent.size:  # pages that were mapped one by one leave in one call
+            cut = [cut[0]._replace(size=extent.size)]
+        for part in cut:
+            self._row(SegmentAction.RELEASE, time_ns, position, part)
+
+    def agree(self, time_ns: int, position: int, extents: Iterable[Extent]) -> int:
+        """Make what is held what ``extents`` say; how many changes that took."""
+        before = len(self._rows)
+        there = Held(extents)
+        surplus = Held(self.held)
+        for extent in there:
+            surplus.remove(extent.address, extent.size)
+        for extent in surplus:
+            self.release(time_ns, position, extent)
+        missing = there
+        for extent in self.held:
+            missing.remove(extent.address, extent.size)
+        for extent in list(missing):
+            self.reserve(time_ns, position, extent)
+        return len(self._rows) - before
+
+    def take(self) -> SegmentColumns:
+        """The rows since the last call."""
+        rows, self._rows = self._rows, []
+        names = SegmentColumns.names()
+        table = np.array(rows, dtype=np.int64).reshape(len(rows), len(names))
+        return SegmentColumns(**dict(zip(names, np.ascontiguousarray(table.T), strict=True)))
+
+    def _put(self, action: SegmentAction, time_ns: int, position: int, extent: Extent) -> None:
+        self.held.add(extent)
+        self._row(action, time_ns, position, extent)
+
+    def _row(self, action: SegmentAction, time_ns: int, position: int, extent: Extent) -> None:
+        self._rows.append((time_ns, position, action, *map(int, extent)))
+
+
+def rewound(final: Iterable[Extent], calls: Sequence[tuple[str, Extent]]) -> tuple[list[Extent], bool]:
+    """What was held before ``calls``, which led to ``final``, and whether they fit together without a contradiction.
+
+    A call is its word in the trace, and what it is about.
+    """
+    held = Held(final)
+    fits = not any(first.end > second.address for first, second in pairwise(held))
+    for call, extent in reversed(calls):
+        there = sum(part.size for part in held.remove(extent.address, extent.size))
+        if RESERVING[call]:
+            fits &= there == extent.size
+        else:
+            fits &= there == 0
+            held.add(extent)
+    return list(held), fits
