@@ -17,6 +17,8 @@ SIMULATED = "sim"
 DEVICES = ("auto", "cuda", "cpu", SIMULATED)
 DEFAULT_GPU = "a100-80"
 """What is simulated unless ``--gpu`` says otherwise."""
+ASSUMABLE = ("nonzero", "unique")
+"""Ops whose result depends on the data, of which ``--assume`` can say how much it is; masks are ``nonzero``."""
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -34,6 +36,13 @@ _SHARED: tuple[Decorator, ...] = (
         "--gpu",
         metavar="NAME|BYTES",
         help=f"The GPU to simulate ({', '.join(GPUS)}), or its memory, such as 24GiB.  [default: {DEFAULT_GPU}]",
+    ),
+    click.option(
+        "--assume",
+        multiple=True,
+        metavar="OP=FRACTION",
+        help="On a simulated device, the fraction of the elements that an op finds whose result depends on the data: "
+        f"{' or '.join(ASSUMABLE)}. May be repeated.",
     ),
     click.option(
         "--sync/--no-sync",
@@ -65,3 +74,24 @@ def simulated_gpu(device: str, gpu: str | None) -> GpuSpec | None:
             raise UsageError("--gpu names the GPU to simulate, so it needs --device sim")
         return None
     return find_gpu(gpu or DEFAULT_GPU)
+
+
+def assumed_fractions(device: str, assume: tuple[str, ...]) -> dict[str, float]:
+    """What each ``--assume`` says. Raises :class:`UsageError` for what cannot be meant."""
+    if assume and device != SIMULATED:
+        raise UsageError("--assume says what a simulated device takes for granted, so it needs --device sim")
+    fractions: dict[str, float] = {}
+    for text in assume:
+        op, _, number = text.partition("=")
+        if op not in ASSUMABLE:
+            raise UsageError(f"--assume {text}: there is no op {op!r} to assume of; there are {', '.join(ASSUMABLE)}")
+        if op in fractions:
+            raise UsageError(f"--assume: {op} is there twice")
+        try:
+            fraction = float(number)
+        except ValueError:
+            fraction = -1.0
+        if not 0 <= fraction <= 1:
+            raise UsageError(f"--assume {text}: it takes a fraction of the elements, from 0 to 1, such as {op}=0.5")
+        fractions[op] = fraction
+    return fractions

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampmem.workloads.common import Options, count, make_optimizer, report, run_command
+from ampmem.workloads.common import Options, UsageError, count, flag, make_optimizer, report, run_command
 
 ROPE_BASE = 10_000.0
 
@@ -132,8 +132,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``(batch, time, width)`` to the same shape."""
         time = x.shape[1]
-        projected = [linear(x) for linear in (self.query, self.key, self.value)]
-        query, key, value = (each.unflatten(2, (self.heads, -1)).transpose(1, 2) for each in projected)
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        query, key, value = (each.unflatten(2, (self.heads, -1)).transpose(1, 2) for each in (query, key, value))
         query = self.rope(query)
         key = self.rope(key)
         positions = torch.arange(time, device=x.device)
@@ -237,23 +237,28 @@ class AdamW(Optimizer):
         return loss
 
 
-def build(options: Options, *, context: int | None = None) -> tuple[LM, Optimizer, tuple[Tensor, Tensor]]:
-    """The model, its optimizer, and the one batch: inputs and targets, both ``(batch, context)``."""
+def build(options: Options, **sizes: int | None) -> tuple[LM, Optimizer, tuple[Tensor, Tensor]]:
+    """The model, its optimizer, and the one batch: inputs and targets, both ``(batch, context)``.
+
+    ``sizes`` are fields of :class:`Config`; those that are ``None`` stay as the preset has them.
+    """
     torch.manual_seed(options.seed)
-    config = PRESETS[options.preset]
-    length = context or config.context
-    if length > config.context:
-        config = Config(**{**{name: getattr(config, name) for name in config.__slots__}, "context": length})
+    config = replace(PRESETS[options.preset], **{name: size for name, size in sizes.items() if size is not None})
+    if config.width % (2 * config.heads):
+        raise UsageError(f"--width {config.width} cannot be divided into {config.heads} heads of an even width")
     model = LM(config).to(options.device)
     name = options.optimizer or "adamw"
     optimizer = AdamW(model.parameters()) if name == "adamw" else make_optimizer(name, model.parameters())
-    inputs, targets = torch.randint(config.vocabulary, (2, options.batch_size or config.batch_size, length))
+    inputs, targets = torch.randint(config.vocabulary, (2, options.batch_size or config.batch_size, config.context))
     return model, optimizer, (inputs.to(options.device), targets.to(options.device))
 
 
-def train(options: Options, *, context: int | None = None) -> None:
+def train(options: Options, *, inference: bool = False, **sizes: int | None) -> None:
     """Train a language model that is written from first principles on random tokens."""
-    model, optimizer, (inputs, targets) = build(options, context=context)
+    model, optimizer, (inputs, targets) = build(options, **sizes)
+    if inference:
+        infer(options, model, inputs)
+        return
     scaler = options.grad_scaler()
     model.train()
     for step in range(options.steps):
@@ -267,6 +272,16 @@ def train(options: Options, *, context: int | None = None) -> None:
         report(step, loss.item())
 
 
+@torch.inference_mode()
+def infer(options: Options, model: LM, inputs: Tensor) -> None:
+    """Predict the tokens after ``inputs``, once per step."""
+    model.eval()
+    for step in range(options.steps):
+        with options.autocast():
+            model(inputs)
+        print(f"batch {step}", flush=True)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line."""
     run_command(
@@ -274,7 +289,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         train,
         argv,
         optimizer="adamw",
-        extra=[count("--context", None, "Tokens per sample; the preset's unless given.")],
+        extra=[
+            count("--context", None, "Tokens per sample; the preset's unless given."),
+            count("--layers", None, "Blocks; the preset's unless given."),
+            count("--heads", None, "Heads of attention; the preset's unless given."),
+            count("--width", None, "Elements per token; the preset's unless given."),
+            count("--hidden", None, "Width inside the feed-forward; the preset's unless given."),
+            flag("--inference", "Do not train: only run the model, without gradients."),
+        ],
     )
 
 

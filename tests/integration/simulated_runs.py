@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer as torch_optimizer
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -33,17 +34,26 @@ EXTRA: dict[str, dict[str, int]] = {"reuse": {"width": 128}}
 STEPS = 2
 
 
+def values(owner: ModuleType) -> dict[str, Any]:
+    """What is in a module, without the modules that something else may import."""
+    return {name: value for name, value in vars(owner).items() if not isinstance(value, ModuleType)}
+
+
 def torch_now() -> list[Any]:
     """Everything that the simulation replaces, to be compared with ``==``."""
     tensor = {name: vars(torch.Tensor).get(name) for name in ("pin_memory", "is_pinned", "record_stream")}
     return [
-        {name: value for name, value in vars(torch.cuda).items() if not isinstance(value, ModuleType)},
+        values(torch.cuda),
         dict(vars(torch.cuda.memory)),
         dict(vars(torch.cuda.random)),
         dict(vars(torch.cuda.nvtx)),
         dict(vars(torch.accelerator)),
         tensor,
-        (torch.save, torch.compile),
+        (torch.save, torch.load, torch.compile, torch.Generator),
+        [dict(vars(owner)) for owner in (torch.cuda.graphs, torch.nn.parallel.comm, torch.serialization)],
+        [values(owner) for owner in (torch.distributed, torch.distributed.distributed_c10d)],
+        torch.nn.parallel.DistributedDataParallel.__init__,
+        {name: vars(FakeTensor).get(name) for name in ("__format__", "data_ptr", "numpy")},
         list(torch_optimizer._foreach_supported_types),
         list(_foreach_utils._foreach_supported_types),
         torch._C._is_multithreading_enabled(),

@@ -1,64 +1,120 @@
-"""The simulated language model against a snapshot of the same model that was taken on a real GPU."""
+"""The simulated language model against snapshots that others took of such models on real GPUs."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ampmem.allocator.replay import replay
 from ampmem.allocator.settings import MIB
-from ampmem.allocator.snapshot import read_snapshot
-from ampmem.events import PEAK_MARK, Action, Recording
-from ampmem.importer.recording import import_snapshot
-from ampmem.importer.unpickle import load
-from ampmem.recording import read
 
-NAME = "lm_medium_ctx128_fp32_step.pickle"
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "tests" / "benchmarks" / "simulated_snapshots.py"
+FOLDER = Path(os.environ.get("AMPMEM_SNAPSHOTS") or ROOT.parent / "shared" / "snapshots")
+SHAPED_AFTER = "lm_medium_ctx128_fp32_step"
+"""The one whose frames the workload was written after; the others' sizes are known, and nothing else."""
+NAMES = (
+    SHAPED_AFTER,
+    "lm_medium_ctx512_bf16_inference",
+    "lm2700m_ctx128_fp32_forward",
+    "lm2700m_ctx128_bf16_forward",
+    "lm2700m_ctx128_fp32_step",
+)
+
+Row = dict[str, Any]
 
 
-def snapshot() -> Path:
-    default = Path(__file__).resolve().parents[2].parent / "shared" / "snapshots"
-    path = Path(os.environ.get("AMPMEM_SNAPSHOTS") or default) / NAME
-    if not path.exists():
-        pytest.skip(f"{NAME} is not in {path.parent}; name its folder in AMPMEM_SNAPSHOTS")
-    return path
+def run(*arguments: str) -> Any:
+    command = [sys.executable, str(SCRIPT), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])  # the workload prints too
 
 
-def simulated(folder: Path, gpu: str) -> Recording:
-    """Two steps, of which the second has optimizer state from its start, as the snapshot's has."""
-    output = folder / f"{gpu}.ampmem"
-    command = [sys.executable, "-m", "ampmem", "profile", "--device", "sim", "--gpu", gpu, "--steps", "2", "--quiet"]
-    command += ["--no-stacks", "-o", str(output), "-m", "ampmem.workloads.lm", "--preset", "full", "--device", "cuda"]
+def existing(name: str) -> None:
+    if not (FOLDER / f"{name}.pickle").exists():
+        pytest.skip(f"{name}.pickle is not in {FOLDER}; name its folder in AMPMEM_SNAPSHOTS")
+
+
+@pytest.fixture(scope="module")
+def table() -> dict[str, Any]:
+    if not any(FOLDER.glob("*.pickle")):
+        pytest.skip(f"there are no snapshots in {FOLDER}; name their folder in AMPMEM_SNAPSHOTS")
+    found: dict[str, Any] = run(str(FOLDER), "--json")
+    return found
+
+
+@pytest.fixture
+def row(table: dict[str, Any], name: str) -> Row:
+    existing(name)
+    (found,) = [each for each in table["rows"] if each["name"] == name]
+    return dict(found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_peaks_are_those_of_the_gpu_within_a_percent(row: Row) -> None:
+    assert row["allocated_simulated"] == pytest.approx(row["allocated_real"], rel=0.01)
+    assert row["reserved_simulated"] == pytest.approx(row["reserved_real"], rel=0.01)
+
+
+@pytest.mark.parametrize("name", [SHAPED_AFTER])
+def test_a_training_step_allocates_what_it_did_on_the_gpu(row: Row) -> None:
+    assert row["allocations_real"] == row["allocations_simulated"] == row["common"] == 6526
+    assert row["allocated_simulated"] == pytest.approx(row["allocated_real"], abs=0.1 * MIB)
+
+
+@pytest.mark.parametrize("name", ["lm_medium_ctx512_bf16_inference"])
+def test_inference_allocates_what_it_did_on_the_gpu(row: Row) -> None:
+    assert row["allocations_real"] == row["allocations_simulated"] == row["common"] == 1666
+
+
+def test_no_snapshot_is_passed_over(table: dict[str, Any]) -> None:
+    found = {each["name"] for each in table["rows"]} | set(table["left_out"])
+    assert found == {path.stem for path in FOLDER.glob("*.pickle")}
+    assert not set(table["left_out"]) & set(NAMES)
+
+
+def test_on_hopper_it_differs_by_the_larger_workspaces() -> None:
+    here = [
+        run("--simulate", gpu, "1", "step", "--preset", "full", "--device", "cuda", "--layers", "2")["allocated"]
+        for gpu in ("h100", "a100-80")
+    ]
+    assert here[0] - here[1] == pytest.approx(2 * (32 * MIB - 8_519_680), abs=0.1 * MIB)
+
+
+def test_every_forward_of_an_inference_allocates_the_same() -> None:
+    """Parts of composite ops too, which fake tensors would remember and not run again."""
+    tiny = ("forward", "--preset", "tiny", "--device", "cuda", "--precision", "amp", "--inference")
+    first, second = (run("--simulate", "a100-80", before, *tiny)["sizes"] for before in ("0", "1"))
+    first.remove(8_519_680)
+    assert first == second
+
+
+def profile(output: Path, *arguments: str) -> None:
+    command = [sys.executable, "-m", "ampmem", "profile", "--steps", "2", "--quiet", "-o", str(output)]
+    command += [*arguments, "--preset", "tiny"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    return read(output)
 
 
-def births(recording: Recording, step: int) -> list[int]:
-    events = recording.events
-    return [int(size) for size in events.bytes[(events.action == Action.ALLOC) & (events.step == step)]]
-
-
-def allocated_peaks(fake: Recording) -> tuple[int, int]:
-    """``max_memory_allocated`` on the GPU and in the simulation: the bytes in blocks."""
-    on_gpu = replay(read_snapshot(load(snapshot()))).statistics.allocated_bytes.peak
-    return on_gpu, max(layers.allocated for layers in fake.layers if layers.mark == PEAK_MARK)
-
-
-def test_a_training_step_allocates_what_it_did_on_the_gpu(tmp_path: Path) -> None:
-    real = import_snapshot(snapshot(), tmp_path / "real.ampmem")
-    fake = simulated(tmp_path, "a100-80")  # the snapshot's cuBLAS workspaces are those of GPUs before Hopper
-    assert births(fake, 1) == births(real, 0)
-    there, here = allocated_peaks(fake)
-    assert here == pytest.approx(there, abs=0.1 * MIB)
-
-
-def test_on_hopper_it_differs_by_the_larger_workspaces(tmp_path: Path) -> None:
-    snapshot()
-    there, here = allocated_peaks(simulated(tmp_path, "h100"))
-    assert here == pytest.approx(there, rel=0.01)
-    assert here - there == pytest.approx(2 * (32 * MIB - 8_519_680), abs=0.1 * MIB)
+def test_a_recording_is_simulated_again_by_its_own_command(tmp_path: Path) -> None:
+    """Recordings of GPUs are to go there; a simulated one stands in, and agrees with itself."""
+    sim = ("--device", "sim", "--gpu", "h100")
+    profile(tmp_path / "gpt.ampmem", *sim, "--arm", "amp", "--dtype", "fp16", "-m", "ampmem.workloads.gpt")
+    profile(tmp_path / "unknown.ampmem", "--device", "sim", "--gpu", "24GiB", "-m", "ampmem.workloads.gpt")
+    profile(tmp_path / "cpu.ampmem", "--device", "cpu", "-m", "ampmem.workloads.gpt")
+    found = run(str(tmp_path), "--json")
+    (row,) = found["rows"]
+    assert row["name"] == "gpt"
+    assert row["allocations_real"] == row["allocations_simulated"] == row["common"] > 100
+    assert row["allocated_real"] == row["allocated_simulated"] > 0
+    assert row["reserved_real"] == row["reserved_simulated"] >= row["allocated_real"]
+    assert found["left_out"] == {
+        "cpu": "recorded on cpu",
+        "unknown": "ampmem cannot simulate 24GiB; it knows h200, h100, a100-80, a100-40, l40s, rtx4090, rtx3090",
+    }

@@ -13,19 +13,21 @@ from pathlib import Path
 
 import arms
 import measure
+import numpy as np
 import pytest
 from simulated_runs import STEPS
 
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.verdict import MARKS
-from ampmem.events import Action, Recording, Source
+from ampmem.events import Action, Phase, Recording, Source
 from ampmem.recording import read
 
 EXACT = ("parameters", "gradients", "cast_copies")
 SCALARS = 4
 """Bytes of the step count that Adam keeps per parameter, on the CPU in every case."""
-CASES = [f"{name}:{precision}:bf16" for name in measure.WORKLOADS for precision in measure.PRECISIONS]
-SCALED = "gpt:amp:fp16"
+NAMES = (*measure.WORKLOADS, "lm")
+CASES = [f"{name}:{precision}:bf16" for name in NAMES for precision in measure.PRECISIONS]
+SCALED = [f"{name}:amp:fp16" for name in NAMES]
 
 pytestmark = pytest.mark.usefixtures("clean_start")
 clean_start = measure.clean_start
@@ -40,7 +42,7 @@ def folder() -> tempfile.TemporaryDirectory[str]:
 def left_behind() -> dict[str, list[int]]:
     """Run every case in one process; what each left in torch."""
     script = Path(__file__).with_name("simulated_runs.py")
-    command = [sys.executable, str(script), folder().name, "a100-80", *CASES, SCALED]
+    command = [sys.executable, str(script), folder().name, "a100-80", *CASES, *SCALED]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     found: dict[str, list[int]] = json.loads(done.stdout)
@@ -76,8 +78,8 @@ def test_static_memory_is_what_the_cpu_profiler_measures(case: str) -> None:
 
 
 def step_counts(name: str, found: Recording) -> set[int]:
-    """Bytes of the step counts that the optimizers have which have updated so far; SGD keeps none."""
-    if name == "resnet":
+    """Bytes of the step counts that the optimizers have which have updated so far; SGD and lm's own keep none."""
+    if name in ("resnet", "lm"):
         return {0}
     of = Counter(each.optimizer for each in found.parameters)
     return {0, *(SCALARS * number for number in itertools.accumulate(of[key] for key in sorted(of)))}
@@ -93,38 +95,62 @@ def test_conservation_has_no_residual(case: str) -> None:
     assert found.run.device_type == "cuda"
 
 
-@pytest.mark.parametrize("case", [*CASES, SCALED])
+@pytest.mark.parametrize("case", [*CASES, *SCALED])
 def test_torch_is_left_as_it_was(case: str) -> None:
     assert left_behind()[case] == []
 
 
-@pytest.mark.parametrize(
-    ("case", "kernel"),
-    [
-        ("gpt:fp32:bf16", "aten::_scaled_dot_product_efficient_attention"),
-        ("gpt:amp:bf16", "aten::_scaled_dot_product_flash_attention"),
-        ("bert:amp:bf16", "aten::_scaled_dot_product_efficient_attention"),
-        ("checkpointed:amp:bf16", "aten::_scaled_dot_product_flash_attention"),
-    ],
-)
-def test_attention_runs_the_kernel_that_an_a100_would_choose(case: str, kernel: str) -> None:
-    assert {op for op in ops(recording(case)) if "dot_product" in op} == {kernel}
+EFFICIENT, FLASH = (f"aten::_scaled_dot_product_{kernel}_attention" for kernel in ("efficient", "flash"))
+ATTENTION = {"gpt": FLASH, "checkpointed": FLASH, "bert": EFFICIENT}
+"""What an A100 runs in low precision: flash, unless there is a mask. It has no flash for FP32."""
+FOREACH = ("gpt", "bert", "resnet", "gan", "accumulate", "checkpointed")
+"""The workloads that leave the choice to torch; ``reuse`` asks for the loop, ``lm`` has an optimizer of its own."""
 
 
-@pytest.mark.parametrize("name", ["gpt", "bert", "resnet", "gan", "accumulate", "checkpointed"])
-def test_optimizers_use_foreach(name: str) -> None:
+@pytest.mark.parametrize("case", [*CASES, *SCALED])
+def test_attention_runs_the_kernel_that_an_a100_would_choose(case: str) -> None:
+    name, precision, _ = case.split(":")
+    expected = {EFFICIENT if precision == "fp32" else ATTENTION[name]} if name in ATTENTION else set()
+    assert {op for op in ops(recording(case)) if "dot_product" in op} == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_optimizers_use_foreach_where_a_gpu_does(name: str) -> None:
     found = recording(f"{name}:fp32:bf16")
-    assert {each.implementation for each in found.optimizers} == {"foreach"}
+    expected = "foreach" if name in FOREACH else "for-loop"
+    assert {each.implementation for each in found.optimizers} == {expected}
 
 
-def test_a_scaler_lets_the_optimizer_step() -> None:
-    found = recording(SCALED)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "resnet"])
+def test_only_foreach_holds_temporaries_of_all_parameters_at_once(name: str) -> None:
+    """Adam's denominators: of all parameters together, or of one at a time. SGD has none."""
+    found = recording(f"{name}:fp32:bf16")
+    one = [each.bytes for each in found.parameters if each.optimizer == found.parameters[0].optimizer]
+    assert (optimizer_temporaries(found) >= sum(one)) == (name in FOREACH)
+
+
+def optimizer_temporaries(found: Recording) -> int:
+    """The most bytes that the last step's updates hold of what they allocate and give back."""
+    lives = analyse(found).lifetimes
+    chosen = (lives.phase == Phase.OPTIMIZER) & (lives.step == STEPS - 1) & (lives.died_step == STEPS - 1)
+    change = np.zeros(len(found.events), dtype=np.int64)
+    np.add.at(change, lives.born[chosen], lives.bytes[chosen])
+    np.subtract.at(change, lives.died[chosen], lives.bytes[chosen])
+    return int(change.cumsum().max())
+
+
+@pytest.mark.parametrize("case", SCALED)
+def test_a_scaler_lets_the_optimizer_step(case: str) -> None:
+    found = recording(case)
     assert [step.skipped_update for step in found.steps] == [False] * STEPS
     assert [step.loss_scale for step in found.steps] == [65536.0] * STEPS
     assert found.arm.scaler
-    analysis = analyse(found)
-    parameters = sum(each.bytes for each in found.parameters)
-    assert at(analysis, 0, "after_optimizer")["optimizer_state"] == 2 * parameters
+    plain = analyse(recording(case.replace("fp16", "bf16")))
+    states = [
+        at(each, step, "after_optimizer")["optimizer_state"] for each in (analyse(found), plain) for step in (0, 1)
+    ]
+    assert states[:2] == states[2:]
+    assert states[0] > 0
 
 
 def test_workspaces_are_workspace() -> None:
@@ -133,9 +159,12 @@ def test_workspaces_are_workspace() -> None:
 
 
 def test_the_notes_say_what_is_left_out() -> None:
-    notes = "\n".join(recording("resnet:fp32:bf16").notes)
+    found = recording("resnet:fp32:bf16")
+    notes = "\n".join(found.notes)
     assert "no GPU was used" in notes
-    assert "not modelled: the workspaces that cuDNN asks for in convolutions" in notes
+    assert "not modelled: what cuDNN keeps for batch norms" in notes
+    assert found.prediction is not None
+    assert list(found.prediction.bounds) == ["cuDNN's workspaces in convolutions"]
     assert "assumed: 512.0 MiB" in notes
 
 

@@ -13,12 +13,11 @@ from ampmem.allocator.device import find_gpu  # noqa: E402
 from ampmem.allocator.settings import MIB, Settings  # noqa: E402
 from ampmem.cli.options import simulated_gpu  # noqa: E402
 from ampmem.errors import UsageError  # noqa: E402
-from ampmem.events import Action  # noqa: E402
+from ampmem.events import Action, TermsRecord  # noqa: E402
 from ampmem.recorder.log import simulated_addresses  # noqa: E402
 from ampmem.recorder.simulated.attention import Kernel, choose  # noqa: E402
-from ampmem.recorder.simulated.device import CONTEXT, Event, SimulatedDevice  # noqa: E402
+from ampmem.recorder.simulated.device import Event, SimulatedDevice  # noqa: E402
 from ampmem.recorder.simulated.selftest import refusal  # noqa: E402
-from ampmem.recorder.simulated.start import verdict  # noqa: E402
 from ampmem.recorder.simulated.values import KnownNumbers  # noqa: E402
 
 
@@ -49,13 +48,14 @@ def test_a_storage_has_a_block_until_it_dies() -> None:
 
 def test_scratch_is_gone_and_a_workspace_stays() -> None:
     simulated = device()
-    told: list[int] = []
-    simulated.on_workspace = told.append
-    simulated.workspace(3 * MIB)
-    simulated.scratch(MIB, 2 * MIB)
+    told: list[tuple[int, str]] = []
+    simulated.on_workspace = simulated.on_scratch = lambda address, name: told.append((address, name))
+    simulated.workspace("cuBLAS", 3 * MIB)
+    simulated.scratch("aten.sum.default", (MIB, 2 * MIB))
     assert simulated.allocator.counters.allocated == 3 * MIB
     assert simulated.allocator.counters.allocated_peak == 6 * MIB
-    assert told == simulated.workspaces == list(simulated.live())
+    assert [name for _, name in told] == ["cuBLAS", "aten.sum.default", "aten.sum.default"]
+    assert dict(told[:1]) == simulated.workspaces == dict.fromkeys(simulated.live(), "cuBLAS")
 
 
 def test_it_runs_out_of_memory_as_a_gpu_does() -> None:
@@ -66,17 +66,60 @@ def test_it_runs_out_of_memory_as_a_gpu_does() -> None:
     ):
         simulated.born(tensor.untyped_storage())
     assert not simulated.knows(tensor.untyped_storage())
-    assert "it does not fit: out of memory" in verdict(simulated)
+    assert simulated.prediction().ran_out
 
 
-def test_the_verdict_leaves_the_context_out() -> None:
-    simulated = device("1GiB")
-    simulated.scratch(100 * MIB)
-    assert "peak 100.0 MiB allocated, 100.0 MiB reserved of 1.0 GiB; it fits, with 412.0 MiB to spare" in verdict(
-        simulated
+def summed(terms: TermsRecord) -> int:
+    return terms.tensors + sum(terms.workspaces.values()) + sum(terms.scratch.values()) + terms.rounding
+
+
+def test_the_terms_of_the_peaks_add_up_to_the_allocators_numbers() -> None:
+    simulated = device()
+    simulated.workspace("cuBLAS", 8_519_680)
+    tensors = [torch.empty(size, dtype=torch.uint8, device="meta") for size in (700, 30 * MIB + 1, 5 * MIB)]
+    for tensor in tensors:
+        simulated.born(tensor.untyped_storage())
+    simulated.scratch("aten.sum.default", (40 * MIB, 16))
+    del tensors[1], tensor
+    gc.collect()
+    simulated.scratch("aten.max.dim", (60 * MIB,))
+    found, counters = simulated.prediction(), simulated.allocator.counters
+    assert found.allocated == TermsRecord(
+        tensors=700 + 30 * MIB + 1 + 5 * MIB,
+        workspaces={"cuBLAS": 8_519_680},
+        scratch={"aten.sum.default": 40 * MIB + 16},
+        rounding=(1024 - 700) + 511 + (512 - 16),
+        cached=counters.reserved_peak - 60 * MIB - counters.allocated_peak,
     )
-    assert CONTEXT == 512 * MIB
-    assert verdict(simulated, failed=True).endswith("reserved of 1.0 GiB, up to where the script failed")
+    assert summed(found.allocated) == counters.allocated_peak
+    assert found.reserved.scratch == {"aten.max.dim": 60 * MIB}
+    assert summed(found.reserved) + found.reserved.cached == counters.reserved_peak
+    assert (found.highest_allocated, found.highest_reserved) == (counters.allocated_peak, counters.reserved_peak)
+
+
+def test_its_peaks_are_those_of_the_whole_run() -> None:
+    simulated = device()
+    simulated.scratch("aten.sum.default", (40 * MIB,))
+    before = simulated.prediction()
+    simulated.allocator.counters.reset_peaks()
+    simulated.scratch("aten.sum.default", (10 * MIB,))
+    assert simulated.prediction() == before
+
+
+def test_what_is_assumed_at_most_is_in_the_highest_peaks_only() -> None:
+    simulated = device()
+    tensor = torch.empty(30 * MIB, dtype=torch.uint8, device="meta")
+    simulated.born(tensor.untyped_storage())
+    simulated.assume_at_most("workspaces", 100 * MIB)
+    simulated.assume_at_most("workspaces", 50 * MIB)
+    found = simulated.prediction()
+    assert summed(found.allocated) == simulated.allocator.counters.reserved == 30 * MIB
+    assert (found.highest_allocated, found.highest_reserved) == (130 * MIB, 130 * MIB)
+    assert found.bounds == {"workspaces": 100 * MIB}
+    simulated.empty_cache()
+    later = torch.empty(90 * MIB, dtype=torch.uint8, device="meta")
+    simulated.born(later.untyped_storage())
+    assert simulated.prediction().highest_reserved == 130 * MIB
 
 
 def test_a_number_is_known_until_somebody_writes() -> None:
@@ -129,4 +172,4 @@ def test_the_gpu_to_simulate() -> None:
 def test_a_torch_that_cannot_is_told_what_can() -> None:
     message = str(refusal("no such symbol"))
     assert "cannot simulate a CUDA device: no such symbol" in message
-    assert "CUDA wheel" in message and "--device cpu" in message
+    assert "torch 2.13 can, and CUDA builds from 2.11 on" in message and "--device cpu" in message

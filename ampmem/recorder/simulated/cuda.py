@@ -2,134 +2,38 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
-from time import perf_counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
+from ampmem.recorder.simulated import tensors, unsupported
 from ampmem.recorder.simulated.device import CONTEXT, SimulatedDevice
-from ampmem.recorder.simulated.mode import NotSimulated
-from ampmem.recorder.simulated.private import FakeTensor
+from ampmem.recorder.simulated.mode import SimulatedMode
+from ampmem.recorder.simulated.replace import replace_all
+from ampmem.recorder.simulated.streams import Event, Region, Stream, check_device, counted
 from ampmem.recorder.simulated.where import script_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Stream:
-    """A stream; all work of a simulated device is done at once."""
-
-    stream_id = cuda_stream = 0
-    device_index = 0
-    device_type = 1
-    priority = 0
-
-    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
-        self.device = torch.device("cuda", 0)
-
-    def synchronize(self) -> None:
-        """Nothing is under way."""
-
-    def query(self) -> bool:
-        """Whether everything is done."""
-        return True
-
-    def is_capturing(self) -> bool:
-        """Whether a CUDA graph is being captured: there are none."""
-        return False
-
-    def wait_event(self, event: Any) -> None:
-        """Nothing to wait for."""
-
-    def wait_stream(self, stream: Any) -> None:
-        """Nothing to wait for."""
-
-    def record_event(self, event: Any = None) -> Any:
-        """An event that has happened."""
-        event = event if event is not None else Event()
-        event.record()
-        return event
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing to leave."""
-
-
-class Event:
-    """An event; its time is this machine's, which says nothing about a GPU's."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self._time = perf_counter()
-
-    def record(self, stream: Any = None) -> None:
-        """It happens now."""
-        self._time = perf_counter()
-
-    def wait(self, stream: Any = None) -> None:
-        """Nothing to wait for."""
-
-    def query(self) -> bool:
-        """Whether it has happened."""
-        return True
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
-
-    def elapsed_time(self, end: Event) -> float:
-        """Milliseconds between the two on this machine."""
-        return (end._time - self._time) * 1000
-
-
-class _Region:
-    """``torch.cuda.device(...)`` and ``torch.cuda.stream(...)``: regions in which nothing is different."""
-
-    idx = prev_idx = 0
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self.stream: Any = None
-
-    def __enter__(self) -> _Region:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing to leave."""
-
-
-def install(device: SimulatedDevice) -> Callable[[], None]:
-    """Replace what a script may ask of ``torch.cuda``; returns what undoes it."""
-    undo = ExitStack()
-    for owner, names in ((torch.cuda, _queries(device)), (torch.cuda, _actions(device))):
-        for name, value in names.items():
-            undo.callback(_replace(owner, name, value))
-    for name, value in _memory(device).items():
-        undo.callback(_replace(torch.cuda, name, value))
-        undo.callback(_replace(torch.cuda.memory, name, value))
-    for name, value in _random().items():
-        undo.callback(_replace(torch.cuda, name, value))
-        undo.callback(_replace(torch.cuda.random, name, value))
-    for name in ("range_push", "mark", "range_start"):
-        undo.callback(_replace(torch.cuda.nvtx, name, lambda *_, **__: 0))
-    undo.callback(_replace(torch.cuda.nvtx, "range_pop", lambda: 0))
-    undo.callback(_replace(torch.cuda.nvtx, "range", _nothing_range))
-    undo.callback(_replace(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor))
-    undo.callback(_replace(torch.Tensor, "is_pinned", lambda tensor, device=None: False))
-    undo.callback(_replace(torch.Tensor, "record_stream", lambda tensor, stream: None))
-    undo.callback(_replace(FakeTensor, "__format__", _format))
-    undo.callback(_replace(FakeTensor, "data_ptr", lambda tensor: 0))  # torch warns, and clones where it is 0
-    undo.callback(_replace(torch, "save", _save(device, torch.save)))
-    undo.callback(_replace(torch, "compile", _no_compiler))
-    for name, value in _accelerator(device).items():
-        undo.callback(_replace(torch.accelerator, name, value))
-    undo.callback(_replace(torch.backends.cudnn, "is_available", lambda: True))
-    undo.callback(_replace(torch.backends.cudnn, "is_acceptable", lambda tensor: False))
-    return undo.close
+def install(mode: SimulatedMode) -> Callable[[], None]:
+    """Replace what a script may ask of ``torch.cuda``, and of tensors on it; returns what undoes it."""
+    device = mode.device_model
+    with ExitStack() as undo:
+        undo.callback(replace_all((torch.cuda,), _queries(device) | _actions(device)))
+        undo.callback(replace_all((torch.cuda, torch.cuda.memory), _memory(device)))
+        undo.callback(replace_all((torch.cuda, torch.cuda.random), _random()))
+        undo.callback(replace_all((torch.cuda.nvtx,), _nvtx()))
+        undo.callback(replace_all((torch.accelerator,), _accelerator(device)))
+        undo.callback(replace_all((torch,), {"Stream": counted(device), "Event": Event}))
+        undo.callback(replace_all((torch.backends.cudnn,), _cudnn()))
+        undo.callback(tensors.install(mode))
+        undo.callback(unsupported.install())
+        return undo.pop_all().close
 
 
 def properties(device: SimulatedDevice) -> SimpleNamespace:
@@ -143,7 +47,7 @@ def properties(device: SimulatedDevice) -> SimpleNamespace:
         multi_processor_count=device.gpu.sm_count or 108,
         is_integrated=False,
         is_multi_gpu_board=False,
-        max_threads_per_multi_processor=2048,
+        max_threads_per_multi_processor=device.gpu.threads_per_sm,
         max_threads_per_block=1024,
         warp_size=32,
         regs_per_multiprocessor=65536,
@@ -182,16 +86,16 @@ def _queries(device: SimulatedDevice) -> dict[str, Any]:
 def _actions(device: SimulatedDevice) -> dict[str, Any]:
     stream = Stream()
     return {
-        "set_device": lambda device: None,
-        "device": _Region,
-        "device_of": _Region,
-        "_DeviceGuard": _Region,
-        "stream": _Region,
-        "StreamContext": _Region,
+        "set_device": check_device,
+        "device": Region,
+        "device_of": Region,
+        "_DeviceGuard": Region,
+        "stream": Region,
+        "StreamContext": Region,
         "set_stream": lambda stream: None,
         "current_stream": lambda device=None: stream,
         "default_stream": lambda device=None: stream,
-        "Stream": Stream,
+        "Stream": counted(device),
         "Event": Event,
         "synchronize": lambda device=None: None,
         "ipc_collect": lambda: None,
@@ -209,7 +113,19 @@ def _memory(device: SimulatedDevice) -> dict[str, Any]:
     def mem_get_info(device: Any = None) -> tuple[int, int]:
         return max(total - CONTEXT - counters.reserved, 0), total
 
+    def set_fraction(fraction: float, device: Any = None) -> None:
+        if not isinstance(fraction, float):
+            raise TypeError("Invalid type for fraction argument, must be `float`")
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
+        allocator.set_memory_fraction(fraction)
+
+    def no_snapshot(filename: str = "dump_snapshot.pickle", **_: Any) -> None:
+        write = "ampmem export FILE --format snapshot writes one of the recording"
+        simulated.assume(f"torch.cuda.memory._dump_snapshot wrote nothing ({write}), at {script_line()}")
+
     total = device.gpu.total_memory
+    simulated = device
     return {
         "memory_allocated": lambda device=None: counters.allocated,
         "max_memory_allocated": lambda device=None: counters.allocated_peak,
@@ -222,12 +138,16 @@ def _memory(device: SimulatedDevice) -> dict[str, Any]:
         "reset_max_memory_allocated": lambda device=None: counters.reset_peaks(),
         "reset_max_memory_cached": lambda device=None: counters.reset_peaks(),
         "reset_accumulated_memory_stats": lambda device=None: None,
-        "empty_cache": allocator.empty_cache,
+        "empty_cache": device.empty_cache,
         "mem_get_info": mem_get_info,
         "memory_summary": lambda device=None, abbreviated=False: str(allocator.statistics()),
-        "set_per_process_memory_fraction": lambda fraction, device=None: None,
+        "set_per_process_memory_fraction": set_fraction,
+        "get_per_process_memory_fraction": lambda device=None: allocator.settings.memory_fraction or 1.0,
         "get_allocator_backend": lambda: "native",
+        "memory_snapshot": lambda *_, **__: [],
         "_record_memory_history": lambda *_, **__: None,
+        "_snapshot": lambda *_, **__: {"segments": [], "device_traces": [[]], "allocator_settings": {}},
+        "_dump_snapshot": no_snapshot,
     }
 
 
@@ -254,7 +174,7 @@ def _accelerator(device: SimulatedDevice) -> dict[str, Any]:
         "set_device_index": lambda device: None,
         "synchronize": lambda device=None: None,
         "current_stream": lambda device=None: Stream(),
-        "empty_cache": device.allocator.empty_cache,
+        "empty_cache": device.empty_cache,
         "memory_allocated": lambda device_index=None: device.allocator.counters.allocated,
         "max_memory_allocated": lambda device_index=None: device.allocator.counters.allocated_peak,
         "memory_reserved": lambda device_index=None: device.allocator.counters.reserved,
@@ -267,49 +187,14 @@ def _state() -> torch.Tensor:
     return torch.zeros(16, dtype=torch.uint8)
 
 
-def _format(tensor: FakeTensor, spec: str) -> str:
-    """As that of a plain tensor, which leaves subclasses out."""
-    return format(tensor.item(), spec) if tensor.dim() == 0 else object.__format__(tensor, spec)
+def _nvtx() -> dict[str, Any]:
+    @contextmanager
+    def nothing(msg: str, *_: Any, **__: Any) -> Iterator[None]:
+        yield
+
+    marks = dict.fromkeys(("range_push", "mark", "range_start"), lambda *_, **__: 0)
+    return {**marks, "range_pop": lambda: 0, "range": nothing}
 
 
-def _no_compiler(*_: Any, **__: Any) -> Any:
-    raise NotSimulated(
-        f"{script_line()}: what compiled code allocates is decided by the kernels that torch.compile makes for a GPU, "
-        "and there is none; leave torch.compile out to see what the plain run needs"
-    )
-
-
-def _save(device: SimulatedDevice, original: Callable[..., Any]) -> Callable[..., Any]:
-    """``torch.save`` that leaves out what has no values to save."""
-
-    @functools.wraps(original)
-    def save(obj: Any, *args: Any, **kwargs: Any) -> Any:
-        leaves = obj.parameters() if isinstance(obj, torch.nn.Module) else tree_leaves(obj)
-        if any(isinstance(leaf, FakeTensor) for leaf in leaves):
-            device.assume(f"torch.save wrote nothing, since tensors had no values, at {script_line()}")
-            return None
-        return original(obj, *args, **kwargs)
-
-    return save
-
-
-@contextmanager
-def _nothing_range(msg: str, *_: Any, **__: Any) -> Iterator[None]:
-    yield
-
-
-def _replace(owner: Any, name: str, value: Any) -> Callable[[], None]:
-    """Put ``value`` into ``owner``; returns what puts the former value back."""
-    missing = object()
-    former = vars(owner).get(name, missing)
-    if former is missing and not hasattr(owner, name):
-        return lambda: None  # a name that this version of torch does not have
-    setattr(owner, name, value)
-
-    def undo() -> None:
-        if former is missing:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, former)
-
-    return undo
+def _cudnn() -> dict[str, Any]:
+    return {"is_available": lambda: True, "is_acceptable": lambda tensor: False}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import time_ns
 from typing import NamedTuple
 
@@ -14,8 +14,9 @@ from ampmem.allocator.caching import DeviceCachingAllocator
 from ampmem.allocator.device import GpuSpec
 from ampmem.allocator.oom import OutOfMemory
 from ampmem.allocator.settings import MIB, Settings
-from ampmem.events import Action
+from ampmem.events import Action, PredictionRecord
 from ampmem.recorder.log import simulated_addresses
+from ampmem.recorder.simulated.peaks import Highest, Peaks, prediction
 from ampmem.recorder.simulated.private import backward_node, in_backward
 
 CONTEXT = 512 * MIB
@@ -58,14 +59,21 @@ class SimulatedDevice:
         """The type of torch device that it stands for: ``cuda``, unless it is compared with the CPU profiler."""
         self.allocator = DeviceCachingAllocator(settings, total_memory=gpu.total_memory, outside=CONTEXT)
         self.recorder: Callable[[Event], None] | None = None
-        self.on_workspace: Callable[[int], None] | None = None
-        """Told the address of every workspace."""
-        self.workspaces: list[int] = []
+        self.on_workspace: Callable[[int, str], None] | None = None
+        """Told the address of every workspace and the library that keeps it."""
+        self.on_scratch: Callable[[int, str], None] | None = None
+        """Told the address of scratch and the op that asked for it."""
+        self.workspaces: dict[int, str] = {}
+        """The libraries' workspaces, by address."""
         self.on_out_of_memory: Callable[[OutOfMemory], None] | None = None
         self.out_of_memory: OutOfMemory | None = None
         """The last request that could not be served."""
         self.assumptions: dict[str, None] = {}
-        """What this run took for granted or left out, in the order in which it came up."""
+        """What this run took for granted, in the order in which it came up."""
+        self.unmodelled: dict[str, None] = {}
+        """What it left out, likewise."""
+        self._peaks = Peaks(self.allocator.counters)
+        self._highest = Highest(settings)
         self._blocks: dict[int, Block] = {}
         self._references: dict[int, _StorageRef] = {}
         self._busy = False
@@ -75,6 +83,10 @@ class SimulatedDevice:
     def assume(self, text: str) -> None:
         """Keep ``text``, once, for the recording's notes."""
         self.assumptions[text] = None
+
+    def leave_out(self, what: str) -> None:
+        """``what`` a GPU would have allocated is in none of the numbers."""
+        self.unmodelled[what] = None
 
     def knows(self, storage: torch.UntypedStorage) -> bool:
         """Whether ``storage`` has a block."""
@@ -105,6 +117,8 @@ class SimulatedDevice:
         self._busy = True
         try:
             block = self.allocator.malloc(size)
+            self._highest.malloc(block)
+            self._peaks.note()
             self._tell(Action.ALLOC, block)
         except OutOfMemory as error:
             self.out_of_memory = error
@@ -121,22 +135,58 @@ class SimulatedDevice:
         self._busy = True
         try:
             self._tell(Action.FREE, block)
+            self._highest.free(block)
             self.allocator.free(block)
         finally:
             self._busy = False
         self._bury()
 
-    def workspace(self, size: int) -> None:
-        """Scratch that a library keeps for ever."""
-        block = self.malloc(size)
-        self.workspaces.append(block.address)
+    def workspace(self, library: str, size: int) -> None:
+        """Scratch that ``library`` keeps for ever."""
+        held = self._peaks.workspaces
+        held[library] = held.get(library, 0) + size
+        try:
+            block = self.malloc(size)
+        except torch.OutOfMemoryError:
+            held[library] -= size  # a script may go on from here
+            raise
+        self.workspaces[block.address] = library
         if self.on_workspace is not None:
-            self.on_workspace(block.address)
+            self.on_workspace(block.address, library)
 
-    def scratch(self, *sizes: int) -> None:
-        """Scratch that an op gives back before it ends."""
-        for block in [self.malloc(size) for size in sizes if size]:
-            self.free(block)
+    def scratch(self, op: str, sizes: Sequence[int]) -> None:
+        """Scratch of all these sizes at once, which ``op`` gives back before it ends."""
+        held, blocks = self._peaks.scratch, []
+        try:
+            for size in sizes:
+                held[op] = held.get(op, 0) + size
+                blocks.append(self.malloc(size))
+                if self.on_scratch is not None:
+                    self.on_scratch(blocks[-1].address, op)
+        finally:
+            held.pop(op, None)
+            for block in reversed(blocks):
+                self.free(block)
+
+    def assume_at_most(self, what: str, size: int) -> None:
+        """``what`` is not known; here it is taken to be at most ``size`` bytes, given back at once."""
+        self._highest.assume(what, size)
+
+    def empty_cache(self) -> None:
+        """``torch.cuda.empty_cache``."""
+        self._highest.empty_cache()
+        self.allocator.empty_cache()
+
+    def prediction(self) -> PredictionRecord:
+        """What the run comes to on this GPU, by now."""
+        return prediction(
+            self._peaks,
+            self._highest,
+            total=self.gpu.total_memory,
+            outside=CONTEXT,
+            unmodelled=tuple(self.unmodelled),
+            ran_out=self.out_of_memory is not None,
+        )
 
     def live(self) -> dict[int, tuple[int, int]]:
         """Address of every block in use to the bytes that were asked for and those of the block."""

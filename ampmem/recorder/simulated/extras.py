@@ -1,45 +1,41 @@
-"""What a GPU run allocates beside the tensors that ops return, as far as a formula for it is known."""
+"""What a GPU run allocates beside the tensors that ops return: booked where there is a formula, else named."""
 
 from __future__ import annotations
 
+import functools
+import os
 from typing import Any
 
 import torch
 
-from ampmem.allocator.rounding import round_up
-from ampmem.allocator.settings import MIB
+from ampmem.recorder.simulated import workspaces
 from ampmem.recorder.simulated.device import SimulatedDevice
-from ampmem.recorder.simulated.private import in_backward
+from ampmem.recorder.simulated.private import FakeTensor, in_backward
+from ampmem.recorder.simulated.scratch import SORTS, has_scratch, scratch_of, sorts_much, unmodelled
 
 aten = torch.ops.aten
 
-WORKSPACE_HOPPER = 32 * MIB
-WORKSPACE = 8_519_680
-"""cuBLAS's workspace per handle and stream (``getChosenWorkspaceSize``, ``CublasHandlePool.cpp``)."""
-
-_MATMULS = frozenset(
+_LT_MATMULS = frozenset({aten.addmm.default, aten._addmm_activation.default, aten._scaled_mm.default})
+"""The matrix products that may go through cuBLASLt."""
+_MATMULS = _LT_MATMULS | frozenset(
     {
         aten.mm.default,
-        aten.addmm.default,
         aten.bmm.default,
         aten.baddbmm.default,
         aten.addbmm.default,
         aten.addmv.default,
         aten.mv.default,
         aten.dot.default,
-        aten._scaled_mm.default,
-        aten._addmm_activation.default,
     }
 )
-_FLASH_BACKWARD = (aten._scaled_dot_product_flash_attention_backward.default, aten._flash_attention_backward.default)
-_INDEX_PUT = (aten.index_put_.default, aten._index_put_impl_.default)
-_CUDNN_ATTENTION = (aten._scaled_dot_product_cudnn_attention.default,)
 _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
-_RECURRENT = (aten._thnn_fused_lstm_cell.default, aten.rnn_tanh.input, aten.rnn_relu.input)
 
-UNMODELLED_CONVOLUTION = "not modelled: the workspaces that cuDNN asks for in convolutions"
-UNMODELLED_CUDNN_ATTENTION = "not modelled: the workspaces that cuDNN asks for in attention"
-UNMODELLED_RECURRENT = "not modelled: recurrent layers ran step by step, where a GPU uses cuDNN and its reserve"
+CUDNN_CONVOLUTIONS = "cuDNN's workspaces in convolutions"
+_AT_MOST = (
+    f"assumed: {CUDNN_CONVOLUTIONS} are at most the matrix of all patches (im2col) and a copy of each tensor; cuDNN "
+    "chooses, and PyTorch sets no limit, but takes another algorithm where there is no memory"
+)
+_BENCHMARK = "the trials of torch.backends.cudnn.benchmark, which may take all memory that is free"
 
 
 class Extras:
@@ -47,46 +43,60 @@ class Extras:
 
     def __init__(self, device: SimulatedDevice) -> None:
         self._device = device
-        self._handles: set[bool] = set()
-        """For which threads a cuBLAS handle exists: the one that runs backward has its own."""
+        self._handles: set[tuple[str, bool]] = set()
+        """Which libraries have a handle in which thread: the one that runs backward has its own."""
 
     def after(self, func: Any, args: Any, result: Any) -> None:
         """``func`` has returned ``result``."""
         device = self._device
-        if device.label != "cuda":
+        if not _matters(func) or device.label != "cuda" or not _on_gpu(result):
             return
         if func in _MATMULS:
-            self._blas(result)
-        elif func in _FLASH_BACKWARD:
-            self._flash_backward(args)
-        elif func in _INDEX_PUT and len(args) > 3 and args[3]:
-            self._sorted_indices(args[1])
-        elif func in _CUDNN_ATTENTION:
-            device.assume(UNMODELLED_CUDNN_ATTENTION)
+            self._blas(func)
         elif func in _CONVOLUTIONS:
-            device.assume(UNMODELLED_CONVOLUTION)
-        elif func in _RECURRENT:
-            device.assume(UNMODELLED_RECURRENT)
+            self._convolution(func, args, result)
+        for sizes in scratch_of(func, args, result, device.gpu):
+            device.scratch(str(func), sizes)
+        missing = SORTS if sorts_much(func, args) else unmodelled(func)
+        if missing is not None:
+            device.leave_out(missing)
 
-    def _blas(self, result: torch.Tensor) -> None:
-        thread = in_backward()
-        if thread in self._handles or result.device.type != "cuda":
-            return
-        self._handles.add(thread)
+    def _blas(self, func: Any) -> None:
         capability = self._device.gpu.compute_capability
-        if capability is None:
-            self._device.assume(f"cuBLAS workspaces of {WORKSPACE} bytes: the GPU's architecture is not known")
-        self._device.workspace(WORKSPACE_HOPPER if (capability or (0, 0)) >= (9, 0) else WORKSPACE)
+        size = workspaces.cublas(capability, os.environ)
+        if self._first_use("cuBLAS"):
+            if capability is None:
+                self._device.assume(f"cuBLAS workspaces of {size} bytes: the GPU's architecture is not known")
+            self._device.workspace("cuBLAS", size)
+        own = workspaces.cublaslt(os.environ) if func in _LT_MATMULS else 0
+        if own and self._first_use("cuBLASLt"):
+            self._device.workspace("cuBLASLt", own)
 
-    def _flash_backward(self, args: Any) -> None:
-        """``softmax_d`` and ``dq_accum`` of ``mha_bwd`` (``flash_attn/flash_api.cpp``), both FP32."""
-        query = args[1]
-        batch, heads, length, width = query.shape
-        rounded = round_up(length, 128)
-        padded = round_up(width, 32) if width <= 128 else round_up(width, 64)
-        self._device.scratch(batch * heads * rounded * 4, batch * heads * rounded * padded * 4)
+    def _first_use(self, library: str) -> bool:
+        """Whether the thread that runs now has not used ``library`` before."""
+        handle = (library, in_backward())
+        known = handle in self._handles
+        self._handles.add(handle)
+        return not known
 
-    def _sorted_indices(self, indices: Any) -> None:
-        """Adding at indices sorts them first (``index_put_with_sort_kernel``); how many arrays: from a trace."""
-        count = max((index.numel() for index in indices if index is not None), default=0)
-        self._device.scratch(*(count * 8,) * 5, 1)
+    def _convolution(self, func: Any, args: Any, result: Any) -> None:
+        forward = func is aten.convolution.default
+        source, weight = args[:2] if forward else args[1:3]
+        target, transposed = (result, args[6]) if forward else (args[0], args[7])
+        bound = workspaces.convolution_bound(
+            source.shape, weight.shape, target.shape, source.dtype.itemsize, transposed=transposed
+        )
+        self._device.assume_at_most(CUDNN_CONVOLUTIONS, bound)
+        self._device.assume(_AT_MOST)
+        if torch.backends.cudnn.benchmark:
+            self._device.leave_out(_BENCHMARK)
+
+
+@functools.cache
+def _matters(func: Any) -> bool:
+    return func in _MATMULS or func in _CONVOLUTIONS or has_scratch(func) or unmodelled(func) is not None
+
+
+def _on_gpu(result: Any) -> bool:
+    first = next((item for item in result if item is not None), None) if isinstance(result, (tuple, list)) else result
+    return isinstance(first, FakeTensor) and first.fake_device.type == "cuda"

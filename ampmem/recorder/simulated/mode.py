@@ -6,24 +6,28 @@ a module makes for itself are fake too, since a model of billions of parameters 
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedOperatorException,
-)
 
 from ampmem.recorder.simulated.device import SimulatedDevice
 from ampmem.recorder.simulated.engine import Accumulation
 from ampmem.recorder.simulated.extras import Extras
-from ampmem.recorder.simulated.private import FakeTensor, FakeTensorMode, in_backward
-from ampmem.recorder.simulated.values import KnownNumbers, Number
-from ampmem.recorder.simulated.where import script_line
+from ampmem.recorder.simulated.ops import KERNELS
+from ampmem.recorder.simulated.private import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+    below_modes,
+    in_backward,
+    is_composite,
+)
+from ampmem.recorder.simulated.values import Guesses, KnownNumbers, Number, guess
+from ampmem.recorder.simulated.where import stop
 
 aten = torch.ops.aten
 
@@ -45,20 +49,21 @@ _RANDOM = (aten.rand.default, aten.randn.default, aten.randint.default, aten.ran
 _FILLS = {aten.zeros.default: 0, aten.ones.default: 1, aten.zeros_like.default: 0, aten.ones_like.default: 1}
 
 
-class NotSimulated(RuntimeError):
-    """The script does what the simulated device cannot do."""
-
-
 class SimulatedMode(FakeTensorMode):
     """Active for as long as the script runs; below every mode of the script's own and of the recorder's."""
 
     simulates = True
     """Tells it from modes of the script's own."""
 
-    def __init__(self, device: SimulatedDevice) -> None:
+    def __init__(self, device: SimulatedDevice, fractions: Mapping[str, float] | None = None) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.device_model = device
+        self.fractions = fractions or {}
+        """What ``--assume`` says: the fraction of the elements that an op finds whose result depends on the data."""
         self.values = KnownNumbers()
+        self.likely = KnownNumbers()
+        """Answers that are not known, but likely."""
+        self.guesses = Guesses(device)
         self.accumulation = Accumulation()
         self.extras = Extras(device)
         self.everything = device.label == "cpu"
@@ -66,6 +71,7 @@ class SimulatedMode(FakeTensorMode):
         self._process = os.getpid()
         self._inside = 0
         """In how many ops that a GPU runs as one kernel: what torch makes of them here allocates nothing there."""
+        self._remembers = self.cache_enabled
         # Nothing here asks twice what became of a real tensor, and the weak references would keep a module from
         # swapping its parameters in Module.to().
         self.fake_tensor_converter.set_tensor_memo = lambda t, v: None  # type: ignore[method-assign]
@@ -76,6 +82,10 @@ class SimulatedMode(FakeTensorMode):
             aten._amp_update_scale_.default: self._update_scale,
             aten.is_pinned.default: lambda func, args, kwargs: False,
             aten._pin_memory.default: lambda func, args, kwargs: args[0],
+            aten.all.default: self._all,
+            aten.equal.default: self._equal,
+            aten.allclose.default: self._equal,
+            **dict.fromkeys(KERNELS, self._own_kernel),
         }
 
     @property
@@ -117,32 +127,36 @@ class SimulatedMode(FakeTensorMode):
         if in_backward():
             func = self.accumulation.choose(func, args)
         args, kwargs = self._faked(args), self._faked(kwargs)
-        whole = not _composite(func)
+        whole = not is_composite(func)
         self._inside += whole
+        # What fake tensors remember of an op is its result: the parts of a composite one (inference mode lets them
+        # through) have to run each time, or what they allocate would be booked the first time only.
+        remembered, self.cache_enabled = self.cache_enabled, self._remembers and whole
         try:
             result = super().dispatch(func, (), args, kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException):
-            raise NotSimulated(
-                f"{script_line()}: the size of what {func} returns depends on the data, and a simulated device has "
-                "none; compute it on the CPU, or write it without (masked_fill or torch.where in place of indexing "
-                "with a mask)"
+            raise stop(
+                f"the size of what {func} returns depends on the data, and a simulated device has none; "
+                + _REMEDIES.get(func, "compute it on the CPU, or write it without")
             ) from None
         except (UnsupportedOperatorException, NotImplementedError):
-            raise NotSimulated(
-                f"{script_line()}: torch does not say what {func} returns without running it (it has no meta kernel), "
-                "so it cannot be simulated; use another op, or a machine with a GPU"
+            raise stop(
+                f"torch does not say what {func} returns without running it (it has no meta kernel), so it cannot be "
+                "simulated; use another op, or a machine with a GPU"
             ) from None
         finally:
             self._inside -= whole
+            self.cache_enabled = remembered
         if not self._inside:
             self._book(func, args, result)
         return result
 
     def _concerns(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        if FakeTensor in types:
-            return True
         device = kwargs.get("device")
         if device is not None and torch.device(device).type == "cuda":
+            check_index(torch.device(device).index)
+            return True
+        if FakeTensor in types:
             return True
         if self.everything:
             return not any(issubclass(kind, torch.Tensor) for kind in types) and func not in _REAL
@@ -166,8 +180,8 @@ class SimulatedMode(FakeTensorMode):
     def fake_of(self, real: torch.Tensor, device: torch.device) -> Any:
         """A fake tensor of the same shape, strides and dtype as ``real``; no memory of the device's is booked."""
         if type(real) not in (torch.Tensor, torch.nn.Parameter):
-            raise NotSimulated(f"{script_line()}: tensors of class {type(real).__name__} cannot be simulated")
-        with torch._C._DisableTorchDispatch():
+            raise stop(f"tensors of class {type(real).__name__} cannot be simulated")
+        with below_modes():
             meta = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
         return FakeTensor(self, meta, device)
 
@@ -194,17 +208,48 @@ class SimulatedMode(FakeTensorMode):
         known = self.values.get(tensor)
         if known is not None:
             return known
+        likely = self.likely.get(tensor)
+        number = guess(tensor.dtype) if likely is None else likely
         if tensor.dtype == torch.bool:
             where = "the device" if tensor.fake_device.type == "cuda" else "a large tensor without values"
-            self.device_model.assume(f"a yes-or-no question to {where} was answered no at {script_line()}")
+            self.guesses.note(f"a yes-or-no question to {where} was answered {'yes' if number else 'no'}")
+        else:
+            kind = "an integer" if isinstance(number, int) else "a number"
+            self.guesses.note(f"{kind} that the script read from the device was taken as {number}")
+        return number
+
+    def _all(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Scripts ask so whether everything is as it should be, such as finite."""
+        result = self.run(func, args, kwargs)
+        self.likely.note(result, True)
+        return result
+
+    def _equal(self, func: Any, args: Any, kwargs: Any) -> bool:
+        if args[0].shape != args[1].shape:
             return False
-        if tensor.is_floating_point():
-            return 1.0
-        self.device_model.assume(f"an integer that the script read from the device was taken as 1 at {script_line()}")
-        return 1
+        self.guesses.note("two tensors on the device were taken as equal")
+        return True
+
+    def _own_kernel(self, func: Any, args: Any, kwargs: Any) -> Any:
+        result = KERNELS[func](self._found, *args, **kwargs)
+        if result is NotImplemented:
+            return self.run(func, args, kwargs)
+        self.extras.after(func, args, result)
+        return result
+
+    def _found(self, op: str, elements: int) -> int:
+        """How many of ``elements`` an op finds."""
+        fraction = self.fractions.get(op)
+        if fraction is None:
+            raise stop(
+                f"how much aten.{op} finds depends on the data, and a simulated device has none; say which fraction "
+                f"of the elements that is with --assume {op}=FRACTION, or {_WITHOUT[op]}"
+            )
+        self.guesses.note(f"assumed: {op} finds {fraction:g} of the elements, as --assume says,")
+        return round(fraction * elements)
 
     def _to_copy(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Copies to the CPU are real zeros where they are small: the script is about to look at them."""
+        """Copies to the CPU are real where they are small: the script is about to look at them."""
         source = args[0]
         target = kwargs.get("device")
         if not isinstance(source, FakeTensor):
@@ -216,8 +261,11 @@ class SimulatedMode(FakeTensorMode):
             and source.numel() < LARGE
         ):
             known = self.values.get(source)
+            if known is None:
+                known = guess(source.dtype)
+                self.guesses.note(f"the values that the script copied to the CPU were taken as {known}")
             dtype = kwargs.get("dtype") or source.dtype
-            return torch.full(source.shape, known or 0, dtype=dtype, requires_grad=False)
+            return torch.full(source.shape, known, dtype=dtype, requires_grad=False)
         result = self.run(func, (source,), kwargs)
         if source.numel() == 1 and (known := self.values.get(source)) is not None:
             self.values.note(result, known)
@@ -245,12 +293,21 @@ _REAL = (aten.randperm.default, aten.randperm.generator, aten.lift_fresh.default
 _RESIZING = (aten.resize_.default, aten.resize_as_.default, aten.set_.source_Storage_storage_offset)
 
 
-@functools.cache
-def _composite(func: Any) -> bool:
-    """Whether ``func`` is run as several ops on a GPU too."""
-    return isinstance(func, torch._ops.OpOverload) and torch._C._dispatch_has_kernel_for_dispatch_key(
-        func.name(), "CompositeImplicitAutograd"
-    )
+_WITHOUT = {
+    "nonzero": "write it without (masked_fill or torch.where in place of indexing with a mask)",
+    "unique": "compute it on the CPU",
+}
+"""By what an op can be replaced whose result depends on the data."""
+_REMEDIES = {
+    aten.repeat_interleave.Tensor: "give repeat_interleave its output_size=",
+    aten.bincount.default: "compute it on the CPU",
+}
+
+
+def check_index(index: int | None) -> None:
+    """Only one GPU is simulated."""
+    if index:
+        raise stop(f"one GPU is simulated, cuda:0, and cuda:{index} is another; run the script on one device")
 
 
 def _elements(args: Sequence[Any]) -> int:

@@ -12,64 +12,70 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._C import _acc
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
+from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
-from torch._subclasses.fake_tensor import in_kernel_invocation_manager as in_kernel_invocation_manager
+from torch._subclasses.fake_tensor import UnsupportedOperatorException as UnsupportedOperatorException
 from torch.optim import optimizer as torch_optimizer
 from torch.utils import _foreach_utils
+from torch.utils._python_dispatch import _disable_current_modes
 
-_CUDA, _PRIVATE_USE = 1, 20
-"""``c10::DeviceType``; the numbers have not changed since 1.12."""
+from ampmem.recorder.hooks.patch import patch
+
+_CUDA = 1
+"""``c10::DeviceType``; the number has never changed."""
 _DEVICE_TYPES = 24
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 _REGISTER = "_ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE"
 _CUDA_HOOKS = "_ZN2at6detail12getCUDAHooksEv"
-_VIRTUALS = 40
-"""How many entries of the hooks' table of virtual functions are copied: more than it has had in any version would
-do, but reading past its end must stay inside the library."""
+_VIRTUALS = 128
+"""How many entries a table of virtual functions is given. Of the hooks' table so many are copied, which has had 50 from
+2.11 to 2.13 (the size of its symbol); reading past its end stays inside the library."""
+_YES = "_ZN2at7Context9hasLAPACKEv"
+"""A function in C++ that answers yes to whatever it is asked, in every build that people install."""
 _SLOTS = 6
 """Among how many of its first functions, after the destructors, the two are looked for: they are the first and the
 third in 2.13."""
 
-_kept: list[Any] = []
-"""What C++ points to from now on, for as long as the process lives."""
 
+def install_cuda_device() -> None:
+    """Let the autograd engine find a CUDA device where there is none, in CPU builds of torch and in CUDA builds.
 
-class _Guard(_acc.DeviceGuard):
-    """Inert: one device, one stream, nothing to do. Python guards exist since 2.9."""
-
-    def type_(self) -> Any:
-        return torch._C._autograd.DeviceType.CUDA
-
-
-def install_cuda_guard() -> None:
-    """Let the autograd engine find a CUDA device, although this build of torch has none.
-
-    ``FakeTensorMode`` does so by itself, but only in CUDA builds (``_ensureCUDADeviceGuardSet``, since 2.1). The
-    guard comes from torch's own class for devices written in Python; it is registered for that device first,
-    since only that is exported, and then moved to CUDA. It cannot be undone.
+    It cannot be undone.
     """
-    if torch.backends.cuda.is_built():
-        return
     libraries = Path(torch.__file__).parent / "lib"
-    c10 = ctypes.CDLL(str(libraries / "libc10.so"))
+    if not torch.backends.cuda.is_built():
+        _install_guard(ctypes.CDLL(str(libraries / "libc10.so")))
+    if torch._C._accelerator_getAccelerator() is None or not _backward_runs():
+        _answer_yes(ctypes.CDLL(str(libraries / "libtorch_cpu.so")))
+
+
+def _install_guard(c10: ctypes.CDLL) -> None:
+    """Put an inert guard for CUDA in place, all of it C++.
+
+    ``_ensureCUDADeviceGuardSet`` (since 2.1) does so, but only where it replaces a CUDA guard that counts no
+    devices, as that of a CUDA build without a GPU. Here there is none to replace, so one is put there that
+    answers 0 to every question; nobody else ever asks it.
+    """
     registry = (ctypes.c_void_p * _DEVICE_TYPES).in_dll(c10, _REGISTRY)
-    if registry[_CUDA] is None:
-        if registry[_PRIVATE_USE] is not None:
-            raise RuntimeError("another device written in Python is registered already")
-        guard = _Guard()
-        _kept.append(guard)
-        _acc.register_python_privateuseone_device_guard(guard)
-        register = c10[_REGISTER]
-        register.argtypes, register.restype = (ctypes.c_int8, ctypes.c_void_p), None
-        register(_CUDA, registry[_PRIVATE_USE])
-        register(_PRIVATE_USE, None)
-    if torch._C._accelerator_getAccelerator() is None:
-        _claim_that_cuda_is_built(ctypes.CDLL(str(libraries / "libtorch_cpu.so")))
+    if registry[_CUDA] is not None:
+        return
+    put_in_place = torch._C._ensureCUDADeviceGuardSet
+    zero = ctypes.CFUNCTYPE(ctypes.c_long)(lambda: 0)
+    answers = (ctypes.c_void_p * _VIRTUALS)(*[ctypes.cast(zero, ctypes.c_void_p).value] * _VIRTUALS)
+    guard = ctypes.c_void_p(ctypes.addressof(answers))
+    register = c10[_REGISTER]
+    register.argtypes, register.restype = (ctypes.c_int8, ctypes.c_void_p), None
+    register(_CUDA, ctypes.addressof(guard))
+    put_in_place()
+    if registry[_CUDA] == ctypes.addressof(guard):
+        register(_CUDA, None)
+        raise RuntimeError("torch did not put its inert device guard in place")
 
 
-def _claim_that_cuda_is_built(library: ctypes.CDLL) -> None:
+def _answer_yes(library: ctypes.CDLL) -> None:
     """Make two questions of ``CUDAHooksInterface`` answer yes: ``isBuilt`` and ``hasPrimaryContext``.
 
     The engine sums gradients on the accelerator that is built, and asks for the streams of those that have a
@@ -84,11 +90,17 @@ def _claim_that_cuda_is_built(library: ctypes.CDLL) -> None:
     header = 2 * ctypes.sizeof(ctypes.c_void_p)
     entries = (ctypes.c_void_p * _VIRTUALS).from_address(original - header)
     copy = (ctypes.c_void_p * _VIRTUALS)(*entries)
-    yes = ctypes.PYFUNCTYPE(ctypes.c_bool)(lambda: True)
-    _kept.extend((yes, copy))
+    # For as long as the process lives: what is freed after the interpreter's end is freed through this table.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(copy))
+    yes = library[_YES]
+    yes.restype = ctypes.c_bool
+    if not yes():
+        raise RuntimeError("torch was built without LAPACK")
     table.value = ctypes.addressof(copy) + header
 
-    def answer(names: str, works: Callable[[], bool]) -> None:
+    def answer(name: str, works: Callable[[], bool]) -> None:
+        if works():
+            return
         for slot in range(4, 4 + _SLOTS):  # after the header and the destructors
             if copy[slot] != entries[slot]:
                 continue
@@ -97,7 +109,7 @@ def _claim_that_cuda_is_built(library: ctypes.CDLL) -> None:
                 return
             copy[slot] = entries[slot]
         table.value = original
-        raise RuntimeError(f"CUDAHooksInterface::{names} was not found")
+        raise RuntimeError(f"CUDAHooksInterface::{name} was not found")
 
     answer("isBuilt", lambda: torch._C._accelerator_getAccelerator() == torch.device("cuda"))
     answer("hasPrimaryContext", _backward_runs)
@@ -128,6 +140,62 @@ def accept_foreach() -> Callable[[], None]:
             types.remove(FakeTensor)
 
     return undo
+
+
+def without_device_context() -> Callable[[], None]:
+    """Let fake tensors claim a device that cannot be initialised; returns what undoes it.
+
+    Where ``torch.cuda.is_available()`` is true, as it is made to be here, torch allocates on the device before the
+    first fake tensor on it, since 1.13.
+    """
+    return patch(fake_tensor, "init_gpu_context", lambda original: lambda device: None)
+
+
+def run_backward_here() -> Callable[[], None]:
+    """Let backward run on the thread that asks for it; returns what undoes it.
+
+    On a GPU the engine's thread for the device does all of it; here the CPU's part would get a thread of its own.
+    What it was can be asked since 1.12.
+    """
+    former = torch._C._is_multithreading_enabled()
+    torch.autograd.set_multithreading_enabled(False)
+
+    def undo() -> None:
+        torch.autograd.set_multithreading_enabled(former)
+
+    return undo
+
+
+def swap_on_conversion() -> Callable[[], None]:
+    """Let parameters keep their identity when a module moves, as between real devices; returns what undoes it.
+
+    The setting is experimental, and there since 2.3.
+    """
+    former = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    return lambda: torch.__future__.set_swap_module_params_on_conversion(former)
+
+
+def below_modes() -> Any:
+    """A region in which ops run without any dispatch mode or subclass, so that a meta tensor is one. Since 1.13."""
+    return torch._C._DisableTorchDispatch()
+
+
+def without_modes() -> Any:
+    """A region without any dispatch mode, in which torch reads files as it does without a simulation. Since 2.0."""
+    return _disable_current_modes()
+
+
+def is_composite(func: Any) -> bool:
+    """Whether ``func`` is run as several ops on a GPU too. The question can be asked since 1.10."""
+    return isinstance(func, torch._ops.OpOverload) and torch._C._dispatch_has_kernel_for_dispatch_key(
+        func.name(), "CompositeImplicitAutograd"
+    )
+
+
+def writes(tensor: torch.Tensor) -> int:
+    """How often ``tensor`` was written to, as autograd counts it. Since 0.4."""
+    return tensor._version
 
 
 def backward_node() -> Any:

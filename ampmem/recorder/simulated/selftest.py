@@ -7,16 +7,8 @@ from torch import nn
 
 from ampmem.errors import UsageError
 from ampmem.recorder.simulated.mode import SimulatedMode
-
-CANNOT = (
-    "this build of torch ({version}) cannot simulate a CUDA device: {why}. torch 2.13 can, and so may a CUDA wheel of "
-    "torch, which needs no GPU for it; --device cpu measures on the CPU instead"
-)
-
-
-def refusal(why: object) -> UsageError:
-    """The error that says what can simulate."""
-    return UsageError(CANNOT.format(version=torch.__version__, why=why))
+from ampmem.recorder.simulated.private import holders
+from ampmem.recorder.simulated.refusal import refusal
 
 
 def check(mode: SimulatedMode) -> None:
@@ -30,8 +22,7 @@ def check(mode: SimulatedMode) -> None:
     except UsageError:
         raise
     except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise refusal(lines[0]) from error
+        raise refusal(error) from error
 
 
 def _calibrate(mode: SimulatedMode) -> None:
@@ -39,6 +30,7 @@ def _calibrate(mode: SimulatedMode) -> None:
     counts = mode.accumulation.seen = []
     try:
         x = torch.ones(8, device="cuda", requires_grad=True)
+        holders(x)  # where that is missing, it has to be known before backward: the engine could not pass it on
         (x * 2 + x * 3).backward(torch.ones(8, device="cuda"))
         kept: list[torch.Tensor] = []
         y = torch.ones(8, device="cuda", requires_grad=True)

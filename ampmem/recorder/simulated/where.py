@@ -11,6 +11,10 @@ _OWN = str(Path(__file__).parents[1])
 _CLI = str(Path(__file__).parents[2] / "cli")
 
 
+class NotSimulated(RuntimeError):
+    """The script does what the simulated device cannot do."""
+
+
 def script_line() -> str:
     """``FILE:LINE`` of the nearest frame that is neither torch's nor the recorder's."""
     frame: FrameType | None = sys._getframe(1)
@@ -20,3 +24,8 @@ def script_line() -> str:
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return "the script"
+
+
+def stop(why: str) -> NotSimulated:
+    """The error for the line that runs: ``why`` it cannot be simulated, and what to do."""
+    return NotSimulated(f"{script_line()}: {why}")

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from time import time_ns
 
 import numpy as np
 
+from ampmem.allocator.driver import DriverCall
+from ampmem.allocator.layout import DEFAULT_POOL
 from ampmem.allocator.oom import OutOfMemory
+from ampmem.allocator.segments import RESERVING, SegmentLog, extent_of_call, extents_of
+from ampmem.allocator.settings import VARIABLES
 from ampmem.allocator.shortage import pack
 from ampmem.errors import UsageError
-from ampmem.events import NO_STEP, PEAK_MARK, Action, Fact, LayersRecord, OomRecord, Source
+from ampmem.events import (
+    NO_STEP,
+    PEAK_MARK,
+    Action,
+    AllocatorRecord,
+    Fact,
+    LayersRecord,
+    OomRecord,
+    PredictionRecord,
+    SegmentColumns,
+    Source,
+)
 from ampmem.recorder.log import Log
 from ampmem.recorder.simulated.device import CONTEXT, Event, SimulatedDevice
+from ampmem.recorder.simulated.private import backward_node, in_backward
 from ampmem.recorder.sources.base import Place, RawEvents
+from ampmem.recorder.texts import Texts
 from ampmem.units import format_bytes
 
 ALWAYS = (
     "simulated: no GPU was used; tensors had no values, and the step times are this machine's",
     f"assumed: {format_bytes(CONTEXT)} of the device is used outside of the allocator (CUDA context, libraries)",
-    "not modelled: the scratch that large reductions give back at once",
 )
 
 _NOWHERE = Place(step=NO_STEP, op="", module="", stack="")
@@ -37,21 +54,19 @@ class SimulatedSource:
         self.device_name = device.gpu.name
         self.locate: Callable[[], Place] | None = None
         self._log: Log | None = None
+        self._texts = Texts()
         self._events: list[Event] = []
+        self._segments = SegmentLog()
         self._step = NO_STEP
         self._marks: dict[tuple[int, str], LayersRecord] = {}
         self._peak: LayersRecord | None = None
         self._layers: list[LayersRecord] = []
         self._ooms: list[OomRecord] = []
 
-    @property
-    def ran_out(self) -> bool:
-        """Whether a request failed for want of memory."""
-        return self._device.out_of_memory is not None
-
-    def tell(self, log: Log) -> None:
+    def tell(self, log: Log, texts: Texts) -> None:
         """Log facts about what no hook can see."""
         self._log = log
+        self._texts = texts
 
     def install(self) -> Callable[[], None]:
         """Nothing to patch: the device was put in place before the script started."""
@@ -69,11 +84,14 @@ class SimulatedSource:
         for address, (size, block) in self._device.live().items():
             total += size
             self._events.append(Event(now, Action.BASELINE, address, size, block, total, "", -1))
+        self._segments.begin(now, extents_of(self._device.allocator.snapshot()))
+        self._device.allocator.driver.observer = self._reserve
         self._device.recorder = self._record
         self._device.on_workspace = self._workspace
+        self._device.on_scratch = self._scratch
         self._device.on_out_of_memory = self._failed
-        for address in self._device.workspaces:
-            self._workspace(address)
+        for address, library in self._device.workspaces.items():
+            self._workspace(address, library)
 
     def drain(self) -> RawEvents:
         """The events since the last call."""
@@ -83,11 +101,13 @@ class SimulatedSource:
         self._layers += self._marks.values()
         self._marks.clear()
         events, self._events = self._events, []
-        return _raw(events)
+        return _raw(events, self._segments.take())
 
     def stop(self) -> RawEvents:
         """The last events."""
         self._device.recorder = self._device.on_workspace = self._device.on_out_of_memory = None
+        self._device.on_scratch = None
+        self._device.allocator.driver.observer = None
         return self.drain()
 
     def mark(self, step: int, mark: str) -> None:
@@ -104,9 +124,28 @@ class SimulatedSource:
         taken, self._ooms = self._ooms, []
         return taken
 
+    def allocator(self) -> AllocatorRecord:
+        """How the model of the allocator was set and used by now."""
+        segments = self._device.allocator.snapshot()
+        variable = next((name for name in VARIABLES if os.environ.get(name)), "")
+        return AllocatorRecord(
+            variable=variable,
+            settings=os.environ.get(variable, ""),
+            expandable_segments=any(segment.expandable for segment in segments),
+            streams=len({segment.stream for segment in segments}),
+            private_pools=len({segment.pool_id for segment in segments} - {DEFAULT_POOL}),
+            device=0,
+            peaks=(self._device.allocator.statistics().allocated_bytes.peak,),
+        )
+
     def notes(self) -> list[str]:
         """What was taken for granted, and what was left out."""
-        return [*ALWAYS, *self._device.assumptions]
+        left_out = (f"not modelled: {what}" for what in self._device.unmodelled)
+        return [*ALWAYS, *self._device.assumptions, *left_out]
+
+    def prediction(self) -> PredictionRecord:
+        """What the run comes to on the simulated GPU, by now."""
+        return self._device.prediction()
 
     def _record(self, event: Event) -> None:
         self._events.append(event)
@@ -115,6 +154,10 @@ class SimulatedSource:
             peak = self._peak
             if peak is None or peak.step != step or event.allocated > peak.requested:
                 self._peak = self._statistics(step, PEAK_MARK)
+
+    def _reserve(self, call: DriverCall) -> None:
+        change = self._segments.reserve if RESERVING[call.call] else self._segments.release
+        change(time_ns(), len(self._events), extent_of_call(call.call, call.address, call.size, call.stream))
 
     def _statistics(self, step: int, mark: str) -> LayersRecord:
         counters = self._device.allocator.counters
@@ -128,9 +171,15 @@ class SimulatedSource:
             device_used=counters.reserved + CONTEXT,
         )
 
-    def _workspace(self, address: int) -> None:
+    def _workspace(self, address: int, library: str) -> None:
+        self._tell(Fact.WORKSPACE, address, library)
+
+    def _scratch(self, address: int, op: str) -> None:
+        self._tell(Fact.SCRATCH, address, op)
+
+    def _tell(self, fact: Fact, address: int, name: str) -> None:
         if self._log is not None:
-            self._log.fact(Fact.WORKSPACE, address)
+            self._log.fact(fact, address, self._texts.id(name))
 
     def _failed(self, error: OutOfMemory) -> None:
         place = _NOWHERE if self.locate is None else self.locate()
@@ -146,7 +195,7 @@ class SimulatedSource:
                 segment=report.segment,
                 total=report.device_total,
                 free=report.device_free,
-                op=place.op,
+                op=place.op or _running_node(),
                 module=place.module,
                 stack=place.stack,
                 segments=pack(self._device.allocator.snapshot()),
@@ -154,7 +203,13 @@ class SimulatedSource:
         )
 
 
-def _raw(events: list[Event]) -> RawEvents:
+def _running_node() -> str:
+    """The name of the autograd node that runs; empty where none does."""
+    node = backward_node() if in_backward() else None
+    return "" if node is None else node.name()
+
+
+def _raw(events: list[Event], segments: SegmentColumns) -> RawEvents:
     names: dict[str, int] = {"": 0}
     op = [names.setdefault(event.node, len(names)) for event in events]
     rows = [(e.time_ns, e.action, e.address, e.bytes, e.block_bytes, e.allocated, e.sequence) for e in events]
@@ -171,4 +226,5 @@ def _raw(events: list[Event]) -> RawEvents:
         op=np.array(op, dtype=np.int64),
         sequence=sequence,
         ops=tuple(names),
+        segments=segments,
     )

@@ -1,0 +1,106 @@
+"""What a simulated run would take of a GPU's memory, in terms that add up, and what is not known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ampmem.events import PredictionRecord, TermsRecord
+
+
+class Fit(StrEnum):
+    """Whether the run fits on the GPU."""
+
+    FITS = "fits"
+    MAY_NOT_FIT = "may-not-fit"
+    """Without what is not known it fits; with the most that is assumed for that it does not."""
+    DOES_NOT_FIT = "does-not-fit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """The device's memory at one instant, in bytes.
+
+    tensors + workspaces + scratch + rounding = ``allocated``; + cached = ``reserved``; + outside = ``total``, what
+    ``nvidia-smi`` would show.
+    """
+
+    tensors: int
+    workspaces: Mapping[str, int]
+    scratch: Mapping[str, int]
+    rounding: int
+    allocated: int
+    cached: int
+    reserved: int
+    outside: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Highest:
+    """The peaks with the most that is assumed for what is not known."""
+
+    allocated: int
+    reserved: int
+    total: int
+    bounds: Mapping[str, int]
+    """The largest single request that was assumed, by what it is for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """The peaks of a simulated run, and whether its GPU has that much.
+
+    ``margin`` is what is left of ``gpu_bytes`` at the peak of reserved memory, ``None`` when a request failed.
+    ``highest`` is ``None`` where nothing had to be assumed.
+    """
+
+    gpu_bytes: int
+    fit: Fit
+    margin: int | None
+    at_peak_allocated: Terms
+    at_peak_reserved: Terms
+    highest: Highest | None
+    not_modelled: tuple[str, ...]
+
+
+def prediction_of(record: PredictionRecord) -> Prediction:
+    """The prediction in its terms."""
+    highest = None
+    if record.bounds:
+        highest = Highest(
+            allocated=record.highest_allocated,
+            reserved=record.highest_reserved,
+            total=record.highest_reserved + record.outside,
+            bounds=record.bounds,
+        )
+    reserved = _terms(record.reserved, record.outside)
+    fits = highest is None or highest.total <= record.total
+    fit = Fit.DOES_NOT_FIT if record.ran_out else Fit.FITS if fits else Fit.MAY_NOT_FIT
+    return Prediction(
+        gpu_bytes=record.total,
+        fit=fit,
+        margin=None if record.ran_out else record.total - reserved.total,
+        at_peak_allocated=_terms(record.allocated, record.outside),
+        at_peak_reserved=reserved,
+        highest=highest,
+        not_modelled=record.unmodelled,
+    )
+
+
+def _terms(record: TermsRecord, outside: int) -> Terms:
+    asked = record.tensors + sum(record.workspaces.values()) + sum(record.scratch.values())
+    allocated = asked + record.rounding
+    reserved = allocated + record.cached
+    return Terms(
+        tensors=record.tensors,
+        workspaces=record.workspaces,
+        scratch=record.scratch,
+        rounding=record.rounding,
+        allocated=allocated,
+        cached=record.cached,
+        reserved=reserved,
+        outside=outside,
+        total=reserved + outside,
+    )

@@ -1,0 +1,87 @@
+"""The prediction of a simulated run of a script, from the command line to the JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampmem.events import PEAK_MARK, Fact
+from ampmem.recording import read
+
+MIB = 1 << 20
+
+SCRIPT = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, padding=1)
+        self.last = nn.Linear(16 * 64 * 64, 10)
+
+    def forward(self, x):
+        return self.last(self.first(x).relu().flatten(1))
+
+net = Net().cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(2):
+    images, labels = torch.randn(32, 3, 64, 64, device="cuda"), torch.zeros(32, dtype=torch.long, device="cuda")
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(net(images), labels).backward()
+    optimizer.step()
+    net.last.weight.sum()  # of 655,360 numbers
+"""
+
+CONVOLUTION = (32 * 3 * 9 * 64 * 64 + 32 * 3 * 64 * 64 + 16 * 3 * 9 + 32 * 16 * 64 * 64) * 4
+"""The patches, the batch, the weight and what comes out."""
+
+
+def ampmem(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ampmem", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+def profiled(folder: Path, gpu: str) -> subprocess.CompletedProcess[str]:
+    (folder / "net.py").write_text(SCRIPT)
+    options = ("--device", "sim", "--gpu", gpu, "--run-to-end", "--quiet", "--no-stacks", "--force")
+    return ampmem(folder, "profile", *options, "net.py")
+
+
+def test_the_terms_of_a_run(tmp_path: Path) -> None:
+    done = profiled(tmp_path, "rtx4090")
+    assert done.returncode == 0, done.stderr
+    assert "it fits, with" in done.stderr
+    told: Any = json.loads(ampmem(tmp_path, "show", "--json", "net.ampmem").stdout)["prediction"]
+    for terms in (told["at_peak_allocated"], told["at_peak_reserved"]):
+        asked = terms["tensors"] + sum(terms["workspaces"].values()) + sum(terms["scratch"].values())
+        assert asked + terms["rounding"] == terms["allocated"]
+        assert terms["allocated"] + terms["cached"] == terms["reserved"]
+        assert terms["reserved"] + terms["outside"] == terms["total"]
+        assert terms["workspaces"] == {"cuBLAS": 2 * 8_519_680}  # one for each thread
+    layers = read(tmp_path / "net.ampmem").layers
+    assert told["at_peak_allocated"]["allocated"] == max(each.allocated for each in layers if each.mark == PEAK_MARK)
+    assert told["highest"]["bounds"] == {"cuDNN's workspaces in convolutions": CONVOLUTION}
+    assert told["highest"]["allocated"] > told["at_peak_allocated"]["allocated"]
+    shown = ampmem(tmp_path, "show", "net.ampmem").stdout
+    assert "the prediction for NVIDIA GeForce RTX 4090" in shown
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("gpu", ["rtx4090", "h100"])
+def test_scratch_is_recorded_with_its_op(tmp_path: Path, gpu: str) -> None:
+    assert profiled(tmp_path, gpu).returncode == 0
+    recording = read(tmp_path / "net.ampmem")
+    ops = {recording.texts[name] for name in recording.facts.name[recording.facts.fact == Fact.SCRATCH]}
+    assert "aten.sum.default" in ops
+
+
+def test_it_may_not_fit(tmp_path: Path) -> None:
+    # Beside the context's 512 MiB 62 MiB are reserved without the workspaces, and 90 MiB with the most of them.
+    assert "it may not fit: with cuDNN's workspaces in convolutions" in profiled(tmp_path, "590MiB").stderr
+    assert "it does not fit: out of memory" in profiled(tmp_path, "540MiB").stderr
