@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +10,13 @@ import click
 
 from ampmem.analysis.compare import Entry, entry_of
 from ampmem.analysis.compare import compare as compare_entries
-from ampmem.cli.options import ARMS, SIMULATED, shared_options, simulated_gpu
-from ampmem.errors import NothingRecorded, RecordingError, UsageError
+from ampmem.cli.children import AS_IS, chosen_arms, is_amp, progress_line, say_tail
+from ampmem.cli.options import ARMS, SIMULATED, assumed_fractions, shared_options, simulated_gpu
+from ampmem.errors import NothingRecorded, RecordingError
 from ampmem.recorder import launch, script
 from ampmem.recording import SUFFIX, check_output, read
 from ampmem.reporters.compare import render
-from ampmem.reporters.text import shorten
 from ampmem.units import format_bytes
-
-AS_IS = "as-is"
 
 
 @click.command("compare", context_settings={"allow_interspersed_args": False})
@@ -52,10 +48,9 @@ def compare(arms: str, dtype: str | None, output: str | None, **rest: Any) -> No
     ampmem compare train.py --epochs 1
     ampmem compare --arms fp32,amp --dtype fp16 -o run -m my_package.train
     """
-    chosen = _parse_arms(arms)
+    chosen = chosen_arms(arms, dtype)
     simulated_gpu(rest["device"], rest["gpu"])
-    if dtype is not None and not any(map(_is_amp, chosen)):
-        raise UsageError(f"--dtype is what autocast casts to, so it needs the arm amp or amp-nocache, not {arms}")
+    assumed_fractions(rest["device"], rest["assume"])
     plan = _Plan(arms=chosen, dtype=dtype, prefix="", **rest)
     target = (script.find_module if plan.as_module else script.find_script)(plan.script_or_module)
     plan = replace(plan, prefix=(output or target.title).removesuffix(SUFFIX))
@@ -78,6 +73,7 @@ class _Plan:
     device: str
     synchronize: bool
     gpu: str | None
+    assume: tuple[str, ...]
     seed: int
     times: bool
     prefix: str
@@ -100,8 +96,10 @@ class _Plan:
         command += ["--device", self.device, "--sync" if self.synchronize else "--no-sync"]
         if self.gpu is not None:
             command += ["--gpu", self.gpu]
+        for assumption in self.assume:
+            command += ["--assume", assumption]
         command += ["--steps", str(self.steps), "--skip", str(self.skip)]
-        if self.dtype is not None and _is_amp(arm):
+        if self.dtype is not None and is_amp(arm):
             command += ["--dtype", self.dtype]
         if self.as_module:
             command.append("-m")
@@ -122,20 +120,6 @@ class _Outcome:
     worked: bool
 
 
-def _parse_arms(text: str) -> tuple[str, ...]:
-    arms = tuple(arm.strip() for arm in text.split(","))
-    for i, arm in enumerate(arms):
-        if arm not in (AS_IS, *ARMS):
-            raise UsageError(f"--arms: there is no arm {arm!r}; there are {', '.join((AS_IS, *ARMS))}")
-        if arm in arms[:i]:
-            raise UsageError(f"--arms: {arm} is there twice")
-    return arms
-
-
-def _is_amp(arm: str) -> bool:
-    return arm.startswith("amp")
-
-
 def _run_all(plan: _Plan) -> list[_Outcome]:
     """Run the arms one after the other."""
     outcomes: list[_Outcome] = []
@@ -145,7 +129,7 @@ def _run_all(plan: _Plan) -> list[_Outcome]:
     except KeyboardInterrupt:
         started = plan.arms[: len(outcomes) + 1]
         there = [str(plan.path(arm)) for arm in started if plan.path(arm).exists()]
-        _progress_line(f"ampmem: recordings that are there: {', '.join(there) or 'none'}", last=True)
+        progress_line(f"ampmem: recordings that are there: {', '.join(there) or 'none'}", last=True)
         raise
     return outcomes
 
@@ -155,23 +139,23 @@ def _run(plan: _Plan, arm: str) -> _Outcome:
     path = plan.path(arm)
     if plan.force and path.is_file():
         path.unlink()  # an arm that fails before it records must not be taken for the one before it
-    _progress_line(f"{arm}: starting")
+    progress_line(f"{arm}: starting")
     options = ["--quiet", "--progress", "-o", str(path), "--stacks" if plan.stacks else "--no-stacks"]
     ended = launch.run(
         plan.command(arm, *options, *(["--force"] if plan.force else [])),
-        lambda done, wanted: _progress_line(f"{arm}: step {done} of {wanted}"),
+        lambda done, wanted: progress_line(f"{arm}: step {done} of {wanted}"),
     )
     timed = None
     if ended.failure is None and plan.times and plan.device != SIMULATED:
-        _progress_line(f"{arm}: timing")
+        progress_line(f"{arm}: timing")
         timed = launch.run(plan.command(arm, "--times-into", str(path)), lambda done, wanted: None)
     entry = _entry(plan, arm, ended.failure)
-    _progress_line(f"{arm}: {_said(entry, path)}", last=True)
+    progress_line(f"{arm}: {_said(entry, path)}", last=True)
     if ended.failure is not None:
-        _say_tail(ended)
+        say_tail(ended)
     if timed is not None and timed.failure is not None:
-        _progress_line(f"{arm}: the run that times its steps failed: {timed.failure}", last=True)
-        _say_tail(timed)
+        progress_line(f"{arm}: the run that times its steps failed: {timed.failure}", last=True)
+        say_tail(timed)
     worked = entry.failure is None and (timed is None or timed.failure is None)
     return _Outcome(arm=arm, entry=entry, worked=worked)
 
@@ -191,7 +175,7 @@ def _said(entry: Entry, path: Path) -> str:
     """What came of an arm, in one line."""
     words = [] if entry.failure is None else [f"failed: {entry.failure}"]
     if entry.summary is not None:
-        count = len(entry.summary.steps)
+        count = sum(step.finished for step in entry.summary.steps)
         words.append(
             f"{count} step{'' if count == 1 else 's'}, peak {format_bytes(entry.summary.peak.bytes)}, in {path}"
         )
@@ -203,24 +187,8 @@ def _write_html(plan: _Plan, outcomes: list[_Outcome]) -> None:
     if plan.html is None:
         return
     if not recorded:
-        _progress_line(f"ampmem: {plan.html} is not written: there is no recording to show", last=True)
+        progress_line(f"ampmem: {plan.html} is not written: there is no recording to show", last=True)
         return
     from ampmem.cli.report import write_report
 
     write_report(recorded, plan.html, force=plan.force)
-
-
-def _say_tail(ended: launch.Ended) -> None:
-    """The last lines that a child printed, below the line that names it."""
-    for line in ended.tail:
-        print(f"    {shorten(line.expandtabs(), len(line) * 8)}", file=sys.stderr)
-
-
-def _progress_line(text: str, *, last: bool = False) -> None:
-    """Show ``text`` on stderr: on a terminal over the line before, unless that was the last; else only the last."""
-    if sys.stderr.isatty():
-        width = shutil.get_terminal_size().columns - 1
-        shown = text if last else shorten(text, width)
-        print(f"\r\x1b[K{shown}", end="\n" if last else "", file=sys.stderr, flush=True)
-    elif last:
-        print(text, file=sys.stderr, flush=True)

@@ -26,6 +26,7 @@ INTERRUPTED = 130
 SUBCOMMANDS = {
     "profile": "Record where the memory of a training script goes.",
     "compare": "Record a script in each precision arm, and lay them side by side.",
+    "fit": "Find the largest batch size that fits on a GPU, without one.",
     "show": "Print recordings as tables, or as JSON.",
     "report": "Write recordings to one HTML page that works offline.",
     "model": "Lay the published formulas of static memory side by side.",

@@ -65,9 +65,14 @@ class Ended:
         return (_reason(self.errors) if self.code in (1, 2) else None) or f"exit code {self.code}"
 
 
-def run(arguments: Sequence[str], on_step: Callable[[int, int], None]) -> Ended:
+def run(
+    arguments: Sequence[str],
+    on_step: Callable[[int, int], None],
+    on_start: Callable[[subprocess.Popen[str]], None] = lambda child: None,
+) -> Ended:
     """Run ``ampmem`` with ``arguments`` and wait for it; ``on_step`` is told of each step: which, and of how many.
 
+    ``on_start`` is given the process, so that another thread can end it.
     The child reads nothing, and hashes as every other child does. Ctrl-C reaches it too, as it is in the
     same process group: it is waited for, and ``KeyboardInterrupt`` comes out. A second Ctrl-C kills it.
     """
@@ -82,6 +87,7 @@ def run(arguments: Sequence[str], on_step: Callable[[int, int], None]) -> Ended:
             encoding="utf-8",
             errors="replace",
         )
+        on_start(child)
         assert child.stderr is not None
         errors: deque[str] = deque(maxlen=_KEPT)
         reader = threading.Thread(target=_follow, args=(child.stderr, errors, on_step), daemon=True)

@@ -13,7 +13,7 @@ from ampmem import __version__
 from ampmem.cli.main import LazyGroup, group, main
 from ampmem.errors import AmpmemError, RecordingError, UsageError
 
-SUBCOMMANDS = ("profile", "compare", "show", "report", "model", "import", "export")
+SUBCOMMANDS = ("profile", "compare", "fit", "show", "report", "model", "import", "export")
 
 
 def ampmem(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,174 @@
+"""``ampmem fit``: the largest batch size that fits on a GPU, found by simulated runs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ampmem.allocator.device import GpuSpec
+from ampmem.analysis.fit import FitResult, arm_fits, break_evens
+from ampmem.analysis.search import wanted
+from ampmem.cli.children import AS_IS, chosen_arms, is_amp
+from ampmem.cli.options import ARMS, SIMULATED, assumed_fractions, shared_options, simulated_gpu
+from ampmem.cli.points import RunPlan, run_points
+from ampmem.cli.vary import OPTION, VariedArguments, varied_arguments
+from ampmem.errors import UsageError
+from ampmem.recorder import script
+from ampmem.recording import check_output
+from ampmem.reporters.fit import render, to_json
+
+STEPS = 2
+"""The optimizer's state is there from the end of the first step on."""
+
+JOBS = 8
+"""No more runs at once than this by default: each takes some hundred MiB."""
+
+_NOT_HERE = ("device", "synchronize", "stacks")
+"""Shared options that say nothing of a simulated run that only has to fit."""
+
+
+@click.command("fit", context_settings={"allow_interspersed_args": False, "default_map": {"steps": STEPS}})
+@click.option(
+    OPTION,
+    "specs",
+    multiple=True,
+    metavar="ARG=LOW:HIGH",
+    help="The script's argument to vary and its smallest and largest value; also among the script's arguments.",
+)
+@click.option(
+    "--arms",
+    default=",".join(ARMS),
+    show_default=True,
+    metavar="ARM,...",
+    help=f"Which arms to run: {', '.join(ARMS)}, or {AS_IS} for the script as it is.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of every run's random numbers.")
+@click.option(
+    "--points",
+    type=click.IntRange(min=0),
+    default=5,
+    show_default=True,
+    help="Over how many values the curve is drawn; 0 makes no run but those of the search.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    help=f"How many runs to make at once.  [default: one for each CPU, at most {JOBS}]",
+)
+@click.option("--html", type=click.Path(path_type=Path), help="Also write a page with the curves here.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables, schema ampmem.fit/1.")
+@click.option("--device", "device_option", default=SIMULATED, hidden=True)
+@shared_options
+def fit(specs: tuple[str, ...], arms: str, device_option: str, html: Path | None, as_json: bool, **rest: Any) -> None:
+    """Find the largest value of a script's argument, such as its batch size, that fits on a GPU.
+
+    Every value that is tried is a run of the unmodified script on a simulated GPU, in a process of its own:
+    no GPU is needed. Nothing is said of a value that was not run. With fp32 among the arms, the value is found
+    too from which on each other arm needs less memory. The tables go to stdout, a line for each run to stderr.
+
+    The argument is whatever sets the size. --batch-size=1:64 is passed on as --batch-size=8,
+    "--batch-size 1:64" as two arguments, batch_size=1:64 as batch_size=8. Without HIGH (1:) the value is doubled
+    until it does not fit.
+
+    \b
+    ampmem fit --gpu h100 train.py --vary --batch-size=1:512
+    ampmem fit --gpu 24GiB --arms fp32,amp --html fit.html --vary --batch-size=1:64 -m my_package.train
+
+    \b
+    JSON, schema ampmem.fit/1; bytes are integers, what is not known is null:
+    {schema, ampmem, script, steps, runs, notes: [text],
+     vary: {argument, low, high}, gpu: {name, total_bytes, outside_bytes},
+     arms: [{arm, largest_fitting, smallest_not_fitting,
+             points: [{value, fits, allocated_bytes, reserved_bytes, device_used_bytes, highest_device_used_bytes}]}],
+     break_even: [{arm, against, verdict, costs_at, saves_at, differences: [{value, bytes}]}]}
+    """
+    chosen = chosen_arms(arms, rest["dtype"])
+    if device_option != SIMULATED:
+        raise UsageError(
+            f"fit runs on a simulated GPU only; leave --device {device_option} out, or let it be the script's"
+        )
+    varied = varied_arguments(specs, rest.pop("arguments"))
+    plan = _Plan(varied=varied, arms=chosen, **rest)
+    if plan.steps < STEPS:
+        raise UsageError(f"--steps: at least {STEPS}, as the optimizer's state comes with the end of the first step")
+    assumed_fractions(SIMULATED, plan.assume)
+    gpu = simulated_gpu(SIMULATED, plan.gpu)
+    assert gpu is not None
+    (script.find_module if plan.as_module else script.find_script)(plan.script_or_module)
+    if html is not None:
+        check_output(html, force=plan.force)
+    found = _search(plan, gpu)
+    click.echo(to_json(found) if as_json else render(found))
+    if html is not None:
+        from ampmem.reporters.html.fit_page import write_fit
+
+        write_fit(found, html, force=plan.force)
+
+
+fit.params = [param for param in fit.params if param.name not in _NOT_HERE]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """The command line."""
+
+    varied: VariedArguments
+    arms: tuple[str, ...]
+    dtype: str | None
+    gpu: str | None
+    assume: tuple[str, ...]
+    seed: int
+    points: int
+    jobs: int | None
+    as_module: bool
+    steps: int
+    skip: int
+    force: bool
+    script_or_module: str
+
+    def command(self, arm: str, value: int) -> list[str]:
+        """The arguments of ``ampmem profile`` that run the script in ``arm`` with ``value``."""
+        command = ["--quiet", "--progress", "--no-stacks", "--device", SIMULATED]
+        command += ["--arm", arm, "--seed", str(self.seed), "--steps", str(self.steps), "--skip", str(self.skip)]
+        if self.gpu is not None:
+            command += ["--gpu", self.gpu]
+        for assumption in self.assume:
+            command += ["--assume", assumption]
+        if self.dtype is not None and is_amp(arm):
+            command += ["--dtype", self.dtype]
+        if self.as_module:
+            command.append("-m")
+        return [*command, "--", self.script_or_module, *self.varied.at(value)]
+
+    @property
+    def title(self) -> str:
+        """What is run, without the argument that is varied."""
+        words = (self.script_or_module, *self.varied.before, *self.varied.after)
+        return " ".join((("-m",) if self.as_module else ()) + words)
+
+
+def _search(plan: _Plan, gpu: GpuSpec) -> FitResult:
+    vary = plan.varied.vary
+    runs = RunPlan(
+        command=plan.command,
+        shown=vary.shown,
+        steps=plan.steps,
+        jobs=plan.jobs or min(os.cpu_count() or 1, JOBS),
+    )
+    following = partial(wanted, vary=vary, total=gpu.total_memory, curve=plan.points)
+    points, notes = run_points(runs, plan.arms, following)
+    return FitResult(
+        script=plan.title,
+        vary=vary,
+        gpu=gpu.name,
+        total=gpu.total_memory,
+        steps=plan.steps,
+        arms=arm_fits(points),
+        break_even=break_evens(points),
+        notes=notes,
+    )

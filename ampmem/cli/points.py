@@ -1,0 +1,165 @@
+"""Makes the runs of ``ampmem fit``: simulated, several at once, each a process of its own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock
+
+from ampmem.analysis.fit import Memory, memory_of
+from ampmem.cli.children import progress_line, say_tail
+from ampmem.errors import AmpmemError, RecordingError
+from ampmem.recorder import launch
+from ampmem.recording import SUFFIX, read
+from ampmem.units import format_bytes
+
+LAST_WORDS_S = 5.0
+"""How long runs that are interrupted may take to end by themselves."""
+
+SCRIPT_FAILED = "the script failed: "
+"""How the note begins that a recording has of its script's failure; that of a run out of memory is no surprise."""
+
+Run = tuple[str, int]
+"""An arm and a value."""
+
+
+class RunFailed(AmpmemError):
+    """A run ended by itself, and not because the device was full."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """What a run is made of: ``command`` gives ampmem's arguments, without the recording's path."""
+
+    command: Callable[[str, int], list[str]]
+    shown: Callable[[int], str]
+    steps: int
+    jobs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    """``memory`` is ``None`` where it ran out; ``failure`` is another reason why there is none."""
+
+    memory: Memory | None
+    notes: tuple[str, ...]
+    failure: str | None
+    ended: launch.Ended
+
+
+def run_points(
+    plan: RunPlan, arms: Sequence[str], wanted: Callable[[Mapping[str, Mapping[int, Memory | None]]], list[Run]]
+) -> tuple[dict[str, dict[int, Memory | None]], tuple[str, ...]]:
+    """Run what is ``wanted``, given what there is, until that is nothing; the points of each arm, and all notes.
+
+    Raises :class:`RunFailed` when a script fails for another reason than memory; no run is left behind then.
+    """
+    points: dict[str, dict[int, Memory | None]] = {arm: {} for arm in arms}
+    notes: dict[str, None] = {}
+    with TemporaryDirectory(prefix="ampmem-fit-") as folder, ThreadPoolExecutor(plan.jobs) as pool:
+        children = _Children()
+        running: dict[Future[_Outcome], Run] = {}
+        try:
+            while True:
+                for run in wanted(points):
+                    if len(running) < plan.jobs and run not in running.values():
+                        running[pool.submit(_make, plan, Path(folder), children, run)] = run
+                if not running:
+                    return points, tuple(notes)
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    (arm, value), outcome = running.pop(future), future.result()
+                    _say(plan, arm, value, outcome)
+                    points[arm][value] = outcome.memory
+                    notes |= dict.fromkeys(note for note in outcome.notes if not note.startswith(SCRIPT_FAILED))
+        except BaseException:
+            children.end(running)
+            raise
+
+
+class _Children:
+    """The processes that run, to be ended before their time."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._living: set[subprocess.Popen[str]] = set()
+        self._ended = False
+
+    def started(self, child: subprocess.Popen[str]) -> None:
+        """``child`` runs from now on."""
+        with self._lock:
+            self._living = {each for each in self._living if each.returncode is None} | {child}
+            if self._ended:
+                child.kill()
+
+    def end(self, running: Mapping[Future[_Outcome], Run]) -> None:
+        """Interrupt them all, and kill those that do not mind."""
+        with self._lock:
+            self._ended = True
+            living = [child for child in self._living if child.returncode is None]
+        try:
+            for child in living:
+                _signal(child, signal.SIGINT)
+            wait(running, timeout=LAST_WORDS_S)
+        finally:
+            for child in living:
+                _signal(child, signal.SIGKILL)
+
+
+def _signal(child: subprocess.Popen[str], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        child.send_signal(number)
+
+
+def _make(plan: RunPlan, folder: Path, children: _Children, run: Run) -> _Outcome:
+    """Make one run, in a thread."""
+    arm, value = run
+    path = folder / f"{arm}.{value}{SUFFIX}"
+    name = f"{arm} {plan.shown(value)}"
+    progress_line(f"{name}: starting")
+    ended = launch.run(
+        ["profile", "-o", str(path), *plan.command(arm, value)],
+        lambda done, steps: progress_line(f"{name}: step {done} of {steps}"),
+        children.started,
+    )
+    try:
+        return _outcome(path, ended, plan.steps)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _outcome(path: Path, ended: launch.Ended, steps: int) -> _Outcome:
+    memory, failure = None, ended.failure
+    notes: tuple[str, ...] = ()
+    if path.exists():
+        try:
+            recording = read(path)
+            notes = recording.notes
+            if recording.ooms:
+                failure = None  # whatever the script made of it
+            elif failure is None and (ended_steps := sum(step.finished for step in recording.steps)) < steps:
+                failure = f"it ended after {ended_steps} of {steps} steps; let it train for longer"
+            elif failure is None:
+                memory = memory_of(recording)
+        except RecordingError as error:
+            failure = failure or str(error)
+    return _Outcome(memory=memory, notes=notes, failure=failure, ended=ended)
+
+
+def _say(plan: RunPlan, arm: str, value: int, outcome: _Outcome) -> None:
+    """One line for a run that ended. Raises :class:`RunFailed`."""
+    name = f"{arm} {plan.shown(value)}"
+    if outcome.failure is not None:
+        progress_line(f"{name}: failed: {outcome.failure}", last=True)
+        say_tail(outcome.ended)
+        raise RunFailed(f"{name} failed, and not for want of memory, so it cannot be said what fits")
+    memory = outcome.memory
+    said = "does not fit"
+    if memory is not None:
+        said = f"fits, peak {format_bytes(memory.allocated)} allocated, {format_bytes(memory.reserved)} reserved"
+    progress_line(f"{name}: {said}", last=True)

@@ -1,0 +1,55 @@
+/** Puts the page of a fit together. */
+import { byId, fill, make, tableOf } from "./dom.js";
+import { MAX_SENTENCE, cleaned, formatBytes } from "./format.js";
+import { capacityShown, fitFigure } from "./fitfigure.js";
+import { loadPlotly } from "./plotly.js";
+import { shownTheme, startTheme } from "./theme.js";
+
+const HEIGHT = 420;
+const PRINT_WIDTH = 640;
+
+function listed(id, lines) {
+  fill(byId(id), ...lines.map((line) => make("li", {}, line)));
+}
+
+function showTexts(data) {
+  byId("title").textContent = data.title;
+  fill(byId("facts"), ...data.facts.flatMap(([name, text]) => [make("dt", {}, name), make("dd", {}, text)]));
+  listed("fitting", data.fitting);
+  byId("against").hidden = data.break_even.length === 0;
+  listed("break-even", data.break_even);
+  byId("notes").hidden = data.remarks.length === 0;
+  listed("remarks", data.remarks);
+  const columns = [data.argument, ...data.curves.map((curve) => curve.arm)].map((head) => ({ head, number: true }));
+  fill(byId("runs"), tableOf({ caption: "Peak allocated and reserved of each run", columns, rows: data.table }));
+  const above = data.capacity !== null && !capacityShown(data);
+  byId("capacity").textContent = above
+    ? `The ${formatBytes(data.capacity)} that the allocator can take are above the picture.`
+    : "";
+  byId("foot").textContent = `Made by ampmem ${data.ampmem}. This page loads nothing from the network.`;
+}
+
+async function start() {
+  const data = cleaned(JSON.parse(byId("page-data").textContent), MAX_SENTENCE);
+  showTexts(data);
+  const chart = byId("chart");
+  byId("curves").hidden = data.curves.every((curve) => curve.values.length === 0);
+  const plotly = await loadPlotly();
+  const draw = (theme = shownTheme(), width = chart.clientWidth) => {
+    if (byId("curves").hidden) return null;
+    const { data: traces, layout } = fitFigure(data, theme, width, HEIGHT);
+    return plotly.react(chart, traces, layout, { ...data.config, responsive: false, displayModeBar: false });
+  };
+  await draw();
+  startTheme(() => draw());
+  window.addEventListener("resize", () => draw());
+  window.addEventListener("beforeprint", () => draw("light", PRINT_WIDTH));
+  window.addEventListener("afterprint", () => draw());
+  document.documentElement.dataset.drawn = "";
+}
+
+await start().catch((error) => {
+  byId("trouble").hidden = false;
+  byId("trouble").textContent = `This page could not be drawn: ${error.message}`;
+  throw error;
+});
