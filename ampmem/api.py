@@ -150,7 +150,7 @@ class Profile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         session = self._running()
-        session.close()
+        session.close(error)
         try:
             session.check()
         except NothingRecorded as nothing:

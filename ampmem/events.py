@@ -37,6 +37,15 @@ class Action(IntEnum):
     FREE = 3
 
 
+class SegmentAction(IntEnum):
+    """What becomes of memory that the allocator takes from the device, in segments or in pages."""
+
+    BASELINE = 1
+    """It was reserved when the recording started."""
+    RESERVE = 2
+    RELEASE = 3
+
+
 class Phase(IntEnum):
     """What the script was doing."""
 
@@ -80,9 +89,11 @@ class Fact(IntEnum):
     CACHED = 14
     """A :attr:`CAST_COPY` that autocast's cache holds, until it is cleared right after."""
     WORKSPACE = 15
-    """Scratch that a library keeps for itself, such as cuBLAS's."""
+    """Scratch that a library keeps for itself; ``name`` is the library, such as cuBLAS, where it is known."""
     INFERRED = 16
     """What other facts say of this storage was concluded from frames, sizes and lifetimes, not seen by a hook."""
+    SCRATCH = 17
+    """What the op ``name`` allocates for itself and gives back before it returns."""
 
 
 class Source(StrEnum):
@@ -156,8 +167,32 @@ class PhaseColumns(Columns):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentColumns(Columns):
+    """What the allocator takes from the device and gives back, in order; the baseline comes first.
+
+    ``position`` is how many events of the recording came before: a segment is reserved right before the alloc
+    that it is for, and often in the same microsecond. ``action`` is a :class:`SegmentAction`. ``small`` (is it of
+    the pool for small blocks) and ``expandable`` (are these pages of an expandable segment, of which any part can
+    be released) are 0 or 1.
+    """
+
+    time_ns: Column
+    position: Column
+    action: Column
+    address: Column
+    bytes: Column
+    stream: Column
+    small: Column
+    expandable: Column
+
+
+NO_SEGMENTS = SegmentColumns(**{name: np.zeros(0, dtype=np.int64) for name in SegmentColumns.names()})
+"""Of a source whose allocator has none, as the CPU's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One step that ended.
+    """One step that ended; or one in which memory ran out and the recording with it, which is not ``finished``.
 
     ``loss`` is what the step's last backward started from, unscaled; ``None`` unless that is one number.
     ``batch_size`` is the first dimension of the first tensor that the last outermost module was called
@@ -172,6 +207,7 @@ class StepRecord:
     loss_scale: float | None
     batch_size: int | None = None
     autocast_in_backward: bool = False
+    finished: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +284,8 @@ class LayersRecord:
 
     ``mark`` is ``after_forward``, ``after_backward``, ``after_optimizer`` or :data:`PEAK_MARK`. ``requested``
     leaves out the blocks that were freed and await other streams, as ``allocated`` does and ``active``
-    does not. ``device_used`` is what anybody holds of the device's memory, ``None`` where it was not asked.
+    does not. ``device_used`` is what anybody holds of the device's memory and ``process_used`` what this process
+    does, as the driver counts; ``None`` where it was not asked.
     """
 
     step: int
@@ -258,6 +295,7 @@ class LayersRecord:
     active: int
     reserved: int
     device_used: int | None
+    process_used: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,12 +324,60 @@ class OomRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TermsRecord:
+    """What a simulated allocator held at one instant; bytes.
+
+    ``tensors``, ``workspaces`` and ``scratch`` are what was asked for, the last two by the library and by the op that
+    asked; with ``rounding`` they are what was allocated, and with ``cached`` what was reserved.
+    """
+
+    tensors: int
+    workspaces: Mapping[str, int]
+    scratch: Mapping[str, int]
+    rounding: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionRecord:
+    """What a simulated run comes to on its GPU: the first instants of the most allocated and the most reserved.
+
+    ``total`` is the device's memory and ``outside`` what others are taken to use of it. ``highest_allocated`` and
+    ``highest_reserved`` are the same peaks with the most that is assumed for what is not known, which ``bounds`` has by
+    name: the largest single request. ``unmodelled`` names what was left out. ``ran_out`` says that a request failed.
+    """
+
+    total: int
+    outside: int
+    allocated: TermsRecord
+    reserved: TermsRecord
+    highest_allocated: int
+    highest_reserved: int
+    bounds: Mapping[str, int]
+    unmodelled: tuple[str, ...]
+    ran_out: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatorRecord:
+    """How the caching allocator was set (``settings``, in ``variable``) and used; ``peaks`` are bytes, by device."""
+
+    variable: str
+    settings: str
+    expandable_segments: bool
+    streams: int
+    private_pools: int
+    device: int
+    peaks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
     """A whole recording, in memory.
 
     ``plain_step_ns`` has the durations of the same steps in a run of their own without instrumentation;
-    empty unless such a run was made. ``layers`` and ``ooms`` are empty where the source has no allocator with
-    layers, as the CPU has none.
+    empty unless such a run was made. ``layers``, ``ooms`` and ``segments`` are empty where the source has no
+    allocator with layers, as the CPU has none; ``prediction`` is there for a simulated GPU only.
     """
 
     run: RunRecord
@@ -307,3 +393,6 @@ class Recording:
     plain_step_ns: tuple[int, ...] = ()
     layers: tuple[LayersRecord, ...] = ()
     ooms: tuple[OomRecord, ...] = ()
+    segments: SegmentColumns = NO_SEGMENTS
+    prediction: PredictionRecord | None = None
+    allocator: AllocatorRecord | None = None

@@ -26,7 +26,9 @@ import numpy as np
 
 from ampmem.errors import RecordingError, UsageError
 from ampmem.events import (
+    NO_SEGMENTS,
     Action,
+    AllocatorRecord,
     ArmRecord,
     Column,
     Columns,
@@ -39,13 +41,17 @@ from ampmem.events import (
     ParameterRecord,
     Phase,
     PhaseColumns,
+    PredictionRecord,
     Recording,
     RunRecord,
+    SegmentAction,
+    SegmentColumns,
     Source,
     StepRecord,
+    TermsRecord,
 )
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 SUFFIX = ".ampmem"
 
 _ColumnsT = TypeVar("_ColumnsT", bound=Columns)
@@ -53,6 +59,7 @@ _COLUMN_TABLES: tuple[tuple[str, type[Columns]], ...] = (
     ("event", EventColumns),
     ("fact", FactColumns),
     ("phase", PhaseColumns),
+    ("segment", SegmentColumns),
 )
 _RECORD_TABLES: tuple[tuple[str, type[Any]], ...] = (
     ("step", StepRecord),
@@ -79,7 +86,7 @@ PRAGMA user_version = {FORMAT_VERSION};
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What one transaction adds: the events, facts, phases and layers of a step, and the step itself.
+    """What one transaction adds: the events, segments, facts, phases and layers of a step, and the step itself.
 
     ``texts`` are the texts seen for the first time, in the order of their ids. ``step`` is ``None``
     when the script ended before the step did.
@@ -92,6 +99,7 @@ class Batch:
     step: StepRecord | None
     layers: Sequence[LayersRecord] = ()
     ooms: Sequence[OomRecord] = ()
+    segments: SegmentColumns = NO_SEGMENTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +111,8 @@ class Description:
     optimizers: tuple[OptimizerRecord, ...]
     notes: tuple[str, ...]
     device_name: str = ""
+    prediction: PredictionRecord | None = None
+    allocator: AllocatorRecord | None = None
 
 
 def _words(column: str, members: Iterable[Action | Phase | Fact]) -> str:
@@ -168,8 +178,9 @@ class RecordingWriter:
         """Write ``batch`` and commit it. Raises :class:`RecordingError` when the disk refuses."""
         with self._transaction():
             self._database.executemany("INSERT INTO text (value) VALUES (?)", ((text,) for text in batch.texts))
-            for table, columns in (("event", batch.events), ("fact", batch.facts), ("phase", batch.phases)):
-                self._insert_columns(table, columns)
+            columns = (batch.events, batch.facts, batch.phases, batch.segments)
+            for (table, _), part in zip(_COLUMN_TABLES, columns, strict=True):
+                self._insert_columns(table, part)
             if batch.step is not None:
                 self._insert_records("step", [batch.step])
             self._insert_records("layers", batch.layers)
@@ -183,6 +194,10 @@ class RecordingWriter:
         with self._transaction():
             run = replace(self._run, device_name=description.device_name or self._run.device_name)
             self._write_meta({"arm": asdict(description.arm), "run": asdict(run)})
+            if description.prediction is not None:
+                self._write_meta({"prediction": asdict(description.prediction)})
+            if description.allocator is not None:
+                self._write_meta({"allocator": asdict(description.allocator)})
             for table, records in (("parameter", description.parameters), ("optimizer", description.optimizers)):
                 self._database.execute(f"DELETE FROM {table}")
                 self._insert_records(table, records)
@@ -301,11 +316,14 @@ def read(path: Path) -> Recording:
 def _check_codes(recording: Recording) -> None:
     """Raise ``ValueError`` for a number that stands for nothing: an unknown enum member, a text that is not there."""
     events, facts, phases, texts = recording.events, recording.facts, recording.phases, len(recording.texts)
+    segments = recording.segments
     bounds: tuple[tuple[str, Column, int, int], ...] = (
         ("action", events.action, min(Action), max(Action)),
         ("phase", events.phase, min(Phase), max(Phase)),
         ("phase", phases.phase, min(Phase), max(Phase)),
         ("fact", facts.fact, min(Fact), max(Fact)),
+        ("segment action", segments.action, min(SegmentAction), max(SegmentAction)),
+        ("position", segments.position, 0, len(events)),
         *(("text", column, 0, texts - 1) for column in (events.op, events.module, events.stack)),
         *(("text", column, 0, texts - 1) for column in (facts.name, facts.module, facts.dtype)),
     )
@@ -333,11 +351,25 @@ def _recording(reader: _Reader) -> Recording:
         plain_step_ns=reader.numbers("SELECT duration_ns FROM plain_step ORDER BY rowid"),
         layers=tuple(LayersRecord(**row) for row in reader.records("layers")),
         ooms=tuple(OomRecord(**row) for row in reader.records("oom")),
+        segments=reader.columns("segment", SegmentColumns),
+        prediction=_prediction(meta.get("prediction")),
+        allocator=_allocator(meta.get("allocator")),
     )
 
 
+def _prediction(row: dict[str, Any] | None) -> PredictionRecord | None:
+    if row is None:
+        return None
+    terms = {key: TermsRecord(**row[key]) for key in ("allocated", "reserved")}
+    return PredictionRecord(**row | terms | {"unmodelled": tuple(row["unmodelled"])})
+
+
+def _allocator(row: dict[str, Any] | None) -> AllocatorRecord | None:
+    return None if row is None else AllocatorRecord(**row | {"peaks": tuple(row["peaks"])})
+
+
 def _step(row: dict[str, Any]) -> StepRecord:
-    flags = {key: bool(row[key]) for key in ("skipped_update", "autocast_in_backward")}
+    flags = {key: bool(row[key]) for key in ("skipped_update", "autocast_in_backward", "finished")}
     return StepRecord(**row | flags)
 
 

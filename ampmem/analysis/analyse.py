@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ampmem.analysis.classify import Classes, classify, view_of
 from ampmem.analysis.lifetimes import JoinedFacts, Lifetimes, join_facts, pair
-from ampmem.analysis.marks import Instants, instants
+from ampmem.analysis.marks import Instants, marks_of
 from ampmem.analysis.timeline import Timeline, timeline
 from ampmem.events import Recording
 
@@ -34,5 +34,5 @@ def analyse(recording: Recording) -> Analysis:
         facts=facts,
         classes=classes,
         timeline=timeline(recording.events, lifetimes, classes),
-        marks=tuple(instants(recording.phases, step) for step in recording.steps),
+        marks=marks_of(recording),
     )

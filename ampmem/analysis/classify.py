@@ -12,6 +12,7 @@ import numpy as np
 
 from ampmem.analysis.categories import CODES, Category
 from ampmem.analysis.lifetimes import ALIVE, FOREVER, JoinedFacts, Lifetimes, Mask
+from ampmem.analysis.marks import failure_ns
 from ampmem.events import Column, Fact, Phase, Recording, StepRecord
 
 
@@ -20,7 +21,8 @@ class View:
     """All that a rule may look at; one entry per allocation.
 
     ``facts`` has bit ``1 << fact`` set for every fact. ``step_end_ns`` is when the step of the birth
-    ended, ``next_backward_ns`` when the first backward after the birth began; ``FOREVER`` for never.
+    ended, ``next_backward_ns`` when the first backward after the birth began, and ``failure_ns`` when memory ran
+    out in the step of the birth and ended the run; ``FOREVER`` for never.
     """
 
     facts: Column
@@ -36,6 +38,7 @@ class View:
     died_ns: Column
     step_end_ns: Column
     next_backward_ns: Column
+    failure_ns: Column
 
     def has(self, *facts: Fact) -> Mask:
         """Which allocations any of ``facts`` is about."""
@@ -120,15 +123,17 @@ def is_workspace(view: View) -> Mask:
 
 
 def is_activation(view: View) -> Mask:
-    """Kept for backward: saved, made again in it, or simply still there when it starts."""
-    waiting = view.born_in(Phase.FORWARD) & view.outlives(view.next_backward_ns)
+    """Kept for backward: saved, made again in it, or simply still there when it starts, or when memory runs out."""
+    until = np.minimum(view.next_backward_ns, view.failure_ns)
+    waiting = view.born_in(Phase.FORWARD) & view.outlives(until)
     return view.has(Fact.SAVED, Fact.RECOMPUTED) | waiting
 
 
 def is_temporary(view: View) -> Mask:
-    """Dead within its step or the one after."""
+    """Dead within its step or the one after; or in use by the backward or the update in which memory ran out."""
     soon: Mask = (view.died_ns != FOREVER) & (view.died_step - view.step <= 1)
-    return soon
+    in_use = view.born_in(Phase.BACKWARD, Phase.OPTIMIZER) & view.outlives(view.failure_ns)
+    return soon | in_use
 
 
 RULES: tuple[Rule, ...] = (
@@ -139,9 +144,9 @@ RULES: tuple[Rule, ...] = (
     Rule(category=Category.BUFFERS, names=(Fact.BUFFER,), applies=is_buffer),
     Rule(category=Category.CAST_COPIES, names=(Fact.CAST_COPY,), applies=is_cast_copy),
     Rule(category=Category.INPUTS, names=(Fact.INPUT,), applies=is_input),
-    Rule(category=Category.WORKSPACE, names=(), applies=is_workspace),
+    Rule(category=Category.WORKSPACE, names=(Fact.WORKSPACE,), applies=is_workspace),
     Rule(category=Category.ACTIVATIONS, names=(Fact.SAVED, Fact.RECOMPUTED), applies=is_activation),
-    Rule(category=Category.TEMPORARIES, names=(), applies=is_temporary),
+    Rule(category=Category.TEMPORARIES, names=(Fact.SCRATCH,), applies=is_temporary),
 )
 """In order of precedence; what no rule matches is ``other``."""
 
@@ -165,7 +170,17 @@ def view_of(lifetimes: Lifetimes, facts: JoinedFacts, recording: Recording) -> V
         died_ns=lifetimes.died_ns,
         step_end_ns=_step_ends(lifetimes.step, steps),
         next_backward_ns=backward[np.searchsorted(backward, lifetimes.born_ns, side="left")],
+        failure_ns=_failures(lifetimes, recording),
     )
+
+
+def _failures(lifetimes: Lifetimes, recording: Recording) -> Column:
+    """When memory ran out in each allocation's step, if that ended the run after its birth."""
+    failed = failure_ns(recording)
+    if failed is None:
+        return np.full(len(lifetimes), FOREVER, dtype=np.int64)
+    mine = (lifetimes.born_ns >= recording.steps[-1].start_ns) & (lifetimes.born_ns <= failed)
+    return np.where(mine, failed, FOREVER)
 
 
 def _step_ends(step: Column, steps: Sequence[StepRecord]) -> Column:

@@ -86,12 +86,14 @@ class Comparison:
     baseline: int | None
     """Index of the baseline in ``entries``."""
     steps: tuple[int | None, ...]
-    """The step that is compared: the last that all entries have and whose update was done in all of them,
-    or else the last that each entry has."""
+    """The step that is compared: the last that ended in all entries and whose update was done in all of them,
+    or else the last of each entry. An entry that ran out of memory before a step had ended has that one."""
     instants: tuple[Instant, ...]
     """``after_forward``, ``after_backward``, ``after_optimizer`` and ``peak`` of that step."""
     peak_difference: tuple[int | None, ...]
-    """Bytes of that step's peak less those of the baseline's."""
+    """Bytes of that step's peak less those of the baseline's; of a step in which memory ran out it is not known."""
+    peak_reserved: tuple[int | None, ...]
+    """The most that the allocator had reserved during that step."""
     activation_ratio: tuple[float | None, ...]
     """Activations after forward, as a ratio to the baseline's."""
     low_precision: tuple[float | None, ...]
@@ -149,14 +151,15 @@ def compare(entries: Sequence[Entry]) -> Comparison:
     baseline = next((i for i, item in enumerate(summaries) if item is not None and item.arm.name == BASELINE), None)
     steps = _compared_steps(summaries)
     instants = _instants(summaries, steps)
-    peaks = instants[-1].total
+    whole = [size if step and step.finished else None for size, step in zip(instants[-1].total, steps, strict=True)]
     activations = [None if live is None else live[Category.ACTIVATIONS] for live in instants[0].live]
     return Comparison(
         entries=tuple(entries),
         baseline=baseline,
         steps=tuple(None if step is None else step.index for step in steps),
         instants=instants,
-        peak_difference=_to_baseline(peaks, baseline, lambda mine, base: mine - base),
+        peak_difference=_to_baseline(whole, baseline, lambda mine, base: mine - base),
+        peak_reserved=tuple(None if step is None else step.peak_reserved for step in steps),
         activation_ratio=_to_baseline(activations, baseline, _ratio),
         low_precision=tuple(None if item is None else _low_precision(item) for item in summaries),
         break_even=_break_evens(summaries, steps, baseline),
@@ -168,17 +171,19 @@ def compare(entries: Sequence[Entry]) -> Comparison:
 
 
 def _compared_steps(summaries: Sequence[Summary | None]) -> list[Step | None]:
-    known = [{step.index: step for step in summary.steps} for summary in summaries if summary is not None]
+    ended = [[step for step in summary.steps if step.finished] for summary in summaries if summary is not None]
+    known = [{step.index: step for step in steps} for steps in ended if steps]
     common = set.intersection(*(set(steps) for steps in known)) if known else set()
     done = [index for index in common if not any(steps[index].skipped_update for steps in known)]
     if done:
         chosen = max(done)
         return [None if item is None else _step_of(item, chosen) for item in summaries]
-    return [None if item is None else item.steps[-1] for item in summaries]
+    return [None if item is None else item.last_step for item in summaries]
 
 
-def _step_of(summary: Summary, index: int) -> Step | None:
-    return next((step for step in summary.steps if step.index == index), None)
+def _step_of(summary: Summary, index: int) -> Step:
+    """The step with that index if it ended, or else the one in which memory ran out."""
+    return next((step for step in summary.steps if step.index == index and step.finished), summary.last_step)
 
 
 def _instants(summaries: Sequence[Summary | None], steps: Sequence[Step | None]) -> tuple[Instant, ...]:
@@ -212,6 +217,8 @@ def _ratio(mine: float, base: float) -> float | None:
 
 
 def _low_precision(summary: Summary) -> float | None:
+    if not any(step.marks.after_forward for step in summary.steps):
+        return None
     total = sum(group.bytes for group in summary.activations)
     return _ratio(sum(group.bytes for group in summary.activations if group.dtype in LOW_PRECISION), total)
 

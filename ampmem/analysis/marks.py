@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampmem.events import Column, Phase, PhaseColumns, StepRecord
+from ampmem.events import Column, Phase, PhaseColumns, Recording, StepRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,22 @@ class Instants:
     """Just after the last backward ended."""
     after_optimizer: int | None
     """Just after the last optimizer update."""
+
+
+def failure_ns(recording: Recording) -> int | None:
+    """When memory ran out in the last step, if that ended the recording."""
+    if recording.ooms and recording.steps and not recording.steps[-1].finished:
+        return recording.ooms[-1].time_ns
+    return None
+
+
+def marks_of(recording: Recording) -> tuple[Instants, ...]:
+    """Where the marks of each step are; in one in which memory ran out, those that came before that."""
+    failed = failure_ns(recording)
+    return tuple(
+        instants(recording.phases, step) if failed is None or step.finished else _before(recording, step, failed)
+        for step in recording.steps
+    )
 
 
 def instants(phases: PhaseColumns, step: StepRecord) -> Instants:
@@ -36,6 +52,13 @@ def phase_at(phases: PhaseColumns, instant_ns: int) -> Phase:
     """The phase that the script was in at ``instant_ns``; before the first row it is ``SETUP``."""
     row = int(np.searchsorted(phases.time_ns, instant_ns, side="right")) - 1
     return Phase.SETUP if row < 0 else Phase(int(phases.phase[row]))
+
+
+def _before(recording: Recording, step: StepRecord, failed: int) -> Instants:
+    found = instants(recording.phases, step)
+    reached = (found.after_forward, found.after_backward, found.after_optimizer)
+    forward, backward, optimizer = (None if at is None or at > failed else at for at in reached)
+    return Instants(after_forward=forward, after_backward=backward, after_optimizer=optimizer)
 
 
 def _last_row(phases: PhaseColumns, step: StepRecord, phase: Phase) -> int | None:

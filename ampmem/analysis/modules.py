@@ -9,6 +9,7 @@ import numpy as np
 
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.categories import Category
+from ampmem.analysis.marks import failure_ns
 from ampmem.events import Column
 
 ROOT = "(model)"
@@ -29,13 +30,15 @@ class ModuleMemory:
 def modules(analysis: Analysis) -> tuple[ModuleMemory, ...]:
     """The modules at the last step with a backward, each parent before its children; none without such a step.
 
+    Where memory ran out before there was one, they are told as of then.
     Activations made outside every module (a loss function called by the script) are nobody's.
     """
     marks = [mark for mark in analysis.marks if mark.after_forward is not None and mark.after_backward is not None]
-    if not marks:
+    failed = failure_ns(analysis.recording)
+    if not marks and failed is None:
         return ()
-    after_forward = _position(analysis, marks[-1].after_forward)
-    after_backward = _position(analysis, marks[-1].after_backward)
+    after_forward = _position(analysis, marks[-1].after_forward if marks else failed)
+    after_backward = _position(analysis, marks[-1].after_backward if marks else failed)
     tables = {
         "parameters": _cumulative(_by_owner(analysis, Category.PARAMETERS, after_forward)),
         "activations": _cumulative(_by_birthplace(analysis, after_forward)),

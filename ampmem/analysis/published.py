@@ -228,7 +228,7 @@ class Match:
 def measure(summary: Summary) -> Measured:
     """Static memory of the last step whose update was done; :class:`NothingRecorded` when no step has one."""
     for step in reversed(summary.steps):
-        if not step.skipped_update and step.marks.after_backward is not None:
+        if step.finished and not step.skipped_update and step.marks.after_backward is not None:
             return _measured(summary.parameters.count, step, step.marks.after_backward)
     raise NothingRecorded(
         "nothing to compare with: no step with a backward and an optimizer update was recorded; "

@@ -17,14 +17,23 @@ from ampmem.analysis.activations import ActivationGroup, activation_groups
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.casts import Casts, cast_eligible, casts
 from ampmem.analysis.categories import CATEGORIES, Breakdown
+from ampmem.analysis.estimate import Prediction, prediction_of
 from ampmem.analysis.findings import Finding, findings
 from ampmem.analysis.largest import LargeAllocation, largest
-from ampmem.analysis.layers import marks_residual, outside_in, reserved_at_peak
-from ampmem.analysis.marks import Instants, phase_at
+from ampmem.analysis.layers import (
+    Layers,
+    layers_of,
+    marks_residual,
+    outside_in,
+    process_outside_in,
+    reserved_residual,
+)
+from ampmem.analysis.marks import Instants, failure_ns, phase_at
 from ampmem.analysis.modules import ModuleMemory, modules
+from ampmem.analysis.out_of_memory import OutOfMemory, out_of_memory
 from ampmem.analysis.verdict import StaticComponent, StaticRecipe, judge
 from ampmem.errors import NothingRecorded
-from ampmem.events import UNKNOWN, Fact, Phase, Recording, Source, StepRecord
+from ampmem.events import UNKNOWN, AllocatorRecord, Fact, Phase, Recording, Source, StepRecord
 
 SCHEMA = "ampmem.summary/1"
 
@@ -97,9 +106,10 @@ class RunPeak(Peak):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step that ended."""
+    """One step that ended; or that in which memory ran out and the run with it, which is not ``finished``."""
 
     index: int
+    finished: bool
     skipped_update: bool
     loss: float | None
     loss_scale: float | None
@@ -108,6 +118,8 @@ class Step:
     duration_ns: int
     marks: Marks
     peak: Peak
+    peak_reserved: int | None
+    """The most that the allocator had taken from the device during the step, which ``nvidia-smi`` counts as used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,14 +132,20 @@ class Allocator:
     cached: int | None
     reserved: int | None
     outside: int | None
+    outside_process: int | None
+    """What of ``outside`` is this process's, as the driver counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conservation:
-    """How far the sum of the categories ever was from the allocator's own total; 0 when they agree."""
+    """How far our sums ever were from the allocator's own totals; 0 when they agree.
+
+    ``residual_bytes`` is of the categories, ``reserved_residual_bytes`` of the segments at the steps' marks.
+    """
 
     events: int
     residual_bytes: int | None
+    reserved_residual_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,9 +163,14 @@ class Summary:
     parameters: Parameters
     optimizer: tuple[Optimizer, ...]
     steps: tuple[Step, ...]
+    out_of_memory: OutOfMemory | None
+    """The last request that failed for want of memory; ``None`` when none did."""
     plain_step_ns: tuple[int, ...]
     peak: RunPeak
     allocator: Allocator
+    caching_allocator: AllocatorRecord | None
+    prediction: Prediction | None
+    """What a simulated GPU would need; ``None`` for a run that was measured."""
     conservation: Conservation
     inferred: Breakdown
     """Bytes at the peak that are in their category by conclusion: no hook saw what they are."""
@@ -162,6 +185,11 @@ class Summary:
     def to_json(self) -> str:
         """The summary as JSON text, as ``summary.schema.json`` describes it."""
         return json.dumps(_plain(self), indent=2, allow_nan=False)
+
+    @property
+    def last_step(self) -> Step:
+        """The last step that ended; the one in which memory ran out when none did."""
+        return ([step for step in self.steps if step.finished] or self.steps)[-1]
 
 
 def summarize(recording: Recording) -> Summary:
@@ -179,8 +207,10 @@ def summary_of(analysis: Analysis) -> Summary:
     recording, run = analysis.recording, analysis.recording.run
     _require_training(recording)
     arm, verdict = recording.arm, judge(analysis)
+    layers = layers_of(analysis)
     positions = [analysis.timeline.peak_between(step.start_ns, step.end_ns) for step in recording.steps]
-    steps = tuple(map(_step, [analysis] * len(positions), recording.steps, analysis.marks, positions))
+    count = len(positions)
+    steps = tuple(map(_step, [analysis] * count, [layers] * count, recording.steps, analysis.marks, positions))
     top = max(range(len(steps)), key=lambda index: steps[index].peak.bytes)
     return Summary(
         schema=SCHEMA,
@@ -204,10 +234,13 @@ def summary_of(analysis: Analysis) -> Summary:
             for record in recording.optimizers
         ),
         steps=steps,
+        out_of_memory=out_of_memory(analysis),
         plain_step_ns=recording.plain_step_ns,
         peak=_run_peak(steps[top]),
-        allocator=_allocator(analysis, positions[top], steps[top].index),
-        conservation=_conservation(analysis),
+        allocator=_allocator(analysis, layers, positions[top], steps[top].index),
+        prediction=None if recording.prediction is None else prediction_of(recording.prediction),
+        caching_allocator=recording.allocator,
+        conservation=_conservation(analysis, layers),
         inferred=_inferred(analysis, positions[top]),
         static_recipe=None if verdict is None else verdict.recipe,
         static_model=() if verdict is None else verdict.components,
@@ -222,6 +255,8 @@ def summary_of(analysis: Analysis) -> Summary:
 def _require_training(recording: Recording) -> None:
     # A snapshot has what its ring still held; that may be a forward alone, and no names of parameters.
     if recording.run.source == Source.SNAPSHOT and recording.steps:
+        return
+    if recording.steps and not recording.steps[-1].finished:  # memory may run out before there is a model
         return
     if not recording.steps:
         raise NothingRecorded(
@@ -239,9 +274,11 @@ def _require_training(recording: Recording) -> None:
         )
 
 
-def _step(analysis: Analysis, step: StepRecord, marks: Instants, position: int) -> Step:
+def _step(analysis: Analysis, layers: Layers | None, step: StepRecord, marks: Instants, position: int) -> Step:
+    between = map(analysis.timeline.position, (step.start_ns, step.end_ns))
     return Step(
         index=step.index,
+        finished=step.finished,
         skipped_update=step.skipped_update,
         loss=step.loss,
         loss_scale=step.loss_scale,
@@ -254,12 +291,14 @@ def _step(analysis: Analysis, step: StepRecord, marks: Instants, position: int) 
             after_optimizer=_breakdown(analysis, marks.after_optimizer),
         ),
         peak=_peak(analysis, step, position),
+        peak_reserved=None if layers is None else layers.peak_between(*between),
     )
 
 
 def _activations(analysis: Analysis) -> tuple[ActivationGroup, ...]:
-    """Those at the end of the last forward that a backward followed."""
+    """Those at the end of the last forward that a backward followed; where none did, when memory ran out."""
     instants = [marks.after_forward for marks in analysis.marks if marks.after_forward is not None]
+    instants = instants or [failed for failed in (failure_ns(analysis.recording),) if failed is not None]
     return activation_groups(analysis, analysis.timeline.position(instants[-1])) if instants else ()
 
 
@@ -305,11 +344,10 @@ def _parameters(recording: Recording) -> Parameters:
     )
 
 
-def _allocator(analysis: Analysis, position: int, step: int) -> Allocator:
-    """Events tell of blocks; what the allocator kept in reserve is known where its statistics were taken."""
+def _allocator(analysis: Analysis, layers: Layers | None, position: int, step: int) -> Allocator:
     requested = int(analysis.timeline.total[position])
     allocated = int(analysis.lifetimes.block_bytes[analysis.lifetimes.alive_at(position)].sum())
-    reserved = reserved_at_peak(analysis.recording, step)
+    reserved = None if layers is None else int(layers.reserved[position])
     return Allocator(
         requested=requested,
         rounding=allocated - requested,
@@ -317,10 +355,11 @@ def _allocator(analysis: Analysis, position: int, step: int) -> Allocator:
         cached=None if reserved is None else reserved - allocated,
         reserved=reserved,
         outside=outside_in(analysis.recording, step),
+        outside_process=process_outside_in(analysis.recording, step),
     )
 
 
-def _conservation(analysis: Analysis) -> Conservation:
+def _conservation(analysis: Analysis, layers: Layers | None) -> Conservation:
     events = analysis.recording.events
     known = events.allocated != UNKNOWN
     residual = marks_residual(analysis)
@@ -328,7 +367,11 @@ def _conservation(analysis: Analysis) -> Conservation:
         # Of the categories and not of the total: an allocation lost on the way to a category must show.
         categories = analysis.timeline.live.sum(axis=0)[1:]
         residual = max(residual or 0, int(np.abs(categories[known] - events.allocated[known]).max()))
-    return Conservation(events=len(events), residual_bytes=residual)
+    return Conservation(
+        events=len(events),
+        residual_bytes=residual,
+        reserved_residual_bytes=reserved_residual(analysis, layers),
+    )
 
 
 def _inferred(analysis: Analysis, position: int) -> Breakdown:

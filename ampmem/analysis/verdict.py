@@ -108,14 +108,14 @@ class _Case:
 def judge(analysis: Analysis, index: int | None = None) -> Verdict | None:
     """The verdict on the step at ``index`` (a position in the recording's steps).
 
-    By default that is the last step with a backward; ``None`` when there is none.
+    By default that is the last step with a backward, of those that ended if there is one; ``None`` when there is none.
     """
     recording = analysis.recording
     if index is None:
         judged = [place for place, marks in enumerate(analysis.marks) if marks.after_backward is not None]
         if not judged:
             return None
-        index = judged[-1]
+        index = ([place for place in judged if recording.steps[place].finished] or judged)[-1]
     marks = {name: getattr(analysis.marks[index], name) for name in MARKS}
     book = ledger(analysis)
     exhibits = {

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from ampmem.cli.options import ARMS, shared_options, simulated_gpu
-from ampmem.errors import NothingRecorded, UsageError
+from ampmem.cli.options import ARMS, assumed_fractions, shared_options, simulated_gpu
+from ampmem.errors import AmpmemError, NothingRecorded, UsageError
 from ampmem.recording import SUFFIX, add_plain_steps, check_output
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def profile(arm: str, dtype: str | None, seed: int | None, times_into: Path | No
 
     The first --steps steps are recorded; then the script is stopped. What ampmem itself has to say,
     the tables too, goes to stderr; stdout is the script's alone. A script that fails keeps its own
-    exit code, and the steps that had ended are kept.
+    exit code, and the steps that had ended are kept; of one that runs out of memory all is kept.
 
     \b
     ampmem profile train.py --epochs 1
@@ -64,6 +64,7 @@ def profile(arm: str, dtype: str | None, seed: int | None, times_into: Path | No
         raise UsageError(f"--dtype is what autocast casts to, so it needs --arm amp or amp-nocache, not {arm}")
     plan = _Plan(arm=arm, dtype=dtype, **rest)
     simulated_gpu(plan.device, plan.gpu)
+    assumed_fractions(plan.device, plan.assume)
     target = plan.find()
     if times_into is None:
         for file in (plan.path(target), plan.html):
@@ -88,6 +89,7 @@ class _Plan:
     device: str
     synchronize: bool
     gpu: str | None
+    assume: tuple[str, ...]
     as_module: bool
     steps: int
     skip: int
@@ -112,9 +114,13 @@ class _Plan:
         gpu = simulated_gpu(self.device, self.gpu)
         if gpu is None:
             return None
-        from ampmem.recorder.simulated.start import Simulation
+        try:
+            from ampmem.recorder.simulated.start import Simulation
+        except (ImportError, AttributeError) as error:  # a part of torch is not where it was
+            from ampmem.recorder.simulated.refusal import refusal
 
-        return Simulation(gpu)
+            raise refusal(error) from error
+        return Simulation(gpu, assumed_fractions(self.device, self.assume))
 
     def path(self, target: Target) -> Path:
         """The recording to write."""
@@ -155,8 +161,10 @@ def _record(plan: _Plan, target: Target) -> None:
     _say(f"recording to {path}")
     failure = _run(target, plan.arguments, session)
     if simulation is not None:
-        _say(simulation.end(failed=failure is not None))
+        _say(_predicted(simulation, failed=failure is not None))
     if failure is not None:
+        if session.outcome.unfinished is not None:
+            _show_failure(options.path, page, plan)
         _keep(session, path)
         _fail(failure)
     _finish(session, path, stopped=not plan.run_to_end)
@@ -166,6 +174,16 @@ def _record(plan: _Plan, target: Target) -> None:
         from ampmem.cli.report import write_report
 
         write_report([options.path], page, force=plan.force)
+
+
+def _predicted(simulation: Simulation, *, failed: bool) -> str:
+    """What the run would have needed, in one line; a run that failed for other reasons neither fits nor not."""
+    from ampmem.analysis.estimate import prediction_of
+    from ampmem.reporters.estimate import headline
+
+    record, failure = simulation.end()
+    stopped = "up to where the script failed" if failed else ""
+    return headline(prediction_of(record), simulation.device.gpu.name, stopped=stopped, failure=failure)
 
 
 def _time(plan: _Plan, target: Target, recording: Path) -> None:
@@ -194,7 +212,7 @@ def _run(target: Target, arguments: tuple[str, ...], session: Session) -> BaseEx
         failure = None if finished or script.was_stopped(error) else error
     if failure is not None:
         session.note(f"the script failed: {_described(failure)}")
-    session.close()
+    session.close(failure)
     if failure is not None and not isinstance(failure, SystemExit):
         sys.excepthook(type(failure), failure.with_traceback(script.own_traceback(failure)), failure.__traceback__)
     return failure
@@ -213,13 +231,15 @@ def _finish(session: Session, path: Path, *, stopped: bool) -> None:
     try:
         session.check()
     except NothingRecorded:
-        if session.steps_recorded == 0 and not session.ran_out:
+        if session.outcome.recorded == 0:
             session.options.path.unlink(missing_ok=True)
         raise
     message = f"recorded {_steps(session)} in {path}"
-    if session.stopped_by:
-        message += f"; then {session.stopped_by}"
-    elif session.steps_recorded != session.options.steps:
+    if session.outcome.stopped_by:
+        message += f"; then {session.outcome.stopped_by}"
+    elif session.outcome.unfinished is not None:
+        message += " and what there was when the device ran out of memory; then the script ended"
+    elif session.outcome.recorded != session.options.steps:
         message += "; then the script ended"
     elif stopped:
         message += " and stopped the script (--run-to-end lets it finish)"
@@ -228,10 +248,12 @@ def _finish(session: Session, path: Path, *, stopped: bool) -> None:
 
 def _keep(session: Session, path: Path) -> None:
     """The script failed: say what is left of it."""
-    if session.steps_recorded:
-        _say(f"the script failed; {_steps(session)} that had ended are in {path} (ampmem show {path})")
-    elif session.ran_out:
-        _say(f"the device ran out of memory before a step had ended; ampmem show {path} says what was in it")
+    ended = f"{_steps(session)} that had ended"
+    if session.outcome.unfinished is not None:
+        kept = f"{ended}, and " if session.outcome.recorded else ""
+        _say(f"the script failed: out of memory; {path} has {kept}what there was until then (ampmem show {path})")
+    elif session.outcome.recorded:
+        _say(f"the script failed; {ended} are in {path} (ampmem show {path})")
     else:
         session.options.path.unlink(missing_ok=True)
         _say("the script failed before a step had ended: nothing was recorded")
@@ -263,6 +285,21 @@ def _show(recording: Path) -> None:
     click.echo("\n" + TableReporter().render([report_of(recording)]), err=True)
 
 
+def _show_failure(recording: Path, page: Path | None, plan: _Plan) -> None:
+    """Say what the run died of that ran out of memory; the exit code stays the script's, come what may."""
+    from ampmem.cli.report import write_report
+    from ampmem.cli.show import report_of
+    from ampmem.reporters.out_of_memory import render_out_of_memory
+
+    try:
+        if not plan.quiet:
+            click.echo(f"\n{render_out_of_memory(report_of(recording).summary)}\n", err=True)
+        if page is not None:
+            write_report([recording], page, force=plan.force)
+    except AmpmemError as error:
+        _say(str(error))
+
+
 def _progress(wanted: int, *, lines: bool) -> Callable[[int], None] | None:
     """Shows each step as it ends: on a terminal in one line that changes, or else when ``lines`` are wanted."""
     if not lines and not sys.stderr.isatty():
@@ -276,7 +313,7 @@ def _progress(wanted: int, *, lines: bool) -> Callable[[int], None] | None:
 
 
 def _steps(session: Session) -> str:
-    count = session.steps_recorded
+    count = session.outcome.recorded
     return f"{count} step{'' if count == 1 else 's'}"
 
 

@@ -9,19 +9,16 @@ import click
 
 from ampmem.allocator.settings import parse_settings
 from ampmem.allocator.trace import WhatIf, trace_of_events, what_if
-from ampmem.analysis.analyse import analyse
 from ampmem.analysis.compare import Entry, compare, distinct, entry_of
-from ampmem.analysis.findings import Case, out_of_memory
 from ampmem.analysis.summary import summarize
 from ampmem.errors import NothingRecorded, RecordingError, UsageError
 from ampmem.events import Source
 from ampmem.recording import read
 from ampmem.reporters.base import Report, Reporter
 from ampmem.reporters.compare import render as render_comparison
-from ampmem.reporters.findings import render_findings
 from ampmem.reporters.json import JsonReporter
 from ampmem.reporters.table import TableReporter
-from ampmem.reporters.text import WIDTH, wrapped
+from ampmem.reporters.text import WIDTH
 from ampmem.reporters.what_if import render_what_if
 
 
@@ -55,9 +52,6 @@ def show(
         if not (each or ledger or all_steps):
             return
         click.echo(f"\n{'=' * WIDTH}\n")
-    if not as_json and len(files) == 1 and (text := failure_of(files[0])):
-        click.echo(text)
-        return
     reporter: Reporter = JsonReporter() if as_json else TableReporter(all_steps=all_steps, ledger=ledger)
     click.echo(reporter.render([report_of(path) for path in files]))
 
@@ -80,16 +74,6 @@ def report_of(path: Path) -> Report:
         raise type(error)(f"{path}: {error}") from error
     title = " ".join((recording.run.script, *recording.run.arguments))
     return Report(title=title, summary=summary, notes=recording.notes)
-
-
-def failure_of(path: Path) -> str:
-    """What a run died of that ran out of memory before a step had ended; empty for every other recording."""
-    recording = read(path)
-    if recording.steps or not recording.ooms:
-        return ""
-    finding = out_of_memory.check(Case(analysis=analyse(recording)))
-    notes = (line for note in recording.notes for line in wrapped(f"note: {note}"))
-    return "\n".join((f"{path}: no step ended", "", render_findings([finding] if finding else []), "", *notes))
 
 
 def what_ifs(path: Path, settings: Sequence[str]) -> list[tuple[str, WhatIf]]:

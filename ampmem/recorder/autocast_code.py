@@ -32,6 +32,11 @@ def restates(code: CodeType) -> bool:
     return code.co_filename.startswith(_TORCH) and not of_script
 
 
+def of_compiled(code: CodeType) -> bool:
+    """Whether ``code`` is what compiled code enters its regions by."""
+    return code.co_filename.startswith(_TORCH) and code.co_name == "_enter_autocast"
+
+
 def has_autocast(function: Any) -> bool:
     """Whether ``function``, a module or a method of one perhaps, opens autocast, or a module inside it."""
     owner = getattr(function, "__self__", function)

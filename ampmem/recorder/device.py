@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from time import time_ns
 from types import FrameType
+from typing import TypeAlias
 
-from ampmem.events import LayersRecord, OomRecord
+from ampmem.events import AllocatorRecord, LayersRecord, OomRecord, Phase, PredictionRecord
 from ampmem.recorder.hooks.forward import ForwardMode
 from ampmem.recorder.log import Log
 from ampmem.recorder.sources.base import DeviceSource, Place, Source
 from ampmem.recorder.stacks import calling_frame, current_stack
 from ampmem.recorder.texts import Texts
+
+Taken: TypeAlias = tuple[list[LayersRecord], list[OomRecord]]
 
 _DISPATCH = ForwardMode.__torch_dispatch__.__code__
 
@@ -24,16 +27,13 @@ class DeviceWatch:
         self._mode = mode
         self._texts = texts
         self._stacks = stacks
+        self.update = ""
+        """The optimizer's ``step`` that runs, or ran last."""
         if self._source is not None:
             self._source.locate = self._locate
         tell = getattr(source, "tell", None)
         if tell is not None:  # a source that has facts of its own to log
-            tell(log)
-
-    @property
-    def ran_out(self) -> bool:
-        """Whether a request failed for want of memory."""
-        return self._source is not None and self._source.ran_out
+            tell(log, texts)
 
     def begin(self) -> None:
         """Tag what is allocated from now on."""
@@ -51,7 +51,7 @@ class DeviceWatch:
         if self._source is not None and self._log.step >= 0:
             self._source.mark(self._log.step, mark)
 
-    def take(self) -> tuple[list[LayersRecord], list[OomRecord]]:
+    def take(self) -> Taken:
         """What the source has settled since the last call."""
         return ([], []) if self._source is None else (self._source.take_layers(), self._source.take_ooms())
 
@@ -59,10 +59,20 @@ class DeviceWatch:
         """What a reader of the recording has to know."""
         return [] if self._source is None else self._source.notes()
 
+    def allocator(self) -> AllocatorRecord | None:
+        """How the caching allocator was set and used by now."""
+        return None if self._source is None else self._source.allocator()
+
+    def prediction(self) -> PredictionRecord | None:
+        """What the run comes to on the device by now, where that is only predicted."""
+        predict = getattr(self._source, "prediction", None)
+        found: PredictionRecord | None = None if predict is None else predict()
+        return found
+
     def _locate(self) -> Place:
         return Place(
             step=self._log.step,
-            op=self._running_op(),
+            op=self._running_op() or (self.update if self._log.phase == Phase.OPTIMIZER else ""),
             module=self._texts.value(self._mode.module),
             stack=current_stack() if self._stacks else "",
         )

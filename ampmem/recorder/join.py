@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TypedDict
+
 import numpy as np
 
-from ampmem.events import Action, Column, EventColumns, FactColumns, Phase, PhaseColumns
+from ampmem.events import Action, Column, EventColumns, FactColumns, Phase, PhaseColumns, SegmentColumns
 from ampmem.recorder.log import Log, OpColumns
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.stacks import Stacks
 from ampmem.recorder.texts import Texts
+
+
+class Joined(TypedDict):
+    """One window, as the recording stores it."""
+
+    events: EventColumns
+    segments: SegmentColumns
+    facts: FactColumns
+    phases: PhaseColumns
 
 
 class Joiner:
@@ -19,8 +31,9 @@ class Joiner:
         self._stacks = stacks
         self._texts = texts
         self._last_phase = np.zeros((1, 3), dtype=np.int64)
+        self._count = 0
 
-    def join(self, raw: RawEvents) -> tuple[EventColumns, FactColumns, PhaseColumns]:
+    def join(self, raw: RawEvents) -> Joined:
         """The events since the last call as the recording stores them, with the facts and phases."""
         phases = self._log.take_phases()
         step, phase = self._steps_and_phases(raw.time_ns, phases)
@@ -52,7 +65,9 @@ class Joiner:
             stack=stack * born,
             allocated=raw.allocated,
         )
-        return events, self._log.take_facts(), phases
+        segments = replace(raw.segments, position=raw.segments.position + self._count)
+        self._count += len(events)
+        return Joined(events=events, segments=segments, facts=self._log.take_facts(), phases=phases)
 
     def _steps_and_phases(self, times: Column, phases: PhaseColumns) -> tuple[Column, Column]:
         rows = np.stack([phases.time_ns, phases.step, phases.phase], axis=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 
 
@@ -17,8 +19,12 @@ class LateNumber:
         self._event.record(torch.cuda.current_stream(tensor.device))
 
     def value(self) -> float | None:
-        """The number; ``None`` where the device has not come that far."""
-        return float(self._copy) if self._event.query() else None
+        """The number; ``None`` where the device has not come that far, or must not be asked."""
+        with suppress(RuntimeError):  # of a device that has failed: the script gets to know by itself
+            if torch.cuda.is_current_stream_capturing():  # to query an event would end the capture
+                return None
+            return float(self._copy) if self._event.query() else None
+        return None
 
 
 def number_of(tensor: torch.Tensor) -> float | LateNumber | None:

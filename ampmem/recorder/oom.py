@@ -1,11 +1,14 @@
-"""What is kept when the device runs out of memory: the request, who made it, and the allocator's segments."""
+"""What is kept when the device runs out of memory, and whether the script ends with that."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import time_ns
 from typing import Any
+
+import torch
 
 from ampmem.allocator.shortage import pack
 from ampmem.events import NO_STEP, OomRecord
@@ -14,7 +17,7 @@ from ampmem.recorder.sources.cuda_device import CudaApi
 from ampmem.recorder.sources.cuda_events import OOM, segments_of
 
 KEPT = 8
-"""How many failures are kept: cuDNN tries one algorithm after the other, and scripts retry with smaller batches."""
+"""How many failures of a step are kept, the last ones: scripts retry with smaller batches, and die of the last."""
 
 _NOWHERE = Place(step=NO_STEP, op="", module="", stack="")
 
@@ -24,15 +27,11 @@ class OomKeeper:
 
     def __init__(self, api: CudaApi) -> None:
         self._api = api
-        self._records: list[OomRecord] = []
-        self.seen = 0
+        self._records: deque[OomRecord] = deque(maxlen=KEPT)
         self.locate: Callable[[], Place] | None = None
 
     def observe(self, device: int, segment: int, total: int, free: int) -> None:
         """Memory ran out; runs on the thread that asked for it, without the allocator's lock."""
-        self.seen += 1
-        if self.seen > KEPT:
-            return
         now = time_ns()
         place = _NOWHERE if self.locate is None else self.locate()
         snapshot = self._api.snapshot()
@@ -58,12 +57,38 @@ class OomKeeper:
 
     def name_ops(self, op_at: Callable[[int], str]) -> None:
         """Name the ops that no mode saw, which are autograd's, by when they failed."""
-        self._records = [record if record.op else replace(record, op=op_at(record.time_ns)) for record in self._records]
+        named = [record if record.op else replace(record, op=op_at(record.time_ns)) for record in self._records]
+        self._records.clear()
+        self._records.extend(named)
 
     def take(self, device: int | None) -> list[OomRecord]:
         """The failures on ``device`` since the last call; those of any when it is ``None``."""
-        taken, self._records = self._records, []
+        taken = list(self._records)
+        self._records.clear()
         return [record for record in taken if device is None or record.device == device]
+
+
+def ended_with(failure: BaseException | None, ooms: Sequence[OomRecord], forward_ns: int) -> bool:
+    """Whether the script got no further than the last of ``ooms``, in time order.
+
+    ``failure`` is the exception that ended it, if one did; ``forward_ns`` when its last forward began. A script
+    that caught the failure and ended by itself got no further either, one that failed of something else did.
+    """
+    if not ooms or ooms[-1].time_ns < forward_ns:
+        return False
+    return failure is None or isinstance(failure, SystemExit) or _is_out_of_memory(failure)
+
+
+def _is_out_of_memory(failure: BaseException) -> bool:
+    """Whether ``failure`` is the device's own error, or came of it."""
+    error: BaseException | None = failure
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _last_failure(snapshot: Mapping[str, Any], device: int) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,7 +14,7 @@ from torch.optim import Optimizer
 from ampmem.errors import NothingRecorded, RecordingError, UsageError
 from ampmem.events import NO_STEP, Fact, Phase, StepRecord
 from ampmem.recorder.arms import ArmSeen, arm_record
-from ampmem.recorder.device import DeviceWatch
+from ampmem.recorder.device import DeviceWatch, Taken
 from ampmem.recorder.hooks import data, memory_history, torch_profiler
 from ampmem.recorder.hooks.backward import BackwardHooks
 from ampmem.recorder.hooks.casts import CastHooks
@@ -25,7 +26,9 @@ from ampmem.recorder.late import LateNumber
 from ampmem.recorder.live import collection_paused, live_objects
 from ampmem.recorder.log import Log
 from ampmem.recorder.models import Models
+from ampmem.recorder.oom import ended_with
 from ampmem.recorder.options import AS_IS, Options, run_record
+from ampmem.recorder.outcome import Outcome
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.baseline import Baseline
 from ampmem.recorder.sources.choose import choose_source
@@ -62,9 +65,7 @@ class Session:
         self.models = Models(self.texts, self.log)
         self.updates = 0
         """Optimizer updates seen so far, skipped ones too."""
-        self.steps_recorded = 0
-        self.stopped_by: str | None = None
-        """Why the recording ended before the script did, when it did."""
+        self.outcome = Outcome(skip=options.skip)
         self._on_step = on_step
         self._on_done = on_done
         self._stacks = Stacks(options.stacks)
@@ -81,7 +82,7 @@ class Session:
         self._optimizers = OptimizerHooks(self)
         self._rounds = Rounds()
         self._bench = Bench(self._rounds)
-        self._thread = threading.get_ident()
+        self._process, self._thread = os.getpid(), threading.get_ident()
         self._undo = ExitStack()
         self._notes: dict[str, None] = {}
         self._described: tuple[object, ...] = ()
@@ -93,9 +94,8 @@ class Session:
             self._steering = Steering(options.arm, options.dtype, self.device_type, self.note)
         self._update_began = (0, 0, 0)
         """When the running update began, and the ids of its name and of the stack that called it."""
-        self._backwards = 0
-        self._saw_model = False
-        self._step = 0
+        self._forward_ns = 0
+        """When the last outermost forward began."""
         self._writer: RecordingWriter | None = None
         if not options.timed:
             self._writer = RecordingWriter(options.path, run_record(options, self._source), force=options.force)
@@ -118,14 +118,17 @@ class Session:
                 self.options.path.unlink()
                 raise
 
-    def close(self) -> None:
-        """Stop recording, undo every hook, write what is left. Does nothing the second time."""
+    def close(self, failure: BaseException | None = None) -> None:
+        """Stop recording, undo every hook, write what is left. Does nothing the second time.
+
+        ``failure`` is what the script ended with, if that was no end of its own.
+        """
         if _active is not self:
             return
         try:
             if self.recording:
                 with collection_paused():
-                    self._end_recording()
+                    self._end_recording(failure)
         finally:
             self._undo.close()
             if self._writer is not None:
@@ -133,34 +136,14 @@ class Session:
 
     def check(self) -> None:
         """Raise :class:`NothingRecorded` when there is no step, no model or no backward to show."""
-        if self.stopped_by and self.steps_recorded == 0:
-            raise NothingRecorded(f"no step was recorded: {self.stopped_by}")
-        if self._step < self.options.skip:
-            raise NothingRecorded(
-                f"no step was recorded: the script made {self._step} steps and --skip is {self.options.skip}; "
-                "skip fewer"
-            )
-        if not self._saw_model:
-            raise NothingRecorded(
-                "no model was seen: ampmem follows torch.nn.Module forwards, and none with parameters ran"
-            )
-        if self._backwards == 0:
-            raise NothingRecorded("no backward was seen: there is no training step to show; does the script train?")
-        if self.steps_recorded == 0:
-            raise NothingRecorded(
-                "no step ended: no torch.optim optimizer made an update; call prof.step() at the end of each "
-                "iteration (with ampmem.profile() as prof) when the script updates by other means"
-            )
-
-    @property
-    def ran_out(self) -> bool:
-        """Whether the device ran out of memory."""
-        return self._device.ran_out
+        missing = self.outcome.missing()
+        if missing is not None:
+            raise NothingRecorded(missing)
 
     def on_thread(self) -> bool:
         """Whether the calling thread is the one that is recorded, or a device's thread that runs its backward."""
         if threading.get_ident() == self._thread:
-            return True
+            return os.getpid() == self._process  # in a forked worker of a DataLoader this thread seems to go on
         return self.device_type != "cpu" and self._backward.running and in_backward()
 
     def note(self, message: str) -> None:
@@ -177,7 +160,7 @@ class Session:
 
     def stop_recording(self, why: str) -> None:
         """End the recording although the script goes on."""
-        self.stopped_by = why
+        self.outcome.stopped_by = why
         self.close()
 
     def forward_started(self, *, recomputing: bool) -> None:
@@ -185,8 +168,9 @@ class Session:
         if not recomputing:
             if self.log.step == NO_STEP:
                 self._open_step()
+            self._forward_ns = time_ns()
             self.models.note()
-            self._saw_model |= bool(self.models.parameters_at)
+            self.outcome.model |= bool(self.models.parameters_at)
             self._backward.watch_gradients()
             self.log.enter_phase(Phase.FORWARD)
         self.forward.enter(recomputing=recomputing)
@@ -207,7 +191,7 @@ class Session:
         self.forward.leave()
         if self._steering is not None:
             self._steering.leave()
-        self._backwards += 1
+        self.outcome.backwards += 1
         self.open_step.loss = loss
         self.open_step.autocast_in_backward |= torch.is_autocast_enabled(self.device_type)
         self.log.enter_phase(Phase.BACKWARD)
@@ -225,7 +209,8 @@ class Session:
         if self.recording:
             self.forward.leave()
             self.log.enter_phase(Phase.OPTIMIZER)
-            self._update_began = (time_ns(), self.texts.id(f"{optimizer}.step"), self._stacks.capture())
+            self._device.update = f"{optimizer}.step"
+            self._update_began = (time_ns(), self.texts.id(self._device.update), self._stacks.capture())
 
     def updated(self, optimizer: int, *, skipped: float | LateNumber | None) -> None:
         """The outermost ``step`` of ``optimizer`` has returned; ``skipped`` when a GradScaler left it out."""
@@ -295,7 +280,7 @@ class Session:
             self._open_step()
 
     def _open_step(self) -> None:
-        self.log.enter_phase(Phase.BETWEEN, step=self._step)
+        self.log.enter_phase(Phase.BETWEEN, step=self.outcome.steps)
         self.open_step = OpenStep()
 
     def _end_step(self) -> None:
@@ -304,8 +289,8 @@ class Session:
             self._end_timed_step()
             return
         if not self.recording:
-            self._step += 1
-            if self._step == self.options.skip:
+            self.outcome.steps += 1
+            if self.outcome.steps == self.options.skip:
                 try:
                     self._begin()
                 except UsageError as error:
@@ -313,31 +298,31 @@ class Session:
             return
         with collection_paused():
             try:
-                self._write(self._source.drain(), self.open_step.record(self._step))
+                self._write(self._source.drain(), self._device.take(), self.open_step.record(self.outcome.steps))
             except RecordingError as error:
                 self._give_up(str(error))
                 return
-            self._step += 1
-            self.steps_recorded += 1
+            self.outcome.steps += 1
+            self.outcome.recorded += 1
             self._open_step()
         if self._on_step is not None:
-            self._on_step(self.steps_recorded)
-        if self.steps_recorded == self.options.steps:
+            self._on_step(self.outcome.recorded)
+        if self.outcome.recorded == self.options.steps:
             self.close()
             if self._on_done is not None:
                 self._on_done()
 
     def _end_timed_step(self) -> None:
         self.stopwatch.lap()
-        self._step += 1
-        if self._step == self.options.skip + (self.options.steps or 0):
+        self.outcome.steps += 1
+        if self.outcome.steps == self.options.skip + (self.options.steps or 0):
             self.close()
             if self._on_done is not None:
                 self._on_done()
 
     def _give_up(self, why: str) -> None:
         """The file cannot be written: that is no reason to stop somebody's training."""
-        self.stopped_by = why
+        self.outcome.stopped_by = why
         self.note(why)
         if self.recording:
             self.forward.leave()
@@ -345,32 +330,46 @@ class Session:
             self._source.stop()
         self.close()
 
-    def _end_recording(self) -> None:
+    def _end_recording(self, failure: BaseException | None) -> None:
         self.forward.leave()
         if self._steering is not None:
             self._steering.leave()
         self.recording = False
+        raw, taken, step = self._source.stop(), self._device.take(), None
+        if ended_with(failure, taken[1], self._forward_ns):
+            step = self._unfinished_step()
         self.models.note()  # as every forward does when it starts
         try:
-            self._write(self._source.stop(), None)
+            self._write(raw, taken, step)
         except RecordingError as error:  # as in _give_up: the script goes on
-            self.stopped_by = str(error)
+            self.outcome.stopped_by = str(error)
 
-    def _write(self, raw: RawEvents, step: StepRecord | None) -> None:
+    def _unfinished_step(self) -> StepRecord:
+        """The step in which memory ran out, or else the script's setup; notes what else is known by now."""
+        self.models.add_registered()
+        for optimizer in self._bench.optimizers():
+            if optimizer.state:
+                self._optimizers.note_state(optimizer)
+        if self.log.phase == Phase.OPTIMIZER:
+            self.log.op(*self._update_began)
+        self.outcome.unfinished = self.outcome.steps
+        return self.open_step.record(self.outcome.steps, finished=False)
+
+    def _write(self, raw: RawEvents, taken: Taken, step: StepRecord | None) -> None:
         assert self._writer is not None
-        events, facts, phases = self._joiner.join(raw)
+        joined = self._joiner.join(raw)
         self._casts.forget_dead()
-        layers, ooms = self._device.take()
-        texts = self.texts.take_new()
-        self._writer.append(
-            Batch(texts=texts, events=events, facts=facts, phases=phases, step=step, layers=layers, ooms=ooms)
-        )
-        for note in self._device.notes():
-            self.note(note)
-        known = (self.models.generation, self._optimizers.generation, self.arm_seen.copy(), len(self._notes))
-        if step is None or known != self._described:  # going through all parameters in every step would cost
+        layers, ooms = taken
+        self._writer.append(Batch(**joined, texts=self.texts.take_new(), step=step, layers=layers, ooms=ooms))
+        notes = self._all_notes()
+        known = (self.models.generation, self._optimizers.generation, self.arm_seen.copy(), notes)
+        if not self.recording or known != self._described:  # going through all parameters in every step would cost
             self._described = known
             self._writer.describe(self._description())
+
+    def _all_notes(self) -> tuple[str, ...]:
+        """The session's own and the device's, which may have been worded otherwise a step ago."""
+        return tuple(self._notes | dict.fromkeys(self._device.notes()))
 
     def _description(self) -> Description:
         parameters = [*self.models.records(), *self._optimizers.own_parameters.values()]
@@ -379,8 +378,10 @@ class Session:
             arm=arm_record(self.arm_seen, parameters, forced=self.options.arm, wrapped=wrapped),
             parameters=tuple(map(self._optimizers.assign, parameters)),
             optimizers=tuple(self._optimizers.records()),
-            notes=tuple(self._notes),
+            notes=self._all_notes(),
             device_name=self._source.device_name,
+            prediction=self._device.prediction(),
+            allocator=self._device.allocator(),
         )
 
     def _resting_phase(self) -> Phase:

@@ -10,6 +10,7 @@ from types import CodeType, FrameType
 from ampmem.recorder.texts import Texts
 
 _RECORDER = str(Path(__file__).parent)
+_RUNNER = str(Path(__file__).with_name("script.py"))
 _HIDDEN = tuple(
     str(Path("torch", *parts))
     for parts in (
@@ -18,6 +19,7 @@ _HIDDEN = tuple(
         ("utils", "_python_dispatch.py"),
         ("amp", "autocast_mode.py"),
         ("amp", "grad_scaler.py"),
+        ("_ops.py",),
         ("_tensor.py",),
         ("autograd", "__init__.py"),
         ("autograd", "graph.py"),
@@ -75,11 +77,9 @@ def stack_text(frames: Iterable[tuple[str, int, str]]) -> str:
     """``frames`` (file, line, function; innermost first) as lines, outermost first, without torch's plumbing."""
     lines: list[str] = []
     for file, line, function in frames:
-        if file.startswith(_RECORDER):
-            if lines:  # below the recorder's own script runner nothing is the user's
-                break
-            continue
-        if not file.endswith(_HIDDEN):
+        if file == _RUNNER:  # below it nothing is the user's
+            break
+        if not file.startswith(_RECORDER) and not file.endswith(_HIDDEN):
             lines.append(f"{file}:{line} {function}")
     return "\n".join(reversed(lines))
 

@@ -16,13 +16,20 @@ from typing import Any
 import torch
 from torch import nn
 from torch._C._dynamo import eval_frame
-from torch.amp.autocast_mode import _UnmanagedAutocast, autocast
+from torch.amp.autocast_mode import autocast
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 from torch.utils import checkpoint as torch_checkpoint
 
-from ampmem.recorder.autocast_code import entering_code, forget_code, has_autocast, only_disables, restates
+from ampmem.recorder.autocast_code import (
+    entering_code,
+    forget_code,
+    has_autocast,
+    of_compiled,
+    only_disables,
+    restates,
+)
 from ampmem.recorder.hooks.modules import in_backward
 from ampmem.recorder.hooks.patch import patch
 
@@ -208,7 +215,7 @@ class Steering:
         """The script enters ``region``: from now on that it opens regions is left to it."""
         # What compiled code enters must not change what it was compiled under, nor what is checkpointed what it
         # is recomputed under; and what can only disable autocast is an island of FP32, not the script's way to AMP.
-        if self._ours is not None and (self._opener == 0 or isinstance(region, _UnmanagedAutocast)):
+        if self._ours is not None and (self._opener == 0 or of_compiled(code)):
             return
         if self.wrapped and not region._enabled and only_disables(code):
             return

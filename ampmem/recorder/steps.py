@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from time import time_ns
 
@@ -36,8 +36,8 @@ class OpenStep:
     """Whether the step ends with the backward that is running."""
     autocast_in_backward: bool = False
 
-    def record(self, index: int) -> StepRecord:
-        """The step, ending now."""
+    def record(self, index: int, *, finished: bool = True) -> StepRecord:
+        """The step, ending now; not ``finished`` where memory ran out in it."""
         loss, scale = settled(self.loss), settled(self.loss_scale)
         if loss is not None and scale:
             loss /= scale
@@ -50,6 +50,7 @@ class OpenStep:
             loss_scale=scale,
             batch_size=self.batch_size,
             autocast_in_backward=self.autocast_in_backward,
+            finished=finished,
         )
 
 
@@ -130,6 +131,13 @@ class Bench:
     def add(self, optimizer: Optimizer) -> None:
         """``optimizer`` exists."""
         self._waiting.append(weakref.ref(optimizer))
+
+    def optimizers(self) -> Iterator[Optimizer]:
+        """Every optimizer that exists."""
+        for reference in (*self._in_play, *self._waiting):
+            optimizer = reference()
+            if optimizer is not None:
+                yield optimizer
 
     def bring_into_play(self, parameters: Container[int] | None) -> None:
         """Let steps wait for those that hold one of ``parameters`` (``id`` s), or for all when it is ``None``."""

@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 
 from ampmem.analysis.categories import CATEGORIES, PRECISION_COPIES, Breakdown
 from ampmem.analysis.compare import BASELINE, Comparison, Entry, Instant, StepTime
+from ampmem.analysis.estimate import Prediction
 from ampmem.analysis.summary import Summary
+from ampmem.reporters.estimate import told_in_short
+from ampmem.reporters.out_of_memory import in_short
 from ampmem.reporters.static_models import render_static_models
-from ampmem.reporters.table import describe_arm, describe_optimizers, indented, size_cells
+from ampmem.reporters.table import conserved, describe_arm, describe_optimizers, indented, size_cells
 from ampmem.reporters.text import ABSENT, WIDTH, chunks, shorten, table, wrapped
 from ampmem.reporters.words import percent, short, signed, times
 from ampmem.units import format_bytes, format_count, format_duration
@@ -32,7 +35,7 @@ def render(comparison: Comparison) -> str:
     """The comparison as text, without a newline at its end."""
     sections = [_head(comparison)]
     if any(entry.summary is not None for entry in comparison.entries):
-        sections += [_block(comparison, instant) for instant in comparison.instants]
+        sections += [_block(comparison, instant) for instant in comparison.instants if any(instant.live)]
         sections += [render_static_models(comparison.entries), _figures(comparison), _losses(comparison)]
     sections.append(_foot(comparison))
     return "\n\n".join(section for section in sections if section)
@@ -126,10 +129,16 @@ def _figures(comparison: Comparison) -> str:
     peak = comparison.instant("peak")
     whole = [None if entry.summary is None else entry.summary.peak.bytes for entry in comparison.entries]
     rows: list[tuple[str, list[str]]] = []
-    for name, figure in _STEP_TIMES if any(comparison.step_time) else _STEP_TIMES[:1]:
+    predictions = [None if entry.summary is None else entry.summary.prediction for entry in comparison.entries]
+    untimed = () if any(predictions) else _STEP_TIMES[:1]
+    for name, figure in _STEP_TIMES if any(comparison.step_time) else untimed:
         rows.append((name, [ABSENT if time is None else figure(time) for time in comparison.step_time]))
     rows.append(("peak", list(map(_size, peak.total))))
     rows.append((f"peak vs {BASELINE}", list(map(signed, comparison.peak_difference))))
+    if any(size is not None for size in comparison.peak_reserved):
+        rows.append(("peak reserved", list(map(_size, comparison.peak_reserved))))
+    for name, told in _PREDICTED if any(predictions) else ():
+        rows.append((name, [ABSENT if prediction is None else told(prediction) for prediction in predictions]))
     if tuple(whole) != peak.total:
         rows.append(("peak of all steps", list(map(_size, whole))))
     rows.append(
@@ -150,6 +159,14 @@ _STEP_TIMES: tuple[tuple[str, Callable[[StepTime], str]], ...] = (
 )
 
 
+_PREDICTED: tuple[tuple[str, Callable[[Prediction], str]], ...] = (
+    ("in all on the GPU", lambda prediction: format_bytes(prediction.at_peak_reserved.total)),
+    ("the GPU has", lambda prediction: format_bytes(prediction.gpu_bytes)),
+    ("which means that it", lambda prediction: told_in_short(prediction)[0]),
+)
+"""For simulated runs; what is outside of the allocator is in the first."""
+
+
 def _size(size: int | None) -> str:
     return ABSENT if size is None else format_bytes(size)
 
@@ -164,7 +181,13 @@ def _activations(entry: Entry, ratio: float | None) -> str:
 
 
 def _losses(comparison: Comparison) -> str:
-    rows = [(str(row.step), list(map(short, row.losses))) for row in comparison.losses]
+    rows = [
+        (str(row.step), list(map(short, row.losses)))
+        for row in comparison.losses
+        if any(loss is not None for loss in row.losses)
+    ]
+    if not rows:
+        return ""
     if len(rows) > FIRST_LOSSES + 1:
         gap = ("…", ["…"] * len(comparison.entries))
         rows = [*rows[:FIRST_LOSSES], gap, rows[-1]]
@@ -177,10 +200,12 @@ def _foot(comparison: Comparison) -> str:
     lines = []
     for entry in comparison.entries:
         if entry.failure is not None:
-            kept = "" if entry.summary is None else f"; it has {_steps(len(entry.summary.steps))}"
+            kept = "" if entry.summary is None else f"; it has {_steps(entry.summary)}"
             lines += wrapped(f"{shorten(entry.label, 40)} failed: {entry.failure}{kept}")
         elif entry.summary is None:
             lines += wrapped(f"{shorten(entry.label, 40)}: nothing was recorded")
+        if entry.summary is not None and entry.summary.out_of_memory is not None:
+            lines += wrapped(f"{shorten(entry.label, 40)} ran out of memory in {in_short(entry.summary.out_of_memory)}")
     lines += [_conservation(entry, entry.summary) for entry in comparison.entries if entry.summary is not None]
     for remark in comparison.remarks:
         lines += wrapped(f"note: {remark}")
@@ -189,15 +214,13 @@ def _foot(comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
-def _steps(count: int) -> str:
-    return f"{count} step{'' if count == 1 else 's'}"
+def _steps(summary: Summary) -> str:
+    count = sum(step.finished for step in summary.steps)
+    return f"{count} step{'' if count == 1 else 's'}" + ("" if summary.steps[-1].finished else " that ended")
 
 
 def _conservation(entry: Entry, summary: Summary) -> str:
-    events = format_count(summary.conservation.events)
-    residual = summary.conservation.residual_bytes
-    verdict = "no total to check against" if residual is None else f"residual {format_bytes(residual)}"
-    return f"conservation: {shorten(entry.label, 40)}: {events} events, {verdict}"
+    return f"conservation: {shorten(entry.label, 40)}: {conserved(summary)}"
 
 
 def _notes(entries: Sequence[Entry]) -> dict[str, list[str]]:

@@ -1,13 +1,14 @@
 """A recording as a memory snapshot, for PyTorch's own viewer (https://pytorch.org/memory_viz).
 
 Every event has ampmem's category as ``user_metadata``, and as ``category``, by which the viewer colours.
-A recording holds blocks and no segments, so a segment here is a stretch of memory that blocks lie in side by side.
+A recording that knows no segments, as one of the CPU's memory, gets them here: stretches of memory that blocks lie in
+side by side.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -15,10 +16,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ampmem.allocator.segments import Extent
+from ampmem.analysis.addresses import Piece, SegmentMap, address_map, segment_map
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.categories import CATEGORIES, Category
 from ampmem.analysis.lifetimes import ALIVE
-from ampmem.events import Action, Column
+from ampmem.events import Action, Column, SegmentAction
 from ampmem.reporters.base import open_output
 from ampmem.reporters.pickling import Item, Once, PickleWriter
 
@@ -64,13 +67,15 @@ class _Frames:
 
 
 def _trace(analysis: Analysis, frames: _Frames) -> Iterator[Item]:
-    """The events; what was there before becomes an alloc at the start."""
+    """The events; what was there before becomes a segment, and an alloc, at the start."""
     events, lives, times = analysis.recording.events, analysis.lifetimes, analysis.timeline.time_ns
+    calls = _calls(analysis)
     if len(events):
         yield _entry("snapshot", 0, 0, 0, int(times[0])) | {"category": _UNKNOWN}
     owner = _owners(analysis)
     names, other = [str(category) for category in CATEGORIES], str(Category.OTHER)
     for index in range(len(events)):
+        yield from calls(index)
         allocation = int(owner[index])
         category = names[analysis.classes.category[allocation]]
         about: dict[str, Item] = {
@@ -83,6 +88,32 @@ def _trace(analysis: Analysis, frames: _Frames) -> Iterator[Item]:
         for action in ("alloc",) if born else ("free_requested", "free_completed"):
             address, size = int(lives.address[allocation]), int(lives.bytes[allocation])
             yield _entry(action, address, size, int(events.stream[index]), int(times[index])) | about
+    yield from calls(len(events))
+
+
+def _calls(analysis: Analysis) -> Callable[[int], Iterator[Item]]:
+    """Gives the segments' own entries that come before the event with an index, each of them once."""
+    segments = analysis.recording.segments
+    rows = iter(zip(*(getattr(segments, name).tolist() for name in segments.names()), strict=True))
+    waiting = next(rows, None)
+
+    def until(index: int) -> Iterator[Item]:
+        nonlocal waiting
+        while waiting is not None and waiting[1] <= index:
+            time_ns, _, action, address, size, stream, _, expandable = waiting
+            word = _CALLS[bool(expandable), action == SegmentAction.RELEASE]
+            yield _entry(word, address, size, stream, time_ns) | {"category": _UNKNOWN}
+            waiting = next(rows, None)
+
+    return until
+
+
+_CALLS: Final = {
+    (False, False): "segment_alloc",
+    (False, True): "segment_free",
+    (True, False): "segment_map",
+    (True, True): "segment_unmap",
+}
 
 
 def _entry(action: str, address: int, size: int, stream: int, time_ns: int) -> dict[str, Item]:
@@ -107,7 +138,11 @@ def _owners(analysis: Analysis) -> Column:
 
 
 def _segments(analysis: Analysis, frames: _Frames) -> Iterator[Item]:
-    """Stretches of memory that blocks have ever covered, with the blocks that are there at the end."""
+    """The segments at the end, or stretches of memory that blocks have ever covered, with the blocks in them then."""
+    if len(analysis.recording.segments):
+        for each in address_map(analysis, None):
+            yield _segment(analysis, frames, each)
+        return
     lives = analysis.lifetimes
     starts, ends = _stretches(lives.address, lives.address + np.maximum(lives.block_bytes, lives.bytes))
     alive = np.flatnonzero(lives.died == ALIVE)
@@ -115,7 +150,12 @@ def _segments(analysis: Analysis, frames: _Frames) -> Iterator[Item]:
     bounds = [*np.searchsorted(lives.address[alive], starts).tolist(), len(alive)]
     for number, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         inside = alive[bounds[number] : bounds[number + 1]].tolist()
-        yield _segment(analysis, frames, start, end, inside)
+        extent = Extent(start, end - start, _stream(analysis, inside), small=False, expandable=False)
+        yield _segment(analysis, frames, segment_map(analysis, extent, inside))
+
+
+def _stream(analysis: Analysis, inside: list[int]) -> int:
+    return int(analysis.recording.events.stream[analysis.lifetimes.born[inside[0]]]) if inside else 0
 
 
 def _stretches(begin: Column, end: Column) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -128,48 +168,44 @@ def _stretches(begin: Column, end: Column) -> tuple[NDArray[np.int64], NDArray[n
     return begin[first], reach[np.append(np.flatnonzero(first)[1:] - 1, len(begin) - 1)]
 
 
-def _segment(analysis: Analysis, frames: _Frames, start: int, end: int, inside: list[int]) -> Item:
-    lives, events = analysis.lifetimes, analysis.recording.events
+def _segment(analysis: Analysis, frames: _Frames, segment: SegmentMap) -> Item:
+    lives, extent = analysis.lifetimes, segment.extent
     blocks: list[Item] = []
-    at = start
-    for place, index in enumerate(inside):
-        address = int(lives.address[index])
-        limit = int(lives.address[inside[place + 1]]) if place + 1 < len(inside) else end
-        size = min(max(int(lives.block_bytes[index]), int(lives.bytes[index])), limit - address)
-        if address > at:
-            blocks.append(_gap(at, address))
+    used = requested = 0
+    for piece in segment.pieces:
+        if piece.allocation is None:
+            blocks.append(_gap(piece))
+            continue
+        asked = min(int(lives.bytes[piece.allocation]), piece.bytes)
+        used, requested = used + piece.bytes, requested + asked
         blocks.append(
             {
-                "address": address,
-                "size": size,
-                "requested_size": min(int(lives.bytes[index]), size),
+                "address": piece.address,
+                "size": piece.bytes,
+                "requested_size": asked,
                 "state": "active_allocated",
-                "frames": frames.of(int(lives.stack[index])),
-                "user_metadata": str(CATEGORIES[analysis.classes.category[index]]),
+                "frames": frames.of(int(lives.stack[piece.allocation])),
+                "user_metadata": str(CATEGORIES[analysis.classes.category[piece.allocation]]),
             }
         )
-        at = address + size
-    if at < end:
-        blocks.append(_gap(at, end))
-    used = sum(int(lives.block_bytes[index]) for index in inside)
     return {
         "device": 0,
-        "address": start,
-        "total_size": end - start,
+        "address": extent.address,
+        "total_size": extent.size,
         "allocated_size": used,
         "active_size": used,
-        "requested_size": sum(int(lives.bytes[index]) for index in inside),
-        "stream": int(events.stream[lives.born[inside[0]]]) if inside else 0,
-        "segment_type": "large",
+        "requested_size": requested,
+        "stream": extent.stream,
+        "segment_type": "small" if extent.small else "large",
         "segment_pool_id": (0, 0),
-        "is_expandable": False,
+        "is_expandable": extent.expandable,
         "frames": [],
         "blocks": blocks,
     }
 
 
-def _gap(start: int, end: int) -> Item:
-    return {"address": start, "size": end - start, "requested_size": 0, "state": "inactive", "frames": []}
+def _gap(piece: Piece) -> Item:
+    return {"address": piece.address, "size": piece.bytes, "requested_size": 0, "state": "inactive", "frames": []}
 
 
 def _annotations(analysis: Analysis) -> Iterator[Item]:

@@ -92,7 +92,10 @@ def _judgement(rows: Sequence[StaticComponent]) -> str:
 
 
 def render_activations(summary: Summary) -> str:
-    """What the activations at the end of forward are and in which type; empty unless the run is under autocast."""
+    """What the activations at the end of forward are and in which type; empty unless the run is under autocast.
+
+    Where no forward came to its end before memory ran out, they are those of then.
+    """
     groups = summary.activations
     total = sum(group.bytes for group in groups)
     if summary.arm.dtype is None or not total:
@@ -111,7 +114,8 @@ def render_activations(summary: Summary) -> str:
     text = table(rows, ["saved for", "type", "tensors", "bytes", "share"], ["left", "left", "right", "right", "right"])
     left_out = len(groups) - len(rows)
     more = f"\n… and {format_count(left_out)} smaller group{'s' if left_out > 1 else ''}" if left_out else ""
-    caption = f"activations at the end of forward, {format_bytes(total)}: {share(low, total)} are in low precision"
+    when = "at the end of forward" if summary.last_step.marks.after_forward else "when memory ran out"
+    caption = f"activations {when}, {format_bytes(total)}: {share(low, total)} are in low precision"
     return f"{shorten(caption, WIDTH)}\n\n{text}{more}"
 
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ampmem.analysis.categories import CATEGORIES, PRECISION_COPIES, Breakdown, Category
 from ampmem.analysis.largest import LargeAllocation
 from ampmem.analysis.modules import ModuleMemory
 from ampmem.analysis.summary import Peak, Step, Summary
+from ampmem.events import AllocatorRecord
 from ampmem.reporters.base import Report
 from ampmem.reporters.casts import render_casts
+from ampmem.reporters.estimate import render_prediction, untold
 from ampmem.reporters.findings import render_findings
+from ampmem.reporters.frames import user_frame
+from ampmem.reporters.out_of_memory import render_out_of_memory
 from ampmem.reporters.static_model import render_activations, render_static_model
 from ampmem.reporters.text import ABSENT, WIDTH, per_parameter, shorten, table, wrapped
 from ampmem.units import format_bytes, format_count, format_duration
 
 MODULES = 15
 ALLOCATIONS = 10
-
-_TORCH = ("/torch/", "<frozen ")
-_LIBRARIES = ("/site-packages/", "/dist-packages/", *_TORCH)
 
 
 class TableReporter:
@@ -42,9 +43,11 @@ def render(
     summary: Summary, notes: Sequence[str], *, title: str = "", all_steps: bool = False, ledger: bool = False
 ) -> str:
     """One summary as text. ``title`` says what was run; ``notes`` are the recorder's remarks."""
-    shown = summary.steps if all_steps else summary.steps[-1:]
+    shown = summary.steps if all_steps else tuple(_told_steps(summary))
     sections = [
         _run(summary, title),
+        render_out_of_memory(summary),
+        render_prediction(summary.prediction, summary.device.name),
         _steps(summary.steps),
         *(_breakdown(step, summary.parameters.count) for step in shown),
         render_static_model(summary),
@@ -53,7 +56,7 @@ def render(
         render_findings(summary.findings),
         _modules(summary.modules),
         _largest(summary),
-        _foot(summary, notes),
+        _foot(summary, untold(summary.prediction, notes)),
     ]
     return "\n\n".join(section for section in sections if section)
 
@@ -74,6 +77,12 @@ def _run(summary: Summary, title: str) -> str:
         ("parameters", amount),
         ("optimizer", describe_optimizers(summary) or "none stepped"),
     ]
+    if summary.caching_allocator is not None:
+        devices = describe_devices(summary.caching_allocator)
+        rows[2:2] = [
+            ("allocator", describe_allocator(summary.caching_allocator)),
+            *([("devices", devices)] * bool(devices)),
+        ]
     if summary.world_size > 1:
         rows.insert(2, ("rank", f"{summary.rank} of {summary.world_size}"))
     return "\n".join(f"{key:<12}{shorten(value, WIDTH - 12)}" for key, value in rows)
@@ -94,26 +103,74 @@ def describe_arm(summary: Summary) -> str:
     return ", ".join(words)
 
 
+def describe_allocator(allocator: AllocatorRecord) -> str:
+    """How the caching allocator was set and used: ``PYTORCH_ALLOC_CONF=max_split_size_mb:64, 2 streams``."""
+    variable = f"{allocator.variable}=" if allocator.variable else ""
+    words = [f"{variable}{allocator.settings}" if allocator.settings else "default settings"]
+    if allocator.expandable_segments and "expandable_segments" not in allocator.settings:
+        words.append("expandable segments")
+    words.append(_counted(allocator.streams, "stream"))
+    if allocator.private_pools:
+        words.append(_counted(allocator.private_pools, "private pool"))
+    return ", ".join(words)
+
+
+def describe_devices(allocator: AllocatorRecord) -> str:
+    """The devices that had memory, with their peaks; empty where that is the first one alone."""
+    used = [device for device, peak in enumerate(allocator.peaks) if peak]
+    if used in ([], [0]) and allocator.device == 0:
+        return ""
+    shown = used or [allocator.device]
+    return "; ".join(
+        f"{device}{' (recorded)' * (device == allocator.device)}"
+        + (f" peak {format_bytes(allocator.peaks[device])}" if used else "")
+        for device in shown
+    )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{format_count(count)} {what}{'' if count == 1 else 's'}"
+
+
 def describe_optimizers(summary: Summary) -> str:
     """The optimizers that stepped, in words; empty when none did."""
     return ", ".join(f"{item.class_name} ({item.implementation})" for item in summary.optimizer)
 
 
 def _steps(steps: Sequence[Step]) -> str:
+    reserving = any(step.peak_reserved is not None for step in steps)
     rows = [
         [
             str(step.index),
             ABSENT if step.loss is None else f"{step.loss:.6g}",
             ABSENT if step.loss_scale is None else f"{step.loss_scale:.6g}",
-            "skipped" if step.skipped_update else "done",
+            describe_update(step),
             format_bytes(step.peak.bytes),
             step.peak.phase,
+            *([format_bytes(step.peak_reserved)] if reserving else []),
             format_duration(step.duration_ns),
         ]
         for step in steps
     ]
-    headers = ["step", "loss", "loss scale", "update", "peak", "in", "took"]
-    return table(rows, headers, ["right", "right", "right", "left", "right", "left", "right"])
+    reserved = ["peak\nreserved"] if reserving else []
+    headers = ["step", "loss", "loss scale", "update", "peak", "in", *reserved, "took"]
+    return table(rows, headers, ["right", "right", "right", "left", "right", "left", *["right"] * (len(reserved) + 1)])
+
+
+def _told_steps(summary: Summary) -> Iterator[Step]:
+    """The last step that ended, and the one in which memory ran out if more is known of it than what was alive then."""
+    last, oom = summary.steps[-1], summary.out_of_memory
+    if summary.last_step.finished:
+        yield summary.last_step
+    if not last.finished and (last.marks.after_forward or oom is None or last.peak.categories != oom.alive):
+        yield last
+
+
+def describe_update(step: Step) -> str:
+    """What became of the step's update, in words."""
+    if not step.finished:
+        return "out of memory"
+    return "skipped" if step.skipped_update else "done"
 
 
 def _breakdown(step: Step, parameters: int) -> str:
@@ -220,27 +277,28 @@ def _frame_line(item: LargeAllocation) -> list[str]:
     return [] if frame is None else [" " * 12 + "at " + shorten(frame, WIDTH - 15)]
 
 
-def user_frame(stack: Sequence[str]) -> str | None:
-    """The innermost frame outside the libraries, else outside torch (a script may be installed), else of all."""
-    for hidden in (_LIBRARIES, _TORCH):
-        for frame in reversed(stack):
-            if not any(part in frame for part in hidden):
-                return frame
-    return stack[-1] if stack else None
-
-
-_LAYERS = ("requested", "rounding", "cached", "outside")
+def conserved(summary: Summary) -> str:
+    """How many events there were, and how far our sums were from the allocator's."""
+    conservation = summary.conservation
+    residual, reserved = conservation.residual_bytes, conservation.reserved_residual_bytes
+    words = [f"{format_count(conservation.events)} events"]
+    words.append("no total to check against" if residual is None else f"residual {format_bytes(residual)}")
+    if reserved is not None:
+        words.append(f"of reserved memory {format_bytes(reserved)}")
+    return ", ".join(words)
 
 
 def _foot(summary: Summary, notes: Sequence[str]) -> str:
-    events = format_count(summary.conservation.events)
-    residual = summary.conservation.residual_bytes
-    verdict = "no total to check against" if residual is None else f"residual {format_bytes(residual)}"
-    lines = [f"conservation: {events} events, {verdict}"]
+    lines = [f"conservation: {conserved(summary)}"]
     layers = summary.allocator
     if layers.reserved is not None:
-        shown = (f"{name} {format_bytes(getattr(layers, name))}" for name in _LAYERS)
-        lines.append(f"allocator at the peak: {', '.join(shown)}")
+        parts = " + ".join(
+            f"{name} {format_bytes(getattr(layers, name))}" for name in ("requested", "rounding", "cached")
+        )
+        outside = "" if layers.outside is None else f", outside {format_bytes(layers.outside)}"
+        if layers.outside_process is not None:
+            outside += f", of which this process {format_bytes(layers.outside_process)}"
+        lines += wrapped(f"allocator at the peak: {parts} = reserved {format_bytes(layers.reserved)}{outside}")
     for note in notes:
         lines.extend(wrapped(f"note: {note}"))
     return "\n".join(lines)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 from build import ARM, RUN, Story
 
-from ampmem.events import Fact, Phase, Recording
+from ampmem.allocator.blocks import Block
+from ampmem.allocator.caching import DeviceCachingAllocator
+from ampmem.allocator.driver import Call
+from ampmem.allocator.settings import Settings
+from ampmem.events import Fact, Phase, Recording, SegmentAction, Source
 
 LAYERS = 40
 CODE = "train.py:20 main\nmodel.py:7 Net.forward"
@@ -115,3 +120,57 @@ def hostile_run() -> Recording:
         story.end()
     run = replace(RUN, script=payloads[0], arguments=payloads, device_name=payloads[1])
     return story.recording(run=run, notes=payloads)
+
+
+def gpu_run(*, steps: int, expandable: bool = False) -> Recording:
+    """Random sizes through the model of the allocator, which gives memory back between the steps."""
+    chance = random.Random(7)
+    allocator = DeviceCachingAllocator(Settings(expandable_segments=expandable), total_memory=1 << 34)
+    story = Story()
+    told = 0
+
+    def segments() -> None:
+        nonlocal told
+        for call in allocator.driver.calls[told:]:
+            pages = call.call in (Call.SEGMENT_MAP, Call.SEGMENT_UNMAP)
+            takes = call.call in (Call.SEGMENT_ALLOC, Call.SEGMENT_MAP)
+            action = SegmentAction.RESERVE if takes else SegmentAction.RELEASE
+            story.segment(call.address, call.size, action, small=call.size == 2 << 20, expandable=pages)
+        told = len(allocator.driver.calls)
+
+    def malloc(size: int, op: str) -> Block:
+        block = allocator.malloc(size)
+        segments()
+        story.alloc(block.address, size, block=block.size, op=op, module=f"layers.{size % 5}", stack=CODE)
+        return block
+
+    def free(block: Block) -> None:
+        story.free(block.address)
+        allocator.free(block)
+        segments()
+
+    weight = allocator.malloc(4096)
+    segments()
+    story.parameter(weight.address, "layers.0.weight", 1024)
+    kept = [malloc(chance.choice((3000, 700_000, 5 << 20)), "aten::randn") for _ in range(20)]
+    for step in range(steps):
+        story.begin(step)
+        story.enter(Phase.FORWARD)
+        live = [malloc(chance.randrange(1, 6 << 20), "aten::mm") for _ in range(200)]
+        for block in live[::2]:
+            story.fact(Fact.SAVED, block.address, "MmBackward0")
+        for block in live[1::2]:
+            free(block)
+        story.enter(Phase.BACKWARD)
+        for block in live[::2]:
+            free(malloc(chance.randrange(1, 30 << 20), "MmBackward0"))
+            free(block)
+        story.enter(Phase.OPTIMIZER)
+        free(malloc(12 << 20, "AdamW.step"))
+        story.end()
+        story.enter(Phase.BETWEEN)
+        allocator.empty_cache()
+        segments()
+    free(kept[0])
+    run = replace(RUN, source=Source.SIMULATED, device_type="cuda", device_name="a GPU")
+    return story.recording(run=run)

@@ -150,3 +150,24 @@ def test_findings_lead_to_where_they_show(open_page: Open, long_page: Written, t
     findings.first.get_by_role("button", name="Show where").click()
     wait_until(page, "document.getElementById('allocations').getBoundingClientRect().top < innerHeight")
     assert page.evaluate("document.activeElement.id") == "allocations-title"
+
+
+def test_many_notes_are_one_line_that_opens_and_prints(open_page: Open, arms_page: Written, tmp_path: Path) -> None:
+    notes = [f"note {number}" for number in range(5)]
+
+    def with_notes(count: int) -> Path:
+        def change(values: dict[str, Any]) -> None:
+            for run in values["runs"]:
+                run["notes"] = notes[:count]
+
+        return changed(arms_page.path, tmp_path / f"{count}.html", change)
+
+    assert open_page(with_notes(3)).locator("#notes p").all_inner_texts() == notes[:3]
+    page = open_page(with_notes(5))
+    items = page.locator("#notes li")
+    assert not items.first.is_visible()
+    page.emulate_media(media="print")
+    assert items.first.is_visible()
+    page.emulate_media(media="screen")
+    page.locator("#notes summary").click()
+    assert items.all_inner_texts() == notes

@@ -102,10 +102,14 @@ def assert_conserved(profile: ampmem.Profile) -> None:
     summary, recording = profile.summary(), profile.recording()
     assert summary.source == "cuda"
     assert summary.conservation.residual_bytes == 0
+    assert summary.conservation.reserved_residual_bytes == 0
     assert {row.mark for row in recording.layers} == {"after_forward", "after_backward", "after_optimizer", "peak"}
     layers = summary.allocator
     assert layers.reserved is not None and layers.cached is not None and layers.outside is not None
     assert layers.requested + layers.rounding == layers.allocated
     assert layers.allocated + layers.cached == layers.reserved
     assert layers.cached >= 0 and layers.outside > 0
+    assert layers.outside_process is None or 0 < layers.outside_process <= layers.outside
+    assert recording.allocator is not None
+    assert recording.allocator.peaks[recording.allocator.device] >= layers.allocated
     assert not any("lost" in note for note in recording.notes)

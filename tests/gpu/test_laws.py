@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,8 @@ def test_the_observer_moves_nothing(name: str, arm: str) -> None:
     assert with_ampmem.allocs == without.allocs
     assert with_ampmem.frees == without.frees
     assert with_ampmem.rng == without.rng
-    assert with_ampmem.result == pytest.approx(without.result, rel=1e-3)  # kernels with atomics differ by themselves
+    # Kernels with atomics differ by themselves, and in bfloat16 by more.
+    assert with_ampmem.result == pytest.approx(without.result, rel=1e-3 if arm == "fp32" else 2e-2)
 
 
 @pytest.mark.parametrize("implementation", ["foreach", "fused", "for-loop"])
@@ -127,6 +130,39 @@ def test_side_streams_and_record_stream() -> None:
     assert len(set(profile.recording().events.stream.tolist())) > 1
 
 
+def test_a_captured_graph_has_a_pool_of_its_own() -> None:
+    model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ampmem.profile(model, device="cuda") as profile:
+        graphed = torch.cuda.make_graphed_callables(model, (torch.randn(32, 256, device="cuda"),))
+        for _ in range(3):
+            graphed(torch.randn(32, 256, device="cuda")).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert profile.summary().conservation.residual_bytes == 0
+    allocator = profile.recording().allocator
+    assert allocator is not None and allocator.private_pools > 0
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_the_device_with_the_most_is_recorded_and_the_others_are_named() -> None:
+    model = nn.Linear(512, 512).to("cuda:1")
+    small = torch.ones(1000, device="cuda:0")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ampmem.profile(model, device="cuda") as profile:
+        for _ in range(3):
+            model(torch.randn(64, 512, device="cuda:1")).sum().backward()
+            optimizer.step()
+    assert_conserved(profile)
+    allocator = profile.recording().allocator
+    assert allocator is not None and allocator.device == 1
+    assert allocator.peaks[0] >= small.nbytes
+
+
+@pytest.mark.skipif(
+    find_spec("triton") is None or not any(map(shutil.which, ("cc", "gcc", "clang"))),
+    reason="needs triton and a C compiler",
+)
 def test_compiled_gpt(monkeypatch: pytest.MonkeyPatch) -> None:
     module = measure.workload("gpt")
     build = module.build

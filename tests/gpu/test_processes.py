@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from ampmem.cli.show import failure_of
 from ampmem.recording import read
 
 OUT_OF_MEMORY = """
@@ -25,6 +24,20 @@ while True:
     loss.backward()
     optimizer.step()
     batch *= 4 if {late} else 1 << 20
+"""
+
+BROKEN = """
+import torch
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+table = torch.zeros(4, device="cuda")
+for step in range(3):
+    loss = model(torch.randn(4, 8, device="cuda")).sum()
+    if step == 2:
+        loss = loss + table[torch.full((1,), 10**6, device="cuda")].sum()
+    loss.backward()
+    optimizer.step()
+    loss.item()
 """
 
 
@@ -52,7 +65,8 @@ def test_out_of_memory_on_purpose(tmp_path: Path, late: bool) -> None:
     assert oom.asked <= oom.segment and oom.total > 0
     assert "oom.py" in oom.stack
     shown = ampmem(tmp_path, "show", "oom.ampmem").stdout
-    assert "out-of-memory" in shown and "memory fraction" in shown
+    assert "out of memory in " in shown and "memory fraction" in shown
+    assert not recording.steps[-1].finished
 
 
 def test_out_of_memory_in_the_first_step_keeps_the_recording(tmp_path: Path) -> None:
@@ -60,8 +74,9 @@ def test_out_of_memory_in_the_first_step_keeps_the_recording(tmp_path: Path) -> 
     script.write_text(OUT_OF_MEMORY.format(late=False).replace("batch = 64", "batch = 1 << 24"))
     done = ampmem(tmp_path, "profile", "--device", "cuda", "first.py")
     assert done.returncode == 1
-    assert "before a step had ended" in done.stderr
-    assert "out-of-memory" in failure_of(tmp_path / "first.ampmem")
+    assert "the script failed: out of memory" in done.stderr
+    assert [step.finished for step in read(tmp_path / "first.ampmem").steps] == [False]
+    assert "out of memory in " in ampmem(tmp_path, "show", "first.ampmem").stdout
 
 
 def test_expandable_segments(tmp_path: Path) -> None:
@@ -70,7 +85,11 @@ def test_expandable_segments(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     recording = read(tmp_path / "gpt.ampmem")
-    assert any("uses expandable segments" in note for note in recording.notes)
+    assert recording.allocator is not None and recording.allocator.expandable_segments
+    assert (recording.allocator.variable, recording.allocator.settings) == (
+        "PYTORCH_ALLOC_CONF",
+        "expandable_segments:True",
+    )
     summary = json.loads(ampmem(tmp_path, "show", "--json", "gpt.ampmem").stdout)
     assert summary["conservation"]["residual_bytes"] == 0
 
@@ -80,6 +99,21 @@ def test_the_asynchronous_allocator_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "cudaMallocAsync" in done.stderr
     assert not (tmp_path / "gpt.ampmem").exists()
+
+
+def test_a_cache_that_is_turned_off_is_refused(tmp_path: Path) -> None:
+    done = ampmem(tmp_path, "profile", "--device", "cuda", *GPT, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
+    assert done.returncode == 2
+    assert "PYTORCH_NO_CUDA_MEMORY_CACHING" in done.stderr
+
+
+def test_an_error_on_the_device_comes_out_as_the_scripts_own(tmp_path: Path) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text(BROKEN)
+    done = ampmem(tmp_path, "profile", "--device", "cuda", "broken.py")
+    assert done.returncode == 1
+    assert "device-side assert" in done.stderr
+    assert read(tmp_path / "broken.ampmem").steps
 
 
 def test_visible_devices_that_the_script_sets_are_respected(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from ampmem.events import (
     PhaseColumns,
     Recording,
     RunRecord,
+    SegmentAction,
+    SegmentColumns,
     Source,
     StepRecord,
 )
@@ -59,6 +61,7 @@ class Story:
         self._phases: list[tuple[int, ...]] = []
         self._steps: list[StepRecord] = []
         self._parameters: list[ParameterRecord] = []
+        self._segments: list[tuple[int, ...]] = []
         self.totals_known = True
 
     def enter(self, phase: Phase) -> int:
@@ -112,6 +115,20 @@ class Story:
             self._event(Action.FREE, address, 0, 0, 0)
         return self.now
 
+    def segment(
+        self,
+        address: int,
+        size: int,
+        action: SegmentAction = SegmentAction.RESERVE,
+        *,
+        small: bool = False,
+        expandable: bool = False,
+    ) -> int:
+        """The allocator takes memory from the device, or gives it back; says when."""
+        row = (self._tick(), len(self._events), action, address, size, 0, small, expandable)
+        self._segments.append(row)
+        return self.now
+
     def fact(
         self, fact: Fact, address: int, name: str = "", module: str = "", dtype: str = "", *, at: int | None = None
     ) -> int:
@@ -137,6 +154,7 @@ class Story:
             events=_columns(EventColumns, self._events),
             facts=_columns(FactColumns, self._facts),
             phases=_columns(PhaseColumns, self._phases),
+            segments=_columns(SegmentColumns, self._segments),
             steps=tuple(self._steps),
             parameters=tuple(self._parameters),
             optimizers=(OptimizerRecord(class_name="AdamW", implementation="foreach"),),
@@ -196,6 +214,38 @@ def small_run() -> Story:
     return story
 
 
+def gpu_run() -> Story:
+    """:func:`small_run` in segments of a GPU, three that were there before and some that come and go."""
+    story = Story()
+    for number in range(3):
+        story.segment(0x8000 + number * 0x800, 0x800, SegmentAction.BASELINE, small=True)
+    story.alloc(0x8000, 64, action=Action.BASELINE, block=512)
+    story.segment(0x10000, 0x1000, small=True)
+    story.parameter(0x10000, "layers.0.weight", 100)
+    story.parameter(0x10200, "layers.1.weight", 50, trainable=False)
+    for step in range(2):
+        story.begin(step)
+        story.enter(Phase.FORWARD)
+        story.segment(0x20000, 0x2000)
+        story.alloc(0x20000, 0x1F00, op="aten::mm", module="layers.0", block=0x2000)
+        story.fact(Fact.SAVED, 0x20000, "MmBackward0", "layers.0")
+        story.enter(Phase.BACKWARD)
+        for page in range(3):
+            story.segment(0x40000 + page * 0x1000, 0x1000, expandable=True)
+        story.alloc(0x40200, 0x2100, block=0x2200)
+        story.fact(Fact.GRADIENT, 0x40200, "layers.0.weight")
+        story.free(0x20000)
+        story.enter(Phase.OPTIMIZER)
+        story.alloc(0x8800, 700, op="aten::_foreach_sqrt", block=1024)
+        story.free(0x8800)
+        story.end(loss=2.5 - step)
+        story.enter(Phase.BETWEEN)
+        story.free(0x40200)
+        story.segment(0x20000, 0x2000, SegmentAction.RELEASE)
+        story.segment(0x40000, 0x3000, SegmentAction.RELEASE, expandable=True)
+    return story
+
+
 def as_batches(recording: Recording, parts: int = 1) -> list[Batch]:
     """``recording`` cut into ``parts`` transactions; all texts come with the first."""
     return [
@@ -203,8 +253,10 @@ def as_batches(recording: Recording, parts: int = 1) -> list[Batch]:
             texts=recording.texts[1:] if part == 0 else (),
             events=_cut(recording.events, part, parts),
             facts=_cut(recording.facts, part, parts),
+            segments=_cut(recording.segments, part, parts),
             phases=_cut(recording.phases, part, parts),
             step=recording.steps[part] if part < len(recording.steps) else None,
+            ooms=recording.ooms if part == parts - 1 else (),
         )
         for part in range(parts)
     ]
@@ -221,6 +273,8 @@ def write(path: Path, recording: Recording) -> Path:
             parameters=recording.parameters,
             optimizers=recording.optimizers,
             notes=recording.notes,
+            allocator=recording.allocator,
+            prediction=recording.prediction,
         )
     )
     writer.close()

@@ -47,6 +47,9 @@ class ModelCuda:
         self.calls: list[str] = []
         self.why: str | None = None
         self.graph = False
+        self.in_force = ""
+        self.process: int | None = None
+        self.broken = False
         self.others = others
         self._tags = tags
         self._metadata = ""
@@ -128,7 +131,8 @@ class ModelCuda:
         ]
         traces = [list(self.trace), *([] for _ in self.others)]
         self._entry("snapshot", 0, 0, 0)
-        return {"segments": segments, "device_traces": traces, "allocator_settings": {}}
+        settings = {"PYTORCH_CUDA_ALLOC_CONF": self.in_force}
+        return {"segments": segments, "device_traces": traces, "allocator_settings": settings}
 
     def stats(self, device: int) -> Stats:
         if device:
@@ -143,10 +147,11 @@ class ModelCuda:
         )
 
     def memory_info(self, device: int) -> tuple[int, int]:
+        self._fail()
         return self.allocator.driver.free - (1 << 28), self.total
 
     def process_used(self, device: int) -> int | None:
-        return None
+        return self.process
 
     def current_device(self) -> int:
         return 0
@@ -158,6 +163,7 @@ class ModelCuda:
         return f"Model {device}"
 
     def synchronize(self, device: int) -> None:
+        self._fail()
         self.calls.append("synchronize")
 
     def capturing(self) -> bool:
@@ -169,7 +175,13 @@ class ModelCuda:
     def metadata_setter(self) -> Callable[[str], None] | None:
         return self._tag if self._tags else None
 
+    def _fail(self) -> None:
+        """As every call does after a device-side assert."""
+        if self.broken:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
     def _tag(self, text: str) -> None:
+        self._fail()
         self._metadata = text
 
     def _catch_up(self) -> None:

@@ -22,6 +22,21 @@ class Exact:
     header: dict[str, Any]
     codes: np.ndarray
     times_ns: np.ndarray
+    places: np.ndarray | None
+
+    def sums(self, size: list[int]) -> np.ndarray:
+        """Bytes at every position, where each kind has ``size``."""
+        kind, free = self.codes >> 1, self.codes & 1
+        return np.append(0, np.cumsum(np.where(free, -1, 1) * np.array(size, dtype=np.int64)[kind]))
+
+    @property
+    def reserved(self) -> np.ndarray:
+        """What is reserved at every position."""
+        rows = zip(self.header["segments"]["since"], self.header["segments"]["bytes"], strict=True)
+        changes = np.zeros(len(self.codes) + 2, dtype=np.int64)
+        for since, size in rows:
+            changes[since] += size
+        return np.cumsum(changes)[:-1]
 
     @property
     def live(self) -> np.ndarray:
@@ -44,12 +59,13 @@ class Exact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduced:
-    """A stream of mode ``reduced``: the bytes of each category at some positions."""
+    """A stream of mode ``reduced``: the bytes of each category at some positions, and of the layers above them."""
 
     header: dict[str, Any]
     positions: np.ndarray
     times_ns: np.ndarray
     live: np.ndarray
+    layers: np.ndarray
 
 
 def page_data(page: str) -> dict[str, Any]:
@@ -76,20 +92,27 @@ def container(packed: bytes) -> tuple[dict[str, Any], bytes]:
 def exact(packed: bytes | str) -> Exact:
     """A stream of mode ``exact``, from bytes or from the page's base64."""
     header, rest = container(packed if isinstance(packed, bytes) else base64.b64decode(packed))
-    widths = header["code_bytes"] + header["time_bytes"]
+    widths = header["code_bytes"] + header["time_bytes"] + header.get("place_bytes", 0)
     events = len(rest) // widths
     assert len(rest) == events * widths
     planes = np.frombuffer(rest, dtype=np.uint8).reshape(widths, events).astype(np.int64)
     codes = sum((plane << 8 * place for place, plane in enumerate(planes[: header["code_bytes"]])), start=0)
-    deltas = sum((plane << 8 * place for place, plane in enumerate(planes[header["code_bytes"] :])), start=0)
+    behind = header["code_bytes"] + header["time_bytes"]
+    timed = planes[header["code_bytes"] : behind]
+    deltas = sum((plane << 8 * place for place, plane in enumerate(timed)), start=0)
+    places = None
+    if "addresses" in header:
+        places = np.asarray(sum((plane << 8 * place for place, plane in enumerate(planes[behind:])), start=0))
     times = header["start_ns"] + np.cumsum(deltas) * header["time_unit_ns"]
-    return Exact(header=header, codes=np.asarray(codes), times_ns=times)
+    return Exact(header=header, codes=np.asarray(codes), times_ns=times, places=places)
 
 
 def reduced(packed: bytes | str) -> Reduced:
     """A stream of mode ``reduced``."""
     header, rest = container(packed if isinstance(packed, bytes) else base64.b64decode(packed))
-    arrays = np.frombuffer(rest, dtype="<f8").reshape(14, header["count"])
+    arrays = np.frombuffer(rest, dtype="<f8").reshape(-1, header["count"])
+    assert len(arrays) == (16 if header["layered"] else 14)
     assert (arrays == np.round(arrays)).all()
-    positions, times, *live = arrays.astype(np.int64)
-    return Reduced(header=header, positions=positions, times_ns=times, live=np.array(live))
+    positions, times, *series = arrays.astype(np.int64)
+    live, layers = np.array(series[:12]), np.array(series[12:])
+    return Reduced(header=header, positions=positions, times_ns=times, live=live, layers=layers)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from time import time_ns
@@ -17,7 +18,7 @@ from ampmem.allocator.oom import OutOfMemory
 from ampmem.allocator.settings import MIB, Settings
 from ampmem.analysis.lifetimes import pair
 from ampmem.errors import UsageError
-from ampmem.events import Action, EventColumns, LayersRecord
+from ampmem.events import Action, AllocatorRecord, EventColumns, LayersRecord, SegmentAction
 from ampmem.recorder.sources import cuda
 from ampmem.recorder.sources.base import DeviceSource, RawEvents
 from ampmem.recorder.sources.cuda import CudaSource
@@ -54,6 +55,13 @@ def events_of(windows: list[RawEvents]) -> EventColumns:
 
 def totals(events: EventColumns) -> Any:
     return np.cumsum(np.where(events.action == Action.FREE, -events.bytes, events.bytes))
+
+
+def reserved_after(window: RawEvents, before: int, count: int) -> int:
+    """What was reserved right after the first ``count`` events of a window that began with ``before``."""
+    rows = window.segments
+    there = (rows.action == SegmentAction.BASELINE) | (rows.position < count)
+    return before + int(np.where(rows.action == SegmentAction.RELEASE, -rows.bytes, rows.bytes)[there].sum())
 
 
 def held(gpu: ModelCuda) -> int:
@@ -254,6 +262,50 @@ def test_layers_at_marks_and_at_the_peak(gpu: ModelCuda, source: CudaSource, clo
     assert weight.requested == 100
 
 
+def test_segments_from_before_are_the_baseline_and_a_segment_comes_before_its_alloc(
+    gpu: ModelCuda, source: CudaSource, clock: Clock
+) -> None:
+    gpu.malloc(100)
+    gone = gpu.malloc(30 * MIB)
+    source.start({})
+    clock.now -= clock.now % 1000
+    gpu.malloc(11 * MIB)
+    gpu.free(gone)
+    gpu.allocator.empty_cache()
+    gpu._catch_up()
+    window = source.drain()
+    rows = window.segments
+    sizes = [2 * MIB, 30 * MIB, 12 * MIB, 30 * MIB]
+    actions = [SegmentAction.BASELINE, SegmentAction.BASELINE, SegmentAction.RESERVE, SegmentAction.RELEASE]
+    assert (rows.action.tolist(), rows.bytes.tolist()) == (actions, sizes)
+    assert rows.small.tolist() == [1, 0, 0, 0]
+    assert rows.expandable.tolist() == [0, 0, 0, 0]
+    assert window.action.tolist() == [Action.BASELINE, Action.BASELINE, Action.ALLOC, Action.FREE]
+    assert rows.position.tolist() == [0, 0, 2, 4]
+    assert rows.time_ns[2] == window.time_ns[2], "in one microsecond"
+    assert len(source.drain().segments) == 0
+
+
+def test_segments_that_the_trace_has_lost_are_made_good(gpu: ModelCuda, source: CudaSource) -> None:
+    source.start({})
+    gpu.malloc(100)
+    gone = gpu.malloc(30 * MIB)
+    source.drain()
+    gpu.free(gone)
+    gpu.allocator.empty_cache()
+    gpu.malloc(40 * MIB)
+    gpu._catch_up()
+    gpu.trace.clear()
+    window = source.drain()
+    rows = window.segments
+    assert [rows.action.tolist(), rows.bytes.tolist()] == [
+        [SegmentAction.RELEASE, SegmentAction.RESERVE],
+        [30 * MIB, 40 * MIB],
+    ]
+    assert rows.position.tolist() == [0, 0]
+    assert any("lost" in note for note in source.notes())
+
+
 def test_streams_are_as_the_allocator_gives_them(gpu: ModelCuda, source: CudaSource) -> None:
     source.start({})
     gpu.malloc(512, 0)
@@ -301,7 +353,9 @@ def test_the_device_with_the_largest_peak_is_recorded_and_the_others_are_named(c
     source.drain()
     source.stop()
     assert source.device_name == "Model 0"
-    assert "device 1 is not in this recording; its peak was 100 B" in source.notes()
+    allocator = source.allocator()
+    assert allocator is not None
+    assert (allocator.device, allocator.peaks) == (0, (MIB, 100))
 
 
 def test_what_cannot_be_recorded_is_refused(gpu: ModelCuda, source: CudaSource) -> None:
@@ -315,19 +369,107 @@ def test_what_cannot_be_recorded_is_refused(gpu: ModelCuda, source: CudaSource) 
         source.check()
 
 
-def test_settings_and_expandable_segments_are_noted(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_the_allocator_is_set_and_used(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     gpu = ModelCuda(clock, settings=Settings(expandable_segments=True), tags=False)
+    gpu.in_force = "expandable_segments:True"
     source = CudaSource(api=gpu)
     source.start({})
+    assert source.allocator() is None
     gpu.malloc(MIB)
+    gpu.malloc(MIB, 94_000)
     source.mark(0, "after_forward")
     source.stop()
-    notes = "\n".join(source.notes())
-    assert "PYTORCH_ALLOC_CONF=expandable_segments:True" in notes
-    assert "uses expandable segments" in notes
-    assert "cannot tag" in notes
-    assert source.take_layers()[-1].reserved == 2 * MIB
+    assert source.allocator() == AllocatorRecord(
+        variable="PYTORCH_ALLOC_CONF",
+        settings="expandable_segments:True",
+        expandable_segments=True,
+        streams=2,
+        private_pools=0,
+        device=0,
+        peaks=(2 * MIB,),
+    )
+    assert any("cannot tag" in note for note in source.notes())
+    assert source.take_layers()[-1].reserved == 4 * MIB
+
+
+def test_settings_that_the_script_makes_itself_are_in_force(
+    gpu: ModelCuda, source: CudaSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    gpu.in_force = "max_split_size_mb:64"
+    source.start({})
+    gpu.malloc(MIB)
+    source.drain()
+    allocator = source.allocator()
+    assert allocator is not None
+    assert (allocator.variable, allocator.settings) == (
+        "torch.cuda.memory._set_allocator_settings",
+        "max_split_size_mb:64",
+    )
+
+
+def test_what_the_driver_counts_as_the_processs_is_asked_once_a_step(gpu: ModelCuda, source: CudaSource) -> None:
+    gpu.process = 700 * MIB
+    source.start({})
+    gpu.malloc(512)
+    for mark in ("after_forward", "after_backward", "after_optimizer"):
+        source.mark(0, mark)
+    source.drain()
+    used = {each.mark: each.process_used for each in source.take_layers()}
+    assert used == {"after_forward": None, "after_backward": None, "after_optimizer": 700 * MIB, "peak": None}
+
+
+def test_a_step_with_more_events_than_are_kept_is_told(
+    gpu: ModelCuda, source: CudaSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "ENTRIES", 10)
+    source.start({})
+    for _ in range(4):
+        gpu.free(gpu.malloc(512))
+    del gpu.trace[: len(gpu.trace) - 9]
+    source.drain()
+    assert not any("more than the" in note for note in source.notes())
+    for _ in range(4):
+        gpu.free(gpu.malloc(512))
+    del gpu.trace[: len(gpu.trace) - 10]  # torch writes over the oldest
+    source.drain()
+    assert any("more than the 10 allocator events" in note for note in source.notes())
+
+
+def test_a_device_that_has_failed_hides_no_error_of_the_scripts(gpu: ModelCuda, source: CudaSource) -> None:
+    source.start({})
+    gpu.malloc(700)
+    source.mark(0, "after_forward")
+    gpu.broken = True
+    assert source.stamp is not None
+    source.stamp(1)
+    source.mark(0, "after_backward")
+    assert source.stop().bytes.tolist() == [700]
+    used = {each.mark: each.device_used is None for each in source.take_layers()}
+    assert used == {"after_forward": False, "after_backward": True, "peak": True}
+
+
+def test_nodes_are_followed_from_when_cuda_is_there(gpu: ModelCuda, source: CudaSource) -> None:
+    gpu.ready = False
+    source.start({})
+    assert not source._nodes.running
+    source.drain()
+    assert not source._nodes.running
+    gpu.init()
+    assert source._nodes.running
+
+
+def test_another_thread_may_initialize_cuda(gpu: ModelCuda, source: CudaSource) -> None:
+    gpu.ready = False
+    source.start({})
+    other = threading.Thread(target=gpu.init)
+    other.start()
+    other.join()
+    assert gpu.recording and not source._nodes.running  # a profile belongs to its thread
+    gpu.malloc(512)
+    source.drain()
+    assert source._nodes.running
 
 
 def test_private_pools_are_noted(gpu: ModelCuda, source: CudaSource) -> None:
@@ -348,7 +490,6 @@ def test_a_failure_keeps_the_segments_and_the_request(clock: Clock) -> None:
         gpu.malloc(30 * MIB - 1)
     source.stop()
     (oom,) = source.take_ooms()
-    assert source.ran_out
     assert (oom.asked, oom.segment, oom.total, oom.free) == (30 * MIB, 30 * MIB, 64 * MIB, 24 * MIB)
     assert (oom.pool, oom.device) == ("0,0", 0)
     assert source.take_ooms() == []
@@ -376,6 +517,7 @@ def test_nodes_run_innermost_first_and_hand_their_number_on() -> None:
 def test_the_nodes_of_a_backward_are_recorded_with_their_times() -> None:
     recorder = NodeRecorder()
     recorder.start()
+    assert recorder.running
     weight = torch.ones(3, 3, requires_grad=True)
     before = time_ns()
     (weight @ weight).exp().sum().backward()
@@ -423,6 +565,7 @@ _CALLS = st.one_of(
     st.tuples(st.just("free"), st.integers(0, 1000), st.just(0)),
     st.tuples(st.just("use"), st.integers(0, 1000), st.integers(0, 2)),
     st.tuples(st.just("complete"), st.just(0), st.just(0)),
+    st.tuples(st.just("empty"), st.just(0), st.just(0)),
     st.tuples(st.just("drain"), st.just(0), st.just(0)),
     st.tuples(st.just("mark"), st.just(0), st.just(0)),
     st.tuples(st.just("pass"), st.integers(0, 1500), st.just(0)),
@@ -445,18 +588,39 @@ def test_events_and_layers_agree_with_the_allocator(
         _replay(clock, ModelCuda(clock, settings=Settings(expandable_segments=expandable)), calls, before)
 
 
+def _check_reserved(windows: list[RawEvents], reserved: list[int], last: int) -> None:
+    """Of the windows at each event but those of the baseline, and at the end."""
+    now, found = 0, []
+    for window in windows:
+        found += [
+            reserved_after(window, now, index + 1)
+            for index, action in enumerate(window.action.tolist())
+            if action != Action.BASELINE
+        ]
+        now = reserved_after(window, now, len(window.action) + 1)
+    assert found == reserved
+    assert now == last
+
+
 def _replay(clock: Clock, gpu: ModelCuda, calls: list[tuple[str, int, int]], before: list[int]) -> None:
     source = CudaSource(api=gpu)
     live: list[Block] = [gpu.malloc(size) for size in before]
     source.start({})
     windows: list[RawEvents] = []
     expected: list[tuple[int, int]] = []
+    reserved: list[int] = []
+    """What the model had reserved after each event of the trace."""
     layers: list[LayersRecord] = []
     for number, (call, value, stream) in enumerate(calls):
         if call == "malloc":
             live.append(gpu.malloc(value, stream))
+            reserved.append(gpu.stats(0).reserved)
         elif call == "free" and live:
             gpu.free(live.pop(value % len(live)))
+            reserved.append(gpu.stats(0).reserved)
+        elif call == "empty":
+            gpu.allocator.empty_cache()
+            gpu._catch_up()
         elif call == "use" and live:
             gpu.allocator.record_stream(live[value % len(live)], stream)
         elif call == "complete":
@@ -477,6 +641,7 @@ def _replay(clock: Clock, gpu: ModelCuda, calls: list[tuple[str, int, int]], bef
     layers += source.take_layers()
     events = events_of(windows)
     pair(events)
+    _check_reserved(windows, reserved, gpu.stats(0).reserved)
     running = totals(events)
     assert np.array_equal(running, events.allocated)
     assert (np.diff(events.time_ns) >= 0).all()

@@ -73,13 +73,15 @@ def test_other_forms_are_refused(tmp_path: Path, line: str, why: str) -> None:
     assert why in str(caught.value)
 
 
-def test_the_modules_of_the_page_are_one_script(tmp_path: Path) -> None:
-    text = bundle(PAGE_MODULES / "main.js")
+def test_the_modules_of_each_page_are_one_script(tmp_path: Path) -> None:
     names = {path.name for path in PAGE_MODULES.glob("*.js")}
-    assert names == {line.removeprefix("// ") for line in text.split("\n") if line.removeprefix("// ") in names}
+    scripts = {entry: bundle(PAGE_MODULES / entry) for entry in ("main.js", "fit.js")}
+    lines = {line.removeprefix("// ") for text in scripts.values() for line in text.split("\n")}
+    assert names <= lines
     node = shutil.which("node")
     if node is None:
         pytest.skip("node is not installed")
-    script = tmp_path / "bundle.js"
-    script.write_text(text, encoding="utf-8")
-    subprocess.run([node, "--check", str(script)], check=True, timeout=60)
+    for entry, text in scripts.items():
+        script = tmp_path / entry
+        script.write_text(text, encoding="utf-8")
+        subprocess.run([node, "--check", str(script)], check=True, timeout=60)

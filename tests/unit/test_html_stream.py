@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from build import Story, small_run
+from build import Story, gpu_run, small_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_reader import PHASES, container, exact, reduced
@@ -15,6 +15,7 @@ from page_reader import PHASES, container, exact, reduced
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.categories import CATEGORIES
 from ampmem.analysis.largest import largest
+from ampmem.analysis.layers import layers_of
 from ampmem.events import Fact, Phase, Recording
 from ampmem.reporters.html import reduced as reduced_module
 from ampmem.reporters.html import stream as stream_module
@@ -115,6 +116,45 @@ def test_temporaries_know_the_phase_of_their_birth() -> None:
         assert sums == analysis.timeline.temporaries_by_phase(position)
 
 
+def test_an_exact_stream_has_the_layers_and_the_addresses() -> None:
+    analysis = analyse(gpu_run().recording())
+    layers, lives = layers_of(analysis), analysis.lifetimes
+    assert layers is not None
+    view = stream_view(analysis, [], 0, NO_LIMIT)
+    stream = exact(view.packed)
+    assert (view.mode, view.addresses) == ("exact", True)
+    assert (stream.reserved == layers.reserved).all()
+    assert (stream.sums(stream.header["block_bytes"]) == layers.allocated).all()
+    addresses = np.cumsum(stream.header["addresses"])
+    assert stream.places is not None
+    assert addresses[stream.places].tolist() == analysis.recording.events.address.tolist()
+    assert addresses.tolist() == sorted(set(lives.address.tolist()))
+
+
+def test_addresses_are_left_out_before_events_are() -> None:
+    analysis = analyse(gpu_run().recording())
+    whole = stream_view(analysis, [], 0, NO_LIMIT)
+    view = stream_view(analysis, [], 0, len(whole.packed) * 4 // 3 - 8)
+    assert (view.mode, view.addresses) == ("exact", False)
+    stream = exact(view.packed)
+    assert stream.places is None
+    assert stream.reserved[-1] == 3 * 0x800 + 0x1000 + 0x5000
+
+
+def test_a_reduced_stream_has_the_layers() -> None:
+    analysis = analyse(gpu_run().recording())
+    layers = layers_of(analysis)
+    assert layers is not None
+    view = stream_view(analysis, peaks_of(analysis), run_peak(analysis), 8)
+    assert (view.mode, view.addresses) == ("reduced", False)
+    stream = reduced(view.packed)
+    rounding, cached = stream.layers
+    at = stream.positions
+    assert (rounding == (layers.allocated - analysis.timeline.total)[at]).all()
+    assert (cached == layers.cached[at]).all()
+    assert layers.reserved.max() in (stream.live.sum(axis=0) + rounding + cached)
+
+
 def test_a_stream_without_an_event() -> None:
     story = small_run().recording()
     nothing = type(story.events)(**{name: getattr(story.events, name)[:0] for name in story.events.names()})
@@ -154,14 +194,14 @@ def test_names_that_differ_stay_different() -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(*[st.sampled_from([0, 1, 5, 2**40, 2**62 - 1])] * 7), max_size=40))
+@given(st.lists(st.tuples(*[st.sampled_from([0, 1, 5, 2**40, 2**62 - 1])] * 8), max_size=40))
 def test_kinds_are_the_different_rows(rows: list[tuple[int, ...]]) -> None:
     analysis = analyse(small_run().recording())
-    names = ("category", "bytes", "name", "module", "op", "stack", "phase")
+    names = ("category", "bytes", "block_bytes", "name", "module", "op", "stack", "phase")
     columns = {name: np.array([row[i] for row in rows], dtype=np.int64) for i, name in enumerate(names)}
     lifetimes = replace(
         analysis.lifetimes,
-        **{name: columns[name] for name in ("bytes", "module", "op", "stack", "phase")},
+        **{name: columns[name] for name in ("bytes", "block_bytes", "module", "op", "stack", "phase")},
     )
     classes = replace(
         analysis.classes, category=columns["category"], name=columns["name"], module=np.zeros(len(rows), dtype=np.int64)
@@ -280,7 +320,7 @@ def test_a_header_is_ascii_and_aligned() -> None:
 
 def test_tables_begin_with_the_empty_text() -> None:
     one = np.ones(1, dtype=np.int64)
-    kinds = Kinds(category=one, bytes=one, name=one, module=one, op=one, stack=one * 2, phase=one)
+    kinds = Kinds(category=one, bytes=one, block_bytes=one, name=one, module=one, op=one, stack=one * 2, phase=one)
     tables = tables_of(kinds, ["", "x", "a.py:1 f\n\nb.py:2 g"])
     assert tables.texts == ["", "x"]
     assert tables.frames == ["a.py:1 f", "b.py:2 g"]

@@ -169,7 +169,9 @@ def test_headlines_are_at_most_five_and_begin_with_the_peak() -> None:
         "Residual",
     ]
     assert alone[0].bytes == summary.peak.bytes
-    allocator = Allocator(requested=1, rounding=1, allocated=2, cached=3, reserved=5, outside=None)
+    allocator = Allocator(
+        requested=1, rounding=1, allocated=2, cached=3, reserved=5, outside=None, outside_process=None
+    )
     against = difference_headline(compared(fp32_run(), small_run().recording()), 1)
     assert against is not None
     known = headlines(replace(summary, allocator=allocator), against)

@@ -30,6 +30,8 @@ from ampmem.events import (
     PhaseColumns,
     Recording,
     RunRecord,
+    SegmentAction,
+    SegmentColumns,
     Source,
     StepRecord,
 )
@@ -44,13 +46,15 @@ TEXT = st.text(max_size=8)
 FLOAT = st.none() | st.floats(allow_nan=False)
 
 
-def members(kind: type[Action | Phase | Fact]) -> st.SearchStrategy[int]:
+def members(kind: type[Action | Phase | Fact | SegmentAction]) -> st.SearchStrategy[int]:
     return st.sampled_from([int(member) for member in kind])
 
 
 @st.composite
-def columns(draw: st.DrawFn, kind: type[Columns], texts: int) -> Columns:
-    strategies = {"phase": members(Phase), "action": members(Action), "fact": members(Fact)}
+def columns(draw: st.DrawFn, kind: type[Columns], texts: int, events: int = 0) -> Columns:
+    actions = members(SegmentAction if kind is SegmentColumns else Action)
+    strategies = {"phase": members(Phase), "action": actions, "fact": members(Fact)}
+    strategies |= {"position": st.integers(0, events)}
     strategies |= dict.fromkeys(("op", "module", "stack", "name", "dtype"), st.integers(0, texts - 1))
     rows = draw(st.lists(st.tuples(*(strategies.get(name, INT64) for name in kind.names())), max_size=5))
     by_name = list(zip(*rows, strict=True)) if rows else [()] * len(kind.names())
@@ -61,7 +65,7 @@ def columns(draw: st.DrawFn, kind: type[Columns], texts: int) -> Columns:
 STEPS = st.builds(
     StepRecord,
     **dict.fromkeys(("index", "start_ns", "end_ns"), INT64),
-    **dict.fromkeys(("skipped_update", "autocast_in_backward"), st.booleans()),
+    **dict.fromkeys(("skipped_update", "autocast_in_backward", "finished"), st.booleans()),
     **dict.fromkeys(("loss", "loss_scale"), FLOAT),
     batch_size=st.none() | INT64,
 )
@@ -101,13 +105,15 @@ ARMS = st.builds(
 @st.composite
 def recordings(draw: st.DrawFn) -> Recording:
     texts = ("", *draw(st.lists(TEXT, max_size=4)))
+    events: EventColumns = draw(columns(EventColumns, len(texts)))  # type: ignore[assignment]
     return Recording(
         run=draw(RUNS),
         arm=draw(ARMS),
         texts=texts,
-        events=draw(columns(EventColumns, len(texts))),  # type: ignore[arg-type]
+        events=events,
         facts=draw(columns(FactColumns, len(texts))),  # type: ignore[arg-type]
         phases=draw(columns(PhaseColumns, len(texts))),  # type: ignore[arg-type]
+        segments=draw(columns(SegmentColumns, len(texts), len(events))),  # type: ignore[arg-type]
         steps=tuple(draw(st.lists(STEPS, max_size=3))),
         parameters=tuple(draw(st.lists(PARAMETERS, max_size=3))),
         optimizers=tuple(draw(st.lists(OPTIMIZERS, max_size=2))),
@@ -235,6 +241,9 @@ def _change(path: Path, statement: str) -> None:
         lambda path: _change(path, "UPDATE fact SET name = 123456 WHERE rowid = 1"),
         lambda path: _change(path, "UPDATE event SET stack = -1 WHERE rowid = 1"),
         lambda path: _change(path, "UPDATE fact SET fact = 400 WHERE rowid = 1"),
+        lambda path: _change(path, "INSERT INTO segment VALUES (1, 0, 4, 4096, 512, 0, 0, 0)"),
+        lambda path: _change(path, "INSERT INTO segment VALUES (1, 999, 2, 4096, 512, 0, 0, 0)"),
+        lambda path: _change(path, "DROP TABLE segment"),
     ],
 )
 def test_what_is_no_recording_is_one_clear_error(tmp_path: Path, spoil: object) -> None:

@@ -13,7 +13,8 @@ from ampmem.cli.show import show
 from ampmem.errors import NothingRecorded, RecordingError, UsageError
 from ampmem.events import Fact, Phase
 from ampmem.reporters.base import open_output
-from ampmem.reporters.table import MODULES, render, user_frame
+from ampmem.reporters.frames import user_frame
+from ampmem.reporters.table import MODULES, render
 from ampmem.reporters.text import WIDTH, per_parameter, shorten
 
 GOLDEN = """\

@@ -14,7 +14,7 @@ from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.casts import AUTOCAST_ARMS, Casts, Ledger, casts, ledger
 from ampmem.analysis.categories import Category
 from ampmem.analysis.lifetimes import ALIVE, Mask
-from ampmem.events import Column, Fact, Phase, Recording
+from ampmem.events import Column, Fact, Phase, Recording, StepRecord
 from ampmem.units import format_bytes
 
 Severity: TypeAlias = Literal["info", "advice", "warning"]
@@ -44,6 +44,8 @@ class Case:
     """A run, and what several findings ask of it."""
 
     analysis: Analysis
+    unfinished: StepRecord | None = None
+    """The step in which memory ran out; it is not among those of ``analysis``, and counts for the peak only."""
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -93,7 +95,10 @@ class Case:
     @cached_property
     def peak(self) -> int:
         """The position of the run's peak; of the first of several."""
-        return max(self.peaks, key=lambda position: int(self.analysis.timeline.total[position]), default=0)
+        timeline, peaks = self.analysis.timeline, list(self.peaks)
+        if self.unfinished is not None:
+            peaks.append(timeline.peak_between(self.unfinished.start_ns, self.unfinished.end_ns))
+        return max(peaks, key=lambda position: int(timeline.total[position]), default=0)
 
     @cached_property
     def low_precision(self) -> Mask:

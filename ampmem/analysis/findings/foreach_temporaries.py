@@ -23,7 +23,7 @@ def check(case: Case) -> Finding | None:
     if not foreach or not temporaries or not inside[case.peak]:
         return None
     start = timeline.position(case.recording.steps[0].start_ns)
-    end = timeline.position(case.recording.steps[-1].end_ns)
+    end = timeline.position((case.unfinished or case.recording.steps[-1]).end_ns)
     outside = int(timeline.total[start : end + 1][~inside[start : end + 1]].max(initial=0))
     saved = int(timeline.total[case.peak]) - outside
     if not case.notable(saved):

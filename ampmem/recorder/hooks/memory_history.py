@@ -20,7 +20,7 @@ def install(session: Session) -> Callable[[], None]:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def _record_memory_history(*args: Any, **kwargs: Any) -> Any:
-            if session.device_type == "cuda":
+            if session.device_type == "cuda" and session.options.device != "sim":
                 session.stop_recording("the script called _record_memory_history, and PyTorch keeps only one history")
             return original(*args, **kwargs)
 

@@ -20,7 +20,10 @@ def install(session: Session) -> Callable[[], None]:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def _prepare_trace(profiler: Any) -> Any:
-            session.stop_recording("the script started torch.profiler, and PyTorch allows only one profiler at a time")
+            if session.options.device != "sim":  # whose recording needs none
+                session.stop_recording(
+                    "the script started torch.profiler, and PyTorch allows only one profiler at a time"
+                )
             return original(profiler)
 
         return _prepare_trace

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from ampmem.events import Column, LayersRecord, OomRecord
+from ampmem.events import NO_SEGMENTS, AllocatorRecord, Column, LayersRecord, OomRecord, SegmentColumns
 from ampmem.events import Source as EventSource
 
 
@@ -19,6 +19,7 @@ class RawEvents:
     ``sequence`` is, for an event inside backward, autograd's sequence number of the node that runs,
     which the forward op that made the node has too; elsewhere it is -1. ``stack`` holds indices into
     ``stacks``, for events whose Python stack the source itself has taken; ``None`` where it takes none.
+    The positions of ``segments`` count these events only.
     """
 
     time_ns: Column
@@ -33,6 +34,7 @@ class RawEvents:
     ops: tuple[str, ...]
     stack: Column | None = None
     stacks: tuple[str, ...] = ("",)
+    segments: SegmentColumns = NO_SEGMENTS
 
 
 class Source(Protocol):
@@ -79,8 +81,6 @@ class DeviceSource(Source, Protocol):
     """Tags what the calling thread allocates from now on with an instant; ``None`` where that is not needed."""
     locate: Callable[[], Place] | None
     """Says where the calling thread is; for the session to set."""
-    ran_out: bool
-    """Whether a request failed for want of memory."""
 
     def mark(self, step: int, mark: str) -> None:
         """Take the allocator's statistics now; a mark that comes again in a step replaces the one before."""
@@ -90,6 +90,9 @@ class DeviceSource(Source, Protocol):
 
     def take_ooms(self) -> list[OomRecord]:
         """The failures since the last call."""
+
+    def allocator(self) -> AllocatorRecord | None:
+        """How the caching allocator was set and used by now; ``None`` where it was not."""
 
     def notes(self) -> list[str]:
         """What a reader of the recording has to know."""

@@ -9,23 +9,28 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from time import time_ns
 
 import numpy as np
 
+from ampmem.allocator.layout import DEFAULT_POOL
 from ampmem.allocator.settings import VARIABLES, Settings, settings_of_environment
 from ampmem.errors import UsageError
-from ampmem.events import PEAK_MARK, LayersRecord, OomRecord, Source
+from ampmem.events import PEAK_MARK, AllocatorRecord, LayersRecord, OomRecord, Source
 from ampmem.recorder.oom import OomKeeper
 from ampmem.recorder.sources.base import Place, RawEvents
-from ampmem.recorder.sources.cuda_device import CudaApi, TorchCuda, forget_observer
+from ampmem.recorder.sources.cuda_device import CudaApi, Snapshot, TorchCuda, forget_observer
 from ampmem.recorder.sources.cuda_events import History, Settled, Stamps
 from ampmem.recorder.sources.cuda_nodes import NO_NODES, NodeRecorder, Nodes
 from ampmem.recorder.sources.window import check_free, install
-from ampmem.units import format_bytes
+from ampmem.units import format_count
 
 ENTRIES = 2_000_000
 """How many entries of the trace torch keeps: a bound for its memory, far above what a step makes."""
+_LAST = "after_optimizer"
+_BY_CALL = "torch.cuda.memory._set_allocator_settings"
 
 
 class CudaSource:
@@ -40,7 +45,7 @@ class CudaSource:
         self._synchronize = synchronize
         self._on = False
         self._wanted = False
-        self._process = 0
+        self._process = self._thread = 0
         self._device: int | None = None
         self._since_ns = 0
         self._history = History(self._settings())
@@ -52,14 +57,13 @@ class CudaSource:
         self._oom = OomKeeper(self._api)
         self._notes: dict[str, None] = {}
         self._lost = 0
+        self._in_force = ""
+        self._expandable = False
+        self._streams: set[int] = set()
+        self._pools: set[tuple[int, int]] = set()
         self.device_name = "a CUDA device"
         self.stamp: Callable[[int], None] | None = self._stamp
         self.locate: Callable[[], Place] | None = None
-
-    @property
-    def ran_out(self) -> bool:
-        """Whether a request failed for want of memory."""
-        return self._oom.seen > 0
 
     def check(self) -> None:
         """Raise :class:`UsageError` where nothing can be recorded, or somebody else records already."""
@@ -81,12 +85,8 @@ class CudaSource:
     def start(self, baseline: Mapping[int, int]) -> None:
         """Begin, or wait for the script to initialize CUDA. What is alive is in the first snapshot."""
         self._wanted = True
-        self._process = os.getpid()
+        self._process, self._thread = os.getpid(), threading.get_ident()
         self._since_ns = time_ns()
-        try:
-            self._nodes.start()
-        except RuntimeError as error:  # the allocator's events are worth having without the names
-            self._note(f"autograd's nodes have no names here: the profiler did not start ({error})")
         self._api.when_ready(self._switch_on)
 
     def mark(self, step: int, mark: str) -> None:
@@ -98,9 +98,10 @@ class CudaSource:
         self._stamp(now)  # what comes next is not to be taken for something before the mark
         stats = self._api.stats(device)
         used = None
-        if not self._api.capturing():
-            free, total = self._api.memory_info(device)
-            used = total - free
+        with suppress(RuntimeError):  # of a device that has failed: the script gets to know by itself
+            if not self._api.capturing():
+                free, total = self._api.memory_info(device)
+                used = total - free
         record = LayersRecord(
             step=step,
             mark=mark,
@@ -109,6 +110,7 @@ class CudaSource:
             active=stats.active,
             reserved=stats.reserved,
             device_used=used,
+            process_used=self._api.process_used(device) if mark == _LAST else None,  # it may take a millisecond
         )
         self._marks[(step, mark)] = (now, record)
 
@@ -123,10 +125,12 @@ class CudaSource:
         if self._on:
             self._on = False
             self._api.history(on=False, entries=0, stacks=False)
-            self._note_rest()
+            if self._device is None:
+                self._note("nothing was allocated on a CUDA device; --device cpu records the CPU's memory")
             forget_observer(self._oom.observe)
             if self._tag is not None:
-                self._tag("")
+                with suppress(RuntimeError):
+                    self._tag("")
         return events
 
     def take_layers(self) -> list[LayersRecord]:
@@ -137,6 +141,21 @@ class CudaSource:
     def take_ooms(self) -> list[OomRecord]:
         """The failures since the last call, on the recorded device."""
         return self._oom.take(self._device)
+
+    def allocator(self) -> AllocatorRecord | None:
+        """How the caching allocator was set and used by now; ``None`` before anything was allocated."""
+        if self._device is None:
+            return None
+        set_in = [name for name in VARIABLES if os.environ.get(name) == self._in_force]
+        return AllocatorRecord(
+            variable=set_in[0] if set_in else _BY_CALL if self._in_force else "",
+            settings=self._in_force,
+            expandable_segments=self._expandable,
+            streams=len(self._streams),
+            private_pools=len(self._pools - {DEFAULT_POOL}),
+            device=self._device,
+            peaks=tuple(self._api.stats(device).allocated_peak for device in range(self._api.device_count())),
+        )
 
     def notes(self) -> list[str]:
         """What a reader has to know."""
@@ -164,11 +183,22 @@ class CudaSource:
             self._api.observe_oom(self._oom.observe)
         except Exception as error:
             self._note(f"memory history could not be switched on: {error}")
+            return
+        # Not before: a build for CUDA sets CUPTI up with the profiler, and the script may still choose its devices.
+        if threading.get_ident() == self._thread:
+            self._follow_nodes()
+
+    def _follow_nodes(self) -> None:
+        try:
+            self._nodes.start()
+        except RuntimeError as error:  # the allocator's events are worth having without the names
+            self._note(f"autograd's nodes have no names here: the profiler did not start ({error})")
 
     def _stamp(self, now_ns: int) -> None:
         if self._tag is not None:
             self._stamps.add(threading.get_ident(), now_ns)
-            self._tag(str(now_ns))
+            with suppress(RuntimeError):  # of a device that has failed
+                self._tag(str(now_ns))
 
     def _chosen(self) -> int | None:
         """The device that is recorded; ``None`` while nothing is on any."""
@@ -187,13 +217,17 @@ class CudaSource:
         if device is None:
             nodes = self._nodes.take(go_on=go_on)
             return _raw(None, nodes, self._history)
-        if self._synchronize and not self._api.capturing():
-            self._api.synchronize(device)
+        if self._synchronize:
+            with suppress(RuntimeError):  # of a device that has failed; what the allocator knows can still be had
+                if not self._api.capturing():
+                    self._api.synchronize(device)
         since, self._since_ns = self._since_ns, time_ns()
         snapshot = self._api.snapshot()
         if go_on:
             self._api.history(on=True, entries=ENTRIES, stacks=self._stacks)
         nodes = self._nodes.take(go_on=go_on)
+        if go_on and not self._nodes.running:  # another thread has initialized CUDA
+            self._follow_nodes()
         self._oom.name_ops(nodes.name_at)
         settled = self._history.settle(snapshot, device, self._stamps.take(), since)
         self._settle_marks(settled)
@@ -204,7 +238,7 @@ class CudaSource:
         """torch counts a request until its wait for other streams is over; tensors end with the free."""
         marks, self._marks = list(self._marks.values()), {}
         for when, record in marks:
-            self._layers.append(_with_requested(record, record.requested - settled.awaiting_at(when)))
+            self._layers.append(replace(record, requested=record.requested - settled.awaiting_at(when)))
         if marks:
             step = marks[-1][1].step
             peak = settled.peak
@@ -213,49 +247,29 @@ class CudaSource:
     def _note(self, message: str) -> None:
         self._notes[message] = None
 
-    def _note_window(self, snapshot: Mapping[str, object], device: int, settled: Settled) -> None:
+    def _note_window(self, snapshot: Snapshot, device: int, settled: Settled) -> None:
         if settled.lost and not self._lost:
             self._note("some allocator events were lost; what they did is at the start or end of its step")
         self._lost += settled.lost
-        segments = [each for each in snapshot["segments"] if each["device"] == device]  # type: ignore[attr-defined]
-        if any(each.get("is_expandable") for each in segments):
-            self._note("the allocator uses expandable segments")
-        if any(tuple(each.get("segment_pool_id", (0, 0))) != (0, 0) for each in segments):
+        if len(snapshot["device_traces"][device]) >= ENTRIES:
+            self._note(
+                f"a step had more than the {format_count(ENTRIES)} allocator events that are kept: its first ones are "
+                "lost, and its peak may be too low"
+            )
+        settings: Mapping[str, object] = snapshot.get("allocator_settings", {})
+        self._in_force = next((str(settings[name]) for name in VARIABLES if name in settings), "")
+        for segment in snapshot["segments"]:
+            if segment["device"] == device:
+                self._expandable |= bool(segment.get("is_expandable"))
+                self._streams.add(segment["stream"])
+                self._pools.add(tuple(segment.get("segment_pool_id", DEFAULT_POOL)))
+        if self._pools - {DEFAULT_POOL}:
             self._note(
                 "CUDA graphs or memory pools of the script's hold memory of their own: a graph's replays allocate "
                 "nothing, so what they compute is not seen"
             )
         if self._tag is None:
             self._note("this torch cannot tag allocator events: ops are joined to them by time alone")
-
-    def _note_rest(self) -> None:
-        for name in VARIABLES:
-            if os.environ.get(name):
-                self._note(f"{name}={os.environ[name]}")
-        if self._device is None:
-            self._note("nothing was allocated on a CUDA device; --device cpu records the CPU's memory")
-            return
-        if self._device != 0:
-            self._note(f"the recorded device is number {self._device}")
-        for device in range(self._api.device_count()):
-            peak = self._api.stats(device).allocated_peak
-            if device != self._device and peak:
-                self._note(f"device {device} is not in this recording; its peak was {format_bytes(peak)}")
-        used = self._api.process_used(self._device)
-        if used is not None:
-            self._note(f"NVML counts {format_bytes(used)} of the device as this process's at the end")
-
-
-def _with_requested(record: LayersRecord, requested: int) -> LayersRecord:
-    return LayersRecord(
-        step=record.step,
-        mark=record.mark,
-        requested=requested,
-        allocated=record.allocated,
-        active=record.active,
-        reserved=record.reserved,
-        device_used=record.device_used,
-    )
 
 
 def _raw(settled: Settled | None, nodes: Nodes, history: History) -> RawEvents:
@@ -288,4 +302,5 @@ def _raw(settled: Settled | None, nodes: Nodes, history: History) -> RawEvents:
         ops=nodes.ops,
         stack=settled.stack,
         stacks=tuple(history.stacks.texts),
+        segments=settled.segments,
     )

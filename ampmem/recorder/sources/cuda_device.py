@@ -83,11 +83,16 @@ class CudaApi(Protocol):
 class TorchCuda:
     """The real one."""
 
+    def __init__(self) -> None:
+        self._asks_nvml = True
+
     def problem(self) -> str | None:
         """A build, driver or allocator that cannot be recorded."""
         if not cuda_available():
             why = "this torch was built without CUDA" if torch.version.cuda is None else "torch sees no CUDA device"
             return f"--device cuda: {why}; record on the CPU with --device cpu"
+        if os.environ.get(_UNCACHED) == "1":
+            return f"{_UNCACHED}=1 turns PyTorch's caching allocator off, so there is no history of it; unset it"
         backend = torch.cuda.memory.get_allocator_backend()
         if backend != "native":
             return (
@@ -129,10 +134,14 @@ class TorchCuda:
         return int(free), int(total)
 
     def process_used(self, device: int) -> int | None:
-        try:
-            return _process_used(device)
-        except Exception:  # no pynvml, no permission, a container that hides process ids: NVML's errors are many
+        if not self._asks_nvml:
             return None
+        try:
+            used = _process_used(device)
+        except Exception:  # no pynvml, no permission, no such figure: NVML's errors are many
+            used = None
+        self._asks_nvml = used is not None  # a container may hide process ids
+        return used
 
     def current_device(self) -> int:
         return torch.cuda.current_device()
@@ -174,6 +183,7 @@ def cuda_available() -> bool:
         del os.environ[name]
 
 
+_UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 _STATS = ("requested", "allocated", "active", "reserved")
 
 _observer: list[OomObserver] = []
@@ -206,12 +216,14 @@ def _observed(device: int, segment: int, total: int, free: int) -> None:
 
 
 def _process_used(device: int) -> int | None:
+    nvml, handle = _nvml(device)
+    processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    return next((int(each.usedGpuMemory) for each in processes if each.pid == os.getpid()), None)
+
+
+@functools.cache
+def _nvml(device: int) -> tuple[Any, Any]:
+    """The module, and its handle of ``device``. NVML stays initialized, as torch itself leaves it: that takes long."""
     nvml: Any = import_module("pynvml")
     nvml.nvmlInit()
-    try:
-        identity = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        handle = nvml.nvmlDeviceGetHandleByUUID(identity)
-        processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        return next((int(each.usedGpuMemory) for each in processes if each.pid == os.getpid()), None)
-    finally:
-        nvml.nvmlShutdown()
+    return nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")

@@ -11,14 +11,14 @@ import numpy as np
 
 from ampmem.allocator.layout import SnapshotSegment
 from ampmem.allocator.rounding import round_size
+from ampmem.allocator.segments import RESERVING, Extent, SegmentLog, extent_of_call, extents_of, rewound
 from ampmem.allocator.settings import Settings
-from ampmem.allocator.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED, read_snapshot
-from ampmem.events import Action, Column
+from ampmem.allocator.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED, read_segments
+from ampmem.events import Action, Column, SegmentColumns
 from ampmem.recorder.sources.cuda_device import Snapshot
 from ampmem.recorder.stacks import stack_text
 
 OOM = "oom"
-_RESERVING = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 _LIVES = (ALLOC, FREE_REQUESTED)
 _US = 1000
 
@@ -53,7 +53,7 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """A window's events, as columns; ``lost`` counts the blocks in which trace and segments differ.
+    """A window's events, as columns; ``lost`` counts the blocks and segments in which trace and final state differ.
 
     ``awaiting_ns`` and ``awaiting`` say how many requested bytes await other streams from when on. ``peak`` is
     the state with the most requested bytes.
@@ -70,6 +70,7 @@ class Settled:
     awaiting_ns: Column
     awaiting: Column
     peak: Level
+    segments: SegmentColumns
     lost: int
 
     def awaiting_at(self, instant_ns: int) -> int:
@@ -130,6 +131,7 @@ class History:
         self._awaiting_bytes = 0
         self._now = 0
         self._first = True
+        self._segments = SegmentLog()
         self.stacks = StackTexts()
 
     def settle(self, snapshot: Snapshot, device: int, stamps: Mapping[int, int], since_ns: int) -> Settled:
@@ -146,14 +148,15 @@ class History:
         }
         writer = _Writer(self._live, self._settings, final, _true_sizes(entries, final))
         start = max(self._now, since_ns)
-        lost = self._reconcile(writer, _rewound(entries, final), start)
-        reserved = sum(segment.size for segment in segments)
-        reserved -= sum(_RESERVING.get(entry.action, 0) * entry.size for entry in entries)
-        self._forward(writer, entries, reserved)
+        held = extents_of(segments)
+        lost = self._reconcile_segments(held, entries, start)
+        lost += self._reconcile(writer, _rewound(entries, final), start)
+        self._forward(writer, entries)
         self._now = max(self._now, entries[-1].time_ns if entries else start)
         lost += writer.agree(self._now)
+        lost += self._segments.agree(self._now, writer.count, held)
         self._first = False
-        return writer.settled(sum(block.requested for block in final.values()), lost)
+        return writer.settled(sum(block.requested for block in final.values()), self._segments.take(), lost)
 
     def _entries(self, trace: Iterable[Mapping[str, Any]], stamps: Mapping[int, int], since_ns: int) -> list[Entry]:
         """Entries on the clock of ``time.time_ns``, in their order.
@@ -175,8 +178,9 @@ class History:
                 when = max(tagged, min(when, stamps.get(tagged, when + 1) - 1))
             now = max(now, when)
             address, stream = int(row.get("addr", 0)), int(row.get("stream", 0))
-            stack = self.stacks.index(row.get("frames"))
-            entries.append(Entry(str(row["action"]), address, int(row["size"]), stream, now, stack))
+            action = str(row["action"])
+            stack = self.stacks.index(row.get("frames")) if action == ALLOC else 0  # a free has those of its alloc
+            entries.append(Entry(action, address, int(row["size"]), stream, now, stack))
         return entries
 
     def _reconcile(self, writer: _Writer, before: dict[int, Block], start_ns: int) -> int:
@@ -197,8 +201,17 @@ class History:
                 changed += not self._first
         return changed
 
-    def _forward(self, writer: _Writer, entries: list[Entry], reserved: int) -> None:
-        level = writer.level(self._awaiting_size(), reserved)
+    def _reconcile_segments(self, held: list[Extent], entries: list[Entry], start_ns: int) -> int:
+        """The same for segments, which are there before the blocks in them."""
+        calls = [(entry.action, _extent(entry)) for entry in entries if entry.action in RESERVING]
+        before, _ = rewound(held, calls)
+        if self._first:
+            self._segments.begin(start_ns, before)
+            return 0
+        return self._segments.agree(start_ns, 0, before)
+
+    def _forward(self, writer: _Writer, entries: list[Entry]) -> None:
+        level = writer.level(self._awaiting_size(), self._segments.held.size)
         writer.note_peak(level)
         writer.note_awaiting(0, self._awaiting_bytes)
         for index, entry in enumerate(entries):
@@ -212,10 +225,11 @@ class History:
                 done = self._awaiting.pop(entry.address, None)
                 self._awaiting_bytes -= 0 if done is None else done.requested
                 writer.note_awaiting(entry.time_ns, self._awaiting_bytes)
-            elif entry.action in _RESERVING:
-                reserved += _RESERVING[entry.action] * entry.size
+            elif entry.action in RESERVING:
+                change = self._segments.reserve if RESERVING[entry.action] else self._segments.release
+                change(entry.time_ns, writer.count, _extent(entry))
             if entry.action == ALLOC and writer.at_peak():
-                writer.note_peak(writer.level(self._awaiting_size(), reserved))
+                writer.note_peak(writer.level(self._awaiting_size(), self._segments.held.size))
 
     def _await(self, entry: Entry, freed: Block | None) -> None:
         block = freed or Block(entry.size, round_size(entry.size, self._settings), entry.stream)
@@ -229,7 +243,11 @@ class History:
 
 def segments_of(snapshot: Snapshot, device: int) -> tuple[SnapshotSegment, ...]:
     """The segments of one device."""
-    return read_snapshot({"segments": snapshot["segments"], "device_traces": []}, device).segments
+    return read_segments(snapshot["segments"], device)
+
+
+def _extent(entry: Entry) -> Extent:
+    return extent_of_call(entry.action, entry.address, entry.size, entry.stream)
 
 
 def _rewound(entries: list[Entry], final: dict[int, Block]) -> dict[int, Block]:
@@ -275,6 +293,11 @@ class _Writer:
         self._requested = sum(block.requested for block in live.values())
         self._allocated = sum(block.size for block in live.values())
         self._peak = Level(0, 0, 0, 0)
+
+    @property
+    def count(self) -> int:
+        """Events so far."""
+        return len(self._rows)
 
     def alloc(self, index: int, entry: Entry) -> None:
         if entry.address in self._live:  # its free was lost
@@ -324,7 +347,7 @@ class _Writer:
     def note_awaiting(self, time_ns: int, size: int) -> None:
         self._awaiting.append((time_ns, size))
 
-    def settled(self, final_requested: int, lost: int) -> Settled:
+    def settled(self, final_requested: int, segments: SegmentColumns, lost: int) -> Settled:
         table = np.array(self._rows, dtype=np.int64).reshape(-1, 7)
         time, action, address, size, block, stream, stack = np.ascontiguousarray(table.T)
         delta = np.where(action == Action.FREE, -size, size)
@@ -343,5 +366,6 @@ class _Writer:
             awaiting_ns=since,
             awaiting=awaiting,
             peak=self._peak,
+            segments=segments,
             lost=lost,
         )

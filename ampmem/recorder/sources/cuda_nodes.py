@@ -1,6 +1,6 @@
 """Which autograd node ran when: names and sequence numbers for what backward allocates.
 
-The CPU profiler follows a backward pass onto the engine's own threads, with no activity of CUPTI's.
+The CPU profiler follows a backward pass onto the engine's own threads.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch._C._profiler import _EventType
 
 from ampmem.events import Column
 from ampmem.recorder.sources.window import MARKER, MARKERS, Window, shift_between
@@ -49,19 +50,20 @@ class NodeRecorder:
 
     def __init__(self) -> None:
         self._window = Window(memory=False)
-        self._running = False
+        self.running = False
+        """Whether nodes are followed."""
 
     def start(self) -> None:
         """Begin."""
         self._window.open()
-        self._running = True
+        self.running = True
 
     def take(self, *, go_on: bool) -> Nodes:
         """The nodes since the last call, or since :meth:`start`."""
-        if not self._running:
+        if not self.running:
             return NO_NODES
         result, marks = self._window.close()
-        self._running = False
+        self.running = False
         if go_on:
             self.start()
         walk = _Walk(result.experimental_event_tree())
@@ -80,6 +82,8 @@ class _Walk:
         pending = list(reversed(roots))
         while pending:
             node = pending.pop()
+            if node.tag != _EventType.TorchOp:  # a call of CUDA's runtime
+                continue
             name = node.name
             if name == MARKER:
                 self.markers.append(node.start_time_ns)

@@ -34,6 +34,13 @@ MARKER = "ampmem::clock"
 MARKERS = 4
 """Markers put at each end of a window; the first of a process is slow."""
 _ACTIVITIES = {ProfilerActivity.CPU}
+_FILTERS = "activity_filter" in str(_prepare_profiler.__doc__)
+"""Whether torch can leave out a part of an activity (2.13 can). If not, "CPU" has every call of CUDA's runtime too."""
+_PARTS: dict[ProfilerActivity, set[str]] = {
+    ProfilerActivity.CPU: {"CPU_OP", "CPU_INSTANT_EVENT", "USER_ANNOTATION"},
+    # Nothing of it; but the first profile of a process settles whether any later one, the script's own, can have it.
+    ProfilerActivity.CUDA: set(),
+}
 _SCOPES = {RecordScope.USER_SCOPE, RecordScope.BACKWARD_FUNCTION}
 """The markers, and the autograd nodes that backward runs. Recording every op too would double the cost
 of profiling; the dispatch mode knows the ops of forward already.
@@ -82,7 +89,10 @@ class Window:
 
     def _start(self) -> None:
         config = profile(profile_memory=self._memory).config()
-        _prepare_profiler(config, _ACTIVITIES)
+        if _FILTERS:
+            _prepare_profiler(config, set(_PARTS), _PARTS)
+        else:
+            _prepare_profiler(config, _ACTIVITIES)
         _enable_profiler(config, _ACTIVITIES, _SCOPES)  # type: ignore[call-arg]
         self._mark = _mark()
 

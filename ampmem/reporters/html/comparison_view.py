@@ -75,6 +75,7 @@ class ComparisonView:
     instants: tuple[InstantView, ...]
     waterfall: tuple[WaterfallView, ...]
     peak_difference: tuple[int | None, ...]
+    peak_reserved: tuple[int | None, ...]
     step_time: tuple[StepTimeView | None, ...]
     losses: tuple[LossView, ...]
     loss_difference: tuple[float | None, ...]
@@ -95,6 +96,7 @@ def comparison_view(comparison: Comparison) -> ComparisonView:
         instants=tuple(map(_instant, comparison.instants)),
         waterfall=tuple(_waterfalls(comparison, labels)),
         peak_difference=comparison.peak_difference,
+        peak_reserved=comparison.peak_reserved,
         step_time=tuple(None if time is None else _step_time(time) for time in comparison.step_time),
         losses=tuple(
             LossView(step=row.step, values=row.losses, texts=tuple(map(short, row.losses))) for row in comparison.losses

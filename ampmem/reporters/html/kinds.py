@@ -23,6 +23,7 @@ class Kinds:
 
     category: Column
     bytes: Column
+    block_bytes: Column
     name: Column
     module: Column
     op: Column
@@ -59,6 +60,7 @@ def kinds_of(analysis: Analysis) -> tuple[Kinds, Column]:
     every = Kinds(
         category=classes.category,
         bytes=lifetimes.bytes,
+        block_bytes=lifetimes.block_bytes,
         name=classes.name,
         module=np.where(lifetimes.module != 0, lifetimes.module, classes.module),
         op=lifetimes.op,

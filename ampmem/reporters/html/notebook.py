@@ -36,7 +36,7 @@ class _Told:
 
 def render(summary: Summary) -> str:
     """The last step's breakdown and the findings, as HTML that stands inside another page."""
-    step, parameters = summary.steps[-1], summary.parameters
+    step, parameters = summary.last_step, summary.parameters
     facts = (
         f"{format_count(parameters.count)} parameters in {format_bytes(parameters.bytes)}",
         describe_optimizers(summary) or "no optimizer",

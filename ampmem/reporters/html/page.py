@@ -13,7 +13,7 @@ from ampmem import __version__
 from ampmem.reporters.html.bundle import bundle
 from ampmem.reporters.html.comparison_view import ComparisonView
 from ampmem.reporters.html.container import compressed
-from ampmem.reporters.html.palette import CategoryView, category_views
+from ampmem.reporters.html.palette import CategoryView, category_views, layer_views
 from ampmem.reporters.html.plain import plain
 from ampmem.reporters.html.safety import json_for_script, script_source_hash, visible
 from ampmem.reporters.html.template import FOLDER, filled
@@ -41,6 +41,7 @@ class PageView:
     ampmem: str
     config: dict[str, bool | str]
     categories: tuple[CategoryView, ...]
+    layers: tuple[CategoryView, ...]
     runs: tuple[RunView, ...]
     comparison: ComparisonView | None
 
@@ -51,6 +52,7 @@ def page_view(runs: tuple[RunView, ...], comparison: ComparisonView | None) -> P
         ampmem=__version__,
         config=PLOTLY_CONFIG,
         categories=category_views(),
+        layers=layer_views(),
         runs=runs,
         comparison=comparison,
     )
@@ -58,15 +60,21 @@ def page_view(runs: tuple[RunView, ...], comparison: ComparisonView | None) -> P
 
 def render(view: PageView, folder: Path = FOLDER) -> str:
     """The whole page, ready to be written as UTF-8. ``folder`` has the template, the style and the modules."""
-    script, (plotly, plotly_hash) = bundle(folder / _ENTRY), _plotly()
+    title = ", ".join(dict.fromkeys(run.title for run in view.runs))
+    return self_contained(_TEMPLATE, _ENTRY, view, title=title, folder=folder)
+
+
+def self_contained(template: str, entry: str, data: object, *, title: str, folder: Path = FOLDER) -> str:
+    """The page that ``template`` gives with the modules behind ``entry``, plotly.js and ``data`` in it."""
+    script, (plotly, plotly_hash) = bundle(folder / entry), _plotly()
     return filled(
-        _TEMPLATE,
+        template,
         folder,
-        title=visible(", ".join(dict.fromkeys(run.title for run in view.runs))),
+        title=visible(title),
         policy=_policy(script_source_hash(script), plotly_hash),
         css=(folder / _STYLE).read_text(encoding="utf-8"),
         plotly_packed=plotly,
-        data_json=json_for_script(plain(view)),
+        data_json=json_for_script(plain(data)),
         script=script,
     )
 

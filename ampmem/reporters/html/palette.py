@@ -47,6 +47,21 @@ FILLS: dict[Category, Fill] = {
 }
 
 
+LAYERS = {
+    "rounding": Fill(light="#5a5e65", dark="#70757c", pattern="x"),
+    "cached": Fill(light="#d7d7d8", dark="#44474b", pattern="/"),
+}
+"""What the allocator has set aside above the tensors; from the bottom of the stack to its top."""
+
+
+def layer_views() -> tuple[CategoryView, ...]:
+    """The allocator's layers above the categories, in stacking order."""
+    return tuple(
+        CategoryView(key=key, label=key.capitalize(), light=fill.light, dark=fill.dark, pattern=fill.pattern)
+        for key, fill in LAYERS.items()
+    )
+
+
 def category_views() -> tuple[CategoryView, ...]:
     """All categories in stacking order."""
     return tuple(_view(category, FILLS[category]) for category in CATEGORIES)

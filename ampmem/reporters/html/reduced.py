@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampmem.analysis.analyse import Analysis
+from ampmem.analysis.layers import Layers
 from ampmem.analysis.summary import Json
 from ampmem.events import Column
 from ampmem.reporters.html.container import compressed, framed
@@ -22,6 +23,9 @@ REDUCED = "reduced"
 BUCKETS = 24_000
 """Stretches of which the lowest and the highest instant are kept: some twenty for each pixel of a wide screen."""
 
+RESERVED_BUCKETS = 2_000
+"""The same for what is reserved, which changes seldom."""
+
 WINDOW = 2_000
 """Instants on each side of the run's peak, all of which are kept."""
 
@@ -33,32 +37,42 @@ MAX_PEAK_KINDS = 20_000
 
 
 def reduced_stream(
-    analysis: Analysis, kinds: Kinds, kind: Column, peaks: Sequence[int], peak: int, *, buckets: int = BUCKETS
+    analysis: Analysis,
+    kinds: Kinds,
+    kind: Column,
+    peaks: Sequence[int],
+    peak: int,
+    *,
+    layers: Layers | None = None,
+    buckets: int = BUCKETS,
 ) -> StreamView:
     """The extremes of every stretch, everything around the steps' ``peaks``, and what is alive at ``peak``.
 
     ``kind`` is the kind of each allocation.
     """
     positions = kept_positions(analysis, peaks, peak, buckets)
+    if layers is not None:
+        positions = np.union1d(positions, extreme_positions(layers.reserved, RESERVED_BUCKETS))
     alive = analysis.lifetimes.alive_at(peak)
     shown, counts, texts = _at_peak(kinds, np.bincount(kind[alive], minlength=len(kinds)), analysis.recording.texts)
     header = kinds_header(shown, texts)
     pairs: list[Json] = [[number, count] for number, count in enumerate(counts.tolist())]
-    header |= {"count": len(positions), "peak_kinds": pairs}
+    header |= {"count": len(positions), "peak_kinds": pairs, "layered": layers is not None}
     events = len(analysis.recording.events)
     note = (
         f"{format_count(events)} events are too many for one page. The timeline is drawn from {len(positions):,} of "
         "them: the lowest and the highest of every stretch, and all around the peaks, exact. "
-        "Modules, stacks and allocations are those at the peak."
+        "Modules, stacks, addresses and allocations are those at the peak."
     )
-    packed = compressed([framed(header), *_arrays(analysis, positions)])
-    return StreamView(mode=REDUCED, events=events, note=note, packed=packed)
+    packed = compressed([framed(header), *_arrays(analysis, layers, positions)])
+    return StreamView(mode=REDUCED, events=events, note=note, addresses=False, packed=packed)
 
 
 def kept_positions(analysis: Analysis, peaks: Sequence[int], peak: int, buckets: int) -> NDArray[np.intp]:
     """Both ends, the extremes of each bucket, the marks, and windows around the peaks; ascending."""
     timeline, events = analysis.timeline, len(analysis.recording.events)
     instants = [step.start_ns for step in analysis.recording.steps] + [step.end_ns for step in analysis.recording.steps]
+    instants += [oom.time_ns for oom in analysis.recording.ooms[-1:]]
     for marks in analysis.marks:
         named = (marks.after_forward, marks.after_backward, marks.after_optimizer)
         instants += [instant for instant in named if instant is not None]
@@ -79,10 +93,11 @@ def _window(position: int, side: int) -> NDArray[np.intp]:
     return np.arange(position - side, position + side + 1)
 
 
-def _arrays(analysis: Analysis, positions: NDArray[np.intp]) -> Iterator[bytes]:
+def _arrays(analysis: Analysis, layers: Layers | None, positions: NDArray[np.intp]) -> Iterator[bytes]:
     timeline = analysis.timeline
     times = np.concatenate([timeline.time_ns[:1], timeline.time_ns])[positions]
-    for column in (positions, times - times[0], *(live[positions] for live in timeline.live)):
+    above = () if layers is None else (layers.allocated - timeline.total, layers.cached)
+    for column in (positions, times - times[0], *(series[positions] for series in (*timeline.live, *above))):
         yield column.astype("<f8").tobytes()
 
 
@@ -112,6 +127,7 @@ def _together(kinds: Kinds, count: Column, first_text: int) -> tuple[Kinds, list
     together = Kinds(
         category=groups // 8,
         bytes=size,
+        block_bytes=size,
         name=np.arange(len(groups)) + first_text,
         module=nothing,
         op=nothing,

@@ -14,6 +14,9 @@ from ampmem.analysis.findings import Finding
 from ampmem.analysis.summary import RunPeak, Step, Summary
 from ampmem.analysis.timeline import PHASES
 from ampmem.events import Column
+from ampmem.reporters.estimate import sentences, told_in_short
+from ampmem.reporters.html.layers import address_map_view
+from ampmem.reporters.html.out_of_memory_view import out_of_memory_view
 from ampmem.reporters.html.static_view import static_model_view
 from ampmem.reporters.html.stream import stream_view
 from ampmem.reporters.html.views import (
@@ -29,7 +32,13 @@ from ampmem.reporters.html.views import (
     SizeRow,
     StepView,
 )
-from ampmem.reporters.table import describe_arm, describe_optimizers
+from ampmem.reporters.table import (
+    describe_allocator,
+    describe_arm,
+    describe_devices,
+    describe_optimizers,
+    describe_update,
+)
 from ampmem.reporters.text import per_parameter
 from ampmem.reporters.words import short
 from ampmem.units import format_bytes, format_count, format_duration
@@ -61,7 +70,7 @@ JUMPS = {
     "outputs-kept": "allocations",
     "recompute-recasts": "casts",
     "state-not-there-yet": "static",
-    "out-of-memory": "timeline",
+    "out-of-memory": "out-of-memory",
     "steady-growth": "timeline",
 }
 """The section that shows what a finding is about."""
@@ -77,12 +86,15 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
     casts, static_model = _casts(summary.casts), static_model_view(summary)
     there = {"casts": casts, "static": static_model, "activations": summary.activations}
     absent = frozenset(section for section, content in there.items() if not content)
+    peak = 0 if run_peak is None else run_peak.position
+    stream = stream_view(analysis, [step.peak for step in steps], peak, limit)
     return RunView(
         label=entry.label,
         title=entry.script,
         facts=tuple(_facts(summary)),
-        notes=analysis.recording.notes,
+        notes=(*sentences(summary.prediction), *analysis.recording.notes),
         headlines=headlines(summary, None),
+        out_of_memory=out_of_memory_view(summary.out_of_memory, analysis),
         findings=tuple(_finding(finding, absent) for finding in summary.findings),
         parameters=summary.parameters.count,
         source=summary.source,
@@ -91,16 +103,14 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
         phase_runs=_phase_runs(analysis.recording.events.phase),
         marks=tuple(_marks(analysis)),
         composition=None if run_peak is None else _composition(summary.peak),
-        breakdown=breakdown_view(summary.steps[-1]),
+        breakdown=breakdown_view(summary.last_step),
         static_model=static_model,
         activations=summary.activations,
         casts=casts,
         allocator=summary.allocator,
         conservation=summary.conservation,
-        address_map=None,
-        stream=stream_view(
-            analysis, [step.peak for step in steps], 0 if run_peak is None else run_peak.position, limit
-        ),
+        address_map=None if stream.addresses else address_map_view(analysis, peak),
+        stream=stream,
     )
 
 
@@ -113,10 +123,15 @@ def _facts(summary: Summary) -> Iterator[str]:
     yield f"{format_count(summary.parameters.count)} parameters in {format_bytes(summary.parameters.bytes)}"
     yield describe_optimizers(summary) or "no optimizer"
     yield f"{summary.device.name} ({summary.device.type}), events from {summary.source}"
+    if summary.caching_allocator is not None:
+        yield f"allocator: {describe_allocator(summary.caching_allocator)}"
+        if devices := describe_devices(summary.caching_allocator):
+            yield f"devices: {devices}"
     if summary.world_size > 1:
         yield f"rank {summary.rank} of {summary.world_size}"
     yield f"arm {describe_arm(summary)}"
-    yield f"{len(summary.steps)} step{'' if len(summary.steps) == 1 else 's'}"
+    count = sum(step.finished for step in summary.steps)
+    yield f"{count} step{'' if count == 1 else 's'}{'' if summary.steps[-1].finished else ' that ended'}"
     yield f"{format_count(summary.conservation.events)} allocator events"
     yield f"torch {summary.torch}, ampmem {summary.ampmem}"
 
@@ -124,6 +139,9 @@ def _facts(summary: Summary) -> Iterator[str]:
 def _headlines(summary: Summary, to_baseline: Headline | None) -> Iterator[Headline]:
     peak, allocator, count = summary.peak, summary.allocator, summary.parameters.count
     yield _size("Peak", peak.bytes, f"step {peak.step}, in {peak.phase}")
+    if summary.prediction is not None:
+        value, detail = told_in_short(summary.prediction)
+        yield Headline(label="On the GPU", value=value, detail=detail, bytes=summary.prediction.margin)
     if allocator.reserved is not None:
         yield _size("Reserved", allocator.reserved, "by the allocator, at the peak")
     if allocator.cached is not None:
@@ -171,10 +189,11 @@ def _steps(summary: Summary, analysis: Analysis) -> Iterator[StepView]:
             last=timeline.position(record.end_ns),
             peak=timeline.peak_between(record.start_ns, record.end_ns),
             peak_bytes=step.peak.bytes,
+            peak_reserved=step.peak_reserved,
             phase=step.peak.phase,
             loss=short(step.loss),
             loss_scale=short(step.loss_scale),
-            update="skipped" if step.skipped_update else "done",
+            update=describe_update(step),
             took=format_duration(step.duration_ns),
         )
 

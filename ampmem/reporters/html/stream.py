@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from ampmem.analysis.analyse import Analysis
+from ampmem.analysis.layers import layers_of
 from ampmem.analysis.lifetimes import ALIVE
 from ampmem.events import Column
 from ampmem.reporters.html.container import compressed_within, framed, planes
 from ampmem.reporters.html.kinds import Kinds, kinds_header, kinds_of
+from ampmem.reporters.html.layers import places_of, segments_header
 from ampmem.reporters.html.reduced import reduced_stream
 from ampmem.reporters.html.views import StreamView
 
@@ -23,23 +25,36 @@ SHORT = 100_000
 def stream_view(analysis: Analysis, peaks: Sequence[int], peak: int, limit: int) -> StreamView:
     """The events in at most ``limit`` bytes of base64, but for reduced ones, whose size is bounded anyway.
 
-    ``peaks`` are the positions of the steps' peaks, ``peak`` that of the run's.
+    ``peaks`` are the positions of the steps' peaks, ``peak`` that of the run's. Where the segments are known, the
+    addresses of all blocks come along if there is room for them.
     """
     kinds, kind = kinds_of(analysis)
-    packed = exact_stream(analysis, kinds, kind, limit // 4 * 3)
-    if packed is not None:
-        return StreamView(mode=EXACT, events=len(analysis.recording.events), note="", packed=packed)
-    return reduced_stream(analysis, kinds, kind, peaks, peak)
+    layered = len(analysis.recording.segments) > 0
+    for addresses in (True, False) if layered else (False,):
+        packed = exact_stream(analysis, kinds, kind, limit // 4 * 3, addresses=addresses)
+        if packed is not None:
+            events = len(analysis.recording.events)
+            return StreamView(mode=EXACT, events=events, note="", addresses=addresses, packed=packed)
+    return reduced_stream(analysis, kinds, kind, peaks, peak, layers=layers_of(analysis))
 
 
-def exact_stream(analysis: Analysis, kinds: Kinds, kind: Column, limit: int) -> bytes | None:
+def exact_stream(
+    analysis: Analysis, kinds: Kinds, kind: Column, limit: int, *, addresses: bool = False
+) -> bytes | None:
     """Every event; ``None`` when that takes more than ``limit`` bytes. ``kind`` is that of each allocation."""
     codes = planes(_codes(analysis, kind))
     unit = 1 if len(analysis.recording.events) <= SHORT else 1000
     times = planes(_deltas(analysis.timeline.time_ns, unit))
     header = kinds_header(kinds, analysis.recording.texts)
     header |= {"code_bytes": len(codes), "time_bytes": len(times), "time_unit_ns": unit, "start_ns": 0}
-    return compressed_within([framed(header), *codes, *times], limit)
+    if len(analysis.recording.segments):
+        header |= {"segments": segments_header(analysis), "block_bytes": kinds.block_bytes.tolist()}
+    where: list[bytes] = []
+    if addresses:
+        steps, places = places_of(analysis)
+        where = planes(places)
+        header |= {"addresses": steps, "place_bytes": len(where)}
+    return compressed_within([framed(header), *codes, *times, *where], limit)
 
 
 def _codes(analysis: Analysis, kind: Column) -> Column:

@@ -45,6 +45,7 @@ class StepView:
     last: int
     peak: int
     peak_bytes: int
+    peak_reserved: int | None
     phase: str
     loss: str
     loss_scale: str
@@ -86,6 +87,26 @@ class CompositionView:
     rows: tuple[SizeRow, ...]
     temporaries_by_phase: Mapping[str, int]
     total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactView:
+    """One line of what is known."""
+
+    label: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemoryView:
+    """The last request that failed: ``position`` is when, ``frames`` (outermost first) where in the script."""
+
+    headline: str
+    position: int
+    facts: tuple[FactView, ...]
+    frames: tuple[str, ...]
+    changes: tuple[str, ...]
+    alive: CompositionView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,18 +180,22 @@ class SegmentView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddressMapView:
-    """The allocator's segments at the peak."""
+    """The allocator's segments at the peak, where the events come without addresses."""
 
     segments: tuple[SegmentView, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamView:
-    """The events, packed; ``note`` says what was left out, empty in mode ``exact``."""
+    """The events, packed; ``note`` says what was left out, empty in mode ``exact``.
+
+    ``addresses`` says whether the events come with addresses, from which the page makes its address map.
+    """
 
     mode: str
     events: int
     note: str
+    addresses: bool
     packed: bytes
 
 
@@ -183,6 +208,7 @@ class RunView:
     facts: tuple[str, ...]
     notes: tuple[str, ...]
     headlines: tuple[Headline, ...]
+    out_of_memory: OutOfMemoryView | None
     findings: tuple[FindingView, ...]
     parameters: int
     source: str

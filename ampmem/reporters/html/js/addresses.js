@@ -1,4 +1,4 @@
-/** The allocator's segments at the peak, end to end in rows. */
+/** The allocator's segments at an instant, end to end in rows. */
 import { byId, fill, make } from "./dom.js";
 import { formatBytes, formatCount } from "./format.js";
 import { INKS } from "./theme.js";
@@ -75,11 +75,9 @@ function hatch(context, color, ink) {
   return context.createPattern(tile, "repeat");
 }
 
-/** Draws the map; hides the section when there is none. */
-export function showAddresses(run, categoryOf, theme) {
-  const map = run.address_map;
-  byId("addresses").hidden = !map?.segments.length;
-  if (!map?.segments.length) return;
+/** Draws `map`, of the instant that `where` names. */
+export function showAddresses(map, where, categoryOf, theme) {
+  byId("addresses-title").textContent = `Allocator address map ${where}`;
   const body = byId("addresses-body");
   const { pieces, starts, total } = layoutOf(map.segments);
   const width = rowBytes(total);
@@ -112,6 +110,6 @@ export function showAddresses(run, categoryOf, theme) {
   const free = pieces.reduce((sum, piece) => sum + (piece.key === "cached" ? piece.bytes : 0), 0);
   const kind = few ? "" : " Too many blocks for bars: every cell shows what has most of it.";
   byId("addresses-note").textContent =
-    `All ${formatCount(starts.length)} segments end to end, ${formatBytes(width)} a row; dark ticks mark where a segment starts. Hatched grey is reserved but free: ${formatBytes(free)}.${kind}`;
+    `All ${formatCount(starts.length)} segments end to end, ${formatBytes(width)} a row; ticks mark where a segment starts. Hatched grey is reserved but free: ${formatBytes(free)}.${kind}`;
   fill(body, canvas);
 }

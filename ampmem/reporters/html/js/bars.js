@@ -29,7 +29,7 @@ function barTable(label, rows) {
  * A waterfall: each row begins where the one before ends; the last row is the whole.
  * @param {{rows: Array<{key: string, bytes: number}>, total: number}} composition
  */
-export function compositionBars(composition, categoryOf) {
+export function compositionBars(composition, categoryOf, when = "at the peak") {
   let start = 0;
   const rows = composition.rows.map(({ key, bytes }) => {
     const category = categoryOf(key);
@@ -47,12 +47,12 @@ export function compositionBars(composition, categoryOf) {
   const total = make(
     "tr",
     { class: "sum" },
-    make("th", { scope: "row" }, "Live at the peak"),
+    make("th", { scope: "row" }, `Live ${when}`),
     track(piece(0, composition.total, composition.total, null, "whole")),
     make("td", { class: "number" }, make("b", {}, formatBytes(composition.total))),
     make("td", {}),
   );
-  return barTable("What the peak is made of: category, bytes, share", [...rows, total]);
+  return barTable(`Live ${when}: category, bytes, share`, [...rows, total]);
 }
 
 /**

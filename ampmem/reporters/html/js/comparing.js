@@ -12,6 +12,7 @@ function figures(comparison) {
     ["Step time, median", ...each(times, (time) => time.text ?? formatDuration(time.median_ns))],
     ["Fastest to slowest", ...each(times, (time) => `${formatDuration(time.min_ns)} - ${formatDuration(time.max_ns)}`)],
   ];
+  rows.push(["Peak reserved", ...each(comparison.peak_reserved, formatBytes)]);
   if (comparison.baseline !== null) {
     rows.push([`Step time against ${comparison.baseline}`, ...each(times, (time) => time.ratio_text ?? "-")]);
     rows.push([`Peak against ${comparison.baseline}`, ...each(comparison.peak_difference, formatSigned)]);

@@ -45,12 +45,15 @@ function readExact(bytes, offset, header, events) {
   const times = new Float64Array(events + 1);
   times[0] = header.start_ns;
   for (let i = 0; i < events; i += 1) times[i + 1] = times[i] + steps[i] * header.time_unit_ns;
-  return { codes, times };
+  const behind = offset + (header.code_bytes + header.time_bytes) * events;
+  const places = header.addresses ? joinPlanes(bytes, behind, header.place_bytes, events) : null;
+  return { codes, times, places };
 }
 
 function readReduced(bytes, offset, header, categories) {
   const columns = [];
-  for (let column = 0; column < 2 + categories; column += 1) {
+  const series = categories + (header.layered ? 2 : 0);
+  for (let column = 0; column < 2 + series; column += 1) {
     columns.push(readFloats(bytes, offset + 8 * header.count * column, header.count));
   }
   return { positions: columns[0], times: columns[1], series: columns.slice(2) };

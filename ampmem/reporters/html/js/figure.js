@@ -26,7 +26,7 @@ function areaOf(category, x, y, theme) {
           bgcolor: color,
           size: 6,
           solidity: 0.25,
-          fgopacity: 0.7,
+          fgopacity: category.key === "cached" ? 0.35 : 0.7,
         },
       }
     : {};
@@ -70,6 +70,31 @@ function stepLines(lines, theme) {
   }));
 }
 
+/** A line where memory ran out, with its name at the foot, out of the peak's way. */
+function failureMarks(x, view, theme) {
+  if (x === null || x < view.low || x > view.high) return { shapes: [], annotations: [] };
+  const ink = INKS[theme];
+  const axes = { xref: "x", yref: "paper" };
+  return {
+    shapes: [{ ...axes, type: "line", x0: x, x1: x, y0: 0, y1: 1, line: { color: ink.warn, width: 2 } }],
+    annotations: [
+      {
+        ...axes,
+        x,
+        y: 0.04,
+        text: "out of memory",
+        showarrow: false,
+        xanchor: x > (view.low + view.high) / 2 ? "right" : "left",
+        yanchor: "bottom",
+        bgcolor: ink.note,
+        bordercolor: ink.warn,
+        borderpad: 3,
+        font: { size: 12, weight: 700, color: ink.warn },
+      },
+    ],
+  };
+}
+
 function peakMarks(peak, view, theme) {
   if (!peak || peak.x < view.low || peak.x > view.high) return { traces: [], annotations: [] };
   const ink = INKS[theme];
@@ -109,19 +134,22 @@ function peakMarks(peak, view, theme) {
 }
 
 /**
- * @param {object} drawing `x` and `series` (one array for each category) at the drawn instants, `shown` and `present`
- *   by category, `view`, `byTime`, `peak` (`{x, bytes, label}` or null), `steps` (where steps begin), `width`, `height`
+ * @param {object} drawing `x` and `series` (one array for each category, then the layers above them) at the drawn
+ *   instants, `shown` and `present` by series, `live` (how many of them are categories), `view`, `byTime`,
+ *   `failure` (where memory ran out, or null), `peak` (`{x, bytes, label}` or null), `steps` (where steps begin),
+ *   `width`, `height`
  */
 export function timelineFigure(drawing, categories, theme) {
-  const { x, series, shown, present, view, byTime, width, height } = drawing;
-  const totals = stackedTotals(series, shown);
-  const most = totals.reduce((highest, value) => Math.max(highest, value), 1);
+  const { x, series, shown, present, live, view, byTime, width, height } = drawing;
+  const totals = stackedTotals(series, shown.slice(0, live));
+  const most = stackedTotals(series, shown).reduce((highest, value) => Math.max(highest, value), 1);
   const ticks = byteTicks(most * HEADROOM, height < 300 ? 4 : 6);
   const ink = INKS[theme];
   const areas = categories.flatMap((category, i) =>
     shown[i] && present[i] ? [areaOf(category, x, series[i], theme)] : [],
   );
   const marks = peakMarks(drawing.peak, view, theme);
+  const failure = failureMarks(drawing.failure ?? null, view, theme);
   const axis = {
     showgrid: true,
     gridcolor: ink.grid,
@@ -155,8 +183,8 @@ export function timelineFigure(drawing, categories, theme) {
         nticks: Math.max(3, Math.round(width / 130)),
       },
       yaxis: { ...axis, range: [0, most * HEADROOM], fixedrange: true, tickvals: ticks.values, ticktext: ticks.labels },
-      shapes: stepLines(drawing.steps, theme),
-      annotations: marks.annotations,
+      shapes: [...stepLines(drawing.steps, theme), ...failure.shapes],
+      annotations: [...marks.annotations, ...failure.annotations],
     },
   };
 }

@@ -1,6 +1,9 @@
 /**
  * Live bytes at every instant of a run. An instant is an index into what the page holds: of an exact stream
  * the position itself (0..events), of a reduced one the number of a kept position.
+ *
+ * Where the allocator's segments are known there are two more series above the categories: what blocks have beyond
+ * what was requested (rounding), and what is reserved and in no block (cached).
  */
 
 const CHECKPOINT = 4096;
@@ -25,20 +28,46 @@ class ExactLive {
     this.kinds = stream.header.kinds;
     this.categories = stream.categories;
     this.length = stream.events + 1;
+    this.places = stream.places;
+    this.steps = stream.header.addresses ?? [];
+    this.segments = stream.header.segments ?? null;
+    this.blocks = stream.header.block_bytes ?? null;
+    this.layers = this.segments ? 2 : 0;
+    this.changes = [];
+    if (this.segments) this.#reserve();
     this.#sum();
+  }
+
+  /** What is reserved at every instant, and where that changes. */
+  #reserve() {
+    const { since, bytes } = this.segments;
+    this.reserved = new Float64Array(this.length);
+    let now = 0;
+    let at = 0;
+    for (let row = 0; row < since.length && since[row] < this.length; row += 1) {
+      if (since[row] > at) {
+        this.reserved.fill(now, at, since[row]);
+        at = since[row];
+        this.changes.push(at);
+      }
+      now += bytes[row];
+    }
+    this.reserved.fill(now, at);
   }
 
   /** One pass: the total at every instant, and all categories at every 4096th, to start from. */
   #sum() {
-    const { codes, categories } = this;
+    const { codes, categories, blocks } = this;
     const { category, bytes } = this.kinds;
-    const now = new Float64Array(categories);
+    // Behind the categories: the bytes of the blocks.
+    const width = categories + (blocks ? 1 : 0);
+    const now = new Float64Array(width);
     this.totals = new Float64Array(this.length);
-    this.most = new Float64Array(categories);
-    this.checkpoints = new Float64Array((Math.floor(codes.length / CHECKPOINT) + 1) * categories);
+    this.most = new Float64Array(categories + this.layers);
+    this.checkpoints = new Float64Array((Math.floor(codes.length / CHECKPOINT) + 1) * width);
     let total = 0;
     for (let i = 0; i < codes.length; i += 1) {
-      if (i % CHECKPOINT === 0) this.checkpoints.set(now, (i / CHECKPOINT) * categories);
+      if (i % CHECKPOINT === 0) this.checkpoints.set(now, (i / CHECKPOINT) * width);
       const kind = codes[i] >>> 1;
       const size = codes[i] & 1 ? -bytes[kind] : bytes[kind];
       const here = category[kind];
@@ -46,9 +75,18 @@ class ExactLive {
       if (now[here] > this.most[here]) this.most[here] = now[here];
       total += size;
       this.totals[i + 1] = total;
+      if (blocks) {
+        now[categories] += codes[i] & 1 ? -blocks[kind] : blocks[kind];
+        this.#noteLayers(now[categories] - total, this.reserved[i + 1] - now[categories]);
+      }
     }
     // What comes after the last event starts from here, too.
-    if (codes.length % CHECKPOINT === 0) this.checkpoints.set(now, (codes.length / CHECKPOINT) * categories);
+    if (codes.length % CHECKPOINT === 0) this.checkpoints.set(now, (codes.length / CHECKPOINT) * width);
+  }
+
+  #noteLayers(rounding, cached) {
+    if (rounding > this.most[this.categories]) this.most[this.categories] = rounding;
+    if (cached > this.most[this.categories + 1]) this.most[this.categories + 1] = cached;
   }
 
   position(index) {
@@ -59,24 +97,30 @@ class ExactLive {
     return Math.max(0, Math.min(this.length - 1, Math.floor(position)));
   }
 
-  /** Bytes of each category at the ascending `indices`: one array per category. */
+  /** Bytes of each category, and of the layers above them, at the ascending `indices`: one array each. */
   sample(indices) {
-    const { categories, codes } = this;
+    const { categories, codes, blocks } = this;
     const { category, bytes } = this.kinds;
-    const series = Array.from({ length: categories }, () => new Float64Array(indices.length));
-    const now = new Float64Array(categories);
+    const width = categories + (blocks ? 1 : 0);
+    const series = Array.from({ length: categories + this.layers }, () => new Float64Array(indices.length));
+    const now = new Float64Array(width);
     let at = -1;
     for (let i = 0; i < indices.length; i += 1) {
       const index = indices[i];
       if (at < 0 || index - at > CHECKPOINT) {
         at = index - (index % CHECKPOINT);
-        now.set(this.checkpoints.subarray((at / CHECKPOINT) * categories, (at / CHECKPOINT + 1) * categories));
+        now.set(this.checkpoints.subarray((at / CHECKPOINT) * width, (at / CHECKPOINT + 1) * width));
       }
       for (; at < index; at += 1) {
         const kind = codes[at] >>> 1;
         now[category[kind]] += codes[at] & 1 ? -bytes[kind] : bytes[kind];
+        if (blocks) now[categories] += codes[at] & 1 ? -blocks[kind] : blocks[kind];
       }
       for (let each = 0; each < categories; each += 1) series[each][i] = now[each];
+      if (blocks) {
+        series[categories][i] = now[categories] - this.totals[index];
+        series[categories + 1][i] = this.reserved[index] - now[categories];
+      }
     }
     return series;
   }
@@ -102,6 +146,21 @@ class ExactLive {
     return counts;
   }
 
+  /** The blocks that live at `index` as `{address, bytes, category}`, by address; null where that is not known. */
+  blocksAt(index) {
+    if (!this.places) return null;
+    const there = new Int32Array(this.steps.length).fill(-1);
+    for (let i = 0; i < index; i += 1) there[this.places[i]] = this.codes[i] & 1 ? -1 : this.codes[i] >>> 1;
+    const blocks = [];
+    let address = 0;
+    for (let place = 0; place < there.length; place += 1) {
+      address += this.steps[place];
+      const kind = there[place];
+      if (kind >= 0) blocks.push({ address, bytes: this.blocks[kind], category: this.kinds.category[kind] });
+    }
+    return blocks;
+  }
+
   /** How many allocations of each kind were ever made. */
   made() {
     const counts = new Int32Array(this.kinds.bytes.length);
@@ -119,6 +178,8 @@ class ReducedLive {
     this.kinds = stream.header.kinds;
     this.peakKinds = stream.header.peak_kinds ?? [];
     this.categories = stream.categories;
+    this.layers = this.series.length - this.categories;
+    this.changes = [];
     this.length = stream.positions.length;
     this.peakIndex = lastAtMost(this.positions, peakPosition ?? 0);
     this.totals = this.totalsOf(new Array(this.categories).fill(true));
@@ -152,6 +213,10 @@ class ReducedLive {
     const counts = new Int32Array(this.kinds.bytes.length);
     for (const [kind, count] of this.peakKinds) counts[kind] = count;
     return counts;
+  }
+
+  blocksAt() {
+    return null;
   }
 
   made() {

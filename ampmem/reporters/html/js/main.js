@@ -8,15 +8,18 @@ import { byId, choices, fill, make, press } from "./dom.js";
 import { MAX_SENTENCE, cleaned, formatBytes, formatCount, formatShare } from "./format.js";
 import { actionOf, focusKind } from "./keys.js";
 import { liveOf } from "./live.js";
+import { showOutOfMemory } from "./oom.js";
 import { loadPlotly } from "./plotly.js";
 import { showActivations, showCasts, showPeak, showStatic, showSteps } from "./sections.js";
 import { showFindings, showSummary } from "./summary.js";
 import { shownTheme, startTheme } from "./theme.js";
+import { addressMapAt } from "./segments.js";
 import { Timeline } from "./timeline.js";
 import { matchedNodes, prunedTree, treeOf } from "./tree.js";
 import { TreeView } from "./treeview.js";
 
 const JUMPS = [
+  ["out-of-memory", "Out of memory"],
   ["timeline", "Timeline"],
   ["peak", "Peak"],
   ["comparison", "Arms"],
@@ -90,6 +93,10 @@ class Page {
       this.timeline.show(run, live);
       await this.timeline.painted;
     }
+    showOutOfMemory(run, this.categoryOf, (position) => {
+      this.timeline.pin(live.indexOf(position));
+      this.jump("timeline");
+    });
     showPeak(run, this.categoryOf);
     showSteps(run, this.categoryOf, (step) => {
       this.timeline.toStep(String(step));
@@ -101,16 +108,32 @@ class Page {
     this.peakCounts = run.peak ? live.aliveAt(live.indexOf(run.peak.position)) : null;
     for (const id of ["modules", "allocations"]) byId(id).hidden = kinds.count === 0;
     byId("stacks").hidden = !kinds.hasStacks();
-    byId("addresses").hidden = !run.address_map?.segments.length;
+    this.#mapAddresses(null);
+    byId("addresses").hidden = !this.addressMap?.segments.length;
     this.table.show(kinds, { peak: this.peakCounts, run: live.made() });
     showFindings(run, (id) => this.jump(id));
     this.#drawJumps();
     await nextPaint();
     document.documentElement.dataset.ready = "";
     this.#drawTrees(this.peakCounts, "at the peak");
-    showAddresses(run, this.categoryOf, shownTheme());
+    this.#drawAddresses(shownTheme());
     await nextPaint();
     document.documentElement.dataset.drawn = "";
+  }
+
+  /** Of the pinned instant, else of the peak, which is also where it stays when the page has no other. */
+  #mapAddresses(pinned) {
+    const { live, run } = this;
+    const keys = this.data.categories.map((category) => category.key);
+    const peak = run.peak ? live.indexOf(run.peak.position) : live.length - 1;
+    const exact = addressMapAt(live, pinned ?? peak, keys);
+    this.addressMap = exact ?? run.address_map;
+    this.addressesWhere =
+      exact && pinned !== null ? `at event ${formatCount(live.position(pinned))}` : run.peak ? "at the peak" : "at the end";
+  }
+
+  #drawAddresses(theme) {
+    if (!byId("addresses").hidden) showAddresses(this.addressMap, this.addressesWhere, this.categoryOf, theme);
   }
 
   #drawJumps() {
@@ -151,6 +174,8 @@ class Page {
     const event = index === null ? "" : `event ${formatCount(this.live.position(index))}`;
     this.table.pin(counts, event);
     this.#drawTrees(counts ?? this.peakCounts, counts ? `at ${event}` : "at the peak");
+    if (!byId("addresses").hidden) this.#mapAddresses(index);
+    this.#drawAddresses(shownTheme());
     for (const button of document.querySelectorAll(".unpin")) button.hidden = !counts;
     const note =
       index !== null && !counts ? "This page holds single allocations at the peak only, so this stays there." : "";
@@ -202,7 +227,7 @@ class Page {
   #redraw(options = {}) {
     if (!this.run) return;
     if (!byId("timeline").hidden) this.timeline.draw(options);
-    showAddresses(this.run, this.categoryOf, options.theme ?? shownTheme());
+    this.#drawAddresses(options.theme ?? shownTheme());
   }
 
   #key(event) {

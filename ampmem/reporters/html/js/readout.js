@@ -2,7 +2,7 @@
 import { byId, fill, make, swatch } from "./dom.js";
 import { formatBytes, formatCount, formatShare } from "./format.js";
 
-/** Makes one button for each category that ever lives; the last of the stack comes first, as in the chart. */
+/** Makes one button for each category or layer that ever has bytes; the last of the stack comes first, as in the chart. */
 export function buildReadout(categories, present, toggle) {
   const rows = new Map();
   const order = categories
@@ -35,21 +35,27 @@ export function buildReadout(categories, present, toggle) {
 }
 
 /**
- * Shows the bytes of one instant. `shown` says which categories are drawn.
- * @param {{title: string, where: string, values: Float64Array}} reading
+ * Shows the bytes of one instant. `shown` says which of the values are drawn; the first `live` are categories.
+ * @param {{title: string, where: string, values: Float64Array, live: number}} reading
  */
 export function showReading(rows, reading, shown) {
   byId("readout-title").textContent = reading.title;
   byId("readout-where").textContent = reading.where;
-  const total = reading.values.reduce((sum, value) => sum + value, 0);
+  const sum = (values) => values.reduce((all, value) => all + value, 0);
+  const total = sum(reading.values.subarray(0, reading.live));
+  const reserved = sum(reading.values);
   for (const [category, { row, exact, bytes, share, line }] of rows) {
     const value = reading.values[category];
     row.setAttribute("aria-pressed", String(Boolean(shown[category])));
     exact.textContent = formatCount(value);
     bytes.textContent = formatBytes(value);
-    share.textContent = formatShare(value, total);
-    line.style.width = `${total ? (100 * value) / total : 0}%`;
+    // Shares are of what lives; the layers are above that.
+    share.textContent = category < reading.live ? formatShare(value, total) : "";
+    line.style.width = `${total && category < reading.live ? (100 * value) / total : 0}%`;
   }
   byId("readout-exact").textContent = formatCount(total);
   byId("readout-total").textContent = formatBytes(total);
+  byId("readout-reserved-row").hidden = reading.values.length === reading.live;
+  byId("readout-reserved-exact").textContent = formatCount(reserved);
+  byId("readout-reserved").textContent = formatBytes(reserved);
 }

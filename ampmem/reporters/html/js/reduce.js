@@ -50,6 +50,22 @@ export function drawnInstants(totals, first, last, times = null, buckets = BUCKE
   return { indices: Uint32Array.from(chosen), every: false };
 }
 
+/**
+ * `indices` and those of the ascending `changes` that are in `[first, last]`; of very many the first, and the lowest
+ * and the highest of `values` in each of some runs of them.
+ */
+export function withChanges(indices, changes, values, first, last, runs = BUCKETS / 2) {
+  let inside = changes.filter((index) => index >= first && index <= last);
+  if (!inside.length) return indices;
+  if (inside.length > 2 * runs) {
+    const there = Float64Array.from(inside, (index) => values[index]);
+    const edges = bucketEdges(0, inside.length - 1, runs, null);
+    const chosen = Array.from({ length: runs }, (_, run) => extremes(there, edges[run], edges[run + 1])).flat();
+    inside = [0, ...chosen].map((place) => inside[place]);
+  }
+  return Uint32Array.from(new Set([...indices, ...inside])).sort();
+}
+
 /** `values` made strictly ascending by steps too small to see: a stack needs one value for each x. */
 export function ascending(values) {
   const span = values[values.length - 1] - values[0] || 1;

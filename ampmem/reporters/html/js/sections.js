@@ -25,7 +25,8 @@ function longTable(table, left = 0) {
   return box;
 }
 
-function temporariesOf(composition) {
+/** The temporaries of a composition by phase, in words; null where there are none. */
+export function temporariesOf(composition) {
   const parts = Object.entries(composition.temporaries_by_phase).filter(([, bytes]) => bytes);
   if (!parts.length) return null;
   return make(
@@ -98,6 +99,7 @@ export function showSteps(run, categoryOf, toStep) {
     ["Loss", "loss"],
     ["Loss scale", "loss_scale"],
   ].filter(([, key]) => run.steps.some((step) => step[key] && step[key] !== "-"));
+  const reserved = run.steps.some((step) => (step.peak_reserved ?? null) !== null);
   const rows = run.steps.map((step, i) => {
     const go = make(
       "button",
@@ -109,6 +111,7 @@ export function showSteps(run, categoryOf, toStep) {
       go,
       formatBytes(step.peak_bytes),
       step.phase,
+      ...(reserved ? [formatBytes(step.peak_reserved)] : []),
       ...optional.map(([, key]) => step[key]),
       step.update,
       step.took,
@@ -118,6 +121,7 @@ export function showSteps(run, categoryOf, toStep) {
     { head: "Step" },
     { head: "Peak", number: true },
     { head: "In" },
+    ...(reserved ? [{ head: "Peak reserved", number: true }] : []),
     ...optional.map(([head]) => ({ head, number: true })),
     { head: "Update" },
     { head: "Took", number: true },

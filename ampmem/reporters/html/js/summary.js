@@ -2,6 +2,9 @@
 import { byId, fill, make } from "./dom.js";
 import { formatCount } from "./format.js";
 
+/** How many notes are shown as they are. */
+const NOTES = 3;
+
 const SEVERITIES = new Map([
   ["warning", ["!", "Warning"]],
   ["advice", ["→", "Advice"]],
@@ -21,7 +24,7 @@ function headline({ label, value, detail, bytes }) {
 export function showSummary(run) {
   byId("summary-title").textContent = run.title;
   fill(byId("facts"), ...run.facts.map((fact) => make("li", {}, fact)));
-  fill(byId("notes"), ...run.notes.map((note) => make("p", { class: "note" }, note)));
+  fill(byId("notes"), ...notesOf(run.notes));
   fill(byId("headlines"), ...run.headlines.map(headline));
   byId("summary").hidden = false;
 }
@@ -63,4 +66,18 @@ function finding(item, jump) {
 export function showFindings(run, jump) {
   fill(byId("findings"), ...run.findings.map((item) => finding(item, jump)));
   byId("findings").hidden = run.findings.length === 0;
+}
+
+/** A few notes are shown as they are; more are one line that opens. */
+function notesOf(notes) {
+  if (notes.length <= NOTES) return notes.map((note) => make("p", { class: "note" }, note));
+  const items = notes.map((note) => make("li", {}, note));
+  return [
+    make(
+      "details",
+      { class: "note" },
+      make("summary", {}, `${notes.length} notes on this run: what was assumed, changed or left out`),
+      make("ul", {}, ...items),
+    ),
+  ];
 }

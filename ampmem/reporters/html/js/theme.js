@@ -5,8 +5,8 @@ const THEME_KEY = "ampmem-theme";
 const SYSTEM_DARK = "(prefers-color-scheme: dark)";
 
 export const INKS = {
-  light: { ink: "#17202e", quiet: "#566072", grid: "#e3e7ee", outline: "#17202e", back: "#ffffff", note: "#ffffff" },
-  dark: { ink: "#eef2f8", quiet: "#a9b4c4", grid: "#2b3441", outline: "#eef2f8", back: "#161d27", note: "#0f151d" },
+  light: { ink: "#17202e", quiet: "#566072", grid: "#e3e7ee", outline: "#17202e", back: "#ffffff", note: "#ffffff", warn: "#9a3d00" },
+  dark: { ink: "#eef2f8", quiet: "#a9b4c4", grid: "#2b3441", outline: "#eef2f8", back: "#161d27", note: "#0f151d", warn: "#ffb066" },
 };
 
 function remembered() {

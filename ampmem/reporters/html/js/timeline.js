@@ -5,7 +5,7 @@ import { MARGIN, timelineFigure, stackedTotals } from "./figure.js";
 import { lastAtMost } from "./live.js";
 import { drawPhases } from "./phases.js";
 import { buildReadout, showReading } from "./readout.js";
-import { ascending, drawnInstants } from "./reduce.js";
+import { ascending, drawnInstants, withChanges } from "./reduce.js";
 import { shownTheme } from "./theme.js";
 import { clampedView, convertedView, instantsOf, pannedView, placeOf, viewAround, wholeView, zoomedView } from "./view.js";
 
@@ -48,11 +48,13 @@ export class Timeline {
   /** Shows another run from its start. */
   show(run, live) {
     Object.assign(this, { run, live, cursor: null, pinned: null, step: null });
-    this.shown = this.#page.categories.map(() => true);
+    /** What is stacked: the categories, and above them the allocator's layers where they are known. */
+    this.stack = [...this.#page.categories, ...(live.layers ? this.#page.layers : [])];
+    this.shown = this.stack.map(() => true);
     this.present = Array.from(live.most, (most) => most > 0);
     this.totals = live.totals;
     this.peakIndex = run.peak ? live.indexOf(run.peak.position) : 0;
-    this.rows = buildReadout(this.#page.categories, this.present, (category) => this.toggle(category));
+    this.rows = buildReadout(this.stack, this.present, (category) => this.toggle(category));
     const steps = run.steps.map((step, i) => [String(i), `Step ${step.index}`]);
     choices(byId("step"), [["all", "All steps"], ...steps], "all");
     byId("to-peak").disabled = !run.peak;
@@ -187,8 +189,12 @@ export class Timeline {
 
   toggle(category) {
     this.shown[category] = !this.shown[category];
-    this.totals = this.live.totalsOf(this.shown);
+    this.totals = this.live.totalsOf(this.#shownCategories());
     this.draw();
+  }
+
+  #shownCategories() {
+    return this.shown.slice(0, this.live.categories);
   }
 
   moveCursor(index) {
@@ -228,16 +234,19 @@ export class Timeline {
     this.#width = width;
     const { live, view, byTime } = this;
     const { first, last } = instantsOf(live, view, byTime);
-    const { indices, every } = drawnInstants(this.totals, first, last, byTime ? live.times : null);
+    const drawn = drawnInstants(this.totals, first, last, byTime ? live.times : null);
+    const { every } = drawn;
+    const indices = every ? drawn.indices : withChanges(drawn.indices, live.changes, live.reserved, first, last);
     const x = ascending(Float64Array.from(indices, (index) => placeOf(live, index, byTime)));
     const series = live.sample(indices);
     this.drawn = { indices, x, series, every };
-    const peak = this.shown.every((shown, i) => shown || !this.present[i]) ? this.peakShown() : null;
+    const peak = this.#shownCategories().every((shown, i) => shown || !this.present[i]) ? this.peakShown() : null;
     const drawing = {
       x,
       series,
       shown: this.shown,
       present: this.present,
+      live: live.categories,
       view,
       byTime,
       width,
@@ -246,9 +255,10 @@ export class Timeline {
       steps: this.run.steps
         .map((step) => placeOf(live, live.indexOf(step.first), byTime))
         .filter((place) => place > view.low && place < view.high),
+      failure: this.#failurePlace(),
       peak: peak && { x: placeOf(live, peak.index, byTime), bytes: peak.bytes, label: peak.label },
     };
-    const figure = timelineFigure(drawing, this.#page.categories, theme);
+    const figure = timelineFigure(drawing, this.stack, theme);
     const chart = byId("chart");
     const config = {
       ...this.#page.config,
@@ -266,6 +276,12 @@ export class Timeline {
     this.#say();
     this.#read();
     return this.painted;
+  }
+
+  /** Where memory ran out; null when it did not. */
+  #failurePlace() {
+    const failure = this.run.out_of_memory;
+    return failure ? placeOf(this.live, this.live.indexOf(failure.position), this.byTime) : null;
   }
 
   #relayout(change) {
@@ -302,7 +318,7 @@ export class Timeline {
     if (this.cursor !== null) title = this.cursor === this.pinned ? "At the pinned event" : "At the cursor";
     else if (this.pinned !== null) title = "At the pinned event";
     else if (!peak) title = "At the end";
-    showReading(this.rows, { title, where, values }, this.shown);
+    showReading(this.rows, { title, where, values, live: this.live.categories }, this.shown);
     this.#placeCursor(index, where, values);
   }
 
@@ -312,7 +328,7 @@ export class Timeline {
     const line = byId("cursor");
     const total = stackedTotals(
       Array.from(values, (value) => [value]),
-      this.shown,
+      this.#shownCategories(),
     )[0];
     frame.setAttribute("aria-valuemax", String(this.live.position(this.live.length - 1)));
     frame.setAttribute("aria-valuenow", String(this.live.position(index)));

@@ -1,0 +1,98 @@
+"""The section of a run that ran out of memory, in a browser."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pages import Open, Written, written
+from story import long_run
+
+from ampmem.allocator.shortage import pack
+from ampmem.events import OomRecord, Phase, Recording, Source
+from ampmem.units import format_bytes, format_count
+
+pytestmark = pytest.mark.browser
+
+HEADING = "Out of memory in forward of step 2: the run ended here"
+
+
+def failed_run() -> Recording:
+    """Three steps, of which the last ends where its backward would begin."""
+    recording = long_run(steps=3, arm="fp32")
+    phases = recording.phases
+    when = int(phases.time_ns[(phases.phase == Phase.BACKWARD) & (phases.step == 2)][0]) - 1
+    oom = OomRecord(
+        time_ns=when,
+        step=2,
+        device=0,
+        stream=0,
+        pool="0,0",
+        asked=700_000,
+        segment=2_097_152,
+        total=1 << 30,
+        free=1000,
+        op="aten::mm",
+        module="layers.39.linear",
+        stack="train.py:20 main\nmodel.py:7 Net.forward<script>",
+        segments=pack(()),
+    )
+    last = replace(recording.steps[-1], finished=False, loss=None)
+    run = replace(recording.run, source=Source.CUDA, device_type="cuda")
+    return replace(recording, run=run, steps=(*recording.steps[:-1], last), ooms=(oom,))
+
+
+@pytest.fixture(scope="module")
+def failed_page(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return written(tmp_path_factory.mktemp("failed"), failed_run())
+
+
+def test_the_section_has_the_numbers_and_leads_to_the_instant(open_page: Open, failed_page: Written) -> None:
+    page = open_page(failed_page.path)
+    section = page.get_by_role("region", name=HEADING)
+    assert section.is_visible()
+    analysis = failed_page.analyses[0]
+    at = analysis.timeline.position(analysis.recording.ooms[0].time_ns)
+    live = analysis.timeline.breakdown(at)
+    text = section.inner_text()
+    assert "a block of 683.6 KiB in a new segment of 2.0 MiB" in text
+    assert "aten::mm in layers.39.linear" in text
+    assert "model.py:7 Net.forward<script>" in text
+    bars = section.locator(".bars tr")
+    assert bars.count() == sum(size > 0 for size in live.values()) + 1
+    assert bars.last.inner_text().split("\t")[-2:] == [format_bytes(sum(live.values())), ""]
+    assert page.get_by_role("navigation").get_by_role("link", name="Out of memory").is_visible()
+    layout = page.evaluate("document.getElementById('chart').layout")
+    assert [note["text"] for note in layout["annotations"]][-1] == "out of memory"
+    assert [note["x"] for note in layout["annotations"]][-1] == at
+    section.get_by_role("button", name="Show this instant in the charts").press("Enter")
+    assert page.locator("#readout-title").inner_text() == "At the pinned event"
+    assert f"event {format_count(at)} · step 2 · forward" in page.locator("#readout-where").inner_text()
+    assert page.locator("#readout-exact").inner_text() == format_count(sum(live.values()))
+    assert page.evaluate("document.activeElement.id") == "timeline-title"
+
+
+def test_the_finding_leads_to_the_section(open_page: Open, failed_page: Written) -> None:
+    page = open_page(failed_page.path)
+    page.locator('.finding[data-code="out-of-memory"]').get_by_role("button", name="Show where").click()
+    assert page.evaluate("document.activeElement.id") == "out-of-memory-title"
+    assert "out of memory" in page.locator("#steps-body").inner_text()
+
+
+@pytest.mark.parametrize("width", [390, 900, 1440])
+def test_it_fits_every_width_and_paper(open_page: Open, failed_page: Written, width: int) -> None:
+    page = open_page(failed_page.path, width=width, theme="dark")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.emulate_media(media="print")
+    assert page.locator("#out-of-memory").is_visible()
+    assert page.locator("#out-of-memory button").is_hidden()
+
+
+def test_a_run_that_had_enough_has_no_such_section(open_page: Open, tmp_path: Path) -> None:
+    page = open_page(written(tmp_path, long_run(steps=1)).path)
+    assert page.locator("#out-of-memory").is_hidden()
+    assert page.get_by_role("navigation").get_by_role("link", name="Out of memory").count() == 0
+    assert "out of memory" not in page.evaluate(
+        "document.getElementById('chart').layout.annotations.map((a) => a.text)"
+    )

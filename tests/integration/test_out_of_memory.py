@@ -1,0 +1,227 @@
+"""A CUDA script that runs out of memory on a simulated GPU: what is kept, wherever it strikes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from ampmem.analysis.categories import CATEGORIES, Category
+from ampmem.analysis.out_of_memory import OutOfMemory
+from ampmem.analysis.summary import Summary, summarize
+from ampmem.events import Recording
+from ampmem.recording import read
+
+BATCH, WIDE, MANY = 64, 512, 1024
+"""The model is a layer from WIDE to MANY and one back."""
+
+SCRIPT = f"""
+import sys, torch
+from torch import nn
+
+mode = sys.argv[1]
+step = None
+
+def boom(where):
+    if mode == where:
+        torch.empty(1 << 32, dtype=torch.uint8, device="cuda")
+
+class Boom(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        boom(f"backward {{step}}")
+        return grad
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear({WIDE}, {MANY}), nn.Linear({MANY}, {WIDE})
+
+    def forward(self, x):
+        x = Boom.apply(self.up(x))
+        boom(f"forward {{step}}")
+        return self.down(x)
+
+def train(model, optimizer, x):
+    optimizer.zero_grad()
+    loss = model(x).sum()
+    loss.backward()
+    optimizer.step()
+
+model = Net().cuda()
+optimizer = torch.optim.Adam(model.parameters())
+boom("setup")
+if mode == "optimizer":
+    big = nn.Linear(8192, 8192, bias=False)  # 256 MiB: its gradient still fits, its state does not
+    model.down, model.up = nn.Identity(), nn.Sequential(model.up, nn.Linear({MANY}, 8192), big).cuda()
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+for step in range(3):
+    x = torch.randn({BATCH}, {WIDE}).cuda()
+    try:
+        train(model, optimizer, x)
+    except torch.OutOfMemoryError:
+        if "--exit" in sys.argv:
+            sys.exit(3)
+        if "--catch" not in sys.argv:
+            raise
+        mode = "none"
+        train(model, optimizer, x)
+    print("step", step)
+"""
+PARAMETERS = 4 * (2 * WIDE * MANY + WIDE + MANY)
+INPUTS = 4 * BATCH * WIDE
+
+
+def run(
+    folder: Path, *arguments: str, gpu: str = "1GiB", options: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
+    command = [sys.executable, "-m", "ampmem", "profile", "--device", "sim", "--gpu", gpu, *options]
+    command += ["train.py", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120)
+
+
+def failed(folder: Path, *arguments: str, gpu: str = "1GiB") -> tuple[Recording, Summary, OutOfMemory]:
+    """What is told of a run that dies."""
+    done = run(folder, *arguments, gpu=gpu)
+    assert done.returncode == 1, done.stderr
+    assert "torch.OutOfMemoryError: CUDA out of memory" in done.stderr
+    assert "the script failed: out of memory; train.ampmem has " in done.stderr
+    recording = read(folder / "train.ampmem")
+    summary = summarize(recording)
+    assert summary.out_of_memory is not None
+    assert summary.out_of_memory.residual_bytes == summary.conservation.residual_bytes == 0
+    assert summary.out_of_memory.ended_the_run
+    assert not summary.steps[-1].finished
+    return recording, summary, summary.out_of_memory
+
+
+def alive(oom: OutOfMemory) -> dict[Category, int]:
+    """What was alive, but for cuBLAS's workspaces, which differ between GPUs."""
+    return {category: oom.alive[category] for category in CATEGORIES if oom.alive[category] and category != "workspace"}
+
+
+def line(text: str) -> int:
+    """The number of the script's line that begins so."""
+    lines = SCRIPT.splitlines()
+    return next(number for number, each in enumerate(lines, start=1) if each.strip().startswith(text))
+
+
+def test_in_setup_there_is_a_step_that_never_began(tmp_path: Path) -> None:
+    _, summary, oom = failed(tmp_path, "setup")
+    assert alive(oom) == {"parameters": PARAMETERS}
+    assert (oom.where, oom.step, oom.module) == ("setup", 0, None)
+    assert oom.stack[-1] == f"{tmp_path / 'train.py'}:{line('torch.empty')} boom"
+    assert (oom.asked, oom.reason) == (1 << 32, "exhausted")
+    assert (summary.steps[0].peak.bytes, summary.steps[0].peak.phase) == (PARAMETERS, "setup")
+    assert summary.static_recipe is None and summary.parameters.bytes == PARAMETERS
+    assert [finding.code for finding in summary.findings] == ["out-of-memory"]
+
+
+def test_in_forward_what_forward_made_are_activations(tmp_path: Path) -> None:
+    _, summary, oom = failed(tmp_path, "forward 0")
+    assert alive(oom) == {"parameters": PARAMETERS, "inputs": INPUTS, "activations": 4 * BATCH * MANY}
+    assert (oom.where, oom.module, oom.op) == ("forward of step 0", "(model)", "aten::empty")
+    assert oom.stack[-2].endswith("Net.forward")
+    assert summary.steps[0].marks.after_forward is None
+    assert {module.name: module.parameters for module in summary.modules}["(model)"] == PARAMETERS
+    assert sum(group.bytes for group in summary.activations) == 4 * BATCH * MANY
+
+
+def test_in_backward_the_gradients_that_are_there_count(tmp_path: Path) -> None:
+    _, summary, oom = failed(tmp_path, "backward 0")
+    found = alive(oom)
+    assert found.pop(Category.ACTIVATIONS) == 4  # the loss; what the second layer saved is gone
+    assert found == {
+        "parameters": PARAMETERS,
+        "inputs": INPUTS,
+        "gradients": 4 * (WIDE * MANY + WIDE),
+        "temporaries": 4 * BATCH * MANY + 4,  # what flows back, and the gradient of the loss itself
+    }
+    assert oom.temporaries_by_phase["backward"] == found[Category.TEMPORARIES]
+    assert oom.op == "BoomBackward" and oom.where == "backward of step 0"
+    assert summary.steps[0].marks.after_forward is not None
+    assert summary.steps[0].marks.after_backward is None
+    assert summary.static_recipe is None
+
+
+def test_in_the_first_update_the_state_that_is_there_counts(tmp_path: Path) -> None:
+    recording, summary, oom = failed(tmp_path, "optimizer", gpu="1350MiB")
+    first = 4 * (WIDE * MANY + MANY)
+    middle = 4 * (MANY * 8192 + 8192)
+    big = 4 * 8192 * 8192
+    found = alive(oom)
+    assert found.pop(Category.INPUTS) == INPUTS
+    assert found.pop(Category.ACTIVATIONS) == 4
+    assert found == {
+        "parameters": first + middle + big,
+        "gradients": first + middle + big,
+        "optimizer_state": 2 * (first + middle),
+    }
+    assert oom.asked == big and oom.op == "Adam.step" and oom.where == "optimizer of step 0"
+    assert [record.class_name for record in recording.optimizers] == ["Adam"]
+    marks = summary.steps[0].marks
+    assert marks.after_backward is not None and marks.after_optimizer is None
+    assert {row.mark for row in summary.static_model} == {"after_forward", "after_backward"}
+
+
+def test_in_a_later_step_the_steps_before_are_whole(tmp_path: Path) -> None:
+    _, summary, oom = failed(tmp_path, "forward 1")
+    assert [(step.index, step.finished) for step in summary.steps] == [(0, True), (1, False)]
+    assert alive(oom) == {
+        "parameters": PARAMETERS,
+        "optimizer_state": 2 * PARAMETERS,
+        "inputs": INPUTS,
+        "activations": 4 * BATCH * MANY,
+    }
+    assert oom.step == 1
+    assert summary.last_step.index == 0
+    assert {row.mark for row in summary.static_model} == {"after_forward", "after_backward", "after_optimizer"}
+    shown = subprocess.run(
+        [sys.executable, "-m", "ampmem", "show", "train.ampmem"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert max(map(len, shown.stdout.splitlines())) <= 100
+    assert "out of memory in forward of step 1: the run ended here" in shown.stdout
+    assert shown.stdout.index("out of memory in forward") < shown.stdout.index("took")
+
+
+def test_a_script_that_catches_it_and_goes_on_has_steps_as_ever(tmp_path: Path) -> None:
+    done = run(tmp_path, "forward 1", "--catch")
+    assert done.returncode == 0, done.stderr
+    summary = summarize(read(tmp_path / "train.ampmem"))
+    assert [step.finished for step in summary.steps] == [True, True, True]
+    oom = summary.out_of_memory
+    assert oom is not None and not oom.ended_the_run
+    assert (oom.step, oom.phase, oom.residual_bytes) == (1, "forward", 0)
+    assert "out of memory in forward of step 1: the script went on" in done.stderr
+
+
+def test_a_script_that_catches_it_and_ends_keeps_its_exit_code(tmp_path: Path) -> None:
+    done = run(tmp_path, "forward 0", "--exit", options=("--quiet", "--html", "page.html"))
+    assert done.returncode == 3, done.stderr
+    assert (tmp_path / "page.html").exists()
+    shown = subprocess.run(
+        [sys.executable, "-m", "ampmem", "show", "--json", "train.ampmem"], capture_output=True, text=True, cwd=tmp_path
+    )
+    value = json.loads(shown.stdout)
+    assert value["out_of_memory"]["ended_the_run"]
+    assert [step["finished"] for step in value["steps"]] == [False]
+
+
+def test_an_arm_that_runs_out_is_a_column(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
+    command = [sys.executable, "-m", "ampmem", "compare", "--device", "sim", "--gpu", "1GiB", "--arms", "fp32"]
+    done = subprocess.run([*command, "train.py", "setup"], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 1
+    assert "0 steps, peak 4.0 MiB, in train.fp32.ampmem" in done.stderr
+    told = " ".join(done.stdout.split())
+    assert "fp32 failed: torch.OutOfMemoryError: CUDA out of memory" in told
+    assert "it has 0 steps that ended" in told
+    assert "fp32 ran out of memory in setup: a block of 4.0 GiB was asked for at" in told
+    assert "at the peak, step 0" in told and "after backward, step 0" not in told
