@@ -6,6 +6,7 @@ Checked on torch 2.13. :func:`ampmem.recorder.simulated.selftest.check` tries al
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -186,6 +187,7 @@ def without_modes() -> Any:
     return _disable_current_modes()
 
 
+@functools.cache
 def is_composite(func: Any) -> bool:
     """Whether ``func`` is run as several ops on a GPU too. The question can be asked since 1.10."""
     return isinstance(func, torch._ops.OpOverload) and torch._C._dispatch_has_kernel_for_dispatch_key(

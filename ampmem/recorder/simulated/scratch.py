@@ -46,7 +46,9 @@ _UNKNOWN = {
     **dict.fromkeys(("_embedding_bag", "_embedding_bag_dense_backward"), _ITSELF),
     **dict.fromkeys(("_fft_r2c", "_fft_c2r", "_fft_c2c", "_linalg_svd", "_linalg_eigh"), _SOLVERS),
     **dict.fromkeys(("linalg_qr", "linalg_cholesky_ex", "linalg_lu_factor_ex"), _SOLVERS),
-    **dict.fromkeys(("native_batch_norm", "_native_batch_norm_legit"), "what cuDNN keeps for batch norms"),
+    **dict.fromkeys(
+        ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm"), "what cuDNN keeps for batch norms"
+    ),
     **dict.fromkeys(
         ("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward"), _ATTENTION
     ),
