@@ -24,6 +24,7 @@ from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampmem.recorder.hooks.patch import patch
+from ampmem.recorder.simulated.replace import replace_all
 
 _CUDA = 1
 """``c10::DeviceType``; the number has never changed."""
@@ -150,6 +151,23 @@ def without_device_context() -> Callable[[], None]:
     first fake tensor on it, since 1.13.
     """
     return patch(fake_tensor, "init_gpu_context", lambda original: lambda device: None)
+
+
+def recurrent_without_cudnn() -> Callable[[], None]:
+    """Let recurrent layers run step by step in CUDA builds too; returns what undoes it.
+
+    cuDNN's path asks the driver, from C++, and there is none. ``torch._VF`` is where modules call them, since 1.0.
+    """
+
+    def stepwise(original: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with torch.backends.cudnn.flags(enabled=False):
+                return original(*args, **kwargs)
+
+        return run
+
+    names = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    return replace_all((torch._VF,), {name: stepwise(getattr(torch._VF, name)) for name in names})
 
 
 def run_backward_here() -> Callable[[], None]:

@@ -72,6 +72,7 @@ def _install(mode: SimulatedMode, undo: ExitStack) -> SimulatedMode:
     undo.callback(attention.install(device))
     if device.label == "cuda":
         undo.callback(cuda.install(mode))
+        undo.callback(private.recurrent_without_cudnn())
     undo.callback(private.without_device_context())
     undo.callback(private.run_backward_here())
     undo.callback(private.swap_on_conversion())
