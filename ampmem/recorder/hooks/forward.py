@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 _DEVICE = torch.ops.prim.device.default
 """A question that only fake tensors ask by an op."""
-_APPLY = vars(torch.autograd.Function)["apply"].__func__.__code__
+_APPLY = getattr(getattr(vars(torch.autograd.Function)["apply"], "__func__", None), "__code__", None)
+"""The Python code that runs a ``Function``; ``None`` from torch 2.14 on, where that is native."""
 _OVERWRITTEN = (
     "one of the variables needed for gradient computation has been modified by an inplace operation: "
     "[{kind} {shape}] is at version {now}; expected version {then} instead. Hint: enable anomaly detection to "
