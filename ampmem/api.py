@@ -18,7 +18,7 @@ from ampmem.events import Recording
 from ampmem.recording import SUFFIX, read
 
 if TYPE_CHECKING:
-    from ampmem.recorder.live import Module, Optimizer
+    from ampmem.recorder.models.live import Module, Optimizer
     from ampmem.recorder.session import Session
 
 __all__ = ["Comparison", "Profile", "Recording", "Summary", "compare", "load", "profile"]
@@ -29,7 +29,7 @@ class Summary(analysis_summary.Summary):
     """What a recording comes to; a notebook shows it as tables."""
 
     def _repr_html_(self) -> str:
-        from ampmem.reporters.html.notebook import render
+        from ampmem.reporters.html.page.notebook import render
 
         return render(self)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from ampmem.allocator.blocks import Block, BlockPool, Segment
-from ampmem.allocator.layout import SnapshotBlock, SnapshotSegment
-from ampmem.allocator.oom import Candidates
+from ampmem.allocator.model.blocks import Block, BlockPool, Segment
+from ampmem.allocator.model.layout import SnapshotBlock, SnapshotSegment
+from ampmem.allocator.model.oom import Candidates
 from ampmem.allocator.settings import SMALL_SIZE
 
 _FREE, _ALLOCATED, _AWAITING = 0, 1, 2

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.categories import Category
+from ampmem.analysis.timeline.categories import Category
 from ampmem.events import Column, Fact
 
 LOW_PRECISION = ("bfloat16", "float16")

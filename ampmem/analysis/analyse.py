@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ampmem.analysis.classify import Classes, classify, view_of
-from ampmem.analysis.lifetimes import JoinedFacts, Lifetimes, join_facts, pair
-from ampmem.analysis.marks import Instants, marks_of
-from ampmem.analysis.timeline import Timeline, timeline
+from ampmem.analysis.timeline.classify import Classes, classify, view_of
+from ampmem.analysis.timeline.lifetimes import JoinedFacts, Lifetimes, join_facts, pair
+from ampmem.analysis.timeline.marks import Instants, marks_of
+from ampmem.analysis.timeline.timeline import Timeline, timeline
 from ampmem.events import Recording
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.categories import Category
-from ampmem.analysis.lifetimes import ALIVE, JoinedFacts, Mask
-from ampmem.analysis.marks import Instants
+from ampmem.analysis.timeline.categories import Category
+from ampmem.analysis.timeline.lifetimes import ALIVE, JoinedFacts, Mask
+from ampmem.analysis.timeline.marks import Instants
 from ampmem.events import Column, Fact, Phase, Recording, StepRecord
 
 AUTOCAST_ARMS = ("amp", "amp-nocache")

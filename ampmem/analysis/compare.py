@@ -10,10 +10,10 @@ from statistics import median
 from typing import TypeVar
 
 from ampmem.analysis.activations import LOW_PRECISION
-from ampmem.analysis.break_even import break_even
 from ampmem.analysis.casts import AUTOCAST_ARMS
-from ampmem.analysis.categories import Breakdown, Category
+from ampmem.analysis.fit.break_even import break_even
 from ampmem.analysis.summary import Step, Summary, summarize
+from ampmem.analysis.timeline.categories import Breakdown, Category
 from ampmem.events import Recording
 from ampmem.units import format_bytes, format_count
 
@@ -100,7 +100,7 @@ class Comparison:
     """The share of its activations after forward that an entry has in a 16-bit type."""
     break_even: tuple[float | None, ...]
     """The batch size from which on an entry under autocast saves memory at the end of forward, measured against
-    the baseline's activations; see :func:`ampmem.analysis.break_even.break_even`."""
+    the baseline's activations; see :func:`ampmem.analysis.fit.break_even.break_even`."""
     step_time: tuple[StepTime | None, ...]
     losses: tuple[StepLoss, ...]
     """Of every step that an entry has."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.categories import CATEGORIES, Category
+from ampmem.analysis.timeline.categories import CATEGORIES, Category
 
 LARGEST = 50
 """How many a summary lists."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.categories import Category
-from ampmem.analysis.marks import failure_ns
+from ampmem.analysis.timeline.categories import Category
+from ampmem.analysis.timeline.marks import failure_ns
 from ampmem.events import Column
 
 ROOT = "(model)"

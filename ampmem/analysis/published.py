@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ampmem.analysis.categories import Breakdown, Category
-from ampmem.analysis.static_model import COMPONENTS, Recipe
+from ampmem.analysis.static_model.static_model import COMPONENTS, Recipe
+from ampmem.analysis.timeline.categories import Breakdown, Category
 from ampmem.errors import NothingRecorded
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Published:
 
     @property
     def components(self) -> Mapping[str, float]:
-        """The parts, in the order of :data:`~ampmem.analysis.static_model.COMPONENTS`."""
+        """The parts, in the order of :data:`~ampmem.analysis.static_model.static_model.COMPONENTS`."""
         return {component: float(getattr(self, component)) for component in COMPONENTS}
 
 

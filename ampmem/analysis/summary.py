@@ -14,13 +14,7 @@ from typing import TypeAlias, cast
 import numpy as np
 
 from ampmem.analysis.activations import ActivationGroup, activation_groups
-from ampmem.analysis.analyse import Analysis, analyse
-from ampmem.analysis.casts import Casts, cast_eligible, casts
-from ampmem.analysis.categories import CATEGORIES, Breakdown
-from ampmem.analysis.estimate import Prediction, prediction_of
-from ampmem.analysis.findings import Finding, findings
-from ampmem.analysis.largest import LargeAllocation, largest
-from ampmem.analysis.layers import (
+from ampmem.analysis.allocator.layers import (
     Layers,
     layers_of,
     marks_residual,
@@ -28,10 +22,16 @@ from ampmem.analysis.layers import (
     process_outside_in,
     reserved_residual,
 )
-from ampmem.analysis.marks import Instants, failure_ns, phase_at
+from ampmem.analysis.allocator.out_of_memory import OutOfMemory, out_of_memory
+from ampmem.analysis.analyse import Analysis, analyse
+from ampmem.analysis.casts import Casts, cast_eligible, casts
+from ampmem.analysis.findings import Finding, findings
+from ampmem.analysis.fit.estimate import Prediction, prediction_of
+from ampmem.analysis.largest import LargeAllocation, largest
 from ampmem.analysis.modules import ModuleMemory, modules
-from ampmem.analysis.out_of_memory import OutOfMemory, out_of_memory
-from ampmem.analysis.verdict import StaticComponent, StaticRecipe, judge
+from ampmem.analysis.static_model.verdict import StaticComponent, StaticRecipe, judge
+from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
+from ampmem.analysis.timeline.marks import Instants, failure_ns, phase_at
 from ampmem.errors import NothingRecorded
 from ampmem.events import UNKNOWN, AllocatorRecord, Fact, Phase, Recording, Source, StepRecord
 

@@ -6,10 +6,10 @@ import shutil
 import sys
 from threading import Lock
 
+from ampmem.cli import launch
 from ampmem.cli.options import ARMS
 from ampmem.errors import UsageError
-from ampmem.recorder import launch
-from ampmem.reporters.text import shorten
+from ampmem.reporters.text.plain_text import shorten
 
 AS_IS = "as-is"
 

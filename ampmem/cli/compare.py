@@ -10,12 +10,13 @@ import click
 
 from ampmem.analysis.compare import Entry, entry_of
 from ampmem.analysis.compare import compare as compare_entries
+from ampmem.cli import launch
 from ampmem.cli.children import AS_IS, chosen_arms, is_amp, progress_line, say_tail
 from ampmem.cli.options import ARMS, SIMULATED, assumed_fractions, shared_options, simulated_gpu
 from ampmem.errors import NothingRecorded, RecordingError
-from ampmem.recorder import launch, script
+from ampmem.recorder import script
 from ampmem.recording import SUFFIX, check_output, read
-from ampmem.reporters.compare import render
+from ampmem.reporters.text.compare import render
 from ampmem.units import format_bytes
 
 

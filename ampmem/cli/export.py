@@ -10,9 +10,9 @@ import click
 from ampmem.analysis.analyse import analyse
 from ampmem.errors import RecordingError
 from ampmem.recording import check_output, read
-from ampmem.reporters.csv import write_csv
-from ampmem.reporters.perfetto import write_perfetto
-from ampmem.reporters.snapshot import write_snapshot
+from ampmem.reporters.export.csv import write_csv
+from ampmem.reporters.export.perfetto import write_perfetto
+from ampmem.reporters.export.snapshot import write_snapshot
 
 FORMATS: dict[str, Callable[..., None]] = {
     "snapshot": write_snapshot,

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from ampmem.allocator.device import GpuSpec
-from ampmem.analysis.fit import FitResult, arm_fits, break_evens
-from ampmem.analysis.search import wanted
+from ampmem.allocator.gpus import GpuSpec
+from ampmem.analysis.fit.fit import FitResult, arm_fits, break_evens
+from ampmem.analysis.fit.search import wanted
 from ampmem.cli.children import AS_IS, chosen_arms, is_amp
 from ampmem.cli.options import ARMS, SIMULATED, assumed_fractions, shared_options, simulated_gpu
 from ampmem.cli.points import RunPlan, run_points
@@ -20,7 +20,7 @@ from ampmem.cli.vary import OPTION, VariedArguments, varied_arguments
 from ampmem.errors import UsageError
 from ampmem.recorder import script
 from ampmem.recording import check_output
-from ampmem.reporters.fit import render, to_json
+from ampmem.reporters.text.fit import render, to_json
 
 STEPS = 2
 """The optimizer's state is there from the end of the first step on."""
@@ -105,7 +105,7 @@ def fit(specs: tuple[str, ...], arms: str, device_option: str, html: Path | None
     found = _search(plan, gpu)
     click.echo(to_json(found) if as_json else render(found))
     if html is not None:
-        from ampmem.reporters.html.fit_page import write_fit
+        from ampmem.reporters.html.page.fit_page import write_fit
 
         write_fit(found, html, force=plan.force)
 

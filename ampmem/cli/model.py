@@ -9,11 +9,11 @@ from pathlib import Path
 import click
 
 from ampmem.analysis.published import measure
-from ampmem.analysis.static_model import OPTIMIZERS, PRECISIONS, OptimizerModel, optimizer_model, recipe
+from ampmem.analysis.static_model.static_model import OPTIMIZERS, PRECISIONS, OptimizerModel, optimizer_model, recipe
 from ampmem.analysis.summary import Summary
 from ampmem.cli.show import report_of
 from ampmem.errors import NothingRecorded, UsageError
-from ampmem.reporters.model import note, render_recipe, render_recipes
+from ampmem.reporters.text.model import note, render_recipe, render_recipes
 
 _COUNT = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:e\+?\d{1,2})?)([kmbt]?)", re.IGNORECASE | re.ASCII)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}

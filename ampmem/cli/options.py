@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ampmem.allocator.device import GPUS, GpuSpec, find_gpu
+from ampmem.allocator.gpus import GPUS, GpuSpec, find_gpu
 from ampmem.errors import UsageError
 
 ARMS = ("fp32", "amp", "amp-nocache")

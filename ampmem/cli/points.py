@@ -12,10 +12,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
 
-from ampmem.analysis.fit import Memory, memory_of
+from ampmem.analysis.fit.fit import Memory, memory_of
+from ampmem.cli import launch
 from ampmem.cli.children import progress_line, say_tail
 from ampmem.errors import AmpmemError, RecordingError
-from ampmem.recorder import launch
 from ampmem.recording import SUFFIX, read
 from ampmem.units import format_bytes
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ampmem.recorder.options import Options
     from ampmem.recorder.script import Target
     from ampmem.recorder.session import Session
-    from ampmem.recorder.simulated.start import Simulation
+    from ampmem.simulator.start import Simulation
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -115,9 +115,9 @@ class _Plan:
         if gpu is None:
             return None
         try:
-            from ampmem.recorder.simulated.start import Simulation
+            from ampmem.simulator.start import Simulation
         except (ImportError, AttributeError) as error:  # a part of torch is not where it was
-            from ampmem.recorder.simulated.refusal import refusal
+            from ampmem.simulator.refusal import refusal
 
             raise refusal(error) from error
         return Simulation(gpu, assumed_fractions(self.device, self.assume))
@@ -178,8 +178,8 @@ def _record(plan: _Plan, target: Target) -> None:
 
 def _predicted(simulation: Simulation, *, failed: bool) -> str:
     """What the run would have needed, in one line; a run that failed for other reasons neither fits nor not."""
-    from ampmem.analysis.estimate import prediction_of
-    from ampmem.reporters.estimate import headline
+    from ampmem.analysis.fit.estimate import prediction_of
+    from ampmem.reporters.text.estimate import headline
 
     record, failure = simulation.end()
     stopped = "up to where the script failed" if failed else ""
@@ -280,7 +280,7 @@ def _die_of_sigint() -> None:
 def _show(recording: Path) -> None:
     """Print the tables to stderr."""
     from ampmem.cli.show import report_of
-    from ampmem.reporters.table import TableReporter
+    from ampmem.reporters.text.table import TableReporter
 
     click.echo("\n" + TableReporter().render([report_of(recording)]), err=True)
 
@@ -289,7 +289,7 @@ def _show_failure(recording: Path, page: Path | None, plan: _Plan) -> None:
     """Say what the run died of that ran out of memory; the exit code stays the script's, come what may."""
     from ampmem.cli.report import write_report
     from ampmem.cli.show import report_of
-    from ampmem.reporters.out_of_memory import render_out_of_memory
+    from ampmem.reporters.text.out_of_memory import render_out_of_memory
 
     try:
         if not plan.quiet:

@@ -15,11 +15,11 @@ from ampmem.errors import NothingRecorded, RecordingError, UsageError
 from ampmem.events import Source
 from ampmem.recording import read
 from ampmem.reporters.base import Report, Reporter
-from ampmem.reporters.compare import render as render_comparison
-from ampmem.reporters.json import JsonReporter
-from ampmem.reporters.table import TableReporter
-from ampmem.reporters.text import WIDTH
-from ampmem.reporters.what_if import render_what_if
+from ampmem.reporters.export.json import JsonReporter
+from ampmem.reporters.text.compare import render as render_comparison
+from ampmem.reporters.text.plain_text import WIDTH
+from ampmem.reporters.text.table import TableReporter
+from ampmem.reporters.text.what_if import render_what_if
 
 
 @click.command("show", short_help="Print recordings as tables, or as JSON.")

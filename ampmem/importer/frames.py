@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from ampmem.allocator.snapshot import Frame
+from ampmem.allocator.snapshots.snapshot import Frame
 from ampmem.events import Phase
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ampmem.allocator.snapshot import ALLOC, DeviceSnapshot
+from ampmem.allocator.snapshots.snapshot import ALLOC, DeviceSnapshot
 from ampmem.importer.frames import Reading
 from ampmem.importer.infer import Conclusions
 from ampmem.importer.phases import Course

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampmem import __version__
-from ampmem.allocator.layout import DEFAULT_POOL
+from ampmem.allocator.model.layout import DEFAULT_POOL
 from ampmem.allocator.settings import Settings
-from ampmem.allocator.snapshot import ALLOC, DeviceSnapshot, read_snapshot
+from ampmem.allocator.snapshots.snapshot import ALLOC, DeviceSnapshot, read_snapshot
 from ampmem.errors import RecordingError, UsageError
 from ampmem.events import (
     NO_STEP,

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from ampmem.allocator.rounding import round_size
 from ampmem.allocator.settings import Settings
-from ampmem.allocator.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED, DeviceSnapshot, SnapshotEvent
+from ampmem.allocator.snapshots.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED, DeviceSnapshot, SnapshotEvent
 from ampmem.errors import RecordingError
 
 ALIVE = -1

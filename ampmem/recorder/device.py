@@ -9,8 +9,8 @@ from typing import TypeAlias
 from ampmem.events import AllocatorRecord, LayersRecord, OomRecord, Phase, PredictionRecord
 from ampmem.recorder.hooks.forward import ForwardMode
 from ampmem.recorder.log import Log
+from ampmem.recorder.models.stacks import calling_frame, current_stack
 from ampmem.recorder.sources.base import DeviceSource, Place, Source
-from ampmem.recorder.stacks import calling_frame, current_stack
 from ampmem.recorder.texts import Texts
 
 Taken: TypeAlias = tuple[list[LayersRecord], list[OomRecord]]

@@ -9,8 +9,8 @@ import numpy as np
 
 from ampmem.events import Action, Column, EventColumns, FactColumns, Phase, PhaseColumns, SegmentColumns
 from ampmem.recorder.log import Log, OpColumns
+from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.sources.base import RawEvents
-from ampmem.recorder.stacks import Stacks
 from ampmem.recorder.texts import Texts
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,10 +12,9 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 
 from ampmem.errors import UsageError
+from ampmem.own_code import OWN_FOLDERS
 
-_PACKAGE = str(Path(__file__).parent.parent) + os.sep
 _OP_CALLER = str(Path("torch", "_ops.py"))
-_OWN = tuple(_PACKAGE + part + os.sep for part in ("recorder", "cli"))
 
 
 class StopScript(BaseException):
@@ -126,7 +124,7 @@ def _without_ours(entries: list[TracebackType]) -> list[TracebackType]:
     after_ours = False
     for entry in entries:
         file = entry.tb_frame.f_code.co_filename
-        ours = file.startswith(_OWN)
+        ours = file.startswith(OWN_FOLDERS)
         if not ours and not (after_ours and file.endswith(_OP_CALLER)):
             kept.append(entry)
         after_ours = ours

@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 
 from ampmem.errors import NothingRecorded, RecordingError, UsageError
 from ampmem.events import NO_STEP, Fact, Phase, StepRecord
-from ampmem.recorder.arms import ArmSeen, arm_record
 from ampmem.recorder.device import DeviceWatch, Taken
 from ampmem.recorder.hooks import data, memory_history, torch_profiler
 from ampmem.recorder.hooks.backward import BackwardHooks
@@ -22,18 +21,19 @@ from ampmem.recorder.hooks.forward import ForwardMode, ForwardObserver, SavedTen
 from ampmem.recorder.hooks.modules import ModuleHooks, in_backward
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
 from ampmem.recorder.join import Joiner
-from ampmem.recorder.late import LateNumber
-from ampmem.recorder.live import collection_paused, live_objects
 from ampmem.recorder.log import Log
-from ampmem.recorder.models import Models
-from ampmem.recorder.oom import ended_with
+from ampmem.recorder.models.live import collection_paused, live_objects
+from ampmem.recorder.models.models import Models
+from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.options import AS_IS, Options, run_record
 from ampmem.recorder.outcome import Outcome
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.baseline import Baseline
 from ampmem.recorder.sources.choose import choose_source
-from ampmem.recorder.stacks import Stacks
-from ampmem.recorder.steering import Steering
+from ampmem.recorder.sources.cuda.late import LateNumber
+from ampmem.recorder.sources.cuda.oom import ended_with
+from ampmem.recorder.steering.arms import ArmSeen, arm_record
+from ampmem.recorder.steering.steering import Steering
 from ampmem.recorder.steps import Bench, OpenStep, Rounds, Stopwatch
 from ampmem.recorder.texts import Texts
 from ampmem.recording import Batch, Description, RecordingWriter

@@ -12,7 +12,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
 from ampmem.events import StepRecord
-from ampmem.recorder.late import LateNumber, settled
+from ampmem.recorder.sources.cuda.late import LateNumber, settled
 
 _PATIENCE = 32
 """Updates of one optimizer in a round after which those that never updated are taken for idle.

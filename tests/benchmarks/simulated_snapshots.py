@@ -23,10 +23,10 @@ from typing import Any, NoReturn
 import numpy as np
 from tabulate import tabulate
 
-from ampmem.allocator.device import GPUS, find_gpu
-from ampmem.allocator.replay import replay
+from ampmem.allocator.gpus import GPUS, find_gpu
 from ampmem.allocator.settings import MIB
-from ampmem.allocator.snapshot import ALLOC, read_snapshot
+from ampmem.allocator.snapshots.replay import replay
+from ampmem.allocator.snapshots.snapshot import ALLOC, read_snapshot
 from ampmem.events import Action, Recording, SegmentAction, Source
 from ampmem.importer.unpickle import load
 from ampmem.recording import read
@@ -136,7 +136,7 @@ def simulate(gpu: str, before: int, until: str, arguments: list[str]) -> NoRetur
     """Run ``ampmem.workloads.lm`` on a simulated GPU up to the end of what the snapshot covers, and print the run."""
     from torch.nn.modules.module import register_module_forward_hook
 
-    from ampmem.recorder.simulated.start import start
+    from ampmem.simulator.start import start
     from ampmem.workloads import lm
 
     device, _ = start(find_gpu(gpu))

@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
-
 from pages import Open, Watched, Written, start_anew, watched, written
 from story import long_run
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ampmem.reporters.html.bundle import bundle
+from ampmem.reporters.html.page.bundle import bundle
 from ampmem.units import format_bytes, format_count, format_duration
 
 HERE = Path(__file__).resolve().parent

@@ -16,11 +16,11 @@ import pytest
 from pages import Open, Written, written
 from story import gpu_run
 
+from ampmem.analysis.allocator.layers import Layers, layers_of
 from ampmem.analysis.analyse import Analysis, analyse
-from ampmem.analysis.categories import CATEGORIES
-from ampmem.analysis.layers import Layers, layers_of
-from ampmem.reporters.html.layers import address_map_view
-from ampmem.reporters.html.stream import stream_view
+from ampmem.analysis.timeline.categories import CATEGORIES
+from ampmem.reporters.html.stream.layers import address_map_view
+from ampmem.reporters.html.stream.stream import stream_view
 from ampmem.units import format_bytes, format_count
 
 MODULES = Path(__file__).resolve().parents[2] / "ampmem" / "reporters" / "html" / "js"

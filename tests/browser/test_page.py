@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from pages import Open, Written, wait_until, written
 
-from ampmem.analysis.categories import CATEGORIES
+from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.units import format_bytes, format_count
 
 pytestmark = pytest.mark.browser

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))  # measure.py
 
 HERE = Path(__file__).parent
 REASON = "needs a CUDA device, and torch sees none"

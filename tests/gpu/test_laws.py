@@ -16,8 +16,8 @@ from torch import nn
 
 import ampmem
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.categories import Category
 from ampmem.analysis.summary import summarize
+from ampmem.analysis.timeline.categories import Category
 from ampmem.events import Fact
 from ampmem.recorder.options import Options
 from ampmem.recorder.session import Session

@@ -13,7 +13,7 @@ import measure
 import torch
 
 from ampmem.analysis.analyse import Analysis, analyse
-from ampmem.analysis.verdict import MARKS, TOTAL, StaticComponent, Verdict, judge
+from ampmem.analysis.static_model.verdict import MARKS, TOTAL, StaticComponent, Verdict, judge
 from ampmem.events import Recording
 from ampmem.recorder.options import AS_IS, Options
 from ampmem.recorder.session import Session

@@ -23,10 +23,10 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from ampmem.allocator.device import find_gpu
+from ampmem.allocator.gpus import find_gpu
 from ampmem.recorder.options import Options
 from ampmem.recorder.session import Session
-from ampmem.recorder.simulated.start import start
+from ampmem.simulator.start import start
 from ampmem.workloads.common import DTYPES
 from ampmem.workloads.common import Options as Workload
 

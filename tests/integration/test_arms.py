@@ -19,10 +19,10 @@ from arms import ARMS, record, workload
 from measure import EXTRA, WORKLOADS, options, plain
 
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.categories import Category
 from ampmem.analysis.schema import schema
+from ampmem.analysis.static_model.verdict import TOTAL
 from ampmem.analysis.summary import Summary, summarize, summary_of
-from ampmem.analysis.verdict import TOTAL
+from ampmem.analysis.timeline.categories import Category
 from ampmem.events import Action
 from ampmem.recording import read
 

@@ -18,7 +18,7 @@ from torch.optim import LBFGS, SGD, Adafactor, Adam, AdamW, Optimizer, RMSprop
 
 import ampmem
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.categories import Category
+from ampmem.analysis.timeline.categories import Category
 from ampmem.events import Phase
 from ampmem.workloads import accumulate
 

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ampmem.analysis.categories import CATEGORIES, Category
-from ampmem.analysis.out_of_memory import OutOfMemory
+from ampmem.analysis.allocator.out_of_memory import OutOfMemory
 from ampmem.analysis.summary import Summary, summarize
+from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.events import Recording
 from ampmem.recording import read
 

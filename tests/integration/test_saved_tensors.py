@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ampmem.analysis.activations import activation_groups
 from ampmem.analysis.analyse import Analysis, analyse
-from ampmem.analysis.categories import Category
+from ampmem.analysis.timeline.categories import Category
 from ampmem.events import Fact
 
 clean_start = measure.clean_start

@@ -18,7 +18,7 @@ import pytest
 from simulated_runs import STEPS
 
 from ampmem.analysis.analyse import Analysis, analyse
-from ampmem.analysis.verdict import MARKS
+from ampmem.analysis.static_model.verdict import MARKS
 from ampmem.events import Action, Phase, Recording, Source
 from ampmem.recording import read
 

@@ -16,7 +16,7 @@ from torch.amp.autocast_mode import autocast as Autocast
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.checkpoint import checkpoint
 
-from ampmem.recorder.steering import CAME_LATE, GAVE_WAY, WRAPPED, Steering
+from ampmem.recorder.steering.steering import CAME_LATE, GAVE_WAY, WRAPPED, Steering
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 ARMS = ("fp32", "amp", "amp-nocache")

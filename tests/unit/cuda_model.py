@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ampmem.allocator.blocks import AWAITING, Block
-from ampmem.allocator.caching import DeviceCachingAllocator
-from ampmem.allocator.oom import OutOfMemory
+from ampmem.allocator.model.blocks import AWAITING, Block
+from ampmem.allocator.model.caching import DeviceCachingAllocator
+from ampmem.allocator.model.oom import OutOfMemory
 from ampmem.allocator.rounding import round_size
 from ampmem.allocator.settings import Settings
-from ampmem.recorder.sources.cuda_device import OomObserver, Stats
+from ampmem.recorder.sources.cuda.device import OomObserver, Stats
 
 
 class Clock:

@@ -14,12 +14,13 @@ ROOT = Path(__file__).resolve().parents[2] / PACKAGE
 ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "errors units",
+        "errors units own_code patching",
         "events",
         "recording",
         "allocator",
         "importer",
         "analysis",
+        "simulator",
         "recorder",
         "reporters",
         "api",
@@ -36,7 +37,7 @@ ROW_OF = {unit: number for number, row in enumerate(ROWS) for unit in row}
 STRANGERS = {"recorder": "analysis", "analysis": "recorder"}
 """Units that do not see each other, whatever their rows."""
 
-MAY_IMPORT_TORCH = frozenset({"recorder", "workloads", "integrations"})
+MAY_IMPORT_TORCH = frozenset({"recorder", "simulator", "workloads", "integrations"})
 MAX_LINES = 400
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.findings import (
-    amp_saves,
+from ampmem.analysis.findings.base import Case, Check, Finding
+from ampmem.analysis.findings.copies import (
     autocast_in_backward,
     cache_off_costs,
     cache_off_saves,
@@ -15,18 +15,17 @@ from ampmem.analysis.findings import (
     copies_grow,
     copies_survive,
     expanded_buffer_cast,
+    recompute_recasts,
+)
+from ampmem.analysis.findings.precision import amp_saves, fp16_without_scaler, fp32_activations, no_autocast_effect
+from ampmem.analysis.findings.training_loop import (
     foreach_temporaries,
-    fp16_without_scaler,
-    fp32_activations,
     gradients_through_forward,
-    no_autocast_effect,
     out_of_memory,
     outputs_kept,
-    recompute_recasts,
     state_not_there_yet,
     steady_growth,
 )
-from ampmem.analysis.findings.base import Case, Check, Finding
 
 __all__ = ["CHECKS", "Case", "Finding", "findings"]
 

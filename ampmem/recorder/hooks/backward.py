@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ampmem.events import Fact
+from ampmem.patching import patch
 from ampmem.recorder.hooks.modules import in_backward
-from ampmem.recorder.hooks.patch import patch
-from ampmem.recorder.late import LateNumber, number_of
 from ampmem.recorder.log import storage_address
+from ampmem.recorder.sources.cuda.late import LateNumber, number_of
 
 if TYPE_CHECKING:
     from ampmem.recorder.session import Session

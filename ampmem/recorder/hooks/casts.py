@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ampmem.events import Fact
-from ampmem.recorder.hooks.patch import patch
+from ampmem.patching import patch
 from ampmem.recorder.log import storage_address
 
 if TYPE_CHECKING:
     from ampmem.recorder.log import Log
-    from ampmem.recorder.models import Models
+    from ampmem.recorder.models.models import Models
     from ampmem.recorder.texts import Texts
 
 

@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from ampmem.events import Fact
-from ampmem.recorder.hooks.patch import patch
+from ampmem.patching import patch
 from ampmem.recorder.log import storage_address
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ampmem.recorder.hooks.casts import CastHooks
     from ampmem.recorder.log import Log
-    from ampmem.recorder.stacks import Stacks
+    from ampmem.recorder.models.stacks import Stacks
     from ampmem.recorder.texts import Texts
 
 _DEVICE = torch.ops.prim.device.default

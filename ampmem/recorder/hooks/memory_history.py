@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ampmem.recorder.hooks.patch import patch
+from ampmem.patching import patch
 
 if TYPE_CHECKING:
     from ampmem.recorder.session import Session

@@ -11,8 +11,8 @@ from torch.nn.modules import module as torch_module
 from torch.utils._pytree import tree_leaves
 
 from ampmem.events import Fact
-from ampmem.recorder.arms import sample_autocast
 from ampmem.recorder.log import storage_address
+from ampmem.recorder.steering.arms import sample_autocast
 
 if TYPE_CHECKING:
     from ampmem.recorder.session import Session

@@ -16,10 +16,10 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from ampmem.events import Fact, OptimizerRecord, ParameterRecord
-from ampmem.recorder.hooks.patch import patch
-from ampmem.recorder.late import number_of
+from ampmem.patching import patch
 from ampmem.recorder.log import storage_address
-from ampmem.recorder.models import parameter_record
+from ampmem.recorder.models.models import parameter_record
+from ampmem.recorder.sources.cuda.late import number_of
 
 if TYPE_CHECKING:
     from ampmem.recorder.session import Session

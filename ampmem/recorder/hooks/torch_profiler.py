@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.autograd.profiler import profile
 
-from ampmem.recorder.hooks.patch import patch
+from ampmem.patching import patch
 
 if TYPE_CHECKING:
     from ampmem.recorder.session import Session

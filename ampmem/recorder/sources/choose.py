@@ -7,8 +7,8 @@ from ampmem.recorder.options import DEVICES, Options
 from ampmem.recorder.sources.base import Source
 from ampmem.recorder.sources.baseline import Baseline
 from ampmem.recorder.sources.cpu import ProfilerSource
-from ampmem.recorder.sources.cuda import CudaSource
-from ampmem.recorder.sources.cuda_device import TorchCuda, cuda_available
+from ampmem.recorder.sources.cuda.device import TorchCuda, cuda_available
+from ampmem.recorder.sources.cuda.source import CudaSource
 
 
 def choose_source(options: Options, baseline: Baseline) -> Source:
@@ -18,8 +18,8 @@ def choose_source(options: Options, baseline: Baseline) -> Source:
         raise UsageError(f"there is no device {device!r} to record; there are {', '.join(DEVICES)}")
     if device == "sim":
         # The rest of torch that a simulation needs takes a second to import.
-        from ampmem.recorder.simulated.start import running
         from ampmem.recorder.sources.simulated import SimulatedSource
+        from ampmem.simulator.start import running
 
         simulated = running()
         if simulated is None:

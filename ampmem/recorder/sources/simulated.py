@@ -8,9 +8,9 @@ from time import time_ns
 
 import numpy as np
 
-from ampmem.allocator.driver import DriverCall
-from ampmem.allocator.layout import DEFAULT_POOL
-from ampmem.allocator.oom import OutOfMemory
+from ampmem.allocator.model.driver import DriverCall
+from ampmem.allocator.model.layout import DEFAULT_POOL
+from ampmem.allocator.model.oom import OutOfMemory
 from ampmem.allocator.segments import RESERVING, SegmentLog, extent_of_call, extents_of
 from ampmem.allocator.settings import VARIABLES
 from ampmem.allocator.shortage import pack
@@ -28,10 +28,10 @@ from ampmem.events import (
     Source,
 )
 from ampmem.recorder.log import Log
-from ampmem.recorder.simulated.device import CONTEXT, Event, SimulatedDevice
-from ampmem.recorder.simulated.private import backward_node, in_backward
 from ampmem.recorder.sources.base import Place, RawEvents
 from ampmem.recorder.texts import Texts
+from ampmem.simulator.device import CONTEXT, Event, SimulatedDevice
+from ampmem.simulator.private import backward_node, in_backward
 from ampmem.units import format_bytes
 
 ALWAYS = (

@@ -26,7 +26,7 @@ from torch.autograd.profiler import profile, record_function
 
 from ampmem.errors import UsageError
 from ampmem.events import Column
-from ampmem.recorder.hooks.patch import patch
+from ampmem.patching import patch
 
 MARKER = "ampmem::clock"
 """The name of the markers."""

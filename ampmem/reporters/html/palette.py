@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ampmem.analysis.categories import CATEGORIES, Category
+from ampmem.analysis.timeline.categories import CATEGORIES, Category
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

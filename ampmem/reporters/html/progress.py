@@ -7,7 +7,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from ampmem.reporters.text import shorten
+from ampmem.reporters.text.plain_text import shorten
 
 PATIENCE_S = 1.0
 """What is done sooner needs no word."""

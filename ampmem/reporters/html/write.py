@@ -12,11 +12,11 @@ from ampmem.analysis.summary import summary_of
 from ampmem.errors import NothingRecorded, RecordingError, UsageError
 from ampmem.recording import check_output, read
 from ampmem.reporters.base import open_output
-from ampmem.reporters.html.comparison_view import ComparisonView, comparison_view, difference_headline
-from ampmem.reporters.html.page import page_view, render
+from ampmem.reporters.html.data import RunView
+from ampmem.reporters.html.page.page import page_view, render
 from ampmem.reporters.html.progress import Progress
-from ampmem.reporters.html.run_view import headlines, run_view
-from ampmem.reporters.html.views import RunView
+from ampmem.reporters.html.views.comparison import ComparisonView, comparison_view, difference_headline
+from ampmem.reporters.html.views.run import headlines, run_view
 
 STREAM_LIMIT = 8_000_000
 """Bytes of the page that the events of one recording may take."""

@@ -1,0 +1,126 @@
+"""Out of memory: what was asked for, what there was, and why it could not serve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ampmem.allocator.model.blocks import Block, BlockPool
+from ampmem.allocator.settings import Settings
+from ampmem.errors import AmpmemError
+from ampmem.units import format_bytes
+
+
+class Reason(StrEnum):
+    """Why nothing could serve a request; the first that applies."""
+
+    OVERSIZE = "oversize"
+    """A free block is large enough, but ``max_split_size`` keeps it from serving this size."""
+    WRONG_STREAM = "wrong stream"
+    """A free block is large enough, but belongs to another stream."""
+    WRONG_POOL = "wrong pool"
+    """A free block is large enough, but belongs to a private pool, or to the small or large one."""
+    LIMITED = "limited"
+    """The device has the memory, but the process may not take it (``memory_fraction``)."""
+    FRAGMENTED = "fragmented"
+    """There is enough free memory, but in pieces that are all too small and cannot be returned."""
+    EXHAUSTED = "exhausted"
+    """All free memory together is not enough."""
+
+
+EXPLANATIONS = {
+    Reason.OVERSIZE: "a cached block is large enough, but max_split_size_mb keeps it from serving this size",
+    Reason.WRONG_STREAM: "a cached block is large enough, but it belongs to another stream",
+    Reason.WRONG_POOL: "a cached block is large enough, but it belongs to another pool",
+    Reason.LIMITED: "the device has free memory, but the process has reached its memory fraction",
+    Reason.FRAGMENTED: "there is enough free memory, but it is too fragmented",
+    Reason.EXHAUSTED: "all free memory together is not enough",
+}
+"""Each reason in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemoryReport:
+    """The state of the allocator when it gave up; everything in bytes.
+
+    ``asked`` is the request, ``rounded`` the block for it and ``segment`` what the device was asked for: with
+    expandable segments the pages that the whole block needs.
+    ``cached`` is reserved and not in use. The largest free blocks are those that this request may use
+    (its stream and pool), of other streams in the same pool, and of other pools; 0 for none.
+    """
+
+    reason: Reason
+    asked: int
+    rounded: int
+    segment: int
+    device_total: int
+    device_free: int
+    allowed: int | None
+    allocated: int
+    reserved: int
+    cached: int
+    largest_free: int
+    largest_other_stream: int
+    largest_other_pool: int
+
+    def __str__(self) -> str:
+        return (
+            f"out of memory: {format_bytes(self.asked)} were asked for and {format_bytes(self.segment)} of "
+            f"{format_bytes(self.device_total)} requested from the device, which has {format_bytes(self.device_free)} "
+            f"free; {format_bytes(self.allocated)} are allocated and {format_bytes(self.cached)} cached "
+            f"(largest usable block {format_bytes(self.largest_free)}): {EXPLANATIONS[self.reason]}"
+        )
+
+
+class OutOfMemory(AmpmemError):
+    """The modelled allocator cannot serve a request; ``report`` says why."""
+
+    def __init__(self, report: OutOfMemoryReport) -> None:
+        super().__init__(str(report))
+        self.report = report
+
+
+def largest(blocks: Iterable[Block]) -> int:
+    """Size of the largest of ``blocks``, 0 for none."""
+    return max((block.size for block in blocks), default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """The free blocks when memory ran out, by whether the request may use them."""
+
+    usable: list[Block]
+    other_stream: list[Block]
+    other_pool: list[Block]
+
+    @classmethod
+    def among(cls, pools: Iterable[BlockPool], pool: BlockPool, stream: int) -> Candidates:
+        """Sort the blocks of ``pools`` for a request of ``stream`` to ``pool``."""
+        mine = pool.blocks()
+        return cls(
+            usable=[block for block in mine if block.segment.stream == stream],
+            other_stream=[block for block in mine if block.segment.stream != stream],
+            other_pool=[block for other in pools if other is not pool for block in other.blocks()],
+        )
+
+    def reason(self, rounded: int, segment: int, device_free: int, allowed: int | None) -> Reason:
+        """Why none of them served; ``allowed`` is what the process may still take, ``None`` for no limit."""
+        if largest(self.usable) >= rounded:
+            return Reason.OVERSIZE
+        if largest(self.other_stream) >= rounded:
+            return Reason.WRONG_STREAM
+        if largest(self.other_pool) >= rounded:
+            return Reason.WRONG_POOL
+        if allowed is not None and allowed < segment <= device_free:
+            return Reason.LIMITED
+        within = device_free if allowed is None else min(device_free, allowed)
+        everything = (*self.usable, *self.other_stream, *self.other_pool)
+        if within + sum(block.size for block in everything) >= rounded:
+            return Reason.FRAGMENTED
+        return Reason.EXHAUSTED
+
+
+def allowed_memory(settings: Settings, total: int) -> int | None:
+    """What the process may take of the device (``setMemoryFraction``)."""
+    return None if settings.memory_fraction is None else int(settings.memory_fraction * total)

@@ -1,0 +1,364 @@
+"""A torch memory snapshot, typed and checked: one device's segments and its trace, whatever torch wrote it.
+
+Versions differ: there may be no times, no ``free_requested``, no addresses and no requested sizes of blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from ampmem.allocator.model.layout import DEFAULT_POOL, PoolId, SnapshotBlock, SnapshotSegment
+from ampmem.allocator.segments import RESERVING
+from ampmem.allocator.settings import ROUNDUP_INTERVALS, VARIABLES, Settings, parse_settings
+from ampmem.errors import RecordingError, UsageError
+
+ALLOC: Final = "alloc"
+FREE_REQUESTED: Final = "free_requested"
+FREE_COMPLETED: Final = "free_completed"
+_OUT_OF_MEMORY: Final = "oom"
+_MARKER: Final = "snapshot"
+_PLACED: Final = frozenset({ALLOC, FREE_REQUESTED, FREE_COMPLETED, *RESERVING})
+_AWAITING: Final = ("active_awaiting_free", "active_pending_free")
+
+_MAX_NUMBER: Final = 2**62
+_MAX_DEVICES: Final = 1024
+_MAX_FRAMES: Final = 512
+_MAX_TEXT: Final = 4000
+_US: Final = 1000
+
+_Row: TypeAlias = "dict[Any, Any]"
+"""A record as it was unpickled; nothing in it has been checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One line of a stack; C++ frames have no line."""
+
+    name: str
+    filename: str
+    line: int
+
+
+class SnapshotEvent(NamedTuple):
+    """One entry of the trace, in torch's words (``TraceEntry``, ``c10/core/CachingDeviceAllocator.h``).
+
+    ``stack`` indexes :attr:`DeviceSnapshot.stacks`; later events have a later ``time_ns``. A tuple, since there
+    are hundreds of thousands and a dataclass takes four times as long to make.
+    """
+
+    action: str
+    address: int
+    size: int
+    stream: int
+    time_ns: int = 0
+    stack: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A stretch of time that the profiler named, such as ``Optimizer.step#AdamW.step``."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSnapshot:
+    """One device of a snapshot. Stacks are innermost frame first, each once; the first one is empty.
+
+    ``failed`` are the sizes of the allocations that there was no memory for, ``settings`` is ``None`` where the
+    snapshot does not have them, ``timed`` says whether times were recorded, ``unknown`` how many events have an
+    action that this version of ampmem does not know.
+    """
+
+    segments: tuple[SnapshotSegment, ...]
+    events: tuple[SnapshotEvent, ...]
+    settings: Settings | None
+    device: int = 0
+    stacks: tuple[tuple[Frame, ...], ...] = ((),)
+    spans: tuple[Span, ...] = ()
+    failed: tuple[int, ...] = ()
+    timed: bool = True
+    unknown: int = 0
+
+
+def read_snapshot(data: object, device: int | None = None) -> DeviceSnapshot:
+    """``data``, as it was unpickled, for ``device``; by default for the only one that has a trace.
+
+    Raises :class:`RecordingError` when it is no snapshot or has no trace, :class:`UsageError` for a choice
+    of device that the snapshot does not leave.
+    """
+    top = _top(data)
+    traces = _list(top["device_traces"], "device_traces")
+    device = _chosen(traces, device)
+    trace = _Trace(traces[device])
+    return DeviceSnapshot(
+        segments=read_segments(top["segments"], device),
+        events=tuple(trace.events),
+        settings=_settings(top.get("allocator_settings")),
+        device=device,
+        stacks=tuple(trace.stacks),
+        spans=_spans(top.get("external_annotations"), device),
+        failed=tuple(trace.failed),
+        timed=trace.timed,
+        unknown=trace.unknown,
+    )
+
+
+def read_segments(data: object, device: int) -> tuple[SnapshotSegment, ...]:
+    """The segments of ``device``. Raises :class:`RecordingError` for what cannot be."""
+    segments: dict[int, SnapshotSegment] = {}
+    used: set[int] = set()
+    """Addresses of blocks in use, and identities of all records of blocks: none is there twice."""
+    for index, item in enumerate(_list(data, "segments")):
+        where = f"segment {index}"
+        row = _dict(item, where)
+        if row.get("device", 0) != device:
+            continue
+        address = _number(row.get("address"), where)
+        if address in segments:
+            raise _damaged(f"{where} is there twice")
+        segments[address] = SnapshotSegment(
+            address=address,
+            size=_number(row.get("total_size"), where),
+            stream=_number(row.get("stream", 0), where),
+            is_small=_text(row.get("segment_type"), where) == "small",
+            expandable=row.get("is_expandable") is True,
+            pool_id=_pool_id(row.get("segment_pool_id", DEFAULT_POOL), where),
+            blocks=_blocks(_list(row.get("blocks"), where), address, used, where),
+        )
+    return tuple(segments.values())
+
+
+def _blocks(rows: list[Any], address: int, used: set[int], where: str) -> tuple[SnapshotBlock, ...]:
+    """A block's place follows from those before it where it is not said."""
+    blocks = []
+    for item in rows:
+        row = _dict(item, where)
+        state = row.get("state")
+        size = _number(row.get("size"), where)
+        address = _number(row.get("address", address), where)
+        block = SnapshotBlock(
+            address=address,
+            size=size,
+            requested=_requested(row, size, where),
+            allocated=state == "active_allocated",
+            awaiting=state in _AWAITING,
+        )
+        # Negative, so that an identity is no address.
+        marks = {-id(row), address} if block.allocated or block.awaiting else {-id(row)}
+        if not used.isdisjoint(marks):
+            raise _damaged(f"{where} has a block twice")
+        used |= marks
+        blocks.append(block)
+        address += size
+    return tuple(blocks)
+
+
+def _requested(row: _Row, size: int, where: str) -> int:
+    if "requested_size" in row:
+        return _number(row["requested_size"], where)
+    history = row.get("history")
+    if isinstance(history, list) and history and isinstance(history[0], dict) and "real_size" in history[0]:
+        return _number(history[0]["real_size"], where)
+    return size
+
+
+def _pool_id(value: object, where: str) -> PoolId:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise _damaged(f"{where} has a pool that is none")
+    return _number(value[0], where), _number(value[1], where)
+
+
+def _top(data: object) -> _Row:
+    if isinstance(data, list):
+        raise RecordingError(
+            "the file has segments but no trace, as torch.cuda.memory_snapshot() gives; "
+            "call torch.cuda.memory._record_memory_history() first, and torch.cuda.memory._dump_snapshot() at the end"
+        )
+    if not isinstance(data, dict) or "segments" not in data or "device_traces" not in data:
+        raise RecordingError("the file is a pickle, but no memory snapshot: it lacks segments or device_traces")
+    return data
+
+
+def _chosen(traces: list[Any], device: int | None) -> int:
+    traced = [index for index, trace in enumerate(traces[:_MAX_DEVICES]) if isinstance(trace, list) and trace]
+    if not traced:
+        raise RecordingError(
+            "the snapshot has no trace of any device: "
+            "call torch.cuda.memory._record_memory_history() before what is to be recorded"
+        )
+    names = ", ".join(map(str, traced[:16]))
+    if device is None:
+        if len(traced) > 1:
+            raise UsageError(f"the snapshot has traces of the devices {names}; choose one with --device")
+        return traced[0]
+    if device not in traced:
+        raise UsageError(f"the snapshot has no trace of device {device}, only of {names}")
+    return device
+
+
+class _Trace:
+    """Reads one trace; every stack is kept once.
+
+    Times of events that share a microsecond are a nanosecond apart, so that their order stays.
+    """
+
+    def __init__(self, rows: list[Any]) -> None:
+        self.stacks: list[tuple[Frame, ...]] = [()]
+        self.events: list[SnapshotEvent] = []
+        self.failed: list[int] = []
+        self.timed = isinstance(rows[0], dict) and "time_us" in rows[0]
+        self.unknown = 0
+        self._by_list: dict[int, int] = {id(None): 0}
+        self._by_frames: dict[tuple[int, ...], int] = {(): 0}
+        self._frames: dict[int, Frame] = {}
+        self._read(rows)
+
+    def _read(self, rows: list[Any]) -> None:
+        timed, by_list = self.timed, self._by_list
+        now = -1
+        for index, row in enumerate(rows):
+            if type(row) is not dict:
+                raise _damaged(f"{_event(index)} is no record")
+            action = row.get("action")
+            if type(action) is not str:
+                raise _damaged(f"{_event(index)} lacks a text")
+            if action not in _PLACED:
+                self._count(action, row, index)
+                continue
+            address, size, stream = row.get("addr", -1), row.get("size", -1), row.get("stream", 0)
+            stamp = row.get("time_us", -1) if timed else index + 1
+            for number in (address, size, stream, stamp):
+                if type(number) is not int or not 0 <= number < _MAX_NUMBER:
+                    raise _no_number(_event(index))
+            now = max(stamp * _US, now + 1)
+            frames = row.get("frames")
+            stack = by_list.get(id(frames))
+            if stack is None:
+                stack = by_list[id(frames)] = self._stack(frames, index)
+            self.events.append(SnapshotEvent(action, address, size, stream, now, stack))
+        if now > _MAX_NUMBER:
+            raise _damaged("the last event of the trace is in no known century")
+
+    def _count(self, action: str, row: _Row, index: int) -> None:
+        if action == _OUT_OF_MEMORY:
+            self.failed.append(_number(row.get("size"), _event(index)))
+        elif action != _MARKER:
+            self.unknown += 1
+
+    def _stack(self, frames: object, index: int) -> int:
+        if not isinstance(frames, list):
+            return 0
+        shown = frames[:_MAX_FRAMES]
+        key = tuple(map(id, shown))
+        found = self._by_frames.get(key)
+        if found is None:
+            found = self._by_frames[key] = len(self.stacks)
+            self.stacks.append(tuple([self._frame(frame, index) for frame in shown]))
+        return found
+
+    def _frame(self, frame: object, index: int) -> Frame:
+        found = self._frames.get(id(frame))
+        if found is None:
+            where = _event(index)
+            row = _dict(frame, where)
+            line = row.get("line")
+            name, filename = _text(row.get("name"), where), _text(row.get("filename"), where)
+            # Names of templates can be endless, and those of files of a stranger's making.
+            found = self._frames[id(frame)] = Frame(
+                _one_line(name[:_MAX_TEXT]), _one_line(filename[-_MAX_TEXT:]), line if isinstance(line, int) else 0
+            )
+        return found
+
+
+def _spans(annotations: object, device: int) -> tuple[Span, ...]:
+    """Pairs of START and END; what has no partner is left out."""
+    if not isinstance(annotations, list):
+        return ()
+    spans: list[Span] = []
+    open_since: dict[str, int] = {}
+    for item in annotations:
+        if not isinstance(item, dict) or item.get("device", device) != device:
+            continue
+        name, stage, time_us = item.get("name"), item.get("stage"), item.get("time_us")
+        if not isinstance(name, str) or not isinstance(time_us, int) or not 0 <= time_us * _US < _MAX_NUMBER:
+            continue
+        if stage == "START":
+            open_since[name] = time_us * _US
+        elif stage == "END" and name in open_since:
+            spans.append(Span(name=name, start_ns=open_since.pop(name), end_ns=time_us * _US + _US - 1))
+    return tuple(sorted(spans, key=lambda span: span.start_ns))
+
+
+def _settings(value: object) -> Settings | None:
+    """What the variable says, where this version of ampmem knows it, with the values that are given by themselves."""
+    if not isinstance(value, dict):
+        return None
+    where = "allocator_settings"
+    settings = _of_variable(value)
+    if "max_split_size" in value:
+        limit = value["max_split_size"]
+        settings = replace(settings, max_split_size=None if limit == -1 else _number(limit, where))
+    if "garbage_collection_threshold" in value:
+        threshold = value["garbage_collection_threshold"]
+        if not isinstance(threshold, (int, float)):
+            raise _no_number(where)
+        settings = replace(settings, garbage_collection_threshold=float(threshold))
+    if "expandable_segments" in value:
+        settings = replace(settings, expandable_segments=value["expandable_segments"] is True)
+    if "roundup_power2_divisions" in value:
+        divisions = [_number(each, where) for each in _dict(value["roundup_power2_divisions"], where).values()]
+        filled = (divisions + [0] * ROUNDUP_INTERVALS)[:ROUNDUP_INTERVALS]
+        settings = replace(settings, roundup_power2_divisions=tuple(filled))
+    return settings
+
+
+def _of_variable(value: _Row) -> Settings:
+    text = next((text for text in map(value.get, VARIABLES) if isinstance(text, str) and text), "")
+    try:
+        return parse_settings(text)
+    except UsageError:
+        return Settings()
+
+
+def _event(index: int) -> str:
+    return f"event {index} of the trace"
+
+
+def _damaged(what: str) -> RecordingError:
+    return RecordingError(f"the snapshot is damaged: {what}")
+
+
+def _no_number(where: str) -> RecordingError:
+    return _damaged(f"{where} lacks a number, or has one that cannot be")
+
+
+def _list(value: object, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise RecordingError(f"the file is no memory snapshot: {where} should hold a list")
+    return value
+
+
+def _dict(value: object, where: str) -> _Row:
+    if not isinstance(value, dict):
+        raise _damaged(f"{where} is no record")
+    return value
+
+
+def _number(value: object, where: str) -> int:
+    if not isinstance(value, int) or not 0 <= value < _MAX_NUMBER:
+        raise _no_number(where)
+    return value
+
+
+def _text(value: object, where: str) -> str:
+    if not isinstance(value, str):
+        raise _damaged(f"{where} lacks a text")
+    return value
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.splitlines())

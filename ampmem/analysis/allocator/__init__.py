@@ -1,0 +1,1 @@
+"""What lies above the tensors: reserved memory, addresses, and running out of it."""

@@ -1,0 +1,167 @@
+"""The device ran out of memory: who asked, what was alive, and why the cached memory did not serve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ampmem.allocator.model.layout import SnapshotSegment
+from ampmem.allocator.model.oom import EXPLANATIONS, Candidates, Reason, largest
+from ampmem.allocator.shortage import candidates, unpack
+from ampmem.analysis.analyse import Analysis
+from ampmem.analysis.timeline.categories import Breakdown, Category
+from ampmem.analysis.timeline.marks import phase_at
+from ampmem.errors import RecordingError
+from ampmem.events import NO_STEP, OomRecord, Phase, Recording
+
+_REASONS = {
+    Reason.OVERSIZE: "raise max_split_size_mb in PYTORCH_ALLOC_CONF, or leave it out",
+    Reason.WRONG_STREAM: "allocate on one stream, or call torch.cuda.empty_cache() before the other one needs memory",
+    Reason.WRONG_POOL: "drop CUDA graphs and memory pools that are no longer used, then call torch.cuda.empty_cache()",
+    Reason.LIMITED: "allow the process more with torch.cuda.set_per_process_memory_fraction",
+}
+_EXPANDABLE = "set PYTORCH_ALLOC_CONF=expandable_segments:True"
+_LARGEST = {
+    Category.ACTIVATIONS: "make the batch smaller, or recompute activations with torch.utils.checkpoint",
+    Category.CAST_COPIES: "run what needs no gradient under torch.no_grad(), and use a weight once per forward",
+    Category.OPTIMIZER_STATE: "take an optimizer with a smaller state, or spread it over several GPUs",
+    Category.GRADIENTS: "set gradients to None before the forward (zero_grad(set_to_none=True))",
+}
+_OTHERWISE = "make the batch or the model smaller, or spread the model over several GPUs"
+_FOREACH = "let the optimizer take one parameter at a time (foreach=False), or use fused=True"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestFree:
+    """Bytes of the largest free block that the request could use, of other streams, and of other pools; 0 for none."""
+
+    usable: int
+    other_streams: int
+    other_pools: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """The last request that failed for want of memory, and the state of the allocator then; everything in bytes.
+
+    ``step`` is ``None`` outside of every step. ``ended_the_run`` is false where the script went on. ``failures``
+    counts the requests of the recording that failed. ``asked`` is the block that was needed, ``segment`` what the
+    device was asked for it. ``op``, ``module`` and ``stack`` (outermost call first) say who asked, where that is
+    known. ``alive`` are the tensors, ``reserved`` is what the allocator held, ``cached`` the part of it in free
+    blocks. ``outside`` is what others hold of the device, at least: all of it, unless the process is limited to a
+    part of the device. ``residual_bytes`` is how far ``alive`` is from the allocator's own blocks.
+    """
+
+    step: int | None
+    phase: str
+    ended_the_run: bool
+    failures: int
+    asked: int
+    segment: int
+    device_total: int
+    device_free: int
+    op: str | None
+    module: str | None
+    stack: tuple[str, ...]
+    alive: Breakdown
+    temporaries_by_phase: Mapping[str, int]
+    reserved: int
+    cached: int
+    outside: int | None
+    largest_free: LargestFree
+    reason: str
+    explanation: str
+    changes: tuple[str, ...]
+    residual_bytes: int
+
+    @property
+    def where(self) -> str:
+        """Step and phase in words."""
+        if self.step is None or self.phase == Phase.SETUP.name.lower():
+            return self.phase
+        if self.phase == Phase.BETWEEN.name.lower():
+            return f"step {self.step}, outside of forward, backward and update"
+        return f"{self.phase} of step {self.step}"
+
+
+def out_of_memory(analysis: Analysis) -> OutOfMemory | None:
+    """The last failure, the one that a script dies of; ``None`` when no request failed.
+
+    Raises :class:`RecordingError` when the allocator's state cannot be read.
+    """
+    recording = analysis.recording
+    if not recording.ooms:
+        return None
+    oom = recording.ooms[-1]
+    segments, free = _state(oom)
+    position = analysis.timeline.position(oom.time_ns)
+    alive = analysis.timeline.breakdown(position)
+    blocks = [block for segment in segments for block in segment.blocks]
+    reserved = sum(segment.size for segment in segments)
+    outside = oom.total - oom.free - reserved
+    # A total below the device's is a limit of the process's; else this never is what stops a request.
+    reason = free.reason(oom.asked, oom.segment, oom.free, max(oom.total - reserved, 0))
+    phase = phase_at(recording.phases, oom.time_ns)
+    return OutOfMemory(
+        step=_step(recording, oom),
+        phase=phase.name.lower(),
+        ended_the_run=_ended(recording),
+        failures=len(recording.ooms),
+        asked=oom.asked,
+        segment=oom.segment,
+        device_total=oom.total,
+        device_free=oom.free,
+        op=oom.op or None,
+        module=oom.module or None,
+        stack=tuple(line for line in oom.stack.split("\n") if line),
+        alive=alive,
+        temporaries_by_phase=analysis.timeline.temporaries_by_phase(position),
+        reserved=reserved,
+        cached=sum(block.size for block in blocks if not block.allocated and not block.awaiting),
+        outside=outside if outside >= 0 else None,
+        largest_free=LargestFree(
+            usable=largest(free.usable),
+            other_streams=largest(free.other_stream),
+            other_pools=largest(free.other_pool),
+        ),
+        reason=str(reason),
+        explanation=EXPLANATIONS[reason],
+        changes=tuple(_changes(recording, reason, segments, alive, phase)),
+        residual_bytes=abs(sum(alive.values()) - sum(block.requested for block in blocks if block.allocated)),
+    )
+
+
+def _ended(recording: Recording) -> bool:
+    return bool(recording.steps) and not recording.steps[-1].finished
+
+
+def _step(recording: Recording, oom: OomRecord) -> int | None:
+    if _ended(recording):
+        return recording.steps[-1].index
+    return None if oom.step == NO_STEP else oom.step
+
+
+def _state(oom: OomRecord) -> tuple[tuple[SnapshotSegment, ...], Candidates]:
+    """The allocator's segments, and their free blocks."""
+    try:
+        segments = unpack(oom.segments)
+        first, second = map(int, oom.pool.split(","))
+    except (TypeError, ValueError) as error:
+        raise RecordingError(f"the recording is damaged: its out-of-memory state cannot be read ({error})") from error
+    return segments, candidates(segments, oom.asked, oom.stream, (first, second))
+
+
+def _changes(
+    recording: Recording, reason: Reason, segments: Sequence[SnapshotSegment], alive: Breakdown, phase: Phase
+) -> Iterator[str]:
+    """What may help: against the reason, and against what takes the most."""
+    if reason in _REASONS:
+        yield _REASONS[reason]
+    elif reason is Reason.FRAGMENTED and not any(segment.expandable for segment in segments):
+        yield _EXPANDABLE
+    if phase == Phase.OPTIMIZER and any(record.implementation == "foreach" for record in recording.optimizers):
+        yield _FOREACH
+    most = max(alive, key=lambda category: alive[category])
+    if phase in (Phase.FORWARD, Phase.BACKWARD) and most is not Category.ACTIVATIONS and alive[Category.ACTIVATIONS]:
+        yield _LARGEST[Category.ACTIVATIONS]
+    yield _LARGEST.get(most, _OTHERWISE)

@@ -1,0 +1,70 @@
+"""Activations that stay in float32 under autocast."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ampmem.analysis.findings.base import NOTABLE_BYTES, Case, Finding
+from ampmem.analysis.timeline.categories import Category
+from ampmem.units import format_bytes
+
+_SHARE = 0.5
+
+# autocast's own lists: https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference. On CUDA and XPU rms_norm
+# is in the float32 list since torch 2.12 (pytorch/pytorch#174824), layer_norm has always been.
+_CHANGES = (
+    (
+        ("log_softmax", "cross_entropy", "nll_loss", "loss"),
+        "the loss is computed in float32: compute it in chunks of the logits, or drop logits that have no target",
+    ),
+    ("softmax", "F.scaled_dot_product_attention(q, k, v) instead of softmax(q @ k.transpose(-2, -1)) @ v"),
+    (
+        "norm",
+        "norms keep their float32 input: make the residual stream low precision, x = x.to(torch.bfloat16) after the "
+        "embedding. On a GPU autocast itself runs layer_norm, and since torch 2.12 rms_norm, in float32; "
+        "with torch.autocast(x.device.type, enabled=False): norm(x) in the type of x if the norm's weight has it too",
+    ),
+)
+_OTHERWISE = "look at where the input of these ops becomes float32, and cast it there: x = x.to(torch.bfloat16)"
+
+
+def check(case: Case) -> Finding | None:
+    """More than half of the activations' bytes at the end of forward are float32; those of the last step."""
+    position = case.last_after_forward
+    if not case.autocast or position is None:
+        return None
+    by_op = _float32_by_op(case, position)
+    size, activations = sum(by_op.values()), case.live(Category.ACTIVATIONS, position)
+    if size <= _SHARE * activations or size < NOTABLE_BYTES:
+        return None
+    ordered = sorted(by_op.items(), key=lambda item: (-item[1], item[0]))
+    return Finding(
+        code="fp32-activations",
+        severity="advice",
+        message=f"{format_bytes(size)} of {format_bytes(activations)} of activations are float32 at the end of "
+        "forward in spite of autocast.",
+        bytes=size,
+        change=_change(ordered[0][0]),
+        evidence=tuple(f"kept for {op}: {format_bytes(share)}" for op, share in ordered[:4]),
+    )
+
+
+def _float32_by_op(case: Case, position: int) -> dict[str, int]:
+    """Bytes of the float32 activations by the op that saved them, or else by the one that made them."""
+    op, dtype = case.saved_as
+    lifetimes = case.analysis.lifetimes
+    mine = np.flatnonzero(case.analysis.classes.of(Category.ACTIVATIONS) & lifetimes.alive_at(position))
+    found: dict[str, int] = {}
+    for allocation in mine.tolist():
+        if case.text(dtype[allocation]) == "float32":
+            name = case.text(op[allocation]) or case.text(lifetimes.op[allocation]) or "an unknown op"
+            found[name] = found.get(name, 0) + int(lifetimes.bytes[allocation])
+    return found
+
+
+def _change(op: str) -> str:
+    """What to do about the activations of ``op``; the first entry with a word of it decides."""
+    for words, change in _CHANGES:
+        if any(word in op for word in ((words,) if isinstance(words, str) else words)):
+            return change
+    return _OTHERWISE

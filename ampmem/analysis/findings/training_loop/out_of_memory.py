@@ -1,0 +1,34 @@
+"""The device ran out of memory, in one sentence; the summary has the rest."""
+
+from __future__ import annotations
+
+from ampmem.analysis.allocator.out_of_memory import OutOfMemory, out_of_memory
+from ampmem.analysis.findings.base import Case, Finding, own_frame
+from ampmem.units import format_bytes
+
+
+def check(case: Case) -> Finding | None:
+    """A request failed; of several the last one is told, since it is the one that a script dies of."""
+    oom = out_of_memory(case.analysis)
+    if oom is None:
+        return None
+    times = f" ({oom.failures} requests failed; this is the last)" if oom.failures > 1 else ""
+    end = "" if oom.ended_the_run else " The script went on."
+    return Finding(
+        code="out-of-memory",
+        severity="warning",
+        message=f"the device ran out of memory in {oom.where}, where {format_bytes(oom.asked)} were needed{times}: "
+        f"{oom.explanation}.{end}",
+        bytes=oom.asked,
+        change=oom.changes[0],
+        evidence=(f"asked by {_asked_by(oom)}",),
+    )
+
+
+def _asked_by(oom: OutOfMemory) -> str:
+    words = [oom.op or "an op that is not known"]
+    if oom.module:
+        words.append(f"in {oom.module}")
+    if oom.stack:
+        words.append("at " + own_frame("\n".join(oom.stack)))
+    return " ".join(words)

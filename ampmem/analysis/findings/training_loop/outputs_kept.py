@@ -1,0 +1,60 @@
+"""What a Python variable keeps alive of a forward whose backward is done."""
+
+from __future__ import annotations
+
+from ampmem.analysis.findings.base import Case, Finding
+from ampmem.analysis.timeline.categories import Category
+from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
+from ampmem.analysis.timeline.marks import Instants
+from ampmem.events import NO_STEP, Fact, Phase
+from ampmem.units import format_bytes
+
+
+def check(case: Case) -> Finding | None:
+    """Results of forward that are alive at the last step's peak though no backward needs them any more.
+
+    Those of the step before, as ``logits`` and ``loss`` are until they are assigned again, and when the peak comes
+    after the step's last backward also its own. Told from :meth:`Case.notable` on.
+    """
+    if not case.peaks:
+        return None
+    position = case.peaks[-1]
+    kept = _left_over(case, position) & case.analysis.lifetimes.alive_at(position)
+    size = case.bytes_of(kept)
+    if not case.notable(size):
+        return None
+    return Finding(
+        code="outputs-kept",
+        severity="advice",
+        message=f"{format_bytes(size)} of a forward whose backward is done are still alive at the peak: "
+        "a variable keeps them.",
+        bytes=size,
+        change="del logits, loss (whatever holds them) after backward; keep numbers with loss.item()",
+        evidence=case.largest(kept),
+    )
+
+
+def _left_over(case: Case, position: int) -> Mask:
+    """What forward made and backward is done with when the last step has reached ``position``."""
+    lifetimes, classes = case.analysis.lifetimes, case.analysis.classes
+    made = (lifetimes.phase == Phase.FORWARD) & (lifetimes.step >= 0)
+    made &= classes.of(Category.ACTIVATIONS) | classes.of(Category.TEMPORARIES)
+    step = case.recording.steps[-1]
+    # What never dies is a leak, which is told as such; the newest may just not have died yet.
+    earlier = (lifetimes.step == step.index - 1) & (lifetimes.died != ALIVE) & ~_used_again(case)
+    over = lifetimes.step == (step.index if _after_backward(case, case.analysis.marks[-1], position) else NO_STEP)
+    left: Mask = made & (earlier | over)
+    return left
+
+
+def _used_again(case: Case) -> Mask:
+    """What autograd saved anew in the last step, such as a state that is carried from step to step."""
+    again: Mask = case.with_fact(Fact.SAVED, after_ns=case.recording.steps[-1].start_ns) > 0
+    return again
+
+
+def _after_backward(case: Case, marks: Instants, position: int) -> bool:
+    """Whether ``position`` is past the last step's last backward."""
+    if marks.after_backward is None:
+        return False
+    return position >= case.analysis.timeline.position(marks.after_backward)

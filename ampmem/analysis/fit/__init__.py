@@ -1,0 +1,1 @@
+"""What fits on a GPU, and from which batch size on mixed precision saves."""

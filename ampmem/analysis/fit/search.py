@@ -1,0 +1,116 @@
+"""Which runs to make next, so that few of them say what fits and where autocast begins to save.
+
+Every function looks at nothing but the runs there are, in whatever order they came in. Peaks grow nearly in
+proportion to a batch size, so a line through two runs tells where to look next; what it tells is run, never
+believed. A search that such guesses do not bring to its end in time is bisected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isqrt
+
+from ampmem.analysis.fit.fit import BASELINE, Points, Vary, bracket, crossing, differences
+
+DOUBLINGS = 16
+"""Without an upper bound, the value is doubled so many times at most."""
+
+GUESSES = 10
+"""From so many runs on, a search goes by halves."""
+
+
+def wanted(points: Mapping[str, Points], vary: Vary, *, total: int, curve: int) -> list[tuple[str, int]]:
+    """The arms and values to run next, all of which can run at once; empty at the end.
+
+    First what fits is found, then the break-even points; then the curve is filled up to ``curve`` values.
+    """
+    return _to_fit(points, vary, total) or _to_break_even(points, vary.low) or _to_draw(points, vary.low, curve)
+
+
+def next_to_fit(points: Points, vary: Vary, total: int) -> int | None:
+    """What to run to find the largest value that fits on a device of ``total`` bytes."""
+    if vary.low not in points:
+        return vary.low
+    fits, too_large = bracket(points)
+    if fits is None:
+        return None
+    if too_large is None:
+        last = vary.low << DOUBLINGS if vary.high is None else vary.high
+        following = fits * 2 if vary.high is None else last
+        return following if fits < last else None
+    if too_large - fits == 1:
+        return None
+    guess = _largest_expected(points, fits, too_large, total) if len(points) < GUESSES else None
+    return _inside(fits, too_large, guess)
+
+
+def next_to_break_even(found: Mapping[int, int]) -> int | None:
+    """What to run to find neighbours between which a difference of peaks falls below 0."""
+    costs, saves = crossing(found)
+    if costs is None or saves is None or saves - costs == 1:
+        return None
+    guess = None
+    if len(found) < GUESSES:
+        guess = costs + (saves - costs) * found[costs] // (found[costs] - found[saves])
+    return _inside(costs, saves, guess)
+
+
+def _to_fit(points: Mapping[str, Points], vary: Vary, total: int) -> list[tuple[str, int]]:
+    found = ((arm, next_to_fit(mine, vary, total)) for arm, mine in points.items())
+    return [(arm, value) for arm, value in found if value is not None]
+
+
+def _to_break_even(points: Mapping[str, Points], low: int) -> list[tuple[str, int]]:
+    largest = {arm: bracket(mine)[0] for arm, mine in points.items()}
+    base = largest.get(BASELINE)
+    needed: dict[tuple[str, int], None] = {}
+    for arm, top in largest.items():
+        if arm == BASELINE or top is None or base is None:
+            continue
+        ends = _not_run(points, arm, min(base, top))
+        value = None if ends else next_to_break_even(differences(points, arm))
+        needed |= dict.fromkeys(ends if value is None else _not_run(points, arm, value))
+    return list(needed)
+
+
+def _not_run(points: Mapping[str, Points], arm: str, value: int) -> list[tuple[str, int]]:
+    """Which of ``arm`` and the baseline have not been run with ``value``."""
+    return [(name, value) for name in (BASELINE, arm) if value not in points[name]]
+
+
+def _to_draw(points: Mapping[str, Points], low: int, curve: int) -> list[tuple[str, int]]:
+    """Runs for a curve over ``curve`` values, evenly spaced but for those that were run close by."""
+    largest = {arm: bracket(mine)[0] for arm, mine in points.items()}
+    top = max((value for value in largest.values() if value is not None), default=low)
+    if curve < 2 or top == low:
+        return []
+    fitting = {value for mine in points.values() for value, memory in mine.items() if memory is not None}
+    span, parts = top - low, curve - 1
+    values = []
+    for part in range(curve):
+        even = low + (span * part + parts // 2) // parts
+        nearest = min(fitting, key=lambda value: (abs(value - even), value))
+        values.append(nearest if abs(nearest - even) * 3 * parts <= span else even)
+    return [
+        (arm, value)
+        for value in dict.fromkeys(values)
+        for arm, limit in largest.items()
+        if limit is not None and value <= limit and value not in points[arm]
+    ]
+
+
+def _largest_expected(points: Points, fits: int, too_large: int, total: int) -> int | None:
+    """The largest value that fits by a straight line through the two largest that do."""
+    known = sorted((value, memory.used) for value, memory in points.items() if memory is not None)
+    if len(known) == 1:
+        return isqrt(fits * too_large)
+    (smaller, less), (larger, more) = known[-2:]
+    if more <= less:
+        return None
+    expected = larger + (total - more) * (larger - smaller) // (more - less)
+    return expected if expected < too_large else None
+
+
+def _inside(below: int, above: int, guess: int | None) -> int:
+    """``guess`` between the two values, or the middle."""
+    return (below + above) // 2 if guess is None else min(max(guess, below + 1), above - 1)

@@ -1,0 +1,1 @@
+"""From events to allocations with a category, and what is alive at every instant."""

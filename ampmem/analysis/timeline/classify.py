@@ -1,0 +1,221 @@
+"""Which category an allocation is in: an ordered tuple of rules, and the first that matches decides.
+
+A rule sees facts and lifetimes of all allocations at once and returns a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ampmem.analysis.timeline.categories import CODES, Category
+from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, JoinedFacts, Lifetimes, Mask
+from ampmem.analysis.timeline.marks import failure_ns
+from ampmem.events import Column, Fact, Phase, Recording, StepRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """All that a rule may look at; one entry per allocation.
+
+    ``facts`` has bit ``1 << fact`` set for every fact. ``step_end_ns`` is when the step of the birth
+    ended, ``next_backward_ns`` when the first backward after the birth began, and ``failure_ns`` when memory ran
+    out in the step of the birth and ended the run; ``FOREVER`` for never.
+    """
+
+    facts: Column
+    phase: Column
+    step: Column
+    died_step: Column
+    op: Column
+    """Text id of the op that allocated."""
+    kernels: Mask
+    """For each text: whether it names one of torch's own ops, not a Python function's autograd node."""
+    module: Column
+    born_ns: Column
+    died_ns: Column
+    step_end_ns: Column
+    next_backward_ns: Column
+    failure_ns: Column
+
+    def has(self, *facts: Fact) -> Mask:
+        """Which allocations any of ``facts`` is about."""
+        mask: Mask = (self.facts & sum(1 << fact for fact in facts)) != 0
+        return mask
+
+    def born_in(self, *phases: Phase) -> Mask:
+        """Which allocations were born in any of ``phases``."""
+        return np.isin(self.phase, phases)
+
+    def outlives(self, instant_ns: Column) -> Mask:
+        """Which allocations are alive just before ``instant_ns``; none where that instant never came."""
+        mask: Mask = (instant_ns != FOREVER) & (self.died_ns >= instant_ns)
+        return mask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """``applies`` says which allocations are in ``category``; ``names`` are the facts that name them, best first."""
+
+    category: Category
+    names: tuple[Fact, ...]
+    applies: Callable[[View], Mask]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Classes:
+    """One entry per allocation: category code, and the name and module (text ids) of the fact that decided."""
+
+    category: Column
+    name: Column
+    module: Column
+
+    def of(self, category: Category) -> Mask:
+        """Which allocations are in ``category``."""
+        mask: Mask = self.category == CODES[category]
+        return mask
+
+
+def is_parameter(view: View) -> Mask:
+    """Memory of an ``nn.Parameter``."""
+    return view.has(Fact.PARAMETER)
+
+
+def is_master_copy(view: View) -> Mask:
+    """An optimizer's own copy of a parameter."""
+    return view.has(Fact.MASTER_COPY)
+
+
+def is_gradient(view: View) -> Mask:
+    """Memory that is, or becomes, a ``.grad``."""
+    return view.has(Fact.GRADIENT)
+
+
+def is_optimizer_state(view: View) -> Mask:
+    """Memory of a tensor in ``optimizer.state``."""
+    return view.has(Fact.OPTIMIZER_STATE)
+
+
+def is_buffer(view: View) -> Mask:
+    """Memory of a module buffer."""
+    return view.has(Fact.BUFFER)
+
+
+def is_cast_copy(view: View) -> Mask:
+    """A parameter in another precision, made in forward."""
+    return view.has(Fact.CAST_COPY)
+
+
+def is_input(view: View) -> Mask:
+    """The batch: what a root module was given, unless a module made it; what loading made; saved but made outside."""
+    made_by_module: Mask = view.born_in(Phase.FORWARD) & (view.module != 0)
+    given = view.has(Fact.INPUT) & ~made_by_module
+    saved = view.has(Fact.SAVED) & view.born_in(Phase.SETUP, Phase.BETWEEN)
+    return given | view.born_in(Phase.DATA) | saved
+
+
+def is_workspace(view: View) -> Mask:
+    """A library's scratch; scratch that an op of forward kept to itself and did not give back within the step."""
+    hidden: Mask = view.born_in(Phase.FORWARD) & view.kernels[view.op] & (view.facts == 0)
+    return view.has(Fact.WORKSPACE) | (hidden & view.outlives(view.step_end_ns))
+
+
+def is_activation(view: View) -> Mask:
+    """Kept for backward: saved, made again in it, or simply still there when it starts, or when memory runs out."""
+    until = np.minimum(view.next_backward_ns, view.failure_ns)
+    waiting = view.born_in(Phase.FORWARD) & view.outlives(until)
+    return view.has(Fact.SAVED, Fact.RECOMPUTED) | waiting
+
+
+def is_temporary(view: View) -> Mask:
+    """Dead within its step or the one after; or in use by the backward or the update in which memory ran out."""
+    soon: Mask = (view.died_ns != FOREVER) & (view.died_step - view.step <= 1)
+    in_use = view.born_in(Phase.BACKWARD, Phase.OPTIMIZER) & view.outlives(view.failure_ns)
+    return soon | in_use
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(category=Category.PARAMETERS, names=(Fact.PARAMETER,), applies=is_parameter),
+    Rule(category=Category.MASTER_COPIES, names=(Fact.MASTER_COPY,), applies=is_master_copy),
+    Rule(category=Category.GRADIENTS, names=(Fact.GRADIENT,), applies=is_gradient),
+    Rule(category=Category.OPTIMIZER_STATE, names=(Fact.OPTIMIZER_STATE,), applies=is_optimizer_state),
+    Rule(category=Category.BUFFERS, names=(Fact.BUFFER,), applies=is_buffer),
+    Rule(category=Category.CAST_COPIES, names=(Fact.CAST_COPY,), applies=is_cast_copy),
+    Rule(category=Category.INPUTS, names=(Fact.INPUT,), applies=is_input),
+    Rule(category=Category.WORKSPACE, names=(Fact.WORKSPACE,), applies=is_workspace),
+    Rule(category=Category.ACTIVATIONS, names=(Fact.SAVED, Fact.RECOMPUTED), applies=is_activation),
+    Rule(category=Category.TEMPORARIES, names=(Fact.SCRATCH,), applies=is_temporary),
+)
+"""In order of precedence; what no rule matches is ``other``."""
+
+
+def view_of(lifetimes: Lifetimes, facts: JoinedFacts, recording: Recording) -> View:
+    """Gather what the rules look at."""
+    phases, steps = recording.phases, recording.steps
+    bits = np.zeros(len(lifetimes), dtype=np.int64)
+    for fact in Fact:
+        bits[facts.allocation[facts.fact == fact]] |= 1 << fact
+    backward = np.append(phases.time_ns[phases.phase == Phase.BACKWARD], FOREVER)
+    return View(
+        facts=bits,
+        phase=lifetimes.phase,
+        step=lifetimes.step,
+        died_step=lifetimes.died_step,
+        op=lifetimes.op,
+        kernels=np.array([text.startswith("aten::") for text in recording.texts], dtype=np.bool_),
+        module=lifetimes.module,
+        born_ns=lifetimes.born_ns,
+        died_ns=lifetimes.died_ns,
+        step_end_ns=_step_ends(lifetimes.step, steps),
+        next_backward_ns=backward[np.searchsorted(backward, lifetimes.born_ns, side="left")],
+        failure_ns=_failures(lifetimes, recording),
+    )
+
+
+def _failures(lifetimes: Lifetimes, recording: Recording) -> Column:
+    """When memory ran out in each allocation's step, if that ended the run after its birth."""
+    failed = failure_ns(recording)
+    if failed is None:
+        return np.full(len(lifetimes), FOREVER, dtype=np.int64)
+    mine = (lifetimes.born_ns >= recording.steps[-1].start_ns) & (lifetimes.born_ns <= failed)
+    return np.where(mine, failed, FOREVER)
+
+
+def _step_ends(step: Column, steps: Sequence[StepRecord]) -> Column:
+    """When each allocation's step ended; ``FOREVER`` for a step that did not."""
+    if not steps:
+        return np.full(len(step), FOREVER, dtype=np.int64)
+    index = np.array([record.index for record in steps], dtype=np.int64)
+    ends = np.array([record.end_ns for record in steps], dtype=np.int64)
+    order = np.argsort(index)
+    place = np.minimum(np.searchsorted(index[order], step), len(index) - 1)
+    return np.where(index[order][place] == step, ends[order][place], FOREVER)
+
+
+def classify(view: View, facts: JoinedFacts) -> Classes:
+    """Put every allocation into one category."""
+    count = len(view.facts)
+    category = np.full(count, CODES[Category.OTHER], dtype=np.int64)
+    name = np.zeros(count, dtype=np.int64)
+    module = np.zeros(count, dtype=np.int64)
+    undecided = np.ones(count, dtype=np.bool_)
+    for rule in RULES:
+        mine = undecided & rule.applies(view)
+        category[mine] = CODES[rule.category]
+        undecided &= ~mine
+        for fact in reversed(rule.names):
+            first = _first_of(fact, facts, count)
+            named = mine & (first != ALIVE)
+            name[named] = facts.name[first[named]]
+            module[named] = facts.module[first[named]]
+    return Classes(category=category, name=name, module=module)
+
+
+def _first_of(fact: Fact, facts: JoinedFacts, count: int) -> Column:
+    """Index of each allocation's first ``fact`` in ``facts``; -1 for none."""
+    first = np.full(count, ALIVE, dtype=np.int64)
+    rows = np.flatnonzero(facts.fact == fact)[::-1]
+    first[facts.allocation[rows]] = rows  # numpy keeps the last of repeated indices: the earliest fact
+    return first

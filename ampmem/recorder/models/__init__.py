@@ -1,0 +1,1 @@
+"""Whose tensor is it: modules, live objects, and the Python stacks of the script."""

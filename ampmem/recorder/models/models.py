@@ -1,0 +1,242 @@
+"""The script's models: which modules are roots, and the full names of all that hangs below them.
+
+Holds weak references only: a model that the script drops must die as it would without ampmem.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ampmem.events import Fact, ParameterRecord
+from ampmem.recorder.log import Log, data_address, storage_address
+from ampmem.recorder.models.live import live_objects
+from ampmem.recorder.texts import Texts
+
+ROOT = "(model)"
+"""Path of the only model's root module; with several models each has its class name instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Slot:
+    """Where a parameter or buffer hangs; what hangs there is looked up anew each time."""
+
+    module: weakref.ref[nn.Module]
+    key: str
+    name: str
+    name_id: int
+    path_id: int
+
+    def tensor(self, kind: str) -> torch.Tensor | None:
+        module = self.module()
+        return None if module is None else module.__dict__[kind].get(self.key)
+
+
+class Places:
+    """Which named tensor lies where: one storage may hold several."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, dict[int, tuple[int, int]]] = {}
+        """By the storage's address, then by that of a tensor's first element: where it ends, and its name."""
+
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._of.clear()
+
+    def add(self, storage: int, tensor: torch.Tensor, name: int) -> None:
+        """``tensor`` lies in the storage at that address; of tensors in the same place the first one counts."""
+        if storage:  # a parameter that never was materialized is nowhere
+            start = data_address(tensor)
+            end = start + tensor.numel() * tensor.element_size()
+            self._of.setdefault(storage, {}).setdefault(start, (end, name))
+
+    def find(self, storage: int, tensor: torch.Tensor) -> int | None:
+        """Name of the tensor in whose memory ``tensor``, which lies in the storage at that address, begins."""
+        tensors = self._of.get(storage)
+        if tensors is None:
+            return None
+        start = data_address(tensor)
+        if start in tensors:
+            return tensors[start][1]
+        before = max((other for other in tensors if other < start), default=None)
+        return tensors[before][1] if before is not None and start < tensors[before][0] else None
+
+
+class Models:
+    """Names of modules, parameters and buffers, kept up to date with the script's models."""
+
+    def __init__(self, texts: Texts, log: Log) -> None:
+        self._texts = texts
+        self._log = log
+        self._roots: list[tuple[weakref.ref[nn.Module], str]] = []
+        self._path_ids: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
+        self._parameters: list[_Slot] = []
+        self._buffers: list[_Slot] = []
+        self._records: dict[str, ParameterRecord] = {}
+        self._registered: dict[int, weakref.ref[nn.Module]] = {}
+        self.changed = True
+        """Whether something was added to a module since the last :meth:`refresh`."""
+        self.generation = 0
+        """How often everything was named."""
+        self.parameters_at = Places()
+        """Text ids of the parameters' names, as of the last :meth:`note`."""
+        self.buffers_at = Places()
+        """The same of the buffers."""
+
+    def add(self, module: nn.Module) -> None:
+        """Make ``module`` a root, named after its class unless it is the only one with parameters."""
+        alone = _has_parameters(module) and not any(self._live_roots_with_parameters())
+        self._add_roots([module], alone=alone)
+
+    def registered(self, module: nn.Module) -> None:
+        """Something was registered with ``module``: it may be a root, and names may have changed."""
+        self.changed = True
+        if id(module) not in self._registered:
+            self._registered[id(module)] = weakref.ref(module)
+
+    def add_registered(self) -> None:
+        """Make roots of those registered modules that are nobody's child."""
+        modules = [module for reference in self._registered.values() if (module := reference()) is not None]
+        self._registered.clear()
+        if self.changed:
+            self.refresh()  # what hangs below a root is named now, and no root itself
+        parents = _parents(modules)
+        roots = [m for m in modules if self._known_path(m) is None and id(m) not in parents and _has_parameters(m)]
+        if roots:
+            self._add_roots(roots, alone=len(roots) == 1 and not any(self._live_roots_with_parameters()))
+
+    def path_id(self, module: nn.Module) -> int:
+        """Text id of ``module``'s path; a module never seen before is looked for, or becomes a root."""
+        found = self._known_path(module)
+        if found is None and self.changed:
+            self.refresh()
+            found = self._known_path(module)
+        if found is None:  # it existed before, or was copied or unpickled, which registers nothing
+            parents = _parents(live_objects().modules)
+            root = module
+            while id(root) in parents:
+                root = parents[id(root)]
+            self.add(root)
+            found = self._known_path(module)
+        return found or 0
+
+    def note(self) -> None:
+        """Log where all parameters and buffers are now."""
+        if self.changed:
+            self.refresh()
+        self.parameters_at.clear()
+        self.buffers_at.clear()
+        for slot, parameter in self.parameters():
+            address = storage_address(parameter)
+            self.parameters_at.add(address, parameter, slot.name_id)
+            dtype = self._texts.dtype_id(parameter.dtype)
+            self._log.fact(Fact.PARAMETER, address, slot.name_id, slot.path_id, dtype)
+        for slot in self._buffers:
+            buffer = slot.tensor("_buffers")
+            if buffer is not None:
+                address = storage_address(buffer)
+                self.buffers_at.add(address, buffer, slot.name_id)
+                self._log.fact(Fact.BUFFER, address, slot.name_id, slot.path_id)
+
+    def parameters(self) -> Iterator[tuple[_Slot, nn.Parameter]]:
+        """Every live parameter with where it hangs."""
+        for slot in self._parameters:
+            parameter = slot.tensor("_parameters")
+            if parameter is not None:
+                yield slot, parameter  # type: ignore[misc]
+
+    def refresh(self) -> None:
+        """Name everything below the roots again."""
+        self.changed = False
+        self.generation += 1
+        self._path_ids.clear()
+        self._parameters.clear()
+        self._buffers.clear()
+        seen: set[int] = set()
+        for root, prefix in self._roots:
+            module = root()
+            if module is not None:
+                self._name_tree(module, prefix, seen)
+
+    def records(self) -> list[ParameterRecord]:
+        """Every parameter ever seen, by name, with the first that lies in the same memory."""
+        first: dict[tuple[int, int], str] = {}
+        for slot, parameter in self.parameters():
+            place = (data_address(parameter), parameter.numel())
+            owner = first.setdefault(place, slot.name) if place[0] else slot.name
+            shares = None if owner == slot.name else owner
+            module = slot.module()
+            kind = "" if module is None else type(module).__name__
+            self._records[slot.name] = parameter_record(slot.name, parameter, kind=kind, shares=shares)
+        return list(self._records.values())
+
+    def _live_roots_with_parameters(self) -> Iterator[bool]:
+        return (_has_parameters(module) for root, _ in self._roots if (module := root()) is not None)
+
+    def _known_path(self, module: nn.Module) -> int | None:
+        entry = self._path_ids.get(id(module))
+        return entry[1] if entry is not None and entry[0]() is module else None
+
+    def _add_roots(self, modules: Iterable[nn.Module], *, alone: bool) -> None:
+        taken = {prefix for _, prefix in self._roots}
+        for module in modules:
+            name = ROOT if alone else _unused(type(module).__name__, taken)
+            taken.add(name)
+            self._roots.append((weakref.ref(module), name))
+        self.refresh()
+
+    def _name_tree(self, root: nn.Module, prefix: str, seen: set[int]) -> None:
+        lead = "" if prefix == ROOT else prefix
+        for path, module in root.named_modules(prefix=lead):
+            reference = weakref.ref(module)
+            path_id = self._texts.id(path or prefix)
+            self._path_ids.setdefault(id(module), (reference, path_id))
+            for kind, slots in (("_parameters", self._parameters), ("_buffers", self._buffers)):
+                for key, tensor in module.__dict__[kind].items():
+                    if tensor is None or id(tensor) in seen:
+                        continue
+                    seen.add(id(tensor))
+                    name = f"{path}.{key}" if path else key
+                    name_id = self._texts.id(name)
+                    slots.append(_Slot(module=reference, key=key, name=name, name_id=name_id, path_id=path_id))
+
+
+def parameter_record(
+    name: str, parameter: torch.Tensor, *, kind: str = "", shares: str | None = None
+) -> ParameterRecord:
+    """What the recording keeps of one parameter."""
+    return ParameterRecord(
+        name=name,
+        elements=parameter.numel(),
+        bytes=parameter.numel() * parameter.element_size(),
+        dtype=str(parameter.dtype).removeprefix("torch."),
+        trainable=parameter.requires_grad,
+        shape=tuple(parameter.shape),
+        kind=kind,
+        shares=shares,
+    )
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _parents(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
+    """``id`` of each child to its parent."""
+    return {id(child): parent for parent in modules for child in parent.__dict__.get("_modules", {}).values()}
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    number = 1
+    candidate = name
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}#{number}"
+    return candidate

@@ -1,0 +1,106 @@
+"""Python stacks, cheap to take and turned into text only when they are written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import CodeType, FrameType
+
+from ampmem.own_code import OWN_FOLDERS, RUNNER
+from ampmem.recorder.texts import Texts
+
+_HIDDEN = tuple(
+    str(Path("torch", *parts))
+    for parts in (
+        ("nn", "modules", "module.py"),
+        ("utils", "_contextlib.py"),
+        ("utils", "_python_dispatch.py"),
+        ("amp", "autocast_mode.py"),
+        ("amp", "grad_scaler.py"),
+        ("_ops.py",),
+        ("_tensor.py",),
+        ("autograd", "__init__.py"),
+        ("autograd", "graph.py"),
+        ("optim", "optimizer.py"),
+    )
+)
+"""Torch's own plumbing between a user's line and the op that it calls: noise in every stack."""
+
+
+class Stacks:
+    """Interns stacks as tuples of (code id, instruction offset); ids here are not text ids."""
+
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled
+        self._index: dict[tuple[int, ...], int] = {(): 0}
+        self._codes: dict[int, CodeType] = {}  # keeps the code objects alive, so that ids stay theirs
+        self._text_ids: list[int] = [0]
+        self._pending: list[tuple[int, ...]] = []
+
+    def capture(self) -> int:
+        """The id of the stack that called the caller; 0 when stacks are off."""
+        if not self._enabled:
+            return 0
+        frame: FrameType | None = sys._getframe(2)
+        key: list[int] = []
+        while frame is not None:
+            key.append(id(frame.f_code))
+            key.append(frame.f_lasti)
+            frame = frame.f_back
+        stack = tuple(key)
+        known = self._index.get(stack)
+        return known if known is not None else self._add(stack)
+
+    def _add(self, stack: tuple[int, ...]) -> int:
+        frame: FrameType | None = sys._getframe(3)
+        while frame is not None:
+            self._codes[id(frame.f_code)] = frame.f_code
+            frame = frame.f_back
+        self._index[stack] = len(self._index)
+        self._pending.append(stack)
+        return self._index[stack]
+
+    def text_ids(self, texts: Texts) -> list[int]:
+        """Maps every id of :meth:`capture` to the id of its text in ``texts``."""
+        self._text_ids.extend(texts.id(self._text(stack)) for stack in self._pending)
+        self._pending.clear()
+        return self._text_ids
+
+    def _text(self, stack: tuple[int, ...]) -> str:
+        codes = ((self._codes[code_id], offset) for code_id, offset in zip(stack[::2], stack[1::2], strict=True))
+        return stack_text((code.co_filename, _line(code, offset), code.co_qualname) for code, offset in codes)
+
+
+def stack_text(frames: Iterable[tuple[str, int, str]]) -> str:
+    """``frames`` (file, line, function; innermost first) as lines, outermost first, without torch's plumbing."""
+    lines: list[str] = []
+    for file, line, function in frames:
+        if file == RUNNER:  # below it nothing is the user's
+            break
+        if not file.startswith(OWN_FOLDERS) and not file.endswith(_HIDDEN):
+            lines.append(f"{file}:{line} {function}")
+    return "\n".join(reversed(lines))
+
+
+def calling_frame() -> FrameType:
+    """The caller's frame."""
+    return sys._getframe(1)
+
+
+def current_stack() -> str:
+    """The stack of the calling thread, as :func:`stack_text` has it."""
+    frames: list[tuple[str, int, str]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
+        frame = frame.f_back
+    return stack_text(frames)
+
+
+def _line(code: CodeType, offset: int) -> int:
+    """The line of the instruction at ``offset`` bytes into ``code``."""
+    for start, end, line in code.co_lines():
+        if start <= offset < end and line is not None:
+            return line
+    return code.co_firstlineno

@@ -1,0 +1,102 @@
+"""What is kept when the device runs out of memory, and whether the script ends with that."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from time import time_ns
+from typing import Any
+
+import torch
+
+from ampmem.allocator.shortage import pack
+from ampmem.events import NO_STEP, OomRecord
+from ampmem.recorder.sources.base import Place
+from ampmem.recorder.sources.cuda.device import CudaApi
+from ampmem.recorder.sources.cuda.events import OOM, segments_of
+
+KEPT = 8
+"""How many failures of a step are kept, the last ones: scripts retry with smaller batches, and die of the last."""
+
+_NOWHERE = Place(step=NO_STEP, op="", module="", stack="")
+
+
+class OomKeeper:
+    """Looks at the allocator whenever it gives up, before the script gets to know."""
+
+    def __init__(self, api: CudaApi) -> None:
+        self._api = api
+        self._records: deque[OomRecord] = deque(maxlen=KEPT)
+        self.locate: Callable[[], Place] | None = None
+
+    def observe(self, device: int, segment: int, total: int, free: int) -> None:
+        """Memory ran out; runs on the thread that asked for it, without the allocator's lock."""
+        now = time_ns()
+        place = _NOWHERE if self.locate is None else self.locate()
+        snapshot = self._api.snapshot()
+        request = _last_failure(snapshot, device)
+        first, second = request.get("pool_id", (0, 0))
+        self._records.append(
+            OomRecord(
+                time_ns=now,
+                step=place.step,
+                device=device,
+                stream=int(request.get("stream", 0)),
+                pool=f"{first},{second}",
+                asked=int(request.get("size", segment)),
+                segment=segment,
+                total=total,
+                free=free,
+                op=place.op,
+                module=place.module,
+                stack=place.stack,
+                segments=pack(segments_of(snapshot, device)),
+            )
+        )
+
+    def name_ops(self, op_at: Callable[[int], str]) -> None:
+        """Name the ops that no mode saw, which are autograd's, by when they failed."""
+        named = [record if record.op else replace(record, op=op_at(record.time_ns)) for record in self._records]
+        self._records.clear()
+        self._records.extend(named)
+
+    def take(self, device: int | None) -> list[OomRecord]:
+        """The failures on ``device`` since the last call; those of any when it is ``None``."""
+        taken = list(self._records)
+        self._records.clear()
+        return [record for record in taken if device is None or record.device == device]
+
+
+def ended_with(failure: BaseException | None, ooms: Sequence[OomRecord], forward_ns: int) -> bool:
+    """Whether the script got no further than the last of ``ooms``, in time order.
+
+    ``failure`` is the exception that ended it, if one did; ``forward_ns`` when its last forward began. A script
+    that caught the failure and ended by itself got no further either, one that failed of something else did.
+    """
+    if not ooms or ooms[-1].time_ns < forward_ns:
+        return False
+    return failure is None or isinstance(failure, SystemExit) or _is_out_of_memory(failure)
+
+
+def _is_out_of_memory(failure: BaseException) -> bool:
+    """Whether ``failure`` is the device's own error, or came of it."""
+    error: BaseException | None = failure
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _last_failure(snapshot: Mapping[str, Any], device: int) -> Mapping[str, Any]:
+    """The trace's entry of the failure; it has the size of the block, where torch tells only the segment's."""
+    traces = snapshot["device_traces"]
+    if device < len(traces):
+        for entry in reversed(traces[device]):
+            if entry["action"] == OOM:
+                found: Mapping[str, Any] = entry
+                return found
+    return {}

@@ -1,0 +1,306 @@
+"""Source ``cuda``: the trace of PyTorch's caching allocator, taken from it at the end of every step.
+
+The trace is switched on when the script initializes CUDA, emptied at each :meth:`CudaSource.drain`, and
+switched off at the end. One device is recorded: the one with the largest peak when the first mark is reached.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from time import time_ns
+
+import numpy as np
+
+from ampmem.allocator.model.layout import DEFAULT_POOL
+from ampmem.allocator.settings import VARIABLES, Settings, settings_of_environment
+from ampmem.errors import UsageError
+from ampmem.events import PEAK_MARK, AllocatorRecord, LayersRecord, OomRecord, Source
+from ampmem.recorder.sources.base import Place, RawEvents
+from ampmem.recorder.sources.cuda.device import CudaApi, Snapshot, TorchCuda, forget_observer
+from ampmem.recorder.sources.cuda.events import History, Settled, Stamps
+from ampmem.recorder.sources.cuda.nodes import NO_NODES, NodeRecorder, Nodes
+from ampmem.recorder.sources.cuda.oom import OomKeeper
+from ampmem.recorder.sources.window import check_free, install
+from ampmem.units import format_count
+
+ENTRIES = 2_000_000
+"""How many entries of the trace torch keeps: a bound for its memory, far above what a step makes."""
+_LAST = "after_optimizer"
+_BY_CALL = "torch.cuda.memory._set_allocator_settings"
+
+
+class CudaSource:
+    """The events of one CUDA device; ``synchronize`` waits for the device at each step's end."""
+
+    kind = Source.CUDA
+    device_type = "cuda"
+
+    def __init__(self, *, stacks: bool = True, synchronize: bool = True, api: CudaApi | None = None) -> None:
+        self._api: CudaApi = TorchCuda() if api is None else api
+        self._stacks = stacks
+        self._synchronize = synchronize
+        self._on = False
+        self._wanted = False
+        self._process = self._thread = 0
+        self._device: int | None = None
+        self._since_ns = 0
+        self._history = History(self._settings())
+        self._stamps = Stamps()
+        self._nodes = NodeRecorder()
+        self._tag: Callable[[str], None] | None = None
+        self._marks: dict[tuple[int, str], tuple[int, LayersRecord]] = {}
+        self._layers: list[LayersRecord] = []
+        self._oom = OomKeeper(self._api)
+        self._notes: dict[str, None] = {}
+        self._lost = 0
+        self._in_force = ""
+        self._expandable = False
+        self._streams: set[int] = set()
+        self._pools: set[tuple[int, int]] = set()
+        self.device_name = "a CUDA device"
+        self.stamp: Callable[[int], None] | None = self._stamp
+        self.locate: Callable[[], Place] | None = None
+
+    def check(self) -> None:
+        """Raise :class:`UsageError` where nothing can be recorded, or somebody else records already."""
+        problem = self._api.problem()
+        if problem is not None:
+            raise UsageError(problem)
+        # There is one history per process, and emptying it at every step would take it from its owner.
+        if self._api.history_is_on():
+            raise UsageError(
+                "the script is recording memory history already (torch.cuda.memory._record_memory_history), and "
+                "PyTorch keeps only one; leave that call out, or start ampmem before it"
+            )
+        check_free()
+
+    def install(self) -> Callable[[], None]:
+        """Keep the script's ``record_function`` scopes out of the profile that names autograd's nodes."""
+        return install()
+
+    def start(self, baseline: Mapping[int, int]) -> None:
+        """Begin, or wait for the script to initialize CUDA. What is alive is in the first snapshot."""
+        self._wanted = True
+        self._process, self._thread = os.getpid(), threading.get_ident()
+        self._since_ns = time_ns()
+        self._api.when_ready(self._switch_on)
+
+    def mark(self, step: int, mark: str) -> None:
+        """Take the statistics now."""
+        device = self._chosen()
+        if device is None:
+            return
+        now = time_ns()
+        self._stamp(now)  # what comes next is not to be taken for something before the mark
+        stats = self._api.stats(device)
+        used = None
+        with suppress(RuntimeError):  # of a device that has failed: the script gets to know by itself
+            if not self._api.capturing():
+                free, total = self._api.memory_info(device)
+                used = total - free
+        record = LayersRecord(
+            step=step,
+            mark=mark,
+            requested=stats.requested,
+            allocated=stats.allocated,
+            active=stats.active,
+            reserved=stats.reserved,
+            device_used=used,
+            process_used=self._api.process_used(device) if mark == _LAST else None,  # it may take a millisecond
+        )
+        self._marks[(step, mark)] = (now, record)
+
+    def drain(self) -> RawEvents:
+        """The events since the last call."""
+        return self._take(go_on=True)
+
+    def stop(self) -> RawEvents:
+        """The last events; switches off what :meth:`start` has switched on."""
+        events = self._take(go_on=False)
+        self._wanted = False
+        if self._on:
+            self._on = False
+            self._api.history(on=False, entries=0, stacks=False)
+            if self._device is None:
+                self._note("nothing was allocated on a CUDA device; --device cpu records the CPU's memory")
+            forget_observer(self._oom.observe)
+            if self._tag is not None:
+                with suppress(RuntimeError):
+                    self._tag("")
+        return events
+
+    def take_layers(self) -> list[LayersRecord]:
+        """The settled marks."""
+        taken, self._layers = self._layers, []
+        return taken
+
+    def take_ooms(self) -> list[OomRecord]:
+        """The failures since the last call, on the recorded device."""
+        return self._oom.take(self._device)
+
+    def allocator(self) -> AllocatorRecord | None:
+        """How the caching allocator was set and used by now; ``None`` before anything was allocated."""
+        if self._device is None:
+            return None
+        set_in = [name for name in VARIABLES if os.environ.get(name) == self._in_force]
+        return AllocatorRecord(
+            variable=set_in[0] if set_in else _BY_CALL if self._in_force else "",
+            settings=self._in_force,
+            expandable_segments=self._expandable,
+            streams=len(self._streams),
+            private_pools=len(self._pools - {DEFAULT_POOL}),
+            device=self._device,
+            peaks=tuple(self._api.stats(device).allocated_peak for device in range(self._api.device_count())),
+        )
+
+    def notes(self) -> list[str]:
+        """What a reader has to know."""
+        return list(self._notes)
+
+    def _settings(self) -> Settings:
+        try:
+            return settings_of_environment(os.environ)
+        except UsageError:  # an option that this version of ampmem does not know; torch does, or has refused it
+            return Settings()
+
+    def _switch_on(self) -> None:
+        """CUDA is there. Called by torch in the middle of its own initialization: must not raise."""
+        if not self._wanted or self._on or os.getpid() != self._process:  # a forked worker is not recorded
+            return
+        problem = self._api.problem()
+        if problem is not None:  # the script has changed the allocator since
+            self._note(f"nothing was recorded: {problem}")
+            return
+        try:
+            self._api.history(on=True, entries=ENTRIES, stacks=self._stacks)
+            self._on = True
+            self._tag = self._api.metadata_setter()
+            self._oom.locate = self.locate
+            self._api.observe_oom(self._oom.observe)
+        except Exception as error:
+            self._note(f"memory history could not be switched on: {error}")
+            return
+        # Not before: a build for CUDA sets CUPTI up with the profiler, and the script may still choose its devices.
+        if threading.get_ident() == self._thread:
+            self._follow_nodes()
+
+    def _follow_nodes(self) -> None:
+        try:
+            self._nodes.start()
+        except RuntimeError as error:  # the allocator's events are worth having without the names
+            self._note(f"autograd's nodes have no names here: the profiler did not start ({error})")
+
+    def _stamp(self, now_ns: int) -> None:
+        if self._tag is not None:
+            self._stamps.add(threading.get_ident(), now_ns)
+            with suppress(RuntimeError):  # of a device that has failed
+                self._tag(str(now_ns))
+
+    def _chosen(self) -> int | None:
+        """The device that is recorded; ``None`` while nothing is on any."""
+        if self._device is None and self._on:
+            peaks = {device: self._api.stats(device).allocated_peak for device in range(self._api.device_count())}
+            best = max(peaks.values(), default=0)
+            if best > 0:
+                current = self._api.current_device()
+                ranked = [device for device, peak in peaks.items() if peak == best]
+                self._device = current if current in ranked else ranked[0]
+                self.device_name = self._api.device_name(self._device)
+        return self._device
+
+    def _take(self, *, go_on: bool) -> RawEvents:
+        device = self._chosen()
+        if device is None:
+            nodes = self._nodes.take(go_on=go_on)
+            return _raw(None, nodes, self._history)
+        if self._synchronize:
+            with suppress(RuntimeError):  # of a device that has failed; what the allocator knows can still be had
+                if not self._api.capturing():
+                    self._api.synchronize(device)
+        since, self._since_ns = self._since_ns, time_ns()
+        snapshot = self._api.snapshot()
+        if go_on:
+            self._api.history(on=True, entries=ENTRIES, stacks=self._stacks)
+        nodes = self._nodes.take(go_on=go_on)
+        if go_on and not self._nodes.running:  # another thread has initialized CUDA
+            self._follow_nodes()
+        self._oom.name_ops(nodes.name_at)
+        settled = self._history.settle(snapshot, device, self._stamps.take(), since)
+        self._settle_marks(settled)
+        self._note_window(snapshot, device, settled)
+        return _raw(settled, nodes, self._history)
+
+    def _settle_marks(self, settled: Settled) -> None:
+        """torch counts a request until its wait for other streams is over; tensors end with the free."""
+        marks, self._marks = list(self._marks.values()), {}
+        for when, record in marks:
+            self._layers.append(replace(record, requested=record.requested - settled.awaiting_at(when)))
+        if marks:
+            step = marks[-1][1].step
+            peak = settled.peak
+            self._layers.append(LayersRecord(step=step, mark=PEAK_MARK, device_used=None, **peak._asdict()))
+
+    def _note(self, message: str) -> None:
+        self._notes[message] = None
+
+    def _note_window(self, snapshot: Snapshot, device: int, settled: Settled) -> None:
+        if settled.lost and not self._lost:
+            self._note("some allocator events were lost; what they did is at the start or end of its step")
+        self._lost += settled.lost
+        if len(snapshot["device_traces"][device]) >= ENTRIES:
+            self._note(
+                f"a step had more than the {format_count(ENTRIES)} allocator events that are kept: its first ones are "
+                "lost, and its peak may be too low"
+            )
+        settings: Mapping[str, object] = snapshot.get("allocator_settings", {})
+        self._in_force = next((str(settings[name]) for name in VARIABLES if name in settings), "")
+        for segment in snapshot["segments"]:
+            if segment["device"] == device:
+                self._expandable |= bool(segment.get("is_expandable"))
+                self._streams.add(segment["stream"])
+                self._pools.add(tuple(segment.get("segment_pool_id", DEFAULT_POOL)))
+        if self._pools - {DEFAULT_POOL}:
+            self._note(
+                "CUDA graphs or memory pools of the script's hold memory of their own: a graph's replays allocate "
+                "nothing, so what they compute is not seen"
+            )
+        if self._tag is None:
+            self._note("this torch cannot tag allocator events: ops are joined to them by time alone")
+
+
+def _raw(settled: Settled | None, nodes: Nodes, history: History) -> RawEvents:
+    """The events with the autograd nodes that ran at their times."""
+    none = np.zeros(0, dtype=np.int64)
+    if settled is None:
+        return RawEvents(
+            time_ns=none,
+            action=none,
+            address=none,
+            bytes=none,
+            block_bytes=none,
+            stream=none,
+            allocated=none,
+            op=none,
+            sequence=none,
+            ops=NO_NODES.ops,
+        )
+    op, sequence = nodes.at(settled.time_ns)
+    return RawEvents(
+        time_ns=settled.time_ns,
+        action=settled.action,
+        address=settled.address,
+        bytes=settled.bytes,
+        block_bytes=settled.block_bytes,
+        stream=settled.stream,
+        allocated=settled.allocated,
+        op=op,
+        sequence=sequence,
+        ops=nodes.ops,
+        stack=settled.stack,
+        stacks=tuple(history.stacks.texts),
+        segments=settled.segments,
+    )

@@ -1,0 +1,1 @@
+"""What is forced on a script: a precision, through torch's own autocast and GradScaler."""

@@ -1,0 +1,334 @@
+"""Forces one precision arm on an unmodified script, through torch's own autocast and GradScaler."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C._dynamo import eval_frame
+from torch.amp.autocast_mode import autocast
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.modules import module as torch_module
+from torch.optim import optimizer as torch_optimizer
+from torch.utils import checkpoint as torch_checkpoint
+
+from ampmem.patching import patch
+from ampmem.recorder.hooks.modules import in_backward
+from ampmem.recorder.steering.autocast_code import (
+    entering_code,
+    forget_code,
+    has_autocast,
+    of_compiled,
+    only_disables,
+    restates,
+)
+
+WRAPPED = "the script has no autocast of its own: ampmem ran each outermost forward and its loss under autocast"
+GAVE_WAY = (
+    "the script entered autocast of its own inside a region that ampmem had opened: "
+    "the first forward ran partly under ampmem's own autocast"
+)
+CAME_LATE = (
+    "the script entered autocast of its own only after ampmem had run forwards under autocast: "
+    "from then on ampmem left it to the script"
+)
+
+_LOWER_PRECISION = (torch.bfloat16, torch.float16)
+_PLAIN_SCALERS = (GradScaler, torch.cuda.amp.grad_scaler.GradScaler, torch.cpu.amp.grad_scaler.GradScaler)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Open:
+    """A region that is open; ``scripts`` when it is the script's own, of the session's device type."""
+
+    region: Any
+    scripts: bool
+
+
+class _Regions(threading.local):
+    """The autocast regions open on this thread, outermost first, of all device types, ours too."""
+
+    def __init__(self) -> None:
+        self.open: list[_Open] = []
+
+    def pop(self, region: Any) -> Any:
+        """Forget ``region``; returns the one entered directly after it that is still open, if there is one."""
+        for index in range(len(self.open) - 1, -1, -1):
+            if self.open[index].region is region:
+                del self.open[index]
+                return self.open[index].region if index < len(self.open) else None
+        return None
+
+
+class Steering:
+    """Steers every autocast region and GradScaler of the script into one arm.
+
+    ``fp32`` disables them all. ``amp`` enables the outermost regions of ``device_type`` and leaves
+    disabled what is disabled inside them; ``amp-nocache`` does the same with the weight cache off.
+    ``dtype`` is what to cast to; ``None`` keeps what the script says, or torch's default for the
+    device. A script without autocast gets a region of ours around each outermost forward and what
+    follows it, up to backward. GradScalers made before :meth:`install` stay as they are.
+    """
+
+    def __init__(self, arm: str, dtype: torch.dtype | None, device_type: str, note: Callable[[str], None]) -> None:
+        self.wrapped = False
+        """Whether ampmem itself had to open a region, as the script has none."""
+        self._fp32 = arm == "fp32"
+        self._cache = arm == "amp"
+        self._dtype = dtype
+        self._device_type = device_type
+        self._note = note
+        self._installed = False
+        self._thread = 0
+        self._regions = _Regions()
+        self._ours: Any = None
+        """The region that we opened, while it is open."""
+        self._opener = 0
+        """``id`` of the module whose forward opened it; 0 when checkpoint did."""
+        self._scripts_own = False
+        """Whether the script is known to use autocast of its own on this device type."""
+        self._float16_seen = False
+        self._without: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        """Models that were looked through and have no autocast inside."""
+        self._undecided: weakref.WeakSet[GradScaler] = weakref.WeakSet()
+        """Scalers that the script disabled and that are enabled if autocast turns out to cast to float16."""
+        self._enter: Any = None
+        self._exit: Any = None
+
+    def install(self) -> Callable[[], None]:
+        """Patch and hook; returns what undoes all of it, leaving our region first when one is open.
+
+        To be installed before the other hooks, which shall find the region open.
+        """
+        self._installed, self._thread = True, threading.get_ident()
+        self._enter, self._exit = autocast.__enter__, autocast.__exit__
+        undo = ExitStack()
+        undo.callback(setattr, self, "_installed", False)
+        undo.callback(forget_code)
+        undo.callback(patch(autocast, "__enter__", self._wrap_enter))
+        undo.callback(patch(autocast, "__exit__", self._wrap_exit))
+        undo.callback(patch(GradScaler, "__init__", self._wrap_scaler_init))
+        undo.callback(patch(GradScaler, "scale", self._wrap_scale))
+        if not self._fp32:
+            for name in ("backward", "grad", "_engine_run_backward"):
+                undo.callback(patch(torch.autograd, name, self._wrap_backward))
+            undo.callback(patch(torch_checkpoint, "_get_autocast_kwargs", self._wrap_checkpoint))
+            before = torch_module.register_module_forward_pre_hook(self._before)
+            after = torch_module.register_module_forward_hook(self._after, always_call=True)
+            step = torch_optimizer.register_optimizer_step_pre_hook(lambda *_: self.leave())
+            for handle in (before, after, step):
+                undo.callback(handle.remove)
+        undo.callback(self.leave)
+        return undo.close
+
+    def leave(self) -> None:
+        """Leave the region that we opened, if it is open."""
+        if torch.compiler.is_compiling() or self._ours is None or not self._on_thread():
+            return
+        self._leave_ours()
+        self._note(WRAPPED)
+
+    def _on_thread(self) -> bool:
+        return threading.get_ident() == self._thread
+
+    # -- regions of the script ------------------------------------------------------------------
+
+    def _wrap_enter(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        # Subclasses such as torch.cuda.amp.autocast come here through super().
+        @functools.wraps(original)
+        @_never_compiled
+        def __enter__(region: Any) -> Any:
+            if not self._installed:
+                return original(region)
+            code = entering_code()
+            by_torch = restates(code)
+            replayed = in_backward() and (by_torch or not torch.is_grad_enabled())
+            scripts = region.device == self._device_type and not by_torch and not replayed
+            if scripts and self._on_thread() and not in_backward():
+                self._give_way(region, code)
+            said = region._enabled, region.fast_dtype, region._cache_enabled
+            steered = self._steered(region, scripts=scripts, replayed=replayed)
+            region._enabled, region.fast_dtype, region._cache_enabled = steered
+            try:
+                result = original(region)
+            finally:
+                region._enabled, region.fast_dtype, region._cache_enabled = said
+            self._regions.open.append(_Open(region=region, scripts=scripts))
+            return result
+
+        return __enter__
+
+    def _wrap_exit(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        @_never_compiled
+        def __exit__(region: Any, *exception: Any) -> Any:
+            return self._exit_region(region, functools.partial(original, region, *exception))
+
+        return __exit__
+
+    def _exit_region(self, region: Any, leave: Callable[[], Any]) -> Any:
+        """Leave ``region``, also when the one entered after it stays open and one of the two is ours.
+
+        The regions of different device types share only the flag of the cache.
+        """
+        above = self._regions.pop(region)
+        if above is None or (self._ours is not region and self._ours is not above):
+            return leave()
+        cache = torch.is_autocast_cache_enabled()
+        above.prev_cache_enabled = region.prev_cache_enabled
+        result = leave()
+        torch.set_autocast_cache_enabled(cache)
+        return result
+
+    def _steered(self, region: Any, *, scripts: bool, replayed: bool) -> tuple[bool, torch.dtype, bool]:
+        """With what ``region`` is entered: whether enabled, the dtype, and whether with cache."""
+        enabled, dtype, cache = region._enabled, region.fast_dtype, region._cache_enabled
+        if self._fp32:
+            return False, dtype, cache
+        if region.device != self._device_type:
+            return enabled, dtype, cache
+        if replayed:  # a state that forward had, steered then; only the cache is not part of it
+            return enabled, dtype, cache and self._cache
+        if scripts and not enabled and not self._inside_another():
+            enabled = True
+            if dtype not in _LOWER_PRECISION:
+                dtype = torch.get_autocast_dtype(self._device_type)
+        if enabled:
+            dtype = self._dtype or dtype
+            self._float16_seen |= dtype == torch.float16
+        return enabled, dtype, self._cache
+
+    def _inside_another(self) -> bool:
+        return torch.is_autocast_enabled(self._device_type) or any(entry.scripts for entry in self._regions.open)
+
+    def _give_way(self, region: Any, code: CodeType) -> None:
+        """The script enters ``region``: from now on that it opens regions is left to it."""
+        # What compiled code enters must not change what it was compiled under, nor what is checkpointed what it
+        # is recomputed under; and what can only disable autocast is an island of FP32, not the script's way to AMP.
+        if self._ours is not None and (self._opener == 0 or of_compiled(code)):
+            return
+        if self.wrapped and not region._enabled and only_disables(code):
+            return
+        self._scripts_own = True
+        if self.wrapped:
+            self.wrapped = False
+            self._note(CAME_LATE if self._ours is None else GAVE_WAY)
+        if self._ours is not None:
+            self._leave_ours()
+
+    # -- the region of ours -----------------------------------------------------------------------
+
+    def _before(self, module: nn.Module, args: Any) -> None:
+        # Asked first: dynamo traces the hooks too, and must find nothing in them that breaks the script's graph.
+        if torch.compiler.is_compiling() or not self._may_open() or next(module.parameters(), None) is None:
+            return
+        if module not in self._without:
+            self._scripts_own = has_autocast(module)
+            if not self._scripts_own:
+                self._without.add(module)
+        if not self._scripts_own:
+            self._open(id(module))
+
+    def _may_open(self) -> bool:
+        if self._ours is not None or self._scripts_own or not self._installed or not self._on_thread():
+            return False
+        return not in_backward() and not torch.is_autocast_enabled(self._device_type)
+
+    def _open(self, opener: int) -> None:
+        dtype = self._dtype or torch.get_autocast_dtype(self._device_type)
+        self._float16_seen |= dtype == torch.float16
+        region = autocast(self._device_type, dtype=dtype, cache_enabled=self._cache)
+        self._enter(region)
+        self._regions.open.append(_Open(region=region, scripts=False))
+        self._ours, self._opener, self.wrapped = region, opener, True
+
+    def _after(self, module: nn.Module, *_: Any) -> None:
+        if torch.compiler.is_compiling() or self._ours is None:
+            return
+        if id(module) == self._opener and not torch.is_grad_enabled():
+            self.leave()
+
+    def _leave_ours(self) -> None:
+        region = self._ours
+        self._exit_region(region, functools.partial(self._exit, region, None, None, None))
+        self._ours = None
+
+    def _wrap_checkpoint(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        # It keeps the state to recompute under, before the function that it is given runs: no module has started yet.
+        @functools.wraps(original)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling() and self._may_open():
+                caller = sys._getframe(1).f_locals
+                self._scripts_own = has_autocast(caller.get("run_function", caller.get("fn")))
+                if not self._scripts_own:
+                    self._open(0)
+            return original(*args, **kwargs)
+
+        return run
+
+    def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self.leave()
+            return original(*args, **kwargs)
+
+        return run
+
+    # -- GradScalers ------------------------------------------------------------------------------
+
+    def _wrap_scaler_init(self, original: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def __init__(scaler: Any, *args: Any, **kwargs: Any) -> None:
+            original(scaler, *args, **kwargs)
+            if not self._installed:
+                return
+            if self._fp32:
+                scaler._enabled = False
+            elif not scaler._enabled and self._may_enable(scaler):
+                bound = signature.bind(scaler, *args, **kwargs)
+                bound.arguments["enabled"] = True
+                with suppress(AssertionError):  # of arguments that nobody looks at in a disabled one
+                    original(*bound.args, **bound.kwargs)
+                complete = hasattr(scaler, "_per_optimizer_states")
+                scaler._enabled = complete and self._dtype is torch.float16
+                if complete and self._dtype is None:
+                    self._undecided.add(scaler)
+
+        return __init__
+
+    def _may_enable(self, scaler: Any) -> bool:
+        """Whether ``scaler``, disabled now, may have to scale in this arm."""
+        device = str(scaler._device).split(":")[0]
+        if device != self._device_type or (device == "cuda" and torch.cuda.amp.amp_definitely_not_available()):
+            return False
+        # Another class may have set itself up as disabled by the time that is decided.
+        return self._dtype is torch.float16 or (self._dtype is None and type(scaler) in _PLAIN_SCALERS)
+
+    def _wrap_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def scale(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._installed and scaler in self._undecided:
+                self._undecided.discard(scaler)
+                scaler._enabled = self._float16_seen
+            return original(scaler, *args, **kwargs)
+
+        return scale
+
+
+def _never_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Have dynamo run ``function`` as it is: it compiles what is called at a break in the graph of compiled code."""
+    skip = eval_frame._FrameAction.SKIP
+    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
+    return function

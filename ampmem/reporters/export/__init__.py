@@ -1,0 +1,1 @@
+"""Recordings and summaries in formats that other tools read."""

@@ -1,0 +1,42 @@
+"""A recording as a table for spreadsheets: one row per allocation, in order of birth."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+from ampmem.analysis.analyse import Analysis
+from ampmem.analysis.timeline.categories import CATEGORIES
+from ampmem.analysis.timeline.lifetimes import ALIVE
+from ampmem.events import NO_STEP, Phase
+from ampmem.reporters.base import open_output
+
+HEADER = ("born_ns", "died_ns", "bytes", "block_bytes", "category", "name", "module", "op", "step", "phase")
+"""What the columns are; ``died_ns`` is empty for what was never freed, ``step`` for what was there before the first."""
+
+
+def write_csv(analysis: Analysis, path: Path, *, force: bool = False) -> None:
+    """Raises :class:`~ampmem.errors.UsageError` when ``path`` cannot be written, or exists without ``force``."""
+    with open_output(path, force) as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(HEADER)
+        writer.writerows(_rows(analysis))
+
+
+def _rows(analysis: Analysis) -> Iterator[tuple[object, ...]]:
+    lives, classes, texts = analysis.lifetimes, analysis.classes, analysis.recording.texts
+    for index in range(len(lives)):
+        step = int(lives.step[index])
+        yield (
+            int(lives.born_ns[index]),
+            "" if lives.died[index] == ALIVE else int(lives.died_ns[index]),
+            int(lives.bytes[index]),
+            int(lives.block_bytes[index]),
+            CATEGORIES[classes.category[index]],
+            texts[classes.name[index]],
+            texts[lives.module[index]] or texts[classes.module[index]],
+            texts[lives.op[index]],
+            "" if step == NO_STEP else step,
+            Phase(int(lives.phase[index])).name.lower(),
+        )

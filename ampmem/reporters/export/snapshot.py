@@ -1,0 +1,215 @@
+"""A recording as a memory snapshot, for PyTorch's own viewer (https://pytorch.org/memory_viz).
+
+Every event has ampmem's category as ``user_metadata``, and as ``category``, by which the viewer colours.
+A recording that knows no segments, as one of the CPU's memory, gets them here: stretches of memory that blocks lie in
+side by side.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ampmem.allocator.segments import Extent
+from ampmem.analysis.allocator.addresses import Piece, SegmentMap, address_map, segment_map
+from ampmem.analysis.analyse import Analysis
+from ampmem.analysis.timeline.categories import CATEGORIES, Category
+from ampmem.analysis.timeline.lifetimes import ALIVE
+from ampmem.events import Action, Column, SegmentAction
+from ampmem.reporters.base import open_output
+from ampmem.reporters.export.pickling import Item, Once, PickleWriter
+
+_UNKNOWN: Final = "unknown"
+"""What the viewer calls what has no category; it fails unless some event has this one."""
+
+_LINE: Final = re.compile(r"^(.*):(\d+) (.*)$", re.DOTALL)
+_US: Final = 1000
+
+
+def write_snapshot(analysis: Analysis, path: Path, *, force: bool = False) -> None:
+    """Raises :class:`~ampmem.errors.UsageError` when ``path`` cannot be written, or exists without ``force``."""
+    with open_output(path, force) as stream:
+        writer = PickleWriter(stream.buffer)
+        frames = _Frames(analysis)
+        writer.mapping(
+            [
+                ("segments", _segments(analysis, frames)),
+                ("device_traces", [_trace(analysis, frames)]),
+                ("external_annotations", _annotations(analysis)),
+            ]
+        )
+        writer.end()
+        stream.buffer.flush()
+
+
+class _Frames:
+    """The frames of each stack, innermost first; each is written once."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self._texts = analysis.recording.texts
+        self.of = cache(self._of)
+        self._frame = cache(self._parsed)
+
+    def _of(self, stack: int) -> Once:
+        lines = [line for line in self._texts[stack].split("\n") if line]
+        return Once([self._frame(line) for line in reversed(lines)])
+
+    def _parsed(self, line: str) -> Once:
+        match = _LINE.match(line)
+        filename, number, name = match.groups() if match else (line, "0", "")
+        return Once({"name": name, "filename": filename, "line": int(number)})
+
+
+def _trace(analysis: Analysis, frames: _Frames) -> Iterator[Item]:
+    """The events; what was there before becomes a segment, and an alloc, at the start."""
+    events, lives, times = analysis.recording.events, analysis.lifetimes, analysis.timeline.time_ns
+    calls = _calls(analysis)
+    if len(events):
+        yield _entry("snapshot", 0, 0, 0, int(times[0])) | {"category": _UNKNOWN}
+    owner = _owners(analysis)
+    names, other = [str(category) for category in CATEGORIES], str(Category.OTHER)
+    for index in range(len(events)):
+        yield from calls(index)
+        allocation = int(owner[index])
+        category = names[analysis.classes.category[allocation]]
+        about: dict[str, Item] = {
+            "compile_context": "N/A",
+            "user_metadata": category,
+            "category": _UNKNOWN if category == other else category,
+            "frames": frames.of(int(events.stack[index])),
+        }
+        born = events.action[index] != Action.FREE
+        for action in ("alloc",) if born else ("free_requested", "free_completed"):
+            address, size = int(lives.address[allocation]), int(lives.bytes[allocation])
+            yield _entry(action, address, size, int(events.stream[index]), int(times[index])) | about
+    yield from calls(len(events))
+
+
+def _calls(analysis: Analysis) -> Callable[[int], Iterator[Item]]:
+    """Gives the segments' own entries that come before the event with an index, each of them once."""
+    segments = analysis.recording.segments
+    rows = iter(zip(*(getattr(segments, name).tolist() for name in segments.names()), strict=True))
+    waiting = next(rows, None)
+
+    def until(index: int) -> Iterator[Item]:
+        nonlocal waiting
+        while waiting is not None and waiting[1] <= index:
+            time_ns, _, action, address, size, stream, _, expandable = waiting
+            word = _CALLS[bool(expandable), action == SegmentAction.RELEASE]
+            yield _entry(word, address, size, stream, time_ns) | {"category": _UNKNOWN}
+            waiting = next(rows, None)
+
+    return until
+
+
+_CALLS: Final = {
+    (False, False): "segment_alloc",
+    (False, True): "segment_free",
+    (True, False): "segment_map",
+    (True, True): "segment_unmap",
+}
+
+
+def _entry(action: str, address: int, size: int, stream: int, time_ns: int) -> dict[str, Item]:
+    return {
+        "action": action,
+        "addr": address,
+        "size": size,
+        "stream": stream,
+        "time_us": time_ns // _US,
+        "frames": [],
+    }
+
+
+def _owners(analysis: Analysis) -> Column:
+    """The allocation that each event is about."""
+    lives = analysis.lifetimes
+    owner = np.zeros(len(analysis.recording.events), dtype=np.int64)
+    freed = np.flatnonzero(lives.died != ALIVE)
+    owner[lives.born] = np.arange(len(lives))
+    owner[lives.died[freed]] = freed
+    return owner
+
+
+def _segments(analysis: Analysis, frames: _Frames) -> Iterator[Item]:
+    """The segments at the end, or stretches of memory that blocks have ever covered, with the blocks in them then."""
+    if len(analysis.recording.segments):
+        for each in address_map(analysis, None):
+            yield _segment(analysis, frames, each)
+        return
+    lives = analysis.lifetimes
+    starts, ends = _stretches(lives.address, lives.address + np.maximum(lives.block_bytes, lives.bytes))
+    alive = np.flatnonzero(lives.died == ALIVE)
+    alive = alive[np.argsort(lives.address[alive], kind="stable")]
+    bounds = [*np.searchsorted(lives.address[alive], starts).tolist(), len(alive)]
+    for number, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        inside = alive[bounds[number] : bounds[number + 1]].tolist()
+        extent = Extent(start, end - start, _stream(analysis, inside), small=False, expandable=False)
+        yield _segment(analysis, frames, segment_map(analysis, extent, inside))
+
+
+def _stream(analysis: Analysis, inside: list[int]) -> int:
+    return int(analysis.recording.events.stream[analysis.lifetimes.born[inside[0]]]) if inside else 0
+
+
+def _stretches(begin: Column, end: Column) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The union of the intervals, as sorted intervals that do not touch."""
+    if not len(begin):
+        return begin, end
+    order = np.argsort(begin, kind="stable")
+    begin, reach = begin[order], np.maximum.accumulate(end[order])
+    first = np.append(True, begin[1:] > reach[:-1])
+    return begin[first], reach[np.append(np.flatnonzero(first)[1:] - 1, len(begin) - 1)]
+
+
+def _segment(analysis: Analysis, frames: _Frames, segment: SegmentMap) -> Item:
+    lives, extent = analysis.lifetimes, segment.extent
+    blocks: list[Item] = []
+    used = requested = 0
+    for piece in segment.pieces:
+        if piece.allocation is None:
+            blocks.append(_gap(piece))
+            continue
+        asked = min(int(lives.bytes[piece.allocation]), piece.bytes)
+        used, requested = used + piece.bytes, requested + asked
+        blocks.append(
+            {
+                "address": piece.address,
+                "size": piece.bytes,
+                "requested_size": asked,
+                "state": "active_allocated",
+                "frames": frames.of(int(lives.stack[piece.allocation])),
+                "user_metadata": str(CATEGORIES[analysis.classes.category[piece.allocation]]),
+            }
+        )
+    return {
+        "device": 0,
+        "address": extent.address,
+        "total_size": extent.size,
+        "allocated_size": used,
+        "active_size": used,
+        "requested_size": requested,
+        "stream": extent.stream,
+        "segment_type": "small" if extent.small else "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": extent.expandable,
+        "frames": [],
+        "blocks": blocks,
+    }
+
+
+def _gap(piece: Piece) -> Item:
+    return {"address": piece.address, "size": piece.bytes, "requested_size": 0, "state": "inactive", "frames": []}
+
+
+def _annotations(analysis: Analysis) -> Iterator[Item]:
+    """The steps, as the profiler's spans are written."""
+    for step in analysis.recording.steps:
+        for stage, time_ns in (("START", step.start_ns), ("END", step.end_ns)):
+            yield {"stage": stage, "name": f"step {step.index}", "device": 0, "time_us": time_ns // _US}

@@ -1,0 +1,227 @@
+"""What the page says about one recording: typed values that become its JSON under the same names.
+
+A *position* is a number of events that have happened. Where a value is not known it is ``None``, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ampmem.analysis.activations import ActivationGroup
+from ampmem.analysis.casts import ParameterCasts, StepCasts
+from ampmem.analysis.static_model.verdict import Term
+from ampmem.analysis.summary import Allocator, Conservation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """One large number and what it is; ``value`` is how it reads."""
+
+    label: str
+    value: str
+    detail: str
+    bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingView:
+    """A finding; ``jump`` is the id of the section that shows it."""
+
+    code: str
+    severity: str
+    message: str
+    change: str
+    evidence: tuple[str, ...]
+    jump: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepView:
+    """One step: the positions of its start, end and peak, and what ``ampmem show`` prints of it."""
+
+    index: int
+    first: int
+    last: int
+    peak: int
+    peak_bytes: int
+    peak_reserved: int | None
+    phase: str
+    loss: str
+    loss_scale: str
+    update: str
+    took: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakView:
+    """The largest of the steps' peaks."""
+
+    position: int
+    bytes: int
+    step: int
+    phase: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkView:
+    """One of the instants of a step at which its memory is worth a look."""
+
+    step: int
+    name: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeRow:
+    """Bytes of one category."""
+
+    key: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompositionView:
+    """What a peak is made of, largest first."""
+
+    rows: tuple[SizeRow, ...]
+    temporaries_by_phase: Mapping[str, int]
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactView:
+    """One line of what is known."""
+
+    label: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemoryView:
+    """The last request that failed: ``position`` is when, ``frames`` (outermost first) where in the script."""
+
+    headline: str
+    position: int
+    facts: tuple[FactView, ...]
+    frames: tuple[str, ...]
+    changes: tuple[str, ...]
+    alive: CompositionView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellRow:
+    """Bytes of one category, one cell per column."""
+
+    key: str
+    cells: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakdownView:
+    """Live bytes at the marks of one step and at its peak."""
+
+    step: int
+    columns: tuple[str, ...]
+    rows: tuple[CellRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentView:
+    """One component of the static model: ``told + sum of the terms + residual == measured``."""
+
+    component: str
+    told: int
+    measured: int
+    terms: tuple[Term, ...]
+    residual: int
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkComponents:
+    """The static model at one mark."""
+
+    name: str
+    rows: tuple[ComponentView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticModelView:
+    """The recipe that the run is measured against, what became of it, and the components."""
+
+    head: str
+    verdict: str
+    marks: tuple[MarkComponents, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CastsView:
+    """The cast ledger; of very many parameters and steps only the largest and the last."""
+
+    copies: int
+    bytes: int
+    peak_bytes: int
+    cache_hits: int
+    by_parameter: tuple[ParameterCasts, ...]
+    parameters_left_out: int
+    steps: tuple[StepCasts, ...]
+    steps_left_out: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentView:
+    """One segment of the allocator: ``blocks`` are (offset, bytes, category or ``cached``)."""
+
+    address: int
+    bytes: int
+    blocks: tuple[tuple[int, int, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddressMapView:
+    """The allocator's segments at the peak, where the events come without addresses."""
+
+    segments: tuple[SegmentView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamView:
+    """The events, packed; ``note`` says what was left out, empty in mode ``exact``.
+
+    ``addresses`` says whether the events come with addresses, from which the page makes its address map.
+    """
+
+    mode: str
+    events: int
+    note: str
+    addresses: bool
+    packed: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """One recording; sections without anything to show are ``None`` or empty."""
+
+    label: str
+    title: str
+    facts: tuple[str, ...]
+    notes: tuple[str, ...]
+    headlines: tuple[Headline, ...]
+    out_of_memory: OutOfMemoryView | None
+    findings: tuple[FindingView, ...]
+    parameters: int
+    source: str
+    steps: tuple[StepView, ...]
+    peak: PeakView | None
+    phase_runs: tuple[tuple[int, str], ...]
+    marks: tuple[MarkView, ...]
+    composition: CompositionView | None
+    breakdown: BreakdownView
+    static_model: StaticModelView | None
+    activations: tuple[ActivationGroup, ...]
+    casts: CastsView | None
+    allocator: Allocator
+    conservation: Conservation
+    address_map: AddressMapView | None
+    stream: StreamView

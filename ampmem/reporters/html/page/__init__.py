@@ -1,0 +1,1 @@
+"""The page itself: templates, style, script, and what keeps it safe."""

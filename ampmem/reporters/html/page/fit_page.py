@@ -1,0 +1,120 @@
+"""The page of ``ampmem fit``: the peak of each arm over the argument that was varied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ampmem import __version__
+from ampmem.analysis.fit.fit import ArmFit, FitResult, Verdict
+from ampmem.analysis.timeline.categories import Category
+from ampmem.reporters.base import open_output
+from ampmem.reporters.html.page.page import PLOTLY_CONFIG, self_contained
+from ampmem.reporters.html.palette import FILLS, Fill
+from ampmem.reporters.text.fit import break_even_lines, cells, facts, fitting_lines, remarks
+
+_LOOKS: dict[str, tuple[Fill, str]] = {
+    "fp32": (FILLS[Category.PARAMETERS], "circle"),
+    "amp": (FILLS[Category.ACTIVATIONS], "square"),
+    "amp-nocache": (FILLS[Category.BUFFERS], "diamond"),
+    "as-is": (FILLS[Category.OPTIMIZER_STATE], "triangle-up"),
+}
+"""Colour and plotly symbol of each arm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurveView:
+    """One arm. ``allocated`` has the peak for each of ``values``, in bytes; ``failing`` the values that do not fit."""
+
+    arm: str
+    light: str
+    dark: str
+    symbol: str
+    values: tuple[int, ...]
+    allocated: tuple[int, ...]
+    reserved: tuple[int, ...]
+    failing: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossingView:
+    """Between ``costs_at`` and ``saves_at`` the peak of ``arm`` falls below the baseline's."""
+
+    arm: str
+    costs_at: int
+    saves_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitView:
+    """All that the page is drawn from. ``capacity`` is what the allocator can take of the device, in bytes."""
+
+    ampmem: str
+    config: dict[str, bool | str]
+    title: str
+    argument: str
+    facts: tuple[tuple[str, str], ...]
+    fitting: tuple[str, ...]
+    break_even: tuple[str, ...]
+    remarks: tuple[str, ...]
+    capacity: int | None
+    curves: tuple[CurveView, ...]
+    crossings: tuple[CrossingView, ...]
+    table: tuple[tuple[str, ...], ...]
+
+
+def write_fit(fit: FitResult, output: Path, *, force: bool = False) -> None:
+    """Write the page of ``fit``. Raises :class:`~ampmem.errors.UsageError` when ``output`` cannot be written."""
+    page = render_fit(fit)
+    with open_output(output, force) as stream:
+        stream.write(page)
+
+
+def render_fit(fit: FitResult) -> str:
+    """The whole page, ready to be written as UTF-8."""
+    view = fit_view(fit)
+    return self_contained("fit.html", "js/fit.js", view, title=view.title)
+
+
+def fit_view(fit: FitResult) -> FitView:
+    """What the page shows of ``fit``."""
+    return FitView(
+        ampmem=__version__,
+        config=PLOTLY_CONFIG,
+        title=f"What fits on {fit.gpu}",
+        argument=fit.vary.name,
+        facts=tuple(facts(fit)),
+        fitting=tuple(fitting_lines(fit)),
+        break_even=tuple(break_even_lines(fit)),
+        remarks=tuple(remarks(fit)),
+        capacity=None if fit.outside is None else fit.total - fit.outside,
+        curves=tuple(map(_curve, fit.arms)),
+        crossings=tuple(
+            CrossingView(arm=each.arm, costs_at=each.costs_at, saves_at=each.saves_at)
+            for each in fit.break_even
+            if each.verdict is Verdict.CROSSES and each.costs_at is not None and each.saves_at is not None
+        ),
+        table=tuple((str(value), *(_cell(arm, value) for arm in fit.arms)) for value in fit.values),
+    )
+
+
+def _curve(arm: ArmFit) -> CurveView:
+    fill, symbol = _LOOKS[arm.name]
+    fitting = [(value, memory) for value, memory in arm.points.items() if memory is not None]
+    return CurveView(
+        arm=arm.name,
+        light=fill.light,
+        dark=fill.dark,
+        symbol=symbol,
+        values=tuple(value for value, _ in fitting),
+        allocated=tuple(memory.allocated for _, memory in fitting),
+        reserved=tuple(memory.reserved for _, memory in fitting),
+        failing=tuple(value for value, memory in arm.points.items() if memory is None),
+    )
+
+
+def _cell(arm: ArmFit, value: int) -> str:
+    allocated, reserved = cells(arm, value)
+    if value not in arm.points:
+        return "not run"
+    return f"{allocated} ({reserved} reserved)" if reserved else allocated

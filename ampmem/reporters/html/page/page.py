@@ -1,0 +1,92 @@
+"""One self-contained HTML page: everything is in the file, and its policy forbids it to load anything."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from functools import cache
+
+from plotly.offline import get_plotlyjs
+
+from ampmem import __version__
+from ampmem.reporters.html.data import RunView
+from ampmem.reporters.html.page.bundle import bundle
+from ampmem.reporters.html.page.plain import plain
+from ampmem.reporters.html.page.template import FOLDER, filled
+from ampmem.reporters.html.palette import CategoryView, category_views, layer_views
+from ampmem.reporters.html.safety import json_for_script, script_source_hash, visible
+from ampmem.reporters.html.stream.container import compressed
+from ampmem.reporters.html.views.comparison import ComparisonView
+
+_TEMPLATE = "page.html"
+_STYLE = "page.css"
+_ENTRY = "main.js"
+_MODULES = FOLDER.parent / "js"
+
+PLOTLY_CONFIG: dict[str, bool | str] = {
+    # By default plotly offers a button that uploads the chart to a server.
+    "showSendToCloud": False,
+    "plotlyServerURL": "",
+    "displaylogo": False,
+    "showTips": False,
+    "typesetMath": False,
+    "responsive": True,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageView:
+    """All that the page is drawn from."""
+
+    ampmem: str
+    config: dict[str, bool | str]
+    categories: tuple[CategoryView, ...]
+    layers: tuple[CategoryView, ...]
+    runs: tuple[RunView, ...]
+    comparison: ComparisonView | None
+
+
+def page_view(runs: tuple[RunView, ...], comparison: ComparisonView | None) -> PageView:
+    """The page of ``runs``."""
+    return PageView(
+        ampmem=__version__,
+        config=PLOTLY_CONFIG,
+        categories=category_views(),
+        layers=layer_views(),
+        runs=runs,
+        comparison=comparison,
+    )
+
+
+def render(view: PageView) -> str:
+    """The whole page, ready to be written as UTF-8."""
+    title = ", ".join(dict.fromkeys(run.title for run in view.runs))
+    return self_contained(_TEMPLATE, _ENTRY, view, title=title)
+
+
+def self_contained(template: str, entry: str, data: object, *, title: str) -> str:
+    """The page that ``template`` gives with the modules behind ``entry``, plotly.js and ``data`` in it."""
+    script, (plotly, plotly_hash) = bundle(_MODULES / entry), _plotly()
+    return filled(
+        template,
+        title=visible(title),
+        policy=_policy(script_source_hash(script), plotly_hash),
+        css=(FOLDER / _STYLE).read_text(encoding="utf-8"),
+        plotly_packed=plotly,
+        data_json=json_for_script(plain(data)),
+        script=script,
+    )
+
+
+@cache
+def _plotly() -> tuple[str, str]:
+    """plotly.js, packed, and the policy's word for it."""
+    source = get_plotlyjs()
+    return base64.b64encode(compressed([source.encode()])).decode("ascii"), script_source_hash(source)
+
+
+def _policy(*scripts: str) -> str:
+    return (
+        f"default-src 'none'; script-src {' '.join(scripts)}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )

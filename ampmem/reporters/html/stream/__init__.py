@@ -1,0 +1,1 @@
+"""The events of a recording, packed for the page."""

@@ -1,0 +1,170 @@
+"""Recordings side by side, and how one gets from the baseline's bytes to another's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ampmem.analysis.compare import Comparison, Instant, StepTime
+from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
+from ampmem.reporters.html.data import CellRow, Headline, SizeRow
+from ampmem.reporters.html.views.run import MARKS, PEAK
+from ampmem.reporters.text.words import percent, short, signed, times
+from ampmem.units import format_duration
+
+_NAMES = dict(zip(("after_forward", "after_backward", "after_optimizer", "peak"), (*MARKS, PEAK), strict=True))
+_WATERFALLS = ("after_forward", "peak")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstantView:
+    """The categories at one instant, one cell per recording."""
+
+    name: str
+    rows: tuple[CellRow, ...]
+    totals: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaterfallView:
+    """What leads from one recording's bytes to another's: ``start`` and all ``terms`` make ``end``, exactly."""
+
+    source: str = field(metadata={"json": "from"})
+    target: str = field(metadata={"json": "to"})
+    instant: str
+    start: int
+    end: int
+    terms: tuple[SizeRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimeView:
+    """How long a step takes without instrumentation; ``ratio_text`` is to the baseline."""
+
+    median_ns: int
+    min_ns: int
+    max_ns: int
+    text: str
+    ratio_text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossView:
+    """The losses of one step."""
+
+    step: int
+    values: tuple[float | None, ...]
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureView:
+    """Why a script did not get to its end."""
+
+    label: str
+    failure: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonView:
+    """All of it; tuples have one entry per recording, ``None`` or a dash for what is not known."""
+
+    baseline: str | None
+    labels: tuple[str, ...]
+    steps: tuple[int | None, ...]
+    instants: tuple[InstantView, ...]
+    waterfall: tuple[WaterfallView, ...]
+    peak_difference: tuple[int | None, ...]
+    peak_reserved: tuple[int | None, ...]
+    step_time: tuple[StepTimeView | None, ...]
+    losses: tuple[LossView, ...]
+    loss_difference: tuple[float | None, ...]
+    loss_difference_texts: tuple[str, ...]
+    activation_ratio: tuple[float | None, ...]
+    activation_ratio_texts: tuple[str, ...]
+    remarks: tuple[str, ...]
+    failures: tuple[FailureView, ...]
+
+
+def comparison_view(comparison: Comparison) -> ComparisonView:
+    """What the page says of ``comparison``."""
+    labels = tuple(entry.label for entry in comparison.entries)
+    return ComparisonView(
+        baseline=None if comparison.baseline is None else labels[comparison.baseline],
+        labels=labels,
+        steps=comparison.steps,
+        instants=tuple(map(_instant, comparison.instants)),
+        waterfall=tuple(_waterfalls(comparison, labels)),
+        peak_difference=comparison.peak_difference,
+        peak_reserved=comparison.peak_reserved,
+        step_time=tuple(None if time is None else _step_time(time) for time in comparison.step_time),
+        losses=tuple(
+            LossView(step=row.step, values=row.losses, texts=tuple(map(short, row.losses))) for row in comparison.losses
+        ),
+        loss_difference=comparison.loss_difference,
+        loss_difference_texts=tuple(map(percent, comparison.loss_difference)),
+        activation_ratio=comparison.activation_ratio,
+        activation_ratio_texts=tuple(map(times, comparison.activation_ratio)),
+        remarks=comparison.remarks,
+        failures=tuple(
+            FailureView(label=entry.label, failure=entry.failure)
+            for entry in comparison.entries
+            if entry.failure is not None
+        ),
+    )
+
+
+def difference_headline(comparison: Comparison, index: int) -> Headline | None:
+    """How the peak of the recording at ``index`` differs from the baseline's; ``None`` without that."""
+    difference = comparison.peak_difference[index]
+    if comparison.baseline is None or index == comparison.baseline or difference is None:
+        return None
+    baseline = comparison.entries[comparison.baseline].label
+    steps = {comparison.steps[index], comparison.steps[comparison.baseline]}
+    which = f"step {comparison.steps[index]}" if len(steps) == 1 else "the last step of each"
+    return Headline(
+        label=f"Against {baseline}", value=signed(difference), detail=f"at the peak, {which}", bytes=difference
+    )
+
+
+def _instant(instant: Instant) -> InstantView:
+    rows = (
+        CellRow(key=str(category), cells=tuple(None if live is None else live[category] for live in instant.live))
+        for category in CATEGORIES
+    )
+    return InstantView(
+        name=_NAMES[instant.name], rows=tuple(row for row in rows if any(row.cells)), totals=instant.total
+    )
+
+
+def _waterfalls(comparison: Comparison, labels: Sequence[str]) -> Iterator[WaterfallView]:
+    if comparison.baseline is None:
+        return
+    for index, label in enumerate(labels):
+        for name in _WATERFALLS:
+            live = comparison.instant(name).live
+            start, end = live[comparison.baseline], live[index]
+            if index != comparison.baseline and start is not None and end is not None:
+                yield _waterfall(labels[comparison.baseline], label, name, start, end)
+
+
+def _waterfall(source: str, target: str, name: str, start: Breakdown, end: Breakdown) -> WaterfallView:
+    terms = [SizeRow(key=str(category), bytes=end[category] - start[category]) for category in CATEGORIES]
+    return WaterfallView(
+        source=source,
+        target=target,
+        instant=_NAMES[name],
+        start=sum(start.values()),
+        end=sum(end.values()),
+        terms=tuple(term for term in terms if term.bytes),
+    )
+
+
+def _step_time(time: StepTime) -> StepTimeView:
+    return StepTimeView(
+        median_ns=time.median_ns,
+        min_ns=time.fastest_ns,
+        max_ns=time.slowest_ns,
+        text=format_duration(time.median_ns),
+        ratio_text=times(time.ratio),
+    )

@@ -1,0 +1,46 @@
+"""What a run died of that ran out of memory, for the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ampmem.analysis.allocator.out_of_memory import OutOfMemory
+from ampmem.analysis.analyse import Analysis
+from ampmem.reporters.html.data import CompositionView, FactView, OutOfMemoryView, SizeRow
+from ampmem.reporters.text.frames import user_frames
+from ampmem.reporters.text.out_of_memory import asked, asked_by, device, free_blocks, headline
+from ampmem.units import format_bytes
+
+FRAMES = 12
+"""How many frames of the script are shown, the innermost ones."""
+
+
+def out_of_memory_view(oom: OutOfMemory | None, analysis: Analysis) -> OutOfMemoryView | None:
+    """The words and numbers of ``ampmem show``; ``None`` when no request failed."""
+    if oom is None:
+        return None
+    rows = [SizeRow(key=str(category), bytes=size) for category, size in oom.alive.items() if size]
+    return OutOfMemoryView(
+        headline=headline(oom),
+        position=analysis.timeline.position(analysis.recording.ooms[-1].time_ns),
+        facts=tuple(_facts(oom)),
+        frames=tuple(user_frames(oom.stack)[-FRAMES:]),
+        changes=oom.changes,
+        alive=CompositionView(
+            rows=tuple(sorted(rows, key=lambda row: -row.bytes)),
+            temporaries_by_phase=oom.temporaries_by_phase,
+            total=sum(oom.alive.values()),
+        ),
+    )
+
+
+def _facts(oom: OutOfMemory) -> Iterator[FactView]:
+    yield FactView(label="Asked", text=asked(oom))
+    if by := asked_by(oom):
+        yield FactView(label="By", text=by)
+    yield FactView(label="Device", text=device(oom))
+    yield FactView(label="Cached", text=f"{format_bytes(oom.cached)}: {oom.explanation}")
+    yield FactView(label="Largest free blocks", text=free_blocks(oom))
+    if oom.residual_bytes:
+        text = f"{format_bytes(oom.residual_bytes)} between the categories and the allocator"
+        yield FactView(label="Residual", text=text)

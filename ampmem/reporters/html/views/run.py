@@ -1,0 +1,269 @@
+"""What the page says about one recording, with the numbers and the words of ``ampmem show``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ampmem.analysis.analyse import Analysis
+from ampmem.analysis.casts import Casts
+from ampmem.analysis.compare import Entry
+from ampmem.analysis.findings import Finding
+from ampmem.analysis.summary import RunPeak, Step, Summary
+from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown, Category
+from ampmem.analysis.timeline.timeline import PHASES
+from ampmem.events import Column
+from ampmem.reporters.html.data import (
+    BreakdownView,
+    CastsView,
+    CellRow,
+    CompositionView,
+    FindingView,
+    Headline,
+    MarkView,
+    PeakView,
+    RunView,
+    SizeRow,
+    StepView,
+)
+from ampmem.reporters.html.stream.layers import address_map_view
+from ampmem.reporters.html.stream.stream import stream_view
+from ampmem.reporters.html.views.out_of_memory import out_of_memory_view
+from ampmem.reporters.html.views.static_model import static_model_view
+from ampmem.reporters.text.estimate import sentences, told_in_short
+from ampmem.reporters.text.plain_text import per_parameter
+from ampmem.reporters.text.table import (
+    describe_allocator,
+    describe_arm,
+    describe_devices,
+    describe_optimizers,
+    describe_update,
+)
+from ampmem.reporters.text.words import short
+from ampmem.units import format_bytes, format_count, format_duration
+
+MARKS = ("after forward", "after backward", "after update")
+PEAK = "peak"
+
+MAX_PHASE_RUNS = 20_000
+MAX_PARAMETERS = 200
+MAX_LEDGER_STEPS = 50
+MAX_HEADLINES = 5
+
+DEFAULT_JUMP = "peak"
+JUMPS = {
+    "amp-saves": "activations",
+    "amp-saves-nothing": "activations",
+    "autocast-in-backward": "casts",
+    "cache-off-costs": "casts",
+    "cache-off-saves": "casts",
+    "cache-on-saves": "casts",
+    "copies-grow": "casts",
+    "copies-survive": "casts",
+    "expanded-buffer-cast": "allocations",
+    "foreach-temporaries": "timeline",
+    "fp16-without-scaler": "steps",
+    "fp32-activations": "activations",
+    "gradients-through-forward": "timeline",
+    "no-autocast-effect": "activations",
+    "outputs-kept": "allocations",
+    "recompute-recasts": "casts",
+    "state-not-there-yet": "static",
+    "out-of-memory": "out-of-memory",
+    "steady-growth": "timeline",
+}
+"""The section that shows what a finding is about."""
+
+
+def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> RunView:
+    """The view of one recording; ``entry``, ``summary`` and ``analysis`` are all of the same.
+
+    ``limit`` is how many bytes of the page its events may take.
+    """
+    steps = tuple(_steps(summary, analysis))
+    run_peak = _peak(summary.peak, steps)
+    casts, static_model = _casts(summary.casts), static_model_view(summary)
+    there = {"casts": casts, "static": static_model, "activations": summary.activations}
+    absent = frozenset(section for section, content in there.items() if not content)
+    peak = 0 if run_peak is None else run_peak.position
+    stream = stream_view(analysis, [step.peak for step in steps], peak, limit)
+    return RunView(
+        label=entry.label,
+        title=entry.script,
+        facts=tuple(_facts(summary)),
+        notes=(*sentences(summary.prediction), *analysis.recording.notes),
+        headlines=headlines(summary, None),
+        out_of_memory=out_of_memory_view(summary.out_of_memory, analysis),
+        findings=tuple(_finding(finding, absent) for finding in summary.findings),
+        parameters=summary.parameters.count,
+        source=summary.source,
+        steps=steps,
+        peak=run_peak,
+        phase_runs=_phase_runs(analysis.recording.events.phase),
+        marks=tuple(_marks(analysis)),
+        composition=None if run_peak is None else _composition(summary.peak),
+        breakdown=breakdown_view(summary.last_step),
+        static_model=static_model,
+        activations=summary.activations,
+        casts=casts,
+        allocator=summary.allocator,
+        conservation=summary.conservation,
+        address_map=None if stream.addresses else address_map_view(analysis, peak),
+        stream=stream,
+    )
+
+
+def headlines(summary: Summary, to_baseline: Headline | None) -> tuple[Headline, ...]:
+    """The most telling numbers that are known; ``to_baseline`` compares this run with another."""
+    return tuple(_headlines(summary, to_baseline))[:MAX_HEADLINES]
+
+
+def _facts(summary: Summary) -> Iterator[str]:
+    yield f"{format_count(summary.parameters.count)} parameters in {format_bytes(summary.parameters.bytes)}"
+    yield describe_optimizers(summary) or "no optimizer"
+    yield f"{summary.device.name} ({summary.device.type}), events from {summary.source}"
+    if summary.caching_allocator is not None:
+        yield f"allocator: {describe_allocator(summary.caching_allocator)}"
+        if devices := describe_devices(summary.caching_allocator):
+            yield f"devices: {devices}"
+    if summary.world_size > 1:
+        yield f"rank {summary.rank} of {summary.world_size}"
+    yield f"arm {describe_arm(summary)}"
+    count = sum(step.finished for step in summary.steps)
+    yield f"{count} step{'' if count == 1 else 's'}{'' if summary.steps[-1].finished else ' that ended'}"
+    yield f"{format_count(summary.conservation.events)} allocator events"
+    yield f"torch {summary.torch}, ampmem {summary.ampmem}"
+
+
+def _headlines(summary: Summary, to_baseline: Headline | None) -> Iterator[Headline]:
+    peak, allocator, count = summary.peak, summary.allocator, summary.parameters.count
+    yield _size("Peak", peak.bytes, f"step {peak.step}, in {peak.phase}")
+    if summary.prediction is not None:
+        value, detail = told_in_short(summary.prediction)
+        yield Headline(label="On the GPU", value=value, detail=detail, bytes=summary.prediction.margin)
+    if allocator.reserved is not None:
+        yield _size("Reserved", allocator.reserved, "by the allocator, at the peak")
+    if allocator.cached is not None:
+        yield _size("Cached", allocator.cached, "reserved but not in use, at the peak")
+    yield Headline(
+        label="Bytes per parameter", value=per_parameter(peak.bytes, count), detail="at the peak", bytes=None
+    )
+    if to_baseline is not None:
+        yield to_baseline
+    precision_copies = sum(peak.categories[category] for category in PRECISION_COPIES)
+    yield _size("Activations", peak.categories[Category.ACTIVATIONS], "at the peak")
+    yield _size("Precision copies", precision_copies, "at the peak")
+    residual = summary.conservation.residual_bytes
+    yield Headline(
+        label="Residual",
+        value=format_bytes(residual),
+        detail=f"categories against the allocator, {format_count(summary.conservation.events)} events",
+        bytes=residual,
+    )
+
+
+def _size(label: str, size: int, detail: str) -> Headline:
+    return Headline(label=label, value=format_bytes(size), detail=detail, bytes=size)
+
+
+def _finding(finding: Finding, absent: frozenset[str]) -> FindingView:
+    """``absent`` are sections that this page does not have."""
+    jump = JUMPS.get(finding.code, DEFAULT_JUMP)
+    return FindingView(
+        code=finding.code,
+        severity=finding.severity,
+        message=finding.message,
+        change=finding.change,
+        evidence=finding.evidence,
+        jump=DEFAULT_JUMP if jump in absent else jump,
+    )
+
+
+def _steps(summary: Summary, analysis: Analysis) -> Iterator[StepView]:
+    timeline = analysis.timeline
+    for step, record in zip(summary.steps, analysis.recording.steps, strict=True):
+        yield StepView(
+            index=step.index,
+            first=timeline.position(record.start_ns),
+            last=timeline.position(record.end_ns),
+            peak=timeline.peak_between(record.start_ns, record.end_ns),
+            peak_bytes=step.peak.bytes,
+            peak_reserved=step.peak_reserved,
+            phase=step.peak.phase,
+            loss=short(step.loss),
+            loss_scale=short(step.loss_scale),
+            update=describe_update(step),
+            took=format_duration(step.duration_ns),
+        )
+
+
+def _peak(peak: RunPeak, steps: Sequence[StepView]) -> PeakView | None:
+    if not peak.bytes:
+        return None
+    position = next(step.peak for step in steps if step.index == peak.step and step.peak_bytes == peak.bytes)
+    return PeakView(position=position, bytes=peak.bytes, step=peak.step, phase=peak.phase)
+
+
+def _phase_runs(phase: Column) -> tuple[tuple[int, str], ...]:
+    """Where the events of another phase begin; empty when that is too often to be seen."""
+    if not len(phase):
+        return ()
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(phase)) + 1])
+    if len(starts) > MAX_PHASE_RUNS:
+        return ()
+    return tuple((start, PHASES[code - 1]) for start, code in zip(starts.tolist(), phase[starts].tolist(), strict=True))
+
+
+def _marks(analysis: Analysis) -> Iterator[MarkView]:
+    for step, marks in zip(analysis.recording.steps, analysis.marks, strict=True):
+        instants = (marks.after_forward, marks.after_backward, marks.after_optimizer)
+        for name, instant in zip(MARKS, instants, strict=True):
+            if instant is not None:
+                yield MarkView(step=step.index, name=name, position=analysis.timeline.position(instant))
+
+
+def _composition(peak: RunPeak) -> CompositionView:
+    rows = [SizeRow(key=str(category), bytes=size) for category, size in peak.categories.items() if size]
+    return CompositionView(
+        rows=tuple(sorted(rows, key=lambda row: -row.bytes)),
+        temporaries_by_phase=peak.temporaries_by_phase,
+        total=peak.bytes,
+    )
+
+
+def breakdown_view(step: Step) -> BreakdownView:
+    """The categories at the marks of ``step`` and at its peak: the rows of ``ampmem show``."""
+    marks = step.marks
+    live = (marks.after_forward, marks.after_backward, marks.after_optimizer, step.peak.categories)
+    return BreakdownView(step=step.index, columns=(*MARKS, PEAK), rows=tuple(_breakdown_rows(live)))
+
+
+def _breakdown_rows(live: Sequence[Breakdown | None]) -> Iterator[CellRow]:
+    for category in CATEGORIES:
+        if category == PRECISION_COPIES[0]:
+            yield _row("precision_copies", live, PRECISION_COPIES)
+        if any(one is not None and one[category] for one in live):
+            yield _row(str(category), live, (category,))
+    yield _row("total", live, CATEGORIES)
+
+
+def _row(key: str, live: Sequence[Breakdown | None], categories: Sequence[Category]) -> CellRow:
+    return CellRow(
+        key=key, cells=tuple(None if one is None else sum(one[category] for category in categories) for one in live)
+    )
+
+
+def _casts(casts: Casts) -> CastsView | None:
+    if not casts.copies:
+        return None
+    return CastsView(
+        copies=casts.copies,
+        bytes=casts.bytes,
+        peak_bytes=casts.peak_bytes,
+        cache_hits=casts.cache_hits,
+        by_parameter=casts.by_parameter[:MAX_PARAMETERS],
+        parameters_left_out=max(0, len(casts.by_parameter) - MAX_PARAMETERS),
+        steps=casts.steps[-MAX_LEDGER_STEPS:],
+        steps_left_out=max(0, len(casts.steps) - MAX_LEDGER_STEPS),
+    )

@@ -1,0 +1,54 @@
+"""The static model against a run, for the page."""
+
+from __future__ import annotations
+
+from ampmem.analysis.static_model.verdict import MARKS, TOTAL, StaticComponent, StaticRecipe
+from ampmem.analysis.summary import Summary
+from ampmem.reporters.html.data import ComponentView, MarkComponents, StaticModelView
+from ampmem.reporters.text.words import signed, trimmed
+
+_NAMES = dict(zip(MARKS, ("after forward", "after backward", "after update"), strict=True))
+
+_IN_WORDS = dict(zip(MARKS, ("at the end of forward", "after backward", "after the update"), strict=True))
+
+
+def static_model_view(summary: Summary) -> StaticModelView | None:
+    """What is told, what was measured and why they differ, at each mark; ``None`` without a verdict."""
+    if summary.static_recipe is None:
+        return None
+    marks = tuple(MarkComponents(name=name, rows=_rows(summary, mark)) for mark, name in _NAMES.items())
+    return StaticModelView(
+        head=_head(summary.static_recipe),
+        verdict=_verdict(summary.static_model),
+        marks=tuple(mark for mark in marks if mark.rows),
+    )
+
+
+def _rows(summary: Summary, mark: str) -> tuple[ComponentView, ...]:
+    return tuple(
+        ComponentView(
+            component=row.component,
+            told=row.model_bytes,
+            measured=row.measured_bytes,
+            terms=row.terms,
+            residual=row.residual_bytes,
+            holds=row.holds,
+        )
+        for row in summary.static_model
+        if row.mark == mark and (row.model_bytes or row.measured_bytes)
+    )
+
+
+def _head(recipe: StaticRecipe) -> str:
+    told = f"{trimmed(recipe.bytes_per_param)} bytes per parameter"
+    if recipe.peak_bytes_per_param != recipe.bytes_per_param:
+        told += f", {trimmed(recipe.peak_bytes_per_param)} while the casts live"
+    return f"{recipe.title}, with {' and '.join(recipe.optimizer)}: {told}"
+
+
+def _verdict(rows: tuple[StaticComponent, ...]) -> str:
+    broken = [row for row in rows if not row.holds and row.component != TOTAL]
+    if not broken:
+        return "the model holds: every byte between told and measured has a name, residual 0 B"
+    places = ", ".join(f"{signed(row.residual_bytes)} of {row.component} {_IN_WORDS[row.mark]}" for row in broken)
+    return f"the model does not hold: not explained are {places}"

@@ -1,0 +1,136 @@
+"""What a simulated run would take of a GPU's memory: one line, and a table of terms that add up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from ampmem.analysis.fit.estimate import Fit, Prediction, Terms
+from ampmem.reporters.text.plain_text import table, wrapped
+from ampmem.units import format_bytes
+
+_LAYERS = ("rounding", "allocated", "cached", "reserved", "outside", "total")
+_SUMS = {
+    "allocated": "= allocated",
+    "reserved": "= reserved",
+    "total": "= total, as nvidia-smi would show",
+    "outside": "outside (assumed)",
+}
+_TOTALS = {_SUMS[key] for key in ("allocated", "reserved", "total")}
+
+
+def headline(prediction: Prediction, gpu: str, *, stopped: str = "", failure: str = "") -> str:
+    """One line: the peaks, and whether they fit.
+
+    ``stopped`` says up to where the script came when it failed for another reason, ``failure`` what request failed.
+    """
+    highest = prediction.highest
+    low = (prediction.at_peak_allocated.allocated, prediction.at_peak_reserved.reserved)
+    high = low if highest is None else (highest.allocated, highest.reserved)
+    allocated, taken = map(_between, low, high)
+    peaks = f"{gpu} (simulated): peak {allocated} allocated, {taken} reserved"
+    if prediction.fit is Fit.DOES_NOT_FIT:
+        return f"{peaks}; it does not fit: {failure or 'out of memory'}"
+    peaks += f" of {format_bytes(prediction.gpu_bytes)}"
+    return f"{peaks}, {stopped}" if stopped else f"{peaks}; {verdict(prediction)}"
+
+
+def verdict(prediction: Prediction) -> str:
+    """Whether it fits, with what is left."""
+    outside = f"the {format_bytes(prediction.at_peak_reserved.outside)} that the CUDA context is assumed to use"
+    if prediction.margin is None:
+        return "it does not fit"
+    if prediction.highest is not None and prediction.fit is Fit.MAY_NOT_FIT:
+        short = format_bytes(prediction.highest.total - prediction.gpu_bytes)
+        return f"it may not fit: with {' and '.join(prediction.highest.bounds)} it lacks up to {short} beside {outside}"
+    left = prediction.margin
+    least = left if prediction.highest is None else prediction.gpu_bytes - prediction.highest.total
+    return f"it fits, with {_between(least, left)} to spare beside {outside}"
+
+
+def told_in_short(prediction: Prediction) -> tuple[str, str]:
+    """Whether it fits, and how much of the GPU is used at the peak of reserved memory, as two cells."""
+    low, highest = prediction.at_peak_reserved.total, prediction.highest
+    used = f"{_between(low, low if highest is None else highest.total)} of {format_bytes(prediction.gpu_bytes)} used"
+    until = " when a request failed" if prediction.fit is Fit.DOES_NOT_FIT else ""
+    return prediction.fit.replace("-", " "), f"predicted: {used}{until}"
+
+
+def render_prediction(prediction: Prediction | None, gpu: str) -> str:
+    """The section of ``ampmem show``; empty for a run that was measured."""
+    if prediction is None:
+        return ""
+    lines = [f"the prediction for {gpu}, {format_bytes(prediction.gpu_bytes)}", "", _table(prediction), ""]
+    for text in explanations(prediction):
+        lines += wrapped(text)
+    return "\n".join(lines)
+
+
+def explanations(prediction: Prediction) -> Iterator[str]:
+    """The verdict, what was assumed at most, and what is in none of the numbers; a sentence each."""
+    yield verdict(prediction)
+    if prediction.highest is not None:
+        for what, size in prediction.highest.bounds.items():
+            yield f"up to: {what} are not known; with the most that is assumed for them, {format_bytes(size)} at once"
+    for what in prediction.not_modelled:
+        yield _left_out(what)
+
+
+def sentences(prediction: Prediction | None) -> Iterator[str]:
+    """All of the section in sentences, for where no table can be; none for a run that was measured."""
+    if prediction is None:
+        return
+    instants = {"allocated": prediction.at_peak_allocated, "reserved": prediction.at_peak_reserved}
+    for layer, terms in instants.items():
+        parts = [f"{name} {format_bytes(size)}" for name, (size,) in _rows([terms]) if size and name not in _TOTALS]
+        yield f"predicted at the peak of what is {layer}: {' + '.join(parts)} = {format_bytes(terms.total)} in all"
+    if prediction.highest is not None:
+        highest = prediction.highest
+        yield (
+            f"predicted at most: {format_bytes(highest.allocated)} allocated, {format_bytes(highest.reserved)} "
+            f"reserved, {format_bytes(highest.total)} in all"
+        )
+    yield from (text for text in explanations(prediction) if text not in map(_left_out, prediction.not_modelled))
+
+
+def untold(prediction: Prediction | None, notes: Sequence[str]) -> list[str]:
+    """The notes that :func:`render_prediction` does not tell."""
+    told = set() if prediction is None else {_left_out(what) for what in prediction.not_modelled}
+    return [note for note in notes if note not in told]
+
+
+def _left_out(what: str) -> str:
+    return f"not modelled: {what}"
+
+
+def _table(prediction: Prediction) -> str:
+    columns = [prediction.at_peak_allocated, prediction.at_peak_reserved]
+    rows = [[name, *(format_bytes(size) for size in sizes)] for name, sizes in _rows(columns)]
+    headers = ["", "at peak\nallocated", "at peak\nreserved"]
+    if prediction.highest is not None:
+        headers.append("up to")
+        highest = prediction.highest
+        most = {"allocated": highest.allocated, "reserved": highest.reserved, "total": highest.total}
+        named = {_SUMS[key]: format_bytes(size) for key, size in most.items()}
+        rows = [[*row, named.get(row[0], "")] for row in rows]
+    return table(rows, headers, ["left"] + ["right"] * (len(headers) - 1))
+
+
+def _rows(columns: list[Terms]) -> Iterator[tuple[str, list[int]]]:
+    yield "tensors", [terms.tensors for terms in columns]
+    for library in _names(terms.workspaces for terms in columns):
+        yield f"workspaces of {library}", [terms.workspaces.get(library, 0) for terms in columns]
+    for op in _names(terms.scratch for terms in columns):
+        yield f"scratch of {op}", [terms.scratch.get(op, 0) for terms in columns]
+    for layer in _LAYERS:
+        yield _SUMS.get(layer, layer), [getattr(terms, layer) for terms in columns]
+
+
+def _names(groups: Iterable[Mapping[str, int]]) -> list[str]:
+    """What any of them has, in order."""
+    return list(dict.fromkeys(name for group in groups for name in group))
+
+
+def _between(low: int, high: int) -> str:
+    """One size, or two that differ."""
+    first, last = format_bytes(low), format_bytes(high)
+    return first if first == last else f"{first} to {last}"

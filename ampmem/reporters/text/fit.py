@@ -1,0 +1,188 @@
+"""What fits on a GPU and where autocast begins to save, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from ampmem import __version__
+from ampmem.analysis.fit.fit import BASELINE, ArmFit, BreakEven, FitResult, Verdict
+from ampmem.reporters.text.plain_text import ABSENT, chunks, table, wrapped
+from ampmem.reporters.text.words import signed
+from ampmem.units import format_bytes, format_count
+
+SCHEMA = "ampmem.fit/1"
+
+DOES_NOT_FIT = "does not fit"
+
+
+def render(fit: FitResult) -> str:
+    """The runs as a table, then what they say."""
+    sections = [
+        _head(fit),
+        _points(fit),
+        _listed("what fits: all that the device has in use at most, of its memory", fitting_lines(fit)),
+        _listed(f"peak allocated against {BASELINE}", break_even_lines(fit)),
+        "\n".join(line for note in remarks(fit) for line in wrapped(f"note: {note}")),
+    ]
+    return "\n\n".join(section for section in sections if section)
+
+
+def facts(fit: FitResult) -> list[tuple[str, str]]:
+    """What was run, as names and texts."""
+    vary = fit.vary
+    outside = (
+        "" if fit.outside is None else f", {format_bytes(fit.outside)} of it assumed in use outside of the allocator"
+    )
+    high = "where it does not fit" if vary.high is None else format_count(vary.high)
+    return [
+        ("script", fit.script),
+        ("varied", f"{vary.name} from {format_count(vary.low)} to {high}"),
+        ("gpu", f"{fit.gpu} (simulated), {format_bytes(fit.total)}{outside}"),
+        ("runs", f"{format_count(fit.runs)}, of {fit.steps} steps each"),
+    ]
+
+
+def fitting_lines(fit: FitResult) -> list[str]:
+    """For each arm the largest value that fits and the smallest that does not."""
+    return [f"{arm.name}: {_fitting(fit, arm)}" for arm in fit.arms]
+
+
+def break_even_lines(fit: FitResult) -> list[str]:
+    """For each arm but the baseline, where it needs less."""
+    return [f"{each.arm}: {_break_even(fit, each)}" for each in fit.break_even]
+
+
+def remarks(fit: FitResult) -> list[str]:
+    """What is odd about the points, then the notes of the runs."""
+    found = []
+    for arm in fit.arms:
+        if arm.gaps:
+            values = ", ".join(map(fit.vary.shown, arm.gaps))
+            found.append(f"{arm.name}: {values} did not fit, though the larger value did")
+        if arm.flat_from is not None and arm.largest_fitting is not None:
+            found.append(
+                f"{arm.name}: the peak is the same at {fit.vary.shown(arm.flat_from)} and at {arm.largest_fitting}: "
+                f"does the script use {fit.vary.name}, and has it data enough?"
+            )
+    return [*found, *fit.notes]
+
+
+def to_json(fit: FitResult) -> str:
+    """The search as JSON, schema :data:`SCHEMA`, as ``ampmem fit --help`` describes it."""
+    document = {
+        "schema": SCHEMA,
+        "ampmem": __version__,
+        "script": fit.script,
+        "steps": fit.steps,
+        "runs": fit.runs,
+        "vary": {"argument": fit.vary.name, "low": fit.vary.low, "high": fit.vary.high},
+        "gpu": {"name": fit.gpu, "total_bytes": fit.total, "outside_bytes": fit.outside},
+        "arms": [
+            {
+                "arm": arm.name,
+                "largest_fitting": arm.largest_fitting,
+                "smallest_not_fitting": arm.smallest_not_fitting,
+                "points": [
+                    {
+                        "value": value,
+                        "fits": memory is not None,
+                        "allocated_bytes": None if memory is None else memory.allocated,
+                        "reserved_bytes": None if memory is None else memory.reserved,
+                        "device_used_bytes": None if memory is None else memory.used,
+                        "highest_device_used_bytes": None if memory is None else memory.highest,
+                    }
+                    for value, memory in arm.points.items()
+                ],
+            }
+            for arm in fit.arms
+        ],
+        "break_even": [
+            {
+                "arm": each.arm,
+                "against": BASELINE,
+                "verdict": each.verdict.value,
+                "costs_at": each.costs_at,
+                "saves_at": each.saves_at,
+                "differences": [{"value": value, "bytes": size} for value, size in each.differences.items()],
+            }
+            for each in fit.break_even
+        ],
+        "notes": list(fit.notes),
+    }
+    return json.dumps(document, indent=2)
+
+
+def _head(fit: FitResult) -> str:
+    return "\n".join(line for name, text in facts(fit) for line in wrapped(f"{name:<8}{text}", indent=" " * 8))
+
+
+def _points(fit: FitResult) -> str:
+    tables = []
+    for chunk in chunks(len(fit.arms)):
+        arms = [fit.arms[i] for i in chunk]
+        headers = [fit.vary.name, *(head for arm in arms for head in (f"{arm.name}\nallocated", "\nreserved"))]
+        rows = [[str(value), *(cell for arm in arms for cell in cells(arm, value))] for value in fit.values]
+        tables.append(table(rows, headers, ["right"] * len(headers)))
+    return "\n\n".join(["peak of each run", *tables])
+
+
+def cells(arm: ArmFit, value: int) -> tuple[str, str]:
+    """Peak allocated and reserved of a run as words."""
+    if value not in arm.points:
+        return ABSENT, ABSENT
+    memory = arm.points[value]
+    if memory is None:
+        return DOES_NOT_FIT, ""
+    return format_bytes(memory.allocated), format_bytes(memory.reserved)
+
+
+def _listed(title: str, lines: Sequence[str]) -> str:
+    if not lines:
+        return ""
+    return "\n".join([title, *(part for line in lines for part in wrapped(line))])
+
+
+def _fitting(fit: FitResult, arm: ArmFit) -> str:
+    shown, fits, too_large = fit.vary.shown, arm.largest_fitting, arm.smallest_not_fitting
+    if fits is None:
+        return f"{shown(fit.vary.low)} does not fit; nothing smaller was run"
+    memory = arm.points[fits]
+    assert memory is not None
+    said = f"{shown(fits)} fits ({format_bytes(memory.used)} of {format_bytes(fit.total)})"
+    if memory.highest is not None and memory.highest > fit.total:
+        said = f"{shown(fits)} may fit ({_interval(memory.used, memory.highest)} of {format_bytes(fit.total)})"
+    return f"{said}; nothing larger was run" if too_large is None else f"{said}, {too_large} does not"
+
+
+def _interval(least: int, most: int) -> str:
+    """From what is known to the most that is assumed for what is not."""
+    return f"{format_bytes(least)} to {format_bytes(most)}"
+
+
+def _break_even(fit: FitResult, each: BreakEven) -> str:
+    shown = fit.vary.shown
+    match each.verdict:
+        case Verdict.UNKNOWN:
+            return "no value fits in both"
+        case Verdict.ALWAYS:
+            return f"needs less at every value that was run in both ({_span(each)})"
+        case Verdict.NEVER:
+            return f"needs no less at any value that was run in both ({_span(each)})"
+        case _:
+            assert each.costs_at is not None and each.saves_at is not None
+            cost, save = _at(each, each.costs_at), _at(each, each.saves_at)
+            more = "as much" if each.differences[each.costs_at] == 0 else "more"
+            if each.verdict is Verdict.REVERSED:
+                return f"needs less at {shown(each.saves_at)} ({save}), but {more} at {each.costs_at} ({cost})"
+            return f"needs {more} at {shown(each.costs_at)} ({cost}), less at {each.saves_at} ({save})"
+
+
+def _at(each: BreakEven, value: int) -> str:
+    return signed(each.differences[value])
+
+
+def _span(each: BreakEven) -> str:
+    values = list(each.differences)
+    parts = [f"{_at(each, value)} at {value}" for value in dict.fromkeys((values[0], values[-1]))]
+    return ", ".join(parts)

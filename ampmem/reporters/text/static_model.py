@@ -1,0 +1,129 @@
+"""The static model against a run, as a table: what is told, what was measured, and why they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ampmem.analysis.activations import LOW_PRECISION
+from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent, Term
+from ampmem.analysis.summary import Summary
+from ampmem.reporters.text.plain_text import WIDTH, per_parameter, shorten, table, wrapped
+from ampmem.reporters.text.words import signed, trimmed
+from ampmem.units import format_bytes, format_count
+
+ACTIVATIONS = 10
+"""Groups of activations that are shown."""
+
+_WHY_WIDTH = 42
+MARKS = {
+    "after_forward": "at the end of forward",
+    "after_backward": "after backward",
+    "after_optimizer": "after the update",
+}
+
+
+def render_static_model(summary: Summary) -> str:
+    """One table per mark; a mark that is like the one before is not repeated. Empty without a verdict."""
+    recipe = summary.static_recipe
+    if recipe is None:
+        return ""
+    told = f"{trimmed(recipe.bytes_per_param)} bytes per parameter"
+    if recipe.peak_bytes_per_param != recipe.bytes_per_param:
+        told += f", {trimmed(recipe.peak_bytes_per_param)} while the casts live"
+    head = f"static memory: {recipe.title}, with {' and '.join(recipe.optimizer)}: {told}"
+    parts = ["\n".join(wrapped(head))]
+    before: list[StaticComponent] = []
+    for mark, words in MARKS.items():
+        rows = [component for component in summary.static_model if component.mark == mark]
+        if rows and _content(rows) == _content(before):
+            parts.append(f"{words}: the same")
+        elif rows:
+            parts.append(_mark(words, rows, summary.parameters.count))
+        before = rows
+    return "\n\n".join([*parts, _judgement(summary.static_model)])
+
+
+def _content(rows: Sequence[StaticComponent]) -> list[tuple[str, int, int, tuple[Term, ...]]]:
+    return [(row.component, row.model_bytes, row.measured_bytes, row.terms) for row in rows]
+
+
+def _mark(words: str, rows: Sequence[StaticComponent], parameters: int) -> str:
+    cells = [
+        [
+            row.component,
+            format_bytes(row.model_bytes),
+            per_parameter(row.model_bytes, parameters),
+            format_bytes(row.measured_bytes),
+            per_parameter(row.measured_bytes, parameters),
+            _why(row),
+        ]
+        for row in rows
+        if row.model_bytes or row.measured_bytes
+    ]
+    headers = [words.replace("at the end of", "end of"), "told", "B/\nparam", "measured", "B/\nparam", "why"]
+    return table(cells, headers, ["left", "right", "right", "right", "right", "left"])
+
+
+def _why(row: StaticComponent) -> str:
+    if row.component == TOTAL:
+        texts = ["the sum of the above" if row.holds else _residual(row)]
+        texts += [_term(term) for term in row.terms if term.why.startswith("rounding")]
+    else:
+        texts = [_term(term) for term in row.terms] or ["as told"]
+        texts += [] if row.holds else [_residual(row)]
+    return "\n".join(line for text in texts for line in wrapped(text, width=_WHY_WIDTH))
+
+
+def _term(term: Term) -> str:
+    tensors = f" ({format_count(term.tensors)} tensors)" if term.tensors > 1 else ""
+    return f"{signed(term.bytes)} {term.why}{tensors}"
+
+
+def _residual(row: StaticComponent) -> str:
+    return f"{signed(row.residual_bytes)} not explained"
+
+
+def _judgement(rows: Sequence[StaticComponent]) -> str:
+    broken = [row for row in rows if not row.holds and row.component != TOTAL]
+    if not broken:
+        return "the model holds: every byte between told and measured has a name, residual 0 B"
+    places = ", ".join(f"{signed(row.residual_bytes)} of {row.component} {MARKS[row.mark]}" for row in broken)
+    return "\n".join(wrapped(f"the model does not hold: not explained are {places}"))
+
+
+def render_activations(summary: Summary) -> str:
+    """What the activations at the end of forward are and in which type; empty unless the run is under autocast.
+
+    Where no forward came to its end before memory ran out, they are those of then.
+    """
+    groups = summary.activations
+    total = sum(group.bytes for group in groups)
+    if summary.arm.dtype is None or not total:
+        return ""
+    low = sum(group.bytes for group in groups if group.dtype in LOW_PRECISION)
+    rows = [
+        [
+            shorten(group.kind, 56),
+            group.dtype or "?",
+            format_count(group.tensors),
+            format_bytes(group.bytes),
+            share(group.bytes, total),
+        ]
+        for group in groups[:ACTIVATIONS]
+    ]
+    text = table(rows, ["saved for", "type", "tensors", "bytes", "share"], ["left", "left", "right", "right", "right"])
+    left_out = len(groups) - len(rows)
+    more = f"\n… and {format_count(left_out)} smaller group{'s' if left_out > 1 else ''}" if left_out else ""
+    when = "at the end of forward" if summary.last_step.marks.after_forward else "when memory ran out"
+    caption = f"activations {when}, {format_bytes(total)}: {share(low, total)} are in low precision"
+    return f"{shorten(caption, WIDTH)}\n\n{text}{more}"
+
+
+def share(part: float, whole: float) -> str:
+    """``part`` of ``whole`` in percent; something is never 0 %, not everything never 100 %."""
+    percent = 100 * part / whole if whole else 0.0
+    if 0 < percent < 1:
+        return "<1 %"
+    if 99 < percent < 100:
+        return ">99 %"
+    return f"{percent:.0f} %"

@@ -1,0 +1,34 @@
+"""What other allocator settings would have reserved, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ampmem.allocator.model.oom import OutOfMemoryReport
+from ampmem.allocator.trace import Run, WhatIf
+from ampmem.reporters.text.plain_text import shorten, table
+from ampmem.reporters.text.words import signed
+from ampmem.units import format_bytes
+
+
+def render_what_if(cases: Sequence[tuple[str, WhatIf]]) -> str:
+    """One row per setting: the peak of reserved memory with the default settings, and with it."""
+    rows = [
+        [
+            shorten(setting, 48),
+            format_bytes(case.peak_reserved_before),
+            _after(case.after),
+            signed(case.peak_reserved_after - case.peak_reserved_before),
+        ]
+        for setting, case in cases
+    ]
+    text = table(rows, ["setting", "peak reserved", "with it", "difference"], ["left", "right", "right", "right"])
+    return (
+        f"{text}\n\nBoth from ampmem's model of the allocator, run on the recorded allocations from an empty start,\n"
+        "so they compare with each other, and not with a peak that was measured."
+    )
+
+
+def _after(run: Run) -> str:
+    failure: OutOfMemoryReport | None = run.out_of_memory
+    return format_bytes(run.statistics.reserved_bytes.peak) if failure is None else "out of memory"

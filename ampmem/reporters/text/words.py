@@ -1,0 +1,41 @@
+"""Numbers as the tables of ``ampmem show`` print them."""
+
+from __future__ import annotations
+
+import math
+
+from ampmem.reporters.text.plain_text import ABSENT
+from ampmem.units import format_bytes
+
+
+def signed(size: int | None) -> str:
+    """A difference in bytes, with its sign."""
+    if size is None:
+        return ABSENT
+    return ("+" if size > 0 else "") + format_bytes(size)
+
+
+def short(value: float | None) -> str:
+    """A loss or a loss scale."""
+    return ABSENT if value is None else f"{value:.6g}"
+
+
+def times(ratio: float | None) -> str:
+    """``0.52x``; something never reads as nothing."""
+    if ratio is None:
+        return ABSENT
+    if 0 < ratio < 0.01:
+        return "<0.01x"
+    return f"{ratio:.2f}x" if ratio < 1e6 else f"{ratio:.1e}x"
+
+
+def percent(difference: float | None) -> str:
+    """A relative difference of losses; infinite when one of them diverged."""
+    if difference is None:
+        return ABSENT
+    return "not finite" if math.isinf(difference) else f"{100 * difference:.2g} %"
+
+
+def trimmed(value: float) -> str:
+    """At most two digits after the point: ``16``, ``2.5``."""
+    return f"{value:.2f}".rstrip("0").rstrip(".")

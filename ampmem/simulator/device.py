@@ -1,0 +1,227 @@
+"""The memory of the simulated device: which fake storage lies where, and what its allocator did."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from time import time_ns
+from typing import NamedTuple
+
+import torch
+
+from ampmem.allocator.gpus import GpuSpec
+from ampmem.allocator.model.blocks import Block
+from ampmem.allocator.model.caching import DeviceCachingAllocator
+from ampmem.allocator.model.oom import OutOfMemory
+from ampmem.allocator.settings import MIB, Settings
+from ampmem.events import Action, PredictionRecord
+from ampmem.recorder.log import simulated_addresses
+from ampmem.simulator.peaks import Highest, Peaks, prediction
+from ampmem.simulator.private import backward_node, in_backward
+
+CONTEXT = 512 * MIB
+"""What is taken to be used outside of the allocator: the CUDA context and the libraries' own memory. Stated in
+every recording as an assumption; it differs between drivers and GPUs."""
+
+_NO_NUMBER = 1 << 62
+"""From here on a node's sequence number is none: ``AccumulateGrad`` has the largest there is."""
+
+
+class Event(NamedTuple):
+    """One alloc or free. ``allocated`` is the sum of the requested bytes after it; ``node`` as in ``RawEvents``."""
+
+    time_ns: int
+    action: int
+    address: int
+    bytes: int
+    block_bytes: int
+    allocated: int
+    node: str
+    sequence: int
+
+
+class _StorageRef(weakref.ref[torch.UntypedStorage]):
+    """Dies with a storage, and still knows its key then."""
+
+    __slots__ = ("key",)
+    key: int
+
+
+class SimulatedDevice:
+    """Gives every fake storage a block of the modelled allocator, and takes it back when the storage dies.
+
+    ``recorder`` is told every event while it is set.
+    """
+
+    def __init__(self, gpu: GpuSpec, settings: Settings, *, label: str = "cuda") -> None:
+        self.gpu = gpu
+        self.label = label
+        """The type of torch device that it stands for: ``cuda``, unless it is compared with the CPU profiler."""
+        self.allocator = DeviceCachingAllocator(settings, total_memory=gpu.total_memory, outside=CONTEXT)
+        self.recorder: Callable[[Event], None] | None = None
+        self.on_workspace: Callable[[int, str], None] | None = None
+        """Told the address of every workspace and the library that keeps it."""
+        self.on_scratch: Callable[[int, str], None] | None = None
+        """Told the address of scratch and the op that asked for it."""
+        self.workspaces: dict[int, str] = {}
+        """The libraries' workspaces, by address."""
+        self.on_out_of_memory: Callable[[OutOfMemory], None] | None = None
+        self.out_of_memory: OutOfMemory | None = None
+        """The last request that could not be served."""
+        self.assumptions: dict[str, None] = {}
+        """What this run took for granted, in the order in which it came up."""
+        self.unmodelled: dict[str, None] = {}
+        """What it left out, likewise."""
+        self._peaks = Peaks(self.allocator.counters)
+        self._highest = Highest(settings)
+        self._blocks: dict[int, Block] = {}
+        self._references: dict[int, _StorageRef] = {}
+        self._busy = False
+        self._dead: list[_StorageRef] = []
+        """Storages that died while the allocator was at work: the garbage collector may run at any time."""
+
+    def assume(self, text: str) -> None:
+        """Keep ``text``, once, for the recording's notes."""
+        self.assumptions[text] = None
+
+    def leave_out(self, what: str) -> None:
+        """``what`` a GPU would have allocated is in none of the numbers."""
+        self.unmodelled[what] = None
+
+    def knows(self, storage: torch.UntypedStorage) -> bool:
+        """Whether ``storage`` has a block."""
+        return storage._cdata in self._blocks
+
+    def born(self, storage: torch.UntypedStorage) -> None:
+        """Give ``storage`` a block unless it has one. Raises ``torch.OutOfMemoryError`` as the device would."""
+        key = storage._cdata
+        size = storage.nbytes()
+        if key in self._blocks or size == 0:
+            return
+        block = self.malloc(size)
+        self._blocks[key] = block
+        simulated_addresses[key] = block.address
+        reference = _StorageRef(storage, self._died)
+        reference.key = key
+        self._references[key] = reference
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """``storage`` may have another size now: then it has got a new block, and given its old one back."""
+        block = self._blocks.get(storage._cdata)
+        if block is not None and block.requested != storage.nbytes():
+            self._forget(storage._cdata)
+            self.born(storage)
+
+    def malloc(self, size: int) -> Block:
+        """A block that belongs to no storage. Raises ``torch.OutOfMemoryError``."""
+        self._busy = True
+        try:
+            block = self.allocator.malloc(size)
+            self._highest.malloc(block)
+            self._peaks.note()
+            self._tell(Action.ALLOC, block)
+        except OutOfMemory as error:
+            self.out_of_memory = error
+            if self.on_out_of_memory is not None:
+                self.on_out_of_memory(error)
+            raise torch.OutOfMemoryError(f"CUDA {error} (simulated {self.gpu.name})") from None
+        finally:
+            self._busy = False
+        self._bury()
+        return block
+
+    def free(self, block: Block) -> None:
+        """Give ``block`` back."""
+        self._busy = True
+        try:
+            self._tell(Action.FREE, block)
+            self._highest.free(block)
+            self.allocator.free(block)
+        finally:
+            self._busy = False
+        self._bury()
+
+    def workspace(self, library: str, size: int) -> None:
+        """Scratch that ``library`` keeps for ever."""
+        held = self._peaks.workspaces
+        held[library] = held.get(library, 0) + size
+        try:
+            block = self.malloc(size)
+        except torch.OutOfMemoryError:
+            held[library] -= size  # a script may go on from here
+            raise
+        self.workspaces[block.address] = library
+        if self.on_workspace is not None:
+            self.on_workspace(block.address, library)
+
+    def scratch(self, op: str, sizes: Sequence[int]) -> None:
+        """Scratch of all these sizes at once, which ``op`` gives back before it ends."""
+        held, blocks = self._peaks.scratch, []
+        try:
+            for size in sizes:
+                held[op] = held.get(op, 0) + size
+                blocks.append(self.malloc(size))
+                if self.on_scratch is not None:
+                    self.on_scratch(blocks[-1].address, op)
+        finally:
+            held.pop(op, None)
+            for block in reversed(blocks):
+                self.free(block)
+
+    def assume_at_most(self, what: str, size: int) -> None:
+        """``what`` is not known; here it is taken to be at most ``size`` bytes, given back at once."""
+        self._highest.assume(what, size)
+
+    def empty_cache(self) -> None:
+        """``torch.cuda.empty_cache``."""
+        self._highest.empty_cache()
+        self.allocator.empty_cache()
+
+    def prediction(self) -> PredictionRecord:
+        """What the run comes to on this GPU, by now."""
+        return prediction(
+            self._peaks,
+            self._highest,
+            total=self.gpu.total_memory,
+            outside=CONTEXT,
+            unmodelled=tuple(self.unmodelled),
+            ran_out=self.out_of_memory is not None,
+        )
+
+    def live(self) -> dict[int, tuple[int, int]]:
+        """Address of every block in use to the bytes that were asked for and those of the block."""
+        used = [block for block in self.allocator.blocks() if block.requested and block.state == 1]
+        return {block.address: (block.requested, block.size) for block in used}
+
+    def _died(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
+        assert isinstance(reference, _StorageRef)
+        self._dead.append(reference)
+        if not self._busy:
+            self._bury()
+
+    def _bury(self) -> None:
+        while self._dead:
+            reference = self._dead.pop(0)
+            if self._references.get(reference.key) is reference:
+                self._forget(reference.key)
+
+    def _forget(self, key: int) -> None:
+        del self._references[key]
+        simulated_addresses.pop(key, None)
+        self.free(self._blocks.pop(key))
+
+    def _tell(self, action: Action, block: Block) -> None:
+        if self.recorder is None:
+            return
+        node, sequence = "", -1
+        allocated = self.allocator.counters.requested
+        if action is Action.FREE:
+            allocated -= block.requested
+        elif in_backward():
+            running = backward_node()
+            if running is not None:
+                node, sequence = running.name(), running._sequence_nr()
+                if not 0 <= sequence < _NO_NUMBER:
+                    sequence = -1
+        size = block.requested
+        self.recorder(Event(time_ns(), action, block.address, size, block.size, allocated, node, sequence))

@@ -1,0 +1,92 @@
+"""What the autograd engine does in place, and on fake tensors would not.
+
+It adds gradients into a buffer that nobody else holds, but never for subclasses or under a mode; some backward
+formulas write into a fresh tensor of zeros, but not for subclasses either. Out of place, each costs memory that
+no GPU would use. So the op is replaced by the one that a GPU would run.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from ampmem.simulator.private import ENGINE_CALLER, FakeTensor, holders
+
+aten = torch.ops.aten
+
+_OWN = str(Path(__file__).parent)
+_ZEROS = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
+_IN_PLACE = {
+    aten.index_put.default: aten.index_put_.default,
+    aten.scatter.src: aten.scatter_.src,
+    aten.scatter.value: aten.scatter_.value,
+    aten.scatter_add.default: aten.scatter_add_.default,
+    aten.index_add.default: aten.index_add_.default,
+    aten.masked_scatter.default: aten.masked_scatter_.default,
+}
+
+
+class Accumulation:
+    """Chooses between an op and its in-place twin in backward."""
+
+    def __init__(self) -> None:
+        self.alone = (0, 0, 0)
+        """How many hold a gradient, and its storage, when only the engine's buffer does; found by the self-test."""
+        self.seen: list[tuple[int, int, int]] | None = None
+        """The same of every sum, in order, while the self-test listens."""
+        self._zeros: weakref.ref[torch.UntypedStorage] | None = None
+
+    def choose(self, func: Any, args: Sequence[Any]) -> Any:
+        """``func``, or what a GPU would run in its place."""
+        if torch.is_grad_enabled():
+            return func
+        if func is aten.add.Tensor:
+            return aten.add_.Tensor if self._sums_in_place(args) else func
+        if func in _IN_PLACE and self._zeros is not None and self._zeros() is args[0].untyped_storage():
+            return _IN_PLACE[func]
+        return func
+
+    def after(self, func: Any, result: Any) -> None:
+        """``func`` gave ``result``: fresh zeros may be written to."""
+        if func in _ZEROS and isinstance(result, FakeTensor):
+            self._zeros = weakref.ref(result.untyped_storage())
+
+    def _sums_in_place(self, args: Sequence[Any]) -> bool:
+        """As ``can_accumulate_inplace`` in torch's ``input_buffer.cpp`` decides for plain tensors."""
+        if not _called_by_engine() or len(args) != 2:
+            return False
+        old, new = args
+        if not (isinstance(old, FakeTensor) and isinstance(new, FakeTensor)):
+            return False
+        found = holders(old)
+        if self.seen is not None:
+            self.seen.append(found)
+        if old.shape != new.shape or old.dtype != new.dtype or not _dense(old):
+            return False
+        return all(now <= alone for now, alone in zip(found, self.alone, strict=True))
+
+
+def _called_by_engine() -> bool:
+    """Whether no Python code between here and the engine asked for the op: a Function's own backward, a hook."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_OWN):
+        frame = frame.f_back
+    return frame is not None and frame.f_code is ENGINE_CALLER
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` fills its memory without gaps or overlaps."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True

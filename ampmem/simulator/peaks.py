@@ -1,0 +1,106 @@
+"""The terms of a simulated run's peaks, and how much higher they are with the most that is assumed."""
+
+from __future__ import annotations
+
+from ampmem.allocator.model.blocks import Block
+from ampmem.allocator.model.caching import DeviceCachingAllocator
+from ampmem.allocator.model.statistics import Counters
+from ampmem.allocator.settings import Settings
+from ampmem.events import PredictionRecord, TermsRecord
+
+
+class Peaks:
+    """Follows one allocator; told after each of its mallocs.
+
+    Its own peaks: a script may reset those of the allocator.
+    """
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self.workspaces: dict[str, int] = {}
+        """What is held now, by the library that asked."""
+        self.scratch: dict[str, int] = {}
+        """The same by the op that will give it back."""
+        self.allocated = self.reserved = self._terms()
+        self._allocated_peak = self._reserved_peak = 0
+
+    def note(self) -> None:
+        """Keep the terms when there has never been as much before."""
+        counters = self._counters
+        if counters.allocated > self._allocated_peak:
+            self._allocated_peak = counters.allocated
+            self.allocated = self._terms()
+        if counters.reserved > self._reserved_peak:
+            self._reserved_peak = counters.reserved
+            self.reserved = self._terms()
+
+    def _terms(self) -> TermsRecord:
+        counters = self._counters
+        others = sum(self.workspaces.values()) + sum(self.scratch.values())
+        return TermsRecord(
+            tensors=counters.requested - others,
+            workspaces=dict(self.workspaces),
+            scratch=dict(self.scratch),
+            rounding=counters.allocated - counters.requested,
+            cached=counters.reserved - counters.allocated,
+        )
+
+
+class Highest:
+    """A second allocator, of a device that never runs out, where what is not known takes the most that is assumed.
+
+    Beside that it is told the same as the first one.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._allocator = DeviceCachingAllocator(settings)
+        self._blocks: dict[Block, Block] = {}
+        self.bounds: dict[str, int] = {}
+        """The largest single request that was assumed, by what it is for."""
+
+    @property
+    def counters(self) -> Counters:
+        """The allocator's statistics; nobody resets their peaks."""
+        return self._allocator.counters
+
+    def malloc(self, block: Block) -> None:
+        """The first allocator gave ``block`` out."""
+        self._blocks[block] = self._allocator.malloc(block.requested)
+
+    def free(self, block: Block) -> None:
+        """It takes ``block`` back."""
+        self._allocator.free(self._blocks.pop(block))
+
+    def assume(self, what: str, size: int) -> None:
+        """Up to ``size`` bytes may be asked for now, and be given back at once."""
+        if size > 0:
+            self.bounds[what] = max(size, self.bounds.get(what, 0))
+            self._allocator.free(self._allocator.malloc(size))
+
+    def empty_cache(self) -> None:
+        """The script empties the cache."""
+        self._allocator.empty_cache()
+
+
+def prediction(
+    peaks: Peaks, highest: Highest, *, total: int, outside: int, unmodelled: tuple[str, ...], ran_out: bool
+) -> PredictionRecord:
+    """What the run has come to by now."""
+    lowest = (_allocated(peaks.allocated), _allocated(peaks.reserved) + peaks.reserved.cached)
+    counters = highest.counters
+    there = (counters.allocated_peak, counters.reserved_peak) if highest.bounds else lowest
+    return PredictionRecord(
+        total=total,
+        outside=outside,
+        allocated=peaks.allocated,
+        reserved=peaks.reserved,
+        highest_allocated=max(there[0], lowest[0]),
+        highest_reserved=max(there[1], lowest[1]),
+        bounds=dict(highest.bounds),
+        unmodelled=unmodelled,
+        ran_out=ran_out,
+    )
+
+
+def _allocated(terms: TermsRecord) -> int:
+    return terms.tensors + sum(terms.workspaces.values()) + sum(terms.scratch.values()) + terms.rounding

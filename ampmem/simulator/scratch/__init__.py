@@ -1,0 +1,1 @@
+"""What kernels and libraries allocate beside the tensors that ops return."""

@@ -1,0 +1,61 @@
+"""Tries what the simulated device needs of torch, in a few milliseconds, before the script starts."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ampmem.errors import UsageError
+from ampmem.simulator.mode import SimulatedMode
+from ampmem.simulator.private import holders
+from ampmem.simulator.refusal import refusal
+
+
+def check(mode: SimulatedMode) -> None:
+    """One step of training on fake tensors. Raises :class:`UsageError` when anything is not as on a GPU.
+
+    Also finds out how many holders a gradient has that only the engine holds.
+    """
+    try:
+        _calibrate(mode)
+        _train()
+    except UsageError:
+        raise
+    except Exception as error:
+        raise refusal(error) from error
+
+
+def _calibrate(mode: SimulatedMode) -> None:
+    """Two gradients that nobody else holds are summed, and two of which a hook keeps the first."""
+    counts = mode.accumulation.seen = []
+    try:
+        x = torch.ones(8, device="cuda", requires_grad=True)
+        holders(x)  # where that is missing, it has to be known before backward: the engine could not pass it on
+        (x * 2 + x * 3).backward(torch.ones(8, device="cuda"))
+        kept: list[torch.Tensor] = []
+        y = torch.ones(8, device="cuda", requires_grad=True)
+        product = y * 2
+        last = y * 3  # whose gradient comes first
+        last.grad_fn.register_hook(lambda grads, _: kept.append(grads[0]))  # type: ignore[union-attr]
+        (product + last).backward(torch.ones(8, device="cuda"))
+    finally:
+        mode.accumulation.seen = None
+    if len(counts) != 2 or counts[1] == counts[0] or any(b < a for a, b in zip(*counts, strict=True)):
+        raise refusal(f"the engine's sums of gradients cannot be told apart ({counts})")
+    mode.accumulation.alone = counts[0]
+
+
+def _train() -> None:
+    model = nn.Linear(4, 4).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler("cuda")
+    with torch.autocast("cuda", dtype=torch.float16):
+        out = model(torch.ones(2, 4, device="cuda"))
+        loss = out.float().sum()
+    if out.dtype != torch.float16 or out.device.type != "cuda":
+        raise refusal("autocast does not see the fake device")
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    if not optimizer.state:
+        raise refusal("a GradScaler does not let its optimizer step")

@@ -1,0 +1,1 @@
+"""What ``torch.cuda`` answers on a GPU that is not there."""

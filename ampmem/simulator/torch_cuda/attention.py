@@ -1,0 +1,197 @@
+"""Which kernel ``scaled_dot_product_attention`` uses on the simulated GPU, and how it is called.
+
+On fake tensors torch takes the plain one without a word, which keeps the whole matrix of scores.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import Library
+
+from ampmem.simulator.device import SimulatedDevice
+
+aten = torch.ops.aten
+
+_KEYS = {"cuda": ("AutogradCUDA", "CUDA"), "cpu": ("AutogradCPU", "CPU")}
+"""Where the choice is made, by the type of device."""
+_HALF = (torch.float16, torch.bfloat16)
+_MASK_ALIGNMENT = 16
+"""Elements: the memory-efficient kernel wants masks padded to that (``preprocess_mask``)."""
+
+
+class Kernel(StrEnum):
+    """The implementations of attention."""
+
+    CUDNN = "cudnn"
+    FLASH = "flash"
+    EFFICIENT = "efficient"
+    MATH = "math"
+
+
+def choose(
+    device: SimulatedDevice, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **how: Any
+) -> Kernel:
+    """As ``select_sdp_backend`` (``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``, 2.13) for dense tensors."""
+    capability = device.gpu.compute_capability or (8, 0)
+    if not (query.dim() == key.dim() == value.dim() == 4) or 0 in (query.shape[2], key.shape[2]):
+        return Kernel.MATH
+    usable = {
+        Kernel.CUDNN: torch.backends.cuda.cudnn_sdp_enabled() and _cudnn(query, key, value, how["dropout"]),
+        Kernel.FLASH: torch.backends.cuda.flash_sdp_enabled() and _flash(capability, query, key, value, mask, **how),
+        Kernel.EFFICIENT: torch.backends.cuda.mem_efficient_sdp_enabled() and _efficient(query, key, value, how["gqa"]),
+    }
+    order = (Kernel.FLASH, Kernel.EFFICIENT, Kernel.CUDNN)
+    if capability[0] in (9, 10) and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1":
+        order = (Kernel.CUDNN, Kernel.FLASH, Kernel.EFFICIENT)
+    return next((kernel for kernel in order if usable[kernel]), Kernel.MATH)
+
+
+def _cudnn(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> bool:
+    widths = query.shape[-1], value.shape[-1]
+    fits = all(width <= 128 and width % 8 == 0 for width in widths) and query.shape[-1] == key.shape[-1]
+    lengths = key.shape[2] > 1 and (dropout == 0 or query.shape[2] > 1)
+    return query.dtype in _HALF and fits and lengths and _unit_stride(query, key, value)
+
+
+def _flash(
+    capability: tuple[int, int],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    gqa: bool,
+    dropout: float,
+) -> bool:
+    width = query.shape[-1]
+    if query.dtype not in _HALF or mask is not None or capability < (8, 0) or width > 256:
+        return False
+    if not (width == key.shape[-1] == value.shape[-1]) or (causal and query.shape[2] != key.shape[2]):
+        return False
+    grad = any(tensor.requires_grad for tensor in (query, key, value))
+    if capability in ((8, 6), (8, 9), (12, 0)) and grad and (width > 224 or (width > 192 and dropout > 0)):
+        return False
+    return (gqa or query.shape[1] == key.shape[1] == value.shape[1]) and _unit_stride(query, key, value)
+
+
+def _efficient(query: Tensor, key: Tensor, value: Tensor, gqa: bool) -> bool:
+    alignment = 8 if query.dtype in _HALF else 4
+    widths = (query.shape[-1], value.shape[-1])
+    if query.dtype not in (*_HALF, torch.float32) or any(width % alignment for width in widths):
+        return False
+    return (gqa or query.shape[1] == key.shape[1] == value.shape[1]) and _unit_stride(query, key, value)
+
+
+def _unit_stride(*tensors: Tensor) -> bool:
+    return all(tensor.stride(-1) == 1 or tensor.shape[-1] == 1 for tensor in tensors)
+
+
+def install(device: SimulatedDevice) -> Callable[[], None]:
+    """Take the place of the op that chooses the kernel; returns what gives it back."""
+
+    def attention(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        how = {"causal": is_causal, "gqa": enable_gqa, "dropout": dropout_p}
+        kernel = choose(device, query, key, value, attn_mask, **how)
+        device.assume(f"attention ran with the {kernel} kernel, as torch {torch.__version__} chooses it for this GPU")
+        needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+        mask = _additive(attn_mask, query.dtype)
+        if kernel is Kernel.FLASH:
+            return _flash_attention(query, key, value, dropout_p, is_causal, scale)
+        if kernel is Kernel.CUDNN:
+            out: tuple[Tensor, ...] = aten._scaled_dot_product_cudnn_attention(
+                query, key, value, mask, needs_grad, dropout_p, is_causal, False, scale=scale
+            )
+            return out[0]
+        if kernel is Kernel.EFFICIENT:
+            mask = None if mask is None else _prepared(mask, query, key)
+            out = aten._scaled_dot_product_efficient_attention(
+                query, key, value, mask, needs_grad, dropout_p, is_causal, scale=scale
+            )
+            return out[0]
+        return _plain(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
+
+    library = Library("aten", "IMPL")
+    for dispatch_key in _KEYS[device.label]:
+        library.impl("scaled_dot_product_attention", attention if device.label == "cuda" else _on_cpu, dispatch_key)
+    return library._destroy
+
+
+def _on_cpu(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """The CPU's own kernel, for runs that are compared with the CPU profiler's."""
+    attention = aten._scaled_dot_product_flash_attention_for_cpu
+    out: Tensor = attention(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+    return out
+
+
+def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A mask to be added to the scores (``convert_boolean_attn_mask``)."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    zero = torch.zeros((), dtype=dtype, device=mask.device)
+    return torch.where(mask, zero, torch.full((), -math.inf, dtype=dtype, device=mask.device))
+
+
+def _prepared(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """A mask that the memory-efficient kernel takes (``preprocess_mask``)."""
+    mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    short = -mask.shape[-1] % _MASK_ALIGNMENT
+    if short:
+        return torch.nn.functional.pad(mask, (0, short))[..., : mask.shape[-1]]
+    return mask.contiguous() if any(stride % _MASK_ALIGNMENT for stride in mask.stride()[:3]) else mask
+
+
+def _flash_attention(
+    query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: bool, scale: float | None
+) -> Tensor:
+    """The flash kernel wants widths that are a multiple of 8 (``pad_last_dim``)."""
+    width = query.shape[-1]
+    short = -width % 8
+    if short:
+        scale = scale if scale is not None else width**-0.5
+        query, key, value = (torch.nn.functional.pad(tensor, (0, short)) for tensor in (query, key, value))
+    out: Tensor = aten._scaled_dot_product_flash_attention(query, key, value, dropout, causal, False, scale=scale)[0]
+    return out[..., :width] if short else out
+
+
+def _plain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    gqa: bool,
+) -> Tensor:
+    out: Tensor = aten._scaled_dot_product_attention_math(
+        query, key, value, mask, dropout, causal, None, scale=scale, enable_gqa=gqa
+    )[0]
+    return out

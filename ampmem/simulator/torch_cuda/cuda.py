@@ -1,0 +1,200 @@
+"""``torch.cuda`` as it is with one GPU of the named kind: availability, properties, streams, memory statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ampmem.simulator.device import CONTEXT, SimulatedDevice
+from ampmem.simulator.mode import SimulatedMode
+from ampmem.simulator.replace import replace_all
+from ampmem.simulator.torch_cuda import tensors, unsupported
+from ampmem.simulator.torch_cuda.streams import Event, Region, Stream, check_device, counted
+from ampmem.simulator.where import script_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def install(mode: SimulatedMode) -> Callable[[], None]:
+    """Replace what a script may ask of ``torch.cuda``, and of tensors on it; returns what undoes it."""
+    device = mode.device_model
+    with ExitStack() as undo:
+        undo.callback(replace_all((torch.cuda,), _queries(device) | _actions(device)))
+        undo.callback(replace_all((torch.cuda, torch.cuda.memory), _memory(device)))
+        undo.callback(replace_all((torch.cuda, torch.cuda.random), _random()))
+        undo.callback(replace_all((torch.cuda.nvtx,), _nvtx()))
+        undo.callback(replace_all((torch.accelerator,), _accelerator(device)))
+        undo.callback(replace_all((torch,), {"Stream": counted(device), "Event": Event}))
+        undo.callback(replace_all((torch.backends.cudnn,), _cudnn()))
+        undo.callback(tensors.install(mode))
+        undo.callback(unsupported.install())
+        return undo.pop_all().close
+
+
+def properties(device: SimulatedDevice) -> SimpleNamespace:
+    """What ``torch.cuda.get_device_properties`` gives; an A100's numbers where the GPU's are not known."""
+    major, minor = device.gpu.compute_capability or (8, 0)
+    return SimpleNamespace(
+        name=device.gpu.name,
+        major=major,
+        minor=minor,
+        total_memory=device.gpu.total_memory,
+        multi_processor_count=device.gpu.sm_count or 108,
+        is_integrated=False,
+        is_multi_gpu_board=False,
+        max_threads_per_multi_processor=device.gpu.threads_per_sm,
+        max_threads_per_block=1024,
+        warp_size=32,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_block=49152,
+        shared_memory_per_block_optin=166912,
+        shared_memory_per_multiprocessor=167936,
+        L2_cache_size=41943040,
+        gcnArchName="",
+        uuid="00000000-0000-0000-0000-000000000000",
+    )
+
+
+def _queries(device: SimulatedDevice) -> dict[str, Any]:
+    found = properties(device)
+    return {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "_lazy_init": lambda: None,
+        "_lazy_call": lambda callable, **kwargs: None,
+        "init": lambda: None,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_name": lambda device=None: found.name,
+        "get_device_capability": lambda device=None: (found.major, found.minor),
+        "get_device_properties": lambda device=None: found,
+        "is_bf16_supported": lambda including_emulation=True: found.major >= 8,
+        "is_tf32_supported": lambda: found.major >= 8,
+        "get_arch_list": lambda: [f"sm_{found.major}{found.minor}"],
+        "can_device_access_peer": lambda device, peer_device: False,
+        "utilization": lambda device=None: 0,
+        "temperature": lambda device=None: 0,
+        "power_draw": lambda device=None: 0,
+    }
+
+
+def _actions(device: SimulatedDevice) -> dict[str, Any]:
+    stream = Stream()
+    return {
+        "set_device": check_device,
+        "device": Region,
+        "device_of": Region,
+        "_DeviceGuard": Region,
+        "stream": Region,
+        "StreamContext": Region,
+        "set_stream": lambda stream: None,
+        "current_stream": lambda device=None: stream,
+        "default_stream": lambda device=None: stream,
+        "Stream": counted(device),
+        "Event": Event,
+        "synchronize": lambda device=None: None,
+        "ipc_collect": lambda: None,
+        "set_sync_debug_mode": lambda debug_mode: None,
+        "get_sync_debug_mode": lambda: 0,
+        "_sleep": lambda cycles: None,
+        "is_current_stream_capturing": lambda: False,
+    }
+
+
+def _memory(device: SimulatedDevice) -> dict[str, Any]:
+    allocator = device.allocator
+    counters = allocator.counters
+
+    def mem_get_info(device: Any = None) -> tuple[int, int]:
+        return max(total - CONTEXT - counters.reserved, 0), total
+
+    def set_fraction(fraction: float, device: Any = None) -> None:
+        if not isinstance(fraction, float):
+            raise TypeError("Invalid type for fraction argument, must be `float`")
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
+        allocator.set_memory_fraction(fraction)
+
+    def no_snapshot(filename: str = "dump_snapshot.pickle", **_: Any) -> None:
+        write = "ampmem export FILE --format snapshot writes one of the recording"
+        simulated.assume(f"torch.cuda.memory._dump_snapshot wrote nothing ({write}), at {script_line()}")
+
+    total = device.gpu.total_memory
+    simulated = device
+    return {
+        "memory_allocated": lambda device=None: counters.allocated,
+        "max_memory_allocated": lambda device=None: counters.allocated_peak,
+        "memory_reserved": lambda device=None: counters.reserved,
+        "max_memory_reserved": lambda device=None: counters.reserved_peak,
+        "memory_cached": lambda device=None: counters.reserved,
+        "max_memory_cached": lambda device=None: counters.reserved_peak,
+        "memory_stats": lambda device=None: allocator.statistics().memory_stats(),
+        "reset_peak_memory_stats": lambda device=None: counters.reset_peaks(),
+        "reset_max_memory_allocated": lambda device=None: counters.reset_peaks(),
+        "reset_max_memory_cached": lambda device=None: counters.reset_peaks(),
+        "reset_accumulated_memory_stats": lambda device=None: None,
+        "empty_cache": device.empty_cache,
+        "mem_get_info": mem_get_info,
+        "memory_summary": lambda device=None, abbreviated=False: str(allocator.statistics()),
+        "set_per_process_memory_fraction": set_fraction,
+        "get_per_process_memory_fraction": lambda device=None: allocator.settings.memory_fraction or 1.0,
+        "get_allocator_backend": lambda: "native",
+        "memory_snapshot": lambda *_, **__: [],
+        "_record_memory_history": lambda *_, **__: None,
+        "_snapshot": lambda *_, **__: {"segments": [], "device_traces": [[]], "allocator_settings": {}},
+        "_dump_snapshot": no_snapshot,
+    }
+
+
+def _random() -> dict[str, Any]:
+    """The random numbers of a device that computes none: a state that can be kept and set, and that is all."""
+    return {
+        "manual_seed": lambda seed: None,
+        "manual_seed_all": lambda seed: None,
+        "seed": lambda: None,
+        "seed_all": lambda: None,
+        "initial_seed": lambda: 0,
+        "get_rng_state": lambda device="cuda": _state(),
+        "get_rng_state_all": lambda: [_state()],
+        "set_rng_state": lambda new_state, device="cuda": None,
+        "set_rng_state_all": lambda new_states: None,
+    }
+
+
+def _accelerator(device: SimulatedDevice) -> dict[str, Any]:
+    return {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device_index": lambda: 0,
+        "set_device_index": lambda device: None,
+        "synchronize": lambda device=None: None,
+        "current_stream": lambda device=None: Stream(),
+        "empty_cache": device.empty_cache,
+        "memory_allocated": lambda device_index=None: device.allocator.counters.allocated,
+        "max_memory_allocated": lambda device_index=None: device.allocator.counters.allocated_peak,
+        "memory_reserved": lambda device_index=None: device.allocator.counters.reserved,
+        "max_memory_reserved": lambda device_index=None: device.allocator.counters.reserved_peak,
+        "reset_peak_memory_stats": lambda device_index=None: device.allocator.counters.reset_peaks(),
+    }
+
+
+def _state() -> torch.Tensor:
+    return torch.zeros(16, dtype=torch.uint8)
+
+
+def _nvtx() -> dict[str, Any]:
+    @contextmanager
+    def nothing(msg: str, *_: Any, **__: Any) -> Iterator[None]:
+        yield
+
+    marks = dict.fromkeys(("range_push", "mark", "range_start"), lambda *_, **__: 0)
+    return {**marks, "range_pop": lambda: 0, "range": nothing}
+
+
+def _cudnn() -> dict[str, Any]:
+    return {"is_available": lambda: True, "is_acceptable": lambda tensor: False}

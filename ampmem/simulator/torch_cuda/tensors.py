@@ -1,0 +1,178 @@
+"""What a script may do with tensors that have no values: print, convert, save and load them, draw them at random."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ampmem.simulator.device import SimulatedDevice
+from ampmem.simulator.mode import SimulatedMode, check_index
+from ampmem.simulator.private import FakeTensor, without_modes
+from ampmem.simulator.replace import replace_all
+from ampmem.simulator.torch_cuda.streams import ONE_STREAM
+from ampmem.simulator.where import script_line, stop
+
+
+def install(mode: SimulatedMode) -> Callable[[], None]:
+    """Put all of it in place; returns what undoes it."""
+    device = mode.device_model
+    with ExitStack() as undo:
+        undo.callback(
+            replace_all(
+                (torch.Tensor,),
+                {
+                    "pin_memory": lambda tensor, device=None: tensor,
+                    "is_pinned": lambda tensor, device=None: False,
+                    "record_stream": lambda tensor, stream: device.assume(ONE_STREAM),
+                },
+            )
+        )
+        methods = {
+            "__format__": _format,
+            "data_ptr": lambda tensor: 0,  # torch warns, and clones where it is 0
+            "numpy": functools.partialmethod(_numpy, mode),
+        }
+        undo.callback(replace_all((FakeTensor,), methods))
+        undo.callback(replace_all((torch, torch.serialization), _files(device)))
+        undo.callback(_generators())
+        undo.callback(replace_all((torch.nn.parallel.comm,), {"scatter": _scatter}))
+        return undo.pop_all().close
+
+
+def _format(tensor: FakeTensor, spec: str) -> str:
+    """As that of a plain tensor, which leaves subclasses out."""
+    return format(tensor.item(), spec) if tensor.dim() == 0 else object.__format__(tensor, spec)
+
+
+def _numpy(tensor: FakeTensor, mode: SimulatedMode, *, force: bool = False) -> Any:
+    """Zeros for a tensor on the CPU that is large, and so has no values; torch's own errors for others."""
+    if not force and tensor.fake_device.type == "cuda":
+        raise TypeError(
+            f"can't convert {tensor.fake_device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to "
+            "host memory first."
+        )
+    if not force and tensor.requires_grad:
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+    mode.guesses.note("a large tensor without values became a numpy array of zeros")
+    return np.zeros(tuple(tensor.shape), dtype=torch.empty(0, dtype=tensor.dtype).numpy().dtype)
+
+
+def _scatter(tensor: torch.Tensor, devices: Any = None, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
+    """What ``DataParallel`` does with its inputs; with one GPU it leaves them whole."""
+    for index in devices or ():
+        check_index(torch.device("cuda", index).index if isinstance(index, int) else torch.device(index).index)
+    return (tensor.to("cuda"),)
+
+
+def _generators() -> Callable[[], None]:
+    """``torch.Generator("cuda")``: one of the CPU that claims the device, since no number is drawn from it."""
+    original = torch.Generator
+
+    class Kind(type(original)):  # type: ignore[misc]
+        """Generators that torch made itself are generators too."""
+
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, original)
+
+        def __call__(cls, device: Any = "cpu") -> Any:
+            device = torch.device(device)
+            if device.type != "cuda":
+                return original(device)
+            check_index(device.index)
+            return super().__call__()
+
+    class Generator(original, metaclass=Kind):  # type: ignore[misc, valid-type]
+        """One on the simulated device."""
+
+        @property
+        def device(self) -> torch.device:
+            """Where it says it is."""
+            return torch.device("cuda", 0)
+
+    with ExitStack() as undo:
+        undo.callback(replace_all((torch,), {"Generator": Generator}))
+        undo.callback(replace_all((torch.cuda,), {"default_generators": (Generator("cuda"),)}))
+        return undo.pop_all().close
+
+
+def _files(device: SimulatedDevice) -> dict[str, Any]:
+    """``torch.save`` leaves out what has no values to save; ``torch.load`` reads as on a machine with the GPU."""
+    save_original, load_original = torch.save, torch.load
+    left_out: dict[Path, str] = {}  # files that were not written, and the lines that wanted them
+
+    @functools.wraps(save_original)
+    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        leaves = obj.parameters() if isinstance(obj, torch.nn.Module) else tree_leaves(obj)
+        if not any(isinstance(leaf, FakeTensor) for leaf in leaves):
+            return save_original(obj, f, *args, **kwargs)
+        device.assume(f"torch.save wrote nothing, since tensors had no values, at {script_line()}")
+        if (path := _path(f)) is not None:
+            left_out[path] = script_line()
+        return None
+
+    @functools.wraps(load_original)
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        path = _path(f)
+        if path is not None and path in left_out and not path.exists():
+            raise stop(
+                f"{path} is not there: torch.save wrote nothing at {left_out[path]}, since tensors of a simulated "
+                "device have no values; leave the load out"
+            )
+        places: dict[int, str] = {}
+
+        def locate(storage: Any, location: str) -> Any:
+            chosen = _location(map_location, storage, location)
+            if isinstance(chosen, str):
+                places[storage.data_ptr()] = chosen
+                return storage
+            return chosen
+
+        with without_modes():
+            loaded = load_original(f, locate, *args, **kwargs)
+        return _placed(loaded, {address for address, place in places.items() if torch.device(place).type == "cuda"})
+
+    return {"save": save, "load": load}
+
+
+def _path(file: Any) -> Path | None:
+    return Path(file).absolute() if isinstance(file, (str, os.PathLike)) else None
+
+
+def _placed(loaded: Any, addresses: set[int]) -> Any:
+    """``loaded`` with the tensors on the device whose memory is at one of ``addresses``."""
+    moved: dict[Any, torch.Tensor] = {}
+
+    def goes(tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in addresses
+
+    def move(leaf: Any) -> Any:
+        if isinstance(leaf, torch.nn.Module):
+            return leaf.to("cuda") if any(map(goes, leaf.parameters())) else leaf
+        if not isinstance(leaf, torch.Tensor) or not goes(leaf):
+            return leaf
+        key = (leaf.data_ptr(), leaf.shape, leaf.stride(), leaf.dtype)
+        if key not in moved:
+            there = leaf.detach().to("cuda")
+            parameter = isinstance(leaf, torch.nn.Parameter)
+            moved[key] = torch.nn.Parameter(there, leaf.requires_grad) if parameter else there
+        return moved[key]
+
+    return tree_map(move, loaded)
+
+
+def _location(map_location: Any, storage: Any, location: str) -> Any:
+    """Where a storage goes: the name of a device, or what the script's function made of it."""
+    if callable(map_location):
+        placed = map_location(storage, location)
+        return location if placed is None else placed
+    if isinstance(map_location, dict):
+        return str(map_location.get(location, location))
+    return location if map_location is None else str(map_location)

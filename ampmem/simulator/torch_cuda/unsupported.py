@@ -1,0 +1,76 @@
+"""What a simulated GPU cannot do: each stops with the script's line, and with what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from ampmem.simulator.private import FakeTensor
+from ampmem.simulator.replace import replace_all
+from ampmem.simulator.where import stop
+
+_COMPILE = (
+    "what compiled code allocates is decided by the kernels that torch.compile makes for a GPU, and there is none; "
+    "leave torch.compile out to see what the plain run needs"
+)
+_GRAPHS = (
+    "a CUDA graph keeps a memory pool of its own, which is not simulated; leave it out to see what the plain run needs"
+)
+_POOLS = "memory pools of the script's own are not simulated; leave them out"
+_ALLOCATORS = "only PyTorch's own caching allocator is simulated; leave the other one out"
+_DISTRIBUTED = (
+    "one process with one GPU is simulated, and no communication; run the script without torch.distributed, with the "
+    "batch of one rank"
+)
+
+
+def install() -> Callable[[], None]:
+    """Put what stops in place; returns what undoes it."""
+    cuda, distributed = torch.cuda, torch.distributed
+    with ExitStack() as undo:
+        undo.callback(replace_all((torch,), {"compile": _stops(_COMPILE)}))
+        graphs = dict.fromkeys(("CUDAGraph", "graph", "make_graphed_callables"), _stops(_GRAPHS))
+        undo.callback(replace_all((cuda, cuda.graphs), graphs))
+        pools = dict.fromkeys(("MemPool", "use_mem_pool"), _stops(_POOLS))
+        undo.callback(replace_all((cuda, cuda.memory), pools))
+        allocators = ("CUDAPluggableAllocator", "change_current_allocator", "caching_allocator_alloc")
+        undo.callback(replace_all((cuda, cuda.memory), dict.fromkeys(allocators, _stops(_ALLOCATORS))))
+        if distributed.is_available():
+            undo.callback(_without_communication())
+        return undo.pop_all().close
+
+
+def _without_communication() -> Callable[[], None]:
+    distributed = torch.distributed
+    start = distributed.init_process_group
+
+    def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        if backend is None or "nccl" in str(backend):
+            raise stop(_DISTRIBUTED)
+        return start(backend, *args, **kwargs)
+
+    parallel = torch.nn.parallel.DistributedDataParallel
+    wrap = parallel.__init__
+
+    def init(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        if any(isinstance(parameter, FakeTensor) for parameter in module.parameters()):
+            raise stop(_DISTRIBUTED)
+        wrap(self, module, *args, **kwargs)
+
+    with ExitStack() as undo:
+        owners = (distributed, distributed.distributed_c10d)
+        undo.callback(replace_all(owners, {"init_process_group": init_process_group}))
+        meshes = (distributed, distributed.device_mesh)
+        undo.callback(replace_all(meshes, {"init_device_mesh": _stops(_DISTRIBUTED)}))
+        undo.callback(replace_all((parallel,), {"__init__": init}))
+        return undo.pop_all().close
+
+
+def _stops(why: str) -> Callable[..., Any]:
+    def stopped(*_: Any, **__: Any) -> Any:
+        raise stop(why)
+
+    return stopped

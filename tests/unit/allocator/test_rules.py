@@ -1,0 +1,364 @@
+"""Each rule of the caching allocator in a small exact example."""
+
+from __future__ import annotations
+
+import pytest
+
+from ampmem.allocator.model.caching import DeviceCachingAllocator
+from ampmem.allocator.model.driver import Call
+from ampmem.allocator.model.oom import OutOfMemory, Reason
+from ampmem.allocator.rounding import get_allocation_size, round_size, roundup_power2_next_division
+from ampmem.allocator.settings import GIB, MIB, Settings, parse_settings
+from ampmem.errors import UsageError
+
+
+def allocator_with(text: str = "", total: int | None = None, outside: int = 0) -> DeviceCachingAllocator:
+    return DeviceCachingAllocator(parse_settings(text), total_memory=total, outside=outside)
+
+
+def device_calls(allocator: DeviceCachingAllocator) -> list[tuple[Call, int]]:
+    return [(call.call, call.size) for call in allocator.driver.calls]
+
+
+@pytest.mark.parametrize(
+    ("size", "rounded"), [(1, 512), (511, 512), (512, 512), (513, 1024), (MIB, MIB), (MIB + 1, MIB + 512)]
+)
+def test_sizes_are_rounded_to_512(size: int, rounded: int) -> None:
+    assert round_size(size, Settings()) == rounded
+
+
+@pytest.mark.parametrize(
+    ("divisions", "size", "rounded"),
+    [
+        (4, 2048, 2048),
+        (4, 2049, 2560),
+        (4, 5000, 5120),
+        (4, 7169, 8192),
+        (4, 8192, 8192),
+        (2, 3 * MIB + 1, 4 * MIB),
+        (8, 3 * MIB + 1, 3 * MIB + 256 * 1024),
+        (1, 5000, 5120),
+    ],
+)
+def test_sizes_are_rounded_to_divisions_of_powers_of_two(divisions: int, size: int, rounded: int) -> None:
+    assert round_size(size, parse_settings(f"roundup_power2_divisions:{divisions}")) == rounded
+
+
+def test_no_division_below_one_byte() -> None:
+    assert roundup_power2_next_division(1200, 4) == 1280
+    assert roundup_power2_next_division(3, 4) == 4
+
+
+def test_divisions_differ_by_size() -> None:
+    settings = parse_settings("roundup_power2_divisions:[4:1,8:2,>:4]")
+    assert round_size(5 * MIB + 1, settings) == 5 * MIB + 512
+    assert round_size(9 * MIB, settings) == 12 * MIB
+    assert round_size(17 * MIB, settings) == 20 * MIB
+
+
+@pytest.mark.parametrize(
+    ("rounded", "segment"),
+    [
+        (512, 2 * MIB),
+        (MIB, 2 * MIB),
+        (MIB + 512, 20 * MIB),
+        (10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB),
+        (10 * MIB + 512, 12 * MIB),
+    ],
+)
+def test_the_size_of_a_segment(rounded: int, segment: int) -> None:
+    assert get_allocation_size(rounded, Settings()) == segment
+    block = allocator_with().malloc(rounded)
+    assert block.segment.size == segment
+
+
+def test_the_size_of_a_large_segment_is_a_setting() -> None:
+    assert allocator_with("large_segment_size_mb:32").malloc(2 * MIB).segment.size == 32 * MIB
+
+
+def test_small_and_large_allocations_do_not_share_segments() -> None:
+    allocator = allocator_with()
+    large = allocator.malloc(MIB + 1)
+    small = allocator.malloc(MIB)
+    assert large.segment is not small.segment
+    assert [large.segment.pool.is_small, small.segment.pool.is_small] == [False, True]
+
+
+def test_a_small_block_is_split_down_to_512_bytes() -> None:
+    allocator = allocator_with()
+    first = allocator.malloc(MIB)
+    second = allocator.malloc(MIB - 512)
+    assert second.offset == MIB
+    assert second.next is not None and second.next.size == 512
+    assert allocator.malloc(3).offset == 2 * MIB - 512
+    assert first.segment.size == allocator.statistics().allocated_bytes.current
+
+
+@pytest.mark.parametrize(("size", "block_size"), [(11 * MIB, 12 * MIB), (11 * MIB - 512, 11 * MIB - 512)])
+def test_a_large_block_is_split_when_more_than_1_mib_is_left(size: int, block_size: int) -> None:
+    allocator = allocator_with()
+    assert allocator.malloc(size).size == block_size
+    statistics = allocator.statistics()
+    assert statistics.allocated_bytes.current == block_size
+    assert statistics.requested_bytes.current == size
+    assert statistics.inactive_split_bytes.current == 12 * MIB - block_size
+
+
+def test_the_best_fit_is_the_smallest_block_and_then_the_lowest_address() -> None:
+    allocator = allocator_with()
+    sizes = [30, 12, 14, 12]
+    blocks = [allocator.malloc(size * MIB) for size in sizes]
+    for block in reversed(blocks):
+        allocator.free(block)
+    assert allocator.malloc(12 * MIB).address == blocks[1].address
+    assert allocator.malloc(12 * MIB).address == blocks[3].address
+    assert allocator.malloc(12 * MIB).address == blocks[2].address
+    # 14 MiB were handed out for 12: a remainder of 2 MiB stays free.
+    assert allocator.statistics().inactive_split_bytes.current == 2 * MIB
+
+
+def test_a_freed_block_merges_with_both_neighbours() -> None:
+    allocator = allocator_with()
+    blocks = [allocator.malloc(4 * MIB) for _ in range(3)]
+    for index in (0, 2, 1):
+        allocator.free(blocks[index])
+    assert not blocks[0].segment.first.is_split()
+    assert allocator.malloc(20 * MIB).address == blocks[0].address
+    assert allocator.statistics().inactive_split.peak == 2
+
+
+def test_blocks_belong_to_a_stream() -> None:
+    allocator = allocator_with()
+    block = allocator.malloc(4 * MIB, stream=1)
+    allocator.free(block)
+    assert allocator.malloc(4 * MIB, stream=2).segment is not block.segment
+    assert allocator.malloc(4 * MIB, stream=1).segment is block.segment
+
+
+def test_a_block_is_freed_once() -> None:
+    allocator = allocator_with()
+    block = allocator.malloc(1)
+    allocator.free(block)
+    with pytest.raises(ValueError, match="not allocated"):
+        allocator.free(block)
+    with pytest.raises(UsageError):
+        allocator.malloc(0)
+
+
+def test_empty_cache_returns_whole_segments_only() -> None:
+    allocator = allocator_with()
+    kept, freed, gone = (allocator.malloc(size * MIB) for size in (4, 8, 12))
+    for block in (freed, gone):
+        allocator.free(block)
+    allocator.empty_cache()
+    assert allocator.statistics().reserved_bytes.current == 20 * MIB
+    assert allocator.statistics().reserved_bytes.peak == 32 * MIB
+    assert list(allocator.segments.values()) == [kept.segment]
+
+
+def test_max_split_size_keeps_large_blocks_whole() -> None:
+    allocator = allocator_with("max_split_size_mb:32")
+    block = allocator.malloc(40 * MIB)
+    assert allocator.statistics().oversize_segments.current == 1
+    allocator.free(block)
+    # Too small a request for a block of at least max_split_size, even though it would fit.
+    assert allocator.malloc(20 * MIB).segment is not block.segment
+    whole = allocator.malloc(36 * MIB)
+    assert (whole.segment, whole.size) == (block.segment, 40 * MIB)
+    assert allocator.statistics().oversize_allocations.current == 1
+
+
+def test_a_request_of_exactly_max_split_size_is_oversize_too() -> None:
+    allocator = allocator_with("max_split_size_mb:32")
+    block = allocator.malloc(40 * MIB)
+    allocator.free(block)
+    again = allocator.malloc(32 * MIB)
+    assert (again.segment, again.size) == (block.segment, 40 * MIB)
+
+
+@pytest.mark.parametrize(("rounding", "reused"), [(20, False), (30, True)])
+def test_an_oversize_block_serves_only_what_is_nearly_as_large(rounding: int, reused: bool) -> None:
+    allocator = allocator_with(f"max_split_size_mb:32,max_non_split_rounding_mb:{rounding}")
+    block = allocator.malloc(60 * MIB)
+    allocator.free(block)
+    assert (allocator.malloc(40 * MIB).segment is block.segment) is reused
+
+
+def test_oversize_blocks_are_released_before_all_others() -> None:
+    allocator = allocator_with("max_split_size_mb:32", total=132 * MIB)
+    blocks = [allocator.malloc(size * MIB) for size in (12, 40, 40, 40)]
+    for block in blocks[:3]:
+        allocator.free(block)
+    allocator.malloc(70 * MIB)
+    freed = [call.address for call in allocator.driver.calls if call.call == Call.SEGMENT_FREE]
+    assert freed == [blocks[2].address, blocks[1].address]
+    assert allocator.statistics().num_alloc_retries == 0
+
+
+def test_no_more_oversize_blocks_are_released_than_needed() -> None:
+    allocator = allocator_with("max_split_size_mb:32", total=150 * MIB)
+    for block in [allocator.malloc(size * MIB) for size in (34, 36, 38, 40)]:
+        allocator.free(block)
+    allocator.malloc(75 * MIB)
+    assert device_calls(allocator)[4:] == [
+        (Call.SEGMENT_FREE, 40 * MIB),
+        (Call.SEGMENT_FREE, 38 * MIB),
+        (Call.SEGMENT_ALLOC, 76 * MIB),
+    ]
+
+
+@pytest.mark.parametrize(("size", "released"), [(45, 70), (20, 40)])
+def test_one_oversize_block_that_is_large_enough_is_released_alone(size: int, released: int) -> None:
+    allocator = allocator_with("max_split_size_mb:32", total=115 * MIB)
+    for block in [allocator.malloc(size * MIB) for size in (40, 70)]:
+        allocator.free(block)
+    allocator.malloc(size * MIB)
+    assert device_calls(allocator)[2] == (Call.SEGMENT_FREE, released * MIB)
+    assert device_calls(allocator)[3][0] == Call.SEGMENT_ALLOC
+
+
+def test_everything_free_is_released_before_memory_runs_out() -> None:
+    allocator = allocator_with(total=100 * MIB)
+    blocks = [allocator.malloc(size) for size in (1, 30 * MIB, 40 * MIB)]
+    for block in blocks:
+        allocator.free(block)
+    allocator.malloc(90 * MIB)
+    assert device_calls(allocator)[3:] == [
+        (Call.SEGMENT_FREE, 30 * MIB),
+        (Call.SEGMENT_FREE, 40 * MIB),
+        (Call.SEGMENT_FREE, 2 * MIB),
+        (Call.SEGMENT_ALLOC, 90 * MIB),
+    ]
+    statistics = allocator.statistics()
+    assert (statistics.num_alloc_retries, statistics.num_ooms, statistics.num_sync_all_streams) == (1, 0, 1)
+    assert (statistics.num_device_alloc, statistics.num_device_free) == (4, 3)
+
+
+def test_garbage_collection_returns_what_has_been_free_for_longest() -> None:
+    allocator = allocator_with("garbage_collection_threshold:0.5,per_process_memory_fraction:1", total=200 * MIB)
+    old, young, _ = [allocator.malloc(20 * MIB) for _ in range(3)]
+    allocator.free(old)
+    allocator.malloc(30 * MIB)
+    allocator.free(young)
+    allocator.malloc(30 * MIB)
+    assert allocator.statistics().num_device_free == 0
+    # 120 of 200 MiB are above the threshold: 20 have to go. The ages are 3 and 2 searches of the pool.
+    allocator.malloc(30 * MIB)
+    freed = [call.address for call in allocator.driver.calls if call.call == Call.SEGMENT_FREE]
+    assert freed == [old.address]
+
+
+def test_garbage_collection_returns_what_is_as_old_as_the_average() -> None:
+    allocator = allocator_with("garbage_collection_threshold:0.1,per_process_memory_fraction:1", total=200 * MIB)
+    allocator.free(allocator.malloc(50 * MIB))
+    allocator.malloc(60 * MIB)
+    assert device_calls(allocator)[1] == (Call.SEGMENT_FREE, 50 * MIB)
+    assert allocator.statistics().num_alloc_retries == 0
+
+
+def test_garbage_collection_needs_a_memory_fraction() -> None:
+    allocator = allocator_with("garbage_collection_threshold:0.1", total=200 * MIB)
+    allocator.free(allocator.malloc(50 * MIB))
+    allocator.malloc(60 * MIB)
+    assert allocator.statistics().num_device_free == 0
+
+
+def test_the_peaks_can_be_reset() -> None:
+    allocator = allocator_with()
+    allocator.free(allocator.malloc(12 * MIB))
+    allocator.counters.reset_peaks()
+    statistics = allocator.statistics()
+    assert (statistics.allocated_bytes.peak, statistics.reserved_bytes.peak) == (0, 12 * MIB)
+    assert statistics.active_bytes.peak == 0
+
+
+def test_statistics_have_the_keys_of_torch() -> None:
+    allocator = allocator_with()
+    allocator.malloc(1)
+    found = allocator.statistics().memory_stats()
+    assert found["allocated_bytes.all.current"] == 512
+    assert found["requested_bytes.all.peak"] == 1
+    assert found["reserved_bytes.all.current"] == 2 * MIB
+    assert found["inactive_split.all.current"] == 1
+    assert found["oversize_segments.current"] == found["num_ooms"] == 0
+    assert len(found) == 11 * 2 + 5
+
+
+def test_fragmentation_compares_the_largest_free_block_with_all() -> None:
+    allocator = allocator_with()
+    assert allocator.fragmentation() == 0
+    blocks = [allocator.malloc(size * MIB) for size in (10, 10, 20)]
+    allocator.free(blocks[0])
+    assert allocator.fragmentation() == 0
+    allocator.free(blocks[2])
+    assert allocator.fragmentation() == pytest.approx(1 / 3)
+
+
+def out_of_memory(allocator: DeviceCachingAllocator, size: int, stream: int = 0) -> OutOfMemory:
+    with pytest.raises(OutOfMemory) as caught:
+        allocator.malloc(size, stream)
+    return caught.value
+
+
+def test_out_of_memory_when_all_is_in_use() -> None:
+    allocator = allocator_with(total=GIB, outside=100 * MIB)
+    allocator.malloc(900 * MIB)
+    error = out_of_memory(allocator, 30 * MIB + 1)
+    report = error.report
+    assert report.reason is Reason.EXHAUSTED
+    assert (report.asked, report.rounded, report.segment) == (30 * MIB + 1, 30 * MIB + 512, 32 * MIB)
+    assert (report.device_total, report.device_free) == (GIB, 24 * MIB)
+    assert (report.allocated, report.reserved, report.cached, report.largest_free) == (900 * MIB, 900 * MIB, 0, 0)
+    assert "24.0 MiB free" in str(error) and "not enough" in str(error)
+    assert allocator.statistics().num_ooms == 1
+    # The allocator goes on working.
+    assert allocator.malloc(20 * MIB).size == 20 * MIB
+
+
+def test_out_of_memory_by_fragmentation() -> None:
+    allocator = allocator_with(total=40 * MIB)
+    blocks = [allocator.malloc(size * MIB) for size in (8, 2, 10, 10, 10)]
+    for index in (0, 2):
+        allocator.free(blocks[index])
+    report = out_of_memory(allocator, 18 * MIB).report
+    assert report.reason is Reason.FRAGMENTED
+    assert (report.cached, report.largest_free) == (18 * MIB, 10 * MIB)
+
+
+def test_out_of_memory_on_the_wrong_stream() -> None:
+    allocator = allocator_with(total=20 * MIB)
+    allocator.malloc(2 * MIB, stream=1)
+    report = out_of_memory(allocator, 4 * MIB).report
+    assert report.reason is Reason.WRONG_STREAM
+    assert (report.largest_free, report.largest_other_stream) == (0, 18 * MIB)
+
+
+def test_out_of_memory_in_the_wrong_pool() -> None:
+    allocator = allocator_with(total=20 * MIB)
+    allocator.malloc(4 * MIB)
+    report = out_of_memory(allocator, 1024).report
+    assert report.reason is Reason.WRONG_POOL
+    assert (report.largest_free, report.largest_other_pool) == (0, 16 * MIB)
+
+
+def test_out_of_memory_by_the_memory_fraction() -> None:
+    allocator = allocator_with("per_process_memory_fraction:0.5", total=200 * MIB)
+    allocator.malloc(80 * MIB)
+    report = out_of_memory(allocator, 40 * MIB).report
+    assert allocator.malloc(20 * MIB).size == 20 * MIB
+    assert report.reason is Reason.LIMITED
+    assert (report.allowed, report.device_free) == (100 * MIB, 120 * MIB)
+
+
+def test_out_of_memory_because_of_max_split_size() -> None:
+    allocator = allocator_with("max_split_size_mb:20,expandable_segments:True", total=80 * MIB)
+    allocator.begin_allocate_to_pool(1)
+    block = allocator.malloc(60 * MIB)
+    allocator.malloc(2 * MIB)
+    allocator.free(block)
+    # While a private pool is being filled no pages are unmapped, and 60 MiB are too many for 30.
+    report = out_of_memory(allocator, 30 * MIB).report
+    assert report.reason is Reason.OVERSIZE
+    assert report.largest_free == 60 * MIB
+    assert allocator.statistics().num_alloc_retries == 0

@@ -1,0 +1,161 @@
+"""Blocks used on several streams, and private pools."""
+
+from __future__ import annotations
+
+import pytest
+
+from ampmem.allocator.model.blocks import AWAITING
+from ampmem.allocator.model.caching import DeviceCachingAllocator
+from ampmem.allocator.settings import MIB
+from ampmem.errors import UsageError
+
+
+def test_a_block_of_two_streams_stays_active_until_its_event_is_done() -> None:
+    allocator = DeviceCachingAllocator()
+    block = allocator.malloc(12 * MIB)
+    allocator.record_stream(block, 1)
+    allocator.free(block)
+    statistics = allocator.statistics()
+    assert statistics.allocated_bytes.current == 0
+    assert statistics.active_bytes.current == statistics.requested_bytes.current == 12 * MIB
+    other = allocator.malloc(12 * MIB)
+    assert other.segment is not block.segment
+    assert allocator.statistics().active_bytes.peak == 24 * MIB
+    assert allocator.statistics().allocated_bytes.peak == 12 * MIB
+    allocator.complete_events(1)
+    assert allocator.statistics().active_bytes.current == 24 * MIB
+    # The allocator looks at events when it is asked for memory.
+    assert allocator.malloc(12 * MIB).segment is block.segment
+    assert allocator.statistics().active_bytes.current == 24 * MIB
+
+
+def test_use_on_the_own_stream_needs_no_event() -> None:
+    allocator = DeviceCachingAllocator()
+    block = allocator.malloc(1, stream=3)
+    allocator.record_stream(block, 3)
+    allocator.free(block)
+    assert allocator.statistics().active_bytes.current == 0
+
+
+def test_every_stream_has_to_come_past_its_event() -> None:
+    allocator = DeviceCachingAllocator()
+    block = allocator.malloc(12 * MIB)
+    for stream in (1, 2, 2):
+        allocator.record_stream(block, stream)
+    allocator.free(block)
+    allocator.complete_events(2)
+    allocator.malloc(1)
+    assert block.state == AWAITING
+    allocator.complete_events(1)
+    allocator.malloc(1)
+    assert block.state != AWAITING
+
+
+def test_only_events_recorded_so_far_are_done() -> None:
+    allocator = DeviceCachingAllocator()
+    first, second = allocator.malloc(12 * MIB), allocator.malloc(12 * MIB)
+    for block in (first, second):
+        allocator.record_stream(block, 1)
+    allocator.free(first)
+    allocator.complete_events()
+    allocator.free(second)
+    allocator.malloc(1)
+    assert [first.state == AWAITING, second.state == AWAITING] == [False, True]
+
+
+def test_a_waiting_block_does_not_merge() -> None:
+    allocator = DeviceCachingAllocator()
+    first, second = allocator.malloc(4 * MIB), allocator.malloc(4 * MIB)
+    allocator.record_stream(first, 1)
+    for block in (first, second):
+        allocator.free(block)
+    assert first.is_split()
+    assert allocator.statistics().inactive_split_bytes.current == 16 * MIB
+    allocator.empty_cache()
+    assert not allocator.segments
+    assert allocator.statistics().num_sync_all_streams == 1
+
+
+def test_running_out_of_memory_waits_for_events() -> None:
+    allocator = DeviceCachingAllocator(total_memory=20 * MIB)
+    block = allocator.malloc(12 * MIB)
+    allocator.record_stream(block, 1)
+    allocator.free(block)
+    assert allocator.malloc(14 * MIB).size == 14 * MIB
+
+
+def test_a_private_pool_serves_its_stream_while_it_is_filled() -> None:
+    allocator = DeviceCachingAllocator()
+    allocator.free(allocator.malloc(12 * MIB))
+    allocator.begin_allocate_to_pool(7, stream=0)
+    mine = allocator.malloc(12 * MIB)
+    other = allocator.malloc(12 * MIB, stream=1)
+    allocator.end_allocate_to_pool(7)
+    assert [mine.segment.pool.private, other.segment.pool.private] == [7, None]
+    allocator.free(mine)
+    # The pool keeps its segments, for its own allocations, until nobody holds it.
+    assert allocator.malloc(12 * MIB).segment is not mine.segment
+    allocator.empty_cache()
+    assert mine.segment.address in allocator.segments
+    allocator.release_pool(7)
+    allocator.empty_cache()
+    assert mine.segment.address not in allocator.segments
+    assert not allocator.private_pools
+
+
+def test_a_private_pool_with_blocks_in_use_outlives_its_holders() -> None:
+    allocator = DeviceCachingAllocator()
+    allocator.begin_allocate_to_pool(7)
+    block = allocator.malloc(1)
+    allocator.end_allocate_to_pool(7)
+    allocator.release_pool(7)
+    allocator.empty_cache()
+    assert 7 in allocator.private_pools
+    allocator.free(block)
+    allocator.empty_cache()
+    assert not allocator.private_pools and not allocator.segments
+
+
+def test_events_are_recorded_only_after_a_capture() -> None:
+    allocator = DeviceCachingAllocator()
+    block = allocator.malloc(12 * MIB)
+    allocator.record_stream(block, 1)
+    allocator.begin_allocate_to_pool(7, stream=5)
+    allocator.free(block)
+    allocator.complete_events()
+    allocator.malloc(1)
+    allocator.end_allocate_to_pool(7)
+    allocator.malloc(1)
+    assert block.state == AWAITING
+    allocator.complete_events()
+    allocator.malloc(1)
+    assert block.state != AWAITING
+
+
+def test_a_capture_looks_at_no_events_and_releases_nothing() -> None:
+    allocator = DeviceCachingAllocator()
+    cached, block = allocator.malloc(12 * MIB), allocator.malloc(12 * MIB)
+    allocator.record_stream(block, 1)
+    for each in (block, cached):
+        allocator.free(each)
+    allocator.complete_events()
+    allocator.begin_allocate_to_pool(7, stream=5)
+    allocator.malloc(1)
+    assert block.state == AWAITING
+    allocator.empty_cache()
+    assert block.state == AWAITING
+    assert cached.segment.address in allocator.segments
+    allocator.end_allocate_to_pool(7)
+    allocator.malloc(1)
+    assert block.state != AWAITING
+
+
+def test_a_private_pool_has_to_be_begun_and_held() -> None:
+    allocator = DeviceCachingAllocator()
+    with pytest.raises(UsageError, match="no allocations go"):
+        allocator.end_allocate_to_pool(1)
+    with pytest.raises(UsageError, match="nobody holds"):
+        allocator.release_pool(1)
+    allocator.begin_allocate_to_pool(1)
+    with pytest.raises(UsageError, match="already"):
+        allocator.begin_allocate_to_pool(1)

@@ -1,0 +1,92 @@
+"""Activations by kind and type, on crafted recordings."""
+
+from __future__ import annotations
+
+import pytest
+from build import Story
+
+from ampmem.analysis.activations import activation_groups
+from ampmem.analysis.analyse import analyse
+from ampmem.analysis.timeline.categories import Category
+from ampmem.events import Fact, Phase
+
+
+def groups(*saved: tuple[str, str, int], op: str = "aten::made") -> list[tuple[str, str | None, int, int]]:
+    """The groups of tensors that are saved by these ops, of these types and sizes; by no op for an empty name."""
+    story = Story()
+    story.parameter(0x10, "weight", 1)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    for number, (name, dtype, size) in enumerate(saved):
+        address = 0x1000 + number
+        story.alloc(address, size, op=op)
+        story.fact(Fact.OUTPUT, address, "aten::made", dtype="float64")
+        if name:
+            story.fact(Fact.SAVED, address, name, dtype=dtype)
+    story.enter(Phase.BACKWARD)
+    story.free(*(0x1000 + number for number in range(len(saved))))
+    story.end()
+    analysis = analyse(story.recording())
+    mark = analysis.marks[0].after_forward
+    assert mark is not None
+    position = analysis.timeline.position(mark)
+    found = activation_groups(analysis, position)
+    assert sum(group.bytes for group in found) == analysis.timeline.breakdown(position)[Category.ACTIVATIONS]
+    return [(group.kind, group.dtype, group.tensors, group.bytes) for group in found]
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "kind"),
+    [
+        ("aten::native_layer_norm", "float32", "norms"),
+        ("aten::native_batch_norm", "bfloat16", "norms"),
+        ("aten::_softmax", "float32", "softmax"),
+        ("aten::_log_softmax", "float32", "softmax"),
+        ("aten::nll_loss_forward", "float32", "loss"),
+        ("aten::binary_cross_entropy_with_logits", "float32", "loss"),
+        ("aten::masked_fill", "bool", "masks"),
+        ("aten::native_dropout", "uint8", "masks"),
+        ("aten::embedding", "int64", "indices"),
+        ("aten::nll_loss_forward", "int64", "indices"),
+        ("aten::addmm", "bfloat16", "aten::addmm"),
+        ("Square", "float32", "Square"),
+    ],
+)
+def test_kinds(op: str, dtype: str, kind: str) -> None:
+    assert groups((op, dtype, 10)) == [(kind, dtype, 1, 10)]
+
+
+def test_what_no_op_saved_is_named_after_the_op_that_made_it() -> None:
+    assert groups(("", "", 10)) == [("aten::made", "float64", 1, 10)]
+    assert groups(("", "", 10), op="") == [("other", "float64", 1, 10)]
+
+
+def test_groups_are_of_one_kind_and_type_and_sorted_by_size() -> None:
+    found = groups(
+        ("aten::mm", "float32", 10),
+        ("aten::mm", "bfloat16", 100),
+        ("aten::mm", "float32", 30),
+        ("aten::_softmax", "float32", 60),
+    )
+    assert found == [
+        ("aten::mm", "bfloat16", 1, 100),
+        ("softmax", "float32", 1, 60),
+        ("aten::mm", "float32", 2, 40),
+    ]
+
+
+def test_the_first_op_that_saved_counts() -> None:
+    story = Story()
+    story.parameter(0x10, "weight", 1)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    story.alloc(0x1000, 8, op="aten::_softmax")
+    story.fact(Fact.SAVED, 0x1000, "aten::_softmax", dtype="float32")
+    story.fact(Fact.SAVED, 0x1000, "aten::mm", dtype="float32")
+    story.enter(Phase.BACKWARD)
+    story.end()
+    analysis = analyse(story.recording())
+    mark = analysis.marks[0].after_forward
+    assert mark is not None
+    (group,) = activation_groups(analysis, analysis.timeline.position(mark))
+    assert group.kind == "softmax"

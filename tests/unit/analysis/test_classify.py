@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from build import Story
+
+from ampmem.analysis.analyse import analyse
+from ampmem.analysis.timeline.categories import CATEGORIES, Category
+from ampmem.analysis.timeline.classify import RULES
+from ampmem.events import Fact, Phase
+
+IT = 0x10
+"""The address of the allocation that a test is about; it is always the first."""
+
+
+def category_of(story: Story) -> Category:
+    return CATEGORIES[analyse(story.recording()).classes.category[0]]
+
+
+def name_of(story: Story) -> str:
+    recording = story.recording()
+    return recording.texts[analyse(recording).classes.name[0]]
+
+
+def born_in(phase: Phase, *, op: str = "", module: str = "") -> Story:
+    story = Story()
+    story.begin(0)
+    story.enter(phase)
+    story.alloc(IT, 8, op=op, module=module)
+    return story
+
+
+@pytest.mark.parametrize(
+    ("fact", "category"),
+    [
+        (Fact.PARAMETER, Category.PARAMETERS),
+        (Fact.MASTER_COPY, Category.MASTER_COPIES),
+        (Fact.GRADIENT, Category.GRADIENTS),
+        (Fact.OPTIMIZER_STATE, Category.OPTIMIZER_STATE),
+        (Fact.BUFFER, Category.BUFFERS),
+        (Fact.CAST_COPY, Category.CAST_COPIES),
+        (Fact.INPUT, Category.INPUTS),
+        (Fact.SAVED, Category.ACTIVATIONS),
+        (Fact.RECOMPUTED, Category.ACTIVATIONS),
+        (Fact.OUTPUT, Category.OTHER),
+    ],
+)
+def test_one_fact_alone(fact: Fact, category: Category) -> None:
+    story = born_in(Phase.BACKWARD)
+    story.fact(fact, IT, "its name")
+    assert category_of(story) == category
+    assert name_of(story) == ("" if fact == Fact.OUTPUT else "its name")
+
+
+ORDER = [
+    Fact.PARAMETER,
+    Fact.MASTER_COPY,
+    Fact.GRADIENT,
+    Fact.OPTIMIZER_STATE,
+    Fact.BUFFER,
+    Fact.CAST_COPY,
+    Fact.INPUT,
+    Fact.SAVED,
+]
+
+
+@pytest.mark.parametrize(("strong", "weak"), list(pairwise(ORDER)))
+def test_of_two_facts_the_earlier_rule_decides_and_names(strong: Fact, weak: Fact) -> None:
+    story = born_in(Phase.BACKWARD)
+    story.fact(weak, IT, "weak")
+    story.fact(strong, IT, "strong")
+    assert name_of(story) == "strong"
+
+
+def test_the_rules_have_one_order_and_one_category_each() -> None:
+    assert [rule.category for rule in RULES] == [
+        Category.PARAMETERS,
+        Category.MASTER_COPIES,
+        Category.GRADIENTS,
+        Category.OPTIMIZER_STATE,
+        Category.BUFFERS,
+        Category.CAST_COPIES,
+        Category.INPUTS,
+        Category.WORKSPACE,
+        Category.ACTIVATIONS,
+        Category.TEMPORARIES,
+    ]
+
+
+def test_the_first_of_several_names_is_kept() -> None:
+    story = born_in(Phase.SETUP)
+    for name in ("embedding.weight", "head.weight"):
+        story.fact(Fact.PARAMETER, IT, name)
+    assert name_of(story) == "embedding.weight"
+
+
+def test_an_input_made_by_a_module_is_none() -> None:
+    outside = born_in(Phase.FORWARD)
+    outside.fact(Fact.INPUT, IT)
+    assert category_of(outside) == Category.INPUTS
+    inside = born_in(Phase.FORWARD, module="encoder")
+    inside.fact(Fact.INPUT, IT)
+    assert category_of(inside) == Category.OTHER
+
+
+def test_what_loading_makes_is_input() -> None:
+    assert category_of(born_in(Phase.DATA)) == Category.INPUTS
+
+
+@pytest.mark.parametrize(
+    ("phase", "category"),
+    [
+        (Phase.SETUP, Category.INPUTS),
+        (Phase.BETWEEN, Category.INPUTS),
+        (Phase.FORWARD, Category.ACTIVATIONS),
+        (Phase.OPTIMIZER, Category.ACTIVATIONS),
+    ],
+)
+def test_saved_tensors_from_outside_the_step_are_input(phase: Phase, category: Category) -> None:
+    story = born_in(phase)
+    story.fact(Fact.SAVED, IT)
+    assert category_of(story) == category
+
+
+def scratch(change: Callable[[Story], object] = lambda story: None, *, op: str = "aten::mm") -> Story:
+    """An op's scratch in forward, alive when its step ends."""
+    story = born_in(Phase.FORWARD, op=op, module="layer")
+    change(story)
+    story.enter(Phase.BACKWARD)
+    story.end()
+    return story
+
+
+def test_scratch_that_outlives_its_step_is_workspace() -> None:
+    assert category_of(scratch()) == Category.WORKSPACE
+    later = scratch()
+    later.begin(1)
+    later.free(IT)
+    assert category_of(later) == Category.WORKSPACE
+
+
+@pytest.mark.parametrize("fact", [Fact.OUTPUT, Fact.SAVED])
+def test_what_an_op_shows_is_no_workspace(fact: Fact) -> None:
+    assert category_of(scratch(lambda story: story.fact(fact, IT))) == Category.ACTIVATIONS
+
+
+def test_workspace_needs_an_op_of_torch() -> None:
+    # A checkpoint keeps the random state that it will need again: nothing returned it, but it is no scratch.
+    assert category_of(scratch(op="CheckpointFunction")) == Category.ACTIVATIONS
+
+
+def test_workspace_needs_an_op() -> None:
+    assert category_of(scratch(op="")) == Category.ACTIVATIONS
+
+
+def test_workspace_needs_forward() -> None:
+    story = born_in(Phase.BACKWARD, op="aten::mm")
+    story.end()
+    assert category_of(story) == Category.OTHER
+
+
+def test_workspace_needs_a_step_that_ended() -> None:
+    assert category_of(born_in(Phase.FORWARD, op="aten::mm")) == Category.OTHER
+    second = Story()
+    for step in range(2):
+        second.begin(step)
+        if step == 0:
+            second.end()
+    second.enter(Phase.FORWARD)
+    second.alloc(IT, 8, op="aten::mm")
+    assert category_of(second) == Category.OTHER
+
+
+def test_scratch_freed_before_its_step_ends_is_no_workspace() -> None:
+    story = born_in(Phase.FORWARD, op="aten::mm")
+    story.enter(Phase.BACKWARD)
+    story.free(IT)
+    story.end()
+    assert category_of(story) == Category.ACTIVATIONS
+
+
+def test_alive_when_backward_starts_is_an_activation() -> None:
+    freed_in_backward = born_in(Phase.FORWARD)
+    freed_in_backward.enter(Phase.BACKWARD)
+    freed_in_backward.free(IT)
+    assert category_of(freed_in_backward) == Category.ACTIVATIONS
+    freed_before = born_in(Phase.FORWARD)
+    freed_before.free(IT)
+    freed_before.enter(Phase.BACKWARD)
+    assert category_of(freed_before) == Category.TEMPORARIES
+
+
+def test_freed_at_the_instant_at_which_backward_starts_is_still_an_activation() -> None:
+    story = born_in(Phase.FORWARD)
+    starts = story.enter(Phase.BACKWARD)
+    story.now = starts - 10
+    assert story.free(IT) == starts
+    assert category_of(story) == Category.ACTIVATIONS
+
+
+def test_only_a_backward_after_the_birth_counts() -> None:
+    story = Story()
+    story.begin(0)
+    story.enter(Phase.BACKWARD)
+    story.enter(Phase.FORWARD)
+    story.alloc(IT, 8)
+    story.free(IT)
+    assert category_of(story) == Category.TEMPORARIES
+
+
+@pytest.mark.parametrize(("steps_later", "category"), [(0, "temporaries"), (1, "temporaries"), (2, "other")])
+def test_temporaries_die_soon(steps_later: int, category: str) -> None:
+    story = born_in(Phase.OPTIMIZER)
+    for step in range(1, steps_later + 1):
+        story.begin(step)
+    story.free(IT)
+    assert category_of(story) == category
+
+
+def test_what_never_dies_is_no_temporary() -> None:
+    assert category_of(born_in(Phase.OPTIMIZER)) == Category.OTHER

@@ -1,0 +1,411 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from build import ARM, RUN, Story, small_run, write
+from click.testing import CliRunner
+
+import ampmem
+from ampmem.analysis.compare import Comparison, Entry, compare, distinct, entry_of
+from ampmem.analysis.summary import summarize
+from ampmem.analysis.timeline.categories import Category
+from ampmem.cli.launch import Ended
+from ampmem.cli.show import show
+from ampmem.errors import NothingRecorded, UsageError
+from ampmem.events import ArmRecord, Fact, Phase, Recording
+from ampmem.reporters.text.compare import render
+from ampmem.reporters.text.table import WIDTH
+
+FP32 = ArmRecord(name="fp32", dtype=None, cache=None, scaler=False)
+AMP = ARM
+NO_CACHE = replace(AMP, name="amp-nocache", cache=False)
+
+GOLDEN = """\
+script      train.py --epochs 1
+device      a CPU (cpu), events from cpu
+torch       2.13.0, ampmem 0.1.0
+parameters  100 in 400 B
+optimizer   AdamW (foreach)
+arms        fp32 (what the others are compared with)
+            amp, bfloat16, cache on
+            amp-nocache (failed)
+
+at the end of forward, step 1
+
+                     fp32       B/      amp       B/    amp-nocache       B/
+                             param             param         failed    param
+----------------  -------  -------  -------  -------  -------------  -------
+parameters          400 B     4.00    400 B     4.00              -        -
+precision_copies      0 B     0.00    200 B     2.00              -        -
+└ cast_copies         0 B     0.00    200 B     2.00              -        -
+activations         800 B     8.00    500 B     5.00              -        -
+total             1.2 KiB    12.00  1.1 KiB    11.00              -        -
+
+after backward, step 1
+
+                    fp32       B/    amp       B/    amp-nocache       B/
+                            param           param         failed    param
+----------------  ------  -------  -----  -------  -------------  -------
+parameters         400 B     4.00  400 B     4.00              -        -
+gradients          400 B     4.00  400 B     4.00              -        -
+precision_copies     0 B     0.00    0 B     0.00              -        -
+total              800 B     8.00  800 B     8.00              -        -
+
+after the update, step 1
+
+                    fp32       B/    amp       B/    amp-nocache       B/
+                            param           param         failed    param
+----------------  ------  -------  -----  -------  -------------  -------
+parameters         400 B     4.00  400 B     4.00              -        -
+gradients          400 B     4.00  400 B     4.00              -        -
+precision_copies     0 B     0.00    0 B     0.00              -        -
+total              800 B     8.00  800 B     8.00              -        -
+
+at the peak, step 1
+
+                     fp32       B/      amp       B/    amp-nocache       B/
+                             param             param         failed    param
+----------------  -------  -------  -------  -------  -------------  -------
+parameters          400 B     4.00    400 B     4.00              -        -
+gradients           400 B     4.00    400 B     4.00              -        -
+precision_copies      0 B     0.00    200 B     2.00              -        -
+└ cast_copies         0 B     0.00    200 B     2.00              -        -
+activations         800 B     8.00    500 B     5.00              -        -
+total             1.6 KiB    16.00  1.5 KiB    15.00              -        -
+
+static memory, in bytes per parameter: what the model tells, and what was measured
+fp32: everything in float32, with AdamW
+amp: what torch.autocast does, with AdamW
+
+end of forward      fp32                 amp
+                    told    measured    told    measured
+----------------  ------  ----------  ------  ----------
+parameters          4.00        4.00    4.00        4.00
+cast_copies         0.00        0.00    2.00        2.00
+gradients           4.00        0.00    4.00        0.00
+optimizer_state     8.00        0.00    8.00        0.00
+total              16.00        4.00   18.00        6.00
+
+after backward      fp32                 amp
+                    told    measured    told    measured
+----------------  ------  ----------  ------  ----------
+parameters          4.00        4.00    4.00        4.00
+gradients           4.00        4.00    4.00        4.00
+optimizer_state     8.00        0.00    8.00        0.00
+total              16.00        8.00   16.00        8.00
+
+why they differ
+gradients at the end of forward: gradients freed before this mark (zero_grad sets them to None):
+  -400 B (fp32, amp)
+optimizer_state at the end of forward: parameters that no optimizer updates: -800 B (fp32, amp)
+optimizer_state after backward: parameters that no optimizer updates: -800 B (fp32, amp)
+every byte has a name: residual 0 B in each
+
+                        fp32               amp    amp-nocache
+                                                       failed
+-------------------  -------  ----------------  -------------
+step time, median     2.0 ms                 -              -
+fastest               1.0 ms                 -              -
+slowest              30.0 ms                 -              -
+vs fp32                1.00x                 -              -
+peak                 1.6 KiB           1.5 KiB              -
+peak vs fp32             0 B            -100 B              -
+activations vs fp32    1.00x  0.62x; told 0.5x              -
+
+loss of step         fp32    amp    amp-nocache
+                                         failed
+-----------------  ------  -----  -------------
+0                       2      2              -
+1                       1   1.01              -
+off fp32 by up to     0 %    1 %              -
+
+amp-nocache failed: killed by SIGKILL
+conservation: fp32: 9 events, residual 0 B
+conservation: amp: 13 events, residual 0 B"""
+
+
+def run(
+    arm: ArmRecord = FP32,
+    *,
+    activations: int = 800,
+    copies: int = 0,
+    losses: tuple[float | None, ...] = (2.0, 1.0),
+    skipped: tuple[int, ...] = (),
+    elements: int = 100,
+    script: str = "train.py",
+    plain: tuple[int, ...] = (),
+    notes: tuple[str, ...] = (),
+) -> Recording:
+    """One step per loss of a one-parameter model, with so many bytes of activations and of cast copies."""
+    story = Story()
+    story.parameter(0x1000, "weight", elements)
+    for step, loss in enumerate(losses):
+        story.begin(step)
+        story.enter(Phase.FORWARD)
+        if copies:
+            story.alloc(0x2000, copies)
+            story.fact(Fact.CAST_COPY, 0x2000, "weight")
+        story.alloc(0x3000, activations)
+        story.fact(Fact.SAVED, 0x3000, "MmBackward0")
+        story.enter(Phase.BACKWARD)
+        story.alloc(0x4000, 4 * elements)
+        story.fact(Fact.GRADIENT, 0x4000, "weight")
+        story.free(0x3000)
+        if copies:
+            story.free(0x2000)
+        if step not in skipped:
+            story.enter(Phase.OPTIMIZER)
+        story.end(loss=loss, skipped=step in skipped)
+        story.enter(Phase.BETWEEN)
+        story.free(0x4000)
+    recording = story.recording(run=replace(RUN, script=script), arm=arm, notes=notes)
+    return replace(recording, plain_step_ns=plain)
+
+
+def entries(*recordings: Recording) -> list[Entry]:
+    return [entry_of(recording) for recording in recordings]
+
+
+FAILED = Entry(label="amp-nocache", summary=None, failure="killed by SIGKILL")
+
+
+def test_three_arms_in_full() -> None:
+    fp32 = run(plain=(30_000_000, 1_000_000, 2_000_000))
+    amp = run(AMP, activations=500, copies=200, losses=(2.0, 1.01))
+    assert render(compare([*entries(fp32, amp), FAILED])) == GOLDEN
+
+
+def test_the_numbers() -> None:
+    fp32 = run(plain=(4000, 1000, 2000))
+    amp = run(AMP, activations=500, copies=200, losses=(2.02, 1.005), plain=(3000, 5000))
+    comparison = compare([*entries(fp32, amp), FAILED])
+    assert comparison.baseline == 0
+    assert comparison.steps == (1, 1, None)
+    forward = comparison.instant("after_forward")
+    assert forward.total == (1200, 1100, None)
+    assert forward.per_parameter == (12.0, 11.0, None)
+    assert forward.live[1] is not None and forward.live[1][Category.CAST_COPIES] == 200
+    assert comparison.instant("after_backward").total == (800, 800, None)
+    assert comparison.instant("after_optimizer").total == (800, 800, None)
+    assert comparison.instant("peak").total == (1600, 1500, None)
+    assert comparison.peak_difference == (0, -100, None)
+    assert comparison.activation_ratio == (1.0, 0.625, None)
+    times = comparison.step_time
+    assert times[0] is not None and times[1] is not None
+    assert (times[0].median_ns, times[0].fastest_ns, times[0].slowest_ns, times[0].ratio) == (2000, 1000, 4000, 1.0)
+    assert (times[1].median_ns, times[1].ratio) == (4000, 2.0)
+    assert times[2] is None
+    assert [(row.step, row.losses) for row in comparison.losses] == [(0, (2.0, 2.02, None)), (1, (1.0, 1.005, None))]
+    assert comparison.loss_difference == (0.0, pytest.approx(0.01), None)
+    assert comparison.remarks == ()
+    with pytest.raises(KeyError):
+        comparison.instant("later")
+
+
+def test_the_baseline_is_the_first_fp32_wherever_it_stands() -> None:
+    comparison = compare(entries(run(AMP, activations=400), run(NO_CACHE), run(), run(activations=1600)))
+    assert comparison.baseline == 2
+    assert comparison.activation_ratio == (0.5, 1.0, 1.0, 2.0)
+
+
+def test_without_fp32_there_is_nothing_to_relate_to() -> None:
+    comparison = compare(entries(run(AMP, plain=(5,)), run(NO_CACHE, plain=(7,))))
+    assert comparison.baseline is None
+    nothing = (None, None)
+    assert comparison.activation_ratio == comparison.peak_difference == comparison.loss_difference == nothing
+    assert [time and time.ratio for time in comparison.step_time] == [None, None]
+    text = render(comparison)
+    assert ["activations", "vs", "fp32", "-", "-"] in [line.split() for line in text.splitlines()]
+    assert "off fp32" not in text and "told 0.5x" not in text
+
+
+@pytest.mark.parametrize(
+    ("skipped", "steps"),
+    [
+        (((), ()), (2, 2)),
+        (((), (2,)), (1, 1)),
+        (((0, 2), (1,)), (2, 3)),
+    ],
+    ids=["all done", "the last skipped in one", "none done in both"],
+)
+def test_the_step_is_the_last_that_all_did(skipped: tuple[tuple[int, ...], tuple[int, ...]], steps: object) -> None:
+    fp32 = run(losses=(3.0, 2.0, 1.0), skipped=skipped[0])
+    amp = run(AMP, losses=(3.0, 2.0, 1.0, 0.5), skipped=skipped[1])
+    assert compare(entries(fp32, amp)).steps == steps
+
+
+def test_the_step_is_one_that_a_failed_arm_has_too() -> None:
+    amp = replace(entry_of(run(AMP, losses=(2.0,))), failure="RuntimeError: out of memory")
+    comparison = compare([*entries(run()), amp])
+    assert comparison.steps == (0, 0)
+    assert [row.losses for row in comparison.losses] == [(2.0, 2.0), (1.0, None)]
+    assert "amp failed: RuntimeError: out of memory; it has 1 step" in render(comparison)
+
+
+@pytest.mark.parametrize(
+    ("mine", "base", "difference"),
+    [
+        ((1.1, 3.0), (1.0, 2.0), 0.5),
+        ((1.0, None), (1.0, 2.0), 0.0),
+        ((1.0,), (0.0,), None),
+        ((-3.0,), (-2.0,), 0.5),
+        ((math.inf, 1.0), (1.0, 1.0), math.inf),
+        ((math.inf,), (math.inf,), None),
+        ((None,), (None,), None),
+    ],
+)
+def test_loss_difference(
+    mine: tuple[float | None, ...], base: tuple[float | None, ...], difference: float | None
+) -> None:
+    comparison = compare(entries(run(losses=base), run(AMP, losses=mine)))
+    assert comparison.loss_difference[1] == (None if difference is None else pytest.approx(difference))
+    assert ("not finite" in render(comparison)) == (difference == math.inf)
+
+
+def test_what_makes_recordings_unlike_is_said() -> None:
+    comparison = compare(entries(run(), run(AMP, elements=200, script="other.py")))
+    parameters, scripts = comparison.remarks
+    assert "fp32: 100 in 400 B; amp: 200 in 800 B" in parameters
+    assert "fp32: train.py --epochs 1; amp: other.py --epochs 1" in scripts
+    assert all(f"note: the {what} differ" in render(comparison) for what in ("parameters", "scripts"))
+
+
+def test_notes_name_the_recordings_that_have_them() -> None:
+    both, one = "ampmem wrapped it", "only here"
+    text = render(compare(entries(run(), run(AMP, notes=(both,)), run(NO_CACHE, notes=(both, one)))))
+    assert f"note (amp, amp-nocache): {both}" in text
+    assert f"note (amp-nocache): {one}" in text
+
+
+def test_a_recording_knows_that_its_script_failed() -> None:
+    entry = entry_of(run(AMP, notes=("the script failed: RuntimeError: boom", "and this")))
+    assert (entry.failure, entry.notes) == ("RuntimeError: boom", ("and this",))
+
+
+def test_nothing_at_all_is_still_a_report() -> None:
+    text = render(compare([replace(FAILED, script="train.py"), replace(FAILED, label="amp")]))
+    assert text.splitlines() == [
+        "script      train.py",
+        "arms        amp-nocache (failed)",
+        "            amp (failed)",
+        "",
+        "amp-nocache failed: killed by SIGKILL",
+        "amp failed: killed by SIGKILL",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arms", "names", "labels"),
+    [
+        (("fp32", "amp"), ("a", "b"), ["fp32", "amp"]),
+        (("amp", "amp", "fp32"), ("a", "b", "c"), ["amp a", "amp b", "fp32"]),
+        (("amp", "amp"), ("a", "a"), ["amp a #1", "amp a #2"]),
+        (("amp", "amp"), ("", ""), ["amp #1", "amp #2"]),
+    ],
+)
+def test_labels(arms: tuple[str, ...], names: tuple[str, ...], labels: list[str]) -> None:
+    plain = [Entry(label=arm, summary=None) for arm in arms]
+    assert [entry.label for entry in distinct(plain, names)] == labels
+
+
+def test_five_entries_are_spread_over_tables() -> None:
+    five = [replace(entry_of(run(AMP, activations=100 * i)), label=f"run{i}") for i in range(1, 6)]
+    text = render(compare(five))
+    block = text[text.index("at the end of forward") : text.index("after backward")]
+    heads = [line.split() for line in block.splitlines() if "B/" in line and "run" in line]
+    assert heads == [["run1", "B/", "run2", "B/"], ["run3", "B/", "run4", "B/", "run5", "B/"]]
+    totals = [line for line in block.splitlines() if line.startswith("total")]
+    assert [line.split()[1::3] for line in totals] == [["500", "600"], ["700", "800", "900"]]
+
+
+def test_of_many_losses_the_first_and_the_last_are_shown() -> None:
+    text = render(compare(entries(run(losses=tuple(float(i) for i in range(1, 21))))))
+    rows = text[text.index("loss of step") :].splitlines()[2:]
+    assert [row.split()[0] for row in rows[:7]] == ["0", "1", "2", "3", "4", "…", "19"]
+
+
+def widest(count: int) -> Comparison:
+    """Labels of 300 characters with control characters in them, and figures at their widest."""
+    ugly = "\x1b[31m" + "x" * 150 + "\n " + "y" * 150
+    recording = run(AMP, losses=(-1.23456e-300, 1.0), plain=(1, 999_999_000_000_000), notes=(ugly,), script=ugly)
+    entry = replace(entry_of(recording), label=ugly, failure=ugly * 3)
+    assert entry.summary is not None
+    huge = dict.fromkeys(entry.summary.peak.categories, (1023 * 2**40 + 900 * 2**30))
+    (*_, last) = entry.summary.steps
+    marks = replace(last.marks, after_forward=huge, after_backward=huge, after_optimizer=huge)
+    step = replace(last, marks=marks, peak=replace(last.peak, categories=huge))
+    device = replace(entry.summary.device, name=ugly)
+    summary = replace(entry.summary, steps=(step,), device=device, torch=ugly)
+    many = [replace(entry, summary=summary, label=ugly + str(i)) for i in range(count)]
+    return compare([*entries(run(plain=(1,))), *many])
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 6])
+def test_nothing_is_ever_wider_than_the_page(count: int) -> None:
+    text = render(widest(count))
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert all(character.isprintable() or character == "\n" for character in text)
+
+
+def test_show_of_several_files_is_their_comparison(tmp_path: Path) -> None:
+    fp32, amp = write(tmp_path / "a.ampmem", run()), write(tmp_path / "b.ampmem", run(AMP, activations=400))
+    done = CliRunner().invoke(show, [str(fp32), str(amp)], catch_exceptions=False)
+    assert done.output == render(ampmem.compare(fp32, str(amp))) + "\n"
+    assert "0.50x; told 0.5x" in done.output
+    for option in ("--each", "--steps"):
+        each = CliRunner().invoke(show, [option, str(fp32), str(amp)], catch_exceptions=False)
+        assert each.output.startswith(done.output + "\n" + "=" * WIDTH)
+        assert each.output.count("largest allocations at the peak") == 2
+    as_json = CliRunner().invoke(show, ["--json", str(fp32), str(amp)], catch_exceptions=False)
+    assert [summary["arm"]["name"] for summary in json.loads(as_json.output)] == ["fp32", "amp"]
+
+
+def test_show_labels_files_of_one_arm_with_their_names(tmp_path: Path) -> None:
+    paths = [write(tmp_path / name, run(AMP)) for name in ("a.ampmem", "b.ampmem")]
+    done = CliRunner().invoke(show, list(map(str, paths)), catch_exceptions=False)
+    assert "amp a.ampmem: amp, bfloat16, cache on" in done.output
+
+
+def test_show_names_the_one_of_several_that_is_at_fault(tmp_path: Path) -> None:
+    good, empty = write(tmp_path / "good.ampmem", run()), write(tmp_path / "empty.ampmem", Story().recording())
+    with pytest.raises(NothingRecorded, match=r"empty\.ampmem: .*no step ended"):
+        CliRunner().invoke(show, [str(good), str(empty)], catch_exceptions=False)
+
+
+def test_compare_in_python(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.ampmem", small_run().recording())
+    comparison = ampmem.compare(path, small_run().recording())
+    assert isinstance(comparison, ampmem.Comparison)
+    assert [entry.label for entry in comparison.entries] == ["amp a.ampmem", "amp"]
+    assert comparison.entries[0].summary == summarize(small_run().recording())
+    with pytest.raises(UsageError, match="at least one recording"):
+        ampmem.compare()
+    with pytest.raises(UsageError, match=r"gone\.ampmem does not exist"):
+        ampmem.compare(tmp_path / "gone.ampmem")
+
+
+TRACE = ("Traceback (most recent call last):", '  File "train.py", line 1, in <module>')
+
+
+@pytest.mark.parametrize(
+    ("code", "errors", "failure"),
+    [
+        (0, (), None),
+        (-9, (*TRACE, "ValueError: earlier"), "killed by SIGKILL"),
+        (-64 - 1, (), "killed by signal 65"),
+        (3, (*TRACE, "ValueError: logged"), "exit code 3"),
+        (1, (*TRACE, "RuntimeError: boom"), "RuntimeError: boom"),
+        (1, (*TRACE, "MemoryError", "ampmem: the script failed before a step had ended: nothing was"), "MemoryError"),
+        (1, (*TRACE, "E: first", "", *TRACE, "package.Last: of all", "  and more"), "package.Last: of all"),
+        (1, (*TRACE, "E: caught", "ampmem: no model was seen: x"), "no model was seen: x"),
+        (2, ("ampmem: there is no script x.py",), "there is no script x.py"),
+        (2, ("train.py: error: no such argument", "ampmem: the script failed before"), "exit code 2"),
+        (1, (), "exit code 1"),
+    ],
+)
+def test_a_childs_end_in_one_line(code: int, errors: tuple[str, ...], failure: str | None) -> None:
+    assert Ended(code=code, errors=errors, tail=()).failure == failure

@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from build import ARM, Story, small_run
+
+from ampmem.analysis.analyse import analyse
+from ampmem.analysis.findings import CHECKS, Case, Finding, findings
+from ampmem.analysis.findings.base import own_frame
+from ampmem.analysis.findings.precision import fp32_activations
+from ampmem.analysis.fit.break_even import break_even, first_saving
+from ampmem.events import Action, ArmRecord, Fact, Phase, Recording
+
+FP32 = replace(ARM, name="fp32", dtype=None, cache=None)
+
+
+def told(recording: Recording) -> dict[str, Finding]:
+    return {finding.code: finding for finding in findings(analyse(recording))}
+
+
+def run(
+    story: Story,
+    steps: int = 3,
+    *,
+    low: str = "bfloat16",
+    copy: int = 2000,
+    activation: int = 4000,
+    skipped: bool = False,
+) -> Story:
+    """Steps of a model with one parameter, one cast copy of it and one activation."""
+    story.parameter(0x1000, "weight", 1000)
+    for step in range(steps):
+        story.begin(step)
+        story.enter(Phase.FORWARD)
+        story.alloc(0x2000, copy, op="aten::_to_copy")
+        story.fact(Fact.CAST_COPY, 0x2000, "weight")
+        story.fact(Fact.SAVED, 0x2000, "aten::mm", dtype=low)
+        story.alloc(0x3000, activation, op="aten::mm")
+        story.fact(Fact.SAVED, 0x3000, "aten::relu", dtype=low)
+        story.enter(Phase.BACKWARD)
+        story.alloc(0x4000, 4000)
+        story.fact(Fact.GRADIENT, 0x4000, "weight")
+        story.free(0x2000, 0x3000)
+        story.enter(Phase.OPTIMIZER)
+        story.enter(Phase.BETWEEN)
+        story.free(0x4000)
+        story.end(skipped=skipped)
+    return story
+
+
+def with_batch(recording: Recording, batch_size: int) -> Recording:
+    return replace(recording, steps=tuple(replace(step, batch_size=batch_size) for step in recording.steps))
+
+
+# -- the formula ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "copies", "saved", "even", "first"),
+    [
+        (2, 917504, 540672, 2 * 917504 / 540672, 4),
+        (8, 100, 100, 8.0, 9),
+        (8, 0, 100, 0.0, 1),
+        (8, 100, 0, None, None),
+        (8, 100, -5, None, None),
+        (0, 100, 100, None, None),
+        (1, 3 * 10**17, 10**17, 3.0, 4),
+    ],
+)
+def test_break_even(batch_size: int, copies: int, saved: int, even: float | None, first: int | None) -> None:
+    assert break_even(batch_size, copies, saved) == even
+    assert first_saving(batch_size, copies, saved) == first
+
+
+def test_amp_saves_or_does_not() -> None:
+    saves = told(with_batch(run(Story()).recording(), 8))["amp-saves"]
+    assert (saves.bytes, saves.severity) == (4000 - 2000, "info")
+    assert "batch size 5 on" in saves.message  # 8 * 2000 / 4000 is 4, where it is even
+    costs = told(with_batch(run(Story(), activation=1000).recording(), 8))["amp-saves-nothing"]
+    assert (costs.bytes, costs.severity) == (2000 - 1000, "warning")
+    assert costs.change.startswith("batch_size >= 17")
+    even = told(run(Story(), activation=2000).recording())["amp-saves-nothing"]
+    assert even.bytes is None  # as much as, and no batch size known
+    assert "batch size" not in even.message
+
+
+def test_nothing_in_low_precision_never_pays() -> None:
+    costs = told(with_batch(run(Story(), low="float32").recording(), 8))["amp-saves-nothing"]
+    assert costs.bytes == 2000
+    assert "save nothing" in costs.message and "batch size" not in costs.message
+
+
+def test_no_estimate_without_the_types_of_the_activations() -> None:
+    assert not {"amp-saves", "amp-saves-nothing"} & told(run(Story(), low="").recording()).keys()
+
+
+@pytest.mark.parametrize(("original_dies", "copies", "saved"), [(False, 1, -1000), (True, 1, 1000), (True, 3, -1000)])
+def test_copies_of_activations(original_dies: bool, copies: int, saved: int) -> None:
+    """One FP32 tensor serves instead of all copies of it; it is there already when the original lives on."""
+    story = Story()
+    story.parameter(0x1000, "weight", 1000)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    story.alloc(0x2000, 2000)
+    story.fact(Fact.OUTPUT, 0x2000, "aten::add", dtype="float32")
+    for number in range(copies):
+        story.alloc(0x3000 + number, 1000, op="aten::_to_copy")
+        story.fact(Fact.OTHER_CAST, 0x3000 + number, dtype="bfloat16")
+        story.fact(Fact.SAVED, 0x3000 + number, "aten::mm", dtype="bfloat16")
+    if original_dies:
+        story.free(0x2000)
+    story.alloc(0x4000, 5000)
+    story.fact(Fact.SAVED, 0x4000, "aten::relu", dtype="bfloat16")
+    story.enter(Phase.BACKWARD)
+    story.end()
+    assert told(story.recording())["amp-saves"].bytes == 5000 + saved
+
+
+# -- odd recordings ---------------------------------------------------------------------------
+
+
+def odd() -> Iterator[Story]:
+    yield Story()
+    story = Story()
+    story.alloc(0x1000, 64, action=Action.BASELINE)
+    yield story
+    story = Story()
+    story.begin(0)
+    story.end(skipped=True)
+    yield story
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    for step in range(4):
+        story.begin(step)
+        story.enter(Phase.OPTIMIZER)
+        story.end(skipped=True)
+    yield story
+    story = Story()
+    story.begin(0)
+    story.enter(Phase.BACKWARD)
+    story.alloc(0x1000, 5)
+    story.fact(Fact.GRADIENT, 0x1000)
+    story.fact(Fact.CAST_COPY, 0x1000)
+    story.end()
+    story.begin(1)
+    story.enter(Phase.FORWARD)
+    story.end()
+    yield story
+    yield small_run()
+    yield run(Story(), steps=1)
+
+
+ARMS = [
+    FP32,
+    ARM,
+    replace(ARM, name="amp-nocache", cache=False),
+    ArmRecord(name="as-is", dtype=None, cache=None, scaler=False),
+    replace(ARM, dtype="float16", scaler=True),
+]
+
+
+@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: f"{arm.name}-{arm.dtype}")
+@pytest.mark.parametrize("index", range(7))
+def test_odd_recordings_break_no_check(index: int, arm: ArmRecord) -> None:
+    case = Case(analysis=analyse(list(odd())[index].recording(arm=arm)))
+    for check in CHECKS:
+        finding = check(case)
+        assert finding is None or finding.bytes is None or finding.bytes > 0
+
+
+def test_what_is_wrong_comes_before_what_could_be_better() -> None:
+    recording = run(Story(), skipped=True).recording(arm=replace(ARM, dtype="float16"))
+    severities = [finding.severity for finding in findings(analyse(recording))]
+    assert severities == sorted(severities, key=["warning", "advice", "info"].index)
+    assert {"warning", "info"} <= set(severities)
+
+
+def test_a_small_run_has_nothing_to_tell() -> None:
+    assert told(small_run().recording()) == {}
+
+
+# -- single findings --------------------------------------------------------------------------
+
+
+def test_float16_without_a_scaler() -> None:
+    found = told(run(Story()).recording(arm=replace(ARM, dtype="float16")))["fp16-without-scaler"]
+    assert (found.bytes, found.severity) == (None, "warning")
+    for arm in (ARM, FP32, replace(ARM, dtype="float16", scaler=True)):
+        assert "fp16-without-scaler" not in told(run(Story()).recording(arm=arm))
+
+
+def test_backward_in_autocast_without_copies_of_the_cache_has_no_size() -> None:
+    recording = run(Story()).recording()
+    inside = replace(recording, steps=tuple(replace(step, autocast_in_backward=True) for step in recording.steps))
+    assert told(inside)["autocast-in-backward"].bytes is None
+    assert "autocast-in-backward" not in told(recording)
+
+
+def test_state_that_is_still_to_come() -> None:
+    found = told(run(Story(), skipped=True).recording())["state-not-there-yet"]
+    assert (found.bytes, found.severity) == (8 * 1000, "info")
+    assert "state-not-there-yet" not in told(run(Story()).recording())
+
+
+def test_state_of_an_optimizer_that_was_never_called_has_no_known_size() -> None:
+    recording = replace(run(Story(), skipped=True).recording(), optimizers=())
+    assert told(recording)["state-not-there-yet"].bytes is None
+
+
+def test_gradients_of_a_shared_bucket_are_let_be() -> None:
+    story = Story()
+    story.parameter(0x1000, "a", 1000)
+    story.parameter(0x1001, "b", 1000)
+    story.alloc(0x4000, 8000)
+    for step in range(3):
+        story.begin(step)
+        story.enter(Phase.FORWARD)
+        story.enter(Phase.BACKWARD)
+        story.fact(Fact.GRADIENT, 0x4000, "a")
+        story.fact(Fact.GRADIENT, 0x4000, "b")
+        story.enter(Phase.OPTIMIZER)
+        story.end()
+    assert "gradients-through-forward" not in told(story.recording(arm=FP32))
+
+
+@pytest.mark.parametrize(("steps", "size", "expected"), [(3, 1024, 1024), (3, 1023, None), (2, 4096, None)])
+def test_growth_is_told_from_three_steps_and_a_kibibyte_on(steps: int, size: int, expected: int | None) -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    for step in range(steps):
+        story.begin(step)
+        story.enter(Phase.BACKWARD)
+        story.alloc(0x2000 + step, size, op="aten::clone", stack="train.py:3 main")
+        story.end()
+    found = told(story.recording(arm=FP32)).get("steady-growth")
+    assert (None if found is None else found.bytes) == expected
+    if found is not None:
+        assert found.evidence[1] == "aten::clone at train.py:3 main: 1.0 KiB (1,024 bytes) per step"
+
+
+@pytest.mark.parametrize(
+    ("op", "word"),
+    [
+        ("aten::native_layer_norm", "norms"),
+        ("aten::_log_softmax", "chunks"),
+        ("aten::nll_loss_forward", "chunks"),
+        ("aten::_softmax", "scaled_dot_product_attention"),
+        ("aten::mm", "becomes float32"),
+    ],
+)
+def test_what_to_do_about_float32_activations(op: str, word: str) -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    for address, size, dtype in ((0x2000, 5000, "float32"), (0x3000, 4999, "bfloat16")):
+        story.alloc(address, size)
+        story.fact(Fact.SAVED, address, op, dtype=dtype)
+    story.enter(Phase.BACKWARD)
+    story.end()
+    found = told(story.recording())["fp32-activations"]
+    assert found.bytes == 5000
+    assert word in found.change
+    assert found.evidence == (f"kept for {op}: 4.9 KiB",)
+    assert fp32_activations.check(Case(analysis=analyse(story.recording(arm=FP32)))) is None
+
+
+def test_the_frame_that_is_told_is_the_scripts_own() -> None:
+    stack = "train.py:9 main\nnet.py:3 forward\n/v/site-packages/torch/nn/modules/linear.py:134 Linear.forward"
+    assert own_frame(stack) == "net.py:3 forward"
+    assert own_frame("/v/torch/nn/a.py:1 f") == "/v/torch/nn/a.py:1 f"

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from build import Story
+
+from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, join_facts, pair
+from ampmem.errors import RecordingError
+from ampmem.events import Action, Fact, Phase
+
+
+def test_an_address_used_twice_is_two_allocations() -> None:
+    story = Story()
+    story.alloc(0x10, 5, op="first", module="a", stack="s:1 f", block=8)
+    story.begin(0)
+    story.alloc(0x20, 7)
+    died = story.free(0x10)
+    story.enter(Phase.FORWARD)
+    born = story.alloc(0x10, 9)
+    recording = story.recording()
+    lifetimes = pair(recording.events)
+    assert lifetimes.born.tolist() == [0, 1, 3]
+    assert lifetimes.died.tolist() == [2, ALIVE, ALIVE]
+    assert lifetimes.bytes.tolist() == [5, 7, 9]
+    assert lifetimes.block_bytes.tolist() == [8, 7, 9]
+    assert lifetimes.address.tolist() == [0x10, 0x20, 0x10]
+    assert lifetimes.born_ns[2] == born
+    assert lifetimes.died_ns.tolist() == [died, FOREVER, FOREVER]
+    assert lifetimes.step.tolist() == [-1, 0, 0]
+    assert lifetimes.died_step.tolist() == [0, ALIVE, ALIVE]
+    assert lifetimes.phase.tolist() == [Phase.SETUP, Phase.BETWEEN, Phase.FORWARD]
+    named = [recording.texts[column[0]] for column in (lifetimes.op, lifetimes.module, lifetimes.stack)]
+    assert named == ["first", "a", "s:1 f"]
+
+
+def test_a_baseline_block_is_an_allocation() -> None:
+    story = Story()
+    story.alloc(0x10, 5, action=Action.BASELINE)
+    story.free(0x10)
+    assert pair(story.recording().events).died.tolist() == [1]
+
+
+def test_no_events_are_no_allocations() -> None:
+    recording = Story().recording()
+    lifetimes = pair(recording.events)
+    assert len(lifetimes) == 0
+    assert join_facts(recording.events, lifetimes, recording.facts).unmatched == 0
+
+
+def test_alive_at_a_position() -> None:
+    story = Story()
+    story.alloc(0x10, 5)
+    story.alloc(0x20, 5)
+    story.free(0x10)
+    lifetimes = pair(story.recording().events)
+    alive = [lifetimes.alive_at(position).tolist() for position in range(4)]
+    assert alive == [[False, False], [True, False], [True, True], [False, True]]
+
+
+@pytest.mark.parametrize("actions", ["F", "AA", "AFF", "AFBA", "BB"])
+def test_events_that_contradict_each_other_are_refused(actions: str) -> None:
+    story = Story()
+    story.alloc(0x99, 1)
+    for letter in actions:
+        if letter == "F":
+            story.free(0x10)
+        else:
+            story.alloc(0x10, 5, action=Action.ALLOC if letter == "A" else Action.BASELINE)
+    with pytest.raises(RecordingError, match=r"damaged.*0x10"):
+        pair(story.recording().events)
+
+
+def test_a_fact_belongs_to_the_allocation_alive_then() -> None:
+    story = Story()
+    first = story.alloc(0x10, 5)
+    freed = story.free(0x10)
+    second = story.alloc(0x10, 6)
+    story.alloc(0x20, 7)
+    moments = [first - 1, first, freed - 1, freed, second - 1, second, second + 1000]
+    for moment in moments:
+        story.fact(Fact.SAVED, 0x10, f"at {moment}", at=moment)
+    recording = story.recording()
+    joined = join_facts(recording.events, pair(recording.events), recording.facts)
+    found = {recording.texts[name]: owner for owner, name in zip(joined.allocation, joined.name, strict=True)}
+    expected = {first: 0, freed - 1: 0, second: 1, second + 1000: 1}
+    assert found == {f"at {moment}": owner for moment, owner in expected.items()}
+    assert joined.unmatched == len(moments) - len(expected)
+
+
+def test_facts_about_unknown_addresses_are_counted_and_those_about_nothing_are_not() -> None:
+    story = Story()
+    story.alloc(0x10, 5)
+    story.fact(Fact.SAVED, 0x11)
+    story.fact(Fact.SAVED, 0xFFFF)
+    story.fact(Fact.SAVED, 0x1)
+    story.fact(Fact.SAVED, 0)
+    recording = story.recording()
+    joined = join_facts(recording.events, pair(recording.events), recording.facts)
+    assert len(joined.allocation) == 0
+    assert joined.unmatched == 3
+
+
+def test_within_one_nanosecond_the_order_of_events_decides() -> None:
+    story = Story()
+    story.alloc(0x10, 5)
+    story.free(0x10)
+    story.alloc(0x10, 6)
+    story.fact(Fact.SAVED, 0x10, at=50)
+    recording = story.recording()
+    events = dataclasses.replace(recording.events, time_ns=np.full(3, 50, dtype=np.int64))
+    assert join_facts(events, pair(events), recording.facts).allocation.tolist() == [1]
+
+
+def test_a_clock_that_steps_back_does_not_undo_the_order() -> None:
+    story = Story()
+    story.alloc(0x10, 5)
+    story.free(0x10)
+    recording = story.recording()
+    events = dataclasses.replace(recording.events, time_ns=np.array([50, 40], dtype=np.int64))
+    lifetimes = pair(events)
+    assert lifetimes.died_ns.tolist() == [50]

@@ -1,0 +1,419 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import jsonschema
+import pytest
+from build import ARM, RUN, Story, small_run
+
+from ampmem.analysis.analyse import analyse
+from ampmem.analysis.schema import schema
+from ampmem.analysis.static_model.static_model import COMPONENTS
+from ampmem.analysis.summary import Summary, summarize, summary_of
+from ampmem.analysis.timeline.categories import CATEGORIES
+from ampmem.errors import NothingRecorded, RecordingError
+from ampmem.events import Fact, Phase, Recording
+
+ZERO = dict.fromkeys(map(str, CATEGORIES), 0)
+NONE = {"copies": 0, "bytes": 0}
+NO_PHASE = dict.fromkeys(("setup", "data", "forward", "backward", "optimizer", "between"), 0)
+
+
+def as_json(recording: Recording) -> Any:
+    return json.loads(summarize(recording).to_json())
+
+
+def live(**sizes: int) -> dict[str, int]:
+    assert sizes.keys() <= ZERO.keys()
+    return ZERO | sizes
+
+
+def validate(value: object) -> None:
+    jsonschema.Draft202012Validator(schema()).validate(value)
+
+
+def test_the_summary_of_a_small_run_field_by_field() -> None:
+    result = as_json(small_run().recording())
+    assert list(result) == [
+        "schema",
+        "ampmem",
+        "torch",
+        "source",
+        "device",
+        "rank",
+        "world_size",
+        "arm",
+        "parameters",
+        "optimizer",
+        "steps",
+        "out_of_memory",
+        "plain_step_ns",
+        "peak",
+        "allocator",
+        "caching_allocator",
+        "prediction",
+        "conservation",
+        "inferred",
+        "static_recipe",
+        "static_model",
+        "activations",
+        "casts",
+        "modules",
+        "top",
+        "findings",
+    ]
+    fixed = live(parameters=600, other=64, inputs=32)
+    first_peak = {
+        "bytes": 64 + 600 + 32 + 200 + 1000 + 400 + 16,
+        "phase": "backward",
+        "categories": fixed | {"cast_copies": 200, "activations": 1000, "gradients": 400, "temporaries": 16},
+        "temporaries_by_phase": NO_PHASE | {"backward": 16},
+    }
+    second_peak = first_peak | {
+        "bytes": first_peak["bytes"] + 800,
+        "categories": first_peak["categories"] | {"optimizer_state": 800},
+    }
+    steps = result.pop("steps")
+    assert [list(step) for step in steps] == [
+        [
+            *("index", "finished", "skipped_update", "loss", "loss_scale", "batch_size", "autocast_in_backward"),
+            *("duration_ns", "marks", "peak", "peak_reserved"),
+        ]
+    ] * 2
+    assert [step["peak"] for step in steps] == [first_peak, second_peak]
+    assert [step["loss"] for step in steps] == [2.5, 1.5]
+    assert steps[0]["marks"] == {
+        "after_forward": fixed | {"cast_copies": 200, "activations": 1000},
+        "after_backward": fixed | {"gradients": 400},
+        "after_optimizer": fixed | {"gradients": 400, "optimizer_state": 800},
+    }
+    assert list(steps[0]["marks"]) == ["after_forward", "after_backward", "after_optimizer"]
+    top = result.pop("top")
+    static_model = result.pop("static_model")
+    assert [(row["mark"], row["component"]) for row in static_model] == [
+        (mark, component)
+        for mark in ("after_forward", "after_backward", "after_optimizer")
+        for component in (*COMPONENTS, "total")
+    ]
+    assert static_model[1] == {
+        "mark": "after_forward",
+        "component": "cast_copies",
+        "model_bytes_per_param": 2.0,
+        "model_bytes": 300,
+        "measured_bytes": 200,
+        "measured_bytes_per_param": 200 / 150,
+        "residual_bytes": 0,
+        "terms": [{"why": "parameters that no op needed in low precision", "bytes": -100, "tensors": 1}],
+        "holds": True,
+    }
+    # One tensor of two times the parameter's bytes, where Adam keeps two of once those.
+    assert {(row["component"], row["residual_bytes"]) for row in static_model if not row["holds"]} == {
+        ("optimizer_state", 400),
+        ("total", 400),
+    }
+    assert result == {
+        "schema": "ampmem.summary/1",
+        "ampmem": "0.1.0",
+        "torch": "2.13.0",
+        "source": "cpu",
+        "device": {"type": "cpu", "name": "a CPU"},
+        "rank": 0,
+        "world_size": 1,
+        "arm": {
+            "name": "amp",
+            "dtype": "bfloat16",
+            "cache": True,
+            "scaler": False,
+            "forced": False,
+            "wrapped": False,
+        },
+        "parameters": {"count": 150, "trainable": 100, "bytes": 600, "cast_eligible": 100},
+        "optimizer": [{"class": "AdamW", "implementation": "foreach"}],
+        "out_of_memory": None,
+        "plain_step_ns": [],
+        "peak": second_peak | {"step": 1},
+        "allocator": {
+            "requested": 3112,
+            "rounding": 24,
+            "allocated": 3136,
+            "cached": None,
+            "reserved": None,
+            "outside": None,
+            "outside_process": None,
+        },
+        "caching_allocator": None,
+        "prediction": None,
+        "conservation": {"events": 32, "residual_bytes": 0, "reserved_residual_bytes": None},
+        "inferred": live(),
+        "static_recipe": {
+            "precision": "autocast",
+            "title": "what torch.autocast does",
+            "optimizer": ["AdamW"],
+            "bytes_per_param": 16.0,
+            "peak_bytes_per_param": 18.0,
+        },
+        "activations": [{"kind": "MmBackward0", "dtype": None, "tensors": 1, "bytes": 1000}],
+        "casts": {
+            "copies": 2,
+            "bytes": 400,
+            "peak_bytes": 200,
+            "cache_hits": 0,
+            "by_parameter": [
+                {
+                    "name": "layers.0.weight",
+                    "copies": 2,
+                    "bytes": 400,
+                    "cache_hits": 0,
+                    "held_by_cache": 0,
+                    "held_by_autograd": 0,
+                    "held_by_both": 0,
+                }
+            ],
+            "steps": [
+                {
+                    "index": step,
+                    "phases": {"forward": {"copies": 1, "bytes": 200, "cache_hits": 0}},
+                    "after_forward": {
+                        "cache": NONE,
+                        "autograd": NONE,
+                        "both": NONE,
+                        "neither": {"copies": 1, "bytes": 200},
+                    },
+                    "peak_bytes": 200,
+                    "recomputed": NONE,
+                    "views": NONE,
+                    "others": NONE,
+                    "surviving": NONE,
+                }
+                for step in range(2)
+            ],
+        },
+        "modules": [
+            {"name": "(model)", "parameters": 600, "activations": 1000, "cast_copies": 200, "gradients": 400},
+            {"name": "layers", "parameters": 600, "activations": 1000, "cast_copies": 200, "gradients": 400},
+            {"name": "layers.0", "parameters": 400, "activations": 1000, "cast_copies": 200, "gradients": 400},
+            {"name": "layers.1", "parameters": 200, "activations": 0, "cast_copies": 0, "gradients": 0},
+        ],
+        "findings": [],
+    }
+    assert [item["bytes"] for item in top] == [1000, 800, 400, 400, 200, 200, 64, 32, 16]
+    assert top[0] == {
+        "bytes": 1000,
+        "category": "activations",
+        "name": "MmBackward0",
+        "module": "layers.0",
+        "op": "aten::mm",
+        "stack": [],
+    }
+    assert top[5]["stack"] == ["train.py:9 main", "net.py:3 forward"]
+    assert top[6] == {"bytes": 64, "category": "other", "name": None, "module": None, "op": None, "stack": []}
+
+
+def test_the_json_is_as_the_schema_says() -> None:
+    jsonschema.Draft202012Validator.check_schema(schema())
+    validate(as_json(small_run().recording()))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda value: value.update(extra=1),
+        lambda value: value.pop("rank"),
+        lambda value: value["peak"]["categories"].pop("other"),
+        lambda value: value["steps"][0]["peak"].update(step=0),
+        lambda value: value["peak"].pop("step"),
+        lambda value: value.update(steps=[]),
+        lambda value: value["top"][0].update(bytes=1.5),
+        lambda value: value["allocator"].update(requested=None),
+        lambda value: value["peak"].update(phase="lunch"),
+    ],
+)
+def test_the_schema_is_strict(spoil: Any) -> None:
+    value = as_json(small_run().recording())
+    spoil(value)
+    with pytest.raises(jsonschema.ValidationError):
+        validate(value)
+
+
+def test_the_schema_requires_all_it_names_everywhere() -> None:
+    def objects(node: Any) -> Any:
+        if isinstance(node, dict):
+            if node.get("type") == "object":
+                yield node
+            for child in node.values():
+                yield from objects(child)
+        elif isinstance(node, list):
+            for child in node:
+                yield from objects(child)
+
+    found = list(objects(schema()))
+    assert len(found) > 15
+    for node in found:
+        if "properties" not in node:  # a mapping: what its keys are, and that its values are of one kind
+            assert node["propertyNames"]
+            assert node["additionalProperties"]["type"] in ("object", "integer")
+            continue
+        assert node["additionalProperties"] is False
+        assert node["required"] == list(node["properties"])
+
+
+def test_what_could_not_be_measured_is_null() -> None:
+    story = small_run()
+    story.totals_known = False
+    story.begin(2)
+    story.alloc(0xA000, 10**6)
+    story.end(loss=None, skipped=True)
+    recording = story.recording(arm=replace(ARM, name="fp32", dtype=None, cache=None))
+    recording = replace(recording, events=replace(recording.events, allocated=recording.events.allocated * 0 - 1))
+    result = as_json(recording)
+    validate(result)
+    assert result["parameters"]["cast_eligible"] is None
+    assert result["conservation"]["residual_bytes"] is None
+    assert result["steps"][2]["loss"] is None
+    assert result["steps"][2]["skipped_update"] is True
+    assert set(result["steps"][2]["marks"].values()) == {None}
+    assert result["peak"]["step"] == 2
+    assert result["modules"][0]["activations"] == 1000  # of step 1, the last with a backward
+
+
+def test_no_autocast_copies_under_autocast_are_a_zero() -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    story.begin(0)
+    story.enter(Phase.BACKWARD)
+    story.end()
+    result = as_json(story.recording())
+    assert result["parameters"]["cast_eligible"] == 0
+    assert result["casts"]["peak_bytes"] == 0
+    assert [module["name"] for module in result["modules"]] == ["(model)"]
+    assert result["modules"][0]["parameters"] == 40
+
+
+def test_infinite_and_undefined_losses_stay_valid_json() -> None:
+    recording = small_run().recording()
+    steps = (replace(recording.steps[0], loss=float("inf")), replace(recording.steps[1], loss=float("nan")))
+    result = as_json(replace(recording, steps=steps))
+    validate(result)
+    assert [step["loss"] for step in result["steps"]] == [None, None]
+
+
+def test_the_residual_is_the_largest_difference_either_way() -> None:
+    recording = small_run().recording()
+    allocated = recording.events.allocated.copy()
+    allocated[3] += 7
+    allocated[9] -= 5
+    assert summarize(replace(recording, events=replace(recording.events, allocated=allocated))).conservation == (
+        summarize(recording).conservation.__class__(events=32, residual_bytes=7, reserved_residual_bytes=None)
+    )
+
+
+def test_a_peak_that_is_there_at_the_start_is_in_the_phase_of_the_start() -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    story.begin(0)
+    story.free(0x1000)
+    story.enter(Phase.BACKWARD)
+    story.end()
+    peak = summarize(story.recording()).peak
+    assert (peak.bytes, peak.phase) == (40, "between")
+
+
+def test_casts_are_sorted_by_size_then_name() -> None:
+    story = Story()
+    story.parameter(0x1000, "b", 10)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    for number, (name, size) in enumerate([("b", 5), ("c", 5), ("a", 5), ("big", 9), ("a", 1)]):
+        story.alloc(0x2000 + number, size)
+        story.fact(Fact.CAST_COPY, 0x2000 + number, name)
+        if name == "b":
+            story.free(0x2000)
+    story.enter(Phase.BACKWARD)
+    story.end()
+    casts = summarize(story.recording()).casts
+    assert [(item.name, item.copies, item.bytes) for item in casts.by_parameter] == [
+        ("big", 1, 9),
+        ("a", 2, 6),
+        ("b", 1, 5),
+        ("c", 1, 5),
+    ]
+    assert (casts.copies, casts.bytes, casts.peak_bytes) == (5, 25, 20)
+
+
+def test_modules_come_in_the_order_of_the_model_each_above_its_own() -> None:
+    story = Story()
+    story.alloc(0x4000, 1, module="dropout")  # named before the parameters, has none
+    for number, name in enumerate(["wte.weight", "h.0.attn.weight", "h.1.attn.weight", "h.0.mlp.weight", "bias"]):
+        story.parameter(0x1000 + number, name, 10**number)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    story.alloc(0x5000, 7, module="h.1")
+    story.alloc(0x5001, 1, module="(model)")
+    story.alloc(0x5002, 500)
+    story.enter(Phase.BACKWARD)
+    story.alloc(0x6000, 11)
+    story.fact(Fact.GRADIENT, 0x6000, "h.0.attn.weight")
+    story.end()
+    rows = {row.name: row for row in summarize(story.recording()).modules}
+    assert list(rows) == ["(model)", "dropout", "wte", "h", "h.0", "h.0.attn", "h.0.mlp", "h.1", "h.1.attn"]
+    assert rows["(model)"].parameters == 4 * 11111
+    assert rows["h"].parameters == 4 * 1110
+    assert (rows["(model)"].activations, rows["h"].activations, rows["h.1.attn"].activations) == (8, 7, 0)
+    assert (rows["h.0.attn"].gradients, rows["h.0"].gradients, rows["h.1"].gradients) == (11, 11, 0)
+
+
+def test_at_most_fifty_allocations_are_listed_the_largest() -> None:
+    story = small_run()
+    story.begin(2)
+    for number in range(60):
+        story.alloc(0x10000 + number, 10_000 + number)
+    story.end()
+    top = summarize(story.recording()).top
+    assert [item.bytes for item in top] == [10_059 - number for number in range(50)]
+
+
+def test_no_step_is_an_error() -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    story.begin(0)
+    story.enter(Phase.BACKWARD)
+    with pytest.raises(NothingRecorded, match=r"no step ended.*optimizer\.step\(\)"):
+        summarize(story.recording())
+
+
+def test_no_backward_is_an_error() -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    story.end()
+    with pytest.raises(NothingRecorded, match=r"no backward pass.*loss\.backward\(\)"):
+        summarize(story.recording())
+
+
+def test_no_model_is_an_error() -> None:
+    story = Story()
+    story.begin(0)
+    story.enter(Phase.BACKWARD)
+    story.end()
+    recording = story.recording()
+    with pytest.raises(NothingRecorded, match=r"no model parameters.*torch\.nn\.Module"):
+        summarize(recording)
+    with pytest.raises(NothingRecorded):
+        summary_of(analyse(recording))
+
+
+def test_events_that_contradict_each_other_are_an_error() -> None:
+    story = small_run()
+    story.free(0xDEAD)
+    with pytest.raises(RecordingError, match="damaged"):
+        summarize(story.recording())
+
+
+def test_summaries_of_one_recording_are_equal() -> None:
+    recording = small_run().recording(run=replace(RUN, rank=3, world_size=4))
+    first: Summary = summarize(recording)
+    assert first == summarize(recording)
+    assert (first.rank, first.world_size) == (3, 4)

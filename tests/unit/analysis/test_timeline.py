@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import numpy as np
+from build import Story, small_run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ampmem.analysis.analyse import analyse
+from ampmem.analysis.timeline.categories import CATEGORIES, Category
+from ampmem.events import Action, Fact, Phase, Recording
+
+MOVES = st.lists(
+    st.tuples(
+        st.integers(1, 5),
+        st.integers(0, 2**40),
+        st.sampled_from([None, *Fact]),
+        st.sampled_from([None, None, None, *Phase]),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=60,
+)
+
+
+def play(moves: list[tuple[int, int, Fact | None, Phase | None, bool]]) -> Recording:
+    """Each move toggles one address; some are seen by a hook, some change the phase or begin a step."""
+    story = Story()
+    alive: set[int] = set()
+    steps = 0
+    for address, size, fact, phase, begins in moves:
+        if begins:
+            if steps:
+                story.end()
+            story.begin(steps)
+            steps += 1
+        if phase is not None:
+            story.enter(phase)
+        if address in alive:
+            story.free(address)
+            alive.remove(address)
+        else:
+            story.alloc(address, size)
+            alive.add(address)
+            if fact is not None:
+                story.fact(fact, address)
+    return story.recording()
+
+
+@given(MOVES)
+def test_categories_add_up_to_the_running_sum_at_every_event(
+    moves: list[tuple[int, int, Fact | None, Phase | None, bool]],
+) -> None:
+    recording = play(moves)
+    analysis = analyse(recording)
+    events, timeline = recording.events, analysis.timeline
+    category_of_birth = dict(zip(analysis.lifetimes.born.tolist(), analysis.classes.category.tolist(), strict=True))
+    alive: dict[int, int] = {}
+    for index in range(len(events)):
+        address = int(events.address[index])
+        if events.action[index] == Action.FREE:
+            del alive[address]
+        else:
+            alive[address] = index
+        expected = dict.fromkeys(CATEGORIES, 0)
+        by_phase = {phase.name.lower(): 0 for phase in Phase}
+        for birth in alive.values():
+            category = CATEGORIES[category_of_birth[birth]]
+            expected[category] += int(events.bytes[birth])
+            if category == Category.TEMPORARIES:
+                by_phase[Phase(int(events.phase[birth])).name.lower()] += int(events.bytes[birth])
+        position = index + 1
+        assert timeline.breakdown(position) == expected
+        assert timeline.temporaries_by_phase(position) == by_phase
+        assert timeline.total[position] == sum(expected.values()) == events.allocated[index]
+        mask = analysis.lifetimes.alive_at(position)
+        assert sorted(analysis.lifetimes.born[mask].tolist()) == sorted(alive.values())
+    assert not timeline.live[:, 0].any()
+
+
+def test_the_state_at_an_instant_is_that_before_the_events_of_that_instant() -> None:
+    story = Story()
+    first = story.alloc(0x10, 5)
+    second = story.alloc(0x20, 7)
+    timeline = analyse(story.recording()).timeline
+    assert [timeline.position(when) for when in (first, first + 1, second, second + 1)] == [0, 1, 1, 2]
+
+
+def test_the_peak_of_a_step_is_within_it_and_counts_its_start() -> None:
+    story = Story()
+    story.alloc(0x10, 100)
+    story.alloc(0x20, 900)
+    story.free(0x20)
+    start = story.begin(0)
+    story.alloc(0x20, 50)
+    middle = story.now
+    story.free(0x20, 0x10)
+    end = story.end()
+    story.alloc(0x30, 5000)
+    timeline = analyse(story.recording()).timeline
+    assert timeline.total[timeline.peak_between(start, end)] == 150
+    falling = timeline.peak_between(middle + 1, end)
+    assert (falling, timeline.total[falling]) == (timeline.position(middle + 1), 150)
+    empty = timeline.peak_between(start, start)
+    assert timeline.total[empty] == 100
+
+
+def test_series_are_the_rows_of_the_breakdown() -> None:
+    timeline = analyse(small_run().recording()).timeline
+    position = int(np.argmax(timeline.total))
+    for category in CATEGORIES:
+        assert timeline.series(category)[position] == timeline.breakdown(position)[category]

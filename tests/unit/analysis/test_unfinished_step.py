@@ -1,0 +1,324 @@
+"""The step in which memory ran out: what counts in it, what is concluded from it, and how it is shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch
+from build import RUN, Story, small_run, write
+
+from ampmem.allocator.model.layout import SnapshotBlock, SnapshotSegment
+from ampmem.allocator.shortage import pack
+from ampmem.analysis.allocator.out_of_memory import OutOfMemory
+from ampmem.analysis.analyse import analyse
+from ampmem.analysis.compare import compare, entry_of
+from ampmem.analysis.published import measure
+from ampmem.analysis.schema import schema
+from ampmem.analysis.summary import summarize
+from ampmem.errors import NothingRecorded
+from ampmem.events import ArmRecord, Fact, OomRecord, Phase, Recording, Source
+from ampmem.recorder.sources.cuda.oom import ended_with
+from ampmem.recording import read
+from ampmem.reporters.html.page.notebook import render as render_notebook
+from ampmem.reporters.html.views.run import run_view
+from ampmem.reporters.text.compare import render as render_comparison
+from ampmem.reporters.text.plain_text import WIDTH
+from ampmem.reporters.text.table import render
+
+FP32 = ArmRecord(name="fp32", dtype=None, cache=None, scaler=False)
+
+
+def oom_at(time_ns: int, alive: Sequence[int], *, step: int = 0, **changes: object) -> OomRecord:
+    """A failure with blocks of the sizes ``alive`` in one segment, and a free one of 100 bytes behind them."""
+    blocks, address = [], 0
+    for size in (*alive, 100):
+        free = len(blocks) == len(alive)
+        blocks.append(
+            SnapshotBlock(address=address, size=size, requested=0 if free else size, allocated=not free, awaiting=False)
+        )
+        address += size
+    segment = SnapshotSegment(
+        address=0, size=address, stream=0, is_small=True, expandable=False, pool_id=(0, 0), blocks=tuple(blocks)
+    )
+    record = OomRecord(
+        time_ns=time_ns,
+        step=step,
+        device=0,
+        stream=0,
+        pool="0,0",
+        asked=5000,
+        segment=8000,
+        total=20_000,
+        free=300,
+        op="aten::mm",
+        module="layers.1",
+        stack="/v/site-packages/tool.py:1 run\ntrain.py:9 main\n/v/torch/nn/functional.py:3 linear",
+        segments=pack((segment,)),
+    )
+    return replace(record, **changes)  # type: ignore[arg-type]
+
+
+def ended(story: Story, when: int, alive: Sequence[int], *, step: int = 0, arm: ArmRecord = FP32) -> Recording:
+    """The story, ended by the failure at ``when``."""
+    story.end(loss=None)
+    recording = story.recording(
+        run=replace(RUN, source=Source.CUDA, device_type="cuda"),
+        arm=arm,
+        notes=("the script failed: OutOfMemoryError: CUDA out of memory",),
+    )
+    last = replace(recording.steps[-1], finished=False)
+    return replace(recording, steps=(*recording.steps[:-1], last), ooms=(oom_at(when, alive, step=step),))
+
+
+def in_forward() -> Recording:
+    """400 bytes of a parameter; forward keeps 700, of which 200 are saved, and has dropped 50 again."""
+    story = Story()
+    story.parameter(0x1000, "layers.0.weight", 100)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    story.alloc(0x2000, 200, op="aten::mm", module="layers.0")
+    story.fact(Fact.SAVED, 0x2000, "aten::mm")
+    story.alloc(0x3000, 500, op="aten::add", module="layers.0")
+    story.fact(Fact.OUTPUT, 0x3000, "aten::add", "layers.0", "float32")
+    story.alloc(0x4000, 50, op="aten::neg", module="layers.0")
+    story.free(0x4000)
+    story.now += 10
+    when = story.now
+    story.free(0x2000, 0x3000)  # the exception unwinds
+    return ended(story, when, (400, 200, 500))
+
+
+def in_backward() -> Recording:
+    """The gradient of one of two parameters is there, and 300 bytes that are to become something."""
+    story = Story()
+    story.parameter(0x1000, "layers.0.weight", 100)
+    story.parameter(0x1800, "layers.1.weight", 10)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    story.alloc(0x2000, 200)
+    story.enter(Phase.BACKWARD)
+    story.alloc(0x5000, 40)
+    story.fact(Fact.GRADIENT, 0x5000, "layers.1.weight")
+    story.alloc(0x6000, 300)
+    story.now += 10
+    when = story.now
+    story.enter(Phase.BETWEEN)
+    return ended(story, when, (400, 40, 200, 40, 300))
+
+
+def in_the_second_step() -> Recording:
+    """The first step is a whole one, without any optimizer state; the second asks in vain in its forward."""
+    story = Story()
+    story.parameter(0x1000, "layers.0.weight", 100)
+    for step in range(2):
+        story.begin(step)
+        story.enter(Phase.FORWARD)
+        story.alloc(0x2000, 200 + 4000 * step)
+        story.fact(Fact.OUTPUT, 0x2000, "aten::mm", "layers.0")
+        if step == 0:
+            story.enter(Phase.BACKWARD)
+            story.free(0x2000)
+            story.alloc(0x5000, 400)
+            story.fact(Fact.GRADIENT, 0x5000, "layers.0.weight")
+            story.enter(Phase.OPTIMIZER)
+            story.end(skipped=True)
+            story.enter(Phase.BETWEEN)
+            story.free(0x5000)
+    story.now += 10
+    return ended(story, story.now, (400, 4200), step=1)
+
+
+def caught() -> Recording:
+    """Two whole steps, with a failure in the second."""
+    story = small_run()
+    return replace(story.recording(), ooms=(oom_at(story.now, (64, 600), step=1),))
+
+
+def told(recording: Recording) -> OutOfMemory:
+    oom = summarize(recording).out_of_memory
+    assert oom is not None
+    return oom
+
+
+def alive(recording: Recording) -> dict[str, int]:
+    return {str(category): size for category, size in told(recording).alive.items() if size}
+
+
+def test_what_forward_made_and_still_has_when_memory_runs_out_are_activations() -> None:
+    assert alive(in_forward()) == {"parameters": 400, "activations": 700}
+    oom = told(in_forward())
+    assert (oom.residual_bytes, oom.reserved, oom.cached) == (0, 1200, 100)
+    assert oom.outside == 20_000 - 300 - 1200
+    assert oom.where == "forward of step 0"
+    assert told(replace(in_forward(), ooms=(replace(in_forward().ooms[0], total=1000),))).outside is None
+
+
+def test_the_same_without_the_failure_are_temporaries() -> None:
+    recording = in_forward()
+    whole = replace(recording, steps=(replace(recording.steps[0], finished=True),))
+    live = analyse(whole).timeline.breakdown(3)
+    assert {str(category): size for category, size in live.items() if size} == {
+        "parameters": 400,
+        "activations": 200,
+        "temporaries": 500,
+    }
+
+
+def test_in_backward_what_is_in_use_is_temporary_and_what_forward_left_is_not() -> None:
+    recording = in_backward()
+    assert alive(recording) == {"parameters": 440, "gradients": 40, "activations": 200, "temporaries": 300}
+    assert told(recording).temporaries_by_phase["backward"] == 300
+    (step,) = summarize(recording).steps
+    assert step.marks.after_forward is not None
+    assert step.marks.after_backward is None  # the engine has raised, which is no end
+
+
+def test_a_failure_in_setup_has_its_place_and_no_model() -> None:
+    story = Story()
+    story.alloc(0x1000, 640)
+    story.now += 10
+    when = story.now
+    story.now += 10
+    recording = ended(story, when, (640,), step=-1)
+    recording = replace(recording, steps=(replace(recording.steps[0], index=0),))
+    assert told(recording).where == "setup"
+    assert alive(recording) == {"other": 640}
+    text = render(summarize(recording), recording.notes)
+    assert "out of memory in setup: the run ended here" in text
+    assert "- make the batch or the model smaller" in text
+
+
+def test_where_it_was_is_said_in_words() -> None:
+    oom = told(in_forward())
+    assert replace(oom, phase="between").where == "step 0, outside of forward, backward and update"
+    assert replace(oom, phase="optimizer", step=3).where == "optimizer of step 3"
+    assert replace(oom, phase="data", step=None).where == "data"
+
+
+def test_nothing_is_concluded_from_what_an_unfinished_step_lacks() -> None:
+    recording = in_the_second_step()
+    summary = summarize(recording)
+    codes = [finding.code for finding in summary.findings]
+    assert codes == ["out-of-memory", "state-not-there-yet"]  # the latter from the step that ended
+    assert summary.findings[1].evidence == ("skipped updates: 1 of 1 steps",)
+    assert [finding.code for finding in summarize(in_backward()).findings] == ["out-of-memory"]
+    assert summary.peak.step == 1 and summary.peak.bytes == 4600
+    assert summary.last_step.index == 0
+    with pytest.raises(NothingRecorded, match="nothing to compare with"):
+        measure(summary)
+    done = replace(recording, steps=(replace(recording.steps[0], skipped_update=False), recording.steps[1]))
+    assert measure(summarize(done)).step == 0
+
+
+@pytest.mark.parametrize("recording", [in_forward(), in_backward(), in_the_second_step(), caught()])
+def test_the_json_is_as_the_schema_says(recording: Recording, tmp_path: Path) -> None:
+    read_back = read(write(tmp_path / "run.ampmem", recording))
+    assert (read_back.steps, read_back.ooms) == (recording.steps, recording.ooms)
+    value = json.loads(summarize(read_back).to_json())
+    jsonschema.Draft202012Validator(schema()).validate(value)
+    assert value["out_of_memory"]["ended_the_run"] == (not value["steps"][-1]["finished"])
+
+
+def test_the_tables_have_the_failure_near_the_top() -> None:
+    text = render(summarize(in_the_second_step()), (), title="train.py")
+    assert max(map(len, text.splitlines())) <= WIDTH
+    lines = text.splitlines()
+    start = lines.index("out of memory in forward of step 1: the run ended here")
+    assert start < text[: text.index("took")].count("\n")
+    shown = "\n".join(lines[start : start + 18])
+    assert "asked       a block of 4.9 KiB in a new segment of 7.8 KiB\n" in shown
+    assert "by          aten::mm in layers.1\nat          train.py:9 main\n" in shown
+    assert "site-packages" not in shown
+    assert "device      300 B of 19.5 KiB were free; 4.6 KiB were reserved by this process, 14.6 KiB" in shown
+    assert "cached      100 B: all free memory together is not enough" in shown
+    assert "activations  4.1 KiB      42.00" in shown
+    rows = [line.split() for line in lines if "  out of memory  " in line]
+    assert [row[0] for row in rows] == ["1"]
+    assert "step 0, peak in" in text
+    assert "activations when memory ran out" not in text
+
+
+def test_a_run_without_a_whole_forward_tells_its_activations_as_of_the_failure() -> None:
+    amp = ArmRecord(name="amp", dtype="bfloat16", cache=True, scaler=False)
+    summary = summarize(replace(in_forward(), arm=amp))
+    assert sum(group.bytes for group in summary.activations) == 700
+    assert "activations when memory ran out, 700 B" in render(summary, ())
+
+
+def test_an_arm_that_ran_out_is_compared_as_far_as_it_got() -> None:
+    whole = entry_of(small_run().recording(arm=FP32))
+    failed = entry_of(in_the_second_step(), label="amp")
+    comparison = compare([whole, failed])
+    assert comparison.steps == (1, 0)  # no update of the failed arm was done
+    early = compare([whole, entry_of(in_forward(), label="amp")])
+    assert early.steps == (1, 0)
+    assert early.peak_difference == (0, None)
+    text = render_comparison(early)
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert "it has 0 steps that ended" in text
+    assert "amp ran out of memory in forward of step 0: a block of 4.9 KiB" in " ".join(text.split())
+    both = compare([entry_of(in_forward()), entry_of(in_forward(), label="again")])
+    assert "after backward" not in render_comparison(both)
+
+
+def test_the_page_points_at_the_instant() -> None:
+    recording = in_the_second_step()
+    analysis, summary = analyse(recording), summarize(recording)
+    view = run_view(entry_of(recording), summary, analysis, 10**6)
+    assert view.out_of_memory is not None
+    assert view.out_of_memory.position == len(recording.events)
+    assert view.out_of_memory.alive.total == 4600
+    assert [row.key for row in view.out_of_memory.alive.rows] == ["activations", "parameters"]
+    assert view.out_of_memory.frames == ("train.py:9 main",)
+    assert view.findings[0].jump == "out-of-memory"
+    assert [step.update for step in view.steps] == ["skipped", "out of memory"]
+    assert view.breakdown.step == 0
+    assert "1 step that ended" in view.facts
+    assert (
+        run_view(
+            entry_of(small_run().recording()),
+            summarize(small_run().recording()),
+            analyse(small_run().recording()),
+            10**6,
+        ).out_of_memory
+        is None
+    )
+    assert "step 0" in render_notebook(summary)
+
+
+def _error(*, cause: BaseException | None = None, context: BaseException | None = None) -> BaseException:
+    error = ValueError("no")
+    error.__cause__, error.__context__ = cause, context
+    return error
+
+
+OUT = torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.parametrize(
+    ("failure", "forward_ns", "ends"),
+    [
+        (OUT, 10, True),
+        (OUT, 30, False),  # it had gone on, and this failure left no record
+        (_error(cause=OUT), 10, True),
+        (_error(context=_error(context=OUT)), 10, True),
+        (_error(), 10, False),
+        (KeyboardInterrupt(), 10, False),
+        (SystemExit(1), 10, True),
+        (None, 10, True),
+        (None, 30, False),
+    ],
+)
+def test_a_run_ends_with_a_failure_that_nothing_came_after(
+    failure: BaseException | None, forward_ns: int, ends: bool
+) -> None:
+    assert ended_with(failure, [oom_at(5, ()), oom_at(20, ())], forward_ns) == ends
+
+
+def test_without_a_failed_request_no_run_ends_so() -> None:
+    assert not ended_with(OUT, [], 0)

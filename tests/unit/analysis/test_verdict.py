@@ -1,0 +1,302 @@
+"""The verdict on crafted recordings: what no evidence explains is a residual, never a term."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from build import ARM, Story
+
+from ampmem.analysis.analyse import analyse
+from ampmem.analysis.static_model.verdict import StaticComponent, Verdict, judge
+from ampmem.events import Fact, OptimizerRecord, Phase, Recording
+
+FREED = "copies freed before this mark: autograd did not save them (biases, mostly)"
+Extra = Callable[[Story], None]
+
+
+def nothing(story: Story) -> None:
+    """Nothing out of the ordinary."""
+
+
+def told(extra: Extra = nothing, *, optimizer: str = "AdamW", half: bool = False) -> Recording:
+    """One step that is as the model tells, but for ``extra`` at the end of forward, and small tensors besides."""
+    story = Story()
+    story.parameter(0x1000, "up.weight", 100)
+    story.parameter(0x2000, "down.weight", 50)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    for address, name, size in ((0x3000, "up.weight", 200), (0x4000, "down.weight", 100)):
+        story.alloc(address, size)
+        story.fact(Fact.CAST_COPY, address, name, dtype="bfloat16")
+        story.fact(Fact.SAVED, address, "aten::mm")
+    extra(story)
+    story.enter(Phase.BACKWARD)
+    for address, name, size in ((0x5000, "up.weight", 400), (0x6000, "down.weight", 200)):
+        story.alloc(address, size)
+        story.fact(Fact.GRADIENT, address, name, dtype="float32")
+    story.free(0x3000, 0x4000)
+    story.enter(Phase.OPTIMIZER)
+    for address, name, size in ((0x7000, "up.weight", 400), (0x8000, "down.weight", 200)):
+        for number, key in enumerate(("exp_avg", "exp_avg_sq")):
+            story.alloc(address + number, size)
+            story.fact(Fact.OPTIMIZER_STATE, address + number, f"{key} of {name}")
+    story.enter(Phase.BETWEEN)
+    story.end()
+    recording = story.recording()
+    parameters = tuple(replace(record, optimizer=0) for record in recording.parameters)
+    record = OptimizerRecord(class_name=optimizer, implementation="for-loop")
+    return replace(recording, parameters=parameters, optimizers=(record,))
+
+
+def verdict(recording: Recording) -> Verdict:
+    found = judge(analyse(recording))
+    assert found is not None
+    return found
+
+
+def residuals(recording: Recording) -> dict[tuple[str, str], int]:
+    return {
+        (part.mark, part.component): part.residual_bytes for part in verdict(recording).components if not part.holds
+    }
+
+
+def component(recording: Recording, mark: str, name: str) -> StaticComponent:
+    (found,) = [part for part in verdict(recording).components if (part.mark, part.component) == (mark, name)]
+    return found
+
+
+def terms(recording: Recording, mark: str, name: str) -> dict[str, int]:
+    return {term.why: term.bytes for term in component(recording, mark, name).terms}
+
+
+def test_a_run_that_is_as_told_has_no_terms_where_all_is_there() -> None:
+    recording = told()
+    assert residuals(recording) == {}
+    assert terms(recording, "after_optimizer", "total") == {}
+    assert component(recording, "after_optimizer", "total").measured_bytes == 16 * 150
+    assert terms(recording, "after_forward", "cast_copies") == {}
+
+
+def extra(fact: Fact, size: int, name: str, dtype: str = "") -> Extra:
+    def add(story: Story) -> None:
+        story.alloc(0x9000, size)
+        story.fact(fact, 0x9000, name, dtype=dtype)
+
+    return add
+
+
+UNEXPLAINED: list[tuple[Extra, str, int]] = [
+    (extra(Fact.PARAMETER, 400, "ghost"), "parameters", 400),
+    (extra(Fact.PARAMETER, 400, ""), "parameters", 400),
+    (extra(Fact.GRADIENT, 400, ""), "gradients", 400),
+    (extra(Fact.GRADIENT, 400, "ghost"), "gradients", 400),
+    (extra(Fact.GRADIENT, 100, "up.weight", "float32"), "gradients", -300),
+    (extra(Fact.MASTER_COPY, 400, "ghost"), "master_copies", 400),
+    (extra(Fact.OPTIMIZER_STATE, 400, "exp_avg of ghost"), "optimizer_state", 400),
+    (extra(Fact.OPTIMIZER_STATE, 4, "step of ghost"), "optimizer_state", 4),
+    # The model has one such state of that parameter, and that is another tensor.
+    (extra(Fact.OPTIMIZER_STATE, 400, "exp_avg of up.weight"), "optimizer_state", 400),
+    (extra(Fact.CAST_COPY, 200, "ghost"), "cast_copies", 200),
+    (extra(Fact.CAST_COPY, 200, ""), "cast_copies", 200),
+    # No copy of 100 elements has so many bytes.
+    (extra(Fact.CAST_COPY, 333, "up.weight"), "cast_copies", 333),
+]
+
+
+@pytest.mark.parametrize(("add", "name", "size"), UNEXPLAINED)
+def test_what_no_evidence_explains_is_a_residual(add: Extra, name: str, size: int) -> None:
+    found = residuals(told(add))
+    assert found
+    # Before, it could be the only one of its parameter.
+    assert found["after_optimizer", name] == found["after_optimizer", "total"] == size
+    assert {key[1] for key in found} == {name, "total"}
+
+
+def test_a_state_of_another_size_than_the_model_tells_is_a_residual() -> None:
+    recording = told()
+    sizes = recording.events.bytes.copy()
+    born = recording.facts.address[recording.facts.fact == Fact.OPTIMIZER_STATE][0]
+    sizes[recording.events.address == born] += 40
+    changed = replace(recording, events=replace(recording.events, bytes=sizes))
+    assert residuals(changed)["after_optimizer", "optimizer_state"] == 40
+
+
+def test_a_parameter_of_another_size_than_its_record_is_not_as_told() -> None:
+    recording = told()
+    parameters = (replace(recording.parameters[0], elements=90, bytes=360), recording.parameters[1])
+    assert residuals(replace(recording, parameters=parameters))
+
+
+EXPLAINED: list[tuple[Extra, str, str, int]] = [
+    (
+        extra(Fact.OPTIMIZER_STATE, 4, "step of up.weight"),
+        "optimizer_state",
+        "scalar step counters",
+        4,
+    ),
+    (
+        extra(Fact.OPTIMIZER_STATE, 64, "rows of up.weight"),
+        "optimizer_state",
+        "state that the model does not have: rows",
+        64,
+    ),
+    (extra(Fact.OPTIMIZER_STATE, 64, "table"), "optimizer_state", "state that the model does not have: table", 64),
+    (extra(Fact.MASTER_COPY, 400, "up.weight"), "master_copies", "more master copies than the model tells", 400),
+    (extra(Fact.GRADIENT, 200, "up.weight"), "gradients", "more than one gradient of a parameter is alive", 200),
+    (
+        extra(Fact.CAST_COPY, 200, "up.weight"),
+        "cast_copies",
+        "copies that the cache still holds: autocast has not been left",
+        200,
+    ),
+]
+
+
+@pytest.mark.parametrize(("add", "name", "why", "size"), EXPLAINED)
+def test_what_evidence_explains_is_named(add: Extra, name: str, why: str, size: int) -> None:
+    recording = told(add)
+    assert residuals(recording) == {}
+    assert terms(recording, "after_optimizer", name) == {why: size}
+
+
+def test_an_earlier_memory_of_a_parameter() -> None:
+    def moved(story: Story) -> None:
+        story.alloc(0x9000, 400)
+        story.fact(Fact.PARAMETER, 0x9000, "up.weight", dtype="float32")
+
+    why = "earlier memory of a parameter that is still alive"
+    assert terms(told(moved), "after_forward", "parameters") == {why: 400}
+
+
+def test_gradients_in_one_bucket() -> None:
+    def bucket(story: Story) -> None:
+        story.alloc(0x9000, 700)
+        for name in ("up.weight", "down.weight"):
+            story.fact(Fact.GRADIENT, 0x9000, name, dtype="float32")
+
+    recording = told(bucket)
+    assert residuals(recording) == {}
+    why = "buckets, and gradients that are views of a larger buffer"
+    assert terms(recording, "after_forward", "gradients") == {why: 100}
+
+
+def test_states_in_one_flat_buffer() -> None:
+    story = Story()
+    for address, name, elements in ((0x1000, "a", 100), (0x2000, "b", 50)):
+        story.parameter(address, name, elements)
+    story.begin(0)
+    story.enter(Phase.BACKWARD)
+    story.enter(Phase.OPTIMIZER)
+    story.alloc(0x3000, 1250)
+    for key in ("exp_avg", "exp_avg_sq"):
+        for name in ("a", "b"):
+            story.fact(Fact.OPTIMIZER_STATE, 0x3000, f"{key} of {name}")
+    story.enter(Phase.BETWEEN)
+    story.end()
+    assert residuals(story.recording()) == {}
+    why = "memory around states that are views of a larger buffer"
+    assert terms(story.recording(), "after_optimizer", "optimizer_state") == {why: 50}
+
+
+def test_copies_made_again_and_copies_of_views() -> None:
+    def again(story: Story) -> None:
+        story.alloc(0x9000, 200)
+        story.fact(Fact.CAST_COPY, 0x9000, "up.weight")
+        story.alloc(0xA000, 60)
+        story.fact(Fact.CAST_COPY, 0xA000, "down.weight")
+        story.fact(Fact.VIEW_CAST, 0xA000, "down.weight")
+
+    assert terms(told(again), "after_forward", "cast_copies") == {
+        "copies made again for another use: no cache served it": 200,
+        "copies of views of a parameter, besides the whole": 60,
+    }
+
+
+def test_copies_that_died_are_named_by_whether_autograd_had_saved_them() -> None:
+    def free(story: Story) -> None:
+        story.free(0x3000)
+        story.alloc(0x3000, 8)  # something else, for backward to free
+
+    assert terms(told(free), "after_forward", "cast_copies") == {
+        "copies freed before this mark, with the graph that had saved them": -200
+    }
+    recording = told(free)
+    unsaved = recording.facts.fact.copy()
+    unsaved[unsaved == Fact.SAVED] = Fact.OUTPUT
+    recording = replace(recording, facts=replace(recording.facts, fact=unsaved))
+    assert terms(recording, "after_forward", "cast_copies") == {FREED: -200}
+
+
+def test_casts_without_autocast_are_the_scripts_own() -> None:
+    arm = replace(ARM, name="fp32", dtype=None, cache=None)
+    recording = replace(told(), arm=arm)
+    assert residuals(recording) == {}
+    assert terms(recording, "after_forward", "cast_copies") == {"casts that the script makes itself": 300}
+
+
+def test_rounding_is_a_term_of_the_total_only() -> None:
+    recording = told()
+    blocks = recording.events.block_bytes.copy()
+    born = recording.events.address == 0x1000
+    blocks[born] += 112
+    recording = replace(recording, events=replace(recording.events, block_bytes=blocks))
+    assert residuals(recording) == {}
+    assert terms(recording, "after_optimizer", "total") == {"rounding up to the allocator's blocks": 112}
+    assert terms(recording, "after_optimizer", "parameters") == {}
+
+
+@pytest.mark.parametrize("sizes", [(400, 200), (100, 50), (800, 400)])
+def test_an_unknown_optimizer_is_taken_as_it_is_seen(sizes: tuple[int, int]) -> None:
+    story = Story()
+    for address, name, elements in ((0x1000, "a", 100), (0x2000, "b", 50), (0x2500, "tiny", 2)):
+        story.parameter(address, name, elements)
+    story.begin(0)
+    story.enter(Phase.BACKWARD)
+    story.enter(Phase.OPTIMIZER)
+    per_element = sizes[0] // 100
+    for number, (name, size) in enumerate((("a", sizes[0]), ("b", sizes[1]), ("tiny", 2 * per_element))):
+        story.alloc(0x3000 + number, size)
+        story.fact(Fact.OPTIMIZER_STATE, 0x3000 + number, f"m of {name}")
+        story.alloc(0x4000 + number, 4)
+        story.fact(Fact.OPTIMIZER_STATE, 0x4000 + number, f"step of {name}")
+    story.enter(Phase.BETWEEN)
+    story.end()
+    recording = story.recording()
+    parameters = tuple(replace(record, optimizer=0) for record in recording.parameters)
+    record = OptimizerRecord(class_name="Mine", implementation="for-loop")
+    recording = replace(recording, parameters=parameters, optimizers=(record,))
+    assert residuals(recording) == {}
+    recipe = verdict(recording).recipe
+    assert recipe.optimizer == ("Mine, as seen",)
+    assert recipe.bytes_per_param == 8 + per_element  # float32 parameters and gradients
+    assert terms(recording, "after_optimizer", "optimizer_state") == {"scalar step counters": 12}
+
+
+def test_there_is_no_verdict_without_a_backward() -> None:
+    story = Story()
+    story.parameter(0x1000, "a", 100)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    story.end()
+    assert judge(analyse(story.recording())) is None
+
+
+def test_the_last_step_with_a_backward_is_judged_by_default() -> None:
+    story = Story()
+    story.parameter(0x1000, "a", 100)
+    for step in range(3):
+        story.begin(step)
+        if step < 2:
+            story.enter(Phase.BACKWARD)
+            story.enter(Phase.BETWEEN)
+        story.end()
+    analysis = analyse(story.recording())
+    found = judge(analysis)
+    assert found is not None
+    assert found.step == 1
+    assert {part.mark for part in found.components} == {"after_forward", "after_backward"}
+    last = judge(analysis, 2)
+    assert last is not None
+    assert last.components == ()

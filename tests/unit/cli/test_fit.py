@@ -1,0 +1,233 @@
+"""``ampmem fit`` without a run: the search over made-up peaks, its conclusions, and how the argument is given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from math import ceil, log2
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ampmem.analysis.fit.fit import FitResult, Memory, Vary, Verdict, arm_fits, break_evens, memory_of
+from ampmem.analysis.fit.search import DOUBLINGS, GUESSES, next_to_fit, wanted
+from ampmem.cli.main import run
+from ampmem.cli.vary import varied_arguments
+from ampmem.errors import RecordingError, UsageError
+from ampmem.reporters.text.fit import SCHEMA, render, to_json
+
+OUTSIDE = 512
+TOTAL = 100_000
+Peak = Callable[[int], int]
+
+
+def memory(peak: int) -> Memory | None:
+    return Memory(allocated=peak, reserved=peak, used=peak + OUTSIDE) if peak + OUTSIDE <= TOTAL else None
+
+
+def vary(low: int, high: int | None) -> Vary:
+    return Vary(name="--batch-size", separator="=", low=low, high=high)
+
+
+def searched(
+    arms: Mapping[str, Peak], varied: Vary, *, curve: int = 0, at_once: int = 1
+) -> dict[str, dict[int, Memory | None]]:
+    """What comes of a search in which a run's peak is what ``arms`` says; each run is made once."""
+    points: dict[str, dict[int, Memory | None]] = {arm: {} for arm in arms}
+    while following := wanted(points, varied, total=TOTAL, curve=curve):
+        for arm, value in following[:at_once]:
+            assert value not in points[arm]
+            assert varied.low <= value <= (varied.high or varied.low << DOUBLINGS)
+            points[arm][value] = memory(arms[arm](value))
+    return points
+
+
+def result(points: dict[str, dict[int, Memory | None]], varied: Vary) -> FitResult:
+    return FitResult(
+        script="train.py",
+        vary=varied,
+        gpu="a GPU",
+        total=TOTAL,
+        steps=2,
+        arms=arm_fits(points),
+        break_even=break_evens(points),
+        notes=("a note",),
+    )
+
+
+steps_up = st.lists(st.integers(0, 3000), min_size=2, max_size=300)
+
+
+@given(steps_up, st.integers(1, 50))
+def test_the_boundary_is_found_whatever_the_peaks_grow_like(growth: list[int], low: int) -> None:
+    high = low + len(growth) - 1
+    peaks = [sum(growth[: i + 1]) for i in range(len(growth))]
+    points = searched({"amp": lambda value: peaks[value - low]}, vary(low, high))["amp"]
+    (arm,) = arm_fits({"amp": points})
+    fitting = [value for value in range(low, high + 1) if peaks[value - low] + OUTSIDE <= TOTAL]
+    assert arm.largest_fitting == (max(fitting) if fitting else None)
+    expected = low if not fitting else fitting[-1] + 1 if fitting[-1] < high else None
+    assert arm.smallest_not_fitting == expected
+    assert len(points) <= GUESSES + ceil(log2(len(growth))) + 1
+
+
+@given(st.integers(0, 60_000), st.integers(1, 90_000), st.integers(2, 100_000))
+def test_few_runs_are_enough_for_peaks_in_proportion(base: int, slope: int, high: int) -> None:
+    points = searched({"amp": lambda value: base + slope * value}, vary(1, high))["amp"]
+    (arm,) = arm_fits({"amp": points})
+    largest = min(high, (TOTAL - OUTSIDE - base) // slope)
+    assert arm.largest_fitting == (largest or None)
+    assert arm.smallest_not_fitting == (largest + 1 if largest < high else None)
+    assert len(points) <= 10
+
+
+def test_without_an_upper_bound_the_value_is_doubled_so_many_times_at_most() -> None:
+    points = searched({"amp": lambda value: 300 * value}, vary(3, None))["amp"]
+    (arm,) = arm_fits({"amp": points})
+    assert (arm.largest_fitting, arm.smallest_not_fitting) == (331, 332)
+    assert list(points)[:8] == [3 * 2**i for i in range(8)]
+    endless = searched({"amp": lambda value: 5}, vary(3, None))["amp"]
+    assert list(endless) == [3 * 2**i for i in range(DOUBLINGS + 1)]
+
+
+@given(st.integers(1, 400), st.integers(0, 40_000), st.integers(2, 500))
+def test_the_break_even_point_is_bracketed_by_neighbours(saved: int, copies: int, high: int) -> None:
+    arms = {"fp32": lambda value: 500 * value, "amp": lambda value: copies + (500 - saved) * value}
+    varied = vary(1, high)
+    points = searched(arms, varied, at_once=2)
+    (found,) = break_evens(points)
+    both = [value for value in range(1, high + 1) if memory(arms["fp32"](value)) and memory(arms["amp"](value))]
+    saving = [value for value in both if arms["amp"](value) < arms["fp32"](value)]
+    if not saving:
+        assert found.verdict is (Verdict.NEVER if both else Verdict.UNKNOWN)
+    elif saving[0] == 1:
+        assert (found.verdict, found.costs_at) == (Verdict.ALWAYS, None)
+    else:
+        assert (found.verdict, found.costs_at, found.saves_at) == (Verdict.CROSSES, saving[0] - 1, saving[0])
+    assert sum(map(len, points.values())) <= 2 * (8 + 8)
+
+
+def test_peaks_that_are_out_of_order_end_the_search_and_are_told() -> None:
+    odd = {6, 7, 11}
+
+    def peak(value: int) -> int:
+        return TOTAL if value in odd or value > 20 else 4000 * value
+
+    varied = vary(1, 64)
+    points = searched({"fp32": peak, "amp": lambda value: peak(value) + (100 if value > 9 else -100)}, varied, curve=9)
+    found = result(points, varied)
+    for arm in found.arms:
+        assert arm.largest_fitting == 20 and arm.smallest_not_fitting == 21
+        assert set(arm.gaps) == odd & set(arm.points)
+    (against,) = found.break_even
+    assert against.verdict is Verdict.REVERSED
+    assert "needs less at --batch-size=1 (-100 B), but more at 20 (+100 B)" in render(found)
+
+
+def test_the_curve_has_as_many_values_as_asked_for() -> None:
+    arms = {"fp32": lambda value: 1000 * value, "amp": lambda value: 800 * value}
+    points = searched(arms, vary(1, 300), curve=6)
+    fits = {arm.name: arm.largest_fitting for arm in arm_fits(points)}
+    assert fits == {"fp32": 99, "amp": 124}
+    amp = [value for value, found in sorted(points["amp"].items()) if found is not None]
+    assert len(amp) >= 6 and (amp[0], amp[-1]) == (1, 124)
+    assert max(later - sooner for sooner, later in pairwise(amp)) <= 123 / 5 * 5 / 3  # each a third off at most
+    assert sum(map(len, points.values())) < sum(map(len, searched(arms, vary(1, 300)).values())) + 2 * 6
+    assert sum(map(len, searched(arms, vary(1, 300), curve=0).values())) <= 12
+
+
+def test_nothing_more_is_run_when_the_smallest_value_does_not_fit() -> None:
+    points = searched({"fp32": lambda value: TOTAL, "amp": lambda value: 9}, vary(4, 8), curve=5)
+    assert set(points["fp32"]) == {4}
+    found = result(points, vary(4, 8))
+    text = render(found)
+    assert "fp32: --batch-size=4 does not fit; nothing smaller was run" in text
+    assert "amp: --batch-size=8 fits (521 B of 97.7 KiB); nothing larger was run" in text
+    assert "amp: no value fits in both" in text
+    assert "amp: the peak is the same at --batch-size=4 and at 8: does the script use --batch-size" in text
+    assert next_to_fit(points["fp32"], vary(4, 8), TOTAL) is None
+
+
+def test_the_text_and_the_json_say_what_was_run() -> None:
+    arms = {"fp32": lambda value: 1000 * value, "amp": lambda value: 3500 + 100 * value}
+    points = searched(arms, vary(1, 64))
+    points["amp"][64] = Memory(allocated=9900, reserved=9900, used=99_000, highest=TOTAL + 1024)
+    found = result(points, vary(1, 64))
+    text = render(found)
+    assert max(map(len, text.splitlines())) <= 100
+    assert "fp32: --batch-size=64 fits (63.0 KiB of 97.7 KiB); nothing larger was run" in text
+    assert "amp: --batch-size=64 may fit (96.7 KiB to 98.7 KiB of 97.7 KiB); nothing larger was run" in text
+    assert "amp: needs more at --batch-size=3 (+800 B), less at 4 (-100 B)" in text
+    assert text.endswith("note: a note")
+    document = json.loads(to_json(found))
+    assert document["schema"] == SCHEMA == "ampmem.fit/1"
+    assert document["vary"] == {"argument": "--batch-size", "low": 1, "high": 64}
+    assert document["runs"] == sum(len(arm["points"]) for arm in document["arms"])
+    (crossing,) = document["break_even"]
+    assert (crossing["verdict"], crossing["costs_at"], crossing["saves_at"]) == ("crosses", 3, 4)
+    assert {each["value"]: each["bytes"] for each in crossing["differences"]}[3] == 800
+    first = document["arms"][0]["points"][0]
+    assert first["value"] == 1 and first["allocated_bytes"] == 1000 and first["fits"] is True
+
+
+def test_a_recording_of_no_simulated_gpu_says_nothing_of_what_fits() -> None:
+    from build import small_run
+
+    with pytest.raises(RecordingError, match="does not say"):
+        memory_of(small_run().recording())
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "at_eight"),
+    [
+        ([], ["--epochs", "1", "--vary", "--batch-size=1:64", "-x"], ("--epochs", "1", "--batch-size=8", "-x")),
+        ([], ["--vary=--batch-size 1:64"], ("--batch-size", "8")),
+        ([], ["--vary", "-b 1:64", "-x"], ("-b", "8", "-x")),
+        (["+data.batch_size=1:"], ["name=x"], ("name=x", "+data.batch_size=8")),
+    ],
+)
+def test_the_argument_is_passed_on_as_it_is_written(
+    options: list[str], arguments: list[str], at_eight: tuple[str, ...]
+) -> None:
+    found = varied_arguments(options, arguments)
+    assert found.at(8) == at_eight
+    assert (found.vary.low, found.vary.high) == (1, None if options else 64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train.py", "--batch-size=1:8"], "say which argument of the script to vary"),
+        (["train.py", "--vary"], "needs an argument of the script with the values"),
+        (["train.py", "--vary", "--batch-size"], "needs an argument of the script with the values"),
+        (["train.py", "--vary", "--batch-size=8"], "whole numbers LOW:HIGH"),
+        (["train.py", "--vary", "--lr=0.1:0.5"], "whole numbers LOW:HIGH"),
+        (["train.py", "--vary", "--batch-size=0:5"], "the smallest value is 1"),
+        (["train.py", "--vary", "--batch-size=9:5"], "nothing from 9 to 5"),
+        (["train.py", "--batch-size=3", "--vary", "--batch-size=1:8"], "too; leave it out"),
+        (["train.py", "--batch-size", "3", "--vary", "--batch-size=1:8"], "too; leave it out"),
+        (["--vary", "-b=1:8", "train.py", "--vary", "-c=1:8"], "more than once"),
+        (["--vary", "-b=1:8", "--vary", "-c=1:8", "train.py"], "more than once"),
+        (["train.py", "--vary", "-b=1:8", "--vary", "-c=1:8"], "more than once"),
+        (["--device", "cuda", "train.py", "--vary", "-b=1:8"], "on a simulated GPU only"),
+        (["--gpu", "gtx", "train.py", "--vary", "-b=1:8"], "unknown GPU 'gtx'"),
+        (["--arms", "fp32,tf32", "train.py", "--vary", "-b=1:8"], "there is no arm 'tf32'"),
+        (["--arms", "fp32", "--dtype", "bf16", "train.py", "--vary", "-b=1:8"], "--dtype is what autocast casts to"),
+        (["--steps", "1", "train.py", "--vary", "-b=1:8"], "at least 2"),
+        (["--html", "page.html", "train.py", "--vary", "-b=1:8"], "page.html exists already"),
+        (["missing.py", "--vary", "-b=1:8"], "there is no script missing.py"),
+    ],
+)
+def test_wrong_use_is_told_before_anything_runs(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("raise SystemExit('it ran')")
+    (tmp_path / "page.html").write_text("precious")
+    with pytest.raises(UsageError) as told:
+        run(["fit", *arguments])
+    assert message in str(told.value)
+    assert told.value.exit_code == 2

@@ -1,0 +1,135 @@
+"""Snapshots that others recorded on GPUs, and what must come out of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from snapshots import real
+
+from ampmem.allocator.snapshots.snapshot import read_snapshot
+from ampmem.analysis.analyse import Analysis, analyse
+from ampmem.analysis.summary import summarize, summary_of
+from ampmem.analysis.timeline.categories import Category
+from ampmem.events import Fact, Source
+from ampmem.importer.recording import import_snapshot, recording_of
+from ampmem.importer.unpickle import load
+
+NAMES = (
+    "course_no_time",
+    "lm2700m_ctx128_bf16_forward",
+    "lm2700m_ctx128_fp32_forward",
+    "lm2700m_ctx128_fp32_step",
+    "lm_medium_ctx128_fp32_step",
+    "lm_medium_ctx512_bf16_inference",
+    "old_no_free_requested",
+)
+
+
+def analysis_of(name: str) -> Analysis:
+    path = real(name)
+    return analyse(recording_of(read_snapshot(load(path)), path.name))
+
+
+def language_model(width: int, layers: int, inner: int, vocabulary: int = 10_000) -> int:
+    """Parameters of the course's model: attention, SwiGLU and two RMSNorms a layer; embedding, norm and head."""
+    layer = 4 * width * width + 3 * width * inner + 2 * width
+    return layers * layer + width + 2 * vocabulary * width
+
+
+LARGE = language_model(2560, 32, 10_240)
+MEDIUM = language_model(1024, 24, 4_096)
+
+
+def within_a_percent(measured: int, expected: int) -> bool:
+    return abs(measured - expected) <= expected / 100
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_file_is_imported_and_shown(name: str, tmp_path: Path) -> None:
+    output = tmp_path / "run.ampmem"
+    recording = import_snapshot(real(name), output)
+    summary = summarize(recording)
+    assert recording.run.source == Source.SNAPSHOT
+    assert summary.conservation.residual_bytes == 0
+    assert all(part.residual_bytes == 0 for part in summary.static_model)
+    command = [sys.executable, "-m", "ampmem", "show", "--casts", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "residual 0 B" in done.stdout
+
+
+def alive_at_the_end(analysis: Analysis) -> dict[str, int]:
+    """Bytes by category, with the casts of what is no parameter apart."""
+    facts, lives = analysis.facts, analysis.lifetimes
+    live = analysis.timeline.breakdown(len(analysis.recording.events))
+    others = facts.allocation[facts.fact == Fact.OTHER_CAST]
+    casts = int(lives.bytes[others][lives.alive_at(len(analysis.recording.events))[others]].sum())
+    terms = {str(category): size for category, size in live.items()}
+    return terms | {"other casts": casts, "activations": terms["activations"] - casts}
+
+
+def test_every_cast_of_a_forward_under_autocast_is_found() -> None:
+    analysis = analysis_of("lm2700m_ctx128_bf16_forward")
+    facts = analysis.facts
+    assert int((facts.fact == Fact.CAST_COPY).sum()) == 32 * 9 + 2  # seven weights and two norms a layer, norm, head
+    assert int((facts.fact == Fact.CAST_COPY).sum() + (facts.fact == Fact.OTHER_CAST).sum()) == 580
+    copies = alive_at_the_end(analysis)["cast_copies"]
+    assert copies == 2 * (LARGE - 10_000 * 2560)  # all but the embedding
+
+
+def test_what_autocast_adds_to_a_forward_has_names() -> None:
+    amp = alive_at_the_end(analysis_of("lm2700m_ctx128_bf16_forward"))
+    fp32 = alive_at_the_end(analysis_of("lm2700m_ctx128_fp32_forward"))
+    growth = sum(amp.values()) - sum(fp32.values())
+    assert growth == 23_868_070_912 - 19_352_504_320  # the sums of the segments' requested sizes
+    named = ("cast_copies", "other casts", "activations", "workspace")
+    assert within_a_percent(sum(amp[term] - fp32[term] for term in named), growth)
+    assert amp["cast_copies"] > growth  # the activations have shrunk, and the copies ate more than that
+    assert amp["activations"] < fp32["activations"]
+    for live in (amp, fp32):
+        assert within_a_percent(live["parameters"], 4 * LARGE)
+        assert live["temporaries"] == 0
+
+
+def test_a_first_step_with_adam_is_sixteen_bytes_per_parameter() -> None:
+    summary = summary_of(analysis_of("lm2700m_ctx128_fp32_step"))
+    end = summary.steps[-1].marks.after_optimizer
+    assert end is not None
+    assert end[Category.PARAMETERS] == end[Category.GRADIENTS] == 4 * LARGE
+    assert end[Category.OPTIMIZER_STATE] == 8 * LARGE
+    assert end[Category.WORKSPACE] == 2 * 32 << 20  # the main thread's and the engine's
+    assert summary.peak.phase == "optimizer"
+    assert summary.optimizer[0].class_name == "AdamW"
+
+
+def test_a_later_step_that_makes_its_state_anew() -> None:
+    summary = summary_of(analysis_of("lm_medium_ctx128_fp32_step"))
+    for mark in (summary.steps[0].marks.after_backward, summary.steps[0].marks.after_optimizer):
+        assert mark is not None
+        assert mark[Category.PARAMETERS] == mark[Category.GRADIENTS] == 4 * MEDIUM
+        assert mark[Category.OPTIMIZER_STATE] == 8 * MEDIUM
+    # AccumulateGrad made those of the weights; the engine those of the norms and of the embedding.
+    seen = summary.peak.categories[Category.GRADIENTS] - summary.inferred[Category.GRADIENTS]
+    assert seen == 4 * (MEDIUM - 49 * 1024 - 10_000 * 1024)
+
+
+def test_inference_under_autocast() -> None:
+    analysis = analysis_of("lm_medium_ctx512_bf16_inference")
+    summary = summary_of(analysis)
+    assert within_a_percent(summary.parameters.bytes, 4 * MEDIUM)
+    assert summary.casts.copies == 24 * 7 + 1
+    assert summary.casts.bytes == 2 * (MEDIUM - 49 * 1024 - 10_000 * 1024)
+    assert summary.casts.peak_bytes < summary.casts.bytes / 10  # none is kept: nothing needs gradients
+
+
+def test_adapters_are_found_in_a_quantized_model() -> None:
+    summary = summary_of(analysis_of("course_no_time"))
+    # Rank 16 on the query and value projections of 22 layers: 2048 in, 2048 and 256 out.
+    adapters = 22 * 16 * ((2048 + 2048) + (2048 + 256))
+    assert summary.parameters.count == adapters
+    after_backward = summary.steps[0].marks.after_backward
+    assert after_backward is not None
+    assert after_backward[Category.GRADIENTS] == 4 * adapters

@@ -1,0 +1,84 @@
+"""What differs where torch is built for CUDA: CUPTI behind the profiler, numbers that are on the device."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch._C._profiler import ProfilerActivity, _EventType
+
+from ampmem.recorder.sources import window
+from ampmem.recorder.sources.cuda.device import TorchCuda
+from ampmem.recorder.sources.cuda.late import LateNumber
+from ampmem.recorder.sources.cuda.nodes import _Walk
+
+
+def late(query: Any) -> LateNumber:
+    number = LateNumber.__new__(LateNumber)
+    number._copy = torch.tensor(2.5)
+    number._event = SimpleNamespace(query=query)  # type: ignore[assignment]
+    return number
+
+
+def refuse() -> bool:
+    raise RuntimeError("CUDA error")
+
+
+def test_a_late_number_is_there_when_the_device_has_come_that_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert late(lambda: True).value() == 2.5
+    assert late(lambda: False).value() is None
+
+
+def test_no_event_is_queried_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert late(lambda: pytest.fail("queried")).value() is None
+
+
+def test_a_device_that_has_failed_has_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert late(refuse).value() is None
+
+
+def node(name: str, tag: Any, *children: Any) -> SimpleNamespace:
+    fields = SimpleNamespace(sequence_number=3)
+    return SimpleNamespace(
+        name=name, tag=tag, children=list(children), start_time_ns=1, end_time_ns=9, extra_fields=fields
+    )
+
+
+def test_calls_of_the_cuda_runtime_are_no_nodes() -> None:
+    launch = node("cudaLaunchKernel", _EventType.Kineto)
+    walk = _Walk([launch, node("MmBackward0", _EventType.TorchOp, launch)])
+    assert [span[2] for span in walk.spans] == ["MmBackward0"]
+
+
+def test_the_profiler_is_asked_for_no_calls_of_the_cuda_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    real = window._prepare_profiler
+
+    def prepare(config: Any, activities: Any, *rest: Any) -> None:
+        asked.append((set(activities), *rest))
+        real(config, activities, *rest)
+
+    monkeypatch.setattr(window, "_prepare_profiler", prepare)
+    profile = window.Window(memory=False)
+    for filters in (True, False) if window._FILTERS else (False,):
+        monkeypatch.setattr(window, "_FILTERS", filters)
+        profile.open()
+        profile.close()
+    assert asked[-1] == ({ProfilerActivity.CPU},)
+    if len(asked) == 2:
+        activities, parts = asked[0]
+        assert activities == {ProfilerActivity.CPU, ProfilerActivity.CUDA}
+        assert not any("CUDA" in part for kinds in parts.values() for part in kinds)
+
+
+def test_a_cache_that_is_turned_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "native")
+    assert TorchCuda().problem() is None
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    assert "PYTORCH_NO_CUDA_MEMORY_CACHING" in str(TorchCuda().problem())

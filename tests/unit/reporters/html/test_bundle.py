@@ -1,0 +1,87 @@
+"""Modules become one script, or an error that says which line is in the way."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ampmem.reporters.html.page import bundle as bundle_module
+from ampmem.reporters.html.page.bundle import BundleError, bundle
+
+PAGE_MODULES = Path(bundle_module.__file__).parents[1] / "js"
+
+
+def modules(folder: Path, **sources: str) -> Path:
+    """Write ``name.js`` for every source; the entry is ``main.js``."""
+    for name, source in sources.items():
+        (folder / f"{name}.js").write_text(source, encoding="utf-8")
+    return folder / "main.js"
+
+
+def test_modules_come_after_those_that_they_import(tmp_path: Path) -> None:
+    entry = modules(
+        tmp_path,
+        main='import { two } from "./two.js";\nimport { one, ONE } from "./one.js";\nout([two(), one(), ONE]);\n',
+        two='import { one } from "./one.js";\nexport function two() {\n  return one() + 1;\n}\n',
+        one="export const ONE = 1;\nexport async function later() {}\nexport function one() {\n  return ONE;\n}\n",
+    )
+    text = bundle(entry)
+    assert text == (
+        '(async () => {\n"use strict";\n'
+        "// one.js\nconst ONE = 1;\nasync function later() {}\nfunction one() {\n  return ONE;\n}\n\n"
+        "// two.js\nfunction two() {\n  return one() + 1;\n}\n\n"
+        "// main.js\nout([two(), one(), ONE]);\n\n})();\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("export default 1;", "main.js:1: this form"),
+        ("export { a };", "main.js:1: this form"),
+        ('export * from "./a.js";', "main.js:1: this form"),
+        ("export const { a } = {};", "main.js:1: this form"),
+        ('import a from "./a.js";', "main.js:1: this form"),
+        ('import * as a from "./a.js";', "main.js:1: this form"),
+        ('import "./a.js";', "main.js:1: this form"),
+        ('import { a as b } from "./a.js";', "main.js:1: this form"),
+        ('import { a } from "../a.js";', "main.js:1: this form"),
+        ('import {\n  a } from "./a.js";', "main.js:1: this form"),
+        ('const a = await import("./a.js");', "import"),
+        ("const a = import.meta.url;", "import.meta"),
+        ('const a = "</SCRIPT>";', "</SCRIPT"),
+        ('const a = "<!--";', "<!--"),
+        ('import { b } from "./a.js";', "a.js does not export b"),
+        ('import { hidden } from "./a.js";', "a.js does not export hidden"),
+        ('import { b } from "./none.js";', "main.js -> none.js: there is no such module"),
+        ('import { a } from "./a.js";\nfunction a() {}', "the name a is in a.js already"),
+        ('import { c } from "./cycle.js";', "cycle.js -> main.js: these modules import each other"),
+    ],
+)
+def test_other_forms_are_refused(tmp_path: Path, line: str, why: str) -> None:
+    entry = modules(
+        tmp_path,
+        main=line,
+        a="export const a = 1;\nconst hidden = 2;\n",
+        cycle='import { d } from "./main.js";\nexport const c = 1;\n',
+    )
+    with pytest.raises(BundleError) as caught:
+        bundle(entry)
+    assert why in str(caught.value)
+
+
+def test_the_modules_of_each_page_are_one_script(tmp_path: Path) -> None:
+    names = {path.name for path in PAGE_MODULES.glob("*.js")}
+    scripts = {entry: bundle(PAGE_MODULES / entry) for entry in ("main.js", "fit.js")}
+    lines = {line.removeprefix("// ") for text in scripts.values() for line in text.split("\n")}
+    assert names <= lines
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
+    for entry, text in scripts.items():
+        script = tmp_path / entry
+        script.write_text(text, encoding="utf-8")
+        subprocess.run([node, "--check", str(script)], check=True, timeout=60)

@@ -1,0 +1,249 @@
+"""The page as a file: what is in it, what its policy allows, how it is written, and what becomes of odd recordings."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+import io
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from build import ARM, RUN, small_run
+from build import write as save
+from click.testing import CliRunner
+from page_reader import exact, page_data, reduced, scripts
+from plotly.offline import get_plotlyjs
+
+import ampmem
+from ampmem.analysis.analyse import analyse
+from ampmem.analysis.summary import summarize
+from ampmem.cli.report import report
+from ampmem.errors import NothingRecorded, UsageError
+from ampmem.events import ArmRecord, Recording
+from ampmem.reporters.html import progress, write
+from ampmem.reporters.html.page.notebook import render as render_for_notebook
+from ampmem.reporters.html.page.page import PLOTLY_CONFIG
+from ampmem.units import format_bytes
+
+HOSTILE = "</script><img src=x onerror=alert(1)>\u202e\u2028\x1b[2J"
+FP32 = ArmRecord(name="fp32", dtype=None, cache=None, scaler=False)
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    return save(tmp_path / "run.ampmem", small_run().recording())
+
+
+def written(folder: Path, *recordings: Path) -> str:
+    page = folder / "out.html"
+    write(recordings, page, force=True)
+    return page.read_text(encoding="utf-8")
+
+
+def packed_plotly(page: str) -> str:
+    found = re.search(r'<script type="text/plain" id="plotly-packed">(.*?)</script>', page, flags=re.DOTALL)
+    assert found is not None
+    return gzip.decompress(base64.b64decode(found[1])).decode()
+
+
+def digest(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def test_the_policy_allows_exactly_the_script_of_the_page_and_plotly(tmp_path: Path, recording: Path) -> None:
+    page = written(tmp_path, recording)
+    assert len(scripts(page)) == 1
+    assert packed_plotly(page) == get_plotlyjs()
+    found = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    assert found is not None
+    policy = dict(part.strip().split(" ", 1) for part in html.unescape(found[1]).split(";"))
+    assert policy == {
+        "default-src": "'none'",
+        "script-src": f"{digest(scripts(page)[0])} {digest(get_plotlyjs())}",
+        "style-src": "'unsafe-inline'",
+        "img-src": "data: blob:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+
+
+def test_nothing_is_uploaded_or_fetched(tmp_path: Path, recording: Path) -> None:
+    page = written(tmp_path, recording)
+    assert page_data(page)["config"] == PLOTLY_CONFIG
+    assert PLOTLY_CONFIG["showSendToCloud"] is False
+    assert PLOTLY_CONFIG["plotlyServerURL"] == ""
+    markup = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+    assert not re.search(r"""\b(?:src|href|action|data)\s*=\s*["'](?!#|data:)""", markup)
+    assert not re.search(r"url\((?!['\"]?data:)|@import|\son\w+\s*=", markup)
+
+
+def test_a_page_holds_the_events_and_the_numbers(tmp_path: Path, recording: Path) -> None:
+    data = page_data(written(tmp_path, recording))
+    (run,) = data["runs"]
+    timeline = analyse(ampmem.load(recording)).timeline
+    summary = summarize(ampmem.load(recording))
+    assert (exact(run["stream"]["packed"]).live == timeline.live).all()
+    assert (run["peak"]["bytes"], run["stream"]["mode"]) == (summary.peak.bytes, "exact")
+    assert (run["title"], run["label"]) == ("train.py --epochs 1", "amp")
+    assert run["headlines"][0]["value"] == format_bytes(summary.peak.bytes)
+    assert data["comparison"] is None
+    assert data["ampmem"] == ampmem.__version__
+    assert [category["key"] for category in data["categories"]] == list(map(str, summary.peak.categories))
+
+
+def test_several_recordings_are_compared(tmp_path: Path) -> None:
+    run = small_run().recording()
+    paths = [save(tmp_path / f"{arm.name}.ampmem", replace(run, arm=arm)) for arm in (FP32, ARM)]
+    page = written(tmp_path, *paths, paths[1])
+    data = page_data(page)
+    assert [run["label"] for run in data["runs"]] == data["comparison"]["labels"]
+    assert data["comparison"]["labels"] == ["fp32", "amp amp.ampmem #2", "amp amp.ampmem #3"]
+    assert data["comparison"]["baseline"] == "fp32"
+    assert [fall["to"] for fall in data["comparison"]["waterfall"]] == ["amp amp.ampmem #2"] * 2 + [
+        "amp amp.ampmem #3"
+    ] * 2
+    assert [headline["label"] for headline in data["runs"][1]["headlines"]][2] == "Against fp32"
+    assert "Against fp32" not in {headline["label"] for headline in data["runs"][0]["headlines"]}
+    assert page.count("plotly-packed") == written(tmp_path, paths[0]).count("plotly-packed")
+    assert len(page) < len(written(tmp_path, paths[0])) + 60_000
+
+
+def test_hostile_texts_are_only_ever_texts(tmp_path: Path) -> None:
+    run = small_run().recording(run=replace(RUN, script=HOSTILE, device_name=HOSTILE), notes=(HOSTILE,))
+    hostile = replace(run, texts=tuple(text and f"{text} {HOSTILE} __proto__" for text in run.texts))
+    path = save(tmp_path / "hostile.ampmem", hostile)
+    harmless = written(tmp_path, save(tmp_path / "run.ampmem", small_run().recording()))
+    page = written(tmp_path, path)
+    assert page.count("</script>") == harmless.count("</script>")
+    assert page.count("<img") == harmless.count("<img")
+    assert not {"\u202e", "\u2028", "\x1b"} & set(page)
+    (data,) = page_data(page)["runs"]
+    assert data["title"].startswith("</script><img src=x onerror=alert(1)>\\u202e\\u2028\\u001b")
+    assert any("__proto__" in text for text in exact(data["stream"]["packed"]).header["texts"])
+
+
+def test_names_of_a_megabyte_do_not_make_the_page_large(tmp_path: Path, recording: Path) -> None:
+    run = small_run().recording()
+    texts = tuple(text and text + str(number) + "x" * 1_000_000 for number, text in enumerate(run.texts))
+    large = save(tmp_path / "large.ampmem", replace(run, texts=texts, notes=("n" * 1_000_000,)))
+    assert len(written(tmp_path, large)) < len(written(tmp_path, recording)) + 40_000
+
+
+def test_a_page_of_a_small_run_is_small(tmp_path: Path, recording: Path) -> None:
+    assert len(written(tmp_path, recording).encode()) < 2_300_000
+
+
+def test_what_does_not_fit_is_reduced_and_says_so(
+    tmp_path: Path, recording: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["ampmem.reporters.html.write"], "STREAM_LIMIT", 100)
+    (run,) = page_data(written(tmp_path, recording))["runs"]
+    assert run["stream"]["mode"] == "reduced"
+    assert "too many for one page" in run["stream"]["note"]
+    stream = reduced(run["stream"]["packed"])
+    at = np.flatnonzero(stream.positions == run["peak"]["position"])
+    assert stream.live[:, at].sum() == run["peak"]["bytes"]
+
+
+def test_a_page_is_not_replaced_without_force(tmp_path: Path, recording: Path) -> None:
+    page = tmp_path / "out.html"
+    page.write_text("mine")
+    result = CliRunner().invoke(report, [str(recording), "-o", str(page)])
+    assert isinstance(result.exception, UsageError)
+    assert page.read_text() == "mine"
+    result = CliRunner().invoke(report, [str(recording), "-o", str(page), "--force"])
+    assert result.exit_code == 0
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="directory"):
+        write([tmp_path / "none.ampmem"], tmp_path)
+    with pytest.raises(UsageError, match="at least one"):
+        write([], tmp_path / "out.html")
+
+
+def test_nothing_is_left_of_a_page_that_fails(tmp_path: Path, recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    damaged = replace(small_run().recording(), steps=())
+    empty = save(tmp_path / "empty.ampmem", damaged)
+    with pytest.raises(NothingRecorded, match=r"empty\.ampmem: nothing to show"):
+        write([recording, empty], tmp_path / "out.html")
+
+    def fail(*_: object) -> None:
+        raise OSError("no space")
+
+    before = set(tmp_path.iterdir())
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(UsageError, match="no space"):
+        write([recording], tmp_path / "out.html")
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_the_page_is_made_where_torch_cannot_be_imported(tmp_path: Path, recording: Path) -> None:
+    code = "import sys; sys.modules['torch'] = None; from ampmem.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "report", str(recording), str(recording), "-o", "out.html"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert len(page_data((tmp_path / "out.html").read_text(encoding="utf-8"))["runs"]) == 2
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_shown_on_a_terminal_once_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with progress.Progress() as shown:
+        shown.say("reading a.ampmem")
+        shown._begin()
+        shown.say("writing \x1b[2J")
+    assert terminal.getvalue().endswith("\r\x1b[Kampmem: reading a.ampmem\r\x1b[Kampmem: writing ?[2J\r\x1b[K")
+
+
+def test_no_progress_of_quick_work_or_into_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stream, patience in ((Terminal(), 60.0), (io.StringIO(), 0.0)):
+        monkeypatch.setattr(progress, "PATIENCE_S", patience)
+        monkeypatch.setattr(sys, "stderr", stream)
+        with progress.Progress() as shown:
+            shown.say("reading a.ampmem")
+        assert stream.getvalue() == ""
+
+
+def notebook(recording: Recording) -> str:
+    return render_for_notebook(summarize(recording))
+
+
+def test_a_notebook_shows_the_breakdown_and_the_findings() -> None:
+    run = small_run().recording()
+    shown, summary = notebook(run), summarize(run)
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", shown)
+    assert format_bytes(summary.steps[-1].peak.bytes) in cells
+    assert len(cells) % 8 == 0
+    assert "Cast copies" in shown
+    for finding in summary.findings:
+        assert finding.message in html.unescape(shown)
+    assert not re.search(r"<script|<style|\son\w+=|src=|url\(", shown)
+
+
+def test_a_notebook_shows_hostile_texts_as_texts() -> None:
+    shown = notebook(small_run().recording(run=replace(RUN, device_name=HOSTILE)))
+    assert "<img" not in shown
+    assert "&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;\\u202e\\u2028\\u001b" in shown
+
+
+def test_the_public_summary_is_one_that_a_notebook_shows(recording: Path) -> None:
+    summary = summarize(small_run().recording())
+    public = ampmem.profile(output=recording).summary()
+    assert isinstance(public, ampmem.Summary)
+    assert public._repr_html_() == render_for_notebook(summary)
+    assert public.to_json() == summary.to_json()

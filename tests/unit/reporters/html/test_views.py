@@ -1,0 +1,335 @@
+"""What the page says is what ``ampmem show`` says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from build import ARM, RUN, Story, small_run
+
+from ampmem.analysis.analyse import Analysis, analyse
+from ampmem.analysis.compare import Comparison, compare, distinct, entry_of
+from ampmem.analysis.findings import CHECKS, Finding
+from ampmem.analysis.summary import Allocator, Summary, summary_of
+from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES
+from ampmem.events import ArmRecord, Fact, Phase, Recording
+from ampmem.reporters.html.data import RunView
+from ampmem.reporters.html.page.plain import plain
+from ampmem.reporters.html.views.comparison import comparison_view, difference_headline
+from ampmem.reporters.html.views.run import DEFAULT_JUMP, JUMPS, MAX_LEDGER_STEPS, headlines, run_view
+from ampmem.reporters.text.compare import render as render_comparison
+from ampmem.reporters.text.static_model import render_static_model
+from ampmem.reporters.text.table import render
+
+LIMIT = 8_000_000
+FP32 = ArmRecord(name="fp32", dtype=None, cache=None, scaler=False)
+
+
+def analysed(recording: Recording) -> tuple[Analysis, Summary]:
+    analysis = analyse(recording)
+    return analysis, summary_of(analysis)
+
+
+def view_of(recording: Recording) -> RunView:
+    analysis, summary = analysed(recording)
+    return run_view(entry_of(recording, summary=summary), summary, analysis, LIMIT)
+
+
+def fp32_run() -> Recording:
+    return small_run().recording(arm=FP32)
+
+
+def compared(*recordings: Recording) -> Comparison:
+    return compare(distinct([entry_of(recording) for recording in recordings], ["a", "b", "c"][: len(recordings)]))
+
+
+def test_the_numbers_are_those_of_the_summary() -> None:
+    analysis, summary = analysed(small_run().recording())
+    view = view_of(small_run().recording())
+    assert view.peak is not None
+    assert view.composition is not None
+    assert (view.peak.bytes, view.peak.step, view.peak.phase) == (
+        summary.peak.bytes,
+        summary.peak.step,
+        summary.peak.phase,
+    )
+    assert analysis.timeline.breakdown(view.peak.position) == summary.peak.categories
+    assert {row.key: row.bytes for row in view.composition.rows} == {
+        category: size for category, size in summary.peak.categories.items() if size
+    }
+    assert sum(row.bytes for row in view.composition.rows) == view.composition.total == summary.peak.bytes
+    assert [row.bytes for row in view.composition.rows] == sorted(
+        (row.bytes for row in view.composition.rows), reverse=True
+    )
+    assert view.composition.temporaries_by_phase == summary.peak.temporaries_by_phase
+    assert view.parameters == summary.parameters.count
+    assert (view.allocator, view.conservation, view.activations) == (
+        summary.allocator,
+        summary.conservation,
+        summary.activations,
+    )
+
+
+def test_steps_and_marks_are_positions_of_the_analysis() -> None:
+    analysis, summary = analysed(small_run().recording())
+    view = view_of(small_run().recording())
+    total = analysis.timeline.total
+    for step, told in zip(view.steps, summary.steps, strict=True):
+        assert step.first <= step.peak <= step.last
+        assert step.peak_bytes == told.peak.bytes == total[step.peak] == total[step.first : step.last + 1].max()
+        assert (step.index, step.phase, step.update) == (told.index, told.peak.phase, "done")
+    assert [(mark.step, mark.name) for mark in view.marks] == [
+        (step, f"after {name}") for step in (0, 1) for name in ("forward", "backward", "update")
+    ]
+    live = [
+        breakdown
+        for step in summary.steps
+        for breakdown in (step.marks.after_forward, step.marks.after_backward, step.marks.after_optimizer)
+    ]
+    assert [analysis.timeline.breakdown(mark.position) for mark in view.marks] == live
+
+
+def test_the_breakdown_has_the_rows_of_the_table() -> None:
+    _, summary = analysed(small_run().recording())
+    breakdown, step = view_of(small_run().recording()).breakdown, summary.steps[-1]
+    columns = [step.marks.after_forward, step.marks.after_backward, step.marks.after_optimizer, step.peak.categories]
+    rows = {row.key: row.cells for row in breakdown.rows}
+    shown = render(summary, ()).split("B/\n", 1)[-1]
+    assert breakdown.step == step.index
+    for key, cells in rows.items():
+        names = {"precision_copies": PRECISION_COPIES, "total": CATEGORIES}.get(key)
+        for cell, live in zip(cells, columns, strict=True):
+            assert live is not None
+            assert cell == (
+                sum(live[name] for name in names) if names else live[next(c for c in CATEGORIES if c == key)]
+            )
+        assert re.search(rf"^(└ )?{key} ", shown, flags=re.MULTILINE)
+    assert list(rows)[-1] == "total"
+    assert list(rows).index("cast_copies") == list(rows).index("precision_copies") + 1
+
+
+def test_phase_runs_are_those_of_the_events() -> None:
+    recording = small_run().recording()
+    runs = view_of(recording).phase_runs
+    spelled = []
+    for (start, name), (end, _) in zip(runs, [*runs[1:], (len(recording.events), "")], strict=True):
+        spelled += [name] * (end - start)
+    assert spelled == [Phase(code).name.lower() for code in recording.events.phase.tolist()]
+
+
+def test_too_many_phase_runs_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ampmem.reporters.html.views.run.MAX_PHASE_RUNS", 3)
+    assert view_of(small_run().recording()).phase_runs == ()
+
+
+def test_the_static_model_speaks_as_the_table_does_and_adds_up() -> None:
+    _, summary = analysed(small_run().recording())
+    view = view_of(small_run().recording()).static_model
+    assert view is not None
+    shown = " ".join(render_static_model(summary).split())
+    assert view.head in shown
+    assert view.verdict in shown
+    assert [mark.name for mark in view.marks] == ["after forward", "after backward", "after update"]
+    for mark in view.marks:
+        for row in mark.rows:
+            assert row.told + sum(term.bytes for term in row.terms) + row.residual == row.measured
+            assert row.holds == (row.residual == 0)
+
+
+def test_a_model_that_does_not_hold_says_where() -> None:
+    recording, (_, summary) = small_run().recording(), analysed(small_run().recording())
+    first = summary.static_model[0]
+    broken = replace(summary, static_model=(replace(first, residual_bytes=-7, holds=False), *summary.static_model[1:]))
+    view = run_view(entry_of(recording, summary=broken), broken, analyse(recording), LIMIT).static_model
+    assert view is not None
+    assert view.verdict.startswith("the model does not hold: not explained are -7 B of parameters")
+    assert view.verdict.split(" of ")[0] in " ".join(render_static_model(broken).split())
+
+
+def test_the_ledger_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ampmem.reporters.html.views.run.MAX_LEDGER_STEPS", 1)
+    casts = view_of(small_run().recording()).casts
+    assert casts is not None
+    assert (casts.copies, len(casts.by_parameter), casts.parameters_left_out) == (2, 1, 0)
+    assert ([step.index for step in casts.steps], casts.steps_left_out) == ([1], 1)
+    assert MAX_LEDGER_STEPS > 1
+
+
+def test_headlines_are_at_most_five_and_begin_with_the_peak() -> None:
+    _, summary = analysed(small_run().recording())
+    alone = headlines(summary, None)
+    assert [headline.label for headline in alone] == [
+        "Peak",
+        "Bytes per parameter",
+        "Activations",
+        "Precision copies",
+        "Residual",
+    ]
+    assert alone[0].bytes == summary.peak.bytes
+    allocator = Allocator(
+        requested=1, rounding=1, allocated=2, cached=3, reserved=5, outside=None, outside_process=None
+    )
+    against = difference_headline(compared(fp32_run(), small_run().recording()), 1)
+    assert against is not None
+    known = headlines(replace(summary, allocator=allocator), against)
+    assert [headline.label for headline in known] == [
+        "Peak",
+        "Reserved",
+        "Cached",
+        "Bytes per parameter",
+        "Against fp32",
+    ]
+
+
+def test_a_finding_leads_to_the_section_that_shows_it() -> None:
+    recording, (analysis, summary) = small_run().recording(), analysed(small_run().recording())
+    found = [
+        Finding(code=code, severity="info", message="m", bytes=None, change="c", evidence=("e",))
+        for code in ("cache-off-costs", "a-new-one")
+    ]
+    summary = replace(summary, findings=tuple(found))
+    views = run_view(entry_of(recording, summary=summary), summary, analysis, LIMIT).findings
+    assert [(view.code, view.jump) for view in views] == [("cache-off-costs", "casts"), ("a-new-one", DEFAULT_JUMP)]
+    without = replace(summary, casts=replace(summary.casts, copies=0))
+    views = run_view(entry_of(recording, summary=without), without, analysis, LIMIT).findings
+    assert [view.jump for view in views] == [DEFAULT_JUMP, DEFAULT_JUMP]
+
+
+def test_every_finding_there_is_has_a_section_and_every_section_is_on_the_page() -> None:
+    folder = Path(__file__).resolve().parents[4] / "ampmem"
+    sources = [path.read_text(encoding="utf-8") for path in (folder / "analysis" / "findings").rglob("*.py")]
+    codes = {code for source in sources for code in re.findall(r'code="([a-z0-9-]+)"', source)}
+    assert len(CHECKS) <= len(codes) + 1
+    assert codes <= set(JUMPS)
+    template = (folder / "reporters" / "html" / "page" / "page.html").read_text(encoding="utf-8")
+    for section in {DEFAULT_JUMP, *JUMPS.values()}:
+        assert f'id="{section}"' in template
+
+
+def test_a_comparison_adds_up_and_reads_as_the_table_does() -> None:
+    amp, plain_run = small_run().recording(), fp32_run()
+    comparison = compared(plain_run, amp)
+    view, shown = comparison_view(comparison), render_comparison(comparison)
+    assert (view.baseline, view.labels) == ("fp32", ("fp32", "amp"))
+    assert [instant.name for instant in view.instants] == ["after forward", "after backward", "after update", "peak"]
+    for instant in view.instants:
+        for column, total in enumerate(instant.totals):
+            assert total == sum(row.cells[column] or 0 for row in instant.rows)
+    assert [(fall.source, fall.target, fall.instant) for fall in view.waterfall] == [
+        ("fp32", "amp", "after forward"),
+        ("fp32", "amp", "peak"),
+    ]
+    for fall in view.waterfall:
+        assert fall.start + sum(term.bytes for term in fall.terms) == fall.end
+        assert all(term.bytes for term in fall.terms)
+    for text in (
+        *view.activation_ratio_texts,
+        *view.loss_difference_texts,
+        *(t for row in view.losses for t in row.texts),
+    ):
+        assert text in shown
+
+
+def test_a_waterfall_goes_through_every_category_that_differs() -> None:
+    story = small_run()
+    other = story.recording()
+    sizes = np.where(other.events.bytes == 1000, 1700, other.events.bytes)
+    changed = replace(other, events=replace(other.events, bytes=sizes))
+    falls = {fall.instant: fall for fall in comparison_view(compared(fp32_run(), changed)).waterfall}
+    assert [(term.key, term.bytes) for term in falls["after forward"].terms] == [("activations", 700)]
+    assert falls["after forward"].end - falls["after forward"].start == 700
+    json = plain(falls["peak"])
+    assert isinstance(json, dict)
+    assert (json["from"], json["to"]) == ("fp32", "amp")
+
+
+def test_without_a_baseline_there_is_no_waterfall() -> None:
+    view = comparison_view(compared(small_run().recording(), small_run().recording()))
+    assert view.baseline is None
+    assert view.labels == ("amp a", "amp b")
+    assert view.waterfall == ()
+    assert view.loss_difference == (None, None)
+    assert difference_headline(compared(small_run().recording(), small_run().recording()), 0) is None
+
+
+def test_a_failure_is_told_once() -> None:
+    recording = small_run().recording(notes=("the script failed: ValueError: no", "another note"))
+    _, summary = analysed(recording)
+    entry = entry_of(recording, summary=summary)
+    assert entry == entry_of(recording)
+    view = comparison_view(compared(fp32_run(), recording))
+    assert [(failure.label, failure.failure) for failure in view.failures] == [("amp", "ValueError: no")]
+
+
+def test_losses_that_are_no_number_are_words() -> None:
+    recording = fp32_run()
+    steps = tuple(replace(step, loss=float("nan")) for step in recording.steps)
+    view = comparison_view(compared(recording, replace(small_run().recording(), steps=steps)))
+    assert view.losses[0].texts[1] == "nan"
+    assert view.loss_difference_texts[1] == "not finite"
+    assert plain(view.loss_difference) == [0.0, None]
+
+
+def one_step(events: bool = True) -> Story:
+    """The least that is a step of training."""
+    story = Story()
+    story.begin(0)
+    if events:
+        story.parameter(0x1000, "weight", 0)
+    story.enter(Phase.BACKWARD)
+    story.end(loss=None)
+    return story
+
+
+def test_a_run_of_one_step_and_one_event() -> None:
+    story = one_step(events=False)
+    story.parameter(0x1000, "weight", 25)
+    view = view_of(story.recording())
+    assert view.stream.events == 1
+    assert len(view.steps) == 1
+    assert view.peak is None
+    assert (view.steps[0].loss, view.steps[0].peak_bytes) == ("-", 0)
+
+
+def test_a_run_without_a_byte_has_no_peak() -> None:
+    view = view_of(one_step().recording())
+    assert (view.peak, view.composition, view.casts) == (None, None, None)
+    assert view.parameters == 0
+    assert view.headlines[1].value == "-"
+    assert plain(view)
+
+
+def test_a_run_without_an_event() -> None:
+    recording = small_run().recording()
+    events, facts = recording.events, recording.facts
+    nothing = replace(
+        recording,
+        events=replace(events, **{name: getattr(events, name)[:0] for name in events.names()}),
+        facts=replace(facts, **{name: getattr(facts, name)[:0] for name in facts.names()}),
+    )
+    view = view_of(nothing)
+    assert (view.stream.events, view.phase_runs, view.peak) == (0, (), None)
+    assert view.conservation.residual_bytes is None
+
+
+def test_every_part_of_the_page_is_json_under_its_name() -> None:
+    data = plain(view_of(small_run().recording()))
+    assert isinstance(data, dict)
+    assert list(data) == [field.name for field in fields(RunView)]
+    assert isinstance(data["stream"], dict)
+    assert isinstance(data["stream"]["packed"], str)
+
+
+def test_hostile_texts_are_spelled_out_everywhere() -> None:
+    hostile = "\u202e</script>\x07"
+    story = small_run()
+    story.fact(Fact.CAST_COPY, 0x4000, hostile, hostile)
+    run = replace(RUN, script=hostile, device_name=hostile)
+    arm = replace(ARM, dtype=hostile)
+    text = repr(plain(view_of(story.recording(run=run, arm=arm, notes=(hostile,)))))
+    assert "\u202e" not in text
+    assert "\\x07" not in text
+    assert "\\\\u202e</script>\\\\u0007" in text

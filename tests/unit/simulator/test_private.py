@@ -1,0 +1,95 @@
+"""Where private parts of torch are used, and what becomes of a torch that has them not."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import ampmem.simulator
+
+FOLDER = Path(ampmem.simulator.__file__).parent
+PRIVATE = re.compile(
+    r"torch\.(_C|_subclasses|_guards|_dynamo|_prims|_VF|_ops|__future__)\b"
+    r"|torch\.utils\._(?!pytree)\w+|\._(version|use_count|cdata|sequence_nr)\b|_foreach_supported_types"
+)
+KEY_OF_A_STORAGE = re.compile(r"(storage|untyped_storage\(\))\._cdata|running\._sequence_nr\(\)")
+"""What the device's own module takes of a storage, as the recorder's other modules do, and of a node."""
+
+
+def test_private_parts_of_torch_are_in_one_module() -> None:
+    for module in FOLDER.rglob("*.py"):
+        if module.name == "private.py":
+            continue
+        code = "\n".join(line.partition("#")[0] for line in module.read_text(encoding="utf-8").splitlines())
+        if module.name == "device.py":
+            code = KEY_OF_A_STORAGE.sub("", code)
+        assert not PRIVATE.findall(code), module.name
+
+
+MISSING = {
+    "registry": "private._REGISTRY = 'no_such_symbol'",
+    "register": "private._REGISTER = 'no_such_symbol'",
+    "ensure": "del torch._C._ensureCUDADeviceGuardSet",
+    "hooks": "private._CUDA_HOOKS = 'no_such_symbol'",
+    "yes": "private._YES = 'no_such_symbol'",
+    "slots": "private._SLOTS = 0",
+    "accelerator": "del torch._C._accelerator_getAccelerator",
+    "foreach": "del private.torch_optimizer._foreach_supported_types",
+    "swap": "del torch.__future__.set_swap_module_params_on_conversion",
+    "holders": "del torch._C._storage_Use_Count",
+    "tasks": "del torch._C._current_graph_task_id",
+    "patches": "from ampmem.simulator.torch_cuda import unsupported; del unsupported.replace_all",
+    "import": "del sys.modules['torch._subclasses.fake_tensor'].UnsupportedOperatorException",
+}
+REFUSED = """
+import json, os, sys
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from ampmem.cli.main import main
+from ampmem.simulator import private, start
+
+def now():
+    owners = (torch, torch.cuda, torch.cuda.memory, torch.cuda.random, torch.accelerator, torch.distributed)
+    kept = [{name: value for name, value in vars(owner).items() if callable(value)} for owner in owners]
+    del kept[0]["manual_seed"]  # torch._dynamo replaces it when it is imported
+    return kept, torch.Tensor.pin_memory, private.FakeTensor.__format__, len(_get_current_dispatch_mode_stack())
+
+for name, damage in json.loads(sys.argv[1]).items():
+    child = os.fork()  # the guard cannot be taken away, so each tries in a process of its own
+    if not child:
+        exec(damage)
+        if name == "import":
+            for module in [each for each in sys.modules if each.startswith("ampmem.simulator")]:
+                del sys.modules[module]
+        before = now()
+        sys.argv[1:] = ["profile", "--device", "sim", "train.py"]
+        print(name, end="\\t", file=sys.stderr, flush=True)
+        code = None
+        try:
+            main()
+        except SystemExit as error:
+            code = error.code
+        print(f"{code} {now() == before}", flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def test_a_torch_without_them_is_refused_in_one_line_and_left_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("raise SystemExit('it was run')\n")
+    command = [sys.executable, "-c", REFUSED, json.dumps(MISSING)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=240)
+    messages = dict(line.split("\t", 1) for line in done.stderr.splitlines())
+    assert list(messages) == list(MISSING), done.stderr
+    for name, message in messages.items():
+        assert message.startswith("ampmem: this build of torch ("), (name, message)
+        assert "--device cpu measures on the CPU instead" in message
+    assert done.stdout.splitlines() == ["2 True"] * len(MISSING)
+    assert [file.name for file in tmp_path.iterdir()] == ["train.py"]

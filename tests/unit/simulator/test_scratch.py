@@ -1,0 +1,139 @@
+"""What ops and libraries allocate for themselves on a GPU, against the formulas in PyTorch's source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ampmem.allocator.gpus import find_gpu  # noqa: E402
+from ampmem.allocator.settings import KIB, MIB  # noqa: E402
+from ampmem.simulator.scratch import workspaces  # noqa: E402
+from ampmem.simulator.scratch.scratch import SORTS, scratch_of, sorts_much, unmodelled  # noqa: E402
+
+aten = torch.ops.aten
+H100 = find_gpu("h100")
+
+
+def meta(*shape: int, dtype: Any = torch.float32) -> Any:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def scratch(func: Any, *args: Any) -> list[tuple[int, ...]]:
+    return scratch_of(func, args, func(*args), H100)
+
+
+@pytest.mark.parametrize(
+    ("func", "element"),
+    [
+        (aten.sum.dim_IntList, 4),
+        (aten.mean.dim, 4),
+        (aten.amax.default, 4),
+        (aten.var.correction, 16),
+        (aten.var_mean.correction, 16),
+    ],
+)
+def test_a_reduction_of_rows(func: Any, element: int) -> None:
+    # As for a bias's gradient: 768 outputs, 128 blocks, 32 x 4 outputs in each.
+    assert scratch(func, meta(8192, 768), [0]) == [(element * 768 * 128 * 128, 24)]
+
+
+def test_max_keeps_places_beside_values() -> None:
+    assert scratch(aten.max.dim, meta(8192, 768), 0) == [(16 * 768 * 128 * 128, 24)]
+
+
+def test_a_norm_of_everything() -> None:
+    assert scratch(aten.linalg_vector_norm.default, meta(4096, 2048)) == [(4 * 528, 4)]
+
+
+def test_half_is_summed_in_float() -> None:
+    # Blocks of threads do not depend on the type, the partial results are FP32.
+    assert scratch(aten.sum.dim_IntList, meta(8192, 768, dtype=torch.bfloat16), [0]) == [(4 * 768 * 128 * 128, 24)]
+
+
+def test_what_is_summed_in_another_type_is_cast_first() -> None:
+    assert scratch(aten.sum.default, meta(100, dtype=torch.bool)) == [(800,)]
+    ((cast, staging, semaphores),) = scratch(aten.sum.default, meta(1 << 23, dtype=torch.bool))
+    assert (cast, staging, semaphores) == (8 << 23, 8 * 528, 4)
+
+
+def test_the_partial_norms_of_many_tensors() -> None:
+    tensors = [meta(65_537), meta(10)]
+    assert scratch(aten._foreach_norm.Scalar, tensors) == [(2 * 2 * 4,)]
+
+
+def test_an_embedding_sorts_many_indices() -> None:
+    gradient, indices = meta(4096, 64), meta(4096, dtype=torch.int64)
+    sort, sums = scratch(aten.embedding_dense_backward.default, gradient, indices, 1000, -1, False)
+    assert sort == (32_768,) * 3
+    partials = 4096 // 10 + 1000
+    assert sums == (32_768,) * 3 + (8, 8000, 8000, 8, partials * 8, partials * 64 * 4)
+    few = (meta(3072, 64), meta(3072, dtype=torch.int64), 1000, -1, False)
+    assert scratch(aten.embedding_dense_backward.default, *few) == []
+    assert sorts_much(aten.embedding_dense_backward.default, (gradient, indices))
+    assert not sorts_much(aten.embedding_dense_backward.default, few)
+
+
+def test_the_norms_of_very_many_rows() -> None:
+    source, moments, weight = meta(131_072, 256), meta(131_072, 1), meta(256)
+    args = (source, source, [256], moments, moments, weight, weight, [True, True, True])
+    # 4096 x 8 blocks of 32 rows; then each gradient is the sum of 4096: 64 blocks of 32 x 4 outputs.
+    partial = 4096 * 256 * 4
+    added = (partial, partial, 1024, 4 * 256 * 64 * 128, 8)
+    assert scratch(aten.native_layer_norm_backward.default, *args) == [(partial, partial), added, added]
+    few, moments = meta(65_536, 256), meta(65_536, 1)
+    args = (few, few, [256], moments, moments, weight, weight, [True, True, True])
+    assert scratch(aten.native_layer_norm_backward.default, *args) == []
+
+
+def test_a_convolutions_bias_is_a_sum() -> None:
+    gradient, source, weight = meta(64, 256, 56, 56), meta(64, 64, 56, 56), meta(256, 64, 1, 1)
+    args = (gradient, source, weight, [256], [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    # 256 outputs of 64 x 3136 values, of which 3136 lie together: 512 threads, 392 values each, and 3 x 132 blocks
+    # that there is room for; with 16 values a thread 25 blocks would do, and 256 x 3 are enough.
+    assert scratch(aten.convolution_backward.default, *args, [True, True, True]) == [(4 * 256 * 3, 4 * 256)]
+    assert scratch(aten.convolution_backward.default, *args, [True, True, False]) == []
+
+
+def test_attention_backward() -> None:
+    query = meta(2, 4, 100, 72, dtype=torch.bfloat16)
+    sizes = scratch_of(aten._scaled_dot_product_flash_attention_backward.default, (query, query), (), H100)
+    assert sizes == [(2 * 4 * 128 * 4, 2 * 4 * 128 * 96 * 4)]
+
+
+def test_what_has_no_formula_is_named() -> None:
+    assert unmodelled(aten.sort.default) == SORTS
+    assert unmodelled(aten.logsumexp.default) == "what logsumexp allocates for itself"
+    assert unmodelled(aten.mm.default) is None
+
+
+@pytest.mark.parametrize(
+    ("capability", "size"),
+    [
+        *(((major, minor), 8_519_680) for major, minor in ((7, 5), (8, 0), (8, 9))),
+        *(((major, 0), 32 * MIB) for major in (9, 10, 12)),
+        (None, 8_519_680),
+    ],
+)
+def test_the_workspace_of_cublas(capability: tuple[int, int] | None, size: int) -> None:
+    assert workspaces.cublas(capability, {}) == size
+    assert workspaces.cublas(capability, {"CUBLAS_WORKSPACE_CONFIG": "nonsense"}) == size
+    assert workspaces.cublas(capability, {"CUBLAS_WORKSPACE_CONFIG": ":4096:2:16:8"}) == 8_519_680
+    assert workspaces.cublas(capability, {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}) == 128 * KIB
+
+
+def test_cublaslt_has_its_own_when_asked() -> None:
+    assert workspaces.cublaslt({}) == workspaces.cublaslt({"CUBLASLT_WORKSPACE_SIZE": "4096"}) == 0
+    apart = {"TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0"}
+    assert workspaces.cublaslt(apart) == MIB
+    assert workspaces.cublaslt(apart | {"CUBLASLT_WORKSPACE_SIZE": "4096"}) == 4 * MIB
+
+
+def test_the_most_that_a_convolution_is_taken_to_ask_for() -> None:
+    # patches 2 x 3 x 9 x 64, then the three tensors
+    bound = workspaces.convolution_bound((2, 3, 8, 8), (4, 3, 3, 3), (2, 4, 8, 8), 4, transposed=False)
+    assert bound == (3456 + 384 + 108 + 512) * 4
+    bound = workspaces.convolution_bound((2, 4, 8, 8), (4, 3, 2, 2), (2, 3, 16, 16), 2, transposed=True)
+    assert bound == (2 * 3 * 4 * 64 + 512 + 48 + 1536) * 2
