@@ -37,6 +37,7 @@ def torch_state() -> dict[str, object]:
         "data": _BaseDataLoaderIter.__next__,
         "profiler": (profile._prepare_trace, record_function.__enter__),
         "functorch": torch.autograd.graph.disable_saved_tensors_hooks,
+        "functions": torch.autograd.function.FunctionCtx.save_for_backward,
         "modes": list(_get_current_dispatch_mode_stack()),
         "saved hooks": torch._C._autograd._top_saved_tensors_default_hooks(True),
         "profiling": torch._C._autograd._profiler_enabled(),

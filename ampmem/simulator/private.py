@@ -191,6 +191,30 @@ def without_device_context() -> Callable[[], None]:
     return patch(fake_tensor, "init_gpu_context", lambda original: lambda device: None)
 
 
+def nothing_runs_on_the_device() -> Callable[[], None]:
+    """Let torch try no op on the device to see what it returns; returns what undoes it.
+
+    It does so where an op has no meta kernel, since 1.12. CPU builds say that they cannot, CUDA builds that there is
+    no driver.
+    """
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def run_fallback_kernel(mode: Any, func: Any, flat_args: Sequence[Any], *rest: Any) -> Any:
+            if any(_is_on_cuda(argument) for argument in flat_args):
+                raise UnsupportedOperatorException(func)
+            return original(mode, func, flat_args, *rest)
+
+        return run_fallback_kernel
+
+    return patch(fake_tensor, "run_fallback_kernel", wrap)
+
+
+def _is_on_cuda(argument: Any) -> bool:
+    device = argument.fake_device if isinstance(argument, FakeTensor) else argument
+    return isinstance(device, torch.device) and device.type == "cuda"
+
+
 def recurrent_without_cudnn() -> Callable[[], None]:
     """Let recurrent layers run step by step in CUDA builds too; returns what undoes it.
 

@@ -77,6 +77,7 @@ def _install(mode: SimulatedMode, undo: ExitStack) -> SimulatedMode:
         undo.callback(cuda.install(mode))
         undo.callback(private.recurrent_without_cudnn())
     undo.callback(private.without_device_context())
+    undo.callback(private.nothing_runs_on_the_device())
     undo.callback(private.run_backward_here())
     undo.callback(private.swap_on_conversion())
     mode.__enter__()

@@ -7,9 +7,8 @@ adds gradients out of place.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from time import time_ns
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ import torch
 
 from ampmem.events import Fact
 from ampmem.patching import patch
+from ampmem.recorder.hooks.functions import FunctionSaves
 from ampmem.recorder.log import storage_address
 from ampmem.recorder.torch_private import (
     DEVICE,
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from ampmem.recorder.models.stacks import Stacks
     from ampmem.recorder.texts import Texts
 
-_APPLY = getattr(getattr(vars(torch.autograd.Function)["apply"], "__func__", None), "__code__", None)
-"""The Python code that runs a ``Function``; ``None`` from torch 2.14 on, where that is native."""
 _OVERWRITTEN = (
     "one of the variables needed for gradient computation has been modified by an inplace operation: "
     "[{kind} {shape}] is at version {now}; expected version {then} instead. Hint: enable anomaly detection to "
@@ -125,12 +123,12 @@ class SavedTensors:
     def __init__(self, log: Log, texts: Texts) -> None:
         self._log = log
         self._texts = texts
+        self.functions = FunctionSaves()
 
     def pack(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
         """Log ``tensor``; keep an alias of it, since the tensor itself would be a reference cycle."""
-        caller, function = sys._getframe(1), 0
-        if caller.f_code is _APPLY:  # a Function saves when its forward, of any number of ops, is over
-            function = self._texts.id(caller.f_locals["cls"].__name__)
+        name = self.functions.next_saved()
+        function = self._texts.id(name) if name else 0
         self._log.saved(storage_address(tensor), self._texts.dtype_id(tensor.dtype), function)
         self._log.paused = True
         try:
@@ -153,6 +151,7 @@ class ForwardObserver:
     def __init__(self, mode: ForwardMode, saved: SavedTensors, note: Callable[[str], None]) -> None:
         self.mode = mode
         self._note = note
+        self._functions = saved.functions
         self._hooks = (saved.pack, saved.unpack)
         self._mode_on = False
         self._hooks_on = False
@@ -201,7 +200,7 @@ class ForwardObserver:
             self._hooks_on = True
 
     def _leave_hooks(self) -> None:
-        if _top_hooks() == self._hooks:
+        if self._hooks_on_top():
             pop_saved_hooks()
             self._hooks_on = False
         else:
@@ -216,7 +215,7 @@ class ForwardObserver:
 
         @contextmanager
         def disable_saved_tensors_hooks(error_message: str) -> Generator[None, None, None]:
-            suspended = observer._hooks_on and _top_hooks() == observer._hooks
+            suspended = observer._hooks_on and observer._hooks_on_top()
             if suspended:
                 pop_saved_hooks()
                 observer._hooks_on = False
@@ -229,9 +228,15 @@ class ForwardObserver:
 
         return disable_saved_tensors_hooks
 
+    def _hooks_on_top(self) -> bool:
+        return _top_hooks() == self._hooks
+
     def install(self) -> Callable[[], None]:
-        """Patch what cannot run under saved-tensor hooks; returns what undoes it."""
-        return patch(torch.autograd.graph, "disable_saved_tensors_hooks", self.suspend_hooks)
+        """Patch what cannot run under saved-tensor hooks, and what tells a Function's; returns what undoes it."""
+        with ExitStack() as undo:
+            undo.callback(patch(torch.autograd.graph, "disable_saved_tensors_hooks", self.suspend_hooks))
+            undo.callback(self._functions.install(self._hooks_on_top))
+            return undo.pop_all().close
 
 
 def unseen_detach(tensor: torch.Tensor) -> torch.Tensor:
