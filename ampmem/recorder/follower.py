@@ -14,7 +14,6 @@ from ampmem.events import NO_STEP, Fact, Phase
 from ampmem.recorder.device import DeviceWatch
 from ampmem.recorder.hooks.backward import GradientHooks
 from ampmem.recorder.hooks.forward import ForwardObserver
-from ampmem.recorder.hooks.modules import in_backward
 from ampmem.recorder.log import Log
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.outcome import Outcome
@@ -22,6 +21,7 @@ from ampmem.recorder.sources.cuda.late import LateNumber
 from ampmem.recorder.steering.arms import ArmSeen
 from ampmem.recorder.steering.steering import Steering
 from ampmem.recorder.steps import OpenStep, Optimizers
+from ampmem.recorder.torch_private import in_backward
 from ampmem.recorder.update import RunningUpdate
 
 

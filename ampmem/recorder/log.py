@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from time import time_ns
 
 import numpy as np
-from torch._C._autograd import _get_sequence_nr
 
 from ampmem.events import NO_STEP, Column, Columns, Fact, FactColumns, Phase, PhaseColumns
 from ampmem.recorder.addresses import Addresses
+from ampmem.recorder.torch_private import next_node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class Log:
         is made already: the op that comes next names it.
         """
         name = function
-        if name == 0 and self._ops and self._ops[-1] == _get_sequence_nr() - 1:
+        if name == 0 and self._ops and self._ops[-1] == next_node() - 1:
             name = self._ops[_OP_NAME]
         if name == 0:
             self.saved_for_next.append(len(self._facts) + _FACT_NAME)
@@ -97,7 +97,7 @@ class Log:
 
     def op(self, start_ns: int, name: int, stack: int) -> None:
         """The op ``name``, called from ``stack``, has just ended; if it made an autograd node, that is the newest."""
-        self._ops += (start_ns, time_ns(), name, stack, _get_sequence_nr() - 1)
+        self._ops += (start_ns, time_ns(), name, stack, next_node() - 1)
 
     def take_facts(self) -> FactColumns:
         """The facts since the last call."""

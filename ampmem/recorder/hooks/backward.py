@@ -12,11 +12,11 @@ import torch
 from ampmem.events import Fact
 from ampmem.patching import Undo, hook, patch
 from ampmem.recorder.hooks.listener import Listener
-from ampmem.recorder.hooks.modules import in_backward
 from ampmem.recorder.log import Log
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
 from ampmem.recorder.texts import Texts
+from ampmem.recorder.torch_private import ENGINE, Place, below_functorch, in_backward, without_dispatch
 
 
 class GradientHooks:
@@ -63,8 +63,9 @@ class BackwardHooks:
     def install(self) -> Undo:
         """Patch the entries; returns what undoes that."""
         undo = ExitStack()
-        for name in ("backward", "grad", "_engine_run_backward"):
-            undo.callback(patch(torch.autograd, name, self._wrap))
+        entries: tuple[Place, ...] = ((torch.autograd, "backward"), (torch.autograd, "grad"), ENGINE)
+        for entry in entries:
+            undo.callback(patch(*entry, self._wrap))
         return undo.close
 
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,9 +91,8 @@ def _scalar(roots: Any) -> float | LateNumber | None:
     root = roots[0] if isinstance(roots, (tuple, list)) and len(roots) == 1 else roots
     if not isinstance(root, torch.Tensor) or root.numel() != 1 or root.is_meta:
         return None
-    while torch._C._functorch.is_gradtrackingtensor(root):
-        root = torch._C._functorch.get_unwrapped(root)
-    if torch._C._functorch.is_batchedtensor(root) or type(root) is not torch.Tensor:
+    root = below_functorch(root)
+    if type(root) is not torch.Tensor:
         return None
-    with torch._C._DisableTorchDispatch():  # the script's own modes count only what the script does
+    with without_dispatch():  # the script's own modes count only what the script does
         return number_of(root)

@@ -16,6 +16,7 @@ from ampmem.patching import patch
 from ampmem.recorder.log import Log
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.texts import Texts
+from ampmem.recorder.torch_private import is_view, use_count
 
 
 class CastHooks:
@@ -41,7 +42,7 @@ class CastHooks:
             self._log.fact(Fact.OTHER_CAST, address, buffer or 0, module, dtype)
         else:
             self._log.fact(Fact.CAST_COPY, address, parameter, module, dtype)
-            if source._is_view():
+            if is_view(source):
                 self._log.fact(Fact.VIEW_CAST, address, parameter, module, dtype)
         if parameter is not None or (source.is_leaf and source.requires_grad):
             self.copies[address] = weakref.ref(copy)
@@ -86,4 +87,4 @@ class CastHooks:
 def _holders(copy: weakref.ref[torch.Tensor]) -> int:
     """How many hold the tensor behind ``copy``; 0 when it is dead."""
     tensor = copy()
-    return 0 if tensor is None else int(tensor._use_count())  # type: ignore[attr-defined]
+    return 0 if tensor is None else use_count(tensor)

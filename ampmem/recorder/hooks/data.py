@@ -6,10 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data.dataloader import _BaseDataLoaderIter
-
 from ampmem.patching import patch
 from ampmem.recorder.hooks.listener import Listener
+from ampmem.recorder.torch_private import NEXT_BATCH
 
 
 def install(listener: Listener) -> Callable[[], None]:
@@ -28,4 +27,4 @@ def install(listener: Listener) -> Callable[[], None]:
 
         return __next__
 
-    return patch(_BaseDataLoaderIter, "__next__", wrap)
+    return patch(*NEXT_BATCH, wrap)

@@ -14,7 +14,6 @@ from time import time_ns
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from ampmem.events import Fact
 from ampmem.patching import Undo, added, patch
@@ -22,9 +21,20 @@ from ampmem.recorder.hooks.casts import CastHooks
 from ampmem.recorder.log import Log
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.texts import Texts
+from ampmem.recorder.torch_private import (
+    DEVICE,
+    TO_COPY,
+    TorchDispatchMode,
+    current_mode,
+    pop_saved_hooks,
+    push_saved_hooks,
+    saved_hooks_refused,
+    schema_of,
+    top_saved_hooks,
+    version_of,
+    without_dispatch,
+)
 
-_DEVICE = torch.ops.prim.device.default
-"""A question that only fake tensors ask by an op."""
 _APPLY = getattr(getattr(vars(torch.autograd.Function)["apply"], "__func__", None), "__code__", None)
 """The Python code that runs a ``Function``; ``None`` from torch 2.14 on, where that is native."""
 _OVERWRITTEN = (
@@ -59,7 +69,7 @@ class ForwardMode(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._log.paused or func is _DEVICE:
+        if self._log.paused or func is DEVICE:
             return func(*args, **kwargs) if kwargs else func(*args)
         op = self._ops.get(func)
         if op is None:
@@ -81,13 +91,13 @@ class ForwardMode(TorchDispatchMode):
         log.op(start, name, self._stacks.capture())
         if makes_storage:
             self._note(name, result)
-            if func is torch.ops.aten._to_copy.default:
+            if func is TO_COPY:
                 self._casts.made(args[0], result, log.module)
         return result
 
     def _new_op(self, func: Any) -> tuple[int, bool, bool]:
         """Text id of the op's name; whether it returns storages of its own, no view, in-place or out=; no view."""
-        schema = getattr(func, "_schema", None)
+        schema = schema_of(func)
         if schema is None:  # a higher-order operator
             return self._texts.id(str(func)), False, False
         aliases = [value.alias_info for value in schema.returns if value.alias_info is not None]
@@ -123,16 +133,16 @@ class SavedTensors:
         self._log.saved(self._log.storage_address(tensor), self._texts.dtype_id(tensor.dtype), function)
         self._log.paused = True
         try:
-            return unseen_detach(tensor), tensor._version
+            return unseen_detach(tensor), version_of(tensor)
         finally:
             self._log.paused = False
 
     def unpack(self, packed: tuple[torch.Tensor, int]) -> torch.Tensor:
         """What :meth:`pack` kept; raises ``RuntimeError`` when it was overwritten since."""
         tensor, version = packed
-        if tensor._version != version:
+        if version_of(tensor) != version:
             kind, shape = tensor.type(), list(tensor.shape)
-            raise RuntimeError(_OVERWRITTEN.format(kind=kind, shape=shape, now=tensor._version, then=version))
+            raise RuntimeError(_OVERWRITTEN.format(kind=kind, shape=shape, now=version_of(tensor), then=version))
         return tensor
 
 
@@ -163,7 +173,7 @@ class ForwardObserver:
         if self._pop_mode is not None:
             return
         # Under somebody else's mode ours must be gone before theirs is popped: at the forward's end.
-        below = _get_current_dispatch_mode()
+        below = current_mode()
         self._leave_with_forward = (below is not None and not self._owns_mode(below)) or _top_hooks() is not None
         self._mode.__enter__()  # type: ignore[no-untyped-call]
         self._pop_mode = added("dispatch modes", "ForwardMode", self._exit_mode)
@@ -180,7 +190,7 @@ class ForwardObserver:
         if self._pop_hooks is not None:
             self._leave_hooks(self._pop_hooks)
         if self._pop_mode is not None:
-            if _get_current_dispatch_mode() is self._mode:
+            if current_mode() is self._mode:
                 self._pop_mode()
                 self._pop_mode = None
             else:
@@ -196,10 +206,8 @@ class ForwardObserver:
 
     def _enter_hooks(self) -> None:
         if self._pop_hooks is None and _top_hooks() is None and _hooks_allowed():
-            torch._C._autograd._push_saved_tensors_default_hooks(*self._hooks)
-            self._pop_hooks = added(
-                "saved-tensor hooks", "SavedTensors", torch._C._autograd._pop_saved_tensors_default_hooks
-            )
+            push_saved_hooks(*self._hooks)
+            self._pop_hooks = added("saved-tensor hooks", "SavedTensors", pop_saved_hooks)
 
     def _leave_hooks(self, pop: Undo) -> None:
         if _top_hooks() == self._hooks:
@@ -240,14 +248,14 @@ def unseen_detach(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor.detach()`` that no dispatch mode sees: the script's own modes count only what the script does."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return tensor.detach()  # a subclass is its own dispatch
-    with torch._C._DisableTorchDispatch():
+    with without_dispatch():
         return tensor.detach()
 
 
 def _top_hooks() -> tuple[Any, Any] | None:
     """The saved-tensor hooks on top of the stack."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return top_saved_hooks(True)
 
 
 def _hooks_allowed() -> bool:
-    return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is None
+    return saved_hooks_refused() is None

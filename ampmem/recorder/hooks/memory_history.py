@@ -6,10 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from ampmem.patching import patch
 from ampmem.recorder.hooks.listener import Listener
+from ampmem.recorder.torch_private import HISTORY
 
 
 def install(listener: Listener) -> Callable[[], None]:
@@ -23,4 +22,4 @@ def install(listener: Listener) -> Callable[[], None]:
 
         return _record_memory_history
 
-    return patch(torch.cuda.memory, "_record_memory_history", wrap)
+    return patch(*HISTORY, wrap)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
-from torch.utils._pytree import tree_leaves
 
 from ampmem.events import Fact
 from ampmem.patching import added, hook
@@ -18,11 +17,7 @@ from ampmem.recorder.log import Log
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.steering.arms import ArmSeen
 from ampmem.recorder.texts import Texts
-
-
-def in_backward() -> bool:
-    """Whether the autograd engine is running on this thread."""
-    return torch._C._current_graph_task_id() != -1
+from ampmem.recorder.torch_private import hooks_with_kwargs, in_backward, tree_leaves
 
 
 class ModuleHooks:
@@ -43,7 +38,7 @@ class ModuleHooks:
         after = torch_module.register_module_forward_hook(self._after, with_kwargs=True, always_call=True)
         undo.callback(added("torch.nn.modules.module", "register_module_forward_hook", after.remove))
         # The handle forgets this one entry.
-        undo.callback(torch_module._global_forward_hooks_with_kwargs.pop, after.id, None)
+        undo.callback(hooks_with_kwargs.pop, after.id, None)
         undo.callback(hook(torch_module.register_module_forward_pre_hook, self._before))
         undo.callback(hook(torch_module.register_module_parameter_registration_hook, self._changed))
         undo.callback(hook(torch_module.register_module_buffer_registration_hook, self._changed))

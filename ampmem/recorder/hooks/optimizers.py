@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from types import FrameType, MemberDescriptorType
+from types import MemberDescriptorType
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from ampmem.recorder.log import Log
 from ampmem.recorder.models.models import Models, parameter_record
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
 from ampmem.recorder.texts import Texts
+from ampmem.recorder.torch_private import fused_or_foreach, running_steps, scale_of
 from ampmem.recorder.update import RunningUpdate
 
 
@@ -72,7 +72,7 @@ class OptimizerHooks:
             return
         stepping = self._update.stepping
         if stepping:  # one in another, or an earlier step raised
-            running = _running_steps()
+            running = running_steps()
             running[id(optimizer)] -= 1  # this one
             # A class that calls its base's step is there once for each of the two.
             stepping[:] = [entry for n, entry in enumerate(stepping) if stepping[:n].count(entry) < running[entry]]
@@ -173,7 +173,7 @@ class OptimizerHooks:
         def step(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             if not scaler.is_enabled() or not listener.on_thread():
                 return original(scaler, optimizer, *args, **kwargs)
-            scale = scaler._scale  # get_scale would wait for a device
+            scale = scale_of(scaler)  # get_scale would wait for a device
             listener.scaled(scaler.get_scale() if scale is None else number_of(scale))
             updates = self._updates
             listener.optimizer_started(type(optimizer).__name__)
@@ -185,18 +185,6 @@ class OptimizerHooks:
             return result
 
         return step
-
-
-def _running_steps() -> Counter[int]:
-    """``id`` of each optimizer whose ``step`` is on the Python stack, and how often it is."""
-    running: Counter[int] = Counter()
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        # The wrapper around every optimizer's step, which also calls the hooks, has it as ``self``.
-        if frame.f_code.co_filename == torch_optimizer.__file__ and frame.f_code.co_name == "wrapper":
-            running[id(frame.f_locals.get("self"))] += 1
-        frame = frame.f_back
-    return running
 
 
 def _record(optimizer: Optimizer) -> OptimizerRecord:
@@ -218,9 +206,7 @@ def implementation(optimizer: Optimizer) -> str:
         return "fused"
     if group.get("foreach") is not None or "foreach" not in group:
         return "foreach" if group.get("foreach") else "for-loop"
-    _, foreach = torch_optimizer._default_to_fused_or_foreach(
-        group["params"], group.get("differentiable", False), use_fused=False
-    )
+    _, foreach = fused_or_foreach(group["params"], group.get("differentiable", False), use_fused=False)
     return "foreach" if foreach else "for-loop"
 
 

@@ -6,10 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from torch.autograd.profiler import profile
-
 from ampmem.patching import patch
 from ampmem.recorder.hooks.listener import Listener
+from ampmem.recorder.torch_private import PREPARE
 
 
 def install(listener: Listener) -> Callable[[], None]:
@@ -23,4 +22,4 @@ def install(listener: Listener) -> Callable[[], None]:
 
         return _prepare_trace
 
-    return patch(profile, "_prepare_trace", wrap)
+    return patch(*PREPARE, wrap)
