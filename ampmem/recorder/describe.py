@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterable
 
 import torch
 
@@ -37,8 +38,8 @@ def run_record(options: Options, source: Source) -> RunRecord:
 class Notes:
     """What a reader of the recording has to know, each once."""
 
-    def __init__(self) -> None:
-        self._messages: dict[str, None] = {}
+    def __init__(self, messages: Iterable[str]) -> None:
+        self._messages = dict.fromkeys(messages)
 
     def add(self, message: str) -> None:
         """Keep ``message``."""

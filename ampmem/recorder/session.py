@@ -30,7 +30,7 @@ from ampmem.recorder.options import AS_IS, Options
 from ampmem.recorder.outcome import Outcome
 from ampmem.recorder.sources.base import RawEvents, Source
 from ampmem.recorder.sources.baseline import Baseline
-from ampmem.recorder.sources.choose import choose_source
+from ampmem.recorder.sources.choose import check_torch, choose_source
 from ampmem.recorder.sources.cuda.oom import ended_with
 from ampmem.recorder.steering.arms import ArmSeen
 from ampmem.recorder.steering.steering import Steering
@@ -63,13 +63,13 @@ class Session:
                 "ampmem.profile() is active already and cannot be nested; leave the outer one first, "
                 "or call ampmem.profile() only once"
             )
+        self._notes = Notes(check_torch(options))
         self.options = options
         self.outcome = Outcome(skip=options.skip)
         self.stopwatch = Stopwatch(synchronize=options.synchronize)
         self._on_step = on_step
         self._on_done = on_done
         self._undo = ExitStack()
-        self._notes = Notes()
         self._baseline = Baseline()
         self._source = choose_source(options, self._baseline) if source is None else source
         self.log = Log(self._source.addresses)

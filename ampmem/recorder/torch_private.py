@@ -22,7 +22,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import optimizer as torch_optimizer
 
 from ampmem.recorder.torch_entries import Place as Place
-from ampmem.recorder.torch_entries import Use, attribute, needed, optional, patched
+from ampmem.recorder.torch_entries import Use as Use
+from ampmem.recorder.torch_entries import attribute, needed, optional, patched
 from ampmem.recorder.torch_entries import probe as probe
 
 _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
