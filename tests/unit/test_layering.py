@@ -52,8 +52,8 @@ INSIDE: dict[str, tuple[str, ...]] = {
     ),
     "recorder/sources": ("base baseline window", "cpu cuda simulated", "choose"),
     "simulator": (
-        "peaks private refusal scratch where",
-        "device engine ops",
+        "peaks private refusal where",
+        "device engine ops scratch",
         "extras values",
         "mode",
         "selftest torch_cuda",
