@@ -124,9 +124,9 @@ def fresh() -> list[Command]:
         ]
     commands += [
         workload("scaler.sim", *SIMULATED, arguments=("--precision", "amp", "--dtype", "fp16")),
-        workload("oom_setup.sim", "--device", "sim", "--gpu", "516MiB", script="reuse"),
-        workload("oom_first_step.sim", "--device", "sim", "--gpu", "566MiB", script="reuse"),
-        workload("oom_activations.sim", "--device", "sim", "--gpu", "532MiB", arguments=("--batch-size", "32")),
+        workload("oom_setup.sim", "--device", "sim", "--gpu", "550MiB", arguments=("--preset", "small")),
+        workload("oom_update.sim", "--device", "sim", "--gpu", "566MiB", script="reuse"),
+        workload("oom_forward.sim", "--device", "sim", "--gpu", "560MiB", arguments=("--batch-size", "64")),
         workload("too_small.sim", "--device", "sim", "--gpu", "100MiB"),
         workload("usage", "--device", "cpu", "--gpu", "h100"),
         Command(name="with_api", arguments=("with_api.py",), recordings=("with_api.ampmem",)),
@@ -198,7 +198,7 @@ def same(inputs: Path) -> list[Command]:
         commands.append(ampmem(f"model_{optimizer}", "model", "--params", "350M", "--optimizer", optimizer))
     for recipe in ("amp-told", "autocast", "half-master-fp32-accumulation", "pure-half"):
         commands.append(ampmem(f"model_{recipe}", "model", "--params", "7e9", "--recipe", recipe))
-    loaded = files("gpt.cpu.fp32", "gpt.sim.amp", "oom_first_step.sim")
+    loaded = files("gpt.cpu.fp32", "gpt.sim.amp", "oom_update.sim")
     return [
         *commands,
         Command(name="api", arguments=("-c", API, *loaded)),
