@@ -14,9 +14,11 @@ and after it, at any time::
 on the CPU addresses and the order of neighbouring frees; and line numbers in ampmem's own files. ``same/`` has what is
 put out for one set of recordings, to the byte; of a page its data and its markup, without scripts and styles.
 
-The first ``make`` fills the folder of ``--inputs`` with its fresh recordings, later ones read it. ``--only fresh`` or
-``--only same`` makes one half. Snapshots to import are taken from the folder AMPMEM_SNAPSHOTS. ``compare`` prints a
-line for each file that differs, and exits with 1 when there is one. ``golden_runs.py`` says what is run.
+The first ``make`` fills the folder of ``--inputs`` with its fresh recordings, later ones read it. ``make --only fresh``
+or ``--only same`` makes one half, ``make --match "^gpt"`` runs only the commands whose names match; ``compare
+--partial`` then leaves out what the new set lacks. Snapshots to import are taken from the folder AMPMEM_SNAPSHOTS.
+``compare`` prints a line for each file that differs, and exits with 1 when there is one. ``golden_runs.py`` says what
+is run.
 """
 
 from __future__ import annotations
@@ -176,7 +178,7 @@ def write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def make(folder: Path, inputs: Path, *, only: str | None, processes: int) -> None:
+def make(folder: Path, inputs: Path, *, only: str | None, match: str, processes: int) -> None:
     """Make the golden set of the ampmem that PYTHONPATH gives in the new ``folder``."""
     folder.mkdir(parents=True)
     folder, work, root = folder.resolve(), folder.resolve() / "work", tree()
@@ -195,20 +197,20 @@ def make(folder: Path, inputs: Path, *, only: str | None, processes: int) -> Non
                     fill_inputs(inputs, work)
                 (place / "in").symlink_to(inputs.resolve())
                 commands, keep = same(inputs), partial(keep_same, folder=place)
+            commands = [command for command in commands if re.search(match, command.name)]
             list(pool.map(keep, commands))
             print(f"{half}: {len(commands)} commands in {time.monotonic() - started:.0f} s", flush=True)
     shutil.rmtree(work, ignore_errors=True)
     (folder / "same" / "in").unlink(missing_ok=True)
 
 
-def compare(old: Path, new: Path) -> int:
+def compare(old: Path, new: Path, *, partial_set: bool) -> int:
     """Print how the files of two golden sets differ, and count them; a half that one of them lacks is left out."""
     halves = [half for half in HALVES if (old / half).is_dir() and (new / half).is_dir()]
     if not halves:
         raise SystemExit(f"{old} and {new} have nothing in common to compare")
-    names = sorted(
-        {f"{half}/{path.name}" for root in (old, new) for half in halves for path in (root / half).iterdir()}
-    )
+    roots = (new,) if partial_set else (old, new)
+    names = sorted({f"{half}/{path.name}" for root in roots for half in halves for path in (root / half).iterdir()})
     found = 0
     for name in names:
         missing = [root for root in (old, new) if not (root / name).exists()]
@@ -237,18 +239,20 @@ def main() -> None:
     making.add_argument("folder", type=Path, help="where to; must not exist")
     making.add_argument("--inputs", type=Path, required=True, help="the recordings that same/ is made from")
     making.add_argument("--only", choices=HALVES, help="make this half only")
+    making.add_argument("--match", default="", help="run only the commands in whose names this pattern is found")
     making.add_argument("--processes", type=int, default=2, help="how many to run at once (default 2)")
     comparing = commands.add_parser("compare", help="compare two golden sets")
     comparing.add_argument("old", type=Path)
     comparing.add_argument("new", type=Path)
+    comparing.add_argument("--partial", action="store_true", help="leave out what the new set lacks")
     given = parser.parse_args()
     if given.command == "compare":
-        raise SystemExit(1 if compare(given.old, given.new) else 0)
+        raise SystemExit(1 if compare(given.old, given.new, partial_set=given.partial) else 0)
     if given.folder.exists():
         parser.error(f"{given.folder} exists already")
-    if given.only and not given.inputs.exists():
-        parser.error(f"{given.inputs} does not exist; make both halves first, which fills it")
-    make(given.folder, given.inputs, only=given.only, processes=given.processes)
+    if (given.only or given.match) and not given.inputs.exists():
+        parser.error(f"{given.inputs} does not exist; the first make is a whole one, which fills it")
+    make(given.folder, given.inputs, only=given.only, match=given.match, processes=given.processes)
 
 
 if __name__ == "__main__":
