@@ -125,7 +125,7 @@ def fresh() -> list[Command]:
     commands += [
         workload("scaler.sim", *SIMULATED, arguments=("--precision", "amp", "--dtype", "fp16")),
         workload("oom_setup.sim", "--device", "sim", "--gpu", "550MiB", arguments=("--preset", "small")),
-        workload("oom_update.sim", "--device", "sim", "--gpu", "566MiB", script="reuse"),
+        workload("oom_backward.sim", "--device", "sim", "--gpu", "566MiB", script="reuse"),
         workload("oom_forward.sim", "--device", "sim", "--gpu", "560MiB", arguments=("--batch-size", "64")),
         workload("too_small.sim", "--device", "sim", "--gpu", "100MiB"),
         workload("usage", "--device", "cpu", "--gpu", "h100"),
@@ -149,7 +149,7 @@ def compare_arms(name: str, *device: str) -> Command:
 
 def fit(name: str, *options: str) -> Command:
     """``ampmem fit`` of the batch size of a small GPT, in two arms."""
-    how = ("--jobs", "1", "--points", "2", "--arms", "fp32,amp", "--gpu", "600MiB")
+    how = ("--jobs", "1", "--points", "2", "--arms", "fp32,amp", "--gpu", "570MiB")
     script = ("-m", "ampmem.workloads.gpt", "--preset", "tiny", "--vary", "--batch-size=1:64")
     return ampmem(name, "fit", *how, *options, *script)
 
@@ -198,7 +198,7 @@ def same(inputs: Path) -> list[Command]:
         commands.append(ampmem(f"model_{optimizer}", "model", "--params", "350M", "--optimizer", optimizer))
     for recipe in ("amp-told", "autocast", "half-master-fp32-accumulation", "pure-half"):
         commands.append(ampmem(f"model_{recipe}", "model", "--params", "7e9", "--recipe", recipe))
-    loaded = files("gpt.cpu.fp32", "gpt.sim.amp", "oom_update.sim")
+    loaded = files("gpt.cpu.fp32", "gpt.sim.amp", "oom_backward.sim")
     return [
         *commands,
         Command(name="api", arguments=("-c", API, *loaded)),
