@@ -16,6 +16,17 @@ ARMS = ("fp32", "amp", "amp-nocache")
 CPU, SIMULATED = ("--device", "cpu"), ("--device", "sim", "--gpu", "h100")
 DEVICES = {"cpu": CPU, "sim": SIMULATED}
 SUBCOMMANDS = ("profile", "compare", "fit", "show", "report", "model", "import", "export")
+EXPORTED = (
+    "gpt.cpu.amp-nocache",
+    "gan.sim.amp-nocache",
+    "oom_",
+    "lm2700m_ctx512",
+    "lm_",
+    "resnet50",
+    "course",
+    "cnn",
+    "old",
+)
 FORMATS = {"snapshot": ".pickle", "perfetto": ".pftrace", "csv": ".csv"}
 
 SCRIPTS = {
@@ -158,7 +169,8 @@ def fill_inputs(inputs: Path, work: Path) -> None:
     """Keep the recordings in ``work`` as ``inputs``, with damaged ones beside them."""
     inputs.mkdir(parents=True)
     for path in sorted(work.glob("*.ampmem")):
-        shutil.copy(path, inputs)
+        if not path.name.startswith("compare."):  # those are recordings of the three arms once more
+            shutil.copy(path, inputs)
     whole = (work / "gpt.cpu.amp.ampmem").read_bytes()
     (inputs / "damaged_empty.ampmem").write_bytes(b"")
     (inputs / "damaged_words.ampmem").write_text("This is no recording.\n")
@@ -184,12 +196,14 @@ def same(inputs: Path) -> list[Command]:
             ampmem(f"{group}.json", "show", "--json", *arms),
             ampmem(f"{group}.arms", "report", *arms, suffix=".html"),
         ]
-    for path in sorted(inputs.glob("*.ampmem")):
-        if path.stem not in in_arms:
-            commands += of_one(path.stem)
-            commands.append(ampmem(f"{path.stem}.json", "show", "--json", *files(path.stem)))
-        elif path.stem.endswith(".amp"):
-            commands += of_one(path.stem)
+    for name in sorted(path.stem for path in inputs.glob("*.ampmem")):
+        if name.startswith("damaged_"):
+            commands += [ampmem(f"{name}.show", "show", *files(name))]
+            commands += [ampmem(f"{name}.report", "report", *files("gpt.cpu.fp32", name), suffix=".html")]
+        elif name not in in_arms:
+            commands += shown(name)
+        if name.startswith(EXPORTED):
+            commands += exported(name)
     for path in sorted(inputs.glob("*.pickle")):
         commands.append(ampmem(f"{path.stem}.import", "import", f"in/{path.name}", suffix=".ampmem"))
     for subcommand in SUBCOMMANDS:
@@ -209,17 +223,20 @@ def same(inputs: Path) -> list[Command]:
     ]
 
 
-def of_one(name: str) -> list[Command]:
-    """What is put out for one recording."""
-    commands = [
+def shown(name: str) -> list[Command]:
+    """One recording as tables, as JSON and as a page."""
+    return [
         ampmem(f"{name}.show", "show", *files(name)),
-        ampmem(f"{name}.model", "model", *files(name)),
+        ampmem(f"{name}.json", "show", "--json", *files(name)),
         ampmem(f"{name}.report", "report", *files(name), suffix=".html"),
     ]
+
+
+def exported(name: str) -> list[Command]:
+    """One recording in other formats, beside the published formulas, and under other settings of the allocator."""
+    commands = [ampmem(f"{name}.model", "model", *files(name))]
     for format, suffix in FORMATS.items():
         commands.append(ampmem(f"{name}.{format}", "export", "--format", format, *files(name), suffix=suffix))
-    if name.startswith("damaged_"):
-        commands.append(ampmem(f"{name}.with", "show", *files("gpt.cpu.fp32", name)))
     if ".cpu" not in name:
         settings = ("--what-if", "expandable_segments", "--what-if", "max_split_size_mb=128")
         commands.append(ampmem(f"{name}.what_if", "show", *settings, *files(name)))
