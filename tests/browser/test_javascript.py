@@ -49,7 +49,7 @@ def test_the_bundle_is_valid(tmp_path: Path) -> None:
 
 def test_modules_are_small() -> None:
     assert {
-        path.name: lines for path in MODULES.glob("*.js") if (lines := len(path.read_text().splitlines())) > 400
+        path.name: lines for path in MODULES.rglob("*.js") if (lines := len(path.read_text().splitlines())) > 400
     } == {}
 
 

@@ -1,9 +1,9 @@
 /** Puts the page of a fit together. */
-import { byId, fill, make, tableOf } from "./dom.js";
-import { MAX_SENTENCE, cleaned, formatBytes } from "./format.js";
-import { capacityShown, fitFigure } from "./fitfigure.js";
-import { loadPlotly } from "./plotly.js";
-import { shownTheme, startTheme } from "./theme.js";
+import { byId, fill, make, tableOf } from "./common/dom.js";
+import { MAX_SENTENCE, cleaned, formatBytes } from "./common/format.js";
+import { capacityShown, fitFigure } from "./figures/fitfigure.js";
+import { loadPlotly } from "./figures/plotly.js";
+import { shownTheme, startTheme } from "./common/theme.js";
 
 const HEIGHT = 420;
 const PRINT_WIDTH = 640;

@@ -1,22 +1,22 @@
 /** Puts the page together. */
-import { Kinds, matchedStacks, moduleRows, shortFrame, stackRows } from "./alive.js";
-import { AllocationTable } from "./allocations.js";
-import { showAddresses } from "./addresses.js";
-import { showComparison } from "./comparing.js";
-import { unpackStream } from "./decode.js";
-import { byId, choices, fill, make, press } from "./dom.js";
-import { MAX_SENTENCE, cleaned, formatBytes, formatCount, formatShare } from "./format.js";
-import { actionOf, focusKind } from "./keys.js";
-import { liveOf } from "./live.js";
-import { showOutOfMemory } from "./oom.js";
-import { loadPlotly } from "./plotly.js";
-import { showActivations, showCasts, showPeak, showStatic, showSteps } from "./sections.js";
-import { showFindings, showSummary } from "./summary.js";
-import { shownTheme, startTheme } from "./theme.js";
-import { addressMapAt } from "./segments.js";
-import { Timeline } from "./timeline.js";
-import { matchedNodes, prunedTree, treeOf } from "./tree.js";
-import { TreeView } from "./treeview.js";
+import { Kinds, matchedStacks, moduleRows, shortFrame, stackRows } from "./data/alive.js";
+import { AllocationTable } from "./sections/allocations.js";
+import { showAddresses } from "./figures/addresses.js";
+import { showComparison } from "./sections/comparison.js";
+import { unpackStream } from "./data/decode.js";
+import { byId, choices, fill, make, press } from "./common/dom.js";
+import { MAX_SENTENCE, cleaned, formatBytes, formatCount, formatShare } from "./common/format.js";
+import { actionOf, focusKind } from "./common/keys.js";
+import { liveOf } from "./data/live.js";
+import { showOutOfMemory } from "./sections/oom.js";
+import { loadPlotly } from "./figures/plotly.js";
+import { showActivations, showCasts, showPeak, showStatic, showSteps } from "./sections/tables.js";
+import { showFindings, showSummary } from "./sections/summary.js";
+import { shownTheme, startTheme } from "./common/theme.js";
+import { addressMapAt } from "./data/segments.js";
+import { Timeline } from "./figures/timeline.js";
+import { matchedNodes, prunedTree, treeOf } from "./data/tree.js";
+import { TreeView } from "./figures/treeview.js";
 
 const JUMPS = [
   ["out-of-memory", "Out of memory"],

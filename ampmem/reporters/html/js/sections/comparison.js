@@ -1,8 +1,8 @@
 /** Runs side by side, and how one gets from the baseline's bytes to another's. */
-import { make, tableOf } from "./dom.js";
-import { formatBytes, formatDuration, formatSigned } from "./format.js";
-import { stackedBars, waterfallBars } from "./bars.js";
-import { showSection } from "./sections.js";
+import { make, tableOf } from "../common/dom.js";
+import { formatBytes, formatDuration, formatSigned } from "../common/format.js";
+import { stackedBars, waterfallBars } from "../figures/bars.js";
+import { showSection } from "./tables.js";
 
 function figures(comparison) {
   const { labels, step_time: times } = comparison;

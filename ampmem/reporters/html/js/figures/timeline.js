@@ -1,12 +1,12 @@
 /** The timeline: state of the view and the cursor, and what draws them. */
-import { byId, choices, press } from "./dom.js";
-import { formatBytes, formatCount, formatDuration } from "./format.js";
-import { MARGIN, timelineFigure, stackedTotals } from "./figure.js";
-import { lastAtMost } from "./live.js";
+import { byId, choices, press } from "../common/dom.js";
+import { formatBytes, formatCount, formatDuration } from "../common/format.js";
+import { MARGIN, timelineFigure, stackedTotals } from "./timelinefigure.js";
+import { lastAtMost } from "../data/live.js";
 import { drawPhases } from "./phases.js";
 import { buildReadout, showReading } from "./readout.js";
-import { ascending, drawnInstants, withChanges } from "./reduce.js";
-import { shownTheme } from "./theme.js";
+import { ascending, drawnInstants, withChanges } from "../data/reduce.js";
+import { shownTheme } from "../common/theme.js";
 import { clampedView, convertedView, instantsOf, pannedView, placeOf, viewAround, wholeView, zoomedView } from "./view.js";
 
 const STILL = 4;

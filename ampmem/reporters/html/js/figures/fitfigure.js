@@ -1,6 +1,6 @@
 /** The curves of a fit as a plotly figure. Pure: everything it needs comes in. */
-import { formatBytes, formatCount, plotlyText } from "./format.js";
-import { INKS } from "./theme.js";
+import { formatBytes, formatCount, plotlyText } from "../common/format.js";
+import { INKS } from "../common/theme.js";
 import { byteTicks } from "./view.js";
 
 const HEADROOM = 1.12;

@@ -1,7 +1,7 @@
 /** The timeline as a plotly figure. Pure: everything it needs comes in. */
-import { plotlyText, formatBytes } from "./format.js";
+import { plotlyText, formatBytes } from "../common/format.js";
 import { byteTicks } from "./view.js";
-import { INKS } from "./theme.js";
+import { INKS } from "../common/theme.js";
 
 export const MARGIN = { left: 66, right: 10, top: 10, bottom: 42 };
 const MAX_STEP_LINES = 60;

@@ -1,6 +1,6 @@
 /** Horizontal bars with their numbers beside them: real tables, so that they can be read without being seen. */
-import { make, named, paint } from "./dom.js";
-import { formatBytes, formatShare, formatSigned } from "./format.js";
+import { make, named, paint } from "../common/dom.js";
+import { formatBytes, formatShare, formatSigned } from "../common/format.js";
 
 /** One bar from `start` over `bytes`, both in parts of `whole`. */
 function piece(start, bytes, whole, category, name) {

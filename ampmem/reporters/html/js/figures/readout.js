@@ -1,6 +1,6 @@
 /** The live readout beside the timeline, which is its legend too. */
-import { byId, fill, make, swatch } from "./dom.js";
-import { formatBytes, formatCount, formatShare } from "./format.js";
+import { byId, fill, make, swatch } from "../common/dom.js";
+import { formatBytes, formatCount, formatShare } from "../common/format.js";
 
 /** Makes one button for each category or layer that ever has bytes; the last of the stack comes first, as in the chart. */
 export function buildReadout(categories, present, toggle) {

@@ -1,7 +1,7 @@
 /** The strip of phases above the timeline. */
-import { fill, svgElement } from "./dom.js";
+import { fill, svgElement } from "../common/dom.js";
 import { placeOf } from "./view.js";
-import { MARGIN } from "./figure.js";
+import { MARGIN } from "./timelinefigure.js";
 
 const NARROWEST = 1;
 

@@ -1,5 +1,5 @@
 /** The packed event stream: base64 of gzip of a header and binary planes. */
-import { cleaned } from "./format.js";
+import { cleaned } from "../common/format.js";
 
 export function bytesOfBase64(text) {
   const binary = atob(text);

@@ -1,7 +1,7 @@
 /** The sections of one run that are tables: peak, steps, static model, activations, casts. */
-import { byId, fill, make, named, tableOf } from "./dom.js";
-import { formatBytes, formatCount, formatPerParameter, formatShare, formatSigned, worded } from "./format.js";
-import { compositionBars } from "./bars.js";
+import { byId, fill, make, named, tableOf } from "../common/dom.js";
+import { formatBytes, formatCount, formatPerParameter, formatShare, formatSigned, worded } from "../common/format.js";
+import { compositionBars } from "../figures/bars.js";
 
 const FEW = 10;
 

@@ -1,7 +1,7 @@
 /** A tree of bytes as boxes that can be walked and opened with the keyboard: an icicle or a treemap. */
-import { fill, make, paint } from "./dom.js";
-import { formatBytes, formatShare } from "./format.js";
-import { icicleBoxes, treemapBoxes } from "./tree.js";
+import { fill, make, paint } from "../common/dom.js";
+import { formatBytes, formatShare } from "../common/format.js";
+import { icicleBoxes, treemapBoxes } from "../data/tree.js";
 
 const ROW = 26;
 const MAP_HEIGHT = 460;

@@ -1,6 +1,6 @@
 /** The head of a run: title, facts, headlines, notes and findings. */
-import { byId, fill, make } from "./dom.js";
-import { formatCount } from "./format.js";
+import { byId, fill, make } from "../common/dom.js";
+import { formatCount } from "../common/format.js";
 
 /** How many notes are shown as they are. */
 const NOTES = 3;

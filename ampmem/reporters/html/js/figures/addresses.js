@@ -1,7 +1,7 @@
 /** The allocator's segments at an instant, end to end in rows. */
-import { byId, fill, make } from "./dom.js";
-import { formatBytes, formatCount } from "./format.js";
-import { INKS } from "./theme.js";
+import { byId, fill, make } from "../common/dom.js";
+import { formatBytes, formatCount } from "../common/format.js";
+import { INKS } from "../common/theme.js";
 
 const MAX_PIECES = 5000;
 const MAX_ROWS = 40;

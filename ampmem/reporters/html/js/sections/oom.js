@@ -1,7 +1,7 @@
 /** What a run died of that ran out of memory. */
-import { byId, make } from "./dom.js";
-import { compositionBars } from "./bars.js";
-import { showSection, temporariesOf } from "./sections.js";
+import { byId, make } from "../common/dom.js";
+import { compositionBars } from "../figures/bars.js";
+import { showSection, temporariesOf } from "./tables.js";
 
 function facts(view) {
   const rows = view.facts.flatMap(({ label, text }) => [make("dt", {}, label), make("dd", {}, text)]);

@@ -1,7 +1,7 @@
 /** The table of the largest allocations. */
-import { aliveRows, kindMatcher, ownFrame, shortFrame } from "./alive.js";
-import { byId, choices, fill, make, named, scroller } from "./dom.js";
-import { formatBytes, formatCount } from "./format.js";
+import { aliveRows, kindMatcher, ownFrame, shortFrame } from "../data/alive.js";
+import { byId, choices, fill, make, named, scroller } from "../common/dom.js";
+import { formatBytes, formatCount } from "../common/format.js";
 
 const FIRST_ROWS = 25;
 const MORE_ROWS = 100;

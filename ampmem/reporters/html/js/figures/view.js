@@ -1,5 +1,5 @@
 /** The part of the run that is in view: a stretch of the horizontal axis, in events or in milliseconds. */
-import { lastAtMost } from "./live.js";
+import { lastAtMost } from "../data/live.js";
 
 /** Horizontal place of an instant. */
 export function placeOf(live, index, byTime) {
