@@ -1,7 +1,9 @@
 /** Plotly travels packed and is unpacked into a script element, which the page's policy allows by its hash. */
-import { byId } from "./dom.js";
-import { bytesOfBase64, inflated } from "./decode.js";
+import { byId } from "../common/dom.js";
+import { bytesOfBase64, inflated } from "../data/decode.js";
+/** @import { Plotly } from "./figures.js" */
 
+/** @returns {Promise<Plotly>} */
 export async function loadPlotly() {
   const packed = byId("plotly-packed");
   const source = new TextDecoder().decode(await inflated(bytesOfBase64(packed.textContent.trim())));

@@ -3,7 +3,12 @@ import { lastAtMost } from "./live.js";
 
 const BUCKETS = 1100;
 
-/** The first lowest and the first highest instant of `totals[start, end)`, in order. */
+/**
+ * The first lowest and the first highest instant of `totals[start, end)`, in order.
+ * @param {ArrayLike<number>} totals
+ * @param {number} start
+ * @param {number} end
+ */
 function extremes(totals, start, end) {
   let lowest = start;
   let highest = start;
@@ -14,7 +19,13 @@ function extremes(totals, start, end) {
   return lowest < highest ? [lowest, highest] : [highest, lowest];
 }
 
-/** Where the buckets of instants `[first, last]` begin and end; of equal width in time when `times` is given. */
+/**
+ * Where the buckets of instants `[first, last]` begin and end; of equal width in time when `times` is given.
+ * @param {number} first
+ * @param {number} last
+ * @param {number} buckets
+ * @param {Float64Array|null} times
+ */
 function bucketEdges(first, last, buckets, times) {
   const edges = [first];
   const start = times ? times[first] : 0;
@@ -32,6 +43,8 @@ function bucketEdges(first, last, buckets, times) {
  * The instants to draw of `[first, last]`: all of them when they are few, else both ends and the lowest and
  * highest of every bucket.
  * @param {Float64Array} totals what the extremes are taken of
+ * @param {number} first
+ * @param {number} last
  * @param {Float64Array|null} times when the buckets are to be of equal width in time
  * @returns {{indices: Uint32Array, every: boolean}}
  */
@@ -40,6 +53,7 @@ export function drawnInstants(totals, first, last, times = null, buckets = BUCKE
   if (count <= 2 * buckets) return { indices: Uint32Array.from({ length: count }, (_, i) => first + i), every: true };
   const edges = bucketEdges(first, last, buckets, times);
   const chosen = [first];
+  /** @param {number} index */
   const choose = (index) => {
     if (index > chosen[chosen.length - 1]) chosen.push(index);
   };
@@ -53,6 +67,11 @@ export function drawnInstants(totals, first, last, times = null, buckets = BUCKE
 /**
  * `indices` and those of the ascending `changes` that are in `[first, last]`; of very many the first, and the lowest
  * and the highest of `values` in each of some runs of them.
+ * @param {Uint32Array} indices
+ * @param {number[]} changes
+ * @param {Float64Array} values
+ * @param {number} first
+ * @param {number} last
  */
 export function withChanges(indices, changes, values, first, last, runs = BUCKETS / 2) {
   let inside = changes.filter((index) => index >= first && index <= last);
@@ -66,7 +85,10 @@ export function withChanges(indices, changes, values, first, last, runs = BUCKET
   return Uint32Array.from(new Set([...indices, ...inside])).sort();
 }
 
-/** `values` made strictly ascending by steps too small to see: a stack needs one value for each x. */
+/**
+ * `values` made strictly ascending by steps too small to see: a stack needs one value for each x.
+ * @param {Float64Array} values
+ */
 export function ascending(values) {
   const span = values[values.length - 1] - values[0] || 1;
   for (let i = 1; i < values.length; i += 1) {

@@ -1,21 +1,34 @@
 /** The curves of a fit as a plotly figure. Pure: everything it needs comes in. */
-import { formatBytes, formatCount, plotlyText } from "./format.js";
-import { INKS } from "./theme.js";
+import { formatBytes, formatCount, plotlyText } from "../common/format.js";
+import { INKS } from "../common/theme.js";
 import { byteTicks } from "./view.js";
+/** @import { CurveView, FitView } from "../common/page.js" */
+/** @import { Theme } from "../common/theme.js" */
+/** @import { Figure } from "./figures.js" */
 
 const HEADROOM = 1.12;
 const FAR = 2;
 const BEYOND = 1.5;
 
+/** @param {FitView} data */
 function largest(data) {
   return Math.max(1, ...data.curves.flatMap((curve) => curve.allocated));
 }
 
-/** Whether the line of the capacity is in the picture: from far away it would press the curves flat. */
+/**
+ * Whether the line of the capacity is in the picture: from far away it would press the curves flat.
+ * @param {FitView} data
+ * @returns {data is FitView & {capacity: number}}
+ */
 export function capacityShown(data) {
   return data.capacity !== null && data.capacity <= FAR * largest(data);
 }
 
+/**
+ * @param {CurveView} curve
+ * @param {string} argument
+ * @param {Theme} theme
+ */
 function curveOf(curve, argument, theme) {
   return {
     type: "scatter",
@@ -35,6 +48,12 @@ function curveOf(curve, argument, theme) {
   };
 }
 
+/**
+ * @param {CurveView} curve
+ * @param {string} argument
+ * @param {Theme} theme
+ * @param {number} height
+ */
 function failingOf(curve, argument, theme, height) {
   return {
     type: "scatter",
@@ -49,6 +68,10 @@ function failingOf(curve, argument, theme, height) {
   };
 }
 
+/**
+ * @param {FitView} data
+ * @param {Theme} theme
+ */
 function capacityOf(data, theme) {
   if (!capacityShown(data)) return { shapes: [], annotations: [] };
   const ink = INKS[theme];
@@ -70,9 +93,14 @@ function capacityOf(data, theme) {
   };
 }
 
-/** A band from the last value at which an arm costs to the first at which it saves; one label for equal bands. */
+/**
+ * A band from the last value at which an arm costs to the first at which it saves; one label for equal bands.
+ * @param {FitView} data
+ * @param {Theme} theme
+ */
 function crossingsOf(data, theme) {
   const ink = INKS[theme];
+  /** @type {Map<string, {from: number, to: number, arms: string[]}>} */
   const bands = new Map();
   for (const { arm, costs_at: from, saves_at: to } of data.crossings) {
     const band = bands.get(`${from} ${to}`) ?? { from, to, arms: [] };
@@ -105,7 +133,13 @@ function crossingsOf(data, theme) {
   };
 }
 
-/** @param {object} data what `FitView` has */
+/**
+ * @param {FitView} data
+ * @param {Theme} theme
+ * @param {number} width
+ * @param {number} height
+ * @returns {Figure}
+ */
 export function fitFigure(data, theme, width, height) {
   const ink = INKS[theme];
   const most = (capacityShown(data) ? Math.max(data.capacity, largest(data)) : largest(data)) * HEADROOM;

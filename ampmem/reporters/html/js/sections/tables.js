@@ -1,31 +1,36 @@
 /** The sections of one run that are tables: peak, steps, static model, activations, casts. */
-import { byId, fill, make, named, tableOf } from "./dom.js";
-import { formatBytes, formatCount, formatPerParameter, formatShare, formatSigned, worded } from "./format.js";
-import { compositionBars } from "./bars.js";
+import { fill, make, named, tableOf } from "../common/dom.js";
+import { formatBytes, formatCount, formatPerParameter, formatShare, formatSigned, worded } from "../common/format.js";
+import { compositionBars } from "../figures/bars.js";
+import { showSection } from "./section.js";
+/** @import { Row, Table } from "../common/dom.js" */
+/** @import { Allocator, BreakdownView, CastsView, CellRow, ComponentView, CompositionView } from "../common/page.js" */
+/** @import { Holders, MarkComponents, RunView } from "../common/page.js" */
+/** @import { CategoryOf } from "../figures/bars.js" */
 
 const FEW = 10;
 
-/** Fills and shows a section, or hides it when there is nothing for it. */
-export function showSection(id, ...parts) {
-  const there = parts.filter((part) => part !== null && part !== undefined);
-  byId(id).hidden = there.length === 0;
-  fill(byId(`${id}-body`), ...there);
-}
-
-/** `rows` as a table that first shows a few of them. */
+/**
+ * `rows` as a table that first shows a few of them.
+ * @param {Table} table
+ */
 function longTable(table, left = 0) {
   const box = make("div", {});
   const more = make("button", { type: "button" }, `Show all ${formatCount(table.rows.length)}`);
   const note = left
     ? make("p", { class: "quiet" }, `${formatCount(left)} smaller or earlier ones are left out of this page.`)
     : null;
+  /** @param {Row[]} rows */
   const draw = (rows) => fill(box, tableOf({ ...table, rows }), rows.length < table.rows.length ? more : note);
   more.addEventListener("click", () => draw(table.rows));
   draw(table.rows.slice(0, FEW));
   return box;
 }
 
-/** The temporaries of a composition by phase, in words; null where there are none. */
+/**
+ * The temporaries of a composition by phase, in words; null where there are none.
+ * @param {CompositionView} composition
+ */
 export function temporariesOf(composition) {
   const parts = Object.entries(composition.temporaries_by_phase).filter(([, bytes]) => bytes);
   if (!parts.length) return null;
@@ -36,7 +41,9 @@ export function temporariesOf(composition) {
   );
 }
 
+/** @param {Allocator} allocator */
 function allocatorOf(allocator) {
+  /** @type {Array<[key: keyof Allocator, label: string]>} */
   const layers = [
     ["requested", "Requested by tensors"],
     ["rounding", "Rounding"],
@@ -54,9 +61,15 @@ function allocatorOf(allocator) {
   });
 }
 
+/**
+ * @param {BreakdownView} breakdown
+ * @param {CategoryOf} categoryOf
+ */
 function breakdownOf(breakdown, categoryOf) {
   if (!breakdown?.rows.length) return null;
+  /** @param {CellRow} row */
   const name = ({ key }) => (categoryOf(key) ? named(categoryOf(key)) : worded(key));
+  /** @param {number|null} bytes */
   const cell = (bytes) =>
     make(
       "span",
@@ -68,13 +81,17 @@ function breakdownOf(breakdown, categoryOf) {
     caption: `Live bytes at the marks of step ${breakdown.step}`,
     columns: [{ head: "Category" }, ...breakdown.columns.map((head) => ({ head, number: true }))],
     rows,
-    foot: breakdown.rows.at(-1).key === "total",
+    foot: breakdown.rows.at(-1)?.key === "total",
   });
 }
 
+/**
+ * @param {RunView} run
+ * @param {CategoryOf} categoryOf
+ */
 export function showPeak(run, categoryOf) {
-  const { composition, conservation } = run;
-  if (!composition) return showSection("peak");
+  const { composition, conservation, peak } = run;
+  if (!composition || !peak) return showSection("peak");
   const residual = conservation.residual_bytes;
   const check =
     residual === null
@@ -85,7 +102,7 @@ export function showPeak(run, categoryOf) {
     make(
       "p",
       { class: "quiet" },
-      `Step ${run.peak.step}, ${run.peak.phase}, event ${formatCount(run.peak.position)}: ${formatCount(composition.total)} bytes. Each bar starts where the one above ends.`,
+      `Step ${peak.step}, ${peak.phase}, event ${formatCount(peak.position)}: ${formatCount(composition.total)} bytes. Each bar starts where the one above ends.`,
     ),
     compositionBars(composition, categoryOf),
     temporariesOf(composition),
@@ -94,11 +111,18 @@ export function showPeak(run, categoryOf) {
   );
 }
 
+/**
+ * @param {RunView} run
+ * @param {CategoryOf} categoryOf
+ * @param {(step: number) => void} toStep
+ */
 export function showSteps(run, categoryOf, toStep) {
-  const optional = [
+  /** @type {Array<[label: string, key: "loss"|"loss_scale"]>} */
+  const texts = [
     ["Loss", "loss"],
     ["Loss scale", "loss_scale"],
-  ].filter(([, key]) => run.steps.some((step) => step[key] && step[key] !== "-"));
+  ];
+  const optional = texts.filter(([, key]) => run.steps.some((step) => step[key] && step[key] !== "-"));
   const reserved = run.steps.some((step) => (step.peak_reserved ?? null) !== null);
   const rows = run.steps.map((step, i) => {
     const go = make(
@@ -133,6 +157,7 @@ export function showSteps(run, categoryOf, toStep) {
   );
 }
 
+/** @param {ComponentView} row */
 function whyOf(row) {
   // The total's terms are those of the rows above it again, but for roundings.
   const own = row.terms.filter((term) => row.component !== "total" || term.why.startsWith("rounding"));
@@ -149,6 +174,11 @@ function whyOf(row) {
   return terms.length ? make("ul", { class: "why" }, ...terms) : "as told";
 }
 
+/**
+ * @param {MarkComponents} mark
+ * @param {number} parameters
+ * @param {CategoryOf} categoryOf
+ */
 function markTable(mark, parameters, categoryOf) {
   const columns = [
     { head: "Component" },
@@ -171,6 +201,10 @@ function markTable(mark, parameters, categoryOf) {
   return tableOf({ caption: mark.name, columns, rows, foot: mark.rows.at(-1)?.component === "total", class: "model" });
 }
 
+/**
+ * @param {RunView} run
+ * @param {CategoryOf} categoryOf
+ */
 export function showStatic(run, categoryOf) {
   const model = run.static_model;
   if (!model) return showSection("static");
@@ -186,6 +220,7 @@ export function showStatic(run, categoryOf) {
   );
 }
 
+/** @param {RunView} run */
 export function showActivations(run) {
   if (!run.activations.length) return showSection("activations");
   const total = run.activations.reduce((sum, group) => sum + group.bytes, 0);
@@ -210,6 +245,7 @@ export function showActivations(run) {
   );
 }
 
+/** @param {CastsView} casts */
 function castSteps(casts) {
   const columns = [
     { head: "Step" },
@@ -221,16 +257,23 @@ function castSteps(casts) {
     { head: "by both", number: true },
     { head: "Survive", number: true },
   ];
+  /**
+   * @param {Holders|null} holders
+   * @param {"autograd"|"cache"|"both"} who
+   */
   const held = (holders, who) => (holders ? formatBytes(holders[who].bytes) : "-");
   const rows = casts.steps.map((step) => {
     const phases = Object.values(step.phases);
+    /** @param {"copies"|"cache_hits"} key */
     const sum = (key) => phases.reduce((all, phase) => all + phase[key], 0);
     return [
       String(step.index),
       formatCount(sum("copies")),
       formatCount(sum("cache_hits")),
       formatBytes(step.peak_bytes),
-      ...["autograd", "cache", "both"].map((who) => held(step.after_forward, who)),
+      held(step.after_forward, "autograd"),
+      held(step.after_forward, "cache"),
+      held(step.after_forward, "both"),
       formatBytes(step.surviving.bytes),
     ];
   });
@@ -242,6 +285,7 @@ function castSteps(casts) {
     : null;
 }
 
+/** @param {RunView} run */
 export function showCasts(run) {
   const { casts } = run;
   if (!casts?.copies) return showSection("casts");

@@ -1,16 +1,28 @@
 /** The allocator's segments at an instant, end to end in rows. */
-import { byId, fill, make } from "./dom.js";
-import { formatBytes, formatCount } from "./format.js";
-import { INKS } from "./theme.js";
+import { byId, fill, make } from "../common/dom.js";
+import { formatBytes, formatCount } from "../common/format.js";
+import { given } from "../common/given.js";
+import { INKS } from "../common/theme.js";
+/** @import { AddressMapView, SegmentView } from "../common/page.js" */
+/** @import { Theme } from "../common/theme.js" */
+/** @import { CategoryOf } from "./bars.js" */
+
+/** @typedef {{start: number, bytes: number, key: string}} Piece a block, with all segments end to end */
+/** @typedef {{row: number, left: number, width: number, key: string}} Cut a piece in one row, places in parts of it */
 
 const MAX_PIECES = 5000;
 const MAX_ROWS = 40;
 const ROW_HEIGHT = 14;
 const CELL = 3;
 
-/** All blocks end to end: `{start, bytes, key}`, and where each segment starts. */
+/**
+ * All blocks end to end: `{start, bytes, key}`, and where each segment starts.
+ * @param {SegmentView[]} segments
+ */
 export function layoutOf(segments) {
+  /** @type {Piece[]} */
   const pieces = [];
+  /** @type {number[]} */
   const starts = [];
   let start = 0;
   for (const segment of segments) {
@@ -21,15 +33,24 @@ export function layoutOf(segments) {
   return { pieces, starts, total: start };
 }
 
-/** Bytes in a row: the least power of two with which everything fits into the rows. */
+/**
+ * Bytes in a row: the least power of two with which everything fits into the rows.
+ * @param {number} total
+ */
 export function rowBytes(total) {
   let bytes = 512;
   while (bytes * MAX_ROWS < total) bytes *= 2;
   return bytes;
 }
 
-/** Pieces cut at the ends of the rows: `{row, left, width, key}` with places in parts of a row. */
+/**
+ * Pieces cut at the ends of the rows: `{row, left, width, key}` with places in parts of a row.
+ * @param {Piece[]} pieces
+ * @param {number} width in bytes
+ * @returns {Cut[]}
+ */
 export function cutPieces(pieces, width) {
+  /** @type {Cut[]} */
   const cut = [];
   for (const { start, bytes, key } of pieces) {
     for (let at = start; at < start + bytes;) {
@@ -42,9 +63,15 @@ export function cutPieces(pieces, width) {
   return cut;
 }
 
-/** For each cell of a grid the key that has most of its bytes. */
+/**
+ * For each cell of a grid the key that has most of its bytes.
+ * @param {Cut[]} cut
+ * @param {number} rows
+ * @param {number} columns
+ * @returns {Cut[]}
+ */
 export function heatmapCells(cut, rows, columns) {
-  const cells = Array.from({ length: rows * columns }, () => new Map());
+  const cells = Array.from({ length: rows * columns }, () => /** @type {Map<string, number>} */ (new Map()));
   for (const { row, left, width, key } of cut) {
     const end = (left + width) * columns;
     for (let column = Math.floor(left * columns); column < Math.min(columns, Math.ceil(end)); column += 1) {
@@ -60,10 +87,15 @@ export function heatmapCells(cut, rows, columns) {
   });
 }
 
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {string} color
+ * @param {string} ink
+ */
 function hatch(context, color, ink) {
   const tile = document.createElement("canvas");
   tile.width = tile.height = 6;
-  const brush = tile.getContext("2d");
+  const brush = given(tile.getContext("2d"));
   brush.fillStyle = color;
   brush.fillRect(0, 0, 6, 6);
   brush.strokeStyle = ink;
@@ -72,10 +104,16 @@ function hatch(context, color, ink) {
   brush.moveTo(0, 6);
   brush.lineTo(6, 0);
   brush.stroke();
-  return context.createPattern(tile, "repeat");
+  return given(context.createPattern(tile, "repeat"));
 }
 
-/** Draws `map`, of the instant that `where` names. */
+/**
+ * Draws `map`, of the instant that `where` names.
+ * @param {AddressMapView} map
+ * @param {string} where
+ * @param {CategoryOf} categoryOf
+ * @param {Theme} theme
+ */
 export function showAddresses(map, where, categoryOf, theme) {
   byId("addresses-title").textContent = `Allocator address map ${where}`;
   const body = byId("addresses-body");
@@ -92,7 +130,7 @@ export function showAddresses(map, where, categoryOf, theme) {
   canvas.width = inner * scale;
   canvas.height = rows * ROW_HEIGHT * scale;
   canvas.style.height = `${rows * ROW_HEIGHT}px`;
-  const context = canvas.getContext("2d");
+  const context = given(canvas.getContext("2d"));
   context.scale(scale, scale);
   const few = pieces.length <= MAX_PIECES;
   const cut = few ? cutPieces(pieces, width) : heatmapCells(cutPieces(pieces, width), rows, Math.floor(inner / CELL));

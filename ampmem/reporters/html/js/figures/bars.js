@@ -1,8 +1,18 @@
 /** Horizontal bars with their numbers beside them: real tables, so that they can be read without being seen. */
-import { make, named, paint } from "./dom.js";
-import { formatBytes, formatShare, formatSigned } from "./format.js";
+import { make, named, paint } from "../common/dom.js";
+import { formatBytes, formatShare, formatSigned } from "../common/format.js";
+/** @import { CategoryView, CompositionView, InstantView, WaterfallView } from "../common/page.js" */
 
-/** One bar from `start` over `bytes`, both in parts of `whole`. */
+/** @typedef {(key: string) => CategoryView|null} CategoryOf the category with this key */
+
+/**
+ * One bar from `start` over `bytes`, both in parts of `whole`.
+ * @param {number} start
+ * @param {number} bytes
+ * @param {number} whole
+ * @param {CategoryView|null} category
+ * @param {string} name
+ */
 function piece(start, bytes, whole, category, name) {
   const bar = paint(
     make("span", { class: `piece ${name}`, title: category ? `${category.label} · ${formatBytes(bytes)}` : null }),
@@ -13,21 +23,28 @@ function piece(start, bytes, whole, category, name) {
   return bar;
 }
 
+/** @param {string} label */
 function rowHead(label) {
   return make("th", { scope: "row", class: label.length <= 18 ? "short" : null }, label);
 }
 
+/** @param {HTMLElement[]} pieces */
 function track(...pieces) {
   return make("td", { class: "track" }, make("span", { class: "track-line", "aria-hidden": "true" }, ...pieces));
 }
 
+/**
+ * @param {string} label
+ * @param {HTMLElement[]} rows
+ */
 function barTable(label, rows) {
   return make("table", { class: "bars", "aria-label": label }, make("tbody", {}, ...rows));
 }
 
 /**
  * A waterfall: each row begins where the one before ends; the last row is the whole.
- * @param {{rows: Array<{key: string, bytes: number}>, total: number}} composition
+ * @param {CompositionView} composition
+ * @param {CategoryOf} categoryOf
  */
 export function compositionBars(composition, categoryOf, when = "at the peak") {
   let start = 0;
@@ -57,7 +74,10 @@ export function compositionBars(composition, categoryOf, when = "at the peak") {
 
 /**
  * One stacked bar for each run at one instant.
- * @param {{rows: Array<{key: string, cells: Array<number|null>}>, totals: Array<number|null>}} instant
+ * @param {InstantView} instant
+ * @param {string[]} labels
+ * @param {string|null} baseline
+ * @param {CategoryOf} categoryOf
  */
 export function stackedBars(instant, labels, baseline, categoryOf) {
   const most = Math.max(1, ...instant.totals.map((total) => total ?? 0));
@@ -87,7 +107,10 @@ export function stackedBars(instant, labels, baseline, categoryOf) {
   return barTable(`Live bytes of each run, ${instant.name}, and the difference to ${baseline ?? "the first"}`, rows);
 }
 
-/** The lowest and highest point that a waterfall reaches. */
+/**
+ * The lowest and highest point that a waterfall reaches.
+ * @param {WaterfallView} waterfall
+ */
 function waterfallExtent({ start, end, terms }) {
   let now = start;
   let most = Math.max(start, end);
@@ -98,9 +121,17 @@ function waterfallExtent({ start, end, terms }) {
   return Math.max(1, most);
 }
 
-/** From one run's bytes to another's: `start` plus all terms is `end`. */
+/**
+ * From one run's bytes to another's: `start` plus all terms is `end`.
+ * @param {WaterfallView} waterfall
+ * @param {CategoryOf} categoryOf
+ */
 export function waterfallBars(waterfall, categoryOf) {
   const whole = waterfallExtent(waterfall);
+  /**
+   * @param {string} label
+   * @param {number} bytes
+   */
   const end = (label, bytes) =>
     make(
       "tr",

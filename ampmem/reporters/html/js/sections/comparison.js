@@ -1,13 +1,25 @@
 /** Runs side by side, and how one gets from the baseline's bytes to another's. */
-import { make, tableOf } from "./dom.js";
-import { formatBytes, formatDuration, formatSigned } from "./format.js";
-import { stackedBars, waterfallBars } from "./bars.js";
-import { showSection } from "./sections.js";
+import { make, tableOf } from "../common/dom.js";
+import { formatBytes, formatDuration, formatSigned } from "../common/format.js";
+import { stackedBars, waterfallBars } from "../figures/bars.js";
+import { showSection } from "./section.js";
+/** @import { Child, Column } from "../common/dom.js" */
+/** @import { ComparisonView } from "../common/page.js" */
+/** @import { CategoryOf } from "../figures/bars.js" */
 
+/** @param {ComparisonView} comparison */
 function figures(comparison) {
   const { labels, step_time: times } = comparison;
+  /**
+   * @template T
+   * @param {Array<T|null>} values by run
+   * @param {(value: T) => string} show
+   */
   const each = (values, show) =>
-    labels.map((_, i) => (values?.[i] === null || values?.[i] === undefined ? "-" : show(values[i])));
+    labels.map((_, i) => {
+      const value = values?.[i];
+      return value === null || value === undefined ? "-" : show(value);
+    });
   const rows = [
     ["Step time, median", ...each(times, (time) => time.text ?? formatDuration(time.median_ns))],
     ["Fastest to slowest", ...each(times, (time) => `${formatDuration(time.min_ns)} - ${formatDuration(time.max_ns)}`)],
@@ -25,15 +37,21 @@ function figures(comparison) {
   });
 }
 
+/**
+ * @param {string} first
+ * @param {string[]} labels
+ * @returns {Column[]}
+ */
 function columnsOf(first, labels) {
   return [{ head: first }, ...labels.map((head) => ({ head, number: true }))];
 }
 
+/** @param {ComparisonView} comparison */
 function losses(comparison) {
   if (!comparison.losses.length) return null;
   const shown =
-    comparison.losses.length > 7 ? [...comparison.losses.slice(0, 5), comparison.losses.at(-1)] : comparison.losses;
-  const text = (value) => (value === null ? "-" : String(Number(value.toPrecision(6))));
+    comparison.losses.length > 7 ? [...comparison.losses.slice(0, 5), ...comparison.losses.slice(-1)] : comparison.losses;
+  const text = (/** @type {number|null} */ value) => (value === null ? "-" : String(Number(value.toPrecision(6))));
   const rows = shown.map((row) => [String(row.step), ...(row.texts ?? row.values.map(text))]);
   const differences = comparison.loss_difference_texts;
   if (comparison.baseline !== null && differences) rows.push([`Off ${comparison.baseline} by up to`, ...differences]);
@@ -44,6 +62,10 @@ function losses(comparison) {
   });
 }
 
+/**
+ * @param {ComparisonView} comparison
+ * @param {CategoryOf} categoryOf
+ */
 function byCategory(comparison, categoryOf) {
   const tables = comparison.instants.map((instant) => {
     const rows = instant.rows.map(({ key, cells }) => [
@@ -56,10 +78,18 @@ function byCategory(comparison, categoryOf) {
   return make("details", {}, make("summary", {}, "Every category at every instant, as tables"), ...tables);
 }
 
+/**
+ * @param {string} title
+ * @param {Child[]} parts
+ */
 function block(title, ...parts) {
   return make("div", { class: "block" }, make("h3", {}, title), ...parts);
 }
 
+/**
+ * @param {ComparisonView|null} comparison
+ * @param {CategoryOf} categoryOf
+ */
 export function showComparison(comparison, categoryOf) {
   if (!comparison) return showSection("comparison");
   const { labels, baseline } = comparison;

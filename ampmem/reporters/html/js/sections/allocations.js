@@ -1,7 +1,8 @@
 /** The table of the largest allocations. */
-import { aliveRows, kindMatcher, ownFrame, shortFrame } from "./alive.js";
-import { byId, choices, fill, make, named, scroller } from "./dom.js";
-import { formatBytes, formatCount } from "./format.js";
+import { byId, choices, fill, make, named, scroller } from "../common/dom.js";
+import { formatBytes, formatCount } from "../common/format.js";
+import { aliveRows, kindMatcher, ownFrame, shortFrame } from "../data/alive.js";
+/** @import { AliveRow, Kinds } from "../data/alive.js" */
 
 const FIRST_ROWS = 25;
 const MORE_ROWS = 100;
@@ -16,7 +17,17 @@ const COLUMNS = [
   ["Made in", ""],
 ];
 
+/** @typedef {Record<string, Int32Array|null>} Counts by when it lives: `peak`, `cursor`, `run` */
+
 export class AllocationTable {
+  /** @type {Kinds|null} */
+  #kinds = null;
+  /** @type {Counts} */
+  #counts = {};
+  #where = "";
+  #alive = byId("alive", HTMLSelectElement);
+  #category = byId("category", HTMLSelectElement);
+  #search = byId("search", HTMLInputElement);
   #limit = FIRST_ROWS;
 
   constructor() {
@@ -24,9 +35,9 @@ export class AllocationTable {
       this.#limit = FIRST_ROWS;
       this.draw();
     };
-    byId("search").addEventListener("input", again);
-    byId("category").addEventListener("change", again);
-    byId("alive").addEventListener("change", again);
+    this.#search.addEventListener("input", again);
+    this.#category.addEventListener("change", again);
+    this.#alive.addEventListener("change", again);
     byId("more").addEventListener("click", () => {
       this.#limit += MORE_ROWS;
       this.draw();
@@ -34,41 +45,57 @@ export class AllocationTable {
   }
 
   /**
-   * @param {object} kinds a `Kinds`
+   * @param {Kinds} kinds
    * @param {{peak: Int32Array|null, run: Int32Array|null}} counts by kind
    */
   show(kinds, counts) {
-    this.kinds = kinds;
-    this.counts = { ...counts, cursor: null };
-    this.where = "";
-    byId("search").value = "";
+    this.#kinds = kinds;
+    this.#counts = { ...counts, cursor: null };
+    this.#search.value = "";
     const seen = new Set(Array.from({ length: kinds.count }, (_, kind) => kinds.category(kind)));
-    const options = kinds.categories.flatMap((category, i) => (seen.has(i) ? [[String(i), category.label]] : []));
-    choices(byId("category"), [["all", "All categories"], ...options], "all");
-    byId("alive").value = "peak";
-    byId("alive").querySelector("[value=run]").disabled = !counts.run;
+    /** @type {Array<[string, string]>} */
+    const options = [["all", "All categories"]];
+    for (const [i, { label }] of kinds.categories.entries()) if (seen.has(i)) options.push([String(i), label]);
+    choices(this.#category, options, "all");
+    this.#alive.value = "peak";
+    this.#allow("run", counts.run !== null);
     this.pin(null, "");
   }
 
-  /** Shows what is alive at the cursor, or again what is alive at the peak. */
+  /**
+   * Shows what is alive at the cursor, or again what is alive at the peak.
+   * @param {Int32Array|null} counts by kind
+   * @param {string} where
+   */
   pin(counts, where) {
-    this.counts.cursor = counts;
-    this.where = where;
-    const select = byId("alive");
-    select.querySelector("[value=cursor]").disabled = !counts;
+    this.#counts.cursor = counts;
+    this.#where = where;
+    this.#allow("cursor", counts !== null);
+    const select = this.#alive;
     if (counts) select.value = "cursor";
-    else if (select.value === "cursor" || !this.counts[select.value]) select.value = this.counts.peak ? "peak" : "run";
+    else if (select.value === "cursor" || !this.#counts[select.value]) select.value = this.#counts.peak ? "peak" : "run";
     this.#limit = FIRST_ROWS;
     this.draw();
   }
 
+  /**
+   * Lets `when` be chosen, or not.
+   * @param {string} when
+   * @param {boolean} there
+   */
+  #allow(when, there) {
+    for (const option of this.#alive.options) if (option.value === when) option.disabled = !there;
+  }
+
   draw() {
-    const alive = byId("alive").value;
-    const counts = this.counts[alive] ?? new Int32Array(0);
-    const category = byId("category").value;
-    const matches = kindMatcher(this.kinds, byId("search").value);
-    const rows = aliveRows(this.kinds, counts).filter(
-      ({ kind }) => (category === "all" || this.kinds.category(kind) === Number(category)) && matches(kind),
+    const kinds = this.#kinds;
+    if (!kinds) return;
+    const alive = this.#alive.value;
+    const counts = this.#counts[alive] ?? new Int32Array(0);
+    const category = this.#category.value;
+    const matches = kindMatcher(kinds, this.#search.value);
+    const rows = aliveRows(kinds, counts).filter(
+      ({ kind }) => (category === "all" || kinds.category(kind) === Number(category)) && matches(kind),
     );
     this.#say(rows, alive);
     const head = make(
@@ -78,7 +105,7 @@ export class AllocationTable {
         text ? make("th", { scope: "col", class: kind || null }, text) : make("td", {}),
       ),
     );
-    const shown = rows.slice(0, this.#limit).flatMap((row) => this.#row(row));
+    const shown = rows.slice(0, this.#limit).map((row) => this.#row(row, kinds));
     const nothing = rows.length
       ? null
       : make("tr", {}, make("td", { colspan: COLUMNS.length, class: "quiet" }, "Nothing matches."));
@@ -93,20 +120,29 @@ export class AllocationTable {
     byId("more").textContent = `Show more (${formatCount(rows.length - this.#limit)} left)`;
   }
 
+  /**
+   * @param {AliveRow[]} rows
+   * @param {string} alive
+   */
   #say(rows, alive) {
     const count = rows.reduce((sum, row) => sum + row.count, 0);
     const bytes = rows.reduce((sum, row) => sum + row.count * row.bytes, 0);
+    /** @type {Record<string, string>} */
     const where = {
       peak: "alive at the peak",
-      cursor: `alive at ${this.where}`,
+      cursor: `alive at ${this.#where}`,
       run: "made during the run, one after another",
-    }[alive];
+    };
     byId("allocations-note").textContent =
-      `${formatCount(count)} allocation${count === 1 ? "" : "s"}, ${formatBytes(bytes)} (${formatCount(bytes)} B), ${where}`;
+      `${formatCount(count)} allocation${count === 1 ? "" : "s"}, ${formatBytes(bytes)} (${formatCount(bytes)} B), ${where[alive]}`;
   }
 
-  #row({ kind, count, bytes }) {
-    const { kinds } = this;
+  /**
+   * @param {AliveRow} each
+   * @param {Kinds} kinds
+   */
+  #row(each, kinds) {
+    const { kind, count, bytes } = each;
     const frames = kinds.frames(kind);
     const name = kinds.text("name", kind);
     const op = kinds.text("op", kind);
@@ -133,13 +169,14 @@ export class AllocationTable {
       make("td", { class: "quiet" }, kinds.phase(kind)),
     ];
     const row = make("tr", { class: "allocation" }, ...cells);
+    /** @type {HTMLElement|null} */
     let details = null;
     const toggle = () => {
       const opened = open.getAttribute("aria-expanded") !== "true";
       open.setAttribute("aria-expanded", String(opened));
       open.textContent = opened ? "▾" : "▸";
       if (opened && !details) {
-        details = this.#details(kind, count, bytes, frames);
+        details = this.#details(each, kinds);
         row.after(details);
       }
       if (details) details.hidden = !opened;
@@ -149,11 +186,15 @@ export class AllocationTable {
       toggle();
     });
     row.addEventListener("click", toggle);
-    return [row];
+    return row;
   }
 
-  #details(kind, count, bytes, frames) {
-    const { kinds } = this;
+  /**
+   * @param {AliveRow} row
+   * @param {Kinds} kinds
+   */
+  #details({ kind, count, bytes }, kinds) {
+    const frames = kinds.frames(kind);
     const facts = [
       ["Bytes", count > 1 ? `${formatCount(bytes)} each, ${formatCount(bytes * count)} together` : formatCount(bytes)],
       ["Name", kinds.text("name", kind)],

@@ -5,10 +5,15 @@
  * Where the allocator's segments are known there are two more series above the categories: what blocks have beyond
  * what was requested (rounding), and what is reserved and in no block (cached).
  */
+/** @import { Block, ExactStream, Live, ReducedStream, SegmentColumns } from "./stream.js" */
 
 const CHECKPOINT = 4096;
 
-/** The largest index in the ascending `values` whose value is at most `value`; 0 when there is none. */
+/**
+ * The largest index in the ascending `values` whose value is at most `value`; 0 when there is none.
+ * @param {ArrayLike<number>} values
+ * @param {number} value
+ */
 export function lastAtMost(values, value) {
   let low = 0;
   let high = values.length - 1;
@@ -20,7 +25,9 @@ export function lastAtMost(values, value) {
   return low;
 }
 
+/** @implements {Live} */
 class ExactLive {
+  /** @param {ExactStream} stream */
   constructor(stream) {
     this.exact = true;
     this.codes = stream.codes;
@@ -33,15 +40,23 @@ class ExactLive {
     this.segments = stream.header.segments ?? null;
     this.blocks = stream.header.block_bytes ?? null;
     this.layers = this.segments ? 2 : 0;
+    this.reserved = new Float64Array(this.length);
+    /** @type {number[]} */
     this.changes = [];
-    if (this.segments) this.#reserve();
+    this.totals = new Float64Array(this.length);
+    this.most = new Float64Array(this.categories + this.layers);
+    // At every 4096th instant the bytes of the categories, and behind them those of the blocks.
+    this.width = this.categories + (this.blocks ? 1 : 0);
+    this.checkpoints = new Float64Array((Math.floor(this.codes.length / CHECKPOINT) + 1) * this.width);
+    if (this.segments) this.#reserve(this.segments);
     this.#sum();
   }
 
-  /** What is reserved at every instant, and where that changes. */
-  #reserve() {
-    const { since, bytes } = this.segments;
-    this.reserved = new Float64Array(this.length);
+  /**
+   * What is reserved at every instant, and where that changes.
+   * @param {SegmentColumns} segments
+   */
+  #reserve({ since, bytes }) {
     let now = 0;
     let at = 0;
     for (let row = 0; row < since.length && since[row] < this.length; row += 1) {
@@ -57,14 +72,9 @@ class ExactLive {
 
   /** One pass: the total at every instant, and all categories at every 4096th, to start from. */
   #sum() {
-    const { codes, categories, blocks } = this;
+    const { codes, categories, blocks, width } = this;
     const { category, bytes } = this.kinds;
-    // Behind the categories: the bytes of the blocks.
-    const width = categories + (blocks ? 1 : 0);
     const now = new Float64Array(width);
-    this.totals = new Float64Array(this.length);
-    this.most = new Float64Array(categories + this.layers);
-    this.checkpoints = new Float64Array((Math.floor(codes.length / CHECKPOINT) + 1) * width);
     let total = 0;
     for (let i = 0; i < codes.length; i += 1) {
       if (i % CHECKPOINT === 0) this.checkpoints.set(now, (i / CHECKPOINT) * width);
@@ -84,24 +94,32 @@ class ExactLive {
     if (codes.length % CHECKPOINT === 0) this.checkpoints.set(now, (codes.length / CHECKPOINT) * width);
   }
 
+  /**
+   * @param {number} rounding
+   * @param {number} cached
+   */
   #noteLayers(rounding, cached) {
     if (rounding > this.most[this.categories]) this.most[this.categories] = rounding;
     if (cached > this.most[this.categories + 1]) this.most[this.categories + 1] = cached;
   }
 
+  /** @param {number} index */
   position(index) {
     return index;
   }
 
+  /** @param {number} position */
   indexOf(position) {
     return Math.max(0, Math.min(this.length - 1, Math.floor(position)));
   }
 
-  /** Bytes of each category, and of the layers above them, at the ascending `indices`: one array each. */
+  /**
+   * Bytes of each category, and of the layers above them, at the ascending `indices`: one array each.
+   * @param {ArrayLike<number> & Iterable<number>} indices
+   */
   sample(indices) {
-    const { categories, codes, blocks } = this;
+    const { categories, codes, blocks, width } = this;
     const { category, bytes } = this.kinds;
-    const width = categories + (blocks ? 1 : 0);
     const series = Array.from({ length: categories + this.layers }, () => new Float64Array(indices.length));
     const now = new Float64Array(width);
     let at = -1;
@@ -125,7 +143,10 @@ class ExactLive {
     return series;
   }
 
-  /** Totals over the categories that `shown` says 1 for. */
+  /**
+   * Totals over the categories that `shown` says 1 for.
+   * @param {boolean[]} shown
+   */
   totalsOf(shown) {
     if (shown.every(Boolean)) return this.totals;
     const { codes } = this;
@@ -139,18 +160,25 @@ class ExactLive {
     return totals;
   }
 
-  /** How many allocations of each kind live at `index`. */
+  /**
+   * How many allocations of each kind live at `index`.
+   * @param {number} index
+   */
   aliveAt(index) {
     const counts = new Int32Array(this.kinds.bytes.length);
     for (let i = 0; i < index; i += 1) counts[this.codes[i] >>> 1] += this.codes[i] & 1 ? -1 : 1;
     return counts;
   }
 
-  /** The blocks that live at `index` as `{address, bytes, category}`, by address; null where that is not known. */
+  /**
+   * The blocks that live at `index` as `{address, bytes, category}`, by address; null where that is not known.
+   * @param {number} index
+   */
   blocksAt(index) {
-    if (!this.places) return null;
+    if (!this.places || !this.blocks) return null;
     const there = new Int32Array(this.steps.length).fill(-1);
     for (let i = 0; i < index; i += 1) there[this.places[i]] = this.codes[i] & 1 ? -1 : this.codes[i] >>> 1;
+    /** @type {Block[]} */
     const blocks = [];
     let address = 0;
     for (let place = 0; place < there.length; place += 1) {
@@ -169,7 +197,12 @@ class ExactLive {
   }
 }
 
+/** @implements {Live} */
 class ReducedLive {
+  /**
+   * @param {ReducedStream} stream
+   * @param {number|undefined} peakPosition
+   */
   constructor(stream, peakPosition) {
     this.exact = false;
     this.positions = stream.positions;
@@ -179,6 +212,10 @@ class ReducedLive {
     this.peakKinds = stream.header.peak_kinds ?? [];
     this.categories = stream.categories;
     this.layers = this.series.length - this.categories;
+    /** @type {SegmentColumns|null} */
+    this.segments = null;
+    this.reserved = new Float64Array(0);
+    /** @type {number[]} */
     this.changes = [];
     this.length = stream.positions.length;
     this.peakIndex = lastAtMost(this.positions, peakPosition ?? 0);
@@ -186,18 +223,22 @@ class ReducedLive {
     this.most = this.series.map((values) => values.reduce((most, value) => Math.max(most, value), 0));
   }
 
+  /** @param {number} index */
   position(index) {
     return this.positions[index];
   }
 
+  /** @param {number} position */
   indexOf(position) {
     return lastAtMost(this.positions, position);
   }
 
+  /** @param {ArrayLike<number> & Iterable<number>} indices */
   sample(indices) {
     return this.series.map((values) => Float64Array.from(indices, (index) => values[index]));
   }
 
+  /** @param {boolean[]} shown */
   totalsOf(shown) {
     const totals = new Float64Array(this.length);
     this.series.forEach((values, category) => {
@@ -207,7 +248,10 @@ class ReducedLive {
     return totals;
   }
 
-  /** Known at the peak only; null elsewhere. */
+  /**
+   * Known at the peak only; null elsewhere.
+   * @param {number} index
+   */
   aliveAt(index) {
     if (index !== this.peakIndex) return null;
     const counts = new Int32Array(this.kinds.bytes.length);
@@ -224,7 +268,12 @@ class ReducedLive {
   }
 }
 
-/** What lives when, from an unpacked stream. */
+/**
+ * What lives when, from an unpacked stream.
+ * @param {ExactStream|ReducedStream} stream
+ * @param {number|undefined} peakPosition
+ * @returns {Live}
+ */
 export function liveOf(stream, peakPosition) {
   return stream.mode === "exact" ? new ExactLive(stream) : new ReducedLive(stream, peakPosition);
 }

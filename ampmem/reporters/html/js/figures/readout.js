@@ -1,8 +1,17 @@
 /** The live readout beside the timeline, which is its legend too. */
-import { byId, fill, make, swatch } from "./dom.js";
-import { formatBytes, formatCount, formatShare } from "./format.js";
+import { byId, fill, make, swatch } from "../common/dom.js";
+import { formatBytes, formatCount, formatShare } from "../common/format.js";
+/** @import { CategoryView } from "../common/page.js" */
 
-/** Makes one button for each category or layer that ever has bytes; the last of the stack comes first, as in the chart. */
+/** @typedef {Record<"row"|"exact"|"bytes"|"share"|"line", HTMLElement>} ReadoutRow */
+
+/**
+ * Makes one button for each category or layer that ever has bytes; the last of the stack comes first, as in the chart.
+ * @param {CategoryView[]} categories
+ * @param {boolean[]} present
+ * @param {(category: number) => void} toggle
+ * @returns {Map<number, ReadoutRow>}
+ */
 export function buildReadout(categories, present, toggle) {
   const rows = new Map();
   const order = categories
@@ -36,11 +45,14 @@ export function buildReadout(categories, present, toggle) {
 
 /**
  * Shows the bytes of one instant. `shown` says which of the values are drawn; the first `live` are categories.
+ * @param {Map<number, ReadoutRow>} rows
  * @param {{title: string, where: string, values: Float64Array, live: number}} reading
+ * @param {boolean[]} shown
  */
 export function showReading(rows, reading, shown) {
   byId("readout-title").textContent = reading.title;
   byId("readout-where").textContent = reading.where;
+  /** @param {Float64Array} values */
   const sum = (values) => values.reduce((all, value) => all + value, 0);
   const total = sum(reading.values.subarray(0, reading.live));
   const reserved = sum(reading.values);

@@ -1,13 +1,21 @@
 /** The timeline as a plotly figure. Pure: everything it needs comes in. */
-import { plotlyText, formatBytes } from "./format.js";
+import { plotlyText, formatBytes } from "../common/format.js";
+import { INKS } from "../common/theme.js";
 import { byteTicks } from "./view.js";
-import { INKS } from "./theme.js";
+/** @import { CategoryView } from "../common/page.js" */
+/** @import { Theme } from "../common/theme.js" */
+/** @import { Drawing, Figure, PeakMark } from "./figures.js" */
+/** @import { View } from "./view.js" */
 
 export const MARGIN = { left: 66, right: 10, top: 10, bottom: 42 };
 const MAX_STEP_LINES = 60;
 const HEADROOM = 1.13;
 
-/** Sums of the visible series at each drawn instant. */
+/**
+ * Sums of the visible series at each drawn instant.
+ * @param {Array<ArrayLike<number>>} series
+ * @param {boolean[]} shown by series
+ */
 export function stackedTotals(series, shown) {
   const totals = new Float64Array(series[0].length);
   series.forEach((values, category) => {
@@ -16,6 +24,12 @@ export function stackedTotals(series, shown) {
   return totals;
 }
 
+/**
+ * @param {CategoryView} category
+ * @param {Float64Array} x
+ * @param {Float64Array} y
+ * @param {Theme} theme
+ */
 function areaOf(category, x, y, theme) {
   const color = category[theme];
   const pattern = category.pattern
@@ -44,6 +58,11 @@ function areaOf(category, x, y, theme) {
   };
 }
 
+/**
+ * @param {Float64Array} x
+ * @param {Float64Array} totals
+ * @param {Theme} theme
+ */
 function outlineOf(x, totals, theme) {
   return {
     type: "scatter",
@@ -56,6 +75,10 @@ function outlineOf(x, totals, theme) {
   };
 }
 
+/**
+ * @param {number[]} lines
+ * @param {Theme} theme
+ */
 function stepLines(lines, theme) {
   if (lines.length > MAX_STEP_LINES) return [];
   return lines.map((x) => ({
@@ -70,7 +93,12 @@ function stepLines(lines, theme) {
   }));
 }
 
-/** A line where memory ran out, with its name at the foot, out of the peak's way. */
+/**
+ * A line where memory ran out, with its name at the foot, out of the peak's way.
+ * @param {number|null} x
+ * @param {View} view
+ * @param {Theme} theme
+ */
 function failureMarks(x, view, theme) {
   if (x === null || x < view.low || x > view.high) return { shapes: [], annotations: [] };
   const ink = INKS[theme];
@@ -95,6 +123,11 @@ function failureMarks(x, view, theme) {
   };
 }
 
+/**
+ * @param {PeakMark|null} peak
+ * @param {View} view
+ * @param {Theme} theme
+ */
 function peakMarks(peak, view, theme) {
   if (!peak || peak.x < view.low || peak.x > view.high) return { traces: [], annotations: [] };
   const ink = INKS[theme];
@@ -134,10 +167,10 @@ function peakMarks(peak, view, theme) {
 }
 
 /**
- * @param {object} drawing `x` and `series` (one array for each category, then the layers above them) at the drawn
- *   instants, `shown` and `present` by series, `live` (how many of them are categories), `view`, `byTime`,
- *   `failure` (where memory ran out, or null), `peak` (`{x, bytes, label}` or null), `steps` (where steps begin),
- *   `width`, `height`
+ * @param {Drawing} drawing
+ * @param {CategoryView[]} categories those of the series
+ * @param {Theme} theme
+ * @returns {Figure}
  */
 export function timelineFigure(drawing, categories, theme) {
   const { x, series, shown, present, live, view, byTime, width, height } = drawing;
@@ -149,7 +182,7 @@ export function timelineFigure(drawing, categories, theme) {
     shown[i] && present[i] ? [areaOf(category, x, series[i], theme)] : [],
   );
   const marks = peakMarks(drawing.peak, view, theme);
-  const failure = failureMarks(drawing.failure ?? null, view, theme);
+  const failure = failureMarks(drawing.failure, view, theme);
   const axis = {
     showgrid: true,
     gridcolor: ink.grid,

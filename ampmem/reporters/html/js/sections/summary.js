@@ -1,16 +1,19 @@
 /** The head of a run: title, facts, headlines, notes and findings. */
-import { byId, fill, make } from "./dom.js";
-import { formatCount } from "./format.js";
+import { byId, fill, make } from "../common/dom.js";
+import { formatCount } from "../common/format.js";
+/** @import { FindingView, Headline, RunView } from "../common/page.js" */
 
 /** How many notes are shown as they are. */
 const NOTES = 3;
 
+const INFO = ["i", "Note"];
 const SEVERITIES = new Map([
   ["warning", ["!", "Warning"]],
   ["advice", ["→", "Advice"]],
-  ["info", ["i", "Note"]],
+  ["info", INFO],
 ]);
 
+/** @param {Headline} view */
 function headline({ label, value, detail, bytes }) {
   const exact = bytes === null || bytes === undefined ? null : `${formatCount(bytes)} bytes`;
   return make(
@@ -21,6 +24,7 @@ function headline({ label, value, detail, bytes }) {
   );
 }
 
+/** @param {RunView} run */
 export function showSummary(run) {
   byId("summary-title").textContent = run.title;
   fill(byId("facts"), ...run.facts.map((fact) => make("li", {}, fact)));
@@ -29,9 +33,13 @@ export function showSummary(run) {
   byId("summary").hidden = false;
 }
 
+/**
+ * @param {FindingView} item
+ * @param {(id: string) => void} jump
+ */
 function finding(item, jump) {
-  const [sign, word] = SEVERITIES.get(item.severity) ?? SEVERITIES.get("info");
-  const target = byId(item.jump);
+  const [sign, word] = SEVERITIES.get(item.severity) ?? INFO;
+  const target = document.getElementById(item.jump);
   const button = target && !target.hidden ? make("button", { type: "button", class: "jump" }, "Show where") : null;
   button?.addEventListener("click", () => jump(item.jump));
   return make(
@@ -62,13 +70,20 @@ function finding(item, jump) {
   );
 }
 
-/** The findings; call it when the sections they point to are there. */
+/**
+ * The findings; call it when the sections they point to are there.
+ * @param {RunView} run
+ * @param {(id: string) => void} jump
+ */
 export function showFindings(run, jump) {
   fill(byId("findings"), ...run.findings.map((item) => finding(item, jump)));
   byId("findings").hidden = run.findings.length === 0;
 }
 
-/** A few notes are shown as they are; more are one line that opens. */
+/**
+ * A few notes are shown as they are; more are one line that opens.
+ * @param {string[]} notes
+ */
 function notesOf(notes) {
   if (notes.length <= NOTES) return notes.map((note) => make("p", { class: "note" }, note));
   const items = notes.map((note) => make("li", {}, note));

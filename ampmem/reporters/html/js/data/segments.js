@@ -1,6 +1,14 @@
 /** The allocator's segments and blocks at an instant, from the packed events of a run. */
+/** @import { AddressMapView } from "../common/page.js" */
+/** @import { Live, SegmentColumns } from "./stream.js" */
 
-/** How many of `held` begin before `address`. */
+/** @typedef {{address: number, bytes: number, pages: number}} Held a segment, or pages of one */
+
+/**
+ * How many of `held` begin before `address`.
+ * @param {Held[]} held
+ * @param {number} address
+ */
 function countBefore(held, address) {
   let low = 0;
   let high = held.length;
@@ -12,10 +20,16 @@ function countBefore(held, address) {
   return low;
 }
 
-/** Takes `[address, address + bytes)` out of `held`, pieces that ascend and do not overlap. */
+/**
+ * Takes `[address, address + bytes)` out of `held`, pieces that ascend and do not overlap.
+ * @param {Held[]} held
+ * @param {number} address
+ * @param {number} bytes
+ */
 function cutOut(held, address, bytes) {
   const end = address + bytes;
   const first = Math.max(0, countBefore(held, address) - 1);
+  /** @type {Held[]} */
   const kept = [];
   let last = first;
   for (; last < held.length && held[last].address < end; last += 1) {
@@ -27,8 +41,13 @@ function cutOut(held, address, bytes) {
   held.splice(first, last - first, ...kept);
 }
 
-/** The segments at the instant `index` as `{address, bytes}`, by address; neighbouring pages are one segment. */
+/**
+ * The segments at the instant `index` as `{address, bytes}`, by address; neighbouring pages are one segment.
+ * @param {SegmentColumns} columns
+ * @param {number} index
+ */
 export function segmentsAt({ since, bytes, address, pages }, index) {
+  /** @type {Held[]} */
   const held = [];
   for (let row = 0; row < since.length && since[row] <= index; row += 1) {
     cutOut(held, address[row], Math.abs(bytes[row]));
@@ -36,6 +55,7 @@ export function segmentsAt({ since, bytes, address, pages }, index) {
     const piece = { address: address[row], bytes: bytes[row], pages: pages[row] };
     held.splice(countBefore(held, piece.address), 0, piece);
   }
+  /** @type {Held[]} */
   const joined = [];
   for (const piece of held) {
     const before = joined[joined.length - 1];
@@ -54,6 +74,7 @@ export function segmentsAt({ since, bytes, address, pages }, index) {
 export function filledSegments(segments, blocks) {
   let next = 0;
   return segments.map(({ address, bytes }) => {
+    /** @type {Array<[offset: number, bytes: number, key: string]>} */
     const pieces = [];
     const end = address + bytes;
     let at = address;
@@ -70,10 +91,16 @@ export function filledSegments(segments, blocks) {
   });
 }
 
-/** The address map at `index`; `keys` are those of the categories. Null where the events have no addresses. */
+/**
+ * The address map at `index`; `keys` are those of the categories. Null where the events have no addresses.
+ * @param {Live} live
+ * @param {number} index
+ * @param {string[]} keys
+ * @returns {AddressMapView|null}
+ */
 export function addressMapAt(live, index, keys) {
   const blocks = live.blocksAt(index);
-  if (!blocks) return null;
+  if (!blocks || !live.segments) return null;
   const named = blocks.map(({ address, bytes, category }) => ({ address, bytes, key: keys[category] }));
   return { segments: filledSegments(segmentsAt(live.segments, index), named) };
 }

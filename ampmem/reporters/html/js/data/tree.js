@@ -1,7 +1,22 @@
 /** Trees of bytes: built from paths, cut down to what can be drawn, laid out in the unit square. */
+import { given } from "../common/given.js";
+
+/** @typedef {{path: string[], bytes: number, category: number}} PathRow */
+/**
+ * `category` is that of a leaf; `rest` is for what was left out of its parent.
+ * @typedef {{name: string|null, bytes: number, category: number|null, rest: boolean}} Sized
+ */
+/** @typedef {Sized & {parent: Tree|null, children: Map<string|number, Tree>}} Tree */
+/** @typedef {Sized & {parent: Pruned|null, children: Pruned[]}} Pruned the largest first */
+/** @typedef {{left: number, top: number, width: number, height: number}} Area */
 
 const MAX_NODES = 500;
 
+/**
+ * @param {string|null} name
+ * @param {Tree|null} parent
+ * @returns {Tree}
+ */
 function newNode(name, parent) {
   return { name, parent, bytes: 0, category: null, rest: false, children: new Map() };
 }
@@ -9,7 +24,7 @@ function newNode(name, parent) {
 /**
  * A tree from rows with a path, bytes and the category of the leaf. Names are keys of maps, so that any name will do.
  * @param {string} rootName
- * @param {Iterable<{path: string[], bytes: number, category: number}>} rows
+ * @param {Iterable<PathRow>} rows
  */
 export function treeOf(rootName, rows) {
   const root = newNode(rootName, null);
@@ -39,12 +54,14 @@ export function treeOf(rootName, rows) {
 
 /** A heap of nodes, largest first. */
 class LargestFirst {
+  /** @type {Tree[]} */
   #items = [];
 
   get size() {
     return this.#items.length;
   }
 
+  /** @param {Tree} node */
   push(node) {
     const items = this.#items;
     let at = items.push(node) - 1;
@@ -56,11 +73,12 @@ class LargestFirst {
     }
   }
 
+  /** The largest; there must be one. */
   pop() {
     const items = this.#items;
     const top = items[0];
     const last = items.pop();
-    if (items.length) {
+    if (last && items.length) {
       items[0] = last;
       let at = 0;
       for (;;) {
@@ -81,14 +99,18 @@ class LargestFirst {
  * The `limit` largest nodes of the tree, with what is left out of a node as its child "other".
  * Below a node only what is at most as large can be, so the largest nodes are always a tree.
  * Children are arrays in the result, largest first.
+ * @param {Tree} root
+ * @returns {Pruned}
  */
 export function prunedTree(root, limit = MAX_NODES) {
   const heap = new LargestFirst();
+  /** @type {Map<Tree, Pruned>} */
   const kept = new Map();
   heap.push(root);
   while (heap.size && kept.size < limit) {
     const node = heap.pop();
-    const copy = { ...node, children: [], parent: kept.get(node.parent) ?? null };
+    /** @type {Pruned} */
+    const copy = { ...node, children: [], parent: (node.parent && kept.get(node.parent)) ?? null };
     kept.set(node, copy);
     copy.parent?.children.push(copy);
     for (const child of node.children.values()) if (child.bytes > 0) heap.push(child);
@@ -106,10 +128,13 @@ export function prunedTree(root, limit = MAX_NODES) {
       });
     }
   }
-  return kept.get(root);
+  return given(kept.get(root));
 }
 
-/** All nodes below and with `node`, parents first. */
+/**
+ * All nodes below and with `node`, parents first.
+ * @param {Pruned} node
+ */
 export function nodesOf(node) {
   const found = [node];
   for (let i = 0; i < found.length; i += 1) found.push(...found[i].children);
@@ -118,7 +143,8 @@ export function nodesOf(node) {
 
 /**
  * Boxes of an icicle: `left` and `width` in the unit interval, `depth` from 0.
- * @returns {{node: object, left: number, width: number, depth: number}[]}
+ * @param {Pruned} root
+ * @returns {Array<{node: Pruned, left: number, width: number, depth: number}>}
  */
 export function icicleBoxes(root) {
   const boxes = [{ node: root, left: 0, width: 1, depth: 0 }];
@@ -134,18 +160,30 @@ export function icicleBoxes(root) {
   return boxes;
 }
 
-/** The worst ratio of sides when `areas` (with sum `sum`) fill a strip along a side of this length. */
+/**
+ * The worst ratio of sides when `areas` (with sum `sum`) fill a strip along a side of this length.
+ * @param {number} largest
+ * @param {number} smallest
+ * @param {number} sum
+ * @param {number} side
+ */
 function worstRatio(largest, smallest, sum, side) {
   const square = sum * sum;
   return Math.max((side * side * largest) / square, square / (side * side * smallest));
 }
 
-/** Squarified boxes for `nodes` in a rectangle. */
+/**
+ * Squarified boxes for `nodes` in a rectangle.
+ * @param {Pruned[]} nodes
+ * @param {Area} area
+ */
 function squarified(nodes, area) {
   const total = nodes.reduce((sum, node) => sum + node.bytes, 0);
   const scale = (area.width * area.height) / total;
+  /** @type {Array<Area & {node: Pruned}>} */
   const boxes = [];
   let { left, top, width, height } = area;
+  /** @type {Pruned[]} */
   let row = [];
   let sum = 0;
   const place = () => {
@@ -188,7 +226,10 @@ function squarified(nodes, area) {
 
 /**
  * Boxes of a treemap in pixels. A box with room for it keeps a line for its own name above its children.
- * @returns {{node: object, left: number, top: number, width: number, height: number, depth: number}[]}
+ * @param {Pruned} root
+ * @param {number} width
+ * @param {number} height
+ * @returns {Array<Area & {node: Pruned, depth: number}>}
  */
 export function treemapBoxes(root, width, height, line = 18, gap = 2) {
   const boxes = [{ node: root, left: 0, top: 0, width, height, depth: 0 }];
@@ -209,9 +250,14 @@ export function treemapBoxes(root, width, height, line = 18, gap = 2) {
   return boxes;
 }
 
-/** The nodes below the root whose name holds `query`. */
+/**
+ * The nodes below the root whose name holds `query`.
+ * @param {Pruned} root
+ * @param {string} query
+ */
 export function matchedNodes(root, query) {
   const wanted = query.toLowerCase();
-  const named = (node) => node.name !== null && !node.rest && node.parent !== null;
-  return new Set(nodesOf(root).filter((node) => named(node) && node.name.toLowerCase().includes(wanted)));
+  return new Set(
+    nodesOf(root).filter((node) => !node.rest && node.parent && node.name?.toLowerCase().includes(wanted)),
+  );
 }

@@ -1,6 +1,8 @@
 /** Light, dark, or what the system says; remembered where the browser lets a page remember. */
 import { byId } from "./dom.js";
 
+/** @typedef {"light"|"dark"} Theme */
+
 const THEME_KEY = "ampmem-theme";
 const SYSTEM_DARK = "(prefers-color-scheme: dark)";
 
@@ -17,6 +19,7 @@ function remembered() {
   }
 }
 
+/** @param {string} theme */
 function remember(theme) {
   try {
     localStorage.setItem(THEME_KEY, theme);
@@ -25,16 +28,23 @@ function remember(theme) {
   }
 }
 
-/** `light` or `dark`, as shown now. */
+/**
+ * `light` or `dark`, as shown now.
+ * @returns {Theme}
+ */
 export function shownTheme() {
   const chosen = document.documentElement.dataset.theme;
   if (chosen === "light" || chosen === "dark") return chosen;
   return matchMedia(SYSTEM_DARK).matches ? "dark" : "light";
 }
 
-/** Puts the selector to work; `changed` is called whenever another theme is shown. */
+/**
+ * Puts the selector to work; `changed` is called whenever another theme is shown.
+ * @param {() => unknown} changed
+ */
 export function startTheme(changed) {
-  const select = byId("theme");
+  const select = byId("theme", HTMLSelectElement);
+  /** @param {string} theme */
   const apply = (theme) => {
     if (theme === "auto") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = theme;
