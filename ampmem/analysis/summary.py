@@ -6,38 +6,28 @@ The dataclasses have the names and the order of the JSON. ``None`` is what could
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
-from typing import TypeAlias, cast
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ampmem.analysis.activations import ActivationGroup, activation_groups
-from ampmem.analysis.allocator.layers import (
-    Layers,
-    layers_of,
-    marks_residual,
-    outside_in,
-    process_outside_in,
-    reserved_residual,
-)
-from ampmem.analysis.allocator.out_of_memory import OutOfMemory, out_of_memory
+from ampmem.analysis.allocator.layers import marks_residual, outside_in, process_outside_in, reserved_residual
+from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.analyse import Analysis, analyse
-from ampmem.analysis.casts import Casts, cast_eligible, casts
+from ampmem.analysis.casts import Casts, cast_eligible
 from ampmem.analysis.findings import Finding, findings
 from ampmem.analysis.fit.estimate import Prediction, prediction_of
+from ampmem.analysis.jsonable import named, plain
 from ampmem.analysis.largest import LargeAllocation, largest
 from ampmem.analysis.modules import ModuleMemory, modules
-from ampmem.analysis.static_model.verdict import StaticComponent, StaticRecipe, judge
+from ampmem.analysis.static_model.verdict import StaticComponent, StaticRecipe
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
 from ampmem.analysis.timeline.marks import Instants, failure_ns, phase_at
 from ampmem.errors import NothingRecorded
 from ampmem.events import UNKNOWN, AllocatorRecord, Fact, Phase, Recording, Source, StepRecord
 
 SCHEMA = "ampmem.summary/1"
-
-Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +64,7 @@ class Parameters:
 class Optimizer:
     """One optimizer that stepped."""
 
-    class_name: str = field(metadata={"json": "class"})
+    class_name: str = field(metadata=named("class"))
     implementation: str
 
 
@@ -163,7 +153,7 @@ class Summary:
     parameters: Parameters
     optimizer: tuple[Optimizer, ...]
     steps: tuple[Step, ...]
-    out_of_memory: OutOfMemory | None
+    out_of_memory: FailedRequest | None
     """The last request that failed for want of memory; ``None`` when none did."""
     plain_step_ns: tuple[int, ...]
     peak: RunPeak
@@ -184,7 +174,7 @@ class Summary:
 
     def to_json(self) -> str:
         """The summary as JSON text, as ``summary.schema.json`` describes it."""
-        return json.dumps(_plain(self), indent=2, allow_nan=False)
+        return json.dumps(plain(self), indent=2, allow_nan=False)
 
     @property
     def last_step(self) -> Step:
@@ -206,12 +196,13 @@ def summary_of(analysis: Analysis) -> Summary:
     """The summary of an analysis that is there already."""
     recording, run = analysis.recording, analysis.recording.run
     _require_training(recording)
-    arm, verdict = recording.arm, judge(analysis)
-    layers = layers_of(analysis)
-    positions = [analysis.timeline.peak_between(step.start_ns, step.end_ns) for step in recording.steps]
-    count = len(positions)
-    steps = tuple(map(_step, [analysis] * count, [layers] * count, recording.steps, analysis.marks, positions))
+    arm, verdict = recording.arm, analysis.verdict
+    steps = tuple(
+        _step(analysis, step, marks, position)
+        for step, marks, position in zip(recording.steps, analysis.marks, analysis.peaks, strict=True)
+    )
     top = max(range(len(steps)), key=lambda index: steps[index].peak.bytes)
+    position = analysis.peaks[top]
     return Summary(
         schema=SCHEMA,
         ampmem=run.ampmem,
@@ -234,20 +225,20 @@ def summary_of(analysis: Analysis) -> Summary:
             for record in recording.optimizers
         ),
         steps=steps,
-        out_of_memory=out_of_memory(analysis),
+        out_of_memory=analysis.failed_request,
         plain_step_ns=recording.plain_step_ns,
         peak=_run_peak(steps[top]),
-        allocator=_allocator(analysis, layers, positions[top], steps[top].index),
+        allocator=_allocator(analysis, position, steps[top].index),
         prediction=None if recording.prediction is None else prediction_of(recording.prediction),
         caching_allocator=recording.allocator,
-        conservation=_conservation(analysis, layers),
-        inferred=_inferred(analysis, positions[top]),
+        conservation=_conservation(analysis),
+        inferred=_inferred(analysis, position),
         static_recipe=None if verdict is None else verdict.recipe,
         static_model=() if verdict is None else verdict.components,
         activations=_activations(analysis),
-        casts=casts(analysis),
+        casts=analysis.casts,
         modules=modules(analysis),
-        top=largest(analysis, positions[top]),
+        top=largest(analysis, position),
         findings=findings(analysis),
     )
 
@@ -274,8 +265,8 @@ def _require_training(recording: Recording) -> None:
         )
 
 
-def _step(analysis: Analysis, layers: Layers | None, step: StepRecord, marks: Instants, position: int) -> Step:
-    between = map(analysis.timeline.position, (step.start_ns, step.end_ns))
+def _step(analysis: Analysis, step: StepRecord, marks: Instants, position: int) -> Step:
+    layers, between = analysis.layers, map(analysis.timeline.position, (step.start_ns, step.end_ns))
     return Step(
         index=step.index,
         finished=step.finished,
@@ -299,7 +290,7 @@ def _activations(analysis: Analysis) -> tuple[ActivationGroup, ...]:
     """Those at the end of the last forward that a backward followed; where none did, when memory ran out."""
     instants = [marks.after_forward for marks in analysis.marks if marks.after_forward is not None]
     instants = instants or [failed for failed in (failure_ns(analysis.recording),) if failed is not None]
-    return activation_groups(analysis, analysis.timeline.position(instants[-1])) if instants else ()
+    return activation_groups(analysis, analysis.saved_as, analysis.timeline.position(instants[-1])) if instants else ()
 
 
 def _breakdown(analysis: Analysis, instant_ns: int | None) -> Breakdown | None:
@@ -344,10 +335,10 @@ def _parameters(recording: Recording) -> Parameters:
     )
 
 
-def _allocator(analysis: Analysis, layers: Layers | None, position: int, step: int) -> Allocator:
+def _allocator(analysis: Analysis, position: int, step: int) -> Allocator:
     requested = int(analysis.timeline.total[position])
     allocated = int(analysis.lifetimes.block_bytes[analysis.lifetimes.alive_at(position)].sum())
-    reserved = None if layers is None else int(layers.reserved[position])
+    reserved = None if analysis.layers is None else int(analysis.layers.reserved[position])
     return Allocator(
         requested=requested,
         rounding=allocated - requested,
@@ -359,7 +350,7 @@ def _allocator(analysis: Analysis, layers: Layers | None, position: int, step: i
     )
 
 
-def _conservation(analysis: Analysis, layers: Layers | None) -> Conservation:
+def _conservation(analysis: Analysis) -> Conservation:
     events = analysis.recording.events
     known = events.allocated != UNKNOWN
     residual = marks_residual(analysis)
@@ -370,7 +361,7 @@ def _conservation(analysis: Analysis, layers: Layers | None) -> Conservation:
     return Conservation(
         events=len(events),
         residual_bytes=residual,
-        reserved_residual_bytes=reserved_residual(analysis, layers),
+        reserved_residual_bytes=reserved_residual(analysis, analysis.layers),
     )
 
 
@@ -381,16 +372,3 @@ def _inferred(analysis: Analysis, position: int) -> Breakdown:
     concluded &= analysis.lifetimes.alive_at(position)
     size = analysis.lifetimes.bytes
     return {category: int(size[concluded & analysis.classes.of(category)].sum()) for category in CATEGORIES}
-
-
-def _plain(value: object) -> Json:
-    """``value`` in terms of what JSON has; infinite and undefined numbers have no place there."""
-    if is_dataclass(value):
-        return {item.metadata.get("json", item.name): _plain(getattr(value, item.name)) for item in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return cast(Json, value)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ampmem.allocator.model.layout import SnapshotSegment
 from ampmem.allocator.model.oom import EXPLANATIONS, Candidates, Reason, largest
 from ampmem.allocator.shortage import candidates, unpack
-from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.timeline.categories import Breakdown, Category
+from ampmem.analysis.timeline.history import History
 from ampmem.analysis.timeline.marks import phase_at
 from ampmem.errors import RecordingError
 from ampmem.events import NO_STEP, OomRecord, Phase, Recording
@@ -41,7 +41,7 @@ class LargestFree:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutOfMemory:
+class FailedRequest:
     """The last request that failed for want of memory, and the state of the allocator then; everything in bytes.
 
     ``step`` is ``None`` outside of every step. ``ended_the_run`` is false where the script went on. ``failures``
@@ -84,25 +84,25 @@ class OutOfMemory:
         return f"{self.phase} of step {self.step}"
 
 
-def out_of_memory(analysis: Analysis) -> OutOfMemory | None:
+def failed_request(history: History) -> FailedRequest | None:
     """The last failure, the one that a script dies of; ``None`` when no request failed.
 
     Raises :class:`RecordingError` when the allocator's state cannot be read.
     """
-    recording = analysis.recording
+    recording = history.recording
     if not recording.ooms:
         return None
     oom = recording.ooms[-1]
     segments, free = _state(oom)
-    position = analysis.timeline.position(oom.time_ns)
-    alive = analysis.timeline.breakdown(position)
+    position = history.timeline.position(oom.time_ns)
+    alive = history.timeline.breakdown(position)
     blocks = [block for segment in segments for block in segment.blocks]
     reserved = sum(segment.size for segment in segments)
     outside = oom.total - oom.free - reserved
     # A total below the device's is a limit of the process's; else this never is what stops a request.
     reason = free.reason(oom.asked, oom.segment, oom.free, max(oom.total - reserved, 0))
     phase = phase_at(recording.phases, oom.time_ns)
-    return OutOfMemory(
+    return FailedRequest(
         step=_step(recording, oom),
         phase=phase.name.lower(),
         ended_the_run=_ended(recording),
@@ -115,7 +115,7 @@ def out_of_memory(analysis: Analysis) -> OutOfMemory | None:
         module=oom.module or None,
         stack=tuple(line for line in oom.stack.split("\n") if line),
         alive=alive,
-        temporaries_by_phase=analysis.timeline.temporaries_by_phase(position),
+        temporaries_by_phase=history.timeline.temporaries_by_phase(position),
         reserved=reserved,
         cached=sum(block.size for block in blocks if not block.allocated and not block.awaiting),
         outside=outside if outside >= 0 else None,

@@ -15,7 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
-from ampmem.events import Fact, OptimizerRecord, ParameterRecord
+from ampmem.events import Fact, OptimizerRecord, ParameterRecord, StateName
 from ampmem.patching import patch
 from ampmem.recorder.log import storage_address
 from ampmem.recorder.models.models import parameter_record
@@ -110,7 +110,7 @@ class OptimizerHooks:
             name_id, path = names.get(id(parameter), (0, 0))
             of = session.texts.value(name_id)
             for key, tensor in _tensors(state, ""):
-                text = session.texts.id(f"{key} of {of}" if of else key)
+                text = session.texts.id(str(StateName(state=key, parameter=of)))
                 session.log.fact(Fact.OPTIMIZER_STATE, storage_address(tensor), text, path)
 
     def _note_optimizer(self, optimizer: Optimizer, names: dict[int, tuple[int, int]]) -> None:

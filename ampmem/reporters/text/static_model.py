@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampmem.analysis.activations import LOW_PRECISION
-from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent, Term
+from ampmem.analysis.static_model.terms import Term, TermKind
+from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent
 from ampmem.analysis.summary import Summary
 from ampmem.reporters.text.plain_text import WIDTH, per_parameter, shorten, table, wrapped
 from ampmem.reporters.text.words import signed, trimmed
@@ -67,7 +68,7 @@ def _mark(words: str, rows: Sequence[StaticComponent], parameters: int) -> str:
 def _why(row: StaticComponent) -> str:
     if row.component == TOTAL:
         texts = ["the sum of the above" if row.holds else _residual(row)]
-        texts += [_term(term) for term in row.terms if term.why.startswith("rounding")]
+        texts += [_term(term) for term in row.terms if term.kind is TermKind.ROUNDING]
     else:
         texts = [_term(term) for term in row.terms] or ["as told"]
         texts += [] if row.holds else [_residual(row)]

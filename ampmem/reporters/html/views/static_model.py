@@ -28,7 +28,7 @@ def _rows(summary: Summary, mark: str) -> tuple[ComponentView, ...]:
     return tuple(
         ComponentView(
             component=row.component,
-            told=row.model_bytes,
+            model=row.model_bytes,
             measured=row.measured_bytes,
             terms=row.terms,
             residual=row.residual_bytes,
