@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ampmem.analysis.jsonable import Positive
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.history import History
 from ampmem.analysis.timeline.lifetimes import ALIVE, JoinedFacts, Mask
 from ampmem.analysis.timeline.marks import Instants
+from ampmem.analysis.timeline.timeline import PhaseName
 from ampmem.events import Column, Fact, Phase, Recording, StepRecord
 
 AUTOCAST_ARMS = ("amp", "amp-nocache")
@@ -53,7 +55,7 @@ class StepCasts:
     """
 
     index: int
-    phases: Mapping[str, PhaseCasts]
+    phases: Mapping[PhaseName, PhaseCasts]
     after_forward: Holders | None
     peak_bytes: int
     recomputed: CopyCount
@@ -67,7 +69,7 @@ class ParameterCasts:
     """The cast copies of one parameter, over the whole recording; how many of them who kept."""
 
     name: str
-    copies: int
+    copies: Positive
     bytes: int
     cache_hits: int
     held_by_cache: int

@@ -1,17 +1,52 @@
-"""From dataclasses to what JSON has: an object for each, with its fields' names and their order."""
+"""From dataclasses to what JSON has: an object for each, with its fields' names and their order.
+
+The types of the fields say what the JSON may hold; :mod:`ampmem.analysis.schema` reads them. An integer is a size or
+a count, so never negative, unless it is :data:`Signed`; a mapping from an enum has all of its members as keys.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import Field, fields, is_dataclass
-from typing import Any, TypeAlias, cast
+from dataclasses import Field, dataclass, fields, is_dataclass
+from typing import Annotated, Any, TypeAlias, cast
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 _KEY = "json"
 NOT_IN_JSON: Mapping[str, str | None] = {_KEY: None}
 """Metadata of a field that is for Python alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """So large, or so long, is what is annotated with it, or larger; any number where ``least`` is ``None``."""
+
+    least: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """A text that is one of these."""
+
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EachOf:
+    """A mapping with exactly these keys."""
+
+    keys: tuple[str, ...]
+
+
+Signed: TypeAlias = Annotated[int, AtLeast(None)]
+"""An integer that may be negative."""
+
+Positive: TypeAlias = Annotated[int, AtLeast(1)]
+"""An integer that is never 0."""
+
+Name: TypeAlias = Annotated[str, AtLeast(1)]
+"""A text that is never empty."""
 
 
 def named(key: str) -> Mapping[str, str | None]:

@@ -6,8 +6,8 @@ The dataclasses have the names and the order of the JSON. ``None`` is what could
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 
@@ -18,12 +18,14 @@ from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.casts import Casts, cast_eligible
 from ampmem.analysis.findings import Finding, findings
 from ampmem.analysis.fit.estimate import Prediction, prediction_of
-from ampmem.analysis.jsonable import named, plain
+from ampmem.analysis.jsonable import AtLeast, Json, OneOf, Positive, Signed, named, plain
 from ampmem.analysis.largest import LargeAllocation, largest
 from ampmem.analysis.modules import ModuleMemory, modules
+from ampmem.analysis.schema import schema_of
 from ampmem.analysis.static_model.verdict import StaticComponent, StaticRecipe
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
 from ampmem.analysis.timeline.marks import Instants, failure_ns, phase_at
+from ampmem.analysis.timeline.timeline import ByPhase, PhaseName
 from ampmem.errors import NothingRecorded
 from ampmem.events import UNKNOWN, AllocatorRecord, Fact, Phase, Recording, Source, StepRecord
 
@@ -42,7 +44,7 @@ class Device:
 class Arm:
     """The precision mode; ``forced`` by ampmem or the script's own, ``wrapped`` in regions that ampmem opened."""
 
-    name: str
+    name: Annotated[str, OneOf(("as-is", "fp32", "amp", "amp-nocache"))]
     dtype: str | None
     cache: bool | None
     scaler: bool
@@ -65,7 +67,7 @@ class Optimizer:
     """One optimizer that stepped."""
 
     class_name: str = field(metadata=named("class"))
-    implementation: str
+    implementation: Annotated[str, OneOf(("foreach", "fused", "for-loop"))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +84,9 @@ class Peak:
     """When a step needed the most. ``temporaries_by_phase`` splits the temporaries by phase of birth."""
 
     bytes: int
-    phase: str
+    phase: PhaseName
     categories: Breakdown
-    temporaries_by_phase: Mapping[str, int]
+    temporaries_by_phase: ByPhase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +119,12 @@ class Allocator:
     """The allocator's layers at the run's peak, in bytes."""
 
     requested: int
-    rounding: int
+    rounding: Signed
     allocated: int
     cached: int | None
     reserved: int | None
     outside: int | None
-    outside_process: int | None
+    outside_process: Signed | None
     """What of ``outside`` is this process's, as the driver counts."""
 
 
@@ -140,19 +142,19 @@ class Conservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """All of it."""
+    """What a recording comes to."""
 
-    schema: str
+    schema: Annotated[str, OneOf((SCHEMA,))]
     ampmem: str
     torch: str
-    source: str
+    source: Source
     device: Device
     rank: int
-    world_size: int
+    world_size: Positive
     arm: Arm
     parameters: Parameters
     optimizer: tuple[Optimizer, ...]
-    steps: tuple[Step, ...]
+    steps: Annotated[tuple[Step, ...], AtLeast(1)]
     out_of_memory: FailedRequest | None
     """The last request that failed for want of memory; ``None`` when none did."""
     plain_step_ns: tuple[int, ...]
@@ -173,13 +175,22 @@ class Summary:
     findings: tuple[Finding, ...]
 
     def to_json(self) -> str:
-        """The summary as JSON text, as ``summary.schema.json`` describes it."""
+        """The summary as JSON text, as :func:`summary_schema` describes it."""
         return json.dumps(plain(self), indent=2, allow_nan=False)
 
     @property
     def last_step(self) -> Step:
         """The last step that ended; the one in which memory ran out when none did."""
         return ([step for step in self.steps if step.finished] or self.steps)[-1]
+
+
+def summary_schema() -> dict[str, Json]:
+    """The JSON Schema of :meth:`Summary.to_json`."""
+    return schema_of(
+        Summary,
+        title="ampmem summary, version 1",
+        description="What `ampmem show --json` prints. Sizes are bytes; null is a value that could not be measured.",
+    )
 
 
 def summarize(recording: Recording) -> Summary:
@@ -207,7 +218,7 @@ def summary_of(analysis: Analysis) -> Summary:
         schema=SCHEMA,
         ampmem=run.ampmem,
         torch=run.torch,
-        source=run.source.value,
+        source=run.source,
         device=Device(type=run.device_type, name=run.device_name),
         rank=run.rank,
         world_size=run.world_size,

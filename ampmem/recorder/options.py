@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from ampmem import __version__
 from ampmem.events import RunRecord
 from ampmem.recorder.sources.base import Source
+from ampmem.version import __version__
 
 AS_IS = "as-is"
 ARMS = (AS_IS, "fp32", "amp", "amp-nocache")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from ampmem.allocator.model.layout import SnapshotSegment
 from ampmem.allocator.model.oom import EXPLANATIONS, Candidates, Reason, largest
 from ampmem.allocator.shortage import candidates, unpack
+from ampmem.analysis.jsonable import AtLeast, Positive
 from ampmem.analysis.timeline.categories import Breakdown, Category
 from ampmem.analysis.timeline.history import History
 from ampmem.analysis.timeline.marks import phase_at
+from ampmem.analysis.timeline.timeline import ByPhase, PhaseName
 from ampmem.errors import RecordingError
 from ampmem.events import NO_STEP, OomRecord, Phase, Recording
 
@@ -53,9 +56,9 @@ class FailedRequest:
     """
 
     step: int | None
-    phase: str
+    phase: PhaseName
     ended_the_run: bool
-    failures: int
+    failures: Positive
     asked: int
     segment: int
     device_total: int
@@ -64,14 +67,14 @@ class FailedRequest:
     module: str | None
     stack: tuple[str, ...]
     alive: Breakdown
-    temporaries_by_phase: Mapping[str, int]
+    temporaries_by_phase: ByPhase
     reserved: int
     cached: int
     outside: int | None
     largest_free: LargestFree
-    reason: str
+    reason: Reason
     explanation: str
-    changes: tuple[str, ...]
+    changes: Annotated[tuple[str, ...], AtLeast(1)]
     residual_bytes: int
 
     @property
@@ -124,7 +127,7 @@ def failed_request(history: History) -> FailedRequest | None:
             other_streams=largest(free.other_stream),
             other_pools=largest(free.other_pool),
         ),
-        reason=str(reason),
+        reason=reason,
         explanation=EXPLANATIONS[reason],
         changes=tuple(_changes(recording, reason, segments, alive, phase)),
         residual_bytes=abs(sum(alive.values()) - sum(block.requested for block in blocks if block.allocated)),

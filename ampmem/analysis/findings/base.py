@@ -13,7 +13,7 @@ import numpy as np
 from ampmem.analysis.activations import LOW_PRECISION
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.casts import AUTOCAST_ARMS, StepCasts
-from ampmem.analysis.jsonable import NOT_IN_JSON
+from ampmem.analysis.jsonable import NOT_IN_JSON, Signed
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
 from ampmem.analysis.timeline.marks import Instants
@@ -51,7 +51,7 @@ class Finding:
     severity: Severity
     section: Section = field(metadata=NOT_IN_JSON)
     message: str
-    bytes: int | None
+    bytes: Signed | None
     change: str
     evidence: tuple[str, ...]
 

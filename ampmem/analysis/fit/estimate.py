@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ampmem.analysis.jsonable import Name, Signed
 from ampmem.events import PredictionRecord, TermsRecord
 
 
@@ -27,8 +28,8 @@ class Terms:
     """
 
     tensors: int
-    workspaces: Mapping[str, int]
-    scratch: Mapping[str, int]
+    workspaces: Mapping[Name, int]
+    scratch: Mapping[Name, int]
     rounding: int
     allocated: int
     cached: int
@@ -44,7 +45,7 @@ class Highest:
     allocated: int
     reserved: int
     total: int
-    bounds: Mapping[str, int]
+    bounds: Mapping[Name, int]
     """The largest single request that was assumed, by what it is for."""
 
 
@@ -58,7 +59,7 @@ class Prediction:
 
     gpu_bytes: int
     fit: Fit
-    margin: int | None
+    margin: Signed | None
     at_peak_allocated: Terms
     at_peak_reserved: Terms
     highest: Highest | None

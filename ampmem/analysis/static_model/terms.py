@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ampmem.analysis.jsonable import NOT_IN_JSON
+from ampmem.analysis.jsonable import NOT_IN_JSON, Signed
 from ampmem.analysis.static_model.evidence import Copy, Evidence, StateMemory, credit, fits, itemsize
 from ampmem.analysis.static_model.static_model import (
     ADAFACTOR,
@@ -94,7 +94,7 @@ class Term:
 
     kind: TermKind = field(metadata=NOT_IN_JSON)
     why: str
-    bytes: int
+    bytes: Signed
     tensors: int
 
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from ampmem.analysis.casts import AUTOCAST_ARMS, Ledger
+from ampmem.analysis.jsonable import OneOf, Signed
 from ampmem.analysis.static_model.evidence import ITEMSIZES, Evidence, credit, evidence_at, itemsize
 from ampmem.analysis.static_model.static_model import (
     AUTOCAST,
@@ -57,13 +59,13 @@ class StaticComponent:
     component ``total`` is measured in the allocator's blocks, so rounding is a term there.
     """
 
-    mark: str
+    mark: Annotated[str, OneOf(MARKS)]
     component: str
     model_bytes_per_param: float
     model_bytes: int
     measured_bytes: int
     measured_bytes_per_param: float
-    residual_bytes: int
+    residual_bytes: Signed
     terms: tuple[Term, ...]
     holds: bool
 
