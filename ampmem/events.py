@@ -67,7 +67,7 @@ class Fact(IntEnum):
     GRADIENT = 3
     """``.grad`` of a parameter; ``name`` is the parameter's."""
     OPTIMIZER_STATE = 4
-    """A tensor in ``optimizer.state``; ``name`` is a :class:`StateName`."""
+    """A tensor in ``optimizer.state``; ``name`` is a :class:`~ampmem.names.StateName`."""
     MASTER_COPY = 5
     """An optimizer's own copy of a parameter in another precision; ``name`` is the parameter's."""
     CAST_COPY = 6
@@ -94,27 +94,6 @@ class Fact(IntEnum):
     """What other facts say of this storage was concluded from frames, sizes and lifetimes, not seen by a hook."""
     SCRATCH = 17
     """What the op ``name`` allocates for itself and gives back before it returns."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateName:
-    """What a tensor of optimizer state is called: the optimizer's key, and its parameter, empty where it has none."""
-
-    state: str
-    parameter: str
-
-    def __str__(self) -> str:
-        """As recordings have it: ``exp_avg of blocks.0.weight``."""
-        return f"{self.state}{_OF}{self.parameter}" if self.parameter else self.state
-
-    @classmethod
-    def read(cls, text: str) -> StateName:
-        """The name that a recording has as ``text``."""
-        before, of, after = text.rpartition(_OF)
-        return cls(state=before, parameter=after) if of else cls(state=text, parameter="")
-
-
-_OF = " of "
 
 
 class Source(StrEnum):

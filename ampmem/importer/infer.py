@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ampmem.events import Fact, Phase, StateName
+from ampmem.events import Fact, Phase
 from ampmem.importer.frames import Purpose, Reading
 from ampmem.importer.phases import Course
 from ampmem.importer.replay import ALIVE, BEFORE, Allocation, Replay
+from ampmem.names import StateName
 from ampmem.units import format_bytes
 
 CUBLAS_WORKSPACE: Final = 8_519_680

@@ -56,7 +56,7 @@ def workload(name: str, precision: str, arm: str = AS_IS, **rest: Any) -> tuple[
 
 def judged(analysis: Analysis, index: int | None = None) -> Verdict:
     """The verdict, which must hold for every component at every mark, and measure what the categories say."""
-    verdict = judge(analysis, index)
+    verdict = judge(analysis, analysis.ledger, index)
     assert verdict is not None
     at = len(analysis.marks) - 1 if index is None else index
     names = [mark for mark in MARKS if getattr(analysis.marks[at], mark) is not None]

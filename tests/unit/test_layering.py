@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2] / PACKAGE
 ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "errors units own_code patching version",
+        "errors names units own_code patching version",
         "events",
         "recording",
         "allocator",
@@ -153,7 +153,10 @@ def test_a_violation_is_found(path: str, source: str) -> None:
     [
         ("events.py", "from ampmem.errors import AmpmemError"),
         ("analysis/a.py", "import numpy as np\nfrom ampmem.analysis.b import c\nfrom .b import d"),
-        ("recorder/a.py", "import torch\nfrom ampmem.version import __version__\nfrom ampmem.recording import RecordingWriter"),
+        (
+            "recorder/a.py",
+            "import torch\nfrom ampmem.version import __version__\nfrom ampmem.recording import RecordingWriter",
+        ),
         ("recorder/hooks/a.py", "from ..log import Log"),
         ("api.py", "from ampmem.recorder import session\nfrom ampmem import analysis, reporters"),
         ("workloads/a.py", "from torch import nn\nimport torchvision"),

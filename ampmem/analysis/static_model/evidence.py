@@ -12,7 +12,8 @@ from ampmem.analysis.static_model.static_model import COMPONENTS
 from ampmem.analysis.timeline.categories import CODES, Breakdown, Category
 from ampmem.analysis.timeline.history import History
 from ampmem.analysis.timeline.lifetimes import Mask
-from ampmem.events import Fact, ParameterRecord, StateName
+from ampmem.events import Fact, ParameterRecord
+from ampmem.names import StateName
 
 ITEMSIZES = (1, 2, 4, 8)
 """Bytes that an element can have."""

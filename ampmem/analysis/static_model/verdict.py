@@ -45,7 +45,8 @@ from ampmem.analysis.static_model.terms import (
 )
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.history import History
-from ampmem.events import Fact, OptimizerRecord, ParameterRecord, Recording, StateName
+from ampmem.events import Fact, OptimizerRecord, ParameterRecord, Recording
+from ampmem.names import StateName
 
 MARKS = ("after_forward", "after_backward", "after_optimizer")
 TOTAL = "total"

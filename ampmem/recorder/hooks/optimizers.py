@@ -15,7 +15,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
-from ampmem.events import Fact, OptimizerRecord, ParameterRecord, StateName
+from ampmem.events import Fact, OptimizerRecord, ParameterRecord
+from ampmem.names import StateName
 from ampmem.patching import patch
 from ampmem.recorder.log import storage_address
 from ampmem.recorder.models.models import parameter_record

@@ -11,8 +11,7 @@ import pytest
 from build import small_run, write
 
 from ampmem.analysis.fit.estimate import Fit, prediction_of
-from ampmem.analysis.schema import schema
-from ampmem.analysis.summary import summarize
+from ampmem.analysis.summary import summarize, summary_schema
 from ampmem.events import PredictionRecord, TermsRecord
 from ampmem.recording import read
 from ampmem.reporters.text.estimate import headline, render_prediction, sentences, told_in_short, untold
@@ -116,7 +115,7 @@ def test_it_is_in_the_recording_and_in_the_json(tmp_path: Path) -> None:
     recording = read(write(tmp_path / "simulated.ampmem", replace(measured, prediction=BOUNDED)))
     assert recording.prediction == BOUNDED
     value = json.loads(summarize(recording).to_json())
-    jsonschema.Draft202012Validator(schema()).validate(value)
+    jsonschema.Draft202012Validator(summary_schema()).validate(value)
     told = value["prediction"]
     assert told["fit"] == "fits"
     assert told["at_peak_allocated"]["scratch"] == {"aten.sum.dim_IntList": 30 * MIB}
