@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampmem.analysis.timeline.categories import Category
-from ampmem.analysis.timeline.history import History
+from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.events import Column, Fact
 
 LOW_PRECISION = ("bfloat16", "float16")
@@ -36,7 +36,7 @@ class Saved:
     dtype: Column
 
 
-def activation_groups(history: History, saved: Saved, position: int) -> tuple[ActivationGroup, ...]:
+def activation_groups(history: MemoryHistory, saved: Saved, position: int) -> tuple[ActivationGroup, ...]:
     """The activations alive once ``position`` events have happened, largest group first."""
     mine = np.flatnonzero(history.classes.of(Category.ACTIVATIONS) & history.lifetimes.alive_at(position))
     texts = history.recording.texts
@@ -53,7 +53,7 @@ def activation_groups(history: History, saved: Saved, position: int) -> tuple[Ac
     return tuple(sorted(groups, key=lambda group: (-group.bytes, group.kind)))
 
 
-def saved_as(history: History) -> Saved:
+def saved_as(history: MemoryHistory) -> Saved:
     """Of every allocation who saved it, and its type."""
     facts, count = history.facts, len(history.lifetimes)
     op = np.zeros(count, dtype=np.int64)

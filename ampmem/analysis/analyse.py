@@ -9,9 +9,9 @@ from ampmem.analysis.activations import Saved, saved_as
 from ampmem.analysis.allocator.layers import Layers, layers_of
 from ampmem.analysis.allocator.out_of_memory import FailedRequest, failed_request
 from ampmem.analysis.casts import Casts, Ledger, casts_of, ledger_of
-from ampmem.analysis.static_model.verdict import Verdict, judge
+from ampmem.analysis.static_model.verdict import StaticVerdict, judge
 from ampmem.analysis.timeline.classify import classify, view_of
-from ampmem.analysis.timeline.history import History
+from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import join_facts, pair
 from ampmem.analysis.timeline.marks import marks_of
 from ampmem.analysis.timeline.timeline import timeline
@@ -19,7 +19,7 @@ from ampmem.events import Recording
 
 
 @dataclass(frozen=True, kw_only=True)
-class Analysis(History):
+class Analysis(MemoryHistory):
     """A history, and what several readers need of it: each is derived when it is first asked for, and once."""
 
     @cached_property
@@ -48,7 +48,7 @@ class Analysis(History):
         return layers_of(self)
 
     @cached_property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> StaticVerdict | None:
         """The static model against the last step with a backward; ``None`` when there is none."""
         return judge(self, self.ledger)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ampmem.analysis.jsonable import Positive
 from ampmem.analysis.timeline.categories import Category
-from ampmem.analysis.timeline.history import History
+from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import ALIVE, JoinedFacts, Mask
 from ampmem.analysis.timeline.marks import Instants
 from ampmem.analysis.timeline.timeline import PhaseName
@@ -117,12 +117,12 @@ class Ledger:
         """Copies and bytes of ``mine``."""
         return CopyCount(copies=int(mine.sum()), bytes=int(self.bytes[mine].sum()))
 
-    def alive_at(self, history: History, position: int) -> Mask:
+    def alive_at(self, history: MemoryHistory, position: int) -> Mask:
         """Which copies live once the first ``position`` events have happened."""
         alive: Mask = history.lifetimes.alive_at(position)[self.allocation]
         return alive
 
-    def in_cache(self, history: History, instant_ns: int) -> Mask:
+    def in_cache(self, history: MemoryHistory, instant_ns: int) -> Mask:
         """Which copies the cache holds, or has held until they died, and has not let go of by ``instant_ns``."""
         facts = history.facts
         cleared = (facts.fact == Fact.CACHED) & (facts.time_ns < instant_ns)
@@ -130,7 +130,7 @@ class Ledger:
         return kept
 
 
-def ledger_of(history: History) -> Ledger:
+def ledger_of(history: MemoryHistory) -> Ledger:
     """Every copy of a parameter in another precision."""
     lifetimes, facts = history.lifetimes, history.facts
     mine = np.flatnonzero(history.classes.of(Category.CAST_COPIES))
@@ -150,7 +150,7 @@ def ledger_of(history: History) -> Ledger:
     )
 
 
-def _never_cleared(history: History, copies: Column, parameter: Column, view: Mask) -> Mask:
+def _never_cleared(history: MemoryHistory, copies: Column, parameter: Column, view: Mask) -> Mask:
     """Which copies are still in the cache at the end: a region that is open then has not cleared it yet.
 
     Autocast caches copies of whole parameters that need gradients, and clears all of them at once.
@@ -166,7 +166,7 @@ def _never_cleared(history: History, copies: Column, parameter: Column, view: Ma
     return kept
 
 
-def casts_of(history: History, ledger: Ledger) -> Casts:
+def casts_of(history: MemoryHistory, ledger: Ledger) -> Casts:
     """The ledger as the summary has it; parameters by bytes, largest first."""
     others = np.flatnonzero(_counts(history.facts, Fact.OTHER_CAST, len(history.lifetimes)) > 0)
     return Casts(
@@ -224,7 +224,7 @@ def _by_parameter(recording: Recording, ledger: Ledger) -> tuple[ParameterCasts,
     return tuple(sorted(found, key=lambda item: (-item.bytes, item.name)))
 
 
-def _step(history: History, ledger: Ledger, others: Column, step: StepRecord, marks: Instants) -> StepCasts:
+def _step(history: MemoryHistory, ledger: Ledger, others: Column, step: StepRecord, marks: Instants) -> StepCasts:
     mine = ledger.step == step.index
     start, end = history.timeline.position(step.start_ns), history.timeline.position(step.end_ns)
     other = others[history.lifetimes.step[others] == step.index]
@@ -252,7 +252,7 @@ def _phases(ledger: Ledger, mine: Mask) -> dict[str, PhaseCasts]:
     return phases
 
 
-def _holders(history: History, ledger: Ledger, instant_ns: int | None) -> Holders | None:
+def _holders(history: MemoryHistory, ledger: Ledger, instant_ns: int | None) -> Holders | None:
     if instant_ns is None:
         return None
     alive = ledger.alive_at(history, history.timeline.position(instant_ns))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
-from ampmem.analysis.timeline.history import History
+from ampmem.analysis.timeline.history import MemoryHistory
 
 LARGEST = 50
 """How many a summary lists."""
@@ -25,14 +25,14 @@ class LargeAllocation:
     stack: tuple[str, ...]
 
 
-def largest(history: History, position: int, limit: int = LARGEST) -> tuple[LargeAllocation, ...]:
+def largest(history: MemoryHistory, position: int, limit: int = LARGEST) -> tuple[LargeAllocation, ...]:
     """The ``limit`` largest allocations alive at ``position``; of equal ones the oldest first."""
     alive = np.flatnonzero(history.lifetimes.alive_at(position))
     order = np.argsort(-history.lifetimes.bytes[alive], kind="stable")
     return tuple(_describe(history, int(index)) for index in alive[order[:limit]])
 
 
-def _describe(history: History, index: int) -> LargeAllocation:
+def _describe(history: MemoryHistory, index: int) -> LargeAllocation:
     lifetimes, classes, texts = history.lifetimes, history.classes, history.recording.texts
     module = texts[lifetimes.module[index]] or texts[classes.module[index]]
     return LargeAllocation(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampmem.analysis.timeline.categories import Category
-from ampmem.analysis.timeline.history import History
+from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.marks import failure_ns
 from ampmem.events import Column
 
@@ -27,10 +27,10 @@ class ModuleMemory:
     gradients: int
 
 
-def modules(history: History) -> tuple[ModuleMemory, ...]:
+def modules(history: MemoryHistory) -> tuple[ModuleMemory, ...]:
     """The modules at the last step with a backward, each parent before its children; none without such a step.
 
-    Where memory ran out before there was one, they are told as of then.
+    Where memory ran out before there was one, they are as of then.
     Activations made outside every module (a loss function called by the script) are nobody's.
     """
     marks = [mark for mark in history.marks if mark.after_forward is not None and mark.after_backward is not None]
@@ -51,7 +51,7 @@ def modules(history: History) -> tuple[ModuleMemory, ...]:
     )
 
 
-def _position(history: History, instant_ns: int | None) -> int:
+def _position(history: MemoryHistory, instant_ns: int | None) -> int:
     return 0 if instant_ns is None else history.timeline.position(instant_ns)
 
 
@@ -65,7 +65,7 @@ def _owner_path(parameter: str) -> str:
     return parameter.rpartition(".")[0]
 
 
-def _by_owner(history: History, category: Category, position: int) -> list[tuple[str, int]]:
+def _by_owner(history: MemoryHistory, category: Category, position: int) -> list[tuple[str, int]]:
     """(path, bytes) of a category whose allocations are linked to a parameter."""
     mine = history.classes.of(category) & history.lifetimes.alive_at(position)
     module, name = history.classes.module[mine], history.classes.name[mine]
@@ -75,7 +75,7 @@ def _by_owner(history: History, category: Category, position: int) -> list[tuple
     return owned + [(_owner_path(texts[index]), total) for index, total in _sums(name[~said], size[~said])]
 
 
-def _by_birthplace(history: History, position: int) -> list[tuple[str, int]]:
+def _by_birthplace(history: MemoryHistory, position: int) -> list[tuple[str, int]]:
     """(path, bytes) of the activations, by the module whose forward made them."""
     mine = history.classes.of(Category.ACTIVATIONS) & history.lifetimes.alive_at(position)
     mine &= history.lifetimes.module != 0
@@ -107,7 +107,7 @@ def _cumulative(sums: Iterable[tuple[str, int]]) -> dict[str, int]:
     return table
 
 
-def _all_paths(history: History) -> list[str]:
+def _all_paths(history: MemoryHistory) -> list[str]:
     """Every module path that the recording mentions, in the order in which the recorder named them: the model's."""
     recording = history.recording
     mentioned = np.unique(np.concatenate([np.unique(recording.events.module), np.unique(recording.facts.module)]))

@@ -88,10 +88,6 @@ class SimulatedDevice:
         """``what`` a GPU would have allocated is in none of the numbers."""
         self.unmodelled[what] = None
 
-    def knows(self, storage: torch.UntypedStorage) -> bool:
-        """Whether ``storage`` has a block."""
-        return storage._cdata in self._blocks
-
     def born(self, storage: torch.UntypedStorage) -> None:
         """Give ``storage`` a block unless it has one. Raises ``torch.OutOfMemoryError`` as the device would."""
         key = storage._cdata

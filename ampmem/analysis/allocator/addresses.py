@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampmem.allocator.segments import Extent, Held
-from ampmem.analysis.timeline.history import History
+from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.events import SegmentAction, SegmentColumns
 
 
@@ -45,7 +45,7 @@ def segments_at(segments: SegmentColumns, position: int | None) -> list[Extent]:
     return held.joined()
 
 
-def address_map(history: History, position: int | None) -> Iterator[SegmentMap]:
+def address_map(history: MemoryHistory, position: int | None) -> Iterator[SegmentMap]:
     """The segments and blocks right after the first ``position`` events, or at the very end, by address."""
     lives = history.lifetimes
     alive = np.flatnonzero(lives.alive_at(len(history.recording.events) if position is None else position))
@@ -56,12 +56,12 @@ def address_map(history: History, position: int | None) -> Iterator[SegmentMap]:
         yield segment_map(history, extent, alive[first:last].tolist())
 
 
-def segment_map(history: History, extent: Extent, inside: list[int]) -> SegmentMap:
+def segment_map(history: MemoryHistory, extent: Extent, inside: list[int]) -> SegmentMap:
     """``extent`` with the blocks of the allocations ``inside`` it, which are in order of their addresses."""
     return SegmentMap(extent=extent, pieces=tuple(_pieces(history, extent, inside)))
 
 
-def _pieces(history: History, extent: Extent, inside: list[int]) -> Iterator[Piece]:
+def _pieces(history: MemoryHistory, extent: Extent, inside: list[int]) -> Iterator[Piece]:
     lives, at = history.lifetimes, extent.address
     starts = [int(lives.address[allocation]) for allocation in inside]
     for allocation, address, limit in zip(inside, starts, [*starts[1:], extent.end], strict=False):

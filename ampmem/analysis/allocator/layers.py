@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampmem.analysis.timeline.history import History
+from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.analysis.timeline.marks import Instants
 from ampmem.events import PEAK_MARK, Column, LayersRecord, Recording, SegmentAction
@@ -48,7 +48,7 @@ class Layers:
         return int(max(self.level[between].max(initial=0), self.reserved[first]))
 
 
-def layers_of(history: History) -> Layers | None:
+def layers_of(history: MemoryHistory) -> Layers | None:
     """``None`` where no segments are known."""
     segments, events = history.recording.segments, history.recording.events
     if not len(segments):
@@ -72,7 +72,7 @@ def layers_of(history: History) -> Layers | None:
     )
 
 
-def reserved_residual(history: History, layers: Layers | None) -> int | None:
+def reserved_residual(history: MemoryHistory, layers: Layers | None) -> int | None:
     """How far the segments are from what the allocator itself said was reserved, at the mark where it is most.
 
     Where blocks take more than is reserved, that counts too. ``None`` where the allocator was never asked.
@@ -107,7 +107,7 @@ def process_outside_in(recording: Recording, step: int) -> int | None:
     return max(found, default=None)
 
 
-def marks_residual(history: History) -> int | None:
+def marks_residual(history: MemoryHistory) -> int | None:
     """How far the events are from the allocator's own count of requested bytes, at the mark where it is most.
 
     ``None`` where it was never asked.
@@ -122,7 +122,7 @@ def marks_residual(history: History) -> int | None:
     )
 
 
-def _marked(history: History) -> Iterator[tuple[LayersRecord, int]]:
+def _marked(history: MemoryHistory) -> Iterator[tuple[LayersRecord, int]]:
     """Each mark of a step that ended, with its instant."""
     instants = {step.index: marks for step, marks in zip(history.recording.steps, history.marks, strict=True)}
     for layers in history.recording.layers:

@@ -11,7 +11,7 @@ from ampmem.allocator.model.oom import EXPLANATIONS, Candidates, Reason, largest
 from ampmem.allocator.shortage import candidates, unpack
 from ampmem.analysis.jsonable import AtLeast, Positive
 from ampmem.analysis.timeline.categories import Breakdown, Category
-from ampmem.analysis.timeline.history import History
+from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.marks import phase_at
 from ampmem.analysis.timeline.timeline import ByPhase, PhaseName
 from ampmem.errors import RecordingError
@@ -87,7 +87,7 @@ class FailedRequest:
         return f"{self.phase} of step {self.step}"
 
 
-def failed_request(history: History) -> FailedRequest | None:
+def failed_request(history: MemoryHistory) -> FailedRequest | None:
     """The last failure, the one that a script dies of; ``None`` when no request failed.
 
     Raises :class:`RecordingError` when the allocator's state cannot be read.

@@ -1,4 +1,4 @@
-"""What is worth telling about a run: small checks, each in a module of its own, in the order in which they are told."""
+"""What is worth telling about a run: small checks, each in a module of its own, in the order of the report."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Highest:
+class HighestPeaks:
     """The peaks with the most that is assumed for what is not known."""
 
     allocated: int
@@ -62,7 +62,7 @@ class Prediction:
     margin: Signed | None
     at_peak_allocated: Terms
     at_peak_reserved: Terms
-    highest: Highest | None
+    highest: HighestPeaks | None
     not_modelled: tuple[str, ...]
 
 
@@ -70,7 +70,7 @@ def prediction_of(record: PredictionRecord) -> Prediction:
     """The prediction in its terms."""
     highest = None
     if record.bounds:
-        highest = Highest(
+        highest = HighestPeaks(
             allocated=record.highest_allocated,
             reserved=record.highest_reserved,
             total=record.highest_reserved + record.outside,

@@ -10,7 +10,7 @@ import numpy as np
 from ampmem.analysis.casts import Ledger
 from ampmem.analysis.static_model.static_model import COMPONENTS
 from ampmem.analysis.timeline.categories import CODES, Breakdown, Category
-from ampmem.analysis.timeline.history import History
+from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import Mask
 from ampmem.events import Fact, ParameterRecord
 from ampmem.names import StateName
@@ -95,7 +95,7 @@ def itemsize(record: ParameterRecord) -> int:
     return record.bytes // record.elements if record.elements else 4
 
 
-def evidence_at(history: History, ledger: Ledger, instant_ns: int, index: int) -> Evidence:
+def evidence_at(history: MemoryHistory, ledger: Ledger, instant_ns: int, index: int) -> Evidence:
     """What is there at ``instant_ns``, in the step at ``index``; ``ledger`` has the cast copies."""
     recording, lifetimes = history.recording, history.lifetimes
     position = history.timeline.position(instant_ns)
@@ -157,7 +157,7 @@ def _share(memory: NamedMemory, owner: ParameterRecord, dtype: str, *, alone: bo
     return memory.bytes if alone and fits(memory.bytes, owner) else owner.bytes
 
 
-def _memories(history: History, mine: Mask, fact: Fact) -> tuple[NamedMemory, ...]:
+def _memories(history: MemoryHistory, mine: Mask, fact: Fact) -> tuple[NamedMemory, ...]:
     facts, texts = history.facts, history.recording.texts
     names: dict[int, dict[str, str]] = {int(allocation): {} for allocation in np.flatnonzero(mine)}
     rows = np.flatnonzero((facts.fact == fact) & mine[facts.allocation])
@@ -170,14 +170,14 @@ def _memories(history: History, mine: Mask, fact: Fact) -> tuple[NamedMemory, ..
     )
 
 
-def _states(history: History, mine: Mask) -> tuple[StateMemory, ...]:
+def _states(history: MemoryHistory, mine: Mask) -> tuple[StateMemory, ...]:
     return tuple(
         StateMemory(bytes=memory.bytes, names=tuple(map(StateName.read, memory.names)))
         for memory in _memories(history, mine, Fact.OPTIMIZER_STATE)
     )
 
 
-def _copies(history: History, ledger: Ledger, alive: Mask, instant_ns: int) -> dict[str, list[Copy]]:
+def _copies(history: MemoryHistory, ledger: Ledger, alive: Mask, instant_ns: int) -> dict[str, list[Copy]]:
     cached = ledger.in_cache(history, instant_ns)
     found: dict[str, list[Copy]] = {}
     for place in np.flatnonzero(alive[ledger.allocation]).tolist():
@@ -191,13 +191,13 @@ def _copies(history: History, ledger: Ledger, alive: Mask, instant_ns: int) -> d
     return found
 
 
-def _cast(history: History, ledger: Ledger, step: int, position: int) -> dict[str, bool]:
+def _cast(history: MemoryHistory, ledger: Ledger, step: int, position: int) -> dict[str, bool]:
     mine = (ledger.step == step) & (history.lifetimes.born[ledger.allocation] < position)
     saved = np.unique(ledger.parameter[mine & (ledger.saves > 0)])
     return {history.recording.texts[name]: name in saved for name in np.unique(ledger.parameter[mine])}
 
 
-def _named(history: History, fact: Fact, before_ns: int, *, placed: bool = True) -> frozenset[str]:
+def _named(history: MemoryHistory, fact: Fact, before_ns: int, *, placed: bool = True) -> frozenset[str]:
     """What ``fact`` was seen of before then; ``placed`` tells what has memory from what has none of its own."""
     facts = history.recording.facts
     ids = np.unique(facts.name[(facts.fact == fact) & (facts.time_ns < before_ns) & ((facts.address != 0) == placed)])

@@ -252,7 +252,7 @@ def state_terms(
     model_of: Callable[[ParameterRecord], OptimizerModel],
     per_element: Callable[[ParameterRecord], float],
 ) -> TermSums:
-    """State that is not there or not there yet, of another type or shape; step counters."""
+    """StateTensor that is not there or not there yet, of another type or shape; step counters."""
     terms = TermSums()
     states = _States(evidence, model_of)
     for record in evidence.parameters:

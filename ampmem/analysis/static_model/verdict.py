@@ -29,7 +29,7 @@ from ampmem.analysis.static_model.static_model import (
     OptimizerModel,
     Precision,
     Recipe,
-    State,
+    StateTensor,
     optimizer_model,
 )
 from ampmem.analysis.static_model.terms import (
@@ -44,7 +44,7 @@ from ampmem.analysis.static_model.terms import (
     state_terms,
 )
 from ampmem.analysis.timeline.categories import Category
-from ampmem.analysis.timeline.history import History
+from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.events import Fact, OptimizerRecord, ParameterRecord, Recording
 from ampmem.names import StateName
 
@@ -83,7 +83,7 @@ class StaticRecipe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class StaticVerdict:
     """The recipe, and the components in order of mark; those of the step with this index."""
 
     step: int
@@ -109,7 +109,7 @@ class _Model:
         return self.optimizer_of(parameter).bytes_per_element(self.precision.optimized_itemsize)
 
 
-def judge(history: History, ledger: Ledger, index: int | None = None) -> Verdict | None:
+def judge(history: MemoryHistory, ledger: Ledger, index: int | None = None) -> StaticVerdict | None:
     """The verdict on the step at ``index`` (a position in the recording's steps).
 
     By default that is the last step with a backward, of those that ended if there is one; ``None`` when there is none.
@@ -126,10 +126,10 @@ def judge(history: History, ledger: Ledger, index: int | None = None) -> Verdict
     }
     model = _model(history, evidence.values())
     components = tuple(component for mark, seen in evidence.items() for component in _components(model, mark, seen))
-    return Verdict(step=recording.steps[index].index, recipe=_recipe(model), components=components)
+    return StaticVerdict(step=recording.steps[index].index, recipe=_recipe(model), components=components)
 
 
-def _model(history: History, evidence: Collection[Evidence]) -> _Model:
+def _model(history: MemoryHistory, evidence: Collection[Evidence]) -> _Model:
     recording = history.recording
     own = [record for record in recording.parameters if record.shares is None]
     models = tuple(_optimizer_model(history, index, record) for index, record in enumerate(recording.optimizers))
@@ -163,21 +163,21 @@ def _gradient_itemsizes(evidence: Evidence) -> Iterator[int]:
             yield size // (elements[name] or 1)
 
 
-def _optimizer_model(history: History, index: int, record: OptimizerRecord) -> OptimizerModel:
+def _optimizer_model(history: MemoryHistory, index: int, record: OptimizerRecord) -> OptimizerModel:
     """What the optimizer is known to keep; for an unknown one, what it was seen to keep of each element."""
     known = optimizer_model((record.class_name, *record.bases), record.settings)
     if known is not None:
         return known
     seen = _seen_itemsizes(history, index)
     states = tuple(
-        State(name=key, elements=1.0, itemsize=next(iter(sizes)))
+        StateTensor(name=key, elements=1.0, itemsize=next(iter(sizes)))
         for key, sizes in seen.items()
         if len(sizes) == 1 and sizes <= {None, *ITEMSIZES}
     )
     return OptimizerModel(key="as-seen", title=f"{record.class_name}, as seen", states=states, source="this recording")
 
 
-def _seen_itemsizes(history: History, index: int) -> dict[str, set[int | None]]:
+def _seen_itemsizes(history: MemoryHistory, index: int) -> dict[str, set[int | None]]:
     """Bytes per element of each state of the optimizer; ``None`` for those of the parameter, 0 for a part of one."""
     records = {record.name: record for record in history.recording.parameters if record.optimizer == index}
     facts, texts = history.facts, history.recording.texts

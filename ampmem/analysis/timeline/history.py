@@ -12,7 +12,7 @@ from ampmem.events import Recording
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class MemoryHistory:
     """A recording with its allocations, their categories and their sums; ``marks`` has one entry per step."""
 
     recording: Recording

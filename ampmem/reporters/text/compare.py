@@ -8,7 +8,7 @@ from ampmem.analysis.compare import BASELINE, Comparison, Entry, Instant, StepTi
 from ampmem.analysis.fit.estimate import Prediction
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown
-from ampmem.reporters.text.estimate import told_in_short
+from ampmem.reporters.text.estimate import fit_in_short
 from ampmem.reporters.text.out_of_memory import in_short
 from ampmem.reporters.text.plain_text import ABSENT, WIDTH, chunks, shorten, table, wrapped
 from ampmem.reporters.text.static_models import render_static_models
@@ -137,8 +137,8 @@ def _figures(comparison: Comparison) -> str:
     rows.append((f"peak vs {BASELINE}", list(map(signed, comparison.peak_difference))))
     if any(size is not None for size in comparison.peak_reserved):
         rows.append(("peak reserved", list(map(_size, comparison.peak_reserved))))
-    for name, told in _PREDICTED if any(predictions) else ():
-        rows.append((name, [ABSENT if prediction is None else told(prediction) for prediction in predictions]))
+    for name, predicted in _PREDICTED if any(predictions) else ():
+        rows.append((name, [ABSENT if prediction is None else predicted(prediction) for prediction in predictions]))
     if tuple(whole) != peak.total:
         rows.append(("peak of all steps", list(map(_size, whole))))
     rows.append(
@@ -162,7 +162,7 @@ _STEP_TIMES: tuple[tuple[str, Callable[[StepTime], str]], ...] = (
 _PREDICTED: tuple[tuple[str, Callable[[Prediction], str]], ...] = (
     ("in all on the GPU", lambda prediction: format_bytes(prediction.at_peak_reserved.total)),
     ("the GPU has", lambda prediction: format_bytes(prediction.gpu_bytes)),
-    ("which means that it", lambda prediction: told_in_short(prediction)[0]),
+    ("which means that it", lambda prediction: fit_in_short(prediction)[0]),
 )
 """For simulated runs; what is outside of the allocator is in the first."""
 

@@ -28,10 +28,10 @@ def render_static_model(summary: Summary) -> str:
     recipe = summary.static_recipe
     if recipe is None:
         return ""
-    told = f"{trimmed(recipe.bytes_per_param)} bytes per parameter"
+    size = f"{trimmed(recipe.bytes_per_param)} bytes per parameter"
     if recipe.peak_bytes_per_param != recipe.bytes_per_param:
-        told += f", {trimmed(recipe.peak_bytes_per_param)} while the casts live"
-    head = f"static memory: {recipe.title}, with {' and '.join(recipe.optimizer)}: {told}"
+        size += f", {trimmed(recipe.peak_bytes_per_param)} while the casts live"
+    head = f"static memory: {recipe.title}, with {' and '.join(recipe.optimizer)}: {size}"
     parts = ["\n".join(wrapped(head))]
     before: list[StaticComponent] = []
     for mark, words in MARKS.items():

@@ -9,7 +9,7 @@ import pytest
 from build import ARM, Story
 
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.static_model.verdict import StaticComponent, Verdict, judge
+from ampmem.analysis.static_model.verdict import StaticComponent, StaticVerdict, judge
 from ampmem.events import Fact, OptimizerRecord, Phase, Recording
 
 FREED = "copies freed before this mark: autograd did not save them (biases, mostly)"
@@ -50,7 +50,7 @@ def told(extra: Extra = nothing, *, optimizer: str = "AdamW", half: bool = False
     return replace(recording, parameters=parameters, optimizers=(record,))
 
 
-def verdict(recording: Recording) -> Verdict:
+def verdict(recording: Recording) -> StaticVerdict:
     found = analyse(recording).verdict
     assert found is not None
     return found

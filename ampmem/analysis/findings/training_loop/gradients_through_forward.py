@@ -26,7 +26,7 @@ def check(run: TrainingRun) -> Finding | None:
 
     Two ways lead there. ``zero_grad`` comes after forward: then they are freed with nothing written into
     them. Or they are zeroed in place: then the next backward writes into the same memory. The latter looks
-    like accumulation over several backwards, where the memory is needed, so it is told only when every step
+    like accumulation over several backwards, where the memory is needed, so it is a finding only when every step
     has one backward.
     """
     gradients = _gradients(run)

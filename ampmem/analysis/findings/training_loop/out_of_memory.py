@@ -8,7 +8,7 @@ from ampmem.units import format_bytes
 
 
 def check(run: TrainingRun) -> Finding | None:
-    """A request failed; of several the last one is told, since it is the one that a script dies of."""
+    """A request failed; of several the last one counts, since it is the one that a script dies of."""
     oom = run.analysis.failed_request
     if oom is None:
         return None

@@ -41,7 +41,7 @@ def _left_over(run: TrainingRun, position: int) -> Mask:
     made = (lifetimes.phase == Phase.FORWARD) & (lifetimes.step >= 0)
     made &= classes.of(Category.ACTIVATIONS) | classes.of(Category.TEMPORARIES)
     step = run.steps[-1]
-    # What never dies is a leak, which is told as such; the newest may just not have died yet.
+    # What never dies is a leak, which is a finding of its own; the newest may just not have died yet.
     earlier = (lifetimes.step == step.index - 1) & (lifetimes.died != ALIVE) & ~_used_again(run)
     over = lifetimes.step == (step.index if _after_backward(run, run.marks[-1], position) else NO_STEP)
     left: Mask = made & (earlier | over)

@@ -31,7 +31,7 @@ from ampmem.reporters.html.stream.layers import address_map_view
 from ampmem.reporters.html.stream.stream import stream_view
 from ampmem.reporters.html.views.out_of_memory import out_of_memory_view
 from ampmem.reporters.html.views.static_model import static_model_view
-from ampmem.reporters.text.estimate import sentences, told_in_short
+from ampmem.reporters.text.estimate import fit_in_short, sentences
 from ampmem.reporters.text.plain_text import per_parameter
 from ampmem.reporters.text.table import (
     describe_allocator,
@@ -120,7 +120,7 @@ def _headlines(summary: Summary, to_baseline: Headline | None) -> Iterator[Headl
     peak, allocator, count = summary.peak, summary.allocator, summary.parameters.count
     yield _size("Peak", peak.bytes, f"step {peak.step}, in {peak.phase}")
     if summary.prediction is not None:
-        value, detail = told_in_short(summary.prediction)
+        value, detail = fit_in_short(summary.prediction)
         yield Headline(label="On the GPU", value=value, detail=detail, bytes=summary.prediction.margin)
     if allocator.reserved is not None:
         yield _size("Reserved", allocator.reserved, "by the allocator, at the peak")
