@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,9 @@ STRANGERS = {"recorder": "analysis", "analysis": "recorder"}
 
 MAY_IMPORT_TORCH = frozenset({"recorder", "simulator", "workloads", "integrations"})
 MAX_LINES = 400
+
+WITHOUT_CIRCLES = ("analysis", "reporters")
+"""Where no file and no folder imports one beside it that imports it in turn, in whatever way round."""
 
 
 def unit_of(path: str) -> str:
@@ -114,6 +118,50 @@ def test_the_package_is_read_at_all() -> None:
     sources = package_sources()
     assert "recording.py" in sources
     assert "ampmem.events.Recording" in set(imported_modules("recording.py", sources["recording.py"]))
+
+
+def needs(tree: Mapping[str, str], folder: str) -> dict[str, set[str]]:
+    """Which of the files and folders right under ``folder`` import which others of them."""
+    inside = f"{folder}/"
+    children = {path.removeprefix(inside).split("/")[0] for path in tree if path.startswith(inside)}
+    found: dict[str, set[str]] = {child.removesuffix(".py"): set() for child in children}
+    for path, source in tree.items():
+        if path.startswith(inside):
+            here = path.removeprefix(inside).split("/")[0].removesuffix(".py")
+            found[here] |= {_child(found, folder, name) for name in imported_modules(path, source)} - {"", here}
+    return found
+
+
+def _child(children: Mapping[str, object], folder: str, name: str) -> str:
+    """Whose of ``children`` the module or the name ``name`` is; empty for one that is not under ``folder``."""
+    inside = f"{PACKAGE}.{folder.replace('/', '.')}."
+    child = name.removeprefix(inside).split(".")[0] if name.startswith(inside) else ""
+    return child if child in children else "__init__" if child else ""
+
+
+def folders(tree: Mapping[str, str], unit: str) -> list[str]:
+    """``unit`` and every folder in it."""
+    parents = {path.rpartition("/")[0] for path in tree if path.startswith(f"{unit}/")}
+    return sorted(parents)
+
+
+@pytest.mark.parametrize("unit", WITHOUT_CIRCLES)
+def test_no_imports_go_in_circles(unit: str) -> None:
+    sources = package_sources()
+    assert unit in folders(sources, unit)
+    for folder in folders(sources, unit):
+        TopologicalSorter(needs(sources, folder)).prepare()  # raises CycleError
+
+
+def test_a_circle_is_found() -> None:
+    tree = {
+        "analysis/a/x.py": "from ampmem.analysis.b import thing",
+        "analysis/b.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ampmem.analysis.a.y import Y",
+        "analysis/a/y.py": "from ampmem.analysis.a.x import X",
+    }
+    with pytest.raises(CycleError):
+        TopologicalSorter(needs(tree, "analysis")).prepare()
+    assert needs(tree, "analysis/a") == {"x": set(), "y": {"x"}}
 
 
 @pytest.mark.parametrize(

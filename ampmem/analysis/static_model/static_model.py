@@ -119,7 +119,7 @@ FP32 = Precision(
 )
 """16 bytes per parameter with Adam. Source: Hugging Face Transformers documentation, Anatomy of Model's Memory."""
 
-AMP_TOLD = Precision(
+USUAL_AMP = Precision(
     key="amp-told",
     title="AMP, as usually told",
     parameters=4.0,
@@ -213,7 +213,7 @@ PRECISIONS: Mapping[str, Precision] = {
     precision.key: precision
     for precision in (
         FP32,
-        AMP_TOLD,
+        USUAL_AMP,
         AUTOCAST,
         HALF_MASTER,
         HALF_MASTER_FP32_GRADIENTS,

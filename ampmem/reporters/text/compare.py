@@ -19,7 +19,7 @@ from ampmem.units import format_bytes, format_count, format_duration
 FIRST_LOSSES = 5
 """How many steps' losses are shown at the start; of more steps only the last one is shown too."""
 
-TOLD = "0.5x"
+USUAL_RATIO = "0.5x"
 """What the usual account of mixed precision says becomes of the activations."""
 
 _LABEL = 15
@@ -177,7 +177,7 @@ def _break_even(batch_size: float | None) -> str:
 
 def _activations(entry: Entry, ratio: float | None) -> str:
     autocast = entry.summary is not None and entry.summary.arm.name.startswith("amp")
-    return times(ratio) + (f"; told {TOLD}" if autocast and ratio is not None else "")
+    return times(ratio) + (f"; told {USUAL_RATIO}" if autocast and ratio is not None else "")
 
 
 def _losses(comparison: Comparison) -> str:

@@ -17,7 +17,7 @@ from ampmem.allocator.shortage import pack
 from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.compare import compare, entry_of
-from ampmem.analysis.published import measure
+from ampmem.analysis.measured import measure
 from ampmem.analysis.summary import summarize, summary_schema
 from ampmem.errors import NothingRecorded
 from ampmem.events import ArmRecord, Fact, OomRecord, Phase, Recording, Source
