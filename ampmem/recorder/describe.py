@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 import torch
 
-from ampmem import __version__
 from ampmem.events import RunRecord
 from ampmem.recorder.device import DeviceWatch
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
@@ -17,6 +16,7 @@ from ampmem.recorder.sources.base import Source
 from ampmem.recorder.steering.arms import ArmSeen, arm_record
 from ampmem.recorder.steering.steering import Steering
 from ampmem.recording import Description
+from ampmem.version import __version__
 
 
 def run_record(options: Options, source: Source) -> RunRecord:

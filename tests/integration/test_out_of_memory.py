@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ampmem.analysis.allocator.out_of_memory import OutOfMemory
+from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.events import Recording
@@ -86,7 +86,7 @@ def run(
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120)
 
 
-def failed(folder: Path, *arguments: str, gpu: str = "1GiB") -> tuple[Recording, Summary, OutOfMemory]:
+def failed(folder: Path, *arguments: str, gpu: str = "1GiB") -> tuple[Recording, Summary, FailedRequest]:
     """What is told of a run that dies."""
     done = run(folder, *arguments, gpu=gpu)
     assert done.returncode == 1, done.stderr
@@ -101,7 +101,7 @@ def failed(folder: Path, *arguments: str, gpu: str = "1GiB") -> tuple[Recording,
     return recording, summary, summary.out_of_memory
 
 
-def alive(oom: OutOfMemory) -> dict[Category, int]:
+def alive(oom: FailedRequest) -> dict[Category, int]:
     """What was alive, but for cuBLAS's workspaces, which differ between GPUs."""
     return {category: oom.alive[category] for category in CATEGORIES if oom.alive[category] and category != "workspace"}
 

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from ampmem.events import Fact, OptimizerRecord, ParameterRecord
+from ampmem.names import StateName
 from ampmem.patching import hook, patch
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.log import Log
@@ -113,7 +114,7 @@ class OptimizerHooks:
             name_id, path = names.get(id(parameter), (0, 0))
             of = self._texts.value(name_id)
             for key, tensor in _tensors(state, ""):
-                text = self._texts.id(f"{key} of {of}" if of else key)
+                text = self._texts.id(str(StateName(state=key, parameter=of)))
                 self._log.fact(Fact.OPTIMIZER_STATE, self._log.storage_address(tensor), text, path)
 
     def _note_optimizer(self, optimizer: Optimizer, names: dict[int, tuple[int, int]]) -> None:
