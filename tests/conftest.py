@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
+
+# Models of tests gain nothing from more threads, and several processes of pytest would wait for each other's.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 torch = pytest.importorskip("torch")
 

@@ -6,10 +6,11 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import ampmem, python
+from ready_python import ready_python
 
 from ampmem.recording import read
 
@@ -38,17 +39,6 @@ def write_training(folder: Path, in_third_step: str = "pass") -> Path:
     return script
 
 
-def ampmem(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ampmem", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
-
-
-def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=120, check=False
-    )
-
-
 def test_stops_after_the_steps_asked_for_and_names_the_recording(tmp_path: Path) -> None:
     write_training(tmp_path)
     plain = python(tmp_path, "train.py")
@@ -65,8 +55,8 @@ def test_stops_after_the_steps_asked_for_and_names_the_recording(tmp_path: Path)
 
 def test_run_to_end_leaves_output_losses_and_random_numbers_as_they_are(tmp_path: Path) -> None:
     write_training(tmp_path)
-    plain = python(tmp_path, "train.py")
-    done = ampmem(tmp_path, "profile", "--steps", "2", "--run-to-end", "train.py")
+    plain = python(tmp_path, "train.py", fresh=True)
+    done = ampmem(tmp_path, "profile", "--steps", "2", "--run-to-end", "train.py", fresh=True)
     assert (done.returncode, done.stdout) == (0, plain.stdout)
     assert len(read(tmp_path / "train.ampmem").steps) == 2
 
@@ -74,7 +64,7 @@ def test_run_to_end_leaves_output_losses_and_random_numbers_as_they_are(tmp_path
 def test_progress_shows_on_a_terminal(tmp_path: Path) -> None:
     write_training(tmp_path)
     reader, terminal = pty.openpty()
-    command = [sys.executable, "-m", "ampmem", "profile", "--steps", "2", "train.py"]
+    command = [ready_python(), "-m", "ampmem", "profile", "--steps", "2", "train.py"]
     subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=terminal, timeout=120, check=True)
     os.close(terminal)
     shown = os.read(reader, 1 << 20).decode()
@@ -114,7 +104,7 @@ def test_a_failing_script_keeps_its_exit_code_and_its_steps(
 
 def test_the_traceback_is_the_scripts_own(tmp_path: Path) -> None:
     write_training(tmp_path, "model(torch.randn(2, 9))")
-    done = ampmem(tmp_path, "profile", "train.py")
+    done = ampmem(tmp_path, "profile", "train.py", fresh=True)
     trace = done.stderr[done.stderr.index("Traceback") : done.stderr.index("ampmem: the script failed")]
     assert f'File "{tmp_path / "train.py"}", line' in trace.splitlines()[1]
     assert "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x9 and 8x16)" in trace
@@ -124,7 +114,7 @@ def test_the_traceback_is_the_scripts_own(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_the_script_as_it_would(tmp_path: Path) -> None:
     write_training(tmp_path, "os.kill(os.getpid(), signal.SIGINT)")
-    done = ampmem(tmp_path, "profile", "train.py")
+    done = ampmem(tmp_path, "profile", "train.py", fresh=True)
     # What Python does with a KeyboardInterrupt that nobody caught: it dies of the signal itself.
     assert done.returncode == -signal.SIGINT
     assert "KeyboardInterrupt" in done.stderr
@@ -152,8 +142,8 @@ def test_runs_as_python_would(tmp_path: Path) -> None:
         "print(sys.modules['__main__'].__dict__ is globals())\n"
     )
     for target in (["pkg/main.py", "-x", "--steps", "9"], ["-m", "pkg.main", "-x", "--steps", "9"]):
-        plain = python(tmp_path, *target)
-        done = ampmem(tmp_path, "profile", "-o", "out.ampmem", *target)
+        plain = python(tmp_path, *target, fresh=True)
+        done = ampmem(tmp_path, "profile", "-o", "out.ampmem", *target, fresh=True)
         assert done.stdout == plain.stdout
         assert done.returncode == 1  # it trains nothing, and says so
         assert "ampmem: no model was seen" in done.stderr
