@@ -2,11 +2,11 @@
 
 Importing torch takes seconds; most tests ask for what comes after. :func:`ready_python` is the path of an executable
 that takes ``-c CODE``, ``-m MODULE`` or a script, and arguments, as Python does. It asks a server, one for each process
-of pytest, to fork: the child is a process of its own, with the caller's directory, environment, standard streams
-and process group, and ends as Python does. In it ``sys.executable`` is this executable too.
+of pytest, to fork: the child is a process of its own, with the caller's directory, environment and standard streams,
+and ends as Python does. SIGINT and SIGTERM reach it through the caller. In it ``sys.executable`` is this executable too.
 
-Not for tests of what is decided while Python starts or torch is imported: the hash seed, ``-P``, the number of threads,
-what is imported and from where. They start ``sys.executable``.
+Not for tests of what is decided while Python starts or torch is imported (the hash seed, ``-P``, the number of
+threads, what is imported and from where), nor of process groups. They start ``sys.executable``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ CLIENT = """#!{python} -IS
 import json, os, signal, socket, sys
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
-request = json.dumps([sys.argv[0], sys.argv[1:], os.getcwd(), dict(os.environ), os.getpgrp()]).encode()
+request = json.dumps([sys.argv[0], sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
 socket.send_fds(server, [len(request).to_bytes({size}, "big")], [0, 1, 2])
 server.sendall(request)
 for number in (signal.SIGINT, signal.SIGTERM):
@@ -119,7 +119,7 @@ def keep(connection: socket.socket) -> list[str] | None:
     request = b""
     while len(request) < int.from_bytes(head, "big"):
         request += connection.recv(1 << 20)
-    executable, arguments, folder, environment, group = json.loads(request)
+    executable, arguments, folder, environment = json.loads(request)
     child = os.fork()
     if child:
         for stream in streams:
@@ -127,7 +127,6 @@ def keep(connection: socket.socket) -> list[str] | None:
         connection.sendall(str(wait_for(child, connection)).encode())
         return None
     connection.close()
-    os.setpgid(0, group)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

@@ -60,7 +60,7 @@ def rows(text: str, label: str) -> list[str]:
 
 def test_three_arms_of_one_script(tmp_path: Path) -> None:
     write_training(tmp_path)
-    done = ampmem(tmp_path, "compare", "--steps", "2", "--html", "page.html", "train.py", "seen", fresh=True)
+    done = ampmem(tmp_path, "compare", "--steps", "2", "--html", "page.html", "train.py", "seen")
     assert done.returncode == 0, done.stderr
     recordings = [read(tmp_path / f"train.{arm}.ampmem") for arm in ARMS]
     assert [(recording.arm.name, recording.arm.forced) for recording in recordings] == [(arm, True) for arm in ARMS]
@@ -78,6 +78,14 @@ def test_three_arms_of_one_script(tmp_path: Path) -> None:
     assert "fp32: 2 steps, peak " in done.stderr and "in train.fp32.ampmem" in done.stderr
     page = (tmp_path / "page.html").read_text()
     assert all(f"{arm}</" in page or f"{arm}, " in page for arm in ARMS)
+
+
+def test_every_arm_hashes_and_draws_alike(tmp_path: Path) -> None:
+    write_training(tmp_path)
+    done = ampmem(tmp_path, "compare", "--no-times", "--arms", "fp32,amp", "train.py", "seen", fresh=True)
+    assert done.returncode == 0, done.stderr
+    digests = [line.split()[2] for line in (tmp_path / "seen").read_text().splitlines()]
+    assert len(digests) == 4 and digests[:2] == digests[2:]
 
 
 def test_the_table_has_the_bytes_of_the_recordings(tmp_path: Path) -> None:

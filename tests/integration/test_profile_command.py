@@ -104,7 +104,7 @@ def test_a_failing_script_keeps_its_exit_code_and_its_steps(
 
 def test_the_traceback_is_the_scripts_own(tmp_path: Path) -> None:
     write_training(tmp_path, "model(torch.randn(2, 9))")
-    done = ampmem(tmp_path, "profile", "train.py", fresh=True)
+    done = ampmem(tmp_path, "profile", "train.py")
     trace = done.stderr[done.stderr.index("Traceback") : done.stderr.index("ampmem: the script failed")]
     assert f'File "{tmp_path / "train.py"}", line' in trace.splitlines()[1]
     assert "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x9 and 8x16)" in trace
@@ -114,7 +114,7 @@ def test_the_traceback_is_the_scripts_own(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_the_script_as_it_would(tmp_path: Path) -> None:
     write_training(tmp_path, "os.kill(os.getpid(), signal.SIGINT)")
-    done = ampmem(tmp_path, "profile", "train.py", fresh=True)
+    done = ampmem(tmp_path, "profile", "train.py")
     # What Python does with a KeyboardInterrupt that nobody caught: it dies of the signal itself.
     assert done.returncode == -signal.SIGINT
     assert "KeyboardInterrupt" in done.stderr
