@@ -8,9 +8,9 @@ from time import time_ns
 
 import numpy as np
 import torch
-from torch._C._autograd import _get_sequence_nr
 
 from ampmem.events import Column, Columns, Fact, FactColumns, Phase, PhaseColumns
+from ampmem.recorder.torch_private import next_node, storage_key
 
 simulated_addresses: dict[int, int] = {}
 """Where the storages of fake tensors lie on a simulated device, by the address of their C++ object.
@@ -27,7 +27,7 @@ def storage_address(tensor: torch.Tensor) -> int:
     try:
         storage = tensor.untyped_storage()
         if simulated_addresses:
-            address = simulated_addresses.get(storage._cdata)
+            address = simulated_addresses.get(storage_key(storage))
             if address is not None or storage.device.type == "meta":
                 return address or 0
         return storage.data_ptr()
@@ -91,7 +91,7 @@ class Log:
         is made already: the op that comes next names it.
         """
         name = function
-        if name == 0 and self._ops and self._ops[-1] == _get_sequence_nr() - 1:
+        if name == 0 and self._ops and self._ops[-1] == next_node() - 1:
             name = self._ops[_OP_NAME]
         if name == 0:
             self.saved_for_next.append(len(self._facts) + _FACT_NAME)
@@ -121,7 +121,7 @@ class Log:
 
     def op(self, start_ns: int, name: int, stack: int) -> None:
         """The op ``name``, called from ``stack``, has just ended; if it made an autograd node, that is the newest."""
-        self._ops += (start_ns, time_ns(), name, stack, _get_sequence_nr() - 1)
+        self._ops += (start_ns, time_ns(), name, stack, next_node() - 1)
 
     def take_facts(self) -> FactColumns:
         """The facts since the last call."""

@@ -29,7 +29,7 @@ from ampmem.recorder.options import AS_IS, Options, run_record
 from ampmem.recorder.outcome import Outcome
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.baseline import Baseline
-from ampmem.recorder.sources.choose import choose_source
+from ampmem.recorder.sources.choose import check_torch, choose_source
 from ampmem.recorder.sources.cuda.late import LateNumber
 from ampmem.recorder.sources.cuda.oom import ended_with
 from ampmem.recorder.steering.arms import ArmSeen, arm_record
@@ -56,6 +56,7 @@ class Session:
                 "ampmem.profile() is active already and cannot be nested; leave the outer one first, "
                 "or call ampmem.profile() only once"
             )
+        self._notes = dict.fromkeys(check_torch(options))
         self.options = options
         self.recording = False
         """Whether allocator events are being recorded now."""
@@ -84,7 +85,6 @@ class Session:
         self._bench = Bench(self._rounds)
         self._process, self._thread = os.getpid(), threading.get_ident()
         self._undo = ExitStack()
-        self._notes: dict[str, None] = {}
         self._described: tuple[object, ...] = ()
         self._manual_steps = False
         self.open_step = OpenStep()

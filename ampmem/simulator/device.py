@@ -17,7 +17,7 @@ from ampmem.allocator.settings import MIB, Settings
 from ampmem.events import Action, PredictionRecord
 from ampmem.recorder.log import simulated_addresses
 from ampmem.simulator.peaks import Highest, Peaks, prediction
-from ampmem.simulator.private import backward_node, in_backward
+from ampmem.simulator.private import backward_node, in_backward, node_number, storage_key
 
 CONTEXT = 512 * MIB
 """What is taken to be used outside of the allocator: the CUDA context and the libraries' own memory. Stated in
@@ -90,11 +90,11 @@ class SimulatedDevice:
 
     def knows(self, storage: torch.UntypedStorage) -> bool:
         """Whether ``storage`` has a block."""
-        return storage._cdata in self._blocks
+        return storage_key(storage) in self._blocks
 
     def born(self, storage: torch.UntypedStorage) -> None:
         """Give ``storage`` a block unless it has one. Raises ``torch.OutOfMemoryError`` as the device would."""
-        key = storage._cdata
+        key = storage_key(storage)
         size = storage.nbytes()
         if key in self._blocks or size == 0:
             return
@@ -107,9 +107,9 @@ class SimulatedDevice:
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """``storage`` may have another size now: then it has got a new block, and given its old one back."""
-        block = self._blocks.get(storage._cdata)
+        block = self._blocks.get(storage_key(storage))
         if block is not None and block.requested != storage.nbytes():
-            self._forget(storage._cdata)
+            self._forget(storage_key(storage))
             self.born(storage)
 
     def malloc(self, size: int) -> Block:
@@ -220,7 +220,7 @@ class SimulatedDevice:
         elif in_backward():
             running = backward_node()
             if running is not None:
-                node, sequence = running.name(), running._sequence_nr()
+                node, sequence = running.name(), node_number(running)
                 if not 0 <= sequence < _NO_NUMBER:
                     sequence = -1
         size = block.requested

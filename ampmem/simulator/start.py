@@ -35,10 +35,12 @@ def start(
     """
     settings = settings_of_environment(os.environ)
     try:
-        private.install_cuda_device()
-        with ExitStack() as trial:  # on a device of its own: what it allocates is not the script's
-            tried = _install(SimulatedMode(SimulatedDevice(gpu, settings)), trial)
-            selftest.check(tried)
+        with ExitStack() as doubt:
+            doubt.callback(private.install_cuda_device())
+            with ExitStack() as trial:  # on a device of its own: what it allocates is not the script's
+                tried = _install(SimulatedMode(SimulatedDevice(gpu, settings)), trial)
+                selftest.check(tried)
+            doubt.pop_all()
     except UsageError:
         raise
     except Exception as error:

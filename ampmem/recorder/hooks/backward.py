@@ -13,6 +13,7 @@ from ampmem.patching import patch
 from ampmem.recorder.hooks.modules import in_backward
 from ampmem.recorder.log import storage_address
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
+from ampmem.recorder.torch_private import ENGINE, Place, below_functorch, without_dispatch
 
 if TYPE_CHECKING:
     from ampmem.recorder.session import Session
@@ -33,8 +34,8 @@ class BackwardHooks:
 
     def install(self) -> Callable[[], None]:
         """Patch the entries; returns what undoes that and removes every gradient hook."""
-        entries = ("backward", "grad", "_engine_run_backward")
-        undo = [patch(torch.autograd, name, self._wrap) for name in entries]
+        entries: tuple[Place, ...] = ((torch.autograd, "backward"), (torch.autograd, "grad"), ENGINE)
+        undo = [patch(*entry, self._wrap) for entry in entries]
 
         def remove() -> None:
             for entry in undo:
@@ -83,9 +84,8 @@ def _scalar(roots: Any) -> float | LateNumber | None:
     root = roots[0] if isinstance(roots, (tuple, list)) and len(roots) == 1 else roots
     if not isinstance(root, torch.Tensor) or root.numel() != 1 or root.is_meta:
         return None
-    while torch._C._functorch.is_gradtrackingtensor(root):
-        root = torch._C._functorch.get_unwrapped(root)
-    if torch._C._functorch.is_batchedtensor(root) or type(root) is not torch.Tensor:
+    root = below_functorch(root)
+    if type(root) is not torch.Tensor:
         return None
-    with torch._C._DisableTorchDispatch():  # the script's own modes count only what the script does
+    with without_dispatch():  # the script's own modes count only what the script does
         return number_of(root)

@@ -14,6 +14,7 @@ import torch
 from ampmem.events import Fact
 from ampmem.patching import patch
 from ampmem.recorder.log import storage_address
+from ampmem.recorder.torch_private import is_view, use_count
 
 if TYPE_CHECKING:
     from ampmem.recorder.log import Log
@@ -44,7 +45,7 @@ class CastHooks:
             self._log.fact(Fact.OTHER_CAST, address, buffer or 0, module, dtype)
         else:
             self._log.fact(Fact.CAST_COPY, address, parameter, module, dtype)
-            if source._is_view():
+            if is_view(source):
                 self._log.fact(Fact.VIEW_CAST, address, parameter, module, dtype)
         if parameter is not None or (source.is_leaf and source.requires_grad):
             self.copies[address] = weakref.ref(copy)
@@ -89,4 +90,4 @@ class CastHooks:
 def _holders(copy: weakref.ref[torch.Tensor]) -> int:
     """How many hold the tensor behind ``copy``; 0 when it is dead."""
     tensor = copy()
-    return 0 if tensor is None else int(tensor._use_count())  # type: ignore[attr-defined]
+    return 0 if tensor is None else use_count(tensor)

@@ -6,9 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data.dataloader import _BaseDataLoaderIter
-
 from ampmem.patching import patch
+from ampmem.recorder.torch_private import NEXT_BATCH
 
 if TYPE_CHECKING:
     from ampmem.recorder.session import Session
@@ -30,4 +29,4 @@ def install(session: Session) -> Callable[[], None]:
 
         return __next__
 
-    return patch(_BaseDataLoaderIter, "__next__", wrap)
+    return patch(*NEXT_BATCH, wrap)

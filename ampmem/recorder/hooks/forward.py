@@ -13,12 +13,24 @@ from time import time_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from ampmem.events import Fact
 from ampmem.patching import patch
 from ampmem.recorder.hooks.functions import FunctionSaves
 from ampmem.recorder.log import storage_address
+from ampmem.recorder.torch_private import (
+    DEVICE,
+    TO_COPY,
+    TorchDispatchMode,
+    current_mode,
+    pop_saved_hooks,
+    push_saved_hooks,
+    saved_hooks_refused,
+    schema_of,
+    top_saved_hooks,
+    version_of,
+    without_dispatch,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -28,8 +40,6 @@ if TYPE_CHECKING:
     from ampmem.recorder.models.stacks import Stacks
     from ampmem.recorder.texts import Texts
 
-_DEVICE = torch.ops.prim.device.default
-"""A question that only fake tensors ask by an op."""
 _OVERWRITTEN = (
     "one of the variables needed for gradient computation has been modified by an inplace operation: "
     "[{kind} {shape}] is at version {now}; expected version {then} instead. Hint: enable anomaly detection to "
@@ -64,7 +74,7 @@ class ForwardMode(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._log.paused or func is _DEVICE:
+        if self._log.paused or func is DEVICE:
             return func(*args, **kwargs) if kwargs else func(*args)
         op = self._ops.get(func)
         if op is None:
@@ -81,13 +91,13 @@ class ForwardMode(TorchDispatchMode):
         self._log.op(start, name, self._stacks.capture())
         if makes_storage:
             self._note(name, result)
-            if func is torch.ops.aten._to_copy.default:
+            if func is TO_COPY:
                 self._casts.made(args[0], result, self.module)
         return result
 
     def _new_op(self, func: Any) -> tuple[int, bool, bool]:
         """Text id of the op's name; whether it returns storages of its own, no view, in-place or out=; no view."""
-        schema = getattr(func, "_schema", None)
+        schema = schema_of(func)
         if schema is None:  # a higher-order operator
             return self._texts.id(str(func)), False, False
         aliases = [value.alias_info for value in schema.returns if value.alias_info is not None]
@@ -122,16 +132,16 @@ class SavedTensors:
         self._log.saved(storage_address(tensor), self._texts.dtype_id(tensor.dtype), function)
         self._log.paused = True
         try:
-            return unseen_detach(tensor), tensor._version
+            return unseen_detach(tensor), version_of(tensor)
         finally:
             self._log.paused = False
 
     def unpack(self, packed: tuple[torch.Tensor, int]) -> torch.Tensor:
         """What :meth:`pack` kept; raises ``RuntimeError`` when it was overwritten since."""
         tensor, version = packed
-        if tensor._version != version:
+        if version_of(tensor) != version:
             kind, shape = tensor.type(), list(tensor.shape)
-            raise RuntimeError(_OVERWRITTEN.format(kind=kind, shape=shape, now=tensor._version, then=version))
+            raise RuntimeError(_OVERWRITTEN.format(kind=kind, shape=shape, now=version_of(tensor), then=version))
         return tensor
 
 
@@ -173,8 +183,8 @@ class ForwardObserver:
         if self._hooks_on:
             self._leave_hooks()
         if self._mode_on:
-            if _get_current_dispatch_mode() is self.mode:
-                self.mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            if current_mode() is self.mode:
+                self.mode.__exit__(None, None, None)
                 self._mode_on = False
             else:
                 self._note("the script's own dispatch mode was on top in backward: ampmem's mode stayed on there")
@@ -186,12 +196,12 @@ class ForwardObserver:
 
     def _enter_hooks(self) -> None:
         if not self._hooks_on and _top_hooks() is None and _hooks_allowed():
-            torch._C._autograd._push_saved_tensors_default_hooks(*self._hooks)
+            push_saved_hooks(*self._hooks)
             self._hooks_on = True
 
     def _leave_hooks(self) -> None:
         if self._hooks_on_top():
-            torch._C._autograd._pop_saved_tensors_default_hooks()
+            pop_saved_hooks()
             self._hooks_on = False
         else:
             self._note("the script's own saved-tensor hooks were on top in backward: ampmem's stayed on there")
@@ -207,7 +217,7 @@ class ForwardObserver:
         def disable_saved_tensors_hooks(error_message: str) -> Generator[None, None, None]:
             suspended = observer._hooks_on and observer._hooks_on_top()
             if suspended:
-                torch._C._autograd._pop_saved_tensors_default_hooks()
+                pop_saved_hooks()
                 observer._hooks_on = False
             try:
                 with original(error_message):
@@ -233,20 +243,20 @@ def unseen_detach(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor.detach()`` that no dispatch mode sees: the script's own modes count only what the script does."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return tensor.detach()  # a subclass is its own dispatch
-    with torch._C._DisableTorchDispatch():
+    with without_dispatch():
         return tensor.detach()
 
 
 def _on_a_mode() -> bool:
     """Whether a mode is on the stack that is not the simulated device, which stays there and never minds."""
-    mode = _get_current_dispatch_mode()
+    mode = current_mode()
     return mode is not None and not getattr(mode, "simulates", False)
 
 
 def _top_hooks() -> tuple[Any, Any] | None:
     """The saved-tensor hooks on top of the stack."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return top_saved_hooks(True)
 
 
 def _hooks_allowed() -> bool:
-    return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is None
+    return saved_hooks_refused() is None

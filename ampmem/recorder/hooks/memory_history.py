@@ -6,9 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ampmem.patching import patch
+from ampmem.recorder.torch_private import HISTORY
 
 if TYPE_CHECKING:
     from ampmem.recorder.session import Session
@@ -26,4 +25,4 @@ def install(session: Session) -> Callable[[], None]:
 
         return _record_memory_history
 
-    return patch(torch.cuda.memory, "_record_memory_history", wrap)
+    return patch(*HISTORY, wrap)

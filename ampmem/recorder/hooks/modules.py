@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
-from torch.utils._pytree import tree_leaves
 
 from ampmem.events import Fact
 from ampmem.recorder.log import storage_address
 from ampmem.recorder.steering.arms import sample_autocast
+from ampmem.recorder.torch_private import graph_task, hooks_with_kwargs, tree_leaves
 
 if TYPE_CHECKING:
     from ampmem.recorder.session import Session
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def in_backward() -> bool:
     """Whether the autograd engine is running on this thread."""
-    return torch._C._current_graph_task_id() != -1
+    return graph_task() != -1
 
 
 class ModuleHooks:
@@ -46,7 +46,7 @@ class ModuleHooks:
             for handle in handles:
                 handle.remove()
             # The handle forgets this one entry.
-            torch_module._global_forward_hooks_with_kwargs.pop(after.id, None)
+            hooks_with_kwargs.pop(after.id, None)
 
         return remove
 

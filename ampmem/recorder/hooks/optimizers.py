@@ -20,6 +20,7 @@ from ampmem.patching import patch
 from ampmem.recorder.log import storage_address
 from ampmem.recorder.models.models import parameter_record
 from ampmem.recorder.sources.cuda.late import number_of
+from ampmem.recorder.torch_private import fused_or_foreach, scale_of
 
 if TYPE_CHECKING:
     from ampmem.recorder.session import Session
@@ -172,7 +173,7 @@ class OptimizerHooks:
         def step(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             if not scaler.is_enabled() or not session.on_thread():
                 return original(scaler, optimizer, *args, **kwargs)
-            scale = scaler._scale  # get_scale would wait for a device
+            scale = scale_of(scaler)  # get_scale would wait for a device
             session.scaled(scaler.get_scale() if scale is None else number_of(scale))
             updates = session.updates
             session.optimizer_started(type(optimizer).__name__)
@@ -217,9 +218,7 @@ def implementation(optimizer: Optimizer) -> str:
         return "fused"
     if group.get("foreach") is not None or "foreach" not in group:
         return "foreach" if group.get("foreach") else "for-loop"
-    _, foreach = torch_optimizer._default_to_fused_or_foreach(
-        group["params"], group.get("differentiable", False), use_fused=False
-    )
+    _, foreach = fused_or_foreach(group["params"], group.get("differentiable", False), use_fused=False)
     return "foreach" if foreach else "for-loop"
 
 

@@ -6,9 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from torch.autograd.profiler import profile
-
 from ampmem.patching import patch
+from ampmem.recorder.torch_private import PREPARE
 
 if TYPE_CHECKING:
     from ampmem.recorder.session import Session
@@ -28,4 +27,4 @@ def install(session: Session) -> Callable[[], None]:
 
         return _prepare_trace
 
-    return patch(profile, "_prepare_trace", wrap)
+    return patch(*PREPARE, wrap)

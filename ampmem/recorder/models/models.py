@@ -16,6 +16,7 @@ from ampmem.events import Fact, ParameterRecord
 from ampmem.recorder.log import Log, data_address, storage_address
 from ampmem.recorder.models.live import live_objects
 from ampmem.recorder.texts import Texts
+from ampmem.recorder.torch_private import BUFFERS, CHILDREN, PARAMETERS
 
 ROOT = "(model)"
 """Path of the only model's root module; with several models each has its class name instead."""
@@ -139,7 +140,7 @@ class Models:
             dtype = self._texts.dtype_id(parameter.dtype)
             self._log.fact(Fact.PARAMETER, address, slot.name_id, slot.path_id, dtype)
         for slot in self._buffers:
-            buffer = slot.tensor("_buffers")
+            buffer = slot.tensor(BUFFERS)
             if buffer is not None:
                 address = storage_address(buffer)
                 self.buffers_at.add(address, buffer, slot.name_id)
@@ -148,7 +149,7 @@ class Models:
     def parameters(self) -> Iterator[tuple[_Slot, nn.Parameter]]:
         """Every live parameter with where it hangs."""
         for slot in self._parameters:
-            parameter = slot.tensor("_parameters")
+            parameter = slot.tensor(PARAMETERS)
             if parameter is not None:
                 yield slot, parameter  # type: ignore[misc]
 
@@ -198,7 +199,7 @@ class Models:
             reference = weakref.ref(module)
             path_id = self._texts.id(path or prefix)
             self._path_ids.setdefault(id(module), (reference, path_id))
-            for kind, slots in (("_parameters", self._parameters), ("_buffers", self._buffers)):
+            for kind, slots in ((PARAMETERS, self._parameters), (BUFFERS, self._buffers)):
                 for key, tensor in module.__dict__[kind].items():
                     if tensor is None or id(tensor) in seen:
                         continue
@@ -230,7 +231,7 @@ def _has_parameters(module: nn.Module) -> bool:
 
 def _parents(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
     """``id`` of each child to its parent."""
-    return {id(child): parent for parent in modules for child in parent.__dict__.get("_modules", {}).values()}
+    return {id(child): parent for parent in modules for child in parent.__dict__.get(CHILDREN, {}).values()}
 
 
 def _unused(name: str, taken: set[str]) -> str:

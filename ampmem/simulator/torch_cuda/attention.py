@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.library import Library
 
 from ampmem.simulator.device import SimulatedDevice
+from ampmem.simulator.private import give_back
 
 aten = torch.ops.aten
 
@@ -131,7 +132,7 @@ def install(device: SimulatedDevice) -> Callable[[], None]:
     library = Library("aten", "IMPL")
     for dispatch_key in _KEYS[device.label]:
         library.impl("scaled_dot_product_attention", attention if device.label == "cuda" else _on_cpu, dispatch_key)
-    return library._destroy
+    return give_back(library)
 
 
 def _on_cpu(
