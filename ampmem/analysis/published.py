@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ampmem.analysis.static_model.static_model import COMPONENTS, Recipe
 from ampmem.analysis.timeline.categories import Breakdown, Category
 from ampmem.errors import NothingRecorded
+from ampmem.vocabulary import Mark
 
 if TYPE_CHECKING:
     from ampmem.analysis.summary import Step, Summary
@@ -206,7 +207,7 @@ class Measured:
     parameters: int
     """Elements, trainable or not."""
     step: int
-    mark: str
+    mark: Mark
     """The instant of ``static``: ``after_backward``, or ``after_optimizer`` when the state was only there then."""
     static: Mapping[str, int]
     after_forward: Mapping[str, int] | None
@@ -251,10 +252,10 @@ def match_published(formula: Published, measured: Measured) -> Match:
 
 def _measured(parameters: int, step: Step, after_backward: Breakdown) -> Measured:
     marks = step.marks
-    mark, live = "after_backward", after_backward
+    mark, live = Mark.AFTER_BACKWARD, after_backward
     late = marks.after_optimizer
     if late is not None and late[Category.OPTIMIZER_STATE] and not after_backward[Category.OPTIMIZER_STATE]:
-        mark, live = "after_optimizer", late
+        mark, live = Mark.AFTER_OPTIMIZER, late
     return Measured(
         parameters=parameters,
         step=step.index,

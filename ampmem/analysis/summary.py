@@ -33,7 +33,8 @@ from ampmem.analysis.static_model.verdict import StaticComponent, StaticRecipe, 
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
 from ampmem.analysis.timeline.marks import Instants, failure_ns, phase_at
 from ampmem.errors import NothingRecorded
-from ampmem.events import UNKNOWN, AllocatorRecord, Fact, Phase, Recording, Source, StepRecord
+from ampmem.events import UNKNOWN, AllocatorRecord, Fact, Phase, Recording, StepRecord
+from ampmem.vocabulary import SourceKind
 
 SCHEMA = "ampmem.summary/1"
 
@@ -254,7 +255,7 @@ def summary_of(analysis: Analysis) -> Summary:
 
 def _require_training(recording: Recording) -> None:
     # A snapshot has what its ring still held; that may be a forward alone, and no names of parameters.
-    if recording.run.source == Source.SNAPSHOT and recording.steps:
+    if recording.run.source == SourceKind.SNAPSHOT and recording.steps:
         return
     if recording.steps and not recording.steps[-1].finished:  # memory may run out before there is a model
         return

@@ -14,8 +14,9 @@ from ampmem.cli import launch
 from ampmem.cli.children import AS_IS, chosen_arms, is_amp, progress_line, say_tail
 from ampmem.cli.options import ARMS, SIMULATED, assumed_fractions, shared_options, simulated_gpu
 from ampmem.errors import NothingRecorded, RecordingError
+from ampmem.outputs import check_output
 from ampmem.recorder import script
-from ampmem.recording import SUFFIX, check_output, read
+from ampmem.recording import SUFFIX, read
 from ampmem.reporters.text.compare import render
 from ampmem.units import format_bytes
 

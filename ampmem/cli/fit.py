@@ -18,8 +18,8 @@ from ampmem.cli.options import ARMS, SIMULATED, assumed_fractions, shared_option
 from ampmem.cli.points import RunPlan, run_points
 from ampmem.cli.vary import OPTION, VariedArguments, varied_arguments
 from ampmem.errors import UsageError
+from ampmem.outputs import check_output
 from ampmem.recorder import script
-from ampmem.recording import check_output
 from ampmem.reporters.text.fit import render, to_json
 
 STEPS = 2

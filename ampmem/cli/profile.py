@@ -15,7 +15,8 @@ import click
 
 from ampmem.cli.options import ARMS, assumed_fractions, shared_options, simulated_gpu
 from ampmem.errors import AmpmemError, NothingRecorded, UsageError
-from ampmem.recording import SUFFIX, add_plain_steps, check_output
+from ampmem.outputs import check_output
+from ampmem.recording import SUFFIX, add_plain_steps
 
 if TYPE_CHECKING:
     from ampmem.recorder.options import Options

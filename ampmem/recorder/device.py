@@ -12,6 +12,7 @@ from ampmem.recorder.log import Log
 from ampmem.recorder.models.stacks import calling_frame, current_stack
 from ampmem.recorder.sources.base import DeviceSource, Place, Source
 from ampmem.recorder.texts import Texts
+from ampmem.vocabulary import Mark
 
 Taken: TypeAlias = tuple[list[LayersRecord], list[OomRecord]]
 
@@ -46,7 +47,7 @@ class DeviceWatch:
         """Tag no more."""
         self._log.stamp = None
 
-    def mark(self, mark: str) -> None:
+    def mark(self, mark: Mark) -> None:
         """The script is at ``mark`` of the running step."""
         if self._source is not None and self._log.step >= 0:
             self._source.mark(self._log.step, mark)

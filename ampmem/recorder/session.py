@@ -25,7 +25,7 @@ from ampmem.recorder.log import Log
 from ampmem.recorder.models.live import collection_paused, live_objects
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.stacks import Stacks
-from ampmem.recorder.options import AS_IS, Options, run_record
+from ampmem.recorder.options import Options, run_record
 from ampmem.recorder.outcome import Outcome
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.baseline import Baseline
@@ -37,6 +37,7 @@ from ampmem.recorder.steering.steering import Steering
 from ampmem.recorder.steps import Bench, OpenStep, Rounds, Stopwatch
 from ampmem.recorder.texts import Texts
 from ampmem.recording import Batch, Description, RecordingWriter
+from ampmem.vocabulary import Arm, Mark
 
 _active: Session | None = None
 
@@ -90,7 +91,7 @@ class Session:
         self.open_step = OpenStep()
         self.stopwatch = Stopwatch(synchronize=options.synchronize)
         self._steering: Steering | None = None
-        if options.arm != AS_IS:
+        if options.arm != Arm.AS_IS:
             self._steering = Steering(options.arm, options.dtype, self.device_type, self.note)
         self._update_began = (0, 0, 0)
         """When the running update began, and the ids of its name and of the stack that called it."""
@@ -195,12 +196,12 @@ class Session:
         self.open_step.loss = loss
         self.open_step.autocast_in_backward |= torch.is_autocast_enabled(self.device_type)
         self.log.enter_phase(Phase.BACKWARD)
-        self._device.mark("after_forward")
+        self._device.mark(Mark.AFTER_FORWARD)
 
     def backward_ended(self) -> None:
         """The autograd engine has returned or raised."""
         self.log.enter_phase(self._resting_phase())
-        self._device.mark("after_backward")
+        self._device.mark(Mark.AFTER_BACKWARD)
         if self.open_step.due:
             self._end_step()
 
@@ -223,7 +224,7 @@ class Session:
         if self.recording and self.log.phase == Phase.OPTIMIZER:
             self.log.op(*self._update_began)
             self.log.enter_phase(Phase.BACKWARD if in_backward() else Phase.BETWEEN)
-            self._device.mark("after_optimizer")
+            self._device.mark(Mark.AFTER_OPTIMIZER)
         if self._manual_steps or not round_over:
             return
         if in_backward():
@@ -382,6 +383,7 @@ class Session:
             device_name=self._source.device_name,
             prediction=self._device.prediction(),
             allocator=self._device.allocator(),
+            failure=self.outcome.failure,
         )
 
     def _resting_phase(self) -> Phase:

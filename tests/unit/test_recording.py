@@ -32,10 +32,11 @@ from ampmem.events import (
     RunRecord,
     SegmentAction,
     SegmentColumns,
-    Source,
     StepRecord,
 )
+from ampmem.failure import FailureKind, FailureRecord
 from ampmem.recording import Description, RecordingWriter, read
+from ampmem.vocabulary import Arm, SourceKind
 
 EVENT_VIEW = [
     *("id", "time_ns", "step", "phase", "action", "address"),
@@ -88,14 +89,15 @@ OPTIMIZERS = st.builds(
 RUNS = st.builds(
     RunRecord,
     **dict.fromkeys(("ampmem", "torch", "python", "device_type", "device_name", "script"), TEXT),
-    source=st.sampled_from(Source),
+    source=st.sampled_from(SourceKind),
     rank=st.integers(0, 9),
     world_size=st.integers(1, 9),
     arguments=st.lists(TEXT, max_size=3).map(tuple),
+    failure=st.none() | st.builds(FailureRecord, kind=st.sampled_from(FailureKind), message=TEXT, error=TEXT),
 )
 ARMS = st.builds(
     ArmRecord,
-    name=TEXT,
+    name=st.sampled_from(Arm),
     dtype=st.none() | TEXT,
     cache=st.none() | st.booleans(),
     **dict.fromkeys(("scaler", "forced", "wrapped"), st.booleans()),

@@ -13,7 +13,8 @@ import numpy as np
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.analysis.timeline.marks import Instants
-from ampmem.events import PEAK_MARK, Column, LayersRecord, Recording, SegmentAction
+from ampmem.events import Column, LayersRecord, Recording, SegmentAction
+from ampmem.vocabulary import Mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +127,7 @@ def _marked(analysis: Analysis) -> Iterator[tuple[LayersRecord, int]]:
     """Each mark of a step that ended, with its instant."""
     instants = {step.index: marks for step, marks in zip(analysis.recording.steps, analysis.marks, strict=True)}
     for layers in analysis.recording.layers:
-        if layers.mark != PEAK_MARK and layers.step in instants:
+        if layers.mark is not Mark.PEAK and layers.step in instants:
             instant = _instant(instants[layers.step], layers.mark)
             if instant is not None:
                 yield layers, instant

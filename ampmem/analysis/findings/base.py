@@ -11,11 +11,12 @@ import numpy as np
 
 from ampmem.analysis.activations import LOW_PRECISION, saved_as
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.casts import AUTOCAST_ARMS, Casts, Ledger, casts, ledger
+from ampmem.analysis.casts import Casts, Ledger, casts, ledger
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
 from ampmem.events import Column, Fact, Phase, Recording, StepRecord
 from ampmem.units import format_bytes
+from ampmem.vocabulary import AUTOCAST_ARMS
 
 Severity: TypeAlias = Literal["info", "advice", "warning"]
 

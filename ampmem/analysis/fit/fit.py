@@ -13,8 +13,9 @@ from typing import TypeAlias
 from ampmem.analysis.fit.estimate import prediction_of
 from ampmem.errors import RecordingError
 from ampmem.events import Recording
+from ampmem.vocabulary import Arm
 
-BASELINE = "fp32"
+BASELINE = Arm.FP32
 """The arm that the others are compared with."""
 
 

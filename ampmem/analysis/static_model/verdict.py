@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.casts import AUTOCAST_ARMS, ledger
+from ampmem.analysis.casts import ledger
 from ampmem.analysis.static_model.evidence import ITEMSIZES, Evidence, credit, evidence_at, itemsize, split_state
 from ampmem.analysis.static_model.static_model import (
     AUTOCAST,
@@ -42,8 +42,8 @@ from ampmem.analysis.static_model.terms import (
 )
 from ampmem.analysis.timeline.categories import Category
 from ampmem.events import Fact, OptimizerRecord, ParameterRecord, Recording
+from ampmem.vocabulary import AUTOCAST_ARMS, STEP_MARKS, Mark
 
-MARKS = ("after_forward", "after_backward", "after_optimizer")
 TOTAL = "total"
 
 
@@ -64,7 +64,7 @@ class StaticComponent:
     component ``total`` is measured in the allocator's blocks, so rounding is a term there.
     """
 
-    mark: str
+    mark: Mark
     component: str
     model_bytes_per_param: float
     model_bytes: int
@@ -124,7 +124,7 @@ def judge(analysis: Analysis, index: int | None = None) -> Verdict | None:
         if not judged:
             return None
         index = ([place for place in judged if recording.steps[place].finished] or judged)[-1]
-    marks = {name: getattr(analysis.marks[index], name) for name in MARKS}
+    marks = {name: getattr(analysis.marks[index], name) for name in STEP_MARKS}
     book = ledger(analysis)
     exhibits = {
         name: evidence_at(analysis, book, instant, index) for name, instant in marks.items() if instant is not None
@@ -136,7 +136,7 @@ def judge(analysis: Analysis, index: int | None = None) -> Verdict | None:
     return Verdict(step=recording.steps[index].index, recipe=_recipe(case), components=components)
 
 
-def _case(analysis: Analysis, exhibits: Mapping[str, Evidence]) -> _Case:
+def _case(analysis: Analysis, exhibits: Mapping[Mark, Evidence]) -> _Case:
     recording = analysis.recording
     own = [record for record in recording.parameters if record.shares is None]
     models = tuple(_optimizer_model(analysis, index, record) for index, record in enumerate(recording.optimizers))
@@ -213,9 +213,9 @@ def _recipe(case: _Case) -> StaticRecipe:
     )
 
 
-def _components(case: _Case, mark: str, evidence: Evidence) -> list[StaticComponent]:
+def _components(case: _Case, mark: Mark, evidence: Evidence) -> list[StaticComponent]:
     precision = case.precision
-    casts = precision.cast_copies if mark == MARKS[0] or not precision.transient_casts else 0.0
+    casts = precision.cast_copies if mark == Mark.AFTER_FORWARD or not precision.transient_casts else 0.0
     told = {
         Category.PARAMETERS: precision.parameters * case.count,
         Category.CAST_COPIES: casts * case.count,
@@ -240,7 +240,7 @@ def _components(case: _Case, mark: str, evidence: Evidence) -> list[StaticCompon
     return [*parts, _component(case, mark, TOTAL, sum(part.model_bytes for part in parts), measured, together)]
 
 
-def _component(case: _Case, mark: str, name: str, told: int, measured: int, terms: Terms) -> StaticComponent:
+def _component(case: _Case, mark: Mark, name: str, told: int, measured: int, terms: Terms) -> StaticComponent:
     named = tuple(Term(why=why, bytes=size, tensors=count) for why, size, count in terms.listed())
     residual = measured - told - sum(term.bytes for term in named)
     return StaticComponent(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from ampmem.events import NO_SEGMENTS, AllocatorRecord, Column, LayersRecord, OomRecord, SegmentColumns
-from ampmem.events import Source as EventSource
+from ampmem.vocabulary import Mark, SourceKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class RawEvents:
 class Source(Protocol):
     """Records allocator events between :meth:`start` and :meth:`stop`."""
 
-    kind: EventSource
+    kind: SourceKind
     """What a recording names it."""
     device_type: str
     """The type of torch device whose memory it watches."""
@@ -82,7 +82,7 @@ class DeviceSource(Source, Protocol):
     locate: Callable[[], Place] | None
     """Says where the calling thread is; for the session to set."""
 
-    def mark(self, step: int, mark: str) -> None:
+    def mark(self, step: int, mark: Mark) -> None:
         """Take the allocator's statistics now; a mark that comes again in a step replaces the one before."""
 
     def take_layers(self) -> list[LayersRecord]:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from ampmem.errors import UsageError
-from ampmem.recorder.options import DEVICES, Options
+from ampmem.recorder.options import Options
 from ampmem.recorder.sources.base import Source
 from ampmem.recorder.sources.baseline import Baseline
 from ampmem.recorder.sources.cpu import ProfilerSource
 from ampmem.recorder.sources.cuda.device import TorchCuda, cuda_available
 from ampmem.recorder.sources.cuda.source import CudaSource
+from ampmem.vocabulary import Device
 
 
 def choose_source(options: Options, baseline: Baseline) -> Source:
     """The source for ``options.device``. Raises :class:`UsageError` for a device that cannot be recorded."""
     device = options.device
-    if device not in DEVICES:
-        raise UsageError(f"there is no device {device!r} to record; there are {', '.join(DEVICES)}")
-    if device == "sim":
+    if device not in tuple(Device):
+        raise UsageError(f"there is no device {device!r} to record; there are {', '.join(Device)}")
+    if device == Device.SIMULATED:
         # The rest of torch that a simulation needs takes a second to import.
         from ampmem.recorder.sources.simulated import SimulatedSource
         from ampmem.simulator.start import running
@@ -25,9 +26,9 @@ def choose_source(options: Options, baseline: Baseline) -> Source:
         if simulated is None:
             raise UsageError("a device can only be simulated for a script: ampmem profile --device sim SCRIPT")
         return SimulatedSource(simulated)
-    if device == "auto":
-        device = "cuda" if cuda_available() else "cpu"
-    if device == "cuda":
+    if device == Device.AUTO:
+        device = Device.CUDA if cuda_available() else Device.CPU
+    if device == Device.CUDA:
         problem = TorchCuda().problem()
         if problem is not None:
             raise UsageError(problem)

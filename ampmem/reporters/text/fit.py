@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from ampmem import __version__
 from ampmem.analysis.fit.fit import BASELINE, ArmFit, BreakEven, FitResult, Verdict
 from ampmem.reporters.text.plain_text import ABSENT, chunks, table, wrapped
 from ampmem.reporters.text.words import signed
 from ampmem.units import format_bytes, format_count
+from ampmem.version import __version__
 
 SCHEMA = "ampmem.fit/1"
 

@@ -21,7 +21,7 @@ from ampmem.analysis.published import measure
 from ampmem.analysis.schema import schema
 from ampmem.analysis.summary import summarize
 from ampmem.errors import NothingRecorded
-from ampmem.events import ArmRecord, Fact, OomRecord, Phase, Recording, Source
+from ampmem.events import ArmRecord, Fact, OomRecord, Phase, Recording
 from ampmem.recorder.sources.cuda.oom import ended_with
 from ampmem.recording import read
 from ampmem.reporters.html.page.notebook import render as render_notebook
@@ -29,6 +29,7 @@ from ampmem.reporters.html.views.run import run_view
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.plain_text import WIDTH
 from ampmem.reporters.text.table import render
+from ampmem.vocabulary import SourceKind
 
 FP32 = ArmRecord(name="fp32", dtype=None, cache=None, scaler=False)
 
@@ -67,7 +68,7 @@ def ended(story: Story, when: int, alive: Sequence[int], *, step: int = 0, arm: 
     """The story, ended by the failure at ``when``."""
     story.end(loss=None)
     recording = story.recording(
-        run=replace(RUN, source=Source.CUDA, device_type="cuda"),
+        run=replace(RUN, source=SourceKind.CUDA, device_type="cuda"),
         arm=arm,
         notes=("the script failed: OutOfMemoryError: CUDA out of memory",),
     )

@@ -26,7 +26,7 @@ from ampmem.analysis.summary import summarize
 from ampmem.analysis.timeline.marks import instants
 from ampmem.cli.main import run
 from ampmem.errors import UsageError
-from ampmem.events import LayersRecord, OomRecord, Phase, Recording, Source
+from ampmem.events import LayersRecord, OomRecord, Phase, Recording
 from ampmem.recorder import session as session_module
 from ampmem.recorder.options import Options
 from ampmem.recorder.session import Session
@@ -36,6 +36,7 @@ from ampmem.recorder.sources.cuda.oom import KEPT
 from ampmem.recorder.sources.cuda.source import CudaSource
 from ampmem.recording import RecordingWriter, read
 from ampmem.reporters.text.table import render
+from ampmem.vocabulary import SourceKind
 
 
 class Net(torch.nn.Linear):
@@ -85,7 +86,7 @@ def test_a_recording_has_layers_marks_and_the_device(tmp_path: Path, monkeypatch
     session = record(tmp_path / "run.ampmem", monkeypatch, gpu, two_steps)
     session.check()
     recording = read(tmp_path / "run.ampmem")
-    assert (recording.run.source, recording.run.device_type) == (Source.CUDA, "cuda")
+    assert (recording.run.source, recording.run.device_type) == (SourceKind.CUDA, "cuda")
     assert recording.run.device_name == "Model 0"
     assert [(each.step, each.mark) for each in recording.layers] == [
         (step, mark) for step in range(2) for mark in ("after_forward", "after_backward", "after_optimizer", "peak")
