@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from ampmem.errors import UsageError
 from ampmem.events import RunRecord
 from ampmem.recorder.sources.base import Source
 from ampmem.version import __version__
@@ -40,6 +41,13 @@ class Options:
     dtype: torch.dtype | None = None
     device: Device = Device.AUTO
     synchronize: bool = True
+
+
+def device_named(name: str) -> Device:
+    """The device of that name. Raises :class:`UsageError` when there is none."""
+    if name not in tuple(Device):
+        raise UsageError(f"there is no device {name!r} to record; there are {', '.join(Device)}")
+    return Device(name)
 
 
 def run_record(options: Options, source: Source) -> RunRecord:

@@ -127,7 +127,7 @@ def _marked(analysis: Analysis) -> Iterator[tuple[LayersRecord, int]]:
     """Each mark of a step that ended, with its instant."""
     instants = {step.index: marks for step, marks in zip(analysis.recording.steps, analysis.marks, strict=True)}
     for layers in analysis.recording.layers:
-        if layers.mark is not Mark.PEAK and layers.step in instants:
+        if layers.mark != Mark.PEAK and layers.step in instants:
             instant = _instant(instants[layers.step], layers.mark)
             if instant is not None:
                 yield layers, instant

@@ -15,8 +15,6 @@ from ampmem.vocabulary import Device
 def choose_source(options: Options, baseline: Baseline) -> Source:
     """The source for ``options.device``. Raises :class:`UsageError` for a device that cannot be recorded."""
     device = options.device
-    if device not in tuple(Device):
-        raise UsageError(f"there is no device {device!r} to record; there are {', '.join(Device)}")
     if device == Device.SIMULATED:
         # The rest of torch that a simulation needs takes a second to import.
         from ampmem.recorder.sources.simulated import SimulatedSource

@@ -84,8 +84,8 @@ class Steering:
     def __init__(self, arm: Arm, dtype: torch.dtype | None, device_type: str, note: Callable[[str], None]) -> None:
         self.wrapped = False
         """Whether ampmem itself had to open a region, as the script has none."""
-        self._fp32 = arm is Arm.FP32
-        self._cache = arm is Arm.AMP
+        self._fp32 = arm == Arm.FP32
+        self._cache = arm == Arm.AMP
         self._dtype = dtype
         self._device_type = device_type
         self._note = note

@@ -16,6 +16,7 @@ import torch
 from build import RUN, Story, as_batches, small_run
 from cuda_model import ModelCuda
 
+import ampmem
 from ampmem.allocator.model.oom import OutOfMemory, Reason
 from ampmem.allocator.settings import MIB
 from ampmem.allocator.shortage import candidates, pack, unpack
@@ -279,8 +280,9 @@ def test_a_gpu_that_is_not_there_is_refused_before_a_file_is_made(tmp_path: Path
     with pytest.raises(UsageError, match=r"--device cuda: .*--device cpu"):
         Session(Options(path=path, script="train.py", device="cuda"))
     assert not path.exists()
-    with pytest.raises(UsageError, match="there is no device"):
-        Session(Options(path=path, script="train.py", device="tpu"))
+    with pytest.raises(UsageError, match="there is no device 'tpu'"), ampmem.profile(output=path, device="tpu"):
+        pytest.fail("entered")
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("backend", ["cudaMallocAsync", "pluggable"])

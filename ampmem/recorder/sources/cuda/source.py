@@ -102,7 +102,7 @@ class CudaSource:
             if not self._api.capturing():
                 free, total = self._api.memory_info(device)
                 used = total - free
-        last = mark is Mark.AFTER_OPTIMIZER  # only then: it may take a millisecond
+        last = mark == Mark.AFTER_OPTIMIZER  # only then: it may take a millisecond
         record = LayersRecord(
             step=step,
             mark=mark,

@@ -100,7 +100,7 @@ def fit_view(fit: FitResult) -> FitView:
 
 
 def _curve(arm: ArmFit) -> CurveView:
-    fill, symbol = _LOOKS[Arm(arm.name)]
+    fill, symbol = _LOOKS[arm.name]
     fitting = [(value, memory) for value, memory in arm.points.items() if memory is not None]
     return CurveView(
         arm=arm.name,
