@@ -28,9 +28,9 @@ def run_script(
         finished = isinstance(error, SystemExit) and error.code in (None, 0)
         failure = None if finished or script.was_stopped(error) else error
     if failure is not None:
-        session.outcome.failure = failure_of(failure)
-        session.note(session.outcome.failure.note)
-        audience.failed(session.outcome.failure)
+        why = failure_of(failure)
+        session.failed(why)
+        audience.failed(why)
     session.close(failure)
     if failure is not None and not isinstance(failure, SystemExit):
         sys.excepthook(type(failure), failure.with_traceback(script.own_traceback(failure)), failure.__traceback__)

@@ -21,6 +21,7 @@ from ampmem.vocabulary import Arm
 
 if TYPE_CHECKING:
     from ampmem.recorder.options import Options
+    from ampmem.recorder.sources.simulated import SimulatedSource
     from ampmem.simulator.start import Simulation
 
 
@@ -107,7 +108,7 @@ class _Plan:
             from ampmem.simulator.refusal import refusal
 
             raise refusal(error) from error
-        return Simulation(gpu, assumed_fractions(self.script.device, self.script.assume))
+        return Simulation(gpu, fractions=assumed_fractions(self.script.device, self.script.assume))
 
     def options(self, path: Path, *, timed: bool = False) -> Options:
         """What the recorder is told. Importing torch takes seconds: what is wrong is said before that."""
@@ -162,6 +163,7 @@ def _record(plan: _Plan, target: Target, audience: Audience) -> None:
     simulation = plan.simulate()
     session = Session(
         options,
+        source=None if simulation is None else _source_of(simulation),
         on_step=lambda done: audience.step(StepEnded(done=done, wanted=wanted)),
         on_done=None if plan.run_to_end else script.stop,
     )
@@ -181,6 +183,13 @@ def _record(plan: _Plan, target: Target, audience: Audience) -> None:
         afterwards.show(options.path)
     if page is not None:
         afterwards.write_page(options.path, page, force=plan.script.force)
+
+
+def _source_of(simulation: Simulation) -> SimulatedSource:
+    """What records it."""
+    from ampmem.recorder.sources.simulated import SimulatedSource
+
+    return SimulatedSource(simulation.device)
 
 
 def _time(plan: _Plan, target: Target, audience: Audience, recording: Path) -> None:

@@ -1,17 +1,13 @@
-"""What to record, and what was run."""
+"""What to record."""
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from ampmem.errors import UsageError
-from ampmem.events import RunRecord
-from ampmem.recorder.sources.base import Source
-from ampmem.version import __version__
 from ampmem.vocabulary import Arm, AutocastDtype, Device
 
 DTYPES = {AutocastDtype.BF16: torch.bfloat16, AutocastDtype.FP16: torch.float16}
@@ -48,19 +44,3 @@ def device_named(name: str) -> Device:
     if name not in tuple(Device):
         raise UsageError(f"there is no device {name!r} to record; there are {', '.join(Device)}")
     return Device(name)
-
-
-def run_record(options: Options, source: Source) -> RunRecord:
-    """What is run, on what, with which versions."""
-    return RunRecord(
-        ampmem=__version__,
-        torch=torch.__version__,
-        python=platform.python_version(),
-        source=source.kind,
-        device_type=source.device_type,
-        device_name=source.device_name,
-        rank=0,
-        world_size=1,
-        script=options.script,
-        arguments=options.arguments,
-    )
