@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[2] / PACKAGE
 ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "errors names units own_code patching version",
+        "errors failure names own_code patching units version vocabulary",
+        "outputs",
         "events",
         "recording",
         "allocator",
@@ -276,6 +277,7 @@ def test_the_package_is_read_at_all() -> None:
         ("reporters/html/page.py", "from ampmem.api import load"),
         ("recorder/a.py", "import ampmem"),
         ("recorder/a.py", "from ampmem import profile"),
+        ("recorder/a.py", "from ampmem import __version__"),
         ("workloads/a.py", "from ampmem.cli.main import main"),
         ("integrations/a.py", "from ampmem.workloads import gpt"),
         ("analysis/a.py", "import torch"),
