@@ -8,14 +8,18 @@ to a new torch: read this file, run the probe, run the tests.
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Callable
 from operator import attrgetter, methodcaller
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 from torch.amp.autocast_mode import autocast
 from torch.amp.grad_scaler import GradScaler
+from torch.optim import optimizer as torch_optimizer
 
 from ampmem.recorder.torch_entries import Place as Place
 from ampmem.recorder.torch_entries import Use as Use
@@ -66,9 +70,6 @@ is_view: Callable[[torch.Tensor], bool] = methodcaller(
 use_count: Callable[[torch.Tensor], int] = methodcaller(
     attribute("torch.Tensor", "_use_count", "whether autocast's cache holds a copy")
 )
-storage_key: Callable[[torch.UntypedStorage], int] = attrgetter(
-    attribute("torch.UntypedStorage", "_cdata", "which of the simulated device's storages it is")
-)
 
 # -- autograd -------------------------------------------------------------------------------------
 
@@ -78,6 +79,13 @@ graph_task: Callable[[], int] = needed(
 next_node: Callable[[], int] = needed(
     "torch._C._autograd", "_get_sequence_nr", "joins what a node allocates to the op that made the node"
 )
+
+
+def in_backward() -> bool:
+    """Whether the autograd engine is running on this thread."""
+    return graph_task() != -1
+
+
 push_saved_hooks: Callable[..., None] = needed(
     "torch._C._autograd", "_push_saved_tensors_default_hooks", "to hear of every tensor that autograd saves"
 )
@@ -140,6 +148,24 @@ fused_or_foreach: Callable[..., tuple[bool, bool]] = optional(
     without="whether an optimizer runs foreach is concluded from where its parameters are",
     otherwise=_by_device,
 )
+
+
+def running_steps() -> Counter[int]:
+    """``id`` of each optimizer whose ``step`` is on the Python stack, and how often it is.
+
+    Reads a local variable of torch's own: the function ``wrapper`` in ``torch/optim/optimizer.py``, which runs every
+    optimizer's ``step`` and calls the hooks, has the optimizer as ``self`` (2.11 and newer). Nothing else knows of a
+    step that raised. Where torch names it otherwise, an optimizer whose step raised is taken for one that runs on.
+    """
+    running: Counter[int] = Counter()
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename == torch_optimizer.__file__ and frame.f_code.co_name == "wrapper":
+            running[id(frame.f_locals.get("self"))] += 1
+        frame = frame.f_back
+    return running
+
+
 NEXT_BATCH: Place = patched(
     "torch.utils.data.dataloader._BaseDataLoaderIter",
     "__next__",

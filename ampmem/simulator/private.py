@@ -10,7 +10,8 @@ import ctypes
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from operator import attrgetter, methodcaller
+from contextlib import ExitStack
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
 
-from ampmem.patching import patch
-from ampmem.simulator.replace import replace_all
+from ampmem.patching import added, patch, replace_all
 
 _CUDA = 1
 """``c10::DeviceType``; the number has never changed."""
@@ -36,6 +36,8 @@ _DEVICE_TYPES = 24
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 _REGISTER = "_ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE"
 _CUDA_HOOKS = "_ZN2at6detail12getCUDAHooksEv"
+_NO_NUMBER = 1 << 62
+"""From here on a node's sequence number is none: ``AccumulateGrad`` has the largest there is."""
 _VIRTUALS = 128
 """How many entries a table of virtual functions is given. Of the hooks' table so many are copied, which has had 50 from
 2.11 to 2.13 (the size of its symbol); reading past its end stays inside the library."""
@@ -172,14 +174,11 @@ def accept_foreach() -> Callable[[], None]:
     to a loop without a word.
     """
     lists: tuple[list[Any], ...] = (torch_optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types)
-    for types in lists:
-        types.append(FakeTensor)
-
-    def undo() -> None:
+    with ExitStack() as undo:
         for types in lists:
-            types.remove(FakeTensor)
-
-    return undo
+            types.append(FakeTensor)
+            undo.callback(added("types for foreach", "FakeTensor", functools.partial(types.remove, FakeTensor)))
+        return undo.pop_all().close
 
 
 def without_device_context() -> Callable[[], None]:
@@ -189,6 +188,30 @@ def without_device_context() -> Callable[[], None]:
     first fake tensor on it, since 1.13.
     """
     return patch(fake_tensor, "init_gpu_context", lambda original: lambda device: None)
+
+
+def nothing_runs_on_the_device() -> Callable[[], None]:
+    """Let torch try no op on the device to see what it returns; returns what undoes it.
+
+    It does so where an op has no meta kernel, since 1.12. CPU builds say that they cannot, CUDA builds that there is
+    no driver.
+    """
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def run_fallback_kernel(mode: Any, func: Any, flat_args: Sequence[Any], *rest: Any) -> Any:
+            if any(_is_on_cuda(argument) for argument in flat_args):
+                raise UnsupportedOperatorException(func)
+            return original(mode, func, flat_args, *rest)
+
+        return run_fallback_kernel
+
+    return patch(fake_tensor, "run_fallback_kernel", wrap)
+
+
+def _is_on_cuda(argument: Any) -> bool:
+    device = argument.fake_device if isinstance(argument, FakeTensor) else argument
+    return isinstance(device, torch.device) and device.type == "cuda"
 
 
 def recurrent_without_cudnn() -> Callable[[], None]:
@@ -216,11 +239,8 @@ def run_backward_here() -> Callable[[], None]:
     """
     former = torch._C._is_multithreading_enabled()
     torch.autograd.set_multithreading_enabled(False)
-
-    def undo() -> None:
-        torch.autograd.set_multithreading_enabled(former)
-
-    return undo
+    restore = functools.partial(torch.autograd.set_multithreading_enabled, former)
+    return added("torch.autograd", "set_multithreading_enabled", restore)
 
 
 def swap_on_conversion() -> Callable[[], None]:
@@ -230,7 +250,8 @@ def swap_on_conversion() -> Callable[[], None]:
     """
     former = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)
-    return lambda: torch.__future__.set_swap_module_params_on_conversion(former)
+    restore = functools.partial(torch.__future__.set_swap_module_params_on_conversion, former)
+    return added("torch.__future__", "set_swap_module_params_on_conversion", restore)
 
 
 def below_modes() -> Any:
@@ -264,18 +285,22 @@ def give_back(library: torch.library.Library) -> Callable[[], None]:
 storage_key: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
 """The address of a storage's C++ object, which no other has while it lives. Since 2.11 or before."""
 
-node_number: Callable[[Any], int] = methodcaller("_sequence_nr")
-"""The number that an autograd node shares with the op that made it. Since 2.11 or before."""
-
 
 def writes(tensor: torch.Tensor) -> int:
     """How often ``tensor`` was written to, as autograd counts it. Since 0.4."""
     return tensor._version
 
 
-def backward_node() -> Any:
-    """The autograd node that runs; ``None`` between nodes. Since 2.1."""
-    return torch._C._current_autograd_node()
+def running_node() -> tuple[str, int]:
+    """The name and the sequence number of the autograd node that runs on this thread; ``("", -1)`` where none does.
+
+    The number is -1 too for a node that has none, such as ``AccumulateGrad``. Both since 2.1.
+    """
+    node = torch._C._current_autograd_node() if in_backward() else None
+    if node is None:
+        return "", -1
+    number = node._sequence_nr()
+    return node.name(), number if 0 <= number < _NO_NUMBER else -1
 
 
 def in_backward() -> bool:

@@ -7,19 +7,16 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from time import time_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ampmem.events import Fact
 from ampmem.patching import patch
-from ampmem.recorder.log import storage_address
+from ampmem.recorder.log import Log
+from ampmem.recorder.models.models import Models
+from ampmem.recorder.texts import Texts
 from ampmem.recorder.torch_private import is_view, use_count
-
-if TYPE_CHECKING:
-    from ampmem.recorder.log import Log
-    from ampmem.recorder.models.models import Models
-    from ampmem.recorder.texts import Texts
 
 
 class CastHooks:
@@ -38,7 +35,7 @@ class CastHooks:
         if not (source.is_floating_point() and copy.is_floating_point()) or source.dtype == copy.dtype:
             return
         dtype = self._texts.dtype_id(copy.dtype)
-        address, origin = storage_address(copy), storage_address(source)
+        address, origin = self._log.storage_address(copy), self._log.storage_address(source)
         parameter = self._models.parameters_at.find(origin, source)
         if parameter is None:
             buffer = self._models.buffers_at.find(origin, source)
@@ -55,7 +52,7 @@ class CastHooks:
         for argument in arguments:
             for tensor in argument if isinstance(argument, (list, tuple)) else (argument,):
                 if isinstance(tensor, torch.Tensor):
-                    address = storage_address(tensor)
+                    address = self._log.storage_address(tensor)
                     copy = self.copies.get(address)
                     if copy is not None and copy() is not None:  # else its address has gone to another
                         self._log.fact(Fact.CAST_USE, address, op)

@@ -18,14 +18,7 @@ def choose_source(options: Options, baseline: Baseline) -> Source:
     if device not in DEVICES:
         raise UsageError(f"there is no device {device!r} to record; there are {', '.join(DEVICES)}")
     if device == "sim":
-        # The rest of torch that a simulation needs takes a second to import.
-        from ampmem.recorder.sources.simulated import SimulatedSource
-        from ampmem.simulator.start import running
-
-        simulated = running()
-        if simulated is None:
-            raise UsageError("a device can only be simulated for a script: ampmem profile --device sim SCRIPT")
-        return SimulatedSource(simulated)
+        raise UsageError("a device can only be simulated for a script: ampmem profile --device sim SCRIPT")
     if records_cuda(options):
         problem = TorchCuda().problem()
         if problem is not None:

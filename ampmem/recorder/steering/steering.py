@@ -20,8 +20,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
-from ampmem.patching import patch
-from ampmem.recorder.hooks.modules import in_backward
+from ampmem.patching import hook, patch
 from ampmem.recorder.steering.autocast_code import (
     entering_code,
     forget_code,
@@ -35,6 +34,7 @@ from ampmem.recorder.torch_private import (
     ENGINE,
     Place,
     enable_scaler,
+    in_backward,
     is_set_up,
     never_compiled,
     region_says,
@@ -134,11 +134,9 @@ class Steering:
             for place in places:
                 undo.callback(patch(*place, self._wrap_backward))
             undo.callback(patch(*CHECKPOINT, self._wrap_checkpoint))
-            before = torch_module.register_module_forward_pre_hook(self._before)
-            after = torch_module.register_module_forward_hook(self._after, always_call=True)
-            step = torch_optimizer.register_optimizer_step_pre_hook(lambda *_: self.leave())
-            for handle in (before, after, step):
-                undo.callback(handle.remove)
+            undo.callback(hook(torch_module.register_module_forward_pre_hook, self._before))
+            undo.callback(hook(torch_module.register_module_forward_hook, self._after, always_call=True))
+            undo.callback(hook(torch_optimizer.register_optimizer_step_pre_hook, lambda *_: self.leave()))
         undo.callback(self.leave)
         return undo.close
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ampmem.patching import replace_all
 from ampmem.simulator.device import CONTEXT, SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private import (
@@ -20,7 +21,6 @@ from ampmem.simulator.private import (
     SLEEP,
     SNAPSHOT,
 )
-from ampmem.simulator.replace import replace_all
 from ampmem.simulator.torch_cuda import tensors, unsupported
 from ampmem.simulator.torch_cuda.streams import Event, Region, Stream, check_device, counted
 from ampmem.simulator.where import script_line
