@@ -26,9 +26,9 @@ from ampmem.units import format_bytes, format_count
 MODULES = Path(__file__).resolve().parents[2] / "ampmem" / "reporters" / "html" / "js"
 MAPS = """
 import { readFileSync } from "node:fs";
-import { unpackStream } from "MODULES/decode.js";
-import { liveOf } from "MODULES/live.js";
-import { addressMapAt } from "MODULES/segments.js";
+import { unpackStream } from "MODULES/data/decode.js";
+import { liveOf } from "MODULES/data/live.js";
+import { addressMapAt } from "MODULES/data/segments.js";
 const { stream, keys, positions } = JSON.parse(readFileSync(0));
 const live = liveOf(await unpackStream(stream, keys.length), 0);
 const sums = positions.map((position) => live.sample([position]).map((series) => series[0]));

@@ -73,7 +73,7 @@ def write_fit(fit: FitResult, output: Path, *, force: bool = False) -> None:
 def render_fit(fit: FitResult) -> str:
     """The whole page, ready to be written as UTF-8."""
     view = fit_view(fit)
-    return self_contained("fit.html", "js/fit.js", view, title=view.title)
+    return self_contained("fit.html", "fit.js", view, title=view.title)
 
 
 def fit_view(fit: FitResult) -> FitView:
