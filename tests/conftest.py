@@ -1,10 +1,15 @@
-"""Proof, after every test, that nothing of ampmem is left behind in torch."""
+"""What holds for every test: how it is run, and proof that it left nothing of ampmem behind in torch."""
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Iterator
 
 import pytest
+
+# Models of tests gain nothing from more threads, and several processes of pytest would wait for each other's.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 torch = pytest.importorskip("torch")
 
@@ -16,6 +21,20 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack  # noq
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # noqa: E402
 
 from ampmem import patching  # noqa: E402
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs a browser is slow."""
+    for item in items:
+        if item.get_closest_marker("browser") is not None:
+            item.add_marker("slow")
+
+
+def pytest_collection_finish() -> None:
+    """Leave torch, and all else that is imported by now, out of garbage collections: there are many in a test."""
+    gc.collect()
+    gc.freeze()
+
 
 _HOOKS = (
     "_global_forward_pre_hooks",

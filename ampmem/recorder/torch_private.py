@@ -100,6 +100,11 @@ saved_hooks_refused: Callable[[], str | None] = needed(
     "_saved_tensors_hooks_get_disabled_error_message",
     "torch.func, which refuses to run under hooks",
 )
+_UNNAMED = "what a Function saves may be named after an op"
+SAVES: Place = patched(
+    "torch.autograd.function.FunctionCtx", "save_for_backward", "for which Function a tensor is saved", without=_UNNAMED
+)
+TO_SAVE = attribute("torch._C._FunctionBase", "to_save", "whether a Function's forward still runs", without=_UNNAMED)
 ENGINE: Place = patched(
     "torch.autograd",
     "_engine_run_backward",

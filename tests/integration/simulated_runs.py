@@ -36,8 +36,10 @@ STEPS = 2
 
 
 def values(owner: ModuleType) -> dict[str, Any]:
-    """What is in a module, without the modules that something else may import."""
-    return {name: value for name, value in vars(owner).items() if not isinstance(value, ModuleType)}
+    """What is in a module, without the modules that something else may import and what torch finds out once."""
+    found = {name: value for name, value in vars(owner).items() if not isinstance(value, ModuleType)}
+    found.pop("_spmd_types_available", None)  # torch 2.15: whether a package is there
+    return found
 
 
 def torch_now() -> list[Any]:

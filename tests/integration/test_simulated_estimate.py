@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+from commands import ampmem
 
 from ampmem.events import PEAK_MARK, Fact
 from ampmem.recording import read
@@ -42,12 +42,7 @@ CONVOLUTION = (32 * 3 * 9 * 64 * 64 + 32 * 3 * 64 * 64 + 16 * 3 * 9 + 32 * 16 * 
 """The patches, the batch, the weight and what comes out."""
 
 
-def ampmem(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ampmem", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
-
-
-def profiled(folder: Path, gpu: str) -> subprocess.CompletedProcess[str]:
+def profiled(folder: Path, gpu: str) -> CompletedProcess[str]:
     (folder / "net.py").write_text(SCRIPT)
     options = ("--device", "sim", "--gpu", gpu, "--run-to-end", "--quiet", "--no-stacks", "--force")
     return ampmem(folder, "profile", *options, "net.py")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -15,6 +13,7 @@ import arms
 import measure
 import numpy as np
 import pytest
+from commands import python
 from simulated_runs import STEPS
 
 from ampmem.analysis.analyse import Analysis, analyse
@@ -42,8 +41,7 @@ def folder() -> tempfile.TemporaryDirectory[str]:
 def left_behind() -> dict[str, list[int]]:
     """Run every case in one process; what each left in torch."""
     script = Path(__file__).with_name("simulated_runs.py")
-    command = [sys.executable, str(script), folder().name, "a100-80", *CASES, *SCALED]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = python(script.parent, str(script), folder().name, "a100-80", *CASES, *SCALED)
     assert done.returncode == 0, done.stderr
     found: dict[str, list[int]] = json.loads(done.stdout)
     return found

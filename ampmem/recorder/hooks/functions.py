@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ampmem.patching import patch
+from ampmem.recorder.torch_private import SAVES, TO_SAVE
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,7 +41,7 @@ class FunctionSaves:
             if context is None:  # its forward failed
                 self._stack.pop()
                 continue
-            if context.to_save is not None:  # its forward still runs, and an op in there saves
+            if getattr(context, TO_SAVE, None) is not None:  # its forward still runs, and an op in there saves
                 return ""
             newest.tensors -= 1
             if newest.tensors == 0:
@@ -60,7 +61,7 @@ class FunctionSaves:
 
             return save_for_backward
 
-        return patch(torch.autograd.function.FunctionCtx, "save_for_backward", wrap)
+        return patch(*SAVES, wrap)
 
     def _will_save(self, context: Any, tensors: int) -> None:
         if self._stack and self._stack[-1].context() is context:  # the last call counts
