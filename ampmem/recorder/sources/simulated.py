@@ -25,6 +25,7 @@ from ampmem.events import (
     PredictionRecord,
     SegmentColumns,
 )
+from ampmem.names import not_modelled
 from ampmem.recorder.log import Log
 from ampmem.recorder.sources.base import Place, RawEvents
 from ampmem.recorder.texts import Texts
@@ -147,8 +148,7 @@ class SimulatedSource:
 
     def notes(self) -> list[str]:
         """What was taken for granted, and what was left out."""
-        left_out = (f"not modelled: {what}" for what in self._device.unmodelled)
-        return [*ALWAYS, *self._device.assumptions, *left_out]
+        return [*ALWAYS, *self._device.assumptions, *map(not_modelled, self._device.unmodelled)]
 
     def prediction(self) -> PredictionRecord:
         """What the run comes to on the simulated GPU, by now."""
