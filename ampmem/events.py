@@ -67,7 +67,7 @@ class Fact(IntEnum):
     GRADIENT = 3
     """``.grad`` of a parameter; ``name`` is the parameter's."""
     OPTIMIZER_STATE = 4
-    """A tensor in ``optimizer.state``; ``name`` is ``exp_avg of blocks.0.weight``."""
+    """A tensor in ``optimizer.state``; ``name`` is a :class:`~ampmem.names.StateName`."""
     MASTER_COPY = 5
     """An optimizer's own copy of a parameter in another precision; ``name`` is the parameter's."""
     CAST_COPY = 6

@@ -20,6 +20,8 @@ from torch.optim import optimizer as torch_optimizer  # noqa: E402
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack  # noqa: E402
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # noqa: E402
 
+from ampmem import patching  # noqa: E402
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What needs a browser is slow."""
@@ -47,7 +49,10 @@ _OPTIMIZER_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks
 
 
 def torch_state() -> dict[str, object]:
-    """Everything in torch that a session hooks, patches or pushes onto, to be compared with ``==``."""
+    """What a session hooks, patches or pushes onto, looked at in torch itself, to be compared with ``==``.
+
+    The registry knows of more, but not whether an undo did what it says.
+    """
     state: dict[str, object] = {name: dict(getattr(torch_module, name)) for name in _HOOKS}
     state |= {name: dict(getattr(torch_optimizer, name)) for name in _OPTIMIZER_HOOKS}
     return state | {
@@ -56,6 +61,7 @@ def torch_state() -> dict[str, object]:
         "data": _BaseDataLoaderIter.__next__,
         "profiler": (profile._prepare_trace, record_function.__enter__),
         "functorch": torch.autograd.graph.disable_saved_tensors_hooks,
+        "functions": torch.autograd.function.FunctionCtx.save_for_backward,
         "modes": list(_get_current_dispatch_mode_stack()),
         "saved hooks": torch._C._autograd._top_saved_tensors_default_hooks(True),
         "profiling": torch._C._autograd._profiler_enabled(),
@@ -67,7 +73,8 @@ def nothing_left_behind() -> Iterator[None]:
     """Fails the test that leaves a hook, a patch, a mode or a session behind."""
     from ampmem.recorder.session import active
 
-    before = torch_state()
+    before = torch_state(), patching.in_place()
     yield
     assert active() is None
-    assert torch_state() == before
+    assert patching.in_place() == before[1]
+    assert torch_state() == before[0]

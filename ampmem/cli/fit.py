@@ -11,16 +11,18 @@ from typing import Any
 import click
 
 from ampmem.allocator.gpus import GpuSpec
+from ampmem.analysis.fit.document import document, fit_schema
 from ampmem.analysis.fit.fit import FitResult, arm_fits, break_evens
 from ampmem.analysis.fit.search import wanted
 from ampmem.cli.children import AS_IS, chosen_arms, is_amp
 from ampmem.cli.options import ARMS, SIMULATED, assumed_fractions, shared_options, simulated_gpu
 from ampmem.cli.points import RunPlan, run_points
+from ampmem.cli.schema import schema_option
 from ampmem.cli.vary import OPTION, VariedArguments, varied_arguments
 from ampmem.errors import UsageError
 from ampmem.recorder import script
 from ampmem.recording import check_output
-from ampmem.reporters.text.fit import render, to_json
+from ampmem.reporters.text.fit import render
 
 STEPS = 2
 """The optimizer's state is there from the end of the first step on."""
@@ -62,6 +64,7 @@ _NOT_HERE = ("device", "synchronize", "stacks")
 )
 @click.option("--html", type=click.Path(path_type=Path), help="Also write a page with the curves here.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables, schema ampmem.fit/1.")
+@schema_option(fit_schema)
 @click.option("--device", "device_option", default=SIMULATED, hidden=True)
 @shared_options
 def fit(specs: tuple[str, ...], arms: str, device_option: str, html: Path | None, as_json: bool, **rest: Any) -> None:
@@ -103,7 +106,7 @@ def fit(specs: tuple[str, ...], arms: str, device_option: str, html: Path | None
     if html is not None:
         check_output(html, force=plan.force)
     found = _search(plan, gpu)
-    click.echo(to_json(found) if as_json else render(found))
+    click.echo(document(found).to_json() if as_json else render(found))
     if html is not None:
         from ampmem.reporters.html.page.fit_page import write_fit
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ampmem.recorder.options import Options
     from ampmem.recorder.script import Target
     from ampmem.recorder.session import Session
+    from ampmem.recorder.sources.simulated import SimulatedSource
     from ampmem.simulator.start import Simulation
 
 
@@ -120,7 +121,7 @@ class _Plan:
             from ampmem.simulator.refusal import refusal
 
             raise refusal(error) from error
-        return Simulation(gpu, assumed_fractions(self.device, self.assume))
+        return Simulation(gpu, fractions=assumed_fractions(self.device, self.assume))
 
     def path(self, target: Target) -> Path:
         """The recording to write."""
@@ -155,7 +156,8 @@ def _record(plan: _Plan, target: Target) -> None:
     options = plan.options(path)
     on_done = None if plan.run_to_end else script.stop
     simulation = plan.simulate()
-    session = Session(options, on_step=_progress(plan.steps, lines=plan.progress), on_done=on_done)
+    source = None if simulation is None else _source_of(simulation)
+    session = Session(options, source=source, on_step=_progress(plan.steps, lines=plan.progress), on_done=on_done)
     page = None if plan.html is None else plan.html.absolute()  # the script may change the directory
     session.start()
     _say(f"recording to {path}")
@@ -174,6 +176,13 @@ def _record(plan: _Plan, target: Target) -> None:
         from ampmem.cli.report import write_report
 
         write_report([options.path], page, force=plan.force)
+
+
+def _source_of(simulation: Simulation) -> SimulatedSource:
+    """What records it."""
+    from ampmem.recorder.sources.simulated import SimulatedSource
+
+    return SimulatedSource(simulation.device)
 
 
 def _predicted(simulation: Simulation, *, failed: bool) -> str:

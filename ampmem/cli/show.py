@@ -10,7 +10,8 @@ import click
 from ampmem.allocator.settings import parse_settings
 from ampmem.allocator.trace import WhatIf, trace_of_events, what_if
 from ampmem.analysis.compare import Entry, compare, distinct, entry_of
-from ampmem.analysis.summary import summarize
+from ampmem.analysis.summary import summarize, summary_schema
+from ampmem.cli.schema import schema_option
 from ampmem.errors import NothingRecorded, RecordingError, UsageError
 from ampmem.events import Source
 from ampmem.recording import read
@@ -25,6 +26,7 @@ from ampmem.reporters.text.what_if import render_what_if
 @click.command("show", short_help="Print recordings as tables, or as JSON.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON; several files give an array.")
+@schema_option(summary_schema)
 @click.option("--each", is_flag=True, help="Of several files, print the tables of each too.")
 @click.option("--casts", "ledger", is_flag=True, help="Add the ledger of the copies that autocast makes.")
 @click.option(

@@ -12,7 +12,6 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ampmem import __version__
 from ampmem.allocator.model.layout import DEFAULT_POOL
 from ampmem.allocator.settings import Settings
 from ampmem.allocator.snapshots.snapshot import ALLOC, DeviceSnapshot, read_snapshot
@@ -45,6 +44,7 @@ from ampmem.importer.replay import BEFORE, Allocation, Replay, replay
 from ampmem.importer.segments import segments_of
 from ampmem.importer.unpickle import load
 from ampmem.recording import Batch, Description, RecordingWriter, check_output
+from ampmem.version import __version__
 
 _ColumnsT = TypeVar("_ColumnsT", bound=Columns)
 

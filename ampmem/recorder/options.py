@@ -1,16 +1,11 @@
-"""What to record, and what was run."""
+"""What to record."""
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-
-from ampmem import __version__
-from ampmem.events import RunRecord
-from ampmem.recorder.sources.base import Source
 
 AS_IS = "as-is"
 ARMS = (AS_IS, "fp32", "amp", "amp-nocache")
@@ -42,19 +37,3 @@ class Options:
     dtype: torch.dtype | None = None
     device: str = "auto"
     synchronize: bool = True
-
-
-def run_record(options: Options, source: Source) -> RunRecord:
-    """What is run, on what, with which versions."""
-    return RunRecord(
-        ampmem=__version__,
-        torch=torch.__version__,
-        python=platform.python_version(),
-        source=source.kind,
-        device_type=source.device_type,
-        device_name=source.device_name,
-        rank=0,
-        world_size=1,
-        script=options.script,
-        arguments=options.arguments,
-    )

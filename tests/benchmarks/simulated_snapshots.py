@@ -136,10 +136,10 @@ def simulate(gpu: str, before: int, until: str, arguments: list[str]) -> NoRetur
     """Run ``ampmem.workloads.lm`` on a simulated GPU up to the end of what the snapshot covers, and print the run."""
     from torch.nn.modules.module import register_module_forward_hook
 
-    from ampmem.simulator.start import start
+    from ampmem.simulator.start import Simulation
     from ampmem.workloads import lm
 
-    device, _ = start(find_gpu(gpu))
+    device = Simulation(find_gpu(gpu)).device
     counters = device.allocator.counters
     sizes: list[int] = []
     ended = 0

@@ -13,7 +13,7 @@ import measure
 import torch
 
 from ampmem.analysis.analyse import Analysis, analyse
-from ampmem.analysis.static_model.verdict import MARKS, TOTAL, StaticComponent, Verdict, judge
+from ampmem.analysis.static_model.verdict import MARKS, TOTAL, StaticComponent, StaticVerdict, judge
 from ampmem.events import Recording
 from ampmem.recorder.options import AS_IS, Options
 from ampmem.recorder.session import Session
@@ -54,9 +54,9 @@ def workload(name: str, precision: str, arm: str = AS_IS, **rest: Any) -> tuple[
     return analyse(record(run, arm)), runs[0]
 
 
-def judged(analysis: Analysis, index: int | None = None) -> Verdict:
+def judged(analysis: Analysis, index: int | None = None) -> StaticVerdict:
     """The verdict, which must hold for every component at every mark, and measure what the categories say."""
-    verdict = judge(analysis, index)
+    verdict = judge(analysis, analysis.ledger, index)
     assert verdict is not None
     at = len(analysis.marks) - 1 if index is None else index
     names = [mark for mark in MARKS if getattr(analysis.marks[at], mark) is not None]
@@ -73,19 +73,19 @@ def judged(analysis: Analysis, index: int | None = None) -> Verdict:
     return verdict
 
 
-def all_judged(analysis: Analysis) -> list[Verdict]:
+def all_judged(analysis: Analysis) -> list[StaticVerdict]:
     """The verdicts on all steps that have marks, each of which must hold."""
     steps = [index for index, marks in enumerate(analysis.marks) if marks.after_backward is not None]
     assert steps
     return [judged(analysis, index) for index in steps]
 
 
-def part(verdict: Verdict, mark: str, component: str) -> StaticComponent:
+def part(verdict: StaticVerdict, mark: str, component: str) -> StaticComponent:
     """One component at one mark."""
     (found,) = [part for part in verdict.components if (part.mark, part.component) == (mark, component)]
     return found
 
 
-def terms(verdict: Verdict, mark: str, component: str) -> dict[str, int]:
+def terms(verdict: StaticVerdict, mark: str, component: str) -> dict[str, int]:
     """Its terms: bytes by reason."""
     return {term.why: term.bytes for term in part(verdict, mark, component).terms}

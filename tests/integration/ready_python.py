@@ -3,7 +3,7 @@
 Importing torch takes seconds; most tests ask for what comes after. :func:`ready_python` is the path of an executable
 that takes ``-c CODE``, ``-m MODULE`` or a script, and arguments, as Python does. It asks a server, one for each process
 of pytest, to fork: the child is a process of its own, with the caller's directory, environment and standard streams,
-and ends as Python does. SIGINT and SIGTERM reach it through the caller. Its ``sys.executable`` is this one too.
+and ends as Python does. SIGINT and SIGTERM reach it through the caller. In it ``sys.executable`` is this one too.
 
 Not for tests of what is decided while Python starts or torch is imported (the hash seed, ``-P``, the number of
 threads, what is imported and from where), nor of process groups. They start ``sys.executable``.

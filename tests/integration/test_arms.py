@@ -18,9 +18,8 @@ from commands import ampmem
 from measure import EXTRA, WORKLOADS, options, plain
 
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.schema import schema
 from ampmem.analysis.static_model.verdict import TOTAL
-from ampmem.analysis.summary import Summary, summarize, summary_of
+from ampmem.analysis.summary import Summary, summarize, summary_of, summary_schema
 from ampmem.analysis.timeline.categories import Category
 from ampmem.events import Action
 from ampmem.recording import read
@@ -122,7 +121,7 @@ def test_a_script_without_autocast_is_wrapped_as_if_it_had_it(arm: str) -> None:
 @pytest.mark.parametrize("name", ["bert", "accumulate"])
 def test_the_json_of_every_arm_is_as_the_schema_says(name: str, arm: str) -> None:
     value = json.loads(summary_of(workload(name, "fp32", arm)[0]).to_json())
-    jsonschema.Draft202012Validator(schema()).validate(value)
+    jsonschema.Draft202012Validator(summary_schema()).validate(value)
     assert value["arm"]["forced"] == (arm != "as-is")
     assert value["static_recipe"]["precision"] == ("autocast" if arm in ("amp", "amp-nocache") else "fp32")
     assert all(part["holds"] for part in value["static_model"])

@@ -8,7 +8,7 @@ from subprocess import CompletedProcess
 
 from commands import ampmem
 
-from ampmem.analysis.allocator.out_of_memory import OutOfMemory
+from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.events import Recording
@@ -83,7 +83,7 @@ def run(folder: Path, *arguments: str, gpu: str = "1GiB", options: tuple[str, ..
     return ampmem(folder, "profile", "--device", "sim", "--gpu", gpu, *options, "train.py", *arguments)
 
 
-def failed(folder: Path, *arguments: str, gpu: str = "1GiB") -> tuple[Recording, Summary, OutOfMemory]:
+def failed(folder: Path, *arguments: str, gpu: str = "1GiB") -> tuple[Recording, Summary, FailedRequest]:
     """What is told of a run that dies."""
     done = run(folder, *arguments, gpu=gpu)
     assert done.returncode == 1, done.stderr
@@ -98,7 +98,7 @@ def failed(folder: Path, *arguments: str, gpu: str = "1GiB") -> tuple[Recording,
     return recording, summary, summary.out_of_memory
 
 
-def alive(oom: OutOfMemory) -> dict[Category, int]:
+def alive(oom: FailedRequest) -> dict[Category, int]:
     """What was alive, but for cuBLAS's workspaces, which differ between GPUs."""
     return {category: oom.alive[category] for category in CATEGORIES if oom.alive[category] and category != "workspace"}
 

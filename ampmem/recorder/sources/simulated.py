@@ -31,7 +31,8 @@ from ampmem.recorder.log import Log
 from ampmem.recorder.sources.base import Place, RawEvents
 from ampmem.recorder.texts import Texts
 from ampmem.simulator.device import CONTEXT, Event, SimulatedDevice
-from ampmem.simulator.private import backward_node, in_backward
+from ampmem.simulator.mode import SimulatedMode
+from ampmem.simulator.private import running_node
 from ampmem.units import format_bytes
 
 ALWAYS = (
@@ -46,13 +47,15 @@ class SimulatedSource:
     """The events of the device that is simulated in this process."""
 
     kind = Source.SIMULATED
+    uses_profiler = uses_history = False
     stamp: Callable[[int], None] | None = None
 
     def __init__(self, device: SimulatedDevice) -> None:
         self._device = device
+        self.addresses = device
         self.device_type = device.label
         self.device_name = device.gpu.name
-        self.locate: Callable[[], Place] | None = None
+        self._locate: Callable[[], Place] | None = None
         self._log: Log | None = None
         self._texts = Texts()
         self._events: list[Event] = []
@@ -63,14 +66,19 @@ class SimulatedSource:
         self._layers: list[LayersRecord] = []
         self._ooms: list[OomRecord] = []
 
-    def tell(self, log: Log, texts: Texts) -> None:
+    def attach(self, locate: Callable[[], Place], log: Log, texts: Texts) -> None:
         """Log facts about what no hook can see."""
+        self._locate = locate
         self._log = log
         self._texts = texts
 
     def install(self) -> Callable[[], None]:
         """Nothing to patch: the device was put in place before the script started."""
         return lambda: None
+
+    def owns_mode(self, mode: object) -> bool:
+        """Whether ``mode`` runs the ops of the simulated device."""
+        return isinstance(mode, SimulatedMode)
 
     def check(self) -> None:
         """Raise :class:`UsageError` when the device is recorded already."""
@@ -172,17 +180,17 @@ class SimulatedSource:
         )
 
     def _workspace(self, address: int, library: str) -> None:
-        self._tell(Fact.WORKSPACE, address, library)
+        self._log_fact(Fact.WORKSPACE, address, library)
 
     def _scratch(self, address: int, op: str) -> None:
-        self._tell(Fact.SCRATCH, address, op)
+        self._log_fact(Fact.SCRATCH, address, op)
 
-    def _tell(self, fact: Fact, address: int, name: str) -> None:
+    def _log_fact(self, fact: Fact, address: int, name: str) -> None:
         if self._log is not None:
             self._log.fact(fact, address, self._texts.id(name))
 
     def _failed(self, error: OutOfMemory) -> None:
-        place = _NOWHERE if self.locate is None else self.locate()
+        place = _NOWHERE if self._locate is None else self._locate()
         report = error.report
         self._ooms.append(
             OomRecord(
@@ -195,18 +203,12 @@ class SimulatedSource:
                 segment=report.segment,
                 total=report.device_total,
                 free=report.device_free,
-                op=place.op or _running_node(),
+                op=place.op or running_node()[0],
                 module=place.module,
                 stack=place.stack,
                 segments=pack(self._device.allocator.snapshot()),
             )
         )
-
-
-def _running_node() -> str:
-    """The name of the autograd node that runs; empty where none does."""
-    node = backward_node() if in_backward() else None
-    return "" if node is None else node.name()
 
 
 def _raw(events: list[Event], segments: SegmentColumns) -> RawEvents:

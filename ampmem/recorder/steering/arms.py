@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -13,22 +13,22 @@ from ampmem.recorder.options import AS_IS
 
 @dataclass(slots=True, kw_only=True)
 class ArmSeen:
-    """What :func:`sample_autocast` met so far."""
+    """What :meth:`sample` met so far, on devices of one type."""
 
+    device_type: str
     dtypes: dict[torch.dtype, None] = field(default_factory=dict)
     cache: bool | None = None
     scaler: bool = False
 
     def copy(self) -> ArmSeen:
         """All of this, as it is now."""
-        return ArmSeen(dtypes=dict(self.dtypes), cache=self.cache, scaler=self.scaler)
+        return replace(self, dtypes=dict(self.dtypes))
 
-
-def sample_autocast(seen: ArmSeen, device_type: str) -> None:
-    """Note autocast's state now. Not to be asked inside a dispatch mode: there it always says off."""
-    if torch.is_autocast_enabled(device_type):
-        seen.dtypes[torch.get_autocast_dtype(device_type)] = None
-        seen.cache = bool(seen.cache) or torch.is_autocast_cache_enabled()
+    def sample(self) -> None:
+        """Note autocast's state now. Not to be asked inside a dispatch mode: there it always says off."""
+        if torch.is_autocast_enabled(self.device_type):
+            self.dtypes[torch.get_autocast_dtype(self.device_type)] = None
+            self.cache = bool(self.cache) or torch.is_autocast_cache_enabled()
 
 
 def arm_record(

@@ -15,7 +15,6 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ampmem.analysis.allocator.layers import layers_of
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.events import Column, Phase
@@ -78,7 +77,7 @@ def _trace(analysis: Analysis) -> Iterator[bytes]:
 
 def _series(analysis: Analysis) -> _Series:
     series = {str(category): analysis.timeline.series(category) for category in CATEGORIES}
-    layers = layers_of(analysis)
+    layers = analysis.layers
     return series if layers is None else {**series, "reserved": layers.reserved}
 
 

@@ -8,7 +8,7 @@ from ampmem.analysis.compare import BASELINE, Comparison, Entry, Instant, StepTi
 from ampmem.analysis.fit.estimate import Prediction
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown
-from ampmem.reporters.text.estimate import told_in_short
+from ampmem.reporters.text.estimate import fit_in_short
 from ampmem.reporters.text.out_of_memory import in_short
 from ampmem.reporters.text.plain_text import ABSENT, WIDTH, chunks, shorten, table, wrapped
 from ampmem.reporters.text.static_models import render_static_models
@@ -19,7 +19,7 @@ from ampmem.units import format_bytes, format_count, format_duration
 FIRST_LOSSES = 5
 """How many steps' losses are shown at the start; of more steps only the last one is shown too."""
 
-TOLD = "0.5x"
+USUAL_RATIO = "0.5x"
 """What the usual account of mixed precision says becomes of the activations."""
 
 _LABEL = 15
@@ -137,8 +137,8 @@ def _figures(comparison: Comparison) -> str:
     rows.append((f"peak vs {BASELINE}", list(map(signed, comparison.peak_difference))))
     if any(size is not None for size in comparison.peak_reserved):
         rows.append(("peak reserved", list(map(_size, comparison.peak_reserved))))
-    for name, told in _PREDICTED if any(predictions) else ():
-        rows.append((name, [ABSENT if prediction is None else told(prediction) for prediction in predictions]))
+    for name, predicted in _PREDICTED if any(predictions) else ():
+        rows.append((name, [ABSENT if prediction is None else predicted(prediction) for prediction in predictions]))
     if tuple(whole) != peak.total:
         rows.append(("peak of all steps", list(map(_size, whole))))
     rows.append(
@@ -162,7 +162,7 @@ _STEP_TIMES: tuple[tuple[str, Callable[[StepTime], str]], ...] = (
 _PREDICTED: tuple[tuple[str, Callable[[Prediction], str]], ...] = (
     ("in all on the GPU", lambda prediction: format_bytes(prediction.at_peak_reserved.total)),
     ("the GPU has", lambda prediction: format_bytes(prediction.gpu_bytes)),
-    ("which means that it", lambda prediction: told_in_short(prediction)[0]),
+    ("which means that it", lambda prediction: fit_in_short(prediction)[0]),
 )
 """For simulated runs; what is outside of the allocator is in the first."""
 
@@ -177,7 +177,7 @@ def _break_even(batch_size: float | None) -> str:
 
 def _activations(entry: Entry, ratio: float | None) -> str:
     autocast = entry.summary is not None and entry.summary.arm.name.startswith("amp")
-    return times(ratio) + (f"; told {TOLD}" if autocast and ratio is not None else "")
+    return times(ratio) + (f"; told {USUAL_RATIO}" if autocast and ratio is not None else "")
 
 
 def _losses(comparison: Comparison) -> str:

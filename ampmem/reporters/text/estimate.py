@@ -47,7 +47,7 @@ def verdict(prediction: Prediction) -> str:
     return f"it fits, with {_between(least, left)} to spare beside {outside}"
 
 
-def told_in_short(prediction: Prediction) -> tuple[str, str]:
+def fit_in_short(prediction: Prediction) -> tuple[str, str]:
     """Whether it fits, and how much of the GPU is used at the peak of reserved memory, as two cells."""
     low, highest = prediction.at_peak_reserved.total, prediction.highest
     used = f"{_between(low, low if highest is None else highest.total)} of {format_bytes(prediction.gpu_bytes)} used"
@@ -92,10 +92,10 @@ def sentences(prediction: Prediction | None) -> Iterator[str]:
     yield from (text for text in explanations(prediction) if text not in map(_left_out, prediction.not_modelled))
 
 
-def untold(prediction: Prediction | None, notes: Sequence[str]) -> list[str]:
-    """The notes that :func:`render_prediction` does not tell."""
-    told = set() if prediction is None else {_left_out(what) for what in prediction.not_modelled}
-    return [note for note in notes if note not in told]
+def other_notes(prediction: Prediction | None, notes: Sequence[str]) -> list[str]:
+    """The notes that :func:`render_prediction` does not show."""
+    shown = set() if prediction is None else {_left_out(what) for what in prediction.not_modelled}
+    return [note for note in notes if note not in shown]
 
 
 def _left_out(what: str) -> str:

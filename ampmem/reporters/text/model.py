@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
-from ampmem.analysis.published import (
+from ampmem.analysis.static_model.published import (
     PUBLISHED,
     TOLERANCE,
     Match,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampmem.analysis.activations import LOW_PRECISION
-from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent, Term
+from ampmem.analysis.static_model.terms import Term, TermKind
+from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent
 from ampmem.analysis.summary import Summary
 from ampmem.reporters.text.plain_text import WIDTH, per_parameter, shorten, table, wrapped
 from ampmem.reporters.text.words import signed, trimmed
@@ -27,10 +28,10 @@ def render_static_model(summary: Summary) -> str:
     recipe = summary.static_recipe
     if recipe is None:
         return ""
-    told = f"{trimmed(recipe.bytes_per_param)} bytes per parameter"
+    size = f"{trimmed(recipe.bytes_per_param)} bytes per parameter"
     if recipe.peak_bytes_per_param != recipe.bytes_per_param:
-        told += f", {trimmed(recipe.peak_bytes_per_param)} while the casts live"
-    head = f"static memory: {recipe.title}, with {' and '.join(recipe.optimizer)}: {told}"
+        size += f", {trimmed(recipe.peak_bytes_per_param)} while the casts live"
+    head = f"static memory: {recipe.title}, with {' and '.join(recipe.optimizer)}: {size}"
     parts = ["\n".join(wrapped(head))]
     before: list[StaticComponent] = []
     for mark, words in MARKS.items():
@@ -67,7 +68,7 @@ def _mark(words: str, rows: Sequence[StaticComponent], parameters: int) -> str:
 def _why(row: StaticComponent) -> str:
     if row.component == TOTAL:
         texts = ["the sum of the above" if row.holds else _residual(row)]
-        texts += [_term(term) for term in row.terms if term.why.startswith("rounding")]
+        texts += [_term(term) for term in row.terms if term.kind is TermKind.ROUNDING]
     else:
         texts = [_term(term) for term in row.terms] or ["as told"]
         texts += [] if row.holds else [_residual(row)]

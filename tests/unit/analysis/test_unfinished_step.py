@@ -14,12 +14,11 @@ from build import RUN, Story, small_run, write
 
 from ampmem.allocator.model.layout import SnapshotBlock, SnapshotSegment
 from ampmem.allocator.shortage import pack
-from ampmem.analysis.allocator.out_of_memory import OutOfMemory
+from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.compare import compare, entry_of
-from ampmem.analysis.published import measure
-from ampmem.analysis.schema import schema
-from ampmem.analysis.summary import summarize
+from ampmem.analysis.measured import measure
+from ampmem.analysis.summary import summarize, summary_schema
 from ampmem.errors import NothingRecorded
 from ampmem.events import ArmRecord, Fact, OomRecord, Phase, Recording, Source
 from ampmem.recorder.sources.cuda.oom import ended_with
@@ -139,7 +138,7 @@ def caught() -> Recording:
     return replace(story.recording(), ooms=(oom_at(story.now, (64, 600), step=1),))
 
 
-def told(recording: Recording) -> OutOfMemory:
+def told(recording: Recording) -> FailedRequest:
     oom = summarize(recording).out_of_memory
     assert oom is not None
     return oom
@@ -220,7 +219,7 @@ def test_the_json_is_as_the_schema_says(recording: Recording, tmp_path: Path) ->
     read_back = read(write(tmp_path / "run.ampmem", recording))
     assert (read_back.steps, read_back.ooms) == (recording.steps, recording.ooms)
     value = json.loads(summarize(read_back).to_json())
-    jsonschema.Draft202012Validator(schema()).validate(value)
+    jsonschema.Draft202012Validator(summary_schema()).validate(value)
     assert value["out_of_memory"]["ended_the_run"] == (not value["steps"][-1]["finished"])
 
 

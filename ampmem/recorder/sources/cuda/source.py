@@ -13,18 +13,19 @@ from contextlib import suppress
 from dataclasses import replace
 from time import time_ns
 
-import numpy as np
-
 from ampmem.allocator.model.layout import DEFAULT_POOL
 from ampmem.allocator.settings import VARIABLES, Settings, settings_of_environment
 from ampmem.errors import UsageError
 from ampmem.events import PEAK_MARK, AllocatorRecord, LayersRecord, OomRecord, Source
-from ampmem.recorder.sources.base import Place, RawEvents
+from ampmem.recorder.addresses import RealAddresses
+from ampmem.recorder.log import Log
+from ampmem.recorder.sources.base import NO_EVENTS, Place, RawEvents
 from ampmem.recorder.sources.cuda.device import CudaApi, Snapshot, TorchCuda, forget_observer
 from ampmem.recorder.sources.cuda.events import History, Settled, Stamps
-from ampmem.recorder.sources.cuda.nodes import NO_NODES, NodeRecorder, Nodes
+from ampmem.recorder.sources.cuda.nodes import NodeRecorder, Nodes
 from ampmem.recorder.sources.cuda.oom import OomKeeper
 from ampmem.recorder.sources.window import check_free, install
+from ampmem.recorder.texts import Texts
 from ampmem.units import format_count
 
 ENTRIES = 2_000_000
@@ -38,6 +39,8 @@ class CudaSource:
 
     kind = Source.CUDA
     device_type = "cuda"
+    addresses = RealAddresses()
+    uses_profiler = uses_history = True
 
     def __init__(self, *, stacks: bool = True, synchronize: bool = True, api: CudaApi | None = None) -> None:
         self._api: CudaApi = TorchCuda() if api is None else api
@@ -63,7 +66,6 @@ class CudaSource:
         self._pools: set[tuple[int, int]] = set()
         self.device_name = "a CUDA device"
         self.stamp: Callable[[int], None] | None = self._stamp
-        self.locate: Callable[[], Place] | None = None
 
     def check(self) -> None:
         """Raise :class:`UsageError` where nothing can be recorded, or somebody else records already."""
@@ -77,6 +79,14 @@ class CudaSource:
                 "PyTorch keeps only one; leave that call out, or start ampmem before it"
             )
         check_free()
+
+    def owns_mode(self, mode: object) -> bool:
+        """A GPU keeps no mode."""
+        return False
+
+    def attach(self, locate: Callable[[], Place], log: Log, texts: Texts) -> None:
+        """``locate`` says where memory ran out; everything else is in the trace."""
+        self._oom.locate = locate
 
     def install(self) -> Callable[[], None]:
         """Keep the script's ``record_function`` scopes out of the profile that names autograd's nodes."""
@@ -157,6 +167,9 @@ class CudaSource:
             peaks=tuple(self._api.stats(device).allocated_peak for device in range(self._api.device_count())),
         )
 
+    def prediction(self) -> None:
+        """Nothing is only predicted on a real device."""
+
     def notes(self) -> list[str]:
         """What a reader has to know."""
         return list(self._notes)
@@ -179,7 +192,6 @@ class CudaSource:
             self._api.history(on=True, entries=ENTRIES, stacks=self._stacks)
             self._on = True
             self._tag = self._api.metadata_setter()
-            self._oom.locate = self.locate
             self._api.observe_oom(self._oom.observe)
         except Exception as error:
             self._note(f"memory history could not be switched on: {error}")
@@ -215,8 +227,8 @@ class CudaSource:
     def _take(self, *, go_on: bool) -> RawEvents:
         device = self._chosen()
         if device is None:
-            nodes = self._nodes.take(go_on=go_on)
-            return _raw(None, nodes, self._history)
+            self._nodes.take(go_on=go_on)
+            return NO_EVENTS
         if self._synchronize:
             with suppress(RuntimeError):  # of a device that has failed; what the allocator knows can still be had
                 if not self._api.capturing():
@@ -272,22 +284,8 @@ class CudaSource:
             self._note("this torch cannot tag allocator events: ops are joined to them by time alone")
 
 
-def _raw(settled: Settled | None, nodes: Nodes, history: History) -> RawEvents:
+def _raw(settled: Settled, nodes: Nodes, history: History) -> RawEvents:
     """The events with the autograd nodes that ran at their times."""
-    none = np.zeros(0, dtype=np.int64)
-    if settled is None:
-        return RawEvents(
-            time_ns=none,
-            action=none,
-            address=none,
-            bytes=none,
-            block_bytes=none,
-            stream=none,
-            allocated=none,
-            op=none,
-            sequence=none,
-            ops=NO_NODES.ops,
-        )
     op, sequence = nodes.at(settled.time_ns)
     return RawEvents(
         time_ns=settled.time_ns,

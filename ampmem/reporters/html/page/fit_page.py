@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampmem import __version__
 from ampmem.analysis.fit.fit import ArmFit, FitResult, Verdict
 from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.base import open_output
 from ampmem.reporters.html.page.page import PLOTLY_CONFIG, self_contained
 from ampmem.reporters.html.palette import FILLS, Fill
 from ampmem.reporters.text.fit import break_even_lines, cells, facts, fitting_lines, remarks
+from ampmem.version import __version__
 
 _LOOKS: dict[str, tuple[Fill, str]] = {
     "fp32": (FILLS[Category.PARAMETERS], "circle"),
@@ -73,7 +73,7 @@ def write_fit(fit: FitResult, output: Path, *, force: bool = False) -> None:
 def render_fit(fit: FitResult) -> str:
     """The whole page, ready to be written as UTF-8."""
     view = fit_view(fit)
-    return self_contained("fit.html", "js/fit.js", view, title=view.title)
+    return self_contained("fit.html", "fit.js", view, title=view.title)
 
 
 def fit_view(fit: FitResult) -> FitView:

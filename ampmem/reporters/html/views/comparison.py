@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ampmem.analysis.compare import Comparison, Instant, StepTime
+from ampmem.analysis.jsonable import named
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
 from ampmem.reporters.html.data import CellRow, Headline, SizeRow
 from ampmem.reporters.html.views.run import MARKS, PEAK
@@ -29,8 +30,8 @@ class InstantView:
 class WaterfallView:
     """What leads from one recording's bytes to another's: ``start`` and all ``terms`` make ``end``, exactly."""
 
-    source: str = field(metadata={"json": "from"})
-    target: str = field(metadata={"json": "to"})
+    source: str = field(metadata=named("from"))
+    target: str = field(metadata=named("to"))
     instant: str
     start: int
     end: int

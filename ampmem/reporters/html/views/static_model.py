@@ -28,7 +28,7 @@ def _rows(summary: Summary, mark: str) -> tuple[ComponentView, ...]:
     return tuple(
         ComponentView(
             component=row.component,
-            told=row.model_bytes,
+            model=row.model_bytes,
             measured=row.measured_bytes,
             terms=row.terms,
             residual=row.residual_bytes,
@@ -40,10 +40,10 @@ def _rows(summary: Summary, mark: str) -> tuple[ComponentView, ...]:
 
 
 def _head(recipe: StaticRecipe) -> str:
-    told = f"{trimmed(recipe.bytes_per_param)} bytes per parameter"
+    size = f"{trimmed(recipe.bytes_per_param)} bytes per parameter"
     if recipe.peak_bytes_per_param != recipe.bytes_per_param:
-        told += f", {trimmed(recipe.peak_bytes_per_param)} while the casts live"
-    return f"{recipe.title}, with {' and '.join(recipe.optimizer)}: {told}"
+        size += f", {trimmed(recipe.peak_bytes_per_param)} while the casts live"
+    return f"{recipe.title}, with {' and '.join(recipe.optimizer)}: {size}"
 
 
 def _verdict(rows: tuple[StaticComponent, ...]) -> str:
