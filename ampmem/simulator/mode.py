@@ -52,9 +52,6 @@ _FILLS = {aten.zeros.default: 0, aten.ones.default: 1, aten.zeros_like.default: 
 class SimulatedMode(FakeTensorMode):
     """Active for as long as the script runs; below every mode of the script's own and of the recorder's."""
 
-    simulates = True
-    """Tells it from modes of the script's own."""
-
     def __init__(self, device: SimulatedDevice, fractions: Mapping[str, float] | None = None) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.device_model = device

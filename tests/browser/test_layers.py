@@ -16,7 +16,7 @@ import pytest
 from pages import Open, Written, written
 from story import gpu_run
 
-from ampmem.analysis.allocator.layers import Layers, layers_of
+from ampmem.analysis.allocator.layers import Layers
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.reporters.html.stream.layers import address_map_view
@@ -37,7 +37,7 @@ console.log(JSON.stringify({ sums, maps: positions.map((position) => addressMapA
 
 
 def layers_in(analysis: Analysis) -> Layers:
-    layers = layers_of(analysis)
+    layers = analysis.layers
     assert layers is not None
     return layers
 

@@ -23,15 +23,6 @@ TINY = Options(preset="tiny")
 Losses = Callable[..., list[str]]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Models this small gain nothing from more threads, and wait for them on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def losses(capsys: pytest.CaptureFixture[str]) -> Losses:
     """Runs a workload's command line in process, and gives the losses that it printed."""

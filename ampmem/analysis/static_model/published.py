@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ampmem.analysis.static_model.static_model import COMPONENTS, Recipe
-from ampmem.analysis.timeline.categories import Breakdown, Category
-from ampmem.errors import NothingRecorded
-
-if TYPE_CHECKING:
-    from ampmem.analysis.summary import Step, Summary
+from ampmem.analysis.timeline.categories import Category
+from ampmem.vocabulary import Mark
 
 TOLERANCE = 0.01
 """Share of the measured static sum by which a formula, or a part of it, may be off and still match."""
@@ -206,7 +202,7 @@ class Measured:
     parameters: int
     """Elements, trainable or not."""
     step: int
-    mark: str
+    mark: Mark
     """The instant of ``static``: ``after_backward``, or ``after_optimizer`` when the state was only there then."""
     static: Mapping[str, int]
     after_forward: Mapping[str, int] | None
@@ -225,17 +221,6 @@ class Match:
     split: bool
 
 
-def measure(summary: Summary) -> Measured:
-    """Static memory of the last step whose update was done; :class:`NothingRecorded` when no step has one."""
-    for step in reversed(summary.steps):
-        if step.finished and not step.skipped_update and step.marks.after_backward is not None:
-            return _measured(summary.parameters.count, step, step.marks.after_backward)
-    raise NothingRecorded(
-        "nothing to compare with: no step with a backward and an optimizer update was recorded; "
-        "record more steps (while a loss scaler skips updates there is no optimizer state)"
-    )
-
-
 def match_recipe(recipe: Recipe, measured: Measured) -> Match:
     """A recipe against a run, without the casts that are gone after backward."""
     parts = dict(recipe.components)
@@ -247,25 +232,6 @@ def match_recipe(recipe: Recipe, measured: Measured) -> Match:
 def match_published(formula: Published, measured: Measured) -> Match:
     """A published formula against a run."""
     return _match(formula.total, formula.components, measured)
-
-
-def _measured(parameters: int, step: Step, after_backward: Breakdown) -> Measured:
-    marks = step.marks
-    mark, live = "after_backward", after_backward
-    late = marks.after_optimizer
-    if late is not None and late[Category.OPTIMIZER_STATE] and not after_backward[Category.OPTIMIZER_STATE]:
-        mark, live = "after_optimizer", late
-    return Measured(
-        parameters=parameters,
-        step=step.index,
-        mark=mark,
-        static=_parts(live),
-        after_forward=None if marks.after_forward is None else _parts(marks.after_forward),
-    )
-
-
-def _parts(live: Breakdown) -> Mapping[str, int]:
-    return {component: live[component] for component in COMPONENTS}
 
 
 def _match(total: float, parts: Mapping[str, float], measured: Measured) -> Match:
