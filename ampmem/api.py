@@ -123,7 +123,7 @@ class Profile:
         self._failure: NothingRecorded | None = None
 
     def __enter__(self) -> Self:
-        from ampmem.recorder.options import Options
+        from ampmem.recorder.options import Options, device_named
         from ampmem.recorder.session import Session
 
         options = Options(
@@ -134,7 +134,7 @@ class Profile:
             skip=self._skip,
             stacks=self._stacks,
             force=self._force,
-            device=self._device,
+            device=device_named(self._device),
         )
         session = Session(options)
         if self._model is not None:

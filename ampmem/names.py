@@ -1,4 +1,4 @@
-"""Names that recordings have as texts, and that are more than a text."""
+"""Texts of a recording that those who read it know by their form."""
 
 from __future__ import annotations
 
@@ -23,3 +23,8 @@ class StateName:
         """The name that a recording has as ``text``."""
         before, of, after = text.rpartition(_OF)
         return cls(state=before, parameter=after) if of else cls(state=text, parameter="")
+
+
+def not_modelled(what: str) -> str:
+    """The note of a simulated run that ``what`` is in none of its numbers."""
+    return f"not modelled: {what}"

@@ -1,3 +1,3 @@
-"""The version of ampmem."""
+"""ampmem's version, in a module that imports nothing."""
 
 __version__ = "0.1.0"

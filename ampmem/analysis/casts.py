@@ -14,8 +14,7 @@ from ampmem.analysis.timeline.lifetimes import ALIVE, JoinedFacts, Mask
 from ampmem.analysis.timeline.marks import Instants
 from ampmem.analysis.timeline.timeline import PhaseName
 from ampmem.events import Column, Fact, Phase, Recording, StepRecord
-
-AUTOCAST_ARMS = ("amp", "amp-nocache")
+from ampmem.vocabulary import AUTOCAST_ARMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from ampmem.analysis.static_model.static_model import COMPONENTS
 from ampmem.analysis.summary import Step, Summary
 from ampmem.analysis.timeline.categories import Breakdown, Category
 from ampmem.errors import NothingRecorded
+from ampmem.vocabulary import Mark
 
 
 def measure(summary: Summary) -> Measured:
@@ -24,10 +25,10 @@ def measure(summary: Summary) -> Measured:
 
 def _measured(parameters: int, step: Step, after_backward: Breakdown) -> Measured:
     marks = step.marks
-    mark, live = "after_backward", after_backward
+    mark, live = Mark.AFTER_BACKWARD, after_backward
     late = marks.after_optimizer
     if late is not None and late[Category.OPTIMIZER_STATE] and not after_backward[Category.OPTIMIZER_STATE]:
-        mark, live = "after_optimizer", late
+        mark, live = Mark.AFTER_OPTIMIZER, late
     return Measured(
         parameters=parameters,
         step=step.index,

@@ -39,7 +39,7 @@ def schema_of(root: type, *, title: str, description: str) -> dict[str, Json]:
     by_name = {of.__name__: definitions[of] for of in sorted(definitions, key=lambda of: of.__name__)}
     if len(by_name) != len(definitions):
         raise TypeError(f"two dataclasses in {root.__name__} have the same name")
-    return {"$schema": DIALECT, **body, "title": title, "description": description, "$defs": by_name}
+    return {"$schema": DIALECT, "title": title, **body, "description": description, "$defs": by_name}
 
 
 def _object(of: type, definitions: _Definitions) -> dict[str, Json]:

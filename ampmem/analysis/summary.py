@@ -27,7 +27,9 @@ from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
 from ampmem.analysis.timeline.marks import Instants, failure_ns, phase_at
 from ampmem.analysis.timeline.timeline import ByPhase, PhaseName
 from ampmem.errors import NothingRecorded
-from ampmem.events import UNKNOWN, AllocatorRecord, Fact, Phase, Recording, Source, StepRecord
+from ampmem.events import UNKNOWN, AllocatorRecord, Fact, Phase, Recording, StepRecord
+from ampmem.vocabulary import Arm as PrecisionArm
+from ampmem.vocabulary import SourceKind
 
 SCHEMA = "ampmem.summary/1"
 
@@ -44,7 +46,7 @@ class Device:
 class Arm:
     """The precision mode; ``forced`` by ampmem or the script's own, ``wrapped`` in regions that ampmem opened."""
 
-    name: Annotated[str, OneOf(("as-is", "fp32", "amp", "amp-nocache"))]
+    name: PrecisionArm
     dtype: str | None
     cache: bool | None
     scaler: bool
@@ -147,7 +149,7 @@ class Summary:
     schema: Annotated[str, OneOf((SCHEMA,))]
     ampmem: str
     torch: str
-    source: Source
+    source: SourceKind
     device: Device
     rank: int
     world_size: Positive
@@ -256,7 +258,7 @@ def summary_of(analysis: Analysis) -> Summary:
 
 def _require_training(recording: Recording) -> None:
     # A snapshot has what its ring still held; that may be a forward alone, and no names of parameters.
-    if recording.run.source == Source.SNAPSHOT and recording.steps:
+    if recording.run.source == SourceKind.SNAPSHOT and recording.steps:
         return
     if recording.steps and not recording.steps[-1].finished:  # memory may run out before there is a model
         return

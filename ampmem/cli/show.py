@@ -13,7 +13,6 @@ from ampmem.analysis.compare import Entry, compare, distinct, entry_of
 from ampmem.analysis.summary import summarize, summary_schema
 from ampmem.cli.schema import schema_option
 from ampmem.errors import NothingRecorded, RecordingError, UsageError
-from ampmem.events import Source
 from ampmem.recording import read
 from ampmem.reporters.base import Report, Reporter
 from ampmem.reporters.export.json import JsonReporter
@@ -21,6 +20,7 @@ from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.plain_text import WIDTH
 from ampmem.reporters.text.table import TableReporter
 from ampmem.reporters.text.what_if import render_what_if
+from ampmem.vocabulary import SourceKind
 
 
 @click.command("show", short_help="Print recordings as tables, or as JSON.")
@@ -85,7 +85,7 @@ def what_ifs(path: Path, settings: Sequence[str]) -> list[tuple[str, WhatIf]]:
     """
     asked = [parse_settings(_as_configured(setting)) for setting in settings]
     recording = read(path)
-    if recording.run.source == Source.CPU:
+    if recording.run.source == SourceKind.CPU:
         raise UsageError(f"{path} has the events of the CPU's allocator, which has no such settings; record on a GPU")
     trace = trace_of_events(recording.events)
     return [(text, what_if(trace, chosen)) for text, chosen in zip(settings, asked, strict=True)]

@@ -12,11 +12,13 @@ from ampmem.recorder.device import DeviceWatch
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.options import Options
+from ampmem.recorder.outcome import Outcome
 from ampmem.recorder.sources.base import Source
 from ampmem.recorder.steering.arms import ArmSeen, arm_record
 from ampmem.recorder.steering.steering import Steering
 from ampmem.recording import Description
 from ampmem.version import __version__
+from ampmem.vocabulary import Arm
 
 
 def run_record(options: Options, source: Source) -> RunRecord:
@@ -56,7 +58,7 @@ class Describer:
     def __init__(
         self,
         *,
-        forced: str,
+        forced: Arm,
         source: Source,
         device: DeviceWatch,
         models: Models,
@@ -64,6 +66,7 @@ class Describer:
         arm_seen: ArmSeen,
         steering: Steering | None,
         notes: Notes,
+        outcome: Outcome,
     ) -> None:
         self._forced = forced
         self._source = source
@@ -73,6 +76,7 @@ class Describer:
         self._arm_seen = arm_seen
         self._steering = steering
         self._notes = notes
+        self._outcome = outcome
         self._described: tuple[object, ...] = ()
 
     def changed(self) -> bool:
@@ -94,4 +98,5 @@ class Describer:
             device_name=self._source.device_name,
             prediction=self._device.prediction(),
             allocator=self._device.allocator(),
+            failure=self._outcome.failure,
         )

@@ -12,6 +12,7 @@ from ampmem.recorder.models.stacks import current_stack
 from ampmem.recorder.sources.base import DeviceSource, Place, Source
 from ampmem.recorder.texts import Texts
 from ampmem.recorder.update import RunningUpdate
+from ampmem.vocabulary import Mark
 
 Taken: TypeAlias = tuple[list[LayersRecord], list[OomRecord]]
 
@@ -40,7 +41,7 @@ class DeviceWatch:
         """Tag no more."""
         self._log.stamp = None
 
-    def mark(self, mark: str) -> None:
+    def mark(self, mark: Mark) -> None:
         """The script is at ``mark`` of the running step."""
         if self._source is not None and self._log.step >= 0:
             self._source.mark(self._log.step, mark)

@@ -23,6 +23,7 @@ from ampmem.recorder.steering.steering import Steering
 from ampmem.recorder.steps import OpenStep, Optimizers
 from ampmem.recorder.torch_private import in_backward
 from ampmem.recorder.update import RunningUpdate
+from ampmem.vocabulary import Mark
 
 
 class Follower:
@@ -120,13 +121,13 @@ class Follower:
         self.open_step.loss = loss
         self.open_step.autocast_in_backward |= torch.is_autocast_enabled(self._arm_seen.device_type)
         self._log.enter_phase(Phase.BACKWARD)
-        self._device.mark("after_forward")
+        self._device.mark(Mark.AFTER_FORWARD)
 
     def backward_ended(self) -> None:
         """The autograd engine has returned or raised."""
         self._in_engine = False
         self._log.enter_phase(self._resting_phase())
-        self._device.mark("after_backward")
+        self._device.mark(Mark.AFTER_BACKWARD)
         if self.open_step.due:
             self._end_step()
         if self._inside_forward:  # torch.func.grad, or a model that computes forces
@@ -154,7 +155,7 @@ class Follower:
         if self.recording and self._log.phase == Phase.OPTIMIZER:
             self._update.end()
             self._log.enter_phase(Phase.BACKWARD if in_backward() else Phase.BETWEEN)
-            self._device.mark("after_optimizer")
+            self._device.mark(Mark.AFTER_OPTIMIZER)
         if self.manual_steps or not round_over:
             return
         if in_backward():

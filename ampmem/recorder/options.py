@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-AS_IS = "as-is"
-ARMS = (AS_IS, "fp32", "amp", "amp-nocache")
-DEVICES = ("auto", "cpu", "cuda", "sim")
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+from ampmem.errors import UsageError
+from ampmem.vocabulary import Arm, AutocastDtype, Device
+
+DTYPES = {AutocastDtype.BF16: torch.bfloat16, AutocastDtype.FP16: torch.float16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class Options:
     pass before. ``timed`` only times ``steps`` steps and writes nothing. ``baseline`` says that the
     script is running already, so storages may be alive. ``arm`` is the precision to force on the
     script, ``dtype`` what autocast is to cast to; ``None`` for what the script says. ``device`` is whose
-    memory to record, one of :data:`DEVICES`. ``synchronize`` waits for a CUDA device at each step's end.
+    memory to record. ``synchronize`` waits for a CUDA device at each step's end.
     """
 
     path: Path
@@ -33,7 +33,14 @@ class Options:
     stacks: bool = True
     force: bool = False
     baseline: bool = True
-    arm: str = AS_IS
+    arm: Arm = Arm.AS_IS
     dtype: torch.dtype | None = None
-    device: str = "auto"
+    device: Device = Device.AUTO
     synchronize: bool = True
+
+
+def device_named(name: str) -> Device:
+    """The device of that name. Raises :class:`UsageError` when there is none."""
+    if name not in tuple(Device):
+        raise UsageError(f"there is no device {name!r} to record; there are {', '.join(Device)}")
+    return Device(name)

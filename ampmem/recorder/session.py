@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from ampmem.errors import NothingRecorded, RecordingError, UsageError
 from ampmem.events import NO_STEP, Phase, StepRecord
+from ampmem.failure import FailureRecord
 from ampmem.patching import Undo
 from ampmem.recorder.describe import Describer, Notes, run_record
 from ampmem.recorder.device import DeviceWatch, Taken
@@ -26,7 +27,7 @@ from ampmem.recorder.log import Log
 from ampmem.recorder.models.live import collection_paused, live_objects
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.stacks import Stacks
-from ampmem.recorder.options import AS_IS, Options
+from ampmem.recorder.options import Options
 from ampmem.recorder.outcome import Outcome
 from ampmem.recorder.sources.base import RawEvents, Source
 from ampmem.recorder.sources.baseline import Baseline
@@ -39,6 +40,7 @@ from ampmem.recorder.texts import Texts
 from ampmem.recorder.update import RunningUpdate
 from ampmem.recorder.writer import StepWriter
 from ampmem.recording import RecordingWriter
+from ampmem.vocabulary import Arm
 
 _active: Session | None = None
 
@@ -77,7 +79,7 @@ class Session:
         self.models = Models(texts, self.log)
         arm_seen = ArmSeen(device_type=self._source.device_type)
         self._steering: Steering | None = None
-        if options.arm != AS_IS:
+        if options.arm != Arm.AS_IS:
             self._steering = Steering(options.arm, options.dtype, self._source.device_type, self._notes.add)
         self._update = RunningUpdate(self.log, stacks, texts)
         self._device = DeviceWatch(self._source, self.log, texts, self._update, stacks=options.stacks)
@@ -129,6 +131,7 @@ class Session:
             arm_seen=arm_seen,
             steering=self._steering,
             notes=self._notes,
+            outcome=self.outcome,
         )
         file = RecordingWriter(options.path, run_record(options, self._source), force=options.force)
         return StepWriter(file, Joiner(self.log, stacks, texts), texts, describer)
@@ -177,9 +180,10 @@ class Session:
         """Whether what the calling thread does is recorded."""
         return self._follower.on_thread()
 
-    def note(self, message: str) -> None:
-        """Keep ``message`` in the recording, once."""
-        self._notes.add(message)
+    def failed(self, failure: FailureRecord) -> None:
+        """The script has failed, which the recording is to say."""
+        self.outcome.failure = failure
+        self._notes.add(failure.note)
 
     def add_model(self, model: torch.nn.Module) -> None:
         """``model`` is what the user named."""
@@ -267,7 +271,7 @@ class Session:
 
     def _give_up(self, why: str) -> None:
         """The file cannot be written: that is no reason to stop somebody's training."""
-        self.note(why)
+        self._notes.add(why)
         if self._follower.recording:
             self._follower.leave_forward()
             self._follower.recording = False

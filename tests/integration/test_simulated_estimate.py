@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from commands import ampmem
 
-from ampmem.events import PEAK_MARK, Fact
+from ampmem.events import Fact
 from ampmem.recording import read
+from ampmem.vocabulary import Mark
 
 MIB = 1 << 20
 
@@ -60,7 +61,7 @@ def test_the_terms_of_a_run(tmp_path: Path) -> None:
         assert terms["reserved"] + terms["outside"] == terms["total"]
         assert terms["workspaces"] == {"cuBLAS": 2 * 8_519_680}  # one for each thread
     layers = read(tmp_path / "net.ampmem").layers
-    assert told["at_peak_allocated"]["allocated"] == max(each.allocated for each in layers if each.mark == PEAK_MARK)
+    assert told["at_peak_allocated"]["allocated"] == max(each.allocated for each in layers if each.mark is Mark.PEAK)
     assert told["highest"]["bounds"] == {"cuDNN's workspaces in convolutions": CONVOLUTION}
     assert told["highest"]["allocated"] > told["at_peak_allocated"]["allocated"]
     shown = ampmem(tmp_path, "show", "net.ampmem").stdout

@@ -17,9 +17,9 @@ from commands import python
 from simulated_runs import STEPS
 
 from ampmem.analysis.analyse import Analysis, analyse
-from ampmem.analysis.static_model.verdict import MARKS
-from ampmem.events import Action, Phase, Recording, Source
+from ampmem.events import Action, Phase, Recording
 from ampmem.recording import read
+from ampmem.vocabulary import STEP_MARKS, SourceKind
 
 EXACT = ("parameters", "gradients", "cast_copies")
 SCALARS = 4
@@ -69,7 +69,7 @@ def test_static_memory_is_what_the_cpu_profiler_measures(case: str) -> None:
     real, _ = arms.workload(name, precision, steps=STEPS)
     assert len(simulated.marks) == STEPS
     for step in range(STEPS):
-        for mark in MARKS:
+        for mark in STEP_MARKS:
             here, there = at(simulated, step, mark), at(real, step, mark)
             assert {key: here[key] for key in EXACT} == {key: there[key] for key in EXACT}, (step, mark)
             assert there["optimizer_state"] - here["optimizer_state"] in step_counts(name, real.recording)
@@ -89,7 +89,7 @@ def test_conservation_has_no_residual(case: str) -> None:
     events = found.events
     signed = events.bytes * (1 - 2 * (events.action == Action.FREE))
     assert (signed.cumsum() == events.allocated).all()
-    assert found.run.source is Source.SIMULATED
+    assert found.run.source is SourceKind.SIMULATED
     assert found.run.device_type == "cuda"
 
 
@@ -168,7 +168,7 @@ def test_the_notes_say_what_is_left_out() -> None:
 
 def test_the_layers_are_the_models_own() -> None:
     found = recording("gpt:fp32:bf16")
-    assert Counter(layer.mark for layer in found.layers) == dict.fromkeys((*MARKS, "peak"), STEPS)
+    assert Counter(layer.mark for layer in found.layers) == dict.fromkeys((*STEP_MARKS, "peak"), STEPS)
     for layer in found.layers:
         assert layer.requested <= layer.allocated <= layer.reserved
         assert layer.device_used == layer.reserved + (512 << 20)

@@ -13,7 +13,8 @@ import numpy as np
 from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.analysis.timeline.marks import Instants
-from ampmem.events import PEAK_MARK, Column, LayersRecord, Recording, SegmentAction
+from ampmem.events import Column, LayersRecord, Recording, SegmentAction
+from ampmem.vocabulary import Mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +127,7 @@ def _marked(history: MemoryHistory) -> Iterator[tuple[LayersRecord, int]]:
     """Each mark of a step that ended, with its instant."""
     instants = {step.index: marks for step, marks in zip(history.recording.steps, history.marks, strict=True)}
     for layers in history.recording.layers:
-        if layers.mark != PEAK_MARK and layers.step in instants:
+        if layers.mark != Mark.PEAK and layers.step in instants:
             instant = _instant(instants[layers.step], layers.mark)
             if instant is not None:
                 yield layers, instant

@@ -12,13 +12,14 @@ import numpy as np
 
 from ampmem.analysis.activations import LOW_PRECISION
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.casts import AUTOCAST_ARMS, StepCasts
+from ampmem.analysis.casts import StepCasts
 from ampmem.analysis.jsonable import NOT_IN_JSON, Signed
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
 from ampmem.analysis.timeline.marks import Instants
 from ampmem.events import Column, Fact, Phase, Recording, StepRecord
 from ampmem.units import format_bytes
+from ampmem.vocabulary import AUTOCAST_ARMS
 
 Severity: TypeAlias = Literal["info", "advice", "warning"]
 

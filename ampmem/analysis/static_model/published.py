@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ampmem.analysis.static_model.static_model import COMPONENTS, Recipe
 from ampmem.analysis.timeline.categories import Category
+from ampmem.vocabulary import Mark
 
 TOLERANCE = 0.01
 """Share of the measured static sum by which a formula, or a part of it, may be off and still match."""
@@ -201,7 +202,7 @@ class Measured:
     parameters: int
     """Elements, trainable or not."""
     step: int
-    mark: str
+    mark: Mark
     """The instant of ``static``: ``after_backward``, or ``after_optimizer`` when the state was only there then."""
     static: Mapping[str, int]
     after_forward: Mapping[str, int] | None

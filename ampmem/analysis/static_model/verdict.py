@@ -14,7 +14,7 @@ from typing import Annotated
 
 import numpy as np
 
-from ampmem.analysis.casts import AUTOCAST_ARMS, Ledger
+from ampmem.analysis.casts import Ledger
 from ampmem.analysis.jsonable import OneOf, Signed
 from ampmem.analysis.static_model.evidence import ITEMSIZES, Evidence, credit, evidence_at, itemsize
 from ampmem.analysis.static_model.static_model import (
@@ -47,8 +47,8 @@ from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.events import Fact, OptimizerRecord, ParameterRecord, Recording
 from ampmem.names import StateName
+from ampmem.vocabulary import AUTOCAST_ARMS, STEP_MARKS, Mark
 
-MARKS = ("after_forward", "after_backward", "after_optimizer")
 TOTAL = "total"
 
 
@@ -60,7 +60,7 @@ class StaticComponent:
     component ``total`` is measured in the allocator's blocks, so rounding is a term there.
     """
 
-    mark: Annotated[str, OneOf(MARKS)]
+    mark: Annotated[Mark, OneOf(STEP_MARKS)]
     component: str
     model_bytes_per_param: float
     model_bytes: int
@@ -120,7 +120,7 @@ def judge(history: MemoryHistory, ledger: Ledger, index: int | None = None) -> S
         if not judged:
             return None
         index = ([place for place in judged if recording.steps[place].finished] or judged)[-1]
-    marks = {name: getattr(history.marks[index], name) for name in MARKS}
+    marks = {name: getattr(history.marks[index], name) for name in STEP_MARKS}
     evidence = {
         name: evidence_at(history, ledger, instant, index) for name, instant in marks.items() if instant is not None
     }
@@ -206,9 +206,9 @@ def _recipe(model: _Model) -> StaticRecipe:
     )
 
 
-def _components(model: _Model, mark: str, evidence: Evidence) -> list[StaticComponent]:
+def _components(model: _Model, mark: Mark, evidence: Evidence) -> list[StaticComponent]:
     precision = model.precision
-    casts = precision.cast_copies if mark == MARKS[0] or not precision.transient_casts else 0.0
+    casts = precision.cast_copies if mark == Mark.AFTER_FORWARD or not precision.transient_casts else 0.0
     sizes = {
         Category.PARAMETERS: precision.parameters * model.count,
         Category.CAST_COPIES: casts * model.count,
@@ -233,7 +233,7 @@ def _components(model: _Model, mark: str, evidence: Evidence) -> list[StaticComp
     return [*parts, _component(model, mark, TOTAL, sum(part.model_bytes for part in parts), measured, together)]
 
 
-def _component(model: _Model, mark: str, name: str, size: int, measured: int, terms: TermSums) -> StaticComponent:
+def _component(model: _Model, mark: Mark, name: str, size: int, measured: int, terms: TermSums) -> StaticComponent:
     listed = terms.listed()
     residual = measured - size - sum(term.bytes for term in listed)
     return StaticComponent(

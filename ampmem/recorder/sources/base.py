@@ -17,10 +17,10 @@ from ampmem.events import (
     PredictionRecord,
     SegmentColumns,
 )
-from ampmem.events import Source as EventSource
 from ampmem.recorder.addresses import Addresses
 from ampmem.recorder.log import Log
 from ampmem.recorder.texts import Texts
+from ampmem.vocabulary import Mark, SourceKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ NO_EVENTS = RawEvents(
 class Source(Protocol):
     """Records allocator events between :meth:`start` and :meth:`stop`."""
 
-    kind: EventSource
+    kind: SourceKind
     """What a recording names it."""
     device_type: str
     """The type of torch device whose memory it watches."""
@@ -123,7 +123,7 @@ class DeviceSource(Source, Protocol):
     def attach(self, locate: Callable[[], Place], log: Log, texts: Texts) -> None:
         """From now on ``locate`` says where the calling thread is; facts that no hook can see go to ``log``."""
 
-    def mark(self, step: int, mark: str) -> None:
+    def mark(self, step: int, mark: Mark) -> None:
         """Take the allocator's statistics now; a mark that comes again in a step replaces the one before."""
 
     def take_layers(self) -> list[LayersRecord]:

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ampmem.events import UNKNOWN, Action, Column, Source
+from ampmem.events import UNKNOWN, Action, Column
 from ampmem.recorder.addresses import RealAddresses
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.baseline import Baseline
 from ampmem.recorder.sources.window import MARKER, Marks, Window, check_free, install, shift_between
+from ampmem.vocabulary import SourceKind
 
 _ALLOCATION = "[memory]"
 """The profiler's name for every allocation and free; cheaper to compare than a node's tag."""
@@ -27,7 +28,7 @@ _ALLOCATION = "[memory]"
 class ProfilerSource:
     """The CPU allocator's events of the calling thread, and of the backward passes it starts."""
 
-    kind = Source.CPU
+    kind = SourceKind.CPU
     device_type = "cpu"
     device_name = platform.processor() or platform.machine()
     addresses = RealAddresses()

@@ -17,7 +17,6 @@ from ampmem.allocator.shortage import pack
 from ampmem.errors import UsageError
 from ampmem.events import (
     NO_STEP,
-    PEAK_MARK,
     Action,
     AllocatorRecord,
     Fact,
@@ -25,8 +24,8 @@ from ampmem.events import (
     OomRecord,
     PredictionRecord,
     SegmentColumns,
-    Source,
 )
+from ampmem.names import not_modelled
 from ampmem.recorder.log import Log
 from ampmem.recorder.sources.base import Place, RawEvents
 from ampmem.recorder.texts import Texts
@@ -34,6 +33,7 @@ from ampmem.simulator.device import CONTEXT, Event, SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private import running_node
 from ampmem.units import format_bytes
+from ampmem.vocabulary import Mark, SourceKind
 
 ALWAYS = (
     "simulated: no GPU was used; tensors had no values, and the step times are this machine's",
@@ -46,7 +46,7 @@ _NOWHERE = Place(step=NO_STEP, op="", module="", stack="")
 class SimulatedSource:
     """The events of the device that is simulated in this process."""
 
-    kind = Source.SIMULATED
+    kind = SourceKind.SIMULATED
     uses_profiler = uses_history = False
     stamp: Callable[[int], None] | None = None
 
@@ -61,7 +61,7 @@ class SimulatedSource:
         self._events: list[Event] = []
         self._segments = SegmentLog()
         self._step = NO_STEP
-        self._marks: dict[tuple[int, str], LayersRecord] = {}
+        self._marks: dict[tuple[int, Mark], LayersRecord] = {}
         self._peak: LayersRecord | None = None
         self._layers: list[LayersRecord] = []
         self._ooms: list[OomRecord] = []
@@ -118,7 +118,7 @@ class SimulatedSource:
         self._device.allocator.driver.observer = None
         return self.drain()
 
-    def mark(self, step: int, mark: str) -> None:
+    def mark(self, step: int, mark: Mark) -> None:
         """Take the model's statistics."""
         self._marks[(step, mark)] = self._statistics(step, mark)
 
@@ -148,8 +148,7 @@ class SimulatedSource:
 
     def notes(self) -> list[str]:
         """What was taken for granted, and what was left out."""
-        left_out = (f"not modelled: {what}" for what in self._device.unmodelled)
-        return [*ALWAYS, *self._device.assumptions, *left_out]
+        return [*ALWAYS, *self._device.assumptions, *map(not_modelled, self._device.unmodelled)]
 
     def prediction(self) -> PredictionRecord:
         """What the run comes to on the simulated GPU, by now."""
@@ -161,13 +160,13 @@ class SimulatedSource:
         if event.action == Action.ALLOC and step != NO_STEP:
             peak = self._peak
             if peak is None or peak.step != step or event.allocated > peak.requested:
-                self._peak = self._statistics(step, PEAK_MARK)
+                self._peak = self._statistics(step, Mark.PEAK)
 
     def _reserve(self, call: DriverCall) -> None:
         change = self._segments.reserve if RESERVING[call.call] else self._segments.release
         change(time_ns(), len(self._events), extent_of_call(call.call, call.address, call.size, call.stream))
 
-    def _statistics(self, step: int, mark: str) -> LayersRecord:
+    def _statistics(self, step: int, mark: Mark) -> LayersRecord:
         counters = self._device.allocator.counters
         return LayersRecord(
             step=step,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ampmem.events import ArmRecord, ParameterRecord
-from ampmem.recorder.options import AS_IS
+from ampmem.vocabulary import Arm
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,23 +32,20 @@ class ArmSeen:
 
 
 def arm_record(
-    seen: ArmSeen, parameters: Sequence[ParameterRecord], *, forced: str = AS_IS, wrapped: bool = False
+    seen: ArmSeen, parameters: Sequence[ParameterRecord], *, forced: Arm = Arm.AS_IS, wrapped: bool = False
 ) -> ArmRecord:
     """Name what was forced, or else what was seen: ``as-is`` when neither FP32 nor autocast describes it."""
-    if forced != AS_IS:
-        name = forced
-    elif seen.dtypes:
-        name = "amp" if seen.cache else "amp-nocache"
-    elif all(parameter.dtype == "float32" for parameter in parameters):
-        name = "fp32"
-    else:
-        name = AS_IS
+    name = forced
+    if forced == Arm.AS_IS and seen.dtypes:
+        name = Arm.AMP if seen.cache else Arm.AMP_NOCACHE
+    elif forced == Arm.AS_IS and all(parameter.dtype == "float32" for parameter in parameters):
+        name = Arm.FP32
     dtype = next(iter(seen.dtypes), None)
     return ArmRecord(
         name=name,
         dtype=None if dtype is None else str(dtype).removeprefix("torch."),
         cache=seen.cache,
         scaler=seen.scaler,
-        forced=forced != AS_IS,
+        forced=forced != Arm.AS_IS,
         wrapped=wrapped,
     )

@@ -42,6 +42,7 @@ from ampmem.recorder.torch_private import (
     scaler_device,
     scaler_enabled,
 )
+from ampmem.vocabulary import Arm
 
 WRAPPED = "the script has no autocast of its own: ampmem ran each outermost forward and its loss under autocast"
 GAVE_WAY = (
@@ -90,11 +91,11 @@ class Steering:
     follows it, up to backward. GradScalers made before :meth:`install` stay as they are.
     """
 
-    def __init__(self, arm: str, dtype: torch.dtype | None, device_type: str, note: Callable[[str], None]) -> None:
+    def __init__(self, arm: Arm, dtype: torch.dtype | None, device_type: str, note: Callable[[str], None]) -> None:
         self.wrapped = False
         """Whether ampmem itself had to open a region, as the script has none."""
-        self._fp32 = arm == "fp32"
-        self._cache = arm == "amp"
+        self._fp32 = arm == Arm.FP32
+        self._cache = arm == Arm.AMP
         self._dtype = dtype
         self._device_type = device_type
         self._note = note

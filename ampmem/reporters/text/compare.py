@@ -13,8 +13,9 @@ from ampmem.reporters.text.out_of_memory import in_short
 from ampmem.reporters.text.plain_text import ABSENT, WIDTH, chunks, shorten, table, wrapped
 from ampmem.reporters.text.static_models import render_static_models
 from ampmem.reporters.text.table import conserved, describe_arm, describe_optimizers, indented, size_cells
-from ampmem.reporters.text.words import percent, short, signed, times
+from ampmem.reporters.text.words import AT_MARK, percent, short, signed, times
 from ampmem.units import format_bytes, format_count, format_duration
+from ampmem.vocabulary import AUTOCAST_ARMS, Mark
 
 FIRST_LOSSES = 5
 """How many steps' losses are shown at the start; of more steps only the last one is shown too."""
@@ -23,12 +24,6 @@ USUAL_RATIO = "0.5x"
 """What the usual account of mixed precision says becomes of the activations."""
 
 _LABEL = 15
-_CAPTIONS = {
-    "after_forward": "at the end of forward",
-    "after_backward": "after backward",
-    "after_optimizer": "after the update",
-    "peak": "at the peak",
-}
 
 
 def render(comparison: Comparison) -> str:
@@ -105,7 +100,7 @@ def _block(comparison: Comparison, instant: Instant) -> str:
 def _caption(comparison: Comparison, instant: Instant) -> str:
     steps = {step for step in comparison.steps if step is not None}
     which = f"step {steps.pop()}" if len(steps) == 1 else "the last step of each"
-    return f"{_CAPTIONS[instant.name]}, {which}"
+    return f"{AT_MARK[instant.name]}, {which}"
 
 
 def _header(entry: Entry) -> str:
@@ -126,7 +121,7 @@ def _per_entry(comparison: Comparison, rows: Sequence[tuple[str, Sequence[str]]]
 
 
 def _figures(comparison: Comparison) -> str:
-    peak = comparison.instant("peak")
+    peak = comparison.instant(Mark.PEAK)
     whole = [None if entry.summary is None else entry.summary.peak.bytes for entry in comparison.entries]
     rows: list[tuple[str, list[str]]] = []
     predictions = [None if entry.summary is None else entry.summary.prediction for entry in comparison.entries]
@@ -176,7 +171,7 @@ def _break_even(batch_size: float | None) -> str:
 
 
 def _activations(entry: Entry, ratio: float | None) -> str:
-    autocast = entry.summary is not None and entry.summary.arm.name.startswith("amp")
+    autocast = entry.summary is not None and entry.summary.arm.name in AUTOCAST_ARMS
     return times(ratio) + (f"; told {USUAL_RATIO}" if autocast and ratio is not None else "")
 
 

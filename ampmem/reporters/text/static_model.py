@@ -9,18 +9,14 @@ from ampmem.analysis.static_model.terms import Term, TermKind
 from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent
 from ampmem.analysis.summary import Summary
 from ampmem.reporters.text.plain_text import WIDTH, per_parameter, shorten, table, wrapped
-from ampmem.reporters.text.words import signed, trimmed
+from ampmem.reporters.text.words import AT_MARK, signed, trimmed
 from ampmem.units import format_bytes, format_count
+from ampmem.vocabulary import STEP_MARKS
 
 ACTIVATIONS = 10
 """Groups of activations that are shown."""
 
 _WHY_WIDTH = 42
-MARKS = {
-    "after_forward": "at the end of forward",
-    "after_backward": "after backward",
-    "after_optimizer": "after the update",
-}
 
 
 def render_static_model(summary: Summary) -> str:
@@ -34,7 +30,8 @@ def render_static_model(summary: Summary) -> str:
     head = f"static memory: {recipe.title}, with {' and '.join(recipe.optimizer)}: {size}"
     parts = ["\n".join(wrapped(head))]
     before: list[StaticComponent] = []
-    for mark, words in MARKS.items():
+    for mark in STEP_MARKS:
+        words = AT_MARK[mark]
         rows = [component for component in summary.static_model if component.mark == mark]
         if rows and _content(rows) == _content(before):
             parts.append(f"{words}: the same")
@@ -88,7 +85,7 @@ def _judgement(rows: Sequence[StaticComponent]) -> str:
     broken = [row for row in rows if not row.holds and row.component != TOTAL]
     if not broken:
         return "the model holds: every byte between told and measured has a name, residual 0 B"
-    places = ", ".join(f"{signed(row.residual_bytes)} of {row.component} {MARKS[row.mark]}" for row in broken)
+    places = ", ".join(f"{signed(row.residual_bytes)} of {row.component} {AT_MARK[row.mark]}" for row in broken)
     return "\n".join(wrapped(f"the model does not hold: not explained are {places}"))
 
 

@@ -91,7 +91,7 @@ def _run(summary: Summary, title: str) -> str:
 def describe_arm(summary: Summary) -> str:
     """The arm in words: ``amp, bfloat16, cache on``."""
     arm = summary.arm
-    words = [arm.name]
+    words: list[str] = [arm.name]
     if arm.dtype is not None:
         words.append(arm.dtype)
     if arm.cache is not None:

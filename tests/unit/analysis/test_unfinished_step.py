@@ -20,7 +20,8 @@ from ampmem.analysis.compare import compare, entry_of
 from ampmem.analysis.measured import measure
 from ampmem.analysis.summary import summarize, summary_schema
 from ampmem.errors import NothingRecorded
-from ampmem.events import ArmRecord, Fact, OomRecord, Phase, Recording, Source
+from ampmem.events import ArmRecord, Fact, OomRecord, Phase, Recording
+from ampmem.failure import FailureKind, FailureRecord
 from ampmem.recorder.sources.cuda.oom import ended_with
 from ampmem.recording import read
 from ampmem.reporters.html.page.notebook import render as render_notebook
@@ -28,7 +29,9 @@ from ampmem.reporters.html.views.run import run_view
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.plain_text import WIDTH
 from ampmem.reporters.text.table import render
+from ampmem.vocabulary import SourceKind
 
+OUT_OF_MEMORY = FailureRecord(kind=FailureKind.RAISED, error="torch.OutOfMemoryError", message="CUDA out of memory")
 FP32 = ArmRecord(name="fp32", dtype=None, cache=None, scaler=False)
 
 
@@ -66,9 +69,9 @@ def ended(story: Story, when: int, alive: Sequence[int], *, step: int = 0, arm: 
     """The story, ended by the failure at ``when``."""
     story.end(loss=None)
     recording = story.recording(
-        run=replace(RUN, source=Source.CUDA, device_type="cuda"),
+        run=replace(RUN, source=SourceKind.CUDA, device_type="cuda", failure=OUT_OF_MEMORY),
         arm=arm,
-        notes=("the script failed: OutOfMemoryError: CUDA out of memory",),
+        notes=(OUT_OF_MEMORY.note,),
     )
     last = replace(recording.steps[-1], finished=False)
     return replace(recording, steps=(*recording.steps[:-1], last), ooms=(oom_at(when, alive, step=step),))

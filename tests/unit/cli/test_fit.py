@@ -177,6 +177,11 @@ def test_the_text_and_the_json_say_what_was_run() -> None:
     assert first["value"] == 1 and first["allocated_bytes"] == 1000 and first["fits"] is True
 
 
+def test_the_schema_needs_no_script(capsys: pytest.CaptureFixture[str]) -> None:
+    run(["fit", "--schema"])
+    assert json.loads(capsys.readouterr().out) == fit_schema()
+
+
 def test_a_recording_of_no_simulated_gpu_says_nothing_of_what_fits() -> None:
     from build import small_run
 

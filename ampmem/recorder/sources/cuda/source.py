@@ -16,7 +16,7 @@ from time import time_ns
 from ampmem.allocator.model.layout import DEFAULT_POOL
 from ampmem.allocator.settings import VARIABLES, Settings, settings_of_environment
 from ampmem.errors import UsageError
-from ampmem.events import PEAK_MARK, AllocatorRecord, LayersRecord, OomRecord, Source
+from ampmem.events import AllocatorRecord, LayersRecord, OomRecord
 from ampmem.recorder.addresses import RealAddresses
 from ampmem.recorder.log import Log
 from ampmem.recorder.sources.base import NO_EVENTS, Place, RawEvents
@@ -27,17 +27,17 @@ from ampmem.recorder.sources.cuda.oom import OomKeeper
 from ampmem.recorder.sources.window import check_free, install
 from ampmem.recorder.texts import Texts
 from ampmem.units import format_count
+from ampmem.vocabulary import Mark, SourceKind
 
 ENTRIES = 2_000_000
 """How many entries of the trace torch keeps: a bound for its memory, far above what a step makes."""
-_LAST = "after_optimizer"
 _BY_CALL = "torch.cuda.memory._set_allocator_settings"
 
 
 class CudaSource:
     """The events of one CUDA device; ``synchronize`` waits for the device at each step's end."""
 
-    kind = Source.CUDA
+    kind = SourceKind.CUDA
     device_type = "cuda"
     addresses = RealAddresses()
     uses_profiler = uses_history = True
@@ -55,7 +55,7 @@ class CudaSource:
         self._stamps = Stamps()
         self._nodes = NodeRecorder()
         self._tag: Callable[[str], None] | None = None
-        self._marks: dict[tuple[int, str], tuple[int, LayersRecord]] = {}
+        self._marks: dict[tuple[int, Mark], tuple[int, LayersRecord]] = {}
         self._layers: list[LayersRecord] = []
         self._oom = OomKeeper(self._api)
         self._notes: dict[str, None] = {}
@@ -99,7 +99,7 @@ class CudaSource:
         self._since_ns = time_ns()
         self._api.when_ready(self._switch_on)
 
-    def mark(self, step: int, mark: str) -> None:
+    def mark(self, step: int, mark: Mark) -> None:
         """Take the statistics now."""
         device = self._chosen()
         if device is None:
@@ -112,6 +112,7 @@ class CudaSource:
             if not self._api.capturing():
                 free, total = self._api.memory_info(device)
                 used = total - free
+        last = mark == Mark.AFTER_OPTIMIZER
         record = LayersRecord(
             step=step,
             mark=mark,
@@ -120,7 +121,7 @@ class CudaSource:
             active=stats.active,
             reserved=stats.reserved,
             device_used=used,
-            process_used=self._api.process_used(device) if mark == _LAST else None,  # it may take a millisecond
+            process_used=self._api.process_used(device) if last else None,  # it may take a millisecond
         )
         self._marks[(step, mark)] = (now, record)
 
@@ -254,7 +255,7 @@ class CudaSource:
         if marks:
             step = marks[-1][1].step
             peak = settled.peak
-            self._layers.append(LayersRecord(step=step, mark=PEAK_MARK, device_used=None, **peak._asdict()))
+            self._layers.append(LayersRecord(step=step, mark=Mark.PEAK, device_used=None, **peak._asdict()))
 
     def _note(self, message: str) -> None:
         self._notes[message] = None

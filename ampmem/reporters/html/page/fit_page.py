@@ -7,17 +7,18 @@ from pathlib import Path
 
 from ampmem.analysis.fit.fit import ArmFit, FitResult, Verdict
 from ampmem.analysis.timeline.categories import Category
-from ampmem.reporters.base import open_output
+from ampmem.outputs import open_output
 from ampmem.reporters.html.page.page import PLOTLY_CONFIG, self_contained
 from ampmem.reporters.html.palette import FILLS, Fill
 from ampmem.reporters.text.fit import break_even_lines, cells, facts, fitting_lines, remarks
 from ampmem.version import __version__
+from ampmem.vocabulary import Arm
 
-_LOOKS: dict[str, tuple[Fill, str]] = {
-    "fp32": (FILLS[Category.PARAMETERS], "circle"),
-    "amp": (FILLS[Category.ACTIVATIONS], "square"),
-    "amp-nocache": (FILLS[Category.BUFFERS], "diamond"),
-    "as-is": (FILLS[Category.OPTIMIZER_STATE], "triangle-up"),
+_LOOKS: dict[Arm, tuple[Fill, str]] = {
+    Arm.FP32: (FILLS[Category.PARAMETERS], "circle"),
+    Arm.AMP: (FILLS[Category.ACTIVATIONS], "square"),
+    Arm.AMP_NOCACHE: (FILLS[Category.BUFFERS], "diamond"),
+    Arm.AS_IS: (FILLS[Category.OPTIMIZER_STATE], "triangle-up"),
 }
 """Colour and plotly symbol of each arm."""
 
@@ -66,7 +67,7 @@ class FitView:
 def write_fit(fit: FitResult, output: Path, *, force: bool = False) -> None:
     """Write the page of ``fit``. Raises :class:`~ampmem.errors.UsageError` when ``output`` cannot be written."""
     page = render_fit(fit)
-    with open_output(output, force) as stream:
+    with open_output(output, force=force) as stream:
         stream.write(page)
 
 

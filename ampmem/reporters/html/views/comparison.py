@@ -9,12 +9,11 @@ from ampmem.analysis.compare import Comparison, Instant, StepTime
 from ampmem.analysis.jsonable import named
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
 from ampmem.reporters.html.data import CellRow, Headline, SizeRow
-from ampmem.reporters.html.views.run import MARKS, PEAK
-from ampmem.reporters.text.words import percent, short, signed, times
+from ampmem.reporters.text.words import IN_SHORT, percent, short, signed, times
 from ampmem.units import format_duration
+from ampmem.vocabulary import Mark
 
-_NAMES = dict(zip(("after_forward", "after_backward", "after_optimizer", "peak"), (*MARKS, PEAK), strict=True))
-_WATERFALLS = ("after_forward", "peak")
+_WATERFALLS = (Mark.AFTER_FORWARD, Mark.PEAK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +133,7 @@ def _instant(instant: Instant) -> InstantView:
         for category in CATEGORIES
     )
     return InstantView(
-        name=_NAMES[instant.name], rows=tuple(row for row in rows if any(row.cells)), totals=instant.total
+        name=IN_SHORT[instant.name], rows=tuple(row for row in rows if any(row.cells)), totals=instant.total
     )
 
 
@@ -149,12 +148,12 @@ def _waterfalls(comparison: Comparison, labels: Sequence[str]) -> Iterator[Water
                 yield _waterfall(labels[comparison.baseline], label, name, start, end)
 
 
-def _waterfall(source: str, target: str, name: str, start: Breakdown, end: Breakdown) -> WaterfallView:
+def _waterfall(source: str, target: str, name: Mark, start: Breakdown, end: Breakdown) -> WaterfallView:
     terms = [SizeRow(key=str(category), bytes=end[category] - start[category]) for category in CATEGORIES]
     return WaterfallView(
         source=source,
         target=target,
-        instant=_NAMES[name],
+        instant=IN_SHORT[name],
         start=sum(start.values()),
         end=sum(end.values()),
         terms=tuple(term for term in terms if term.bytes),

@@ -40,11 +40,9 @@ from ampmem.reporters.text.table import (
     describe_optimizers,
     describe_update,
 )
-from ampmem.reporters.text.words import short
+from ampmem.reporters.text.words import IN_SHORT, short
 from ampmem.units import format_bytes, format_count, format_duration
-
-MARKS = ("after forward", "after backward", "after update")
-PEAK = "peak"
+from ampmem.vocabulary import STEP_MARKS
 
 MAX_PHASE_RUNS = 20_000
 MAX_PARAMETERS = 200
@@ -197,9 +195,9 @@ def _phase_runs(phase: Column) -> tuple[tuple[int, str], ...]:
 def _marks(analysis: Analysis) -> Iterator[MarkView]:
     for step, marks in zip(analysis.recording.steps, analysis.marks, strict=True):
         instants = (marks.after_forward, marks.after_backward, marks.after_optimizer)
-        for name, instant in zip(MARKS, instants, strict=True):
+        for mark, instant in zip(STEP_MARKS, instants, strict=True):
             if instant is not None:
-                yield MarkView(step=step.index, name=name, position=analysis.timeline.position(instant))
+                yield MarkView(step=step.index, name=IN_SHORT[mark], position=analysis.timeline.position(instant))
 
 
 def _composition(peak: RunPeak) -> CompositionView:
@@ -215,7 +213,7 @@ def breakdown_view(step: Step) -> BreakdownView:
     """The categories at the marks of ``step`` and at its peak: the rows of ``ampmem show``."""
     marks = step.marks
     live = (marks.after_forward, marks.after_backward, marks.after_optimizer, step.peak.categories)
-    return BreakdownView(step=step.index, columns=(*MARKS, PEAK), rows=tuple(_breakdown_rows(live)))
+    return BreakdownView(step=step.index, columns=tuple(IN_SHORT.values()), rows=tuple(_breakdown_rows(live)))
 
 
 def _breakdown_rows(live: Sequence[Breakdown | None]) -> Iterator[CellRow]:
