@@ -13,6 +13,8 @@ from commands import ampmem
 from ampmem.events import PEAK_MARK, Fact
 from ampmem.recording import read
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 
 SCRIPT = """
