@@ -21,7 +21,7 @@ from ampmem.allocator.model.oom import OutOfMemory, Reason
 from ampmem.allocator.settings import MIB
 from ampmem.allocator.shortage import candidates, pack, unpack
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.findings import Case
+from ampmem.analysis.findings import TrainingRun
 from ampmem.analysis.findings.training_loop import out_of_memory
 from ampmem.analysis.summary import summarize
 from ampmem.analysis.timeline.marks import instants
@@ -257,7 +257,7 @@ def test_segments_keep_their_blocks_through_the_text() -> None:
 
 
 def test_no_failure_is_no_finding() -> None:
-    assert out_of_memory.check(Case(analysis=analyse(Story().recording(run=RUN)))) is None
+    assert out_of_memory.check(TrainingRun(analysis=analyse(Story().recording(run=RUN)))) is None
 
 
 def test_a_script_that_records_history_itself_ends_the_recording(
