@@ -13,6 +13,8 @@ from commands import ampmem
 
 from ampmem.recording import read
 
+pytestmark = pytest.mark.slow
+
 HEAD = """
 import copy, json, torch
 from torch import nn
