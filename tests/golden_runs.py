@@ -32,6 +32,7 @@ FORMATS = {"snapshot": ".pickle", "perfetto": ".pftrace", "csv": ".csv"}
 SCRIPTS = {
     "fails.py": """
 import torch
+torch.manual_seed(0)
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.Adam(model.parameters())
 for step in range(3):

@@ -25,7 +25,7 @@ from ampmem.events import Action
 from ampmem.recording import read
 
 clean_start = measure.clean_start
-pytestmark = pytest.mark.usefixtures("clean_start")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("clean_start")]
 
 
 @pytest.mark.parametrize("arm", ARMS)

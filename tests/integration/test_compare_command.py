@@ -18,6 +18,8 @@ from ready_python import ready_python
 from ampmem.recording import read
 from ampmem.units import format_bytes
 
+pytestmark = pytest.mark.slow
+
 ARMS = ("fp32", "amp", "amp-nocache")
 
 TRAINING = """

@@ -17,6 +17,8 @@ from commands import ampmem
 from ampmem.events import Action
 from ampmem.recording import read
 
+pytestmark = pytest.mark.slow
+
 GPU = "592MiB"
 """512 MiB are taken as used outside of the allocator."""
 

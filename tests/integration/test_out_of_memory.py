@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from subprocess import CompletedProcess
 
+import pytest
 from commands import ampmem
 
 from ampmem.analysis.allocator.out_of_memory import FailedRequest
@@ -13,6 +14,8 @@ from ampmem.analysis.summary import Summary, summarize
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.events import Recording
 from ampmem.recording import read
+
+pytestmark = pytest.mark.slow
 
 BATCH, WIDE, MANY = 64, 512, 1024
 """The model is a layer from WIDE to MANY and one back."""

@@ -53,6 +53,7 @@ def test_stops_after_the_steps_asked_for_and_names_the_recording(tmp_path: Path)
     assert done.stdout.splitlines() == plain.stdout.splitlines()[:1]
 
 
+@pytest.mark.slow
 def test_run_to_end_leaves_output_losses_and_random_numbers_as_they_are(tmp_path: Path) -> None:
     write_training(tmp_path)
     plain = python(tmp_path, "train.py", fresh=True)
@@ -131,6 +132,7 @@ def test_sigkill_leaves_the_finished_steps(tmp_path: Path) -> None:
     assert ampmem(tmp_path, "show", "train.ampmem").returncode == 0
 
 
+@pytest.mark.slow
 def test_runs_as_python_would(tmp_path: Path) -> None:
     package = tmp_path / "pkg"
     package.mkdir()

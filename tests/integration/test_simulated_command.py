@@ -114,6 +114,7 @@ def test_a_gpu_that_cannot_be_meant_is_refused(tmp_path: Path, options: tuple[st
     assert not (tmp_path / "train.ampmem").exists()
 
 
+@pytest.mark.slow
 def test_compare_runs_all_arms_on_the_simulated_device(tmp_path: Path) -> None:
     options = ("--device", "sim", "--gpu", "a100-40", "--steps", "1")
     done = ampmem(tmp_path, "compare", *options, "-m", "ampmem.workloads.reuse", "--device", "cuda")

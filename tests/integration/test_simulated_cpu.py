@@ -39,7 +39,7 @@ CONVOLUTIONS = {
 }
 """Convolutions, and what reads and writes their tensors in the library's own layouts."""
 
-pytestmark = pytest.mark.usefixtures("clean_start")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("clean_start")]
 clean_start = measure.clean_start
 
 

@@ -14,6 +14,8 @@ from ampmem.events import Fact
 from ampmem.recording import read
 from ampmem.vocabulary import Mark
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 
 SCRIPT = """

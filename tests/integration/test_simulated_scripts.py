@@ -14,6 +14,8 @@ from torch_version import older_than
 
 from ampmem.recording import read
 
+pytestmark = pytest.mark.slow
+
 HEAD = """
 import copy, json, torch
 from torch import nn

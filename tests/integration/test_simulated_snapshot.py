@@ -12,6 +12,8 @@ from commands import ampmem, python
 
 from ampmem.allocator.settings import MIB
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tests" / "benchmarks" / "simulated_snapshots.py"
 FOLDER = Path(os.environ.get("AMPMEM_SNAPSHOTS") or ROOT.parent / "shared" / "snapshots")

@@ -28,7 +28,7 @@ NAMES = (*measure.WORKLOADS, "lm")
 CASES = [f"{name}:{precision}:bf16" for name in NAMES for precision in measure.PRECISIONS]
 SCALED = [f"{name}:amp:fp16" for name in NAMES]
 
-pytestmark = pytest.mark.usefixtures("clean_start")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("clean_start")]
 clean_start = measure.clean_start
 
 

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from ampmem.workloads import accumulate, bert, checkpointed, gan, gpt, resnet, reuse
 from ampmem.workloads.common import LEARNING_RATES, Options, batches, data_loader, make_optimizer
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("gpt", "bert", "resnet", "reuse", "gan", "accumulate", "checkpointed")
 TINY = Options(preset="tiny")
 

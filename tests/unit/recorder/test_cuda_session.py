@@ -21,7 +21,7 @@ from ampmem.allocator.model.oom import OutOfMemory, Reason
 from ampmem.allocator.settings import MIB
 from ampmem.allocator.shortage import candidates, pack, unpack
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.findings import TrainingRun
+from ampmem.analysis.findings.base import TrainingRun
 from ampmem.analysis.findings.training_loop import out_of_memory
 from ampmem.analysis.summary import summarize
 from ampmem.analysis.timeline.marks import instants

@@ -50,9 +50,9 @@ def damage(owner, name):
         if hasattr(found, name):  # torch's own code goes on finding it
             setattr(builtins, name, getattr(found, name))
             delattr(found, name)
-    elif isinstance(found, type):
+    elif isinstance(found, type) and found is not getattr(torch._C, "_FunctionBase", None):
         setattr(found, name, Absent())
-    else:
+    else:  # whose attributes cannot be taken away
         parent, _, last = owner.rpartition(".")
         setattr(at(parent), last, SimpleNamespace())
 
@@ -105,6 +105,7 @@ def titles(entries: list[Entry]) -> list[str]:
     return [entry.title for entry in entries]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(ENTRIES)), ids=titles(ENTRIES))
 def test_without_it_there_is_one_line_or_a_lesser_recording(number: int, runs: Path) -> None:
     entry = ENTRIES[number]
