@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ def pytest_collection_finish() -> None:
     """Leave torch, and all else that is imported by now, out of garbage collections: there are many in a test."""
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)  # or the triton of a CUDA build says at the end that it was not collected
 
 
 _HOOKS = (

@@ -175,6 +175,8 @@ def main() -> None:
     assert len(list(Path("/proc/self/task").iterdir())) == 1
     gc.collect()
     gc.freeze()
+    if "triton" in sys.modules:  # CUDA builds import it, and it says on stderr what was not collected at the end
+        atexit.register(gc.unfreeze)
     signal.signal(signal.SIGCHLD, reap)
     connection = serve(listener)
     if connection is None:
