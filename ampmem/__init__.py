@@ -5,10 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ampmem.version import __version__
+
 if TYPE_CHECKING:
     from ampmem.api import Comparison, Profile, Recording, Summary, compare, load, profile
 
-__version__ = "0.1.0"
 __all__ = ["Comparison", "Profile", "Recording", "Summary", "__version__", "compare", "load", "profile"]
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from ampmem.analysis import summary as analysis_summary
 from ampmem.analysis.compare import Comparison, distinct, entry_of
 from ampmem.analysis.compare import compare as compare_entries
+from ampmem.analysis.summary import Summary, summarize
 from ampmem.errors import NothingRecorded, UsageError
 from ampmem.events import Recording
 from ampmem.recording import SUFFIX, read
@@ -25,8 +25,8 @@ __all__ = ["Comparison", "Profile", "Recording", "Summary", "compare", "load", "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary(analysis_summary.Summary):
-    """What a recording comes to; a notebook shows it as tables."""
+class NotebookSummary(Summary):
+    """A summary that a notebook shows as tables."""
 
     def _repr_html_(self) -> str:
         from ampmem.reporters.html.page.notebook import render
@@ -123,7 +123,7 @@ class Profile:
         self._failure: NothingRecorded | None = None
 
     def __enter__(self) -> Self:
-        from ampmem.recorder.options import Options
+        from ampmem.recorder.options import Options, device_named
         from ampmem.recorder.session import Session
 
         options = Options(
@@ -134,7 +134,7 @@ class Profile:
             skip=self._skip,
             stacks=self._stacks,
             force=self._force,
-            device=self._device,
+            device=device_named(self._device),
         )
         session = Session(options)
         if self._model is not None:
@@ -174,8 +174,8 @@ class Profile:
 
     def summary(self) -> Summary:
         """The summary of the recording. Raises :class:`NothingRecorded` when there is no whole step."""
-        summed_up = analysis_summary.summarize(self.recording())
-        return Summary(**{item.name: getattr(summed_up, item.name) for item in fields(summed_up)})
+        summed_up = summarize(self.recording())
+        return NotebookSummary(**{item.name: getattr(summed_up, item.name) for item in fields(summed_up)})
 
     def report(self, path: str | Path, *, force: bool = False) -> None:
         """Write the HTML report to ``path``. Raises :class:`UsageError` when it exists, unless ``force``."""

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ampmem.failure import FailureRecord
+from ampmem.vocabulary import Arm, Mark, SourceKind
 
 Column: TypeAlias = NDArray[np.int64]
 
@@ -67,7 +70,7 @@ class Fact(IntEnum):
     GRADIENT = 3
     """``.grad`` of a parameter; ``name`` is the parameter's."""
     OPTIMIZER_STATE = 4
-    """A tensor in ``optimizer.state``; ``name`` is ``exp_avg of blocks.0.weight``."""
+    """A tensor in ``optimizer.state``; ``name`` is a :class:`~ampmem.names.StateName`."""
     MASTER_COPY = 5
     """An optimizer's own copy of a parameter in another precision; ``name`` is the parameter's."""
     CAST_COPY = 6
@@ -94,15 +97,6 @@ class Fact(IntEnum):
     """What other facts say of this storage was concluded from frames, sizes and lifetimes, not seen by a hook."""
     SCRATCH = 17
     """What the op ``name`` allocates for itself and gives back before it returns."""
-
-
-class Source(StrEnum):
-    """Where the allocator events come from."""
-
-    CUDA = "cuda"
-    CPU = "cpu"
-    SIMULATED = "simulated"
-    SNAPSHOT = "snapshot"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,13 +238,13 @@ class OptimizerRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmRecord:
-    """The precision mode: ``fp32``, ``amp``, ``amp-nocache``, or ``as-is`` where none of them describes it.
+    """The precision mode; :attr:`Arm.AS_IS` where no other arm describes it.
 
     ``forced`` says that ampmem imposed it on the script, ``wrapped`` that to do so ampmem itself had to
     open the autocast regions, because the script has none.
     """
 
-    name: str
+    name: Arm
     dtype: str | None
     cache: bool | None
     scaler: bool
@@ -260,36 +254,32 @@ class ArmRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """What was run, on what, with which versions."""
+    """What was run, on what, with which versions; and why the script failed, if it did."""
 
     ampmem: str
     torch: str
     python: str
-    source: Source
+    source: SourceKind
     device_type: str
     device_name: str
     rank: int
     world_size: int
     script: str
     arguments: tuple[str, ...]
-
-
-PEAK_MARK = "peak"
-"""The ``mark`` of the layers at the instant of a step with the most requested bytes."""
+    failure: FailureRecord | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayersRecord:
-    """The allocator's own statistics at a mark of a step, or at its peak; bytes.
+    """The allocator's own statistics at a mark of a step; bytes.
 
-    ``mark`` is ``after_forward``, ``after_backward``, ``after_optimizer`` or :data:`PEAK_MARK`. ``requested``
-    leaves out the blocks that were freed and await other streams, as ``allocated`` does and ``active``
+    ``requested`` leaves out the blocks that were freed and await other streams, as ``allocated`` does and ``active``
     does not. ``device_used`` is what anybody holds of the device's memory and ``process_used`` what this process
     does, as the driver counts; ``None`` where it was not asked.
     """
 
     step: int
-    mark: str
+    mark: Mark
     requested: int
     allocated: int
     active: int
@@ -396,3 +386,9 @@ class Recording:
     segments: SegmentColumns = NO_SEGMENTS
     prediction: PredictionRecord | None = None
     allocator: AllocatorRecord | None = None
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """The notes but for the one on the script's failure, which is in ``run`` too."""
+        failure = self.run.failure
+        return tuple(note for note in self.notes if failure is None or note != failure.note)

@@ -1,23 +1,120 @@
-"""Replacing an attribute of torch for as long as a session records."""
+"""The one way to replace something in torch and to put it back: a registry of all that is in place.
+
+Whoever puts something in place gets back what undoes it. Each undo may come in any order and more than once;
+:class:`contextlib.ExitStack` runs several in reverse order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import count
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol
+
+Undo = Callable[[], None]
+"""Puts back what was there before; does nothing the second time."""
 
 
-def patch(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> Callable[[], None]:
-    """Replace ``owner.name`` by ``wrapper(original)`` and return what undoes it.
+class InPlace(NamedTuple):
+    """One thing of ours in torch: attribute ``name`` of ``owner``, or what was registered there by that name."""
 
-    When someone else has replaced the attribute since, theirs stays: it still leads to the
-    original through ours, which by then only passes calls on.
-    """
-    original = owner.__dict__[name]
-    replacement = wrapper(original)
+    owner: str
+    name: str
+
+
+class Handle(Protocol):
+    """What torch gives for a hook."""
+
+    def remove(self) -> None:
+        """Take the hook away."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Entry:
+    """One entry of the registry. ``owner`` is ``None`` unless it is a patch of that object's attribute."""
+
+    what: InPlace
+    owner: Any = None
+    replacement: Any = None
+    former: Any = None
+
+
+_ABSENT = object()
+"""What an owner has instead of an attribute that it inherits, or gets by asking elsewhere."""
+
+_entries: dict[int, _Entry] = {}
+_numbers = count()
+
+
+def in_place() -> list[InPlace]:
+    """Everything that is in place now, the oldest first."""
+    return [entry.what for entry in _entries.values()]
+
+
+def patch(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> Undo:
+    """Replace ``owner.name``, which ``owner`` itself must have, by ``wrapper(original)``."""
+    return _put(owner, name, wrapper(vars(owner)[name]))
+
+
+def replace_all(owners: tuple[Any, ...], values: Mapping[str, Any]) -> Undo:
+    """Put ``values`` into all ``owners``, by name; names that this version of torch does not have are left out."""
+    with ExitStack() as undo:
+        for owner in owners:
+            for name, value in values.items():
+                if name in vars(owner) or hasattr(owner, name):
+                    undo.callback(_put(owner, name, value))
+        return undo.pop_all().close
+
+
+def hook(register: Callable[..., Handle], *arguments: Any, **how: Any) -> Undo:
+    """Call ``register``, torch's function that registers a hook, with the arguments that follow."""
+    handle = register(*arguments, **how)
+    return added(register.__module__, register.__name__, handle.remove)
+
+
+def added(owner: str, name: str, remove: Callable[[], object]) -> Undo:
+    """Note that something was put on a list or a stack of torch's, from which ``remove`` takes it."""
+    return _enter(_Entry(what=InPlace(owner, name)), remove)
+
+
+def _put(owner: Any, name: str, replacement: Any) -> Undo:
+    entry = _Entry(
+        what=InPlace(_name_of(owner), name),
+        owner=owner,
+        replacement=replacement,
+        former=vars(owner).get(name, _ABSENT),
+    )
     setattr(owner, name, replacement)
+    return _enter(entry, lambda: _put_back(entry))
+
+
+def _enter(entry: _Entry, remove: Callable[[], object]) -> Undo:
+    number = next(_numbers)
+    _entries[number] = entry
 
     def undo() -> None:
-        if owner.__dict__.get(name) is replacement:
-            setattr(owner, name, original)
+        if _entries.pop(number, None) is not None:
+            remove()
 
     return undo
+
+
+def _put_back(entry: _Entry) -> None:
+    """What somebody else has patched over ours stays: it leads to the original through ours, which passes calls on."""
+    owner, name = entry.owner, entry.what.name
+    if vars(owner).get(name, _ABSENT) is not entry.replacement:
+        for other in _entries.values():  # a patch of ours over this one must not bring it back
+            if other.owner is owner and other.what.name == name and other.former is entry.replacement:
+                other.former = entry.former
+    elif entry.former is _ABSENT:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, entry.former)
+
+
+def _name_of(owner: Any) -> str:
+    if isinstance(owner, ModuleType):
+        return owner.__name__
+    return f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else type(owner).__name__

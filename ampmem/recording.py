@@ -12,7 +12,6 @@ The tables behind them may change with ``format_version``. A file of another ver
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -46,10 +45,12 @@ from ampmem.events import (
     RunRecord,
     SegmentAction,
     SegmentColumns,
-    Source,
     StepRecord,
     TermsRecord,
 )
+from ampmem.failure import FailureKind, FailureRecord, failure_in
+from ampmem.outputs import make_way
+from ampmem.vocabulary import Arm, Mark, SourceKind
 
 FORMAT_VERSION = 3
 SUFFIX = ".ampmem"
@@ -113,6 +114,7 @@ class Description:
     device_name: str = ""
     prediction: PredictionRecord | None = None
     allocator: AllocatorRecord | None = None
+    failure: FailureRecord | None = None
 
 
 def _words(column: str, members: Iterable[Action | Phase | Fact]) -> str:
@@ -141,38 +143,22 @@ def _quoted(name: str) -> str:
     return f'"{name}"'
 
 
-def check_output(path: Path, *, force: bool) -> None:
-    """Raise :class:`UsageError` when ``path`` cannot become a file; touches nothing."""
-    if path.is_dir():
-        raise UsageError(f"cannot write {path}: it is a directory; give a file name with -o")
-    if path.exists() and not force:
-        raise UsageError(f"{path} exists already; give another name with -o, or --force to replace it")
-    parent = path.absolute().parent
-    if not parent.is_dir():
-        raise UsageError(f"cannot write {path}: the directory {parent} does not exist")
-    target = path if path.exists() else parent
-    if not os.access(target, os.W_OK):
-        raise UsageError(f"cannot write {path}: no permission; give another place with -o")
-
-
 class RecordingWriter:
     """Appends to a new recording; every :meth:`append` is one transaction on disk."""
 
     def __init__(self, path: Path, run: RunRecord, *, force: bool = False) -> None:
-        check_output(path, force=force)
         self.path = path
         self._run = run
         self._description: Description | None = None
+        make_way(path, path.with_name(f"{path.name}-journal"), force=force)
         try:
-            for leftover in (path, path.with_name(path.name + "-journal")):
-                leftover.unlink(missing_ok=True)
             self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             # A killed process loses nothing that it handed to the kernel; only a power cut could.
             self._database.execute("PRAGMA synchronous = OFF")
             self._database.executescript("BEGIN;" + _schema() + "COMMIT;")
         except (OSError, sqlite3.Error) as error:
             raise UsageError(f"cannot write {path}: {error}") from error
-        self._write_meta({"format_version": FORMAT_VERSION, "run": asdict(run)})
+        self._write_meta({"format_version": FORMAT_VERSION} | _run_rows(run))
 
     def append(self, batch: Batch) -> None:
         """Write ``batch`` and commit it. Raises :class:`RecordingError` when the disk refuses."""
@@ -192,8 +178,9 @@ class RecordingWriter:
             return
         self._description = description
         with self._transaction():
-            run = replace(self._run, device_name=description.device_name or self._run.device_name)
-            self._write_meta({"arm": asdict(description.arm), "run": asdict(run)})
+            device_name = description.device_name or self._run.device_name
+            run = replace(self._run, device_name=device_name, failure=description.failure or self._run.failure)
+            self._write_meta({"arm": asdict(description.arm)} | _run_rows(run))
             if description.prediction is not None:
                 self._write_meta({"prediction": asdict(description.prediction)})
             if description.allocator is not None:
@@ -231,6 +218,13 @@ class RecordingWriter:
         rows = [tuple(_cell(getattr(record, field.name)) for field in fields(record)) for record in records]  # type: ignore[arg-type]
         if rows:
             self._database.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
+
+
+def _run_rows(run: RunRecord) -> dict[str, object]:
+    """``run`` for the header; ``failure``, which came later than the format, has a row that older readers skip."""
+    rows = asdict(run)
+    failure = rows.pop("failure")
+    return {"run": rows} if failure is None else {"run": rows, "failure": failure}
 
 
 def _cell(value: object) -> object:
@@ -334,12 +328,10 @@ def _check_codes(recording: Recording) -> None:
 
 def _recording(reader: _Reader) -> Recording:
     meta = reader.meta()
-    run = meta["run"]
-    run |= {"source": Source(run["source"]), "arguments": tuple(run["arguments"])}
-    arm = meta.get("arm", {"name": "as-is", "dtype": None, "cache": None, "scaler": False})
+    notes = reader.texts("SELECT message FROM note ORDER BY rowid")
     return Recording(
-        run=RunRecord(**run),
-        arm=ArmRecord(**arm),
+        run=_run(meta["run"], _failure(meta.get("failure"), notes)),
+        arm=_arm(meta.get("arm")),
         texts=reader.texts("SELECT value FROM text ORDER BY id"),
         events=reader.columns("event", EventColumns),
         facts=reader.columns("fact", FactColumns),
@@ -347,14 +339,35 @@ def _recording(reader: _Reader) -> Recording:
         steps=tuple(map(_step, reader.records("step"))),
         parameters=tuple(map(_parameter, reader.records("parameter"))),
         optimizers=tuple(map(_optimizer, reader.records("optimizer"))),
-        notes=reader.texts("SELECT message FROM note ORDER BY rowid"),
+        notes=notes,
         plain_step_ns=reader.numbers("SELECT duration_ns FROM plain_step ORDER BY rowid"),
-        layers=tuple(LayersRecord(**row) for row in reader.records("layers")),
+        layers=tuple(map(_layers, reader.records("layers"))),
         ooms=tuple(OomRecord(**row) for row in reader.records("oom")),
         segments=reader.columns("segment", SegmentColumns),
         prediction=_prediction(meta.get("prediction")),
         allocator=_allocator(meta.get("allocator")),
     )
+
+
+def _run(row: dict[str, Any], failure: FailureRecord | None) -> RunRecord:
+    known = {"source": SourceKind(row["source"]), "arguments": tuple(row["arguments"]), "failure": failure}
+    return RunRecord(**row | known)
+
+
+def _failure(row: dict[str, Any] | None, notes: Sequence[str]) -> FailureRecord | None:
+    """Why the script failed. The first files of this format have no row for it, but a note."""
+    return failure_in(notes) if row is None else FailureRecord(**row | {"kind": FailureKind(row["kind"])})
+
+
+def _arm(row: dict[str, Any] | None) -> ArmRecord:
+    """The arm; nothing is known of it until the first step has ended."""
+    if row is None:
+        return ArmRecord(name=Arm.AS_IS, dtype=None, cache=None, scaler=False)
+    return ArmRecord(**row | {"name": Arm(row["name"])})
+
+
+def _layers(row: dict[str, Any]) -> LayersRecord:
+    return LayersRecord(**row | {"mark": Mark(row["mark"])})
 
 
 def _prediction(row: dict[str, Any] | None) -> PredictionRecord | None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.timeline.categories import Category
+from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.events import Column, Fact
 
 LOW_PRECISION = ("bfloat16", "float16")
@@ -28,17 +28,24 @@ class ActivationGroup:
     bytes: int
 
 
-def activation_groups(analysis: Analysis, position: int) -> tuple[ActivationGroup, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """For each allocation the op that saved it first and its type (text ids); the type alone where none did."""
+
+    op: Column
+    dtype: Column
+
+
+def activation_groups(history: MemoryHistory, saved: Saved, position: int) -> tuple[ActivationGroup, ...]:
     """The activations alive once ``position`` events have happened, largest group first."""
-    mine = np.flatnonzero(analysis.classes.of(Category.ACTIVATIONS) & analysis.lifetimes.alive_at(position))
-    op, dtype = saved_as(analysis)
-    texts = analysis.recording.texts
+    mine = np.flatnonzero(history.classes.of(Category.ACTIVATIONS) & history.lifetimes.alive_at(position))
+    texts = history.recording.texts
     sums: dict[tuple[str, str | None], tuple[int, int]] = {}
     for allocation in mine.tolist():
-        name, kept = texts[op[allocation]], texts[dtype[allocation]] or None
-        group = (_kind(name or texts[analysis.lifetimes.op[allocation]], kept), kept)
+        name, kept = texts[saved.op[allocation]], texts[saved.dtype[allocation]] or None
+        group = (_kind(name or texts[history.lifetimes.op[allocation]], kept), kept)
         tensors, size = sums.get(group, (0, 0))
-        sums[group] = (tensors + 1, size + int(analysis.lifetimes.bytes[allocation]))
+        sums[group] = (tensors + 1, size + int(history.lifetimes.bytes[allocation]))
     groups = [
         ActivationGroup(kind=kind, dtype=kept, tensors=tensors, bytes=size)
         for (kind, kept), (tensors, size) in sums.items()
@@ -46,9 +53,9 @@ def activation_groups(analysis: Analysis, position: int) -> tuple[ActivationGrou
     return tuple(sorted(groups, key=lambda group: (-group.bytes, group.kind)))
 
 
-def saved_as(analysis: Analysis) -> tuple[Column, Column]:
-    """For each allocation the op that saved it first and its type (text ids); the type alone where none did."""
-    facts, count = analysis.facts, len(analysis.lifetimes)
+def saved_as(history: MemoryHistory) -> Saved:
+    """Of every allocation who saved it, and its type."""
+    facts, count = history.facts, len(history.lifetimes)
     op = np.zeros(count, dtype=np.int64)
     dtype = np.zeros(count, dtype=np.int64)
     for fact in (Fact.OUTPUT, Fact.SAVED):  # what a later one says counts
@@ -56,7 +63,7 @@ def saved_as(analysis: Analysis) -> tuple[Column, Column]:
         dtype[facts.allocation[rows]] = facts.dtype[rows]
         if fact == Fact.SAVED:
             op[facts.allocation[rows]] = facts.name[rows]
-    return op, dtype
+    return Saved(op=op, dtype=dtype)
 
 
 def _kind(op: str, dtype: str | None) -> str:

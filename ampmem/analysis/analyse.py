@@ -3,24 +3,59 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
-from ampmem.analysis.timeline.classify import Classes, classify, view_of
-from ampmem.analysis.timeline.lifetimes import JoinedFacts, Lifetimes, join_facts, pair
-from ampmem.analysis.timeline.marks import Instants, marks_of
-from ampmem.analysis.timeline.timeline import Timeline, timeline
+from ampmem.analysis.activations import Saved, saved_as
+from ampmem.analysis.allocator.layers import Layers, layers_of
+from ampmem.analysis.allocator.out_of_memory import FailedRequest, failed_request
+from ampmem.analysis.casts import Casts, Ledger, casts_of, ledger_of
+from ampmem.analysis.static_model.verdict import StaticVerdict, judge
+from ampmem.analysis.timeline.classify import classify, view_of
+from ampmem.analysis.timeline.history import MemoryHistory
+from ampmem.analysis.timeline.lifetimes import join_facts, pair
+from ampmem.analysis.timeline.marks import marks_of
+from ampmem.analysis.timeline.timeline import timeline
 from ampmem.events import Recording
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Analysis:
-    """A recording with its allocations, their categories and their sums; ``marks`` has one entry per step."""
+@dataclass(frozen=True, kw_only=True)
+class Analysis(MemoryHistory):
+    """A history, and what several readers need of it: each is derived when it is first asked for, and once."""
 
-    recording: Recording
-    lifetimes: Lifetimes
-    facts: JoinedFacts
-    classes: Classes
-    timeline: Timeline
-    marks: tuple[Instants, ...]
+    @cached_property
+    def peaks(self) -> tuple[int, ...]:
+        """The position of each step's peak."""
+        return tuple(self.timeline.peak_between(step.start_ns, step.end_ns) for step in self.recording.steps)
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The cast copies, one by one."""
+        return ledger_of(self)
+
+    @cached_property
+    def casts(self) -> Casts:
+        """The cast copies, summed up."""
+        return casts_of(self, self.ledger)
+
+    @cached_property
+    def saved_as(self) -> Saved:
+        """For each allocation the op that saved it, and its type."""
+        return saved_as(self)
+
+    @cached_property
+    def layers(self) -> Layers | None:
+        """The allocator's layers; ``None`` where no segments are known."""
+        return layers_of(self)
+
+    @cached_property
+    def verdict(self) -> StaticVerdict | None:
+        """The static model against the last step with a backward; ``None`` when there is none."""
+        return judge(self, self.ledger)
+
+    @cached_property
+    def failed_request(self) -> FailedRequest | None:
+        """The last request that failed for want of memory; ``None`` when none did."""
+        return failed_request(self)
 
 
 def analyse(recording: Recording) -> Analysis:

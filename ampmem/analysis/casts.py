@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampmem.analysis.analyse import Analysis
+from ampmem.analysis.jsonable import Positive
 from ampmem.analysis.timeline.categories import Category
+from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import ALIVE, JoinedFacts, Mask
 from ampmem.analysis.timeline.marks import Instants
+from ampmem.analysis.timeline.timeline import PhaseName
 from ampmem.events import Column, Fact, Phase, Recording, StepRecord
-
-AUTOCAST_ARMS = ("amp", "amp-nocache")
+from ampmem.vocabulary import AUTOCAST_ARMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ class StepCasts:
     """
 
     index: int
-    phases: Mapping[str, PhaseCasts]
+    phases: Mapping[PhaseName, PhaseCasts]
     after_forward: Holders | None
     peak_bytes: int
     recomputed: CopyCount
@@ -67,7 +68,7 @@ class ParameterCasts:
     """The cast copies of one parameter, over the whole recording; how many of them who kept."""
 
     name: str
-    copies: int
+    copies: Positive
     bytes: int
     cache_hits: int
     held_by_cache: int
@@ -115,25 +116,25 @@ class Ledger:
         """Copies and bytes of ``mine``."""
         return CopyCount(copies=int(mine.sum()), bytes=int(self.bytes[mine].sum()))
 
-    def alive_at(self, analysis: Analysis, position: int) -> Mask:
+    def alive_at(self, history: MemoryHistory, position: int) -> Mask:
         """Which copies live once the first ``position`` events have happened."""
-        alive: Mask = analysis.lifetimes.alive_at(position)[self.allocation]
+        alive: Mask = history.lifetimes.alive_at(position)[self.allocation]
         return alive
 
-    def in_cache(self, analysis: Analysis, instant_ns: int) -> Mask:
+    def in_cache(self, history: MemoryHistory, instant_ns: int) -> Mask:
         """Which copies the cache holds, or has held until they died, and has not let go of by ``instant_ns``."""
-        facts = analysis.facts
+        facts = history.facts
         cleared = (facts.fact == Fact.CACHED) & (facts.time_ns < instant_ns)
         kept: Mask = self.cached & ~np.isin(self.allocation, facts.allocation[cleared])
         return kept
 
 
-def ledger(analysis: Analysis) -> Ledger:
+def ledger_of(history: MemoryHistory) -> Ledger:
     """Every copy of a parameter in another precision."""
-    lifetimes, facts = analysis.lifetimes, analysis.facts
-    mine = np.flatnonzero(analysis.classes.of(Category.CAST_COPIES))
+    lifetimes, facts = history.lifetimes, history.facts
+    mine = np.flatnonzero(history.classes.of(Category.CAST_COPIES))
     view = _counts(facts, Fact.VIEW_CAST, len(lifetimes))[mine] > 0
-    parameter = analysis.classes.name[mine]
+    parameter = history.classes.name[mine]
     cleared = _counts(facts, Fact.CACHED, len(lifetimes))[mine] > 0
     return Ledger(
         allocation=mine,
@@ -143,17 +144,17 @@ def ledger(analysis: Analysis) -> Ledger:
         phase=lifetimes.phase[mine],
         uses=_counts(facts, Fact.CAST_USE, len(lifetimes))[mine],
         saves=_counts(facts, Fact.SAVED, len(lifetimes))[mine],
-        cached=cleared | _never_cleared(analysis, mine, parameter, view),
+        cached=cleared | _never_cleared(history, mine, parameter, view),
         view=view,
     )
 
 
-def _never_cleared(analysis: Analysis, copies: Column, parameter: Column, view: Mask) -> Mask:
+def _never_cleared(history: MemoryHistory, copies: Column, parameter: Column, view: Mask) -> Mask:
     """Which copies are still in the cache at the end: a region that is open then has not cleared it yet.
 
     Autocast caches copies of whole parameters that need gradients, and clears all of them at once.
     """
-    recording, facts, lifetimes = analysis.recording, analysis.facts, analysis.lifetimes
+    recording, facts, lifetimes = history.recording, history.facts, history.lifetimes
     if not recording.arm.cache:
         return np.zeros(len(copies), dtype=np.bool_)
     frozen = {record.name for record in recording.parameters if not record.trainable}
@@ -164,19 +165,18 @@ def _never_cleared(analysis: Analysis, copies: Column, parameter: Column, view: 
     return kept
 
 
-def casts(analysis: Analysis) -> Casts:
+def casts_of(history: MemoryHistory, ledger: Ledger) -> Casts:
     """The ledger as the summary has it; parameters by bytes, largest first."""
-    book = ledger(analysis)
-    others = np.flatnonzero(_counts(analysis.facts, Fact.OTHER_CAST, len(analysis.lifetimes)) > 0)
+    others = np.flatnonzero(_counts(history.facts, Fact.OTHER_CAST, len(history.lifetimes)) > 0)
     return Casts(
-        copies=len(book.bytes),
-        bytes=int(book.bytes.sum()),
-        peak_bytes=int(analysis.timeline.series(Category.CAST_COPIES).max()),
-        cache_hits=int(book.hits.sum()),
-        by_parameter=_by_parameter(analysis.recording, book),
+        copies=len(ledger.bytes),
+        bytes=int(ledger.bytes.sum()),
+        peak_bytes=int(history.timeline.series(Category.CAST_COPIES).max()),
+        cache_hits=int(ledger.hits.sum()),
+        by_parameter=_by_parameter(history.recording, ledger),
         steps=tuple(
-            _step(analysis, book, others, step, marks)
-            for step, marks in zip(analysis.recording.steps, analysis.marks, strict=True)
+            _step(history, ledger, others, step, marks)
+            for step, marks in zip(history.recording.steps, history.marks, strict=True)
         ),
     )
 
@@ -195,9 +195,9 @@ def _counts(facts: JoinedFacts, fact: Fact, allocations: int) -> Column:
     return np.bincount(facts.allocation[facts.fact == fact], minlength=allocations)
 
 
-def _by_parameter(recording: Recording, book: Ledger) -> tuple[ParameterCasts, ...]:
-    names, of = np.unique(book.parameter, return_inverse=True)
-    saved = book.saves > 0
+def _by_parameter(recording: Recording, ledger: Ledger) -> tuple[ParameterCasts, ...]:
+    names, of = np.unique(ledger.parameter, return_inverse=True)
+    saved = ledger.saves > 0
 
     def sums(values: Column | Mask) -> list[int]:
         found = np.zeros(len(names), dtype=np.int64)
@@ -205,8 +205,8 @@ def _by_parameter(recording: Recording, book: Ledger) -> tuple[ParameterCasts, .
         return found.tolist()
 
     columns = (
-        *(sums(np.ones(len(of), dtype=np.int64)), sums(book.bytes), sums(book.hits)),
-        *(sums(book.cached & ~saved), sums(~book.cached & saved), sums(book.cached & saved)),
+        *(sums(np.ones(len(of), dtype=np.int64)), sums(ledger.bytes), sums(ledger.hits)),
+        *(sums(ledger.cached & ~saved), sums(~ledger.cached & saved), sums(ledger.cached & saved)),
     )
     found = [
         ParameterCasts(
@@ -223,43 +223,43 @@ def _by_parameter(recording: Recording, book: Ledger) -> tuple[ParameterCasts, .
     return tuple(sorted(found, key=lambda item: (-item.bytes, item.name)))
 
 
-def _step(analysis: Analysis, book: Ledger, others: Column, step: StepRecord, marks: Instants) -> StepCasts:
-    mine = book.step == step.index
-    start, end = analysis.timeline.position(step.start_ns), analysis.timeline.position(step.end_ns)
-    other = others[analysis.lifetimes.step[others] == step.index]
+def _step(history: MemoryHistory, ledger: Ledger, others: Column, step: StepRecord, marks: Instants) -> StepCasts:
+    mine = ledger.step == step.index
+    start, end = history.timeline.position(step.start_ns), history.timeline.position(step.end_ns)
+    other = others[history.lifetimes.step[others] == step.index]
     return StepCasts(
         index=step.index,
-        phases=_phases(book, mine),
-        after_forward=_holders(analysis, book, marks.after_forward),
-        peak_bytes=int(analysis.timeline.series(Category.CAST_COPIES)[start : end + 1].max()),
-        recomputed=book.count(mine & (book.phase == Phase.BACKWARD)),
-        views=book.count(mine & book.view),
-        others=CopyCount(copies=len(other), bytes=int(analysis.lifetimes.bytes[other].sum())),
-        surviving=book.count(book.alive_at(analysis, end)),
+        phases=_phases(ledger, mine),
+        after_forward=_holders(history, ledger, marks.after_forward),
+        peak_bytes=int(history.timeline.series(Category.CAST_COPIES)[start : end + 1].max()),
+        recomputed=ledger.count(mine & (ledger.phase == Phase.BACKWARD)),
+        views=ledger.count(mine & ledger.view),
+        others=CopyCount(copies=len(other), bytes=int(history.lifetimes.bytes[other].sum())),
+        surviving=ledger.count(ledger.alive_at(history, end)),
     )
 
 
-def _phases(book: Ledger, mine: Mask) -> dict[str, PhaseCasts]:
+def _phases(ledger: Ledger, mine: Mask) -> dict[str, PhaseCasts]:
     phases = {}
     for phase in Phase:
-        made = mine & (book.phase == phase)
+        made = mine & (ledger.phase == phase)
         if made.any():
-            count = book.count(made)
+            count = ledger.count(made)
             phases[phase.name.lower()] = PhaseCasts(
-                copies=count.copies, bytes=count.bytes, cache_hits=int(book.hits[made].sum())
+                copies=count.copies, bytes=count.bytes, cache_hits=int(ledger.hits[made].sum())
             )
     return phases
 
 
-def _holders(analysis: Analysis, book: Ledger, instant_ns: int | None) -> Holders | None:
+def _holders(history: MemoryHistory, ledger: Ledger, instant_ns: int | None) -> Holders | None:
     if instant_ns is None:
         return None
-    alive = book.alive_at(analysis, analysis.timeline.position(instant_ns))
-    saved = book.saves > 0
-    cached = book.in_cache(analysis, instant_ns)
+    alive = ledger.alive_at(history, history.timeline.position(instant_ns))
+    saved = ledger.saves > 0
+    cached = ledger.in_cache(history, instant_ns)
     return Holders(
-        cache=book.count(alive & cached & ~saved),
-        autograd=book.count(alive & ~cached & saved),
-        both=book.count(alive & cached & saved),
-        neither=book.count(alive & ~cached & ~saved),
+        cache=ledger.count(alive & cached & ~saved),
+        autograd=ledger.count(alive & ~cached & saved),
+        both=ledger.count(alive & cached & saved),
+        neither=ledger.count(alive & ~cached & ~saved),
     )

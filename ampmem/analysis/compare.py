@@ -10,20 +10,17 @@ from statistics import median
 from typing import TypeVar
 
 from ampmem.analysis.activations import LOW_PRECISION
-from ampmem.analysis.casts import AUTOCAST_ARMS
 from ampmem.analysis.fit.break_even import break_even
 from ampmem.analysis.summary import Step, Summary, summarize
 from ampmem.analysis.timeline.categories import Breakdown, Category
 from ampmem.events import Recording
 from ampmem.units import format_bytes, format_count
+from ampmem.vocabulary import AUTOCAST_ARMS, Arm, Mark
 
 _T = TypeVar("_T")
 
-BASELINE = "fp32"
+BASELINE = Arm.FP32
 """The arm that the others are measured against."""
-
-SCRIPT_FAILED = "the script failed: "
-"""How the note begins that a recording has when its script failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +54,7 @@ class StepTime:
 class Instant:
     """The live bytes at one instant, one value per entry; ``None`` where the entry has no such instant."""
 
-    name: str
-    """``after_forward``, ``after_backward``, ``after_optimizer`` or ``peak``."""
+    name: Mark
     live: tuple[Breakdown | None, ...]
     total: tuple[int | None, ...]
     per_parameter: tuple[float | None, ...]
@@ -109,7 +105,7 @@ class Comparison:
     remarks: tuple[str, ...]
     """Why the entries may not be comparable, in words; empty when nothing speaks against it."""
 
-    def instant(self, name: str) -> Instant:
+    def instant(self, name: Mark) -> Instant:
         """The instant of that name. Raises ``KeyError`` when there is none."""
         for instant in self.instants:
             if instant.name == name:
@@ -122,14 +118,14 @@ def entry_of(recording: Recording, *, label: str | None = None, summary: Summary
 
     Sums it up, and raises what that raises, unless its ``summary`` is there already.
     """
-    failures = [note.removeprefix(SCRIPT_FAILED) for note in recording.notes if note.startswith(SCRIPT_FAILED)]
+    failure = recording.run.failure
     return Entry(
         label=label or recording.arm.name,
         summary=summarize(recording) if summary is None else summary,
-        failure=failures[0] if failures else None,
+        failure=None if failure is None else failure.line,
         plain_step_ns=recording.plain_step_ns,
         script=" ".join((recording.run.script, *recording.run.arguments)),
-        notes=tuple(note for note in recording.notes if not note.startswith(SCRIPT_FAILED)),
+        notes=recording.remarks,
     )
 
 
@@ -187,11 +183,11 @@ def _step_of(summary: Summary, index: int) -> Step:
 
 
 def _instants(summaries: Sequence[Summary | None], steps: Sequence[Step | None]) -> tuple[Instant, ...]:
-    at: tuple[tuple[str, Callable[[Step], Breakdown | None]], ...] = (
-        ("after_forward", lambda step: step.marks.after_forward),
-        ("after_backward", lambda step: step.marks.after_backward),
-        ("after_optimizer", lambda step: step.marks.after_optimizer),
-        ("peak", lambda step: step.peak.categories),
+    at: tuple[tuple[Mark, Callable[[Step], Breakdown | None]], ...] = (
+        (Mark.AFTER_FORWARD, lambda step: step.marks.after_forward),
+        (Mark.AFTER_BACKWARD, lambda step: step.marks.after_backward),
+        (Mark.AFTER_OPTIMIZER, lambda step: step.marks.after_optimizer),
+        (Mark.PEAK, lambda step: step.peak.categories),
     )
     counts = [0 if summary is None else summary.parameters.count for summary in summaries]
     instants = []

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
+from ampmem.analysis.timeline.history import MemoryHistory
 
 LARGEST = 50
 """How many a summary lists."""
@@ -25,15 +25,15 @@ class LargeAllocation:
     stack: tuple[str, ...]
 
 
-def largest(analysis: Analysis, position: int, limit: int = LARGEST) -> tuple[LargeAllocation, ...]:
+def largest(history: MemoryHistory, position: int, limit: int = LARGEST) -> tuple[LargeAllocation, ...]:
     """The ``limit`` largest allocations alive at ``position``; of equal ones the oldest first."""
-    alive = np.flatnonzero(analysis.lifetimes.alive_at(position))
-    order = np.argsort(-analysis.lifetimes.bytes[alive], kind="stable")
-    return tuple(_describe(analysis, int(index)) for index in alive[order[:limit]])
+    alive = np.flatnonzero(history.lifetimes.alive_at(position))
+    order = np.argsort(-history.lifetimes.bytes[alive], kind="stable")
+    return tuple(_describe(history, int(index)) for index in alive[order[:limit]])
 
 
-def _describe(analysis: Analysis, index: int) -> LargeAllocation:
-    lifetimes, classes, texts = analysis.lifetimes, analysis.classes, analysis.recording.texts
+def _describe(history: MemoryHistory, index: int) -> LargeAllocation:
+    lifetimes, classes, texts = history.lifetimes, history.classes, history.recording.texts
     module = texts[lifetimes.module[index]] or texts[classes.module[index]]
     return LargeAllocation(
         bytes=int(lifetimes.bytes[index]),

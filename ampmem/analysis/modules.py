@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.timeline.categories import Category
+from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.marks import failure_ns
 from ampmem.events import Column
 
@@ -27,32 +27,32 @@ class ModuleMemory:
     gradients: int
 
 
-def modules(analysis: Analysis) -> tuple[ModuleMemory, ...]:
+def modules(history: MemoryHistory) -> tuple[ModuleMemory, ...]:
     """The modules at the last step with a backward, each parent before its children; none without such a step.
 
-    Where memory ran out before there was one, they are told as of then.
+    Where memory ran out before there was one, they are as of then.
     Activations made outside every module (a loss function called by the script) are nobody's.
     """
-    marks = [mark for mark in analysis.marks if mark.after_forward is not None and mark.after_backward is not None]
-    failed = failure_ns(analysis.recording)
+    marks = [mark for mark in history.marks if mark.after_forward is not None and mark.after_backward is not None]
+    failed = failure_ns(history.recording)
     if not marks and failed is None:
         return ()
-    after_forward = _position(analysis, marks[-1].after_forward if marks else failed)
-    after_backward = _position(analysis, marks[-1].after_backward if marks else failed)
+    after_forward = _position(history, marks[-1].after_forward if marks else failed)
+    after_backward = _position(history, marks[-1].after_backward if marks else failed)
     tables = {
-        "parameters": _cumulative(_by_owner(analysis, Category.PARAMETERS, after_forward)),
-        "activations": _cumulative(_by_birthplace(analysis, after_forward)),
-        "cast_copies": _cumulative(_by_owner(analysis, Category.CAST_COPIES, after_forward)),
-        "gradients": _cumulative(_by_owner(analysis, Category.GRADIENTS, after_backward)),
+        "parameters": _cumulative(_by_owner(history, Category.PARAMETERS, after_forward)),
+        "activations": _cumulative(_by_birthplace(history, after_forward)),
+        "cast_copies": _cumulative(_by_owner(history, Category.CAST_COPIES, after_forward)),
+        "gradients": _cumulative(_by_owner(history, Category.GRADIENTS, after_backward)),
     }
-    paths = _in_tree_order(_all_paths(analysis))
+    paths = _in_tree_order(_all_paths(history))
     return tuple(
         ModuleMemory(name=path or ROOT, **{key: table.get(path, 0) for key, table in tables.items()}) for path in paths
     )
 
 
-def _position(analysis: Analysis, instant_ns: int | None) -> int:
-    return 0 if instant_ns is None else analysis.timeline.position(instant_ns)
+def _position(history: MemoryHistory, instant_ns: int | None) -> int:
+    return 0 if instant_ns is None else history.timeline.position(instant_ns)
 
 
 def _path(module: str) -> str:
@@ -65,22 +65,22 @@ def _owner_path(parameter: str) -> str:
     return parameter.rpartition(".")[0]
 
 
-def _by_owner(analysis: Analysis, category: Category, position: int) -> list[tuple[str, int]]:
+def _by_owner(history: MemoryHistory, category: Category, position: int) -> list[tuple[str, int]]:
     """(path, bytes) of a category whose allocations are linked to a parameter."""
-    mine = analysis.classes.of(category) & analysis.lifetimes.alive_at(position)
-    module, name = analysis.classes.module[mine], analysis.classes.name[mine]
-    size = analysis.lifetimes.bytes[mine]
-    texts, said = analysis.recording.texts, module != 0
+    mine = history.classes.of(category) & history.lifetimes.alive_at(position)
+    module, name = history.classes.module[mine], history.classes.name[mine]
+    size = history.lifetimes.bytes[mine]
+    texts, said = history.recording.texts, module != 0
     owned = [(_path(texts[index]), total) for index, total in _sums(module[said], size[said])]
     return owned + [(_owner_path(texts[index]), total) for index, total in _sums(name[~said], size[~said])]
 
 
-def _by_birthplace(analysis: Analysis, position: int) -> list[tuple[str, int]]:
+def _by_birthplace(history: MemoryHistory, position: int) -> list[tuple[str, int]]:
     """(path, bytes) of the activations, by the module whose forward made them."""
-    mine = analysis.classes.of(Category.ACTIVATIONS) & analysis.lifetimes.alive_at(position)
-    mine &= analysis.lifetimes.module != 0
-    sums = _sums(analysis.lifetimes.module[mine], analysis.lifetimes.bytes[mine])
-    return [(_path(analysis.recording.texts[index]), total) for index, total in sums]
+    mine = history.classes.of(Category.ACTIVATIONS) & history.lifetimes.alive_at(position)
+    mine &= history.lifetimes.module != 0
+    sums = _sums(history.lifetimes.module[mine], history.lifetimes.bytes[mine])
+    return [(_path(history.recording.texts[index]), total) for index, total in sums]
 
 
 def _sums(key: Column, size: Column) -> list[tuple[int, int]]:
@@ -107,9 +107,9 @@ def _cumulative(sums: Iterable[tuple[str, int]]) -> dict[str, int]:
     return table
 
 
-def _all_paths(analysis: Analysis) -> list[str]:
+def _all_paths(history: MemoryHistory) -> list[str]:
     """Every module path that the recording mentions, in the order in which the recorder named them: the model's."""
-    recording = analysis.recording
+    recording = history.recording
     mentioned = np.unique(np.concatenate([np.unique(recording.events.module), np.unique(recording.facts.module)]))
     paths = [_owner_path(parameter.name) for parameter in recording.parameters]
     return [_path(recording.texts[index]) for index in mentioned] + paths

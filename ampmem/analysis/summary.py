@@ -6,38 +6,32 @@ The dataclasses have the names and the order of the JSON. ``None`` is what could
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
-from typing import TypeAlias, cast
+from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 
 from ampmem.analysis.activations import ActivationGroup, activation_groups
-from ampmem.analysis.allocator.layers import (
-    Layers,
-    layers_of,
-    marks_residual,
-    outside_in,
-    process_outside_in,
-    reserved_residual,
-)
-from ampmem.analysis.allocator.out_of_memory import OutOfMemory, out_of_memory
+from ampmem.analysis.allocator.layers import marks_residual, outside_in, process_outside_in, reserved_residual
+from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.analyse import Analysis, analyse
-from ampmem.analysis.casts import Casts, cast_eligible, casts
+from ampmem.analysis.casts import Casts, cast_eligible
 from ampmem.analysis.findings import Finding, findings
 from ampmem.analysis.fit.estimate import Prediction, prediction_of
+from ampmem.analysis.jsonable import AtLeast, Json, OneOf, Positive, Signed, named, plain
 from ampmem.analysis.largest import LargeAllocation, largest
 from ampmem.analysis.modules import ModuleMemory, modules
-from ampmem.analysis.static_model.verdict import StaticComponent, StaticRecipe, judge
+from ampmem.analysis.schema import schema_of
+from ampmem.analysis.static_model.verdict import StaticComponent, StaticRecipe
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
 from ampmem.analysis.timeline.marks import Instants, failure_ns, phase_at
+from ampmem.analysis.timeline.timeline import ByPhase, PhaseName
 from ampmem.errors import NothingRecorded
-from ampmem.events import UNKNOWN, AllocatorRecord, Fact, Phase, Recording, Source, StepRecord
+from ampmem.events import UNKNOWN, AllocatorRecord, Fact, Phase, Recording, StepRecord
+from ampmem.vocabulary import Arm as PrecisionArm
+from ampmem.vocabulary import SourceKind
 
 SCHEMA = "ampmem.summary/1"
-
-Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +46,7 @@ class Device:
 class Arm:
     """The precision mode; ``forced`` by ampmem or the script's own, ``wrapped`` in regions that ampmem opened."""
 
-    name: str
+    name: PrecisionArm
     dtype: str | None
     cache: bool | None
     scaler: bool
@@ -74,8 +68,8 @@ class Parameters:
 class Optimizer:
     """One optimizer that stepped."""
 
-    class_name: str = field(metadata={"json": "class"})
-    implementation: str
+    class_name: str = field(metadata=named("class"))
+    implementation: Annotated[str, OneOf(("foreach", "fused", "for-loop"))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +86,9 @@ class Peak:
     """When a step needed the most. ``temporaries_by_phase`` splits the temporaries by phase of birth."""
 
     bytes: int
-    phase: str
+    phase: PhaseName
     categories: Breakdown
-    temporaries_by_phase: Mapping[str, int]
+    temporaries_by_phase: ByPhase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,12 +121,12 @@ class Allocator:
     """The allocator's layers at the run's peak, in bytes."""
 
     requested: int
-    rounding: int
+    rounding: Signed
     allocated: int
     cached: int | None
     reserved: int | None
     outside: int | None
-    outside_process: int | None
+    outside_process: Signed | None
     """What of ``outside`` is this process's, as the driver counts."""
 
 
@@ -150,20 +144,20 @@ class Conservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """All of it."""
+    """What a recording comes to."""
 
-    schema: str
+    schema: Annotated[str, OneOf((SCHEMA,))]
     ampmem: str
     torch: str
-    source: str
+    source: SourceKind
     device: Device
     rank: int
-    world_size: int
+    world_size: Positive
     arm: Arm
     parameters: Parameters
     optimizer: tuple[Optimizer, ...]
-    steps: tuple[Step, ...]
-    out_of_memory: OutOfMemory | None
+    steps: Annotated[tuple[Step, ...], AtLeast(1)]
+    out_of_memory: FailedRequest | None
     """The last request that failed for want of memory; ``None`` when none did."""
     plain_step_ns: tuple[int, ...]
     peak: RunPeak
@@ -183,13 +177,22 @@ class Summary:
     findings: tuple[Finding, ...]
 
     def to_json(self) -> str:
-        """The summary as JSON text, as ``summary.schema.json`` describes it."""
-        return json.dumps(_plain(self), indent=2, allow_nan=False)
+        """The summary as JSON text, as :func:`summary_schema` describes it."""
+        return json.dumps(plain(self), indent=2, allow_nan=False)
 
     @property
     def last_step(self) -> Step:
         """The last step that ended; the one in which memory ran out when none did."""
         return ([step for step in self.steps if step.finished] or self.steps)[-1]
+
+
+def summary_schema() -> dict[str, Json]:
+    """The JSON Schema of :meth:`Summary.to_json`."""
+    return schema_of(
+        Summary,
+        title="ampmem summary, version 1",
+        description="What `ampmem show --json` prints. Sizes are bytes; null is a value that could not be measured.",
+    )
 
 
 def summarize(recording: Recording) -> Summary:
@@ -206,17 +209,18 @@ def summary_of(analysis: Analysis) -> Summary:
     """The summary of an analysis that is there already."""
     recording, run = analysis.recording, analysis.recording.run
     _require_training(recording)
-    arm, verdict = recording.arm, judge(analysis)
-    layers = layers_of(analysis)
-    positions = [analysis.timeline.peak_between(step.start_ns, step.end_ns) for step in recording.steps]
-    count = len(positions)
-    steps = tuple(map(_step, [analysis] * count, [layers] * count, recording.steps, analysis.marks, positions))
+    arm, verdict = recording.arm, analysis.verdict
+    steps = tuple(
+        _step(analysis, step, marks, position)
+        for step, marks, position in zip(recording.steps, analysis.marks, analysis.peaks, strict=True)
+    )
     top = max(range(len(steps)), key=lambda index: steps[index].peak.bytes)
+    position = analysis.peaks[top]
     return Summary(
         schema=SCHEMA,
         ampmem=run.ampmem,
         torch=run.torch,
-        source=run.source.value,
+        source=run.source,
         device=Device(type=run.device_type, name=run.device_name),
         rank=run.rank,
         world_size=run.world_size,
@@ -234,27 +238,27 @@ def summary_of(analysis: Analysis) -> Summary:
             for record in recording.optimizers
         ),
         steps=steps,
-        out_of_memory=out_of_memory(analysis),
+        out_of_memory=analysis.failed_request,
         plain_step_ns=recording.plain_step_ns,
         peak=_run_peak(steps[top]),
-        allocator=_allocator(analysis, layers, positions[top], steps[top].index),
+        allocator=_allocator(analysis, position, steps[top].index),
         prediction=None if recording.prediction is None else prediction_of(recording.prediction),
         caching_allocator=recording.allocator,
-        conservation=_conservation(analysis, layers),
-        inferred=_inferred(analysis, positions[top]),
+        conservation=_conservation(analysis),
+        inferred=_inferred(analysis, position),
         static_recipe=None if verdict is None else verdict.recipe,
         static_model=() if verdict is None else verdict.components,
         activations=_activations(analysis),
-        casts=casts(analysis),
+        casts=analysis.casts,
         modules=modules(analysis),
-        top=largest(analysis, positions[top]),
+        top=largest(analysis, position),
         findings=findings(analysis),
     )
 
 
 def _require_training(recording: Recording) -> None:
     # A snapshot has what its ring still held; that may be a forward alone, and no names of parameters.
-    if recording.run.source == Source.SNAPSHOT and recording.steps:
+    if recording.run.source == SourceKind.SNAPSHOT and recording.steps:
         return
     if recording.steps and not recording.steps[-1].finished:  # memory may run out before there is a model
         return
@@ -274,8 +278,8 @@ def _require_training(recording: Recording) -> None:
         )
 
 
-def _step(analysis: Analysis, layers: Layers | None, step: StepRecord, marks: Instants, position: int) -> Step:
-    between = map(analysis.timeline.position, (step.start_ns, step.end_ns))
+def _step(analysis: Analysis, step: StepRecord, marks: Instants, position: int) -> Step:
+    layers, between = analysis.layers, map(analysis.timeline.position, (step.start_ns, step.end_ns))
     return Step(
         index=step.index,
         finished=step.finished,
@@ -299,7 +303,7 @@ def _activations(analysis: Analysis) -> tuple[ActivationGroup, ...]:
     """Those at the end of the last forward that a backward followed; where none did, when memory ran out."""
     instants = [marks.after_forward for marks in analysis.marks if marks.after_forward is not None]
     instants = instants or [failed for failed in (failure_ns(analysis.recording),) if failed is not None]
-    return activation_groups(analysis, analysis.timeline.position(instants[-1])) if instants else ()
+    return activation_groups(analysis, analysis.saved_as, analysis.timeline.position(instants[-1])) if instants else ()
 
 
 def _breakdown(analysis: Analysis, instant_ns: int | None) -> Breakdown | None:
@@ -344,10 +348,10 @@ def _parameters(recording: Recording) -> Parameters:
     )
 
 
-def _allocator(analysis: Analysis, layers: Layers | None, position: int, step: int) -> Allocator:
+def _allocator(analysis: Analysis, position: int, step: int) -> Allocator:
     requested = int(analysis.timeline.total[position])
     allocated = int(analysis.lifetimes.block_bytes[analysis.lifetimes.alive_at(position)].sum())
-    reserved = None if layers is None else int(layers.reserved[position])
+    reserved = None if analysis.layers is None else int(analysis.layers.reserved[position])
     return Allocator(
         requested=requested,
         rounding=allocated - requested,
@@ -359,7 +363,7 @@ def _allocator(analysis: Analysis, layers: Layers | None, position: int, step: i
     )
 
 
-def _conservation(analysis: Analysis, layers: Layers | None) -> Conservation:
+def _conservation(analysis: Analysis) -> Conservation:
     events = analysis.recording.events
     known = events.allocated != UNKNOWN
     residual = marks_residual(analysis)
@@ -370,7 +374,7 @@ def _conservation(analysis: Analysis, layers: Layers | None) -> Conservation:
     return Conservation(
         events=len(events),
         residual_bytes=residual,
-        reserved_residual_bytes=reserved_residual(analysis, layers),
+        reserved_residual_bytes=reserved_residual(analysis, analysis.layers),
     )
 
 
@@ -381,16 +385,3 @@ def _inferred(analysis: Analysis, position: int) -> Breakdown:
     concluded &= analysis.lifetimes.alive_at(position)
     size = analysis.lifetimes.bytes
     return {category: int(size[concluded & analysis.classes.of(category)].sum()) for category in CATEGORIES}
-
-
-def _plain(value: object) -> Json:
-    """``value`` in terms of what JSON has; infinite and undefined numbers have no place there."""
-    if is_dataclass(value):
-        return {item.metadata.get("json", item.name): _plain(getattr(value, item.name)) for item in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return cast(Json, value)

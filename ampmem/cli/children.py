@@ -1,4 +1,4 @@
-"""What the commands share that run a script in several child processes: their arms, and what they say meanwhile."""
+"""What the commands share that run a script in child processes: arms, arguments, and what they say meanwhile."""
 
 from __future__ import annotations
 
@@ -7,32 +7,45 @@ import sys
 from threading import Lock
 
 from ampmem.cli import launch
-from ampmem.cli.options import ARMS
+from ampmem.cli.options import ScriptOptions
 from ampmem.errors import UsageError
 from ampmem.reporters.text.plain_text import shorten
-
-AS_IS = "as-is"
+from ampmem.vocabulary import Arm
 
 _one_at_a_time = Lock()
 """Children may be followed by threads."""
 
 
-def chosen_arms(text: str, dtype: str | None) -> tuple[str, ...]:
+def chosen_arms(text: str, dtype: str | None) -> tuple[Arm, ...]:
     """The arms that ``--arms`` lists. Raises :class:`UsageError`, also for a ``dtype`` that none of them uses."""
-    arms = tuple(arm.strip() for arm in text.split(","))
-    for i, arm in enumerate(arms):
-        if arm not in (AS_IS, *ARMS):
-            raise UsageError(f"--arms: there is no arm {arm!r}; there are {', '.join((AS_IS, *ARMS))}")
-        if arm in arms[:i]:
-            raise UsageError(f"--arms: {arm} is there twice")
-    if dtype is not None and not any(map(is_amp, arms)):
+    names = tuple(name.strip() for name in text.split(","))
+    for i, name in enumerate(names):
+        if name not in tuple(Arm):
+            raise UsageError(f"--arms: there is no arm {name!r}; there are {', '.join(Arm)}")
+        if name in names[:i]:
+            raise UsageError(f"--arms: {name} is there twice")
+    arms = tuple(map(Arm, names))
+    if dtype is not None and not any(arm.autocast for arm in arms):
         raise UsageError(f"--dtype is what autocast casts to, so it needs the arm amp or amp-nocache, not {text}")
     return arms
 
 
-def is_amp(arm: str) -> bool:
-    """Whether autocast is on in ``arm``."""
-    return arm.startswith("amp")
+def profile_arguments(script: ScriptOptions, arm: Arm, seed: int, *options: str) -> list[str]:
+    """The arguments of ``ampmem profile`` that run ``script`` in ``arm``; ``options`` are further ones."""
+    arguments = [*options, "--arm", arm, "--seed", str(seed), "--steps", str(script.steps), "--skip", str(script.skip)]
+    arguments += ["--device", script.device, "--sync" if script.synchronize else "--no-sync"]
+    arguments.append("--stacks" if script.stacks else "--no-stacks")
+    if script.gpu is not None:
+        arguments += ["--gpu", script.gpu]
+    for assumption in script.assume:
+        arguments += ["--assume", assumption]
+    if script.dtype is not None and arm.autocast:
+        arguments += ["--dtype", script.dtype]
+    if script.force:
+        arguments.append("--force")
+    if script.as_module:
+        arguments.append("-m")
+    return [*arguments, "--", script.script_or_module, *script.arguments]
 
 
 def progress_line(text: str, *, last: bool = False) -> None:

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import click
 
 from ampmem.analysis.compare import Entry, entry_of
 from ampmem.analysis.compare import compare as compare_entries
 from ampmem.cli import launch
-from ampmem.cli.children import AS_IS, chosen_arms, is_amp, progress_line, say_tail
-from ampmem.cli.options import ARMS, SIMULATED, assumed_fractions, shared_options, simulated_gpu
+from ampmem.cli.children import chosen_arms, profile_arguments, progress_line, say_tail
+from ampmem.cli.options import ScriptOptions, assumed_fractions, shared_options, simulated_gpu
 from ampmem.errors import NothingRecorded, RecordingError
-from ampmem.recorder import script
-from ampmem.recording import SUFFIX, check_output, read
+from ampmem.outputs import check_output
+from ampmem.recording import SUFFIX, read
 from ampmem.reporters.text.compare import render
 from ampmem.units import format_bytes
+from ampmem.vocabulary import FORCED_ARMS, Arm, Device
 
 
 @click.command("compare", context_settings={"allow_interspersed_args": False})
 @click.option(
     "--arms",
-    default=",".join(ARMS),
+    default=",".join(FORCED_ARMS),
     show_default=True,
     metavar="ARM,...",
-    help=f"Which arms to run, in this order: {', '.join(ARMS)}, or {AS_IS} for the script as it is.",
+    help=f"Which arms to run, in this order: {', '.join(FORCED_ARMS)}, or {Arm.AS_IS} for the script as it is.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of every arm's random numbers.")
 @click.option("--times/--no-times", default=True, show_default=True, help="Run each arm again to time its steps.")
@@ -38,7 +38,7 @@ from ampmem.units import format_bytes
 )
 @click.option("--html", type=click.Path(path_type=Path), help="Also write an HTML report of all recordings here.")
 @shared_options
-def compare(arms: str, dtype: str | None, output: str | None, **rest: Any) -> None:
+def compare(arms: str, seed: int, times: bool, output: str | None, html: Path | None, options: ScriptOptions) -> None:
     """Run an unmodified training script once in each precision arm, and lay the recordings side by side.
 
     Each arm is a process of its own, started with the same seed: first recorded, then, for the step
@@ -49,15 +49,15 @@ def compare(arms: str, dtype: str | None, output: str | None, **rest: Any) -> No
     ampmem compare train.py --epochs 1
     ampmem compare --arms fp32,amp --dtype fp16 -o run -m my_package.train
     """
-    chosen = chosen_arms(arms, dtype)
-    simulated_gpu(rest["device"], rest["gpu"])
-    assumed_fractions(rest["device"], rest["assume"])
-    plan = _Plan(arms=chosen, dtype=dtype, prefix="", **rest)
-    target = (script.find_module if plan.as_module else script.find_script)(plan.script_or_module)
-    plan = replace(plan, prefix=(output or target.title).removesuffix(SUFFIX))
-    for file in (*map(plan.path, chosen), plan.html):
+    chosen = chosen_arms(arms, options.dtype)
+    simulated_gpu(options.device, options.gpu)
+    assumed_fractions(options.device, options.assume)
+    target = options.find()
+    prefix = (output or target.title).removesuffix(SUFFIX)
+    plan = _Plan(script=options, arms=chosen, seed=seed, times=times, prefix=prefix, html=html)
+    for file in (*map(plan.path, chosen), html):
         if file is not None:
-            check_output(file, force=plan.force)
+            check_output(file, force=options.force)
     outcomes = _run_all(plan)
     click.echo(render(compare_entries([outcome.entry for outcome in outcomes])))
     _write_html(plan, outcomes)
@@ -69,54 +69,23 @@ def compare(arms: str, dtype: str | None, output: str | None, **rest: Any) -> No
 class _Plan:
     """The command line."""
 
-    arms: tuple[str, ...]
-    dtype: str | None
-    device: str
-    synchronize: bool
-    gpu: str | None
-    assume: tuple[str, ...]
+    script: ScriptOptions
+    arms: tuple[Arm, ...]
     seed: int
     times: bool
     prefix: str
     html: Path | None
-    as_module: bool
-    steps: int
-    skip: int
-    stacks: bool
-    force: bool
-    script_or_module: str
-    arguments: tuple[str, ...]
 
-    def path(self, arm: str) -> Path:
+    def path(self, arm: Arm) -> Path:
         """The recording of ``arm``."""
         return Path(f"{self.prefix}.{arm}{SUFFIX}")
-
-    def command(self, arm: str, *options: str) -> list[str]:
-        """The arguments of ``ampmem`` that run the script in ``arm``."""
-        command = ["profile", "--arm", arm, "--seed", str(self.seed), *options]
-        command += ["--device", self.device, "--sync" if self.synchronize else "--no-sync"]
-        if self.gpu is not None:
-            command += ["--gpu", self.gpu]
-        for assumption in self.assume:
-            command += ["--assume", assumption]
-        command += ["--steps", str(self.steps), "--skip", str(self.skip)]
-        if self.dtype is not None and is_amp(arm):
-            command += ["--dtype", self.dtype]
-        if self.as_module:
-            command.append("-m")
-        return [*command, "--", self.script_or_module, *self.arguments]
-
-    @property
-    def title(self) -> str:
-        """What is run, as recordings say it."""
-        return " ".join((("-m " if self.as_module else "") + self.script_or_module, *self.arguments))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Outcome:
     """What came of one arm. ``worked`` when its script got through every run."""
 
-    arm: str
+    arm: Arm
     entry: Entry
     worked: bool
 
@@ -135,21 +104,20 @@ def _run_all(plan: _Plan) -> list[_Outcome]:
     return outcomes
 
 
-def _run(plan: _Plan, arm: str) -> _Outcome:
+def _run(plan: _Plan, arm: Arm) -> _Outcome:
     """Record ``arm``, then time it."""
     path = plan.path(arm)
-    if plan.force and path.is_file():
+    if plan.script.force and path.is_file():
         path.unlink()  # an arm that fails before it records must not be taken for the one before it
     progress_line(f"{arm}: starting")
-    options = ["--quiet", "--progress", "-o", str(path), "--stacks" if plan.stacks else "--no-stacks"]
     ended = launch.run(
-        plan.command(arm, *options, *(["--force"] if plan.force else [])),
-        lambda done, wanted: progress_line(f"{arm}: step {done} of {wanted}"),
+        profile_arguments(plan.script, arm, plan.seed, "--quiet", "-o", str(path)),
+        lambda step: progress_line(f"{arm}: step {step.done} of {step.wanted}"),
     )
     timed = None
-    if ended.failure is None and plan.times and plan.device != SIMULATED:
+    if ended.failure is None and plan.times and plan.script.device is not Device.SIMULATED:
         progress_line(f"{arm}: timing")
-        timed = launch.run(plan.command(arm, "--times-into", str(path)), lambda done, wanted: None)
+        timed = launch.run(profile_arguments(plan.script, arm, plan.seed, "--times-into", str(path)))
     entry = _entry(plan, arm, ended.failure)
     progress_line(f"{arm}: {_said(entry, path)}", last=True)
     if ended.failure is not None:
@@ -161,7 +129,7 @@ def _run(plan: _Plan, arm: str) -> _Outcome:
     return _Outcome(arm=arm, entry=entry, worked=worked)
 
 
-def _entry(plan: _Plan, arm: str, failure: str | None) -> Entry:
+def _entry(plan: _Plan, arm: Arm, failure: str | None) -> Entry:
     """The column of ``arm``, with what its recording has, if there is one."""
     path = plan.path(arm)
     if path.exists():
@@ -169,7 +137,7 @@ def _entry(plan: _Plan, arm: str, failure: str | None) -> Entry:
             return replace(entry_of(read(path), label=arm), failure=failure)
         except (NothingRecorded, RecordingError) as error:
             failure = failure or str(error)
-    return Entry(label=arm, summary=None, failure=failure or "it left no recording", script=plan.title)
+    return Entry(label=arm, summary=None, failure=failure or "it left no recording", script=plan.script.title)
 
 
 def _said(entry: Entry, path: Path) -> str:
@@ -192,4 +160,4 @@ def _write_html(plan: _Plan, outcomes: list[_Outcome]) -> None:
         return
     from ampmem.cli.report import write_report
 
-    write_report(recorded, plan.html, force=plan.force)
+    write_report(recorded, plan.html, force=plan.script.force)

@@ -9,7 +9,8 @@ import click
 
 from ampmem.analysis.analyse import analyse
 from ampmem.errors import RecordingError
-from ampmem.recording import check_output, read
+from ampmem.outputs import check_output
+from ampmem.recording import read
 from ampmem.reporters.export.csv import write_csv
 from ampmem.reporters.export.perfetto import write_perfetto
 from ampmem.reporters.export.snapshot import write_snapshot

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
 from ampmem.allocator.gpus import GpuSpec
+from ampmem.analysis.fit.document import document, fit_schema
 from ampmem.analysis.fit.fit import FitResult, arm_fits, break_evens
 from ampmem.analysis.fit.search import wanted
-from ampmem.cli.children import AS_IS, chosen_arms, is_amp
-from ampmem.cli.options import ARMS, SIMULATED, assumed_fractions, shared_options, simulated_gpu
+from ampmem.cli.children import chosen_arms
+from ampmem.cli.options import ScriptOptions, assumed_fractions, shared_options, simulated_gpu
 from ampmem.cli.points import RunPlan, run_points
-from ampmem.cli.vary import OPTION, VariedArguments, varied_arguments
+from ampmem.cli.schema import schema_option
+from ampmem.cli.vary import OPTION, varied_arguments
 from ampmem.errors import UsageError
-from ampmem.recorder import script
-from ampmem.recording import check_output
-from ampmem.reporters.text.fit import render, to_json
+from ampmem.outputs import check_output
+from ampmem.reporters.text.fit import render
+from ampmem.vocabulary import FORCED_ARMS, Arm, Device
 
 STEPS = 2
 """The optimizer's state is there from the end of the first step on."""
@@ -42,10 +44,10 @@ _NOT_HERE = ("device", "synchronize", "stacks")
 )
 @click.option(
     "--arms",
-    default=",".join(ARMS),
+    default=",".join(FORCED_ARMS),
     show_default=True,
     metavar="ARM,...",
-    help=f"Which arms to run: {', '.join(ARMS)}, or {AS_IS} for the script as it is.",
+    help=f"Which arms to run: {', '.join(FORCED_ARMS)}, or {Arm.AS_IS} for the script as it is.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of every run's random numbers.")
 @click.option(
@@ -62,9 +64,20 @@ _NOT_HERE = ("device", "synchronize", "stacks")
 )
 @click.option("--html", type=click.Path(path_type=Path), help="Also write a page with the curves here.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables, schema ampmem.fit/1.")
-@click.option("--device", "device_option", default=SIMULATED, hidden=True)
+@schema_option(fit_schema)
+@click.option("--device", "device_option", default=Device.SIMULATED.value, hidden=True)
 @shared_options
-def fit(specs: tuple[str, ...], arms: str, device_option: str, html: Path | None, as_json: bool, **rest: Any) -> None:
+def fit(
+    specs: tuple[str, ...],
+    arms: str,
+    seed: int,
+    points: int,
+    jobs: int | None,
+    device_option: str,
+    html: Path | None,
+    as_json: bool,
+    options: ScriptOptions,
+) -> None:
     """Find the largest value of a script's argument, such as its batch size, that fits on a GPU.
 
     Every value that is tried is a run of the unmodified script on a simulated GPU, in a process of its own:
@@ -87,87 +100,44 @@ def fit(specs: tuple[str, ...], arms: str, device_option: str, html: Path | None
              points: [{value, fits, allocated_bytes, reserved_bytes, device_used_bytes, highest_device_used_bytes}]}],
      break_even: [{arm, against, verdict, costs_at, saves_at, differences: [{value, bytes}]}]}
     """
-    chosen = chosen_arms(arms, rest["dtype"])
-    if device_option != SIMULATED:
+    chosen = chosen_arms(arms, options.dtype)
+    if device_option != Device.SIMULATED:
         raise UsageError(
             f"fit runs on a simulated GPU only; leave --device {device_option} out, or let it be the script's"
         )
-    varied = varied_arguments(specs, rest.pop("arguments"))
-    plan = _Plan(varied=varied, arms=chosen, **rest)
-    if plan.steps < STEPS:
+    varied = varied_arguments(specs, options.arguments)
+    if options.steps < STEPS:
         raise UsageError(f"--steps: at least {STEPS}, as the optimizer's state comes with the end of the first step")
-    assumed_fractions(SIMULATED, plan.assume)
-    gpu = simulated_gpu(SIMULATED, plan.gpu)
+    assumed_fractions(Device.SIMULATED, options.assume)
+    gpu = simulated_gpu(Device.SIMULATED, options.gpu)
     assert gpu is not None
-    (script.find_module if plan.as_module else script.find_script)(plan.script_or_module)
+    options.find()
     if html is not None:
-        check_output(html, force=plan.force)
-    found = _search(plan, gpu)
-    click.echo(to_json(found) if as_json else render(found))
+        check_output(html, force=options.force)
+    # Their recordings are thrown away: there is nothing that they could replace.
+    script = replace(options, device=Device.SIMULATED, stacks=False, force=False)
+    runs = RunPlan(script=script, varied=varied, seed=seed, jobs=jobs or min(os.cpu_count() or 1, JOBS))
+    found = _search(runs, chosen, gpu, curve=points)
+    click.echo(document(found).to_json() if as_json else render(found))
     if html is not None:
         from ampmem.reporters.html.page.fit_page import write_fit
 
-        write_fit(found, html, force=plan.force)
+        write_fit(found, html, force=options.force)
 
 
 fit.params = [param for param in fit.params if param.name not in _NOT_HERE]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
-    """The command line."""
-
-    varied: VariedArguments
-    arms: tuple[str, ...]
-    dtype: str | None
-    gpu: str | None
-    assume: tuple[str, ...]
-    seed: int
-    points: int
-    jobs: int | None
-    as_module: bool
-    steps: int
-    skip: int
-    force: bool
-    script_or_module: str
-
-    def command(self, arm: str, value: int) -> list[str]:
-        """The arguments of ``ampmem profile`` that run the script in ``arm`` with ``value``."""
-        command = ["--quiet", "--progress", "--no-stacks", "--device", SIMULATED]
-        command += ["--arm", arm, "--seed", str(self.seed), "--steps", str(self.steps), "--skip", str(self.skip)]
-        if self.gpu is not None:
-            command += ["--gpu", self.gpu]
-        for assumption in self.assume:
-            command += ["--assume", assumption]
-        if self.dtype is not None and is_amp(arm):
-            command += ["--dtype", self.dtype]
-        if self.as_module:
-            command.append("-m")
-        return [*command, "--", self.script_or_module, *self.varied.at(value)]
-
-    @property
-    def title(self) -> str:
-        """What is run, without the argument that is varied."""
-        words = (self.script_or_module, *self.varied.before, *self.varied.after)
-        return " ".join((("-m",) if self.as_module else ()) + words)
-
-
-def _search(plan: _Plan, gpu: GpuSpec) -> FitResult:
-    vary = plan.varied.vary
-    runs = RunPlan(
-        command=plan.command,
-        shown=vary.shown,
-        steps=plan.steps,
-        jobs=plan.jobs or min(os.cpu_count() or 1, JOBS),
-    )
-    following = partial(wanted, vary=vary, total=gpu.total_memory, curve=plan.points)
-    points, notes = run_points(runs, plan.arms, following)
+def _search(runs: RunPlan, arms: Sequence[Arm], gpu: GpuSpec, *, curve: int) -> FitResult:
+    varied = runs.varied
+    following = partial(wanted, vary=varied.vary, total=gpu.total_memory, curve=curve)
+    points, notes = run_points(runs, arms, following)
     return FitResult(
-        script=plan.title,
-        vary=vary,
+        script=replace(runs.script, arguments=(*varied.before, *varied.after)).title,
+        vary=varied.vary,
         gpu=gpu.name,
         total=gpu.total_memory,
-        steps=plan.steps,
+        steps=runs.script.steps,
         arms=arm_fits(points),
         break_even=break_evens(points),
         notes=notes,

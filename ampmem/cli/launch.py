@@ -1,34 +1,29 @@
-"""Runs ``ampmem`` in a fresh process and follows what it says, without a word from its script on the terminal."""
+"""Runs ``ampmem profile`` in a fresh process and follows it, without a word from its script on the terminal."""
 
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
-import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import NamedTemporaryFile, TemporaryFile
 from typing import IO
+
+from ampmem.cli.messages import Inbox, StepEnded
+from ampmem.failure import FailureKind, FailureRecord
 
 LINES = 10
 """How many of the last lines of a child's output are kept for people to read."""
 
 _ROOT = str(Path(__file__).absolute().parents[2])
-_STEP = re.compile(r"ampmem: step (\d+) of (\d+)$")
-_OWN = "ampmem: "
-_TRACEBACK = "Traceback (most recent call last):"
-_SCRIPT_FAILED = _OWN + "the script failed"
-_KEPT = 500
 _LONGEST = 2000
 _TAIL_BYTES = 65536
-_LAST_WORDS_S = 2.0
-"""A process that the script left behind may hold the pipe open: its end is not waited for any longer than this."""
+_POLL_S = 0.1
+"""How often a child's messages are looked at."""
 
 # Not ``-m ampmem``: that puts the current directory first on the path, where a user's ``random.py`` or
 # ``click.py`` would be imported for the standard library's or click's. The first entry is what the
@@ -46,12 +41,12 @@ main()
 class Ended:
     """How a child ended.
 
-    ``code`` is its exit code, negative for the signal that killed it; ``errors`` are the last lines of its
-    standard error, ``tail`` the last :data:`LINES` lines of what the script printed, standard output first.
+    ``code`` is its exit code, negative for the signal that killed it; ``said`` is what it gave as the reason of its
+    failure, if it came to that; ``tail`` are the last :data:`LINES` lines that were printed, standard output first.
     """
 
     code: int
-    errors: tuple[str, ...]
+    said: FailureRecord | None
     tail: tuple[str, ...]
 
     @property
@@ -61,51 +56,50 @@ class Ended:
             return None
         if self.code < 0:
             return f"killed by {_signal_name(-self.code)}"
-        # An exception that nobody caught gives 1, ampmem's own errors 1 or 2.
-        return (_reason(self.errors) if self.code in (1, 2) else None) or f"exit code {self.code}"
+        if self.said is None or self.said.kind is FailureKind.EXITED:
+            return f"exit code {self.code}"
+        return self.said.traceback_line[:_LONGEST]
 
 
 def run(
     arguments: Sequence[str],
-    on_step: Callable[[int, int], None],
-    on_start: Callable[[subprocess.Popen[str]], None] = lambda child: None,
+    on_step: Callable[[StepEnded], None] = lambda ended: None,
+    on_start: Callable[[subprocess.Popen[bytes]], None] = lambda child: None,
 ) -> Ended:
-    """Run ``ampmem`` with ``arguments`` and wait for it; ``on_step`` is told of each step: which, and of how many.
+    """Run ``ampmem profile`` with ``arguments`` and wait for it; ``on_step`` is told of each step that ends.
 
     ``on_start`` is given the process, so that another thread can end it.
     The child reads nothing, and hashes as every other child does. Ctrl-C reaches it too, as it is in the
     same process group: it is waited for, and ``KeyboardInterrupt`` comes out. A second Ctrl-C kills it.
     """
-    with TemporaryFile() as output:
+    with (
+        TemporaryFile() as output,
+        TemporaryFile() as errors,
+        NamedTemporaryFile(prefix="ampmem-") as messages,
+        Inbox(Path(messages.name)) as inbox,
+    ):
         child = subprocess.Popen(
-            [sys.executable, "-c", _START, _ROOT, *arguments],
+            [sys.executable, "-c", _START, _ROOT, "profile", "--report-to", messages.name, *arguments],
             env={"PYTHONHASHSEED": "0"} | os.environ,
             stdin=subprocess.DEVNULL,
             stdout=output,
-            stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
+            stderr=errors,
         )
         on_start(child)
-        assert child.stderr is not None
-        errors: deque[str] = deque(maxlen=_KEPT)
-        reader = threading.Thread(target=_follow, args=(child.stderr, errors, on_step), daemon=True)
-        reader.start()
-        try:
-            _wait(child)
-        finally:
-            reader.join(_LAST_WORDS_S)
-        if not reader.is_alive():  # closing what another thread reads would wait for it
-            child.stderr.close()
-        kept = tuple(errors)
-        said = [line for line in kept if not line.startswith(_OWN)]
-        return Ended(code=child.returncode, errors=kept, tail=(*_last_lines(output), *said)[-LINES:])
+        _wait(child, inbox, on_step)
+        tail = (*_last_lines(output), *_last_lines(errors))[-LINES:]
+        return Ended(code=child.returncode, said=inbox.failure, tail=tail)
 
 
-def _wait(child: subprocess.Popen[str]) -> None:
+def _wait(child: subprocess.Popen[bytes], inbox: Inbox, on_step: Callable[[StepEnded], None]) -> None:
+    """Wait for ``child``, and pass on what it says meanwhile."""
     try:
-        child.wait()
+        while child.returncode is None:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(_POLL_S)
+            for ended in inbox.steps():
+                with suppress(OSError):  # a terminal that is gone is no reason to stop
+                    on_step(ended)
     except KeyboardInterrupt:
         try:
             child.wait()
@@ -115,34 +109,12 @@ def _wait(child: subprocess.Popen[str]) -> None:
         raise
 
 
-def _follow(stream: IO[str], errors: deque[str], on_step: Callable[[int, int], None]) -> None:
-    """Read ``stream`` to its end. Text mode ends lines at a carriage return too, as progress bars do."""
-    for line in stream:
-        step = _STEP.search(line.rstrip())
-        if step is not None:
-            with suppress(OSError):  # a terminal that is gone is no reason to stop reading
-                on_step(int(step[1]), int(step[2]))
-        elif line.strip():
-            errors.append(line.rstrip()[:_LONGEST])
-
-
 def _last_lines(output: IO[bytes]) -> list[str]:
-    """The end of what the child wrote to its standard output."""
+    """The end of what the child wrote to ``output``."""
     size = output.seek(0, os.SEEK_END)
     output.seek(max(0, size - _TAIL_BYTES))
     lines = output.read().decode("utf-8", errors="replace").splitlines()
     return [line.rstrip()[:_LONGEST] for line in lines if line.strip()][-LINES:]
-
-
-def _reason(errors: Sequence[str]) -> str | None:
-    """What the child's last words give as the reason: ampmem's own message, or an exception."""
-    last = errors[-1] if errors else ""
-    if last.startswith(_OWN) and not last.startswith(_SCRIPT_FAILED):
-        return last.removeprefix(_OWN)
-    if _TRACEBACK not in errors:
-        return None
-    start = len(errors) - tuple(reversed(errors)).index(_TRACEBACK)
-    return next((line for line in errors[start:] if not line.startswith((" ", _OWN))), None)
 
 
 def _signal_name(number: int) -> str:

@@ -15,8 +15,8 @@ from typing import NoReturn
 
 import click
 
-from ampmem import __version__
 from ampmem.errors import AmpmemError
+from ampmem.version import __version__
 
 PROGRAM = "ampmem"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ampmem.analysis.published import measure
+from ampmem.analysis.measured import measure
 from ampmem.analysis.static_model.static_model import OPTIMIZERS, PRECISIONS, OptimizerModel, optimizer_model, recipe
 from ampmem.analysis.summary import Summary
 from ampmem.cli.show import report_of

@@ -1,34 +1,47 @@
-"""Options that ``profile`` and ``compare`` share."""
+"""Options that the commands share which run a script."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from functools import wraps
 from typing import Any
 
 import click
 
 from ampmem.allocator.gpus import GPUS, GpuSpec, find_gpu
 from ampmem.errors import UsageError
+from ampmem.recorder import script
+from ampmem.recorder.script import Target
+from ampmem.vocabulary import AutocastDtype, Device
 
-ARMS = ("fp32", "amp", "amp-nocache")
-DTYPES = ("bf16", "fp16")
-SIMULATED = "sim"
-"""The device that is not there."""
-DEVICES = ("auto", "cuda", "cpu", SIMULATED)
 DEFAULT_GPU = "a100-80"
 """What is simulated unless ``--gpu`` says otherwise."""
 ASSUMABLE = ("nonzero", "unique")
 """Ops whose result depends on the data, of which ``--assume`` can say how much it is; masks are ``nonzero``."""
 
+_DEVICES = (Device.AUTO, Device.CUDA, Device.CPU, Device.SIMULATED)
+
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def choices(words: Iterable[StrEnum]) -> tuple[str, ...]:
+    """``words`` as click is to show them: of members of an enumeration it would show the names."""
+    return tuple(word.value for word in words)
+
 
 _SHARED: tuple[Decorator, ...] = (
     click.option("-m", "as_module", is_flag=True, help="Run a module, as python -m does."),
-    click.option("--dtype", type=click.Choice(DTYPES), help="What autocast casts to.  [default: what the script says]"),
+    click.option(
+        "--dtype",
+        type=click.Choice(choices(AutocastDtype)),
+        help="What autocast casts to.  [default: what the script says]",
+    ),
     click.option(
         "--device",
-        type=click.Choice(DEVICES),
-        default="auto",
+        type=click.Choice(choices(_DEVICES)),
+        default=Device.AUTO.value,
         show_default=True,
         help="Whose memory to record; auto takes the GPU where torch sees one, sim simulates the one that --gpu names.",
     ),
@@ -60,25 +73,68 @@ _SHARED: tuple[Decorator, ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptOptions:
+    """The script to run and how to record it: the options that :func:`shared_options` adds to a command."""
+
+    script_or_module: str
+    as_module: bool
+    arguments: tuple[str, ...]
+    dtype: AutocastDtype | None
+    device: Device = Device.AUTO
+    gpu: str | None
+    assume: tuple[str, ...]
+    synchronize: bool = True
+    steps: int
+    skip: int
+    stacks: bool = True
+    force: bool
+
+    @property
+    def name(self) -> str:
+        """What is run, without its arguments."""
+        return ("-m " if self.as_module else "") + self.script_or_module
+
+    @property
+    def title(self) -> str:
+        """What is run, as recordings say it."""
+        return " ".join((self.name, *self.arguments))
+
+    def find(self) -> Target:
+        """What to run. Raises :class:`UsageError` when there is no such thing."""
+        return (script.find_module if self.as_module else script.find_script)(self.script_or_module)
+
+
 def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give ``command`` the script to run and how to record it."""
+    """Give ``command`` the script to run and how to record it, as the argument ``options``."""
+    names = {field.name for field in fields(ScriptOptions)}
+
+    @wraps(command)
+    def with_options(**given: Any) -> Any:
+        shared = {name: given.pop(name) for name in names & given.keys()}
+        dtype = shared.pop("dtype")
+        shared |= {"dtype": None if dtype is None else AutocastDtype(dtype)}
+        shared |= {"device": Device(shared["device"])} if "device" in shared else {}
+        return command(options=ScriptOptions(**shared), **given)
+
+    decorated: Callable[..., Any] = with_options
     for decorate in reversed(_SHARED):
-        command = decorate(command)
-    return command
+        decorated = decorate(decorated)
+    return decorated
 
 
-def simulated_gpu(device: str, gpu: str | None) -> GpuSpec | None:
+def simulated_gpu(device: Device, gpu: str | None) -> GpuSpec | None:
     """The GPU to simulate; ``None`` for another device. Raises :class:`UsageError` for one that nobody knows."""
-    if device != SIMULATED:
+    if device != Device.SIMULATED:
         if gpu is not None:
             raise UsageError("--gpu names the GPU to simulate, so it needs --device sim")
         return None
     return find_gpu(gpu or DEFAULT_GPU)
 
 
-def assumed_fractions(device: str, assume: tuple[str, ...]) -> dict[str, float]:
+def assumed_fractions(device: Device, assume: tuple[str, ...]) -> dict[str, float]:
     """What each ``--assume`` says. Raises :class:`UsageError` for what cannot be meant."""
-    if assume and device != SIMULATED:
+    if assume and device != Device.SIMULATED:
         raise UsageError("--assume says what a simulated device takes for granted, so it needs --device sim")
     fractions: dict[str, float] = {}
     for text in assume:

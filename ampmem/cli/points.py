@@ -7,25 +7,25 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
 
 from ampmem.analysis.fit.fit import Memory, memory_of
 from ampmem.cli import launch
-from ampmem.cli.children import progress_line, say_tail
+from ampmem.cli.children import profile_arguments, progress_line, say_tail
+from ampmem.cli.options import ScriptOptions
+from ampmem.cli.vary import VariedArguments
 from ampmem.errors import AmpmemError, RecordingError
 from ampmem.recording import SUFFIX, read
 from ampmem.units import format_bytes
+from ampmem.vocabulary import Arm
 
 LAST_WORDS_S = 5.0
 """How long runs that are interrupted may take to end by themselves."""
 
-SCRIPT_FAILED = "the script failed: "
-"""How the note begins that a recording has of its script's failure; that of a run out of memory is no surprise."""
-
-Run = tuple[str, int]
+Run = tuple[Arm, int]
 """An arm and a value."""
 
 
@@ -35,12 +35,23 @@ class RunFailed(AmpmemError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """What a run is made of: ``command`` gives ampmem's arguments, without the recording's path."""
+    """What a run is made of, but for its arm and its value; ``jobs`` of them are made at once."""
 
-    command: Callable[[str, int], list[str]]
-    shown: Callable[[int], str]
-    steps: int
+    script: ScriptOptions
+    varied: VariedArguments
+    seed: int
     jobs: int
+
+    def arguments(self, run: Run, path: Path) -> list[str]:
+        """The arguments of ``ampmem profile`` that make ``run`` and record it at ``path``."""
+        arm, value = run
+        script = replace(self.script, arguments=self.varied.at(value))
+        return profile_arguments(script, arm, self.seed, "--quiet", "-o", str(path))
+
+    def name(self, run: Run) -> str:
+        """``amp --batch-size=8``."""
+        arm, value = run
+        return f"{arm} {self.varied.vary.shown(value)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +65,13 @@ class _Outcome:
 
 
 def run_points(
-    plan: RunPlan, arms: Sequence[str], wanted: Callable[[Mapping[str, Mapping[int, Memory | None]]], list[Run]]
-) -> tuple[dict[str, dict[int, Memory | None]], tuple[str, ...]]:
+    plan: RunPlan, arms: Sequence[Arm], wanted: Callable[[Mapping[Arm, Mapping[int, Memory | None]]], list[Run]]
+) -> tuple[dict[Arm, dict[int, Memory | None]], tuple[str, ...]]:
     """Run what is ``wanted``, given what there is, until that is nothing; the points of each arm, and all notes.
 
     Raises :class:`RunFailed` when a script fails for another reason than memory; no run is left behind then.
     """
-    points: dict[str, dict[int, Memory | None]] = {arm: {} for arm in arms}
+    points: dict[Arm, dict[int, Memory | None]] = {arm: {} for arm in arms}
     notes: dict[str, None] = {}
     with TemporaryDirectory(prefix="ampmem-fit-") as folder, ThreadPoolExecutor(plan.jobs) as pool:
         children = _Children()
@@ -73,10 +84,10 @@ def run_points(
                 if not running:
                     return points, tuple(notes)
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    (arm, value), outcome = running.pop(future), future.result()
-                    _say(plan, arm, value, outcome)
-                    points[arm][value] = outcome.memory
-                    notes |= dict.fromkeys(note for note in outcome.notes if not note.startswith(SCRIPT_FAILED))
+                    run, outcome = running.pop(future), future.result()
+                    _say(plan.name(run), outcome)
+                    points[run[0]][run[1]] = outcome.memory
+                    notes |= dict.fromkeys(outcome.notes)
         except BaseException:
             children.end(running)
             raise
@@ -87,10 +98,10 @@ class _Children:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._living: set[subprocess.Popen[str]] = set()
+        self._living: set[subprocess.Popen[bytes]] = set()
         self._ended = False
 
-    def started(self, child: subprocess.Popen[str]) -> None:
+    def started(self, child: subprocess.Popen[bytes]) -> None:
         """``child`` runs from now on."""
         with self._lock:
             self._living = {each for each in self._living if each.returncode is None} | {child}
@@ -111,24 +122,23 @@ class _Children:
                 _signal(child, signal.SIGKILL)
 
 
-def _signal(child: subprocess.Popen[str], number: signal.Signals) -> None:
+def _signal(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         child.send_signal(number)
 
 
 def _make(plan: RunPlan, folder: Path, children: _Children, run: Run) -> _Outcome:
     """Make one run, in a thread."""
-    arm, value = run
-    path = folder / f"{arm}.{value}{SUFFIX}"
-    name = f"{arm} {plan.shown(value)}"
+    name = plan.name(run)
+    path = folder / f"{'.'.join(map(str, run))}{SUFFIX}"
     progress_line(f"{name}: starting")
     ended = launch.run(
-        ["profile", "-o", str(path), *plan.command(arm, value)],
-        lambda done, steps: progress_line(f"{name}: step {done} of {steps}"),
+        plan.arguments(run, path),
+        lambda step: progress_line(f"{name}: step {step.done} of {step.wanted}"),
         children.started,
     )
     try:
-        return _outcome(path, ended, plan.steps)
+        return _outcome(path, ended, plan.script.steps)
     finally:
         path.unlink(missing_ok=True)
 
@@ -139,7 +149,7 @@ def _outcome(path: Path, ended: launch.Ended, steps: int) -> _Outcome:
     if path.exists():
         try:
             recording = read(path)
-            notes = recording.notes
+            notes = recording.remarks
             if recording.ooms:
                 failure = None  # whatever the script made of it
             elif failure is None and (ended_steps := sum(step.finished for step in recording.steps)) < steps:
@@ -151,9 +161,8 @@ def _outcome(path: Path, ended: launch.Ended, steps: int) -> _Outcome:
     return _Outcome(memory=memory, notes=notes, failure=failure, ended=ended)
 
 
-def _say(plan: RunPlan, arm: str, value: int, outcome: _Outcome) -> None:
+def _say(name: str, outcome: _Outcome) -> None:
     """One line for a run that ended. Raises :class:`RunFailed`."""
-    name = f"{arm} {plan.shown(value)}"
     if outcome.failure is not None:
         progress_line(f"{name}: failed: {outcome.failure}", last=True)
         say_tail(outcome.ended)

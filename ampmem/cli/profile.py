@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import atexit
-import os
-import signal
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 import click
 
-from ampmem.cli.options import ARMS, assumed_fractions, shared_options, simulated_gpu
-from ampmem.errors import AmpmemError, NothingRecorded, UsageError
-from ampmem.recording import SUFFIX, add_plain_steps, check_output
+from ampmem.cli import afterwards
+from ampmem.cli.guest import end_as, run_script
+from ampmem.cli.messages import Audience, Parent, Person, StepEnded
+from ampmem.cli.options import ScriptOptions, assumed_fractions, choices, shared_options, simulated_gpu
+from ampmem.errors import AmpmemError, UsageError
+from ampmem.failure import FailureKind, FailureRecord
+from ampmem.outputs import check_output
+from ampmem.recorder.script import Target
+from ampmem.recording import SUFFIX, add_plain_steps
+from ampmem.vocabulary import Arm
 
 if TYPE_CHECKING:
     from ampmem.recorder.options import Options
-    from ampmem.recorder.script import Target
-    from ampmem.recorder.session import Session
+    from ampmem.recorder.sources.simulated import SimulatedSource
     from ampmem.simulator.start import Simulation
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option(
     "--arm",
-    type=click.Choice(("as-is", *ARMS)),
-    default="as-is",
+    type=click.Choice(choices(Arm)),
+    default=Arm.AS_IS.value,
     show_default=True,
     help="Force a precision on the script: fp32 switches autocast and GradScaler off; amp switches autocast on, "
     "amp-nocache does so without its weight cache.",
@@ -43,12 +44,22 @@ if TYPE_CHECKING:
 )
 @click.option("--html", type=click.Path(path_type=Path), help="Also write the HTML report here.")
 @click.option("--quiet", is_flag=True, help="Print no tables.")
-@click.option("--progress", is_flag=True, hidden=True, help="Say when each step ends, in a line of its own.")
+@click.option("--report-to", type=click.Path(path_type=Path), hidden=True, help="Say all in this FILE, for ampmem.")
 @click.option(
     "--times-into", type=click.Path(path_type=Path), hidden=True, help="Record nothing; time the steps for this FILE."
 )
 @shared_options
-def profile(arm: str, dtype: str | None, seed: int | None, times_into: Path | None, **rest: Any) -> None:
+def profile(
+    arm: str,
+    seed: int | None,
+    run_to_end: bool,
+    output: Path | None,
+    html: Path | None,
+    quiet: bool,
+    report_to: Path | None,
+    times_into: Path | None,
+    options: ScriptOptions,
+) -> None:
     """Run an unmodified training script and record its memory, step by step.
 
     The first --steps steps are recorded; then the script is stopped. What ampmem itself has to say,
@@ -60,58 +71,35 @@ def profile(arm: str, dtype: str | None, seed: int | None, times_into: Path | No
     ampmem profile --arm amp --dtype bf16 train.py
     ampmem profile --steps 5 -o run.ampmem -m ampmem.workloads.gpt --preset tiny
     """
-    if dtype is not None and arm not in ("amp", "amp-nocache"):
-        raise UsageError(f"--dtype is what autocast casts to, so it needs --arm amp or amp-nocache, not {arm}")
-    plan = _Plan(arm=arm, dtype=dtype, **rest)
-    simulated_gpu(plan.device, plan.gpu)
-    assumed_fractions(plan.device, plan.assume)
-    target = plan.find()
-    if times_into is None:
-        for file in (plan.path(target), plan.html):
-            if file is not None:
-                check_output(file, force=plan.force)
-    if seed is not None:
-        from ampmem.recorder.seed import seed_everything
-
-        seed_everything(seed)
-    if times_into is None:
-        _record(plan, target)
-    else:
-        _time(plan, target, times_into)
+    plan = _Plan(script=options, arm=Arm(arm), run_to_end=run_to_end, output=output, html=html, quiet=quiet)
+    audience = Person() if report_to is None else Parent(report_to)
+    try:
+        _carry_out(plan, audience, seed, times_into)
+    except AmpmemError as error:
+        if report_to is None:
+            raise
+        audience.failed(FailureRecord(kind=FailureKind.REFUSED, message=str(error)))
+        raise click.exceptions.Exit(error.exit_code) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
     """The command line."""
 
-    arm: str
-    dtype: str | None
-    device: str
-    synchronize: bool
-    gpu: str | None
-    assume: tuple[str, ...]
-    as_module: bool
-    steps: int
-    skip: int
+    script: ScriptOptions
+    arm: Arm
     run_to_end: bool
-    stacks: bool
     output: Path | None
     html: Path | None
     quiet: bool
-    progress: bool
-    force: bool
-    script_or_module: str
-    arguments: tuple[str, ...]
 
-    def find(self) -> Target:
-        """What to run."""
-        from ampmem.recorder import script
-
-        return (script.find_module if self.as_module else script.find_script)(self.script_or_module)
+    def path(self, target: Target) -> Path:
+        """The recording to write."""
+        return self.output or Path(target.title + SUFFIX)
 
     def simulate(self) -> Simulation | None:
         """Put the device in place that is to be simulated, if there is one."""
-        gpu = simulated_gpu(self.device, self.gpu)
+        gpu = simulated_gpu(self.script.device, self.script.gpu)
         if gpu is None:
             return None
         try:
@@ -120,73 +108,91 @@ class _Plan:
             from ampmem.simulator.refusal import refusal
 
             raise refusal(error) from error
-        return Simulation(gpu, assumed_fractions(self.device, self.assume))
-
-    def path(self, target: Target) -> Path:
-        """The recording to write."""
-        return self.output or Path(target.title + SUFFIX)
+        return Simulation(gpu, fractions=assumed_fractions(self.script.device, self.script.assume))
 
     def options(self, path: Path, *, timed: bool = False) -> Options:
         """What the recorder is told. Importing torch takes seconds: what is wrong is said before that."""
         from ampmem.recorder.options import DTYPES, Options
 
+        script = self.script
         return Options(
             path=path.absolute(),
-            script=("-m " if self.as_module else "") + self.script_or_module,
-            arguments=self.arguments,
-            steps=self.steps,
-            skip=self.skip,
+            script=script.name,
+            arguments=script.arguments,
+            steps=script.steps,
+            skip=script.skip,
             timed=timed,
-            stacks=self.stacks,
-            force=self.force,
+            stacks=script.stacks,
+            force=script.force,
             baseline=False,
             arm=self.arm,
-            dtype=None if self.dtype is None else DTYPES[self.dtype],
-            device=self.device,
-            synchronize=self.synchronize,
+            dtype=None if script.dtype is None else DTYPES[script.dtype],
+            device=script.device,
+            synchronize=script.synchronize,
         )
 
 
-def _record(plan: _Plan, target: Target) -> None:
+def _carry_out(plan: _Plan, audience: Audience, seed: int | None, times_into: Path | None) -> None:
+    script = plan.script
+    if script.dtype is not None and not plan.arm.autocast:
+        raise UsageError(f"--dtype is what autocast casts to, so it needs --arm amp or amp-nocache, not {plan.arm}")
+    simulated_gpu(script.device, script.gpu)
+    assumed_fractions(script.device, script.assume)
+    target = script.find()
+    if times_into is None:
+        for file in (plan.path(target), plan.html):
+            if file is not None:
+                check_output(file, force=script.force)
+    if seed is not None:
+        from ampmem.recorder.seed import seed_everything
+
+        seed_everything(seed)
+    if times_into is None:
+        _record(plan, target, audience)
+    else:
+        _time(plan, target, audience, times_into)
+
+
+def _record(plan: _Plan, target: Target, audience: Audience) -> None:
     from ampmem.recorder import script
     from ampmem.recorder.session import Session
 
+    wanted = plan.script.steps
     path = plan.path(target)
     options = plan.options(path)
-    on_done = None if plan.run_to_end else script.stop
     simulation = plan.simulate()
-    session = Session(options, on_step=_progress(plan.steps, lines=plan.progress), on_done=on_done)
+    session = Session(
+        options,
+        source=None if simulation is None else _source_of(simulation),
+        on_step=lambda done: audience.step(StepEnded(done=done, wanted=wanted)),
+        on_done=None if plan.run_to_end else script.stop,
+    )
     page = None if plan.html is None else plan.html.absolute()  # the script may change the directory
     session.start()
-    _say(f"recording to {path}")
-    failure = _run(target, plan.arguments, session)
+    audience.say(f"recording to {path}")
+    failure = run_script(target, plan.script.arguments, session, audience)
     if simulation is not None:
-        _say(_predicted(simulation, failed=failure is not None))
+        audience.say(afterwards.predicted(simulation, failed=failure is not None))
     if failure is not None:
         if session.outcome.unfinished is not None:
-            _show_failure(options.path, page, plan)
-        _keep(session, path)
-        _fail(failure)
-    _finish(session, path, stopped=not plan.run_to_end)
+            afterwards.show_shortage(options.path, page, audience, quiet=plan.quiet, force=plan.script.force)
+        audience.say(afterwards.kept(session, path))
+        end_as(failure)
+    audience.say(afterwards.recorded(session, path, stopped=not plan.run_to_end))
     if not plan.quiet:
-        _show(options.path)
+        afterwards.show(options.path)
     if page is not None:
-        from ampmem.cli.report import write_report
-
-        write_report([options.path], page, force=plan.force)
+        afterwards.write_page(options.path, page, force=plan.script.force)
 
 
-def _predicted(simulation: Simulation, *, failed: bool) -> str:
-    """What the run would have needed, in one line; a run that failed for other reasons neither fits nor not."""
-    from ampmem.analysis.fit.estimate import prediction_of
-    from ampmem.reporters.text.estimate import headline
+def _source_of(simulation: Simulation) -> SimulatedSource:
+    """What records it."""
+    from ampmem.recorder.sources.simulated import SimulatedSource
 
-    record, failure = simulation.end()
-    stopped = "up to where the script failed" if failed else ""
-    return headline(prediction_of(record), simulation.device.gpu.name, stopped=stopped, failure=failure)
+    return SimulatedSource(simulation.device)
 
 
-def _time(plan: _Plan, target: Target, recording: Path) -> None:
+def _time(plan: _Plan, target: Target, audience: Audience, recording: Path) -> None:
     """Run the steps that ``recording`` has once more, without instrumentation, and add their durations to it."""
     from ampmem.recorder import script
     from ampmem.recorder.session import Session
@@ -194,128 +200,7 @@ def _time(plan: _Plan, target: Target, recording: Path) -> None:
     path = recording.absolute()
     session = Session(plan.options(path, timed=True), on_done=script.stop)
     session.start()
-    failure = _run(target, plan.arguments, session)
+    failure = run_script(target, plan.script.arguments, session, audience)
     if failure is not None:
-        _fail(failure)
-    add_plain_steps(path, session.stopwatch.durations_ns[plan.skip :])
-
-
-def _run(target: Target, arguments: tuple[str, ...], session: Session) -> BaseException | None:
-    """Run the script under ``session``; what ended it, unless that was its end or our stop."""
-    from ampmem.recorder import script
-
-    failure: BaseException | None = None
-    try:
-        script.run(target, arguments)
-    except BaseException as error:  # whatever it is, it is the script's, and _fail passes it on
-        finished = isinstance(error, SystemExit) and error.code in (None, 0)
-        failure = None if finished or script.was_stopped(error) else error
-    if failure is not None:
-        session.note(f"the script failed: {_described(failure)}")
-    session.close(failure)
-    if failure is not None and not isinstance(failure, SystemExit):
-        sys.excepthook(type(failure), failure.with_traceback(script.own_traceback(failure)), failure.__traceback__)
-    return failure
-
-
-def _described(failure: BaseException) -> str:
-    """``failure`` in one line."""
-    if isinstance(failure, SystemExit):
-        return f"it exited with {failure.code!r}"
-    lines = str(failure).strip().splitlines()
-    return type(failure).__name__ + (f": {lines[0]}" if lines else "")
-
-
-def _finish(session: Session, path: Path, *, stopped: bool) -> None:
-    """Say what was recorded; raises :class:`NothingRecorded` when that is nothing."""
-    try:
-        session.check()
-    except NothingRecorded:
-        if session.outcome.recorded == 0:
-            session.options.path.unlink(missing_ok=True)
-        raise
-    message = f"recorded {_steps(session)} in {path}"
-    if session.outcome.stopped_by:
-        message += f"; then {session.outcome.stopped_by}"
-    elif session.outcome.unfinished is not None:
-        message += " and what there was when the device ran out of memory; then the script ended"
-    elif session.outcome.recorded != session.options.steps:
-        message += "; then the script ended"
-    elif stopped:
-        message += " and stopped the script (--run-to-end lets it finish)"
-    _say(message)
-
-
-def _keep(session: Session, path: Path) -> None:
-    """The script failed: say what is left of it."""
-    ended = f"{_steps(session)} that had ended"
-    if session.outcome.unfinished is not None:
-        kept = f"{ended}, and " if session.outcome.recorded else ""
-        _say(f"the script failed: out of memory; {path} has {kept}what there was until then (ampmem show {path})")
-    elif session.outcome.recorded:
-        _say(f"the script failed; {ended} are in {path} (ampmem show {path})")
-    else:
-        session.options.path.unlink(missing_ok=True)
-        _say("the script failed before a step had ended: nothing was recorded")
-
-
-def _fail(failure: BaseException) -> NoReturn:
-    """End this process as the script would have ended without ampmem; its traceback is out already."""
-    if isinstance(failure, SystemExit):
-        raise failure
-    if isinstance(failure, KeyboardInterrupt):
-        _die_of_sigint()
-    sys.exit(1)
-
-
-def _die_of_sigint() -> None:
-    """Let the process end by SIGINT, as Python does, after the script's own exit handlers."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-def _show(recording: Path) -> None:
-    """Print the tables to stderr."""
-    from ampmem.cli.show import report_of
-    from ampmem.reporters.text.table import TableReporter
-
-    click.echo("\n" + TableReporter().render([report_of(recording)]), err=True)
-
-
-def _show_failure(recording: Path, page: Path | None, plan: _Plan) -> None:
-    """Say what the run died of that ran out of memory; the exit code stays the script's, come what may."""
-    from ampmem.cli.report import write_report
-    from ampmem.cli.show import report_of
-    from ampmem.reporters.text.out_of_memory import render_out_of_memory
-
-    try:
-        if not plan.quiet:
-            click.echo(f"\n{render_out_of_memory(report_of(recording).summary)}\n", err=True)
-        if page is not None:
-            write_report([recording], page, force=plan.force)
-    except AmpmemError as error:
-        _say(str(error))
-
-
-def _progress(wanted: int, *, lines: bool) -> Callable[[int], None] | None:
-    """Shows each step as it ends: on a terminal in one line that changes, or else when ``lines`` are wanted."""
-    if not lines and not sys.stderr.isatty():
-        return None
-
-    def show(done: int) -> None:
-        start, end = ("", "\n") if lines else ("\r", "\n" if done == wanted else "")
-        print(f"{start}ampmem: step {done} of {wanted}", end=end, file=sys.stderr, flush=True)
-
-    return show
-
-
-def _steps(session: Session) -> str:
-    count = session.outcome.recorded
-    return f"{count} step{'' if count == 1 else 's'}"
-
-
-def _say(message: str) -> None:
-    print(f"ampmem: {message}", file=sys.stderr)
+        end_as(failure)
+    add_plain_steps(path, session.stopwatch.durations_ns[plan.script.skip :])

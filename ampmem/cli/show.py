@@ -10,9 +10,9 @@ import click
 from ampmem.allocator.settings import parse_settings
 from ampmem.allocator.trace import WhatIf, trace_of_events, what_if
 from ampmem.analysis.compare import Entry, compare, distinct, entry_of
-from ampmem.analysis.summary import summarize
+from ampmem.analysis.summary import summarize, summary_schema
+from ampmem.cli.schema import schema_option
 from ampmem.errors import NothingRecorded, RecordingError, UsageError
-from ampmem.events import Source
 from ampmem.recording import read
 from ampmem.reporters.base import Report, Reporter
 from ampmem.reporters.export.json import JsonReporter
@@ -20,11 +20,13 @@ from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.plain_text import WIDTH
 from ampmem.reporters.text.table import TableReporter
 from ampmem.reporters.text.what_if import render_what_if
+from ampmem.vocabulary import SourceKind
 
 
 @click.command("show", short_help="Print recordings as tables, or as JSON.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON; several files give an array.")
+@schema_option(summary_schema)
 @click.option("--each", is_flag=True, help="Of several files, print the tables of each too.")
 @click.option("--casts", "ledger", is_flag=True, help="Add the ledger of the copies that autocast makes.")
 @click.option(
@@ -83,7 +85,7 @@ def what_ifs(path: Path, settings: Sequence[str]) -> list[tuple[str, WhatIf]]:
     """
     asked = [parse_settings(_as_configured(setting)) for setting in settings]
     recording = read(path)
-    if recording.run.source == Source.CPU:
+    if recording.run.source == SourceKind.CPU:
         raise UsageError(f"{path} has the events of the CPU's allocator, which has no such settings; record on a GPU")
     trace = trace_of_events(recording.events)
     return [(text, what_if(trace, chosen)) for text, chosen in zip(settings, asked, strict=True)]

@@ -11,6 +11,7 @@ from ampmem.events import Fact, Phase
 from ampmem.importer.frames import Purpose, Reading
 from ampmem.importer.phases import Course
 from ampmem.importer.replay import ALIVE, BEFORE, Allocation, Replay
+from ampmem.names import StateName
 from ampmem.units import format_bytes
 
 CUBLAS_WORKSPACE: Final = 8_519_680
@@ -289,7 +290,8 @@ def _state_claims(case: _Case, kept: Sequence[tuple[int, int]], names: Mapping[i
         for number, index in enumerate(blocks):
             turn, place = divmod(number, len(known) or 1)
             key = keys[turn] if turn < len(keys) and known else f"state {turn + 1}"
-            yield Claim(index, Fact.OPTIMIZER_STATE, f"{key} of {known[place]}" if known else key, False)
+            name = StateName(state=key, parameter=known[place] if known else "")
+            yield Claim(index, Fact.OPTIMIZER_STATE, str(name), False)
 
 
 def _replaced_states(case: _Case, names: Mapping[int, Sequence[str]]) -> Iterator[int]:

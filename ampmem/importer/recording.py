@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import fields
@@ -12,7 +11,6 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ampmem import __version__
 from ampmem.allocator.model.layout import DEFAULT_POOL
 from ampmem.allocator.settings import Settings
 from ampmem.allocator.snapshots.snapshot import ALLOC, DeviceSnapshot, read_snapshot
@@ -34,7 +32,6 @@ from ampmem.events import (
     PhaseColumns,
     Recording,
     RunRecord,
-    Source,
     StepRecord,
 )
 from ampmem.importer.frames import Purpose, Reading, read_stack
@@ -44,7 +41,10 @@ from ampmem.importer.phases import Course, course_of
 from ampmem.importer.replay import BEFORE, Allocation, Replay, replay
 from ampmem.importer.segments import segments_of
 from ampmem.importer.unpickle import load
-from ampmem.recording import Batch, Description, RecordingWriter, check_output
+from ampmem.outputs import check_output, replaced
+from ampmem.recording import Batch, Description, RecordingWriter
+from ampmem.version import __version__
+from ampmem.vocabulary import Arm, Device, SourceKind
 
 _ColumnsT = TypeVar("_ColumnsT", bound=Columns)
 
@@ -59,18 +59,13 @@ def import_snapshot(path: Path, output: Path, *, device: int | None = None, forc
     when the file is no snapshot, is damaged, or has no trace.
     """
     check_output(output, force=force)
+    data = load(path)
     try:
-        recording = recording_of(read_snapshot(load(path), device), path.name)
-    except RecordingError as error:
-        raise RecordingError(_about(path, error)) from error
-    except UsageError as error:
-        raise UsageError(_about(path, error)) from error
+        recording = recording_of(read_snapshot(data, device), path.name)
+    except (RecordingError, UsageError) as error:
+        raise type(error)(f"{path}: {error}") from error
     write(output, recording, force=force)
     return recording
-
-
-def _about(path: Path, error: Exception) -> str:
-    return str(error) if str(path) in str(error) else f"{path}: {error}"
 
 
 def recording_of(snapshot: DeviceSnapshot, name: str) -> Recording:
@@ -113,18 +108,8 @@ def recording_of(snapshot: DeviceSnapshot, name: str) -> Recording:
 
 def write(path: Path, recording: Recording, *, force: bool = False) -> None:
     """Write ``recording`` to ``path``: whole, or not at all."""
-    check_output(path, force=force)
-    target = path.resolve()
-    if target.exists() and not target.is_file():
-        raise UsageError(f"cannot write {path}: it is not a file; give a file name with -o")
-    half_written = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
+    with replaced(path, force=force) as half_written:
         _fill(half_written, recording)
-        half_written.replace(target)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error}") from error
-    finally:
-        half_written.unlink(missing_ok=True)
 
 
 def _fill(path: Path, recording: Recording) -> None:
@@ -247,8 +232,8 @@ def _run(snapshot: DeviceSnapshot, name: str) -> RunRecord:
         ampmem=__version__,
         torch=_UNNAMED,
         python=_UNNAMED,
-        source=Source.SNAPSHOT,
-        device_type="cuda",
+        source=SourceKind.SNAPSHOT,
+        device_type=Device.CUDA.value,
         device_name=f"device {snapshot.device} of a snapshot",
         rank=0,
         world_size=1,
@@ -274,7 +259,7 @@ def _allocator(snapshot: DeviceSnapshot) -> AllocatorRecord:
 def _arm(lives: Replay, readings: Sequence[Reading]) -> ArmRecord:
     cast = any(readings[event.stack].purpose is Purpose.CAST for event in lives.events)
     # Sizes do not tell bfloat16 from float16.
-    return ArmRecord(name="amp" if cast else "as-is", dtype="16-bit" if cast else None, cache=None, scaler=False)
+    return ArmRecord(name=Arm.AMP if cast else Arm.AS_IS, dtype="16-bit" if cast else None, cache=None, scaler=False)
 
 
 def _parameters(found: Conclusions, optimized: bool) -> tuple[ParameterRecord, ...]:

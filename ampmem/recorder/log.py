@@ -7,43 +7,10 @@ from dataclasses import dataclass
 from time import time_ns
 
 import numpy as np
-import torch
-from torch._C._autograd import _get_sequence_nr
 
-from ampmem.events import Column, Columns, Fact, FactColumns, Phase, PhaseColumns
-
-simulated_addresses: dict[int, int] = {}
-"""Where the storages of fake tensors lie on a simulated device, by the address of their C++ object.
-
-Empty unless a device is simulated; then it has at least the entry 0, for no storage.
-"""
-
-
-def storage_address(tensor: torch.Tensor) -> int:
-    """The address of the first byte of ``tensor``'s storage; 0 when it has none that can be read.
-
-    Meta, fake and functorch tensors have no storage of their own, unless a device is simulated for them.
-    """
-    try:
-        storage = tensor.untyped_storage()
-        if simulated_addresses:
-            address = simulated_addresses.get(storage._cdata)
-            if address is not None or storage.device.type == "meta":
-                return address or 0
-        return storage.data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return 0
-
-
-def data_address(tensor: torch.Tensor) -> int:
-    """The address of ``tensor``'s first element; 0 when it has none that can be read."""
-    try:
-        if simulated_addresses and tensor.untyped_storage().device.type == "meta":
-            address = storage_address(tensor)
-            return address and address + int(tensor.storage_offset()) * tensor.element_size()
-        return tensor.data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return 0
+from ampmem.events import NO_STEP, Column, Columns, Fact, FactColumns, Phase, PhaseColumns
+from ampmem.recorder.addresses import Addresses
+from ampmem.recorder.torch_private import next_node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +31,17 @@ _OP_NAME = OpColumns.names().index("name") - len(OpColumns.names())
 class Log:
     """Facts, phases, and who was running when: three streams on the clock of ``time.time_ns``."""
 
-    def __init__(self) -> None:
-        self.step = -1
+    def __init__(self, addresses: Addresses) -> None:
+        self.storage_address = addresses.storage_address
+        """Where a tensor's storage lies: what facts are about."""
+        self.data_address = addresses.data_address
+        """Where a tensor's first element lies."""
+        self.step = NO_STEP
         self.phase = Phase.SETUP
+        self.module = 0
+        """Text id of the module that is running."""
+        self.running_op = 0
+        """Text id of the op that is running on the recorded thread, in forward."""
         self._facts: list[int] = []
         self.saved_for_next: list[int] = []
         """Where in the facts the op that saved is still to be named."""
@@ -91,7 +66,7 @@ class Log:
         is made already: the op that comes next names it.
         """
         name = function
-        if name == 0 and self._ops and self._ops[-1] == _get_sequence_nr() - 1:
+        if name == 0 and self._ops and self._ops[-1] == next_node() - 1:
             name = self._ops[_OP_NAME]
         if name == 0:
             self.saved_for_next.append(len(self._facts) + _FACT_NAME)
@@ -115,13 +90,14 @@ class Log:
         if self.stamp is not None:
             self.stamp(now)
 
-    def running(self, module: int) -> None:
+    def enter_module(self, module: int) -> None:
         """From now on code of ``module`` (a text id) runs."""
+        self.module = module
         self._modules += (time_ns(), module)
 
     def op(self, start_ns: int, name: int, stack: int) -> None:
         """The op ``name``, called from ``stack``, has just ended; if it made an autograd node, that is the newest."""
-        self._ops += (start_ns, time_ns(), name, stack, _get_sequence_nr() - 1)
+        self._ops += (start_ns, time_ns(), name, stack, next_node() - 1)
 
     def take_facts(self) -> FactColumns:
         """The facts since the last call."""

@@ -1,21 +1,16 @@
-"""What to record, and what was run."""
+"""What to record."""
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from ampmem import __version__
-from ampmem.events import RunRecord
-from ampmem.recorder.sources.base import Source
+from ampmem.errors import UsageError
+from ampmem.vocabulary import Arm, AutocastDtype, Device
 
-AS_IS = "as-is"
-ARMS = (AS_IS, "fp32", "amp", "amp-nocache")
-DEVICES = ("auto", "cpu", "cuda", "sim")
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {AutocastDtype.BF16: torch.bfloat16, AutocastDtype.FP16: torch.float16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +21,7 @@ class Options:
     pass before. ``timed`` only times ``steps`` steps and writes nothing. ``baseline`` says that the
     script is running already, so storages may be alive. ``arm`` is the precision to force on the
     script, ``dtype`` what autocast is to cast to; ``None`` for what the script says. ``device`` is whose
-    memory to record, one of :data:`DEVICES`. ``synchronize`` waits for a CUDA device at each step's end.
+    memory to record. ``synchronize`` waits for a CUDA device at each step's end.
     """
 
     path: Path
@@ -38,23 +33,14 @@ class Options:
     stacks: bool = True
     force: bool = False
     baseline: bool = True
-    arm: str = AS_IS
+    arm: Arm = Arm.AS_IS
     dtype: torch.dtype | None = None
-    device: str = "auto"
+    device: Device = Device.AUTO
     synchronize: bool = True
 
 
-def run_record(options: Options, source: Source) -> RunRecord:
-    """What is run, on what, with which versions."""
-    return RunRecord(
-        ampmem=__version__,
-        torch=torch.__version__,
-        python=platform.python_version(),
-        source=source.kind,
-        device_type=source.device_type,
-        device_name=source.device_name,
-        rank=0,
-        world_size=1,
-        script=options.script,
-        arguments=options.arguments,
-    )
+def device_named(name: str) -> Device:
+    """The device of that name. Raises :class:`UsageError` when there is none."""
+    if name not in tuple(Device):
+        raise UsageError(f"there is no device {name!r} to record; there are {', '.join(Device)}")
+    return Device(name)

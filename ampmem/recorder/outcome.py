@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ampmem.failure import FailureRecord
+
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
@@ -22,6 +24,8 @@ class Outcome:
     """Index of the step in which memory ran out, when the recording ended with that."""
     stopped_by: str | None = None
     """Why the recording ended before the script did, when it did."""
+    failure: FailureRecord | None = None
+    """Why the script failed, if it did and the recording had not ended by then."""
 
     def missing(self) -> str | None:
         """Why there is nothing to show; ``None`` when there is something."""

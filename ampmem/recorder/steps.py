@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from time import time_ns
 
@@ -12,6 +12,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
 from ampmem.events import StepRecord
+from ampmem.patching import hook
 from ampmem.recorder.sources.cuda.late import LateNumber, settled
 
 _PATIENCE = 32
@@ -67,10 +68,10 @@ class Stopwatch:
 
         def begin(*_: object) -> None:
             self._since = time_ns()
-            handle.remove()
+            undo()
 
-        handle = register_module_forward_pre_hook(begin)
-        return handle.remove
+        undo = hook(register_module_forward_pre_hook, begin)
+        return undo
 
     def lap(self) -> None:
         """A step has ended."""
@@ -115,32 +116,35 @@ class Rounds:
         return True
 
 
-class Bench:
-    """Optimizers that exist, but whose models have not run: a process may hold some that are left over."""
+class Optimizers:
+    """The script's optimizers. Steps wait for those whose models have run: a process may hold left over ones."""
 
-    def __init__(self, rounds: Rounds) -> None:
-        self._rounds = rounds
+    def __init__(self) -> None:
+        self._rounds = Rounds()
         self._waiting: list[weakref.ref[Optimizer]] = []
         self._in_play: list[weakref.ref[Optimizer]] = []
-
-    @property
-    def empty(self) -> bool:
-        """Whether no optimizer is left to bring into play."""
-        return not self._waiting
 
     def add(self, optimizer: Optimizer) -> None:
         """``optimizer`` exists."""
         self._waiting.append(weakref.ref(optimizer))
 
-    def optimizers(self) -> Iterator[Optimizer]:
+    def __iter__(self) -> Iterator[Optimizer]:
         """Every optimizer that exists."""
         for reference in (*self._in_play, *self._waiting):
             optimizer = reference()
             if optimizer is not None:
                 yield optimizer
 
-    def bring_into_play(self, parameters: Container[int] | None) -> None:
-        """Let steps wait for those that hold one of ``parameters`` (``id`` s), or for all when it is ``None``."""
+    def updated(self, optimizer: int, parameters: Iterable[torch.Tensor] | None) -> bool:
+        """The optimizer with this ``id`` made (or skipped) its update; ``True`` when that ends the step.
+
+        From now on steps wait for those too that hold one of ``parameters``, or for all when it is ``None``.
+        """
+        if self._waiting:
+            self._bring_into_play(None if parameters is None else {id(parameter) for parameter in parameters})
+        return self._rounds.update(optimizer)
+
+    def _bring_into_play(self, parameters: Container[int] | None) -> None:
         waiting, self._waiting = self._waiting, []
         for reference in waiting:
             optimizer = reference()

@@ -15,16 +15,12 @@ from ampmem.allocator.model.caching import DeviceCachingAllocator
 from ampmem.allocator.model.oom import OutOfMemory
 from ampmem.allocator.settings import MIB, Settings
 from ampmem.events import Action, PredictionRecord
-from ampmem.recorder.log import simulated_addresses
 from ampmem.simulator.peaks import Highest, Peaks, prediction
-from ampmem.simulator.private import backward_node, in_backward
+from ampmem.simulator.private import running_node, storage_key
 
 CONTEXT = 512 * MIB
 """What is taken to be used outside of the allocator: the CUDA context and the libraries' own memory. Stated in
 every recording as an assumption; it differs between drivers and GPUs."""
-
-_NO_NUMBER = 1 << 62
-"""From here on a node's sequence number is none: ``AccumulateGrad`` has the largest there is."""
 
 
 class Event(NamedTuple):
@@ -50,7 +46,7 @@ class _StorageRef(weakref.ref[torch.UntypedStorage]):
 class SimulatedDevice:
     """Gives every fake storage a block of the modelled allocator, and takes it back when the storage dies.
 
-    ``recorder`` is told every event while it is set.
+    ``recorder`` gets every event while it is set.
     """
 
     def __init__(self, gpu: GpuSpec, settings: Settings, *, label: str = "cuda") -> None:
@@ -60,9 +56,9 @@ class SimulatedDevice:
         self.allocator = DeviceCachingAllocator(settings, total_memory=gpu.total_memory, outside=CONTEXT)
         self.recorder: Callable[[Event], None] | None = None
         self.on_workspace: Callable[[int, str], None] | None = None
-        """Told the address of every workspace and the library that keeps it."""
+        """Gets the address of every workspace and the library that keeps it."""
         self.on_scratch: Callable[[int, str], None] | None = None
-        """Told the address of scratch and the op that asked for it."""
+        """Gets the address of scratch and the op that asked for it."""
         self.workspaces: dict[int, str] = {}
         """The libraries' workspaces, by address."""
         self.on_out_of_memory: Callable[[OutOfMemory], None] | None = None
@@ -88,28 +84,48 @@ class SimulatedDevice:
         """``what`` a GPU would have allocated is in none of the numbers."""
         self.unmodelled[what] = None
 
-    def knows(self, storage: torch.UntypedStorage) -> bool:
-        """Whether ``storage`` has a block."""
-        return storage._cdata in self._blocks
+    def storage_address(self, tensor: torch.Tensor) -> int:
+        """The address on this device of the first byte of ``tensor``'s storage, or the real one of a real tensor.
+
+        0 where it has none that can be read.
+        """
+        try:
+            storage = tensor.untyped_storage()
+            block = self._blocks.get(storage_key(storage))
+            if block is not None:
+                return block.address
+            return 0 if storage.device.type == "meta" else storage.data_ptr()
+        except (RuntimeError, NotImplementedError):
+            return 0
+
+    def data_address(self, tensor: torch.Tensor) -> int:
+        """The address of ``tensor``'s first element, likewise."""
+        try:
+            if tensor.untyped_storage().device.type == "meta":
+                address = self.storage_address(tensor)
+                return address and address + int(tensor.storage_offset()) * tensor.element_size()
+            return tensor.data_ptr()
+        except (RuntimeError, NotImplementedError):
+            return 0
 
     def born(self, storage: torch.UntypedStorage) -> None:
         """Give ``storage`` a block unless it has one. Raises ``torch.OutOfMemoryError`` as the device would."""
-        key = storage._cdata
+        key = storage_key(storage)
         size = storage.nbytes()
         if key in self._blocks or size == 0:
             return
         block = self.malloc(size)
         self._blocks[key] = block
-        simulated_addresses[key] = block.address
         reference = _StorageRef(storage, self._died)
         reference.key = key
         self._references[key] = reference
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """``storage`` may have another size now: then it has got a new block, and given its old one back."""
-        block = self._blocks.get(storage._cdata)
+        key = storage_key(storage)
+        block = self._blocks.get(key)
         if block is not None and block.requested != storage.nbytes():
-            self._forget(storage._cdata)
+            self._forget(key)
             self.born(storage)
 
     def malloc(self, size: int) -> Block:
@@ -119,7 +135,7 @@ class SimulatedDevice:
             block = self.allocator.malloc(size)
             self._highest.malloc(block)
             self._peaks.note()
-            self._tell(Action.ALLOC, block)
+            self._report(Action.ALLOC, block)
         except OutOfMemory as error:
             self.out_of_memory = error
             if self.on_out_of_memory is not None:
@@ -134,7 +150,7 @@ class SimulatedDevice:
         """Give ``block`` back."""
         self._busy = True
         try:
-            self._tell(Action.FREE, block)
+            self._report(Action.FREE, block)
             self._highest.free(block)
             self.allocator.free(block)
         finally:
@@ -207,21 +223,16 @@ class SimulatedDevice:
 
     def _forget(self, key: int) -> None:
         del self._references[key]
-        simulated_addresses.pop(key, None)
         self.free(self._blocks.pop(key))
 
-    def _tell(self, action: Action, block: Block) -> None:
+    def _report(self, action: Action, block: Block) -> None:
         if self.recorder is None:
             return
         node, sequence = "", -1
         allocated = self.allocator.counters.requested
         if action is Action.FREE:
             allocated -= block.requested
-        elif in_backward():
-            running = backward_node()
-            if running is not None:
-                node, sequence = running.name(), running._sequence_nr()
-                if not 0 <= sequence < _NO_NUMBER:
-                    sequence = -1
+        else:
+            node, sequence = running_node()
         size = block.requested
         self.recorder(Event(time_ns(), action, block.address, size, block.size, allocated, node, sequence))

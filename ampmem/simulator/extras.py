@@ -1,4 +1,4 @@
-"""What a GPU run allocates beside the tensors that ops return: booked where there is a formula, else named."""
+"""What a GPU run allocates beside the tensors that ops return: allocated where there is a formula, else named."""
 
 from __future__ import annotations
 

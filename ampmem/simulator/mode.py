@@ -1,4 +1,4 @@
-"""The dispatch mode of the simulated device: runs every op that touches it on fake tensors, and books their memory.
+"""The dispatch mode of the simulated device: runs every op that touches it on fake tensors, and gives them memory.
 
 Tensors on the CPU stay real, so that the script's own data and decisions are what they are; only large ones that
 a module makes for itself are fake too, since a model of billions of parameters is to fit in this machine's memory.
@@ -51,9 +51,6 @@ _FILLS = {aten.zeros.default: 0, aten.ones.default: 1, aten.zeros_like.default: 
 
 class SimulatedMode(FakeTensorMode):
     """Active for as long as the script runs; below every mode of the script's own and of the recorder's."""
-
-    simulates = True
-    """Tells it from modes of the script's own."""
 
     def __init__(self, device: SimulatedDevice, fractions: Mapping[str, float] | None = None) -> None:
         super().__init__(allow_non_fake_inputs=True)
@@ -123,14 +120,14 @@ class SimulatedMode(FakeTensorMode):
         return self.run(func, args, kwargs)
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run ``func`` on fake tensors and book what it allocates."""
+        """Run ``func`` on fake tensors and give what it makes its memory."""
         if in_backward():
             func = self.accumulation.choose(func, args)
         args, kwargs = self._faked(args), self._faked(kwargs)
         whole = not is_composite(func)
         self._inside += whole
         # What fake tensors remember of an op is its result: the parts of a composite one (inference mode lets them
-        # through) have to run each time, or what they allocate would be booked the first time only.
+        # through) have to run each time, or what they allocate would get memory the first time only.
         remembered, self.cache_enabled = self.cache_enabled, self._remembers and whole
         try:
             result = super().dispatch(func, (), args, kwargs)
@@ -148,7 +145,7 @@ class SimulatedMode(FakeTensorMode):
             self._inside -= whole
             self.cache_enabled = remembered
         if not self._inside:
-            self._book(func, args, result)
+            self._give_memory(func, args, result)
         return result
 
     def _concerns(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -178,14 +175,14 @@ class SimulatedMode(FakeTensorMode):
         return value
 
     def fake_of(self, real: torch.Tensor, device: torch.device) -> Any:
-        """A fake tensor of the same shape, strides and dtype as ``real``; no memory of the device's is booked."""
+        """A fake tensor of the same shape, strides and dtype as ``real``; it gets no memory of the device's."""
         if type(real) not in (torch.Tensor, torch.nn.Parameter):
             raise stop(f"tensors of class {type(real).__name__} cannot be simulated")
         with below_modes():
             meta = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
         return FakeTensor(self, meta, device)
 
-    def _book(self, func: Any, args: Any, result: Any) -> None:
+    def _give_memory(self, func: Any, args: Any, result: Any) -> None:
         """Give every storage that ``func`` returned for the first time its memory."""
         device = self.device_model
         for tensor in result if isinstance(result, (tuple, list)) else (result,):

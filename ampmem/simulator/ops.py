@@ -1,6 +1,6 @@
 """Ops for which torch has no answer without values or a GPU, and which are simple enough to give one here.
 
-Each makes the tensors that the CUDA kernel makes, in its order; what is made is booked like any other tensor.
+Each makes the tensors that the CUDA kernel makes, in its order; what is made gets memory like any other tensor.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Every private part of torch that the simulated device stands on: why it is needed, and since when it is so.
 
-Checked on torch 2.13. :func:`ampmem.simulator.selftest.check` tries all of it before a run.
+:func:`ampmem.simulator.selftest.check` tries all of it before a run; without any of it nothing is simulated.
+Recording on the CPU or on a GPU never comes here. :func:`_answer_yes` is the part to be careful with.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +25,10 @@ from torch._subclasses.fake_tensor import UnsupportedOperatorException as Unsupp
 from torch.optim import optimizer as torch_optimizer
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map as tree_map
 
-from ampmem.patching import patch
-from ampmem.simulator.replace import replace_all
+from ampmem.patching import added, patch, replace_all
 
 _CUDA = 1
 """``c10::DeviceType``; the number has never changed."""
@@ -32,6 +36,8 @@ _DEVICE_TYPES = 24
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 _REGISTER = "_ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE"
 _CUDA_HOOKS = "_ZN2at6detail12getCUDAHooksEv"
+_NO_NUMBER = 1 << 62
+"""From here on a node's sequence number is none: ``AccumulateGrad`` has the largest there is."""
 _VIRTUALS = 128
 """How many entries a table of virtual functions is given. Of the hooks' table so many are copied, which has had 50 from
 2.11 to 2.13 (the size of its symbol); reading past its end stays inside the library."""
@@ -42,16 +48,17 @@ _SLOTS = 6
 third in 2.13."""
 
 
-def install_cuda_device() -> None:
+def install_cuda_device() -> Callable[[], None]:
     """Let the autograd engine find a CUDA device where there is none, in CPU builds of torch and in CUDA builds.
 
-    It cannot be undone.
+    Returns what takes back as much of it as can be taken back, for when the self-test does not pass after all.
     """
     libraries = Path(torch.__file__).parent / "lib"
     if not torch.backends.cuda.is_built():
         _install_guard(ctypes.CDLL(str(libraries / "libc10.so")))
     if torch._C._accelerator_getAccelerator() is None or not _backward_runs():
-        _answer_yes(ctypes.CDLL(str(libraries / "libtorch_cpu.so")))
+        return _answer_yes(ctypes.CDLL(str(libraries / "libtorch_cpu.so")))
+    return lambda: None
 
 
 def _install_guard(c10: ctypes.CDLL) -> None:
@@ -77,44 +84,77 @@ def _install_guard(c10: ctypes.CDLL) -> None:
         raise RuntimeError("torch did not put its inert device guard in place")
 
 
-def _answer_yes(library: ctypes.CDLL) -> None:
-    """Make two questions of ``CUDAHooksInterface`` answer yes: ``isBuilt`` and ``hasPrimaryContext``.
+def _answer_yes(library: ctypes.CDLL) -> Callable[[], None]:
+    """Make two questions of ``CUDAHooksInterface`` answer yes; returns what makes them answer as before.
 
-    The engine sums gradients on the accelerator that is built, and asks for the streams of those that have a
-    context. Both are virtual functions and are found by trying: the table of virtual functions is replaced by a
-    copy in which one entry at a time says yes, until torch names CUDA as its accelerator, and until a backward runs.
+    This swaps the table of virtual functions of a C++ object inside torch. It is no interface of anybody's: torch
+    has no other way to say "there is a CUDA device" without a driver. The engine sums gradients on the accelerator
+    that is built (``isBuilt``), and asks for the streams of those that have a context (``hasPrimaryContext``).
+
+    Both are found by trying: the object is given a copy of its table, in which one entry at a time says yes, until
+    torch names CUDA as its accelerator, and until a backward runs. What can go wrong: a torch that orders the
+    functions otherwise may be answered "yes" where it expects a pointer, and crash. So the object, its table and the
+    functions that are tried must lie where torch's libraries are, only the first few are tried, and all of it
+    is before the script's first line, in a process that is to simulate. On any doubt the object gets
+    its own table back, and nothing is simulated.
     """
     hooks = library[_CUDA_HOOKS]
     hooks.restype = ctypes.c_void_p
-    table = ctypes.c_void_p.from_address(hooks())
-    original = table.value
-    assert original is not None
-    header = 2 * ctypes.sizeof(ctypes.c_void_p)
-    entries = (ctypes.c_void_p * _VIRTUALS).from_address(original - header)
-    copy = (ctypes.c_void_p * _VIRTUALS)(*entries)
-    # For as long as the process lives: what is freed after the interpreter's end is freed through this table.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(copy))
     yes = library[_YES]
     yes.restype = ctypes.c_bool
     if not yes():
         raise RuntimeError("torch was built without LAPACK")
-    table.value = ctypes.addressof(copy) + header
+    place = hooks()
+    if not place or not _lies_in((place,), "rw"):
+        raise RuntimeError("CUDAHooksInterface is not where it was")
+    table = ctypes.c_void_p.from_address(place)
+    original = table.value
+    header = 2 * ctypes.sizeof(ctypes.c_void_p)
+    if not original or not _lies_in((original - header,), "r", of_torch=True):
+        raise RuntimeError("CUDAHooksInterface has no table of virtual functions")
+    entries = (ctypes.c_void_p * _VIRTUALS).from_address(original - header)
+    tried = range(4, 4 + _SLOTS)  # after the header and the destructors
+    if not _lies_in([entries[slot] or 0 for slot in tried], "x", of_torch=True):
+        raise RuntimeError("CUDAHooksInterface is not laid out as it was")
+    copy = (ctypes.c_void_p * _VIRTUALS)(*entries)
+    # For as long as the process lives: what is freed after the interpreter's end is freed through this table.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(copy))
 
     def answer(name: str, works: Callable[[], bool]) -> None:
         if works():
             return
-        for slot in range(4, 4 + _SLOTS):  # after the header and the destructors
+        for slot in tried:
             if copy[slot] != entries[slot]:
                 continue
             copy[slot] = ctypes.cast(yes, ctypes.c_void_p).value
             if works():
                 return
             copy[slot] = entries[slot]
-        table.value = original
         raise RuntimeError(f"CUDAHooksInterface::{name} was not found")
 
-    answer("isBuilt", lambda: torch._C._accelerator_getAccelerator() == torch.device("cuda"))
-    answer("hasPrimaryContext", _backward_runs)
+    def undo() -> None:
+        table.value = original
+
+    table.value = ctypes.addressof(copy) + header
+    try:
+        answer("isBuilt", lambda: torch._C._accelerator_getAccelerator() == torch.device("cuda"))
+        answer("hasPrimaryContext", _backward_runs)
+    except BaseException:
+        undo()
+        raise
+    return undo
+
+
+def _lies_in(addresses: Sequence[int], access: str, *, of_torch: bool = False) -> bool:
+    """Whether all ``addresses`` lie in memory with this ``access``; ``of_torch``: mapped from its libraries."""
+    libraries = str(Path(torch.__file__).resolve().parent / "lib")
+    ranges = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, flags, _, _, _, *file = line.split(maxsplit=5)
+        if set(access) <= set(flags) and (not of_torch or "".join(file).startswith(libraries)):
+            start, end = place.split("-")
+            ranges.append(range(int(start, 16), int(end, 16)))
+    return all(any(address in each for each in ranges) for address in addresses)
 
 
 def _backward_runs() -> bool:
@@ -134,14 +174,11 @@ def accept_foreach() -> Callable[[], None]:
     to a loop without a word.
     """
     lists: tuple[list[Any], ...] = (torch_optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types)
-    for types in lists:
-        types.append(FakeTensor)
-
-    def undo() -> None:
+    with ExitStack() as undo:
         for types in lists:
-            types.remove(FakeTensor)
-
-    return undo
+            types.append(FakeTensor)
+            undo.callback(added("types for foreach", "FakeTensor", functools.partial(types.remove, FakeTensor)))
+        return undo.pop_all().close
 
 
 def without_device_context() -> Callable[[], None]:
@@ -151,6 +188,30 @@ def without_device_context() -> Callable[[], None]:
     first fake tensor on it, since 1.13.
     """
     return patch(fake_tensor, "init_gpu_context", lambda original: lambda device: None)
+
+
+def nothing_runs_on_the_device() -> Callable[[], None]:
+    """Let torch try no op on the device to see what it returns; returns what undoes it.
+
+    It does so where an op has no meta kernel, since 1.12. CPU builds say that they cannot, CUDA builds that there is
+    no driver.
+    """
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def run_fallback_kernel(mode: Any, func: Any, flat_args: Sequence[Any], *rest: Any) -> Any:
+            if any(_is_on_cuda(argument) for argument in flat_args):
+                raise UnsupportedOperatorException(func)
+            return original(mode, func, flat_args, *rest)
+
+        return run_fallback_kernel
+
+    return patch(fake_tensor, "run_fallback_kernel", wrap)
+
+
+def _is_on_cuda(argument: Any) -> bool:
+    device = argument.fake_device if isinstance(argument, FakeTensor) else argument
+    return isinstance(device, torch.device) and device.type == "cuda"
 
 
 def recurrent_without_cudnn() -> Callable[[], None]:
@@ -178,11 +239,8 @@ def run_backward_here() -> Callable[[], None]:
     """
     former = torch._C._is_multithreading_enabled()
     torch.autograd.set_multithreading_enabled(False)
-
-    def undo() -> None:
-        torch.autograd.set_multithreading_enabled(former)
-
-    return undo
+    restore = functools.partial(torch.autograd.set_multithreading_enabled, former)
+    return added("torch.autograd", "set_multithreading_enabled", restore)
 
 
 def swap_on_conversion() -> Callable[[], None]:
@@ -192,7 +250,8 @@ def swap_on_conversion() -> Callable[[], None]:
     """
     former = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)
-    return lambda: torch.__future__.set_swap_module_params_on_conversion(former)
+    restore = functools.partial(torch.__future__.set_swap_module_params_on_conversion, former)
+    return added("torch.__future__", "set_swap_module_params_on_conversion", restore)
 
 
 def below_modes() -> Any:
@@ -213,14 +272,35 @@ def is_composite(func: Any) -> bool:
     )
 
 
+def schema_of(func: Any) -> Any:
+    """The schema of an op. Since 2.11 or before."""
+    return func._schema
+
+
+def give_back(library: torch.library.Library) -> Callable[[], None]:
+    """What takes out of torch what ``library`` has put in place of its kernels. Since 2.11 or before."""
+    return library._destroy
+
+
+storage_key: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
+"""The address of a storage's C++ object, which no other has while it lives. Since 2.11 or before."""
+
+
 def writes(tensor: torch.Tensor) -> int:
     """How often ``tensor`` was written to, as autograd counts it. Since 0.4."""
     return tensor._version
 
 
-def backward_node() -> Any:
-    """The autograd node that runs; ``None`` between nodes. Since 2.1."""
-    return torch._C._current_autograd_node()
+def running_node() -> tuple[str, int]:
+    """The name and the sequence number of the autograd node that runs on this thread; ``("", -1)`` where none does.
+
+    The number is -1 too for a node that has none, such as ``AccumulateGrad``. Both since 2.1.
+    """
+    node = torch._C._current_autograd_node() if in_backward() else None
+    if node is None:
+        return "", -1
+    number = node._sequence_nr()
+    return node.name(), number if 0 <= number < _NO_NUMBER else -1
 
 
 def in_backward() -> bool:
@@ -240,3 +320,10 @@ def holders(tensor: torch.Tensor) -> tuple[int, int, int]:
 
 ENGINE_CALLER = torch.autograd.graph._engine_run_backward.__code__
 """The Python function that calls the engine, since 2.4: the nearest frame to what the engine itself does."""
+
+LAZY_INIT, LAZY_CALL = "_lazy_init", "_lazy_call"
+"""What initializes the device in ``torch.cuda``, and what waits for that. Since 2.11 or before, as all below."""
+DEVICE_GUARD, SLEEP = "_DeviceGuard", "_sleep"
+"""A region on a device, and a kernel that only takes time, in ``torch.cuda``."""
+RECORD_HISTORY, SNAPSHOT, DUMP_SNAPSHOT = "_record_memory_history", "_snapshot", "_dump_snapshot"
+"""Memory snapshots, as scripts write them, in ``torch.cuda.memory``. A name that is missing is left alone."""

@@ -2,88 +2,69 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 
 from ampmem.allocator.gpus import GpuSpec
 from ampmem.allocator.settings import settings_of_environment
 from ampmem.errors import UsageError
 from ampmem.events import PredictionRecord
-from ampmem.recorder.log import simulated_addresses
+from ampmem.patching import added
 from ampmem.simulator import private, selftest
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.refusal import refusal
 from ampmem.simulator.torch_cuda import attention, cuda
 
-_running: SimulatedDevice | None = None
-
-
-def running() -> SimulatedDevice | None:
-    """The device that is simulated in this process."""
-    return _running
-
-
-def start(
-    gpu: GpuSpec, *, label: str = "cuda", fractions: Mapping[str, float] | None = None
-) -> tuple[SimulatedDevice, Callable[[], None]]:
-    """Simulate ``gpu``; returns it, and what ends that. Raises ``UsageError`` where torch has not what it takes.
-
-    To be called before the first backward of the process. The registration of the device with torch stays.
-    ``fractions`` says of ops whose result depends on the data how many of the elements they find.
-    """
-    settings = settings_of_environment(os.environ)
-    try:
-        private.install_cuda_device()
-        with ExitStack() as trial:  # on a device of its own: what it allocates is not the script's
-            tried = _install(SimulatedMode(SimulatedDevice(gpu, settings)), trial)
-            selftest.check(tried)
-    except UsageError:
-        raise
-    except Exception as error:
-        raise refusal(error) from error
-    with ExitStack() as undo:
-        device = SimulatedDevice(gpu, settings, label=label)
-        mode = _install(SimulatedMode(device, fractions), undo)
-        mode.accumulation.alone = tried.accumulation.alone
-        return device, undo.pop_all().close
-
 
 class Simulation:
-    """One simulated GPU, from now until :meth:`end`."""
+    """One simulated GPU, from now until :meth:`end`.
 
-    def __init__(self, gpu: GpuSpec, fractions: Mapping[str, float]) -> None:
-        self.device, self._undo = start(gpu, fractions=fractions)
+    To be made before the first backward of the process. The registration of the device with torch stays.
+    ``label`` is the type of torch device that it stands for. ``fractions`` says of ops whose result depends on
+    the data how many of the elements they find. Raises ``UsageError`` where torch has not what it takes.
+    """
+
+    def __init__(self, gpu: GpuSpec, *, label: str = "cuda", fractions: Mapping[str, float] | None = None) -> None:
+        settings = settings_of_environment(os.environ)
+        try:
+            with ExitStack() as doubt:
+                doubt.callback(private.install_cuda_device())
+                with ExitStack() as trial:  # on a device of its own: what it allocates is not the script's
+                    tried = _install(SimulatedMode(SimulatedDevice(gpu, settings)), trial)
+                    selftest.check(tried)
+                doubt.pop_all()
+        except UsageError:
+            raise
+        except Exception as error:
+            raise refusal(error) from error
+        with ExitStack() as undo:
+            self.device = SimulatedDevice(gpu, settings, label=label)
+            mode = _install(SimulatedMode(self.device, fractions), undo)
+            mode.accumulation.alone = tried.accumulation.alone
+            self._undo = undo.pop_all()
 
     def end(self) -> tuple[PredictionRecord, str]:
         """Take the device away; returns what came of it, and the message of the last request that failed."""
-        self._undo()
+        self._undo.close()
         failure = self.device.out_of_memory
         return self.device.prediction(), "" if failure is None else str(failure)
 
 
 def _install(mode: SimulatedMode, undo: ExitStack) -> SimulatedMode:
     """Patch, register and push all that belongs to ``mode`` and its device."""
-    global _running
     device = mode.device_model
-    undo.callback(simulated_addresses.clear)
-    simulated_addresses[0] = 0
     undo.callback(private.accept_foreach())
     undo.callback(attention.install(device))
     if device.label == "cuda":
         undo.callback(cuda.install(mode))
         undo.callback(private.recurrent_without_cudnn())
     undo.callback(private.without_device_context())
+    undo.callback(private.nothing_runs_on_the_device())
     undo.callback(private.run_backward_here())
     undo.callback(private.swap_on_conversion())
     mode.__enter__()
-    undo.callback(mode.__exit__, None, None, None)
-    _running = device
-    undo.callback(_stop)
+    undo.callback(added("dispatch modes", "SimulatedMode", functools.partial(mode.__exit__, None, None, None)))
     return mode
-
-
-def _stop() -> None:
-    global _running
-    _running = None

@@ -27,10 +27,10 @@ from ampmem.events import (
     Phase,
     PhaseColumns,
     RunRecord,
-    Source,
     StepRecord,
 )
 from ampmem.recording import Batch, Description, RecordingWriter, read
+from ampmem.vocabulary import SourceKind
 
 EVENTS = 1_000_000
 FACTS = 200_000
@@ -121,7 +121,7 @@ def make(path: Path) -> None:
         ampmem="0.1.0",
         torch="2.13.0",
         python="3.11",
-        source=Source.CUDA,
+        source=SourceKind.CUDA,
         device_type="cuda",
         device_name="a device",
         rank=0,

@@ -32,11 +32,11 @@ from ampmem.events import (
     Phase,
     PhaseColumns,
     RunRecord,
-    Source,
     StepRecord,
 )
 from ampmem.recording import Batch, Description, RecordingWriter
 from ampmem.reporters.html import write
+from ampmem.vocabulary import SourceKind
 
 EVENTS_PER_STEP = 20_000
 BLOCKS = 48
@@ -191,7 +191,7 @@ def make(path: Path, case: Case) -> None:
         ampmem="0.1.0",
         torch="2.13.0",
         python="3.11",
-        source=Source.CUDA,
+        source=SourceKind.CUDA,
         device_type="cuda",
         device_name="a device",
         rank=0,

@@ -27,9 +27,10 @@ from ampmem.allocator.gpus import GPUS, find_gpu
 from ampmem.allocator.settings import MIB
 from ampmem.allocator.snapshots.replay import replay
 from ampmem.allocator.snapshots.snapshot import ALLOC, read_snapshot
-from ampmem.events import Action, Recording, SegmentAction, Source
+from ampmem.events import Action, Recording, SegmentAction
 from ampmem.importer.unpickle import load
 from ampmem.recording import read
+from ampmem.vocabulary import SourceKind
 
 ROOT = Path(__file__).parents[2]
 STEP, FORWARD = "step", "forward"
@@ -136,10 +137,10 @@ def simulate(gpu: str, before: int, until: str, arguments: list[str]) -> NoRetur
     """Run ``ampmem.workloads.lm`` on a simulated GPU up to the end of what the snapshot covers, and print the run."""
     from torch.nn.modules.module import register_module_forward_hook
 
-    from ampmem.simulator.start import start
+    from ampmem.simulator.start import Simulation
     from ampmem.workloads import lm
 
-    device, _ = start(find_gpu(gpu))
+    device = Simulation(find_gpu(gpu)).device
     counters = device.allocator.counters
     sizes: list[int] = []
     ended = 0
@@ -215,7 +216,8 @@ def rows_of(folder: Path) -> Iterator[Row | tuple[str, str]]:
             yield compared(path.stem, of_snapshot(path), simulated_for_snapshot(traced))
     for path in sorted(folder.glob("*.ampmem")):
         recording = read(path)
-        if recording.run.source not in (Source.CUDA, Source.SIMULATED):  # a simulated one must agree with itself
+        # A simulated one must agree with itself.
+        if recording.run.source not in (SourceKind.CUDA, SourceKind.SIMULATED):
             yield path.stem, f"recorded on {recording.run.source}"
             continue
         simulated = simulated_again(recording)

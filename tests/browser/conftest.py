@@ -7,11 +7,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import Open, Watched, Written, start_anew, watched, written
+from pages import Open, Tab, Written, written
 from story import long_run
 
 from ampmem.analysis.analyse import analyse
@@ -40,35 +39,26 @@ def browser() -> Iterator[Any]:
         started.close()
 
 
-@pytest.fixture
-def open_page(browser: Any) -> Iterator[Open]:
-    """Opens a report and waits until it is drawn; at the end every page opened must have been without trouble."""
-    opened: list[Watched] = []
-
-    def opener(path: Path, **setup: Any) -> Any:
-        opened.append(watched(browser, path, **setup))
-        return opened[-1].page
-
-    yield opener
-    for one in opened:
-        one.check()
-        one.page.context.close()
-
-
 @pytest.fixture(scope="module")
-def shared_long_page(browser: Any, long_page: Written) -> Iterator[Watched]:
-    """Opening a page takes seconds, so most tests of a module use the same one."""
-    one = watched(browser, long_page.path)
-    yield one
-    one.page.context.close()
+def tab(browser: Any) -> Tab:
+    """The tab in which the tests of a module open their pages."""
+    return Tab(browser)
 
 
 @pytest.fixture
-def long_open(shared_long_page: Watched) -> Iterator[Any]:
-    """The page of ``long_page`` as it is after opening."""
-    start_anew(shared_long_page.page)
-    yield shared_long_page.page
-    shared_long_page.check()
+def open_page(tab: Tab) -> Iterator[Open]:
+    """Opens a report and waits until it is drawn; every page opened must have been without trouble."""
+    yield tab.open
+    try:
+        tab.check()
+    finally:
+        tab.leave()
+
+
+@pytest.fixture
+def long_open(open_page: Open, long_page: Written) -> Any:
+    """The page of ``long_page``."""
+    return open_page(long_page.path)
 
 
 @pytest.fixture(scope="session")

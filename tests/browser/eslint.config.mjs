@@ -10,7 +10,7 @@ const noMarkup = ["innerHTML", "outerHTML", "insertAdjacentHTML", "write", "writ
 export default [
   js.configs.recommended,
   {
-    files: ["modules/*.js"],
+    files: ["modules/**/*.js"],
     languageOptions: { ecmaVersion: 2023, sourceType: "module", globals: globals.browser },
     linterOptions: { reportUnusedDisableDirectives: "error" },
     rules: {

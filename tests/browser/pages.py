@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +29,49 @@ Open = Callable[..., Any]
 """Opens a page: its path, and how the browser is to be set up."""
 
 
-@dataclass(kw_only=True)
-class Watched:
-    """A page and what went wrong in it."""
+class Tab:
+    """A tab of a browser in which one page after the other is opened, and what goes wrong in the page of the moment.
 
-    page: Any
-    troubles: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
+    The browser compiles the drawing library once for a tab, which takes it most of the time that a page takes to open.
+    """
+
+    def __init__(self, browser: Any) -> None:
+        self.page = browser.new_context().new_page()
+        self._troubles: list[str] = []
+        self._requests: list[str] = []
+        self.page.on("console", lambda said: said.type == "error" and self._troubles.append(said.text))
+        self.page.on("pageerror", lambda error: self._troubles.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self._troubles.append(dialog.message), dialog.dismiss()))
+        self.page.on("request", lambda request: self._requests.append(request.url))
+        self.page.add_init_script(WATCH)
+
+    def open(self, path: Path, *, width: int = 1440, height: int = 1000, theme: str = "light") -> Any:
+        """Opens the page at ``path`` as in a new browser, and waits until it is drawn."""
+        self.check()
+        self._requests.clear()
+        self.page.mouse.move(2, 2)
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.page.emulate_media(media="screen", color_scheme=theme)
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector("html[data-drawn]", state="attached", timeout=WAIT_MS)
+        return self.page
 
     def check(self) -> None:
         """Nothing failed, nothing was forbidden, and nothing but the file was asked for."""
-        assert self.troubles == []
+        assert self._troubles == []
+        if not self._requests:
+            return
         assert self.page.evaluate("window.violations") == []
-        assert len(self.requests) == 1, self.requests
-        assert self.requests[0].startswith("file:")
+        assert len(self._requests) == 1, self._requests
+        assert self._requests[0].startswith("file:")
+
+    def leave(self) -> None:
+        """Closes the page, and what it and the test left behind."""
+        if self._requests:
+            self.page.evaluate("localStorage.clear()")
+        self.page.goto("about:blank")
+        self._requests.clear()
+        self._troubles.clear()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,33 +110,3 @@ def wait_until(page: Any, condition: str) -> None:
             return
         page.wait_for_timeout(25)
     raise AssertionError(f"never true: {condition}")
-
-
-def watched(
-    browser: Any, path: Path, *, width: int = 1440, height: int = 1000, theme: str = "light", **context: Any
-) -> Watched:
-    """Opens a page, waits until it is drawn, and keeps what goes wrong in it."""
-    place = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme, **context)
-    page = place.new_page()
-    one = Watched(page=page)
-    page.on("console", lambda said: said.type == "error" and one.troubles.append(said.text))
-    page.on("pageerror", lambda error: one.troubles.append(str(error)))
-    page.on("dialog", lambda dialog: (one.troubles.append(dialog.message), dialog.dismiss()))
-    page.on("request", lambda request: one.requests.append(request.url))
-    page.add_init_script(WATCH)
-    page.goto(path.as_uri())
-    page.wait_for_selector("html[data-drawn]", state="attached", timeout=WAIT_MS)
-    return one
-
-
-def start_anew(page: Any) -> None:
-    """The page as it is after opening: the run is chosen again, and what outlives that is put back."""
-    page.mouse.move(2, 2)
-    page.evaluate("document.activeElement.blur()")
-    page.locator("#by-events").click()
-    page.locator("#as-treemap").click()
-    page.locator("#stacks-search").fill("")
-    page.evaluate("document.activeElement.blur()")
-    page.evaluate("document.getElementById('run').dispatchEvent(new Event('change'))")
-    page.wait_for_selector("html[data-drawn]", state="attached", timeout=WAIT_MS)
-    page.evaluate("window.scrollTo({ top: 0, behavior: 'instant' })")

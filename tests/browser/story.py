@@ -11,7 +11,8 @@ from ampmem.allocator.model.blocks import Block
 from ampmem.allocator.model.caching import DeviceCachingAllocator
 from ampmem.allocator.model.driver import Call
 from ampmem.allocator.settings import Settings
-from ampmem.events import Fact, Phase, Recording, SegmentAction, Source
+from ampmem.events import Fact, Phase, Recording, SegmentAction
+from ampmem.vocabulary import SourceKind
 
 LAYERS = 40
 CODE = "train.py:20 main\nmodel.py:7 Net.forward"
@@ -172,5 +173,5 @@ def gpu_run(*, steps: int, expandable: bool = False) -> Recording:
         allocator.empty_cache()
         segments()
     free(kept[0])
-    run = replace(RUN, source=Source.SIMULATED, device_type="cuda", device_name="a GPU")
+    run = replace(RUN, source=SourceKind.SIMULATED, device_type="cuda", device_name="a GPU")
     return story.recording(run=run)

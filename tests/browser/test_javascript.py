@@ -1,13 +1,16 @@
-"""The page's JavaScript without a page: unit tests, syntax of the bundle, lint, and the shared number formats."""
+"""The page's JavaScript without a page: unit tests, the bundle's syntax, lint, types, and the shared number formats."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
+from page_types import FILE, page_types
 
 from ampmem.reporters.html.page.bundle import bundle
 from ampmem.units import format_bytes, format_count, format_duration
@@ -49,19 +52,42 @@ def test_the_bundle_is_valid(tmp_path: Path) -> None:
 
 def test_modules_are_small() -> None:
     assert {
-        path.name: lines for path in MODULES.glob("*.js") if (lines := len(path.read_text().splitlines())) > 400
+        path.name: lines for path in MODULES.rglob("*.js") if (lines := len(path.read_text().splitlines())) > 400
     } == {}
 
 
-@needs_node
-@pytest.mark.skipif(NPM is None, reason="npm is not installed")
-def test_the_modules_pass_the_linter(tmp_path: Path) -> None:
-    for name in ("package.json", "eslint.config.mjs"):
+def test_the_types_of_the_page_are_those_of_the_views() -> None:
+    assert FILE.read_text(encoding="utf-8") == page_types(), "run tests/browser/page_types.py"
+
+
+@pytest.fixture(scope="session")
+def packages() -> Path:
+    """The folder ``node_modules`` of what package.json asks for, kept for later runs."""
+    if NODE is None or NPM is None:
+        pytest.skip("node or npm is not installed")
+    wanted = (HERE / "package.json").read_bytes()
+    kept = Path(tempfile.gettempdir()) / f"ampmem-packages-{hashlib.sha256(wanted).hexdigest()[:16]}"
+    if not kept.exists():
+        # Two workers may do this at once: each installs beside it, and the first one's is kept.
+        folder = Path(tempfile.mkdtemp(prefix="ampmem-packages-"))
+        (folder / "package.json").write_bytes(wanted)
+        installed = run("npm", "install", *NPM_OPTIONS, cwd=folder)
+        if installed.returncode:
+            shutil.rmtree(folder)
+            pytest.skip(f"eslint and typescript cannot be installed: {installed.stderr.strip()[-300:]}")
+        try:
+            folder.rename(kept)
+        except OSError:
+            shutil.rmtree(folder)
+    return kept / "node_modules"
+
+
+@pytest.mark.parametrize("script", ["lint", "types"])
+def test_the_modules_pass(script: str, packages: Path, tmp_path: Path) -> None:
+    for name in ("package.json", "eslint.config.mjs", "tsconfig.json"):
         shutil.copy(HERE / name, tmp_path / name)
     shutil.copytree(MODULES, tmp_path / "modules")
     shutil.copytree(HERE / "js", tmp_path / "js")
-    installed = run("npm", "install", *NPM_OPTIONS, cwd=tmp_path)
-    if installed.returncode:
-        pytest.skip(f"eslint cannot be installed: {installed.stderr.strip()[-300:]}")
-    result = run("npm", "run", "--silent", "lint", cwd=tmp_path)
+    (tmp_path / "node_modules").symlink_to(packages)
+    result = run("npm", "run", "--silent", script, cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -16,7 +16,7 @@ import pytest
 from pages import Open, Written, written
 from story import gpu_run
 
-from ampmem.analysis.allocator.layers import Layers, layers_of
+from ampmem.analysis.allocator.layers import Layers
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.reporters.html.stream.layers import address_map_view
@@ -26,9 +26,9 @@ from ampmem.units import format_bytes, format_count
 MODULES = Path(__file__).resolve().parents[2] / "ampmem" / "reporters" / "html" / "js"
 MAPS = """
 import { readFileSync } from "node:fs";
-import { unpackStream } from "MODULES/decode.js";
-import { liveOf } from "MODULES/live.js";
-import { addressMapAt } from "MODULES/segments.js";
+import { unpackStream } from "MODULES/data/decode.js";
+import { liveOf } from "MODULES/data/live.js";
+import { addressMapAt } from "MODULES/data/segments.js";
 const { stream, keys, positions } = JSON.parse(readFileSync(0));
 const live = liveOf(await unpackStream(stream, keys.length), 0);
 const sums = positions.map((position) => live.sample([position]).map((series) => series[0]));
@@ -37,7 +37,7 @@ console.log(JSON.stringify({ sums, maps: positions.map((position) => addressMapA
 
 
 def layers_in(analysis: Analysis) -> Layers:
-    layers = layers_of(analysis)
+    layers = analysis.layers
     assert layers is not None
     return layers
 

@@ -10,8 +10,9 @@ from pages import Open, Written, written
 from story import long_run
 
 from ampmem.allocator.shortage import pack
-from ampmem.events import OomRecord, Phase, Recording, Source
+from ampmem.events import OomRecord, Phase, Recording
 from ampmem.units import format_bytes, format_count
+from ampmem.vocabulary import SourceKind
 
 pytestmark = pytest.mark.browser
 
@@ -39,7 +40,7 @@ def failed_run() -> Recording:
         segments=pack(()),
     )
     last = replace(recording.steps[-1], finished=False, loss=None)
-    run = replace(recording.run, source=Source.CUDA, device_type="cuda")
+    run = replace(recording.run, source=SourceKind.CUDA, device_type="cuda")
     return replace(recording, run=run, steps=(*recording.steps[:-1], last), ooms=(oom,))
 
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import ampmem
-from ampmem.events import Action, Recording, Source
+from ampmem.events import Action, Recording
+from ampmem.vocabulary import SourceKind
 
 WORKLOADS = ("gpt", "bert", "resnet", "reuse", "gan")
 ARMS = ("fp32", "amp", "amp-nocache")
@@ -90,7 +91,7 @@ def observed(function: Callable[[], Any]) -> tuple[Seen, Recording]:
         result = function()
         gc.collect()
     recording = profile.recording()
-    assert recording.run.source == Source.CUDA
+    assert recording.run.source == SourceKind.CUDA
     events = recording.events
     allocs = events.bytes[events.action == Action.ALLOC].tolist()
     frees = sorted(events.bytes[events.action == Action.FREE].tolist())

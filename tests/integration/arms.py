@@ -13,17 +13,18 @@ import measure
 import torch
 
 from ampmem.analysis.analyse import Analysis, analyse
-from ampmem.analysis.static_model.verdict import MARKS, TOTAL, StaticComponent, Verdict, judge
+from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent, StaticVerdict, judge
 from ampmem.events import Recording
-from ampmem.recorder.options import AS_IS, Options
+from ampmem.recorder.options import Options
 from ampmem.recorder.session import Session
 from ampmem.recording import read
+from ampmem.vocabulary import STEP_MARKS, Arm
 
 ARMS = ("fp32", "amp", "amp-nocache")
 STATIC = ("parameters", "cast_copies", "gradients", "master_copies", "optimizer_state")
 
 
-def record(function: Callable[[], Any], arm: str = AS_IS, *, dtype: torch.dtype | None = None) -> Recording:
+def record(function: Callable[[], Any], arm: Arm = Arm.AS_IS, *, dtype: torch.dtype | None = None) -> Recording:
     """``function`` under ampmem in ``arm``."""
     gc.collect()  # the optimizers of the one before
     with tempfile.TemporaryDirectory() as folder:
@@ -39,7 +40,7 @@ def record(function: Callable[[], Any], arm: str = AS_IS, *, dtype: torch.dtype 
 
 
 @functools.cache
-def workload(name: str, precision: str, arm: str = AS_IS, **rest: Any) -> tuple[Analysis, measure.Run]:
+def workload(name: str, precision: str, arm: Arm = Arm.AS_IS, **rest: Any) -> tuple[Analysis, measure.Run]:
     """A workload of that precision in ``arm``, and what its ``train`` left alive."""
     runs = []
     module = measure.workload(name)
@@ -54,12 +55,12 @@ def workload(name: str, precision: str, arm: str = AS_IS, **rest: Any) -> tuple[
     return analyse(record(run, arm)), runs[0]
 
 
-def judged(analysis: Analysis, index: int | None = None) -> Verdict:
+def judged(analysis: Analysis, index: int | None = None) -> StaticVerdict:
     """The verdict, which must hold for every component at every mark, and measure what the categories say."""
-    verdict = judge(analysis, index)
+    verdict = judge(analysis, analysis.ledger, index)
     assert verdict is not None
     at = len(analysis.marks) - 1 if index is None else index
-    names = [mark for mark in MARKS if getattr(analysis.marks[at], mark) is not None]
+    names = [mark for mark in STEP_MARKS if getattr(analysis.marks[at], mark) is not None]
     assert [(part.mark, part.component) for part in verdict.components] == [
         (mark, component) for mark in names for component in (*STATIC, TOTAL)
     ]
@@ -73,19 +74,19 @@ def judged(analysis: Analysis, index: int | None = None) -> Verdict:
     return verdict
 
 
-def all_judged(analysis: Analysis) -> list[Verdict]:
+def all_judged(analysis: Analysis) -> list[StaticVerdict]:
     """The verdicts on all steps that have marks, each of which must hold."""
     steps = [index for index, marks in enumerate(analysis.marks) if marks.after_backward is not None]
     assert steps
     return [judged(analysis, index) for index in steps]
 
 
-def part(verdict: Verdict, mark: str, component: str) -> StaticComponent:
+def part(verdict: StaticVerdict, mark: str, component: str) -> StaticComponent:
     """One component at one mark."""
     (found,) = [part for part in verdict.components if (part.mark, part.component) == (mark, component)]
     return found
 
 
-def terms(verdict: Verdict, mark: str, component: str) -> dict[str, int]:
+def terms(verdict: StaticVerdict, mark: str, component: str) -> dict[str, int]:
     """Its terms: bytes by reason."""
     return {term.why: term.bytes for term in part(verdict, mark, component).terms}

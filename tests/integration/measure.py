@@ -33,16 +33,11 @@ EXTRA: dict[str, dict[str, int]] = {"reuse": {"width": 128}}
 
 
 @pytest.fixture
-def clean_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def clean_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """No lines of Kineto's own on stderr, whose level it reads when it starts; no optimizers of earlier tests."""
     monkeypatch.setenv("KINETO_LOG_LEVEL", "99")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # models as small as these gain nothing from more
     gc.collect()
-    gc.freeze()  # all that exists is left out of the many collections of a test, which take most of its time
-    yield
-    gc.unfreeze()
-    torch.set_num_threads(threads)
+    gc.freeze()  # what outlived its test is there to stay: later collections need not look at it
 
 
 # -- sums over tensors ------------------------------------------------------------------------

@@ -26,7 +26,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from ampmem.allocator.gpus import find_gpu
 from ampmem.recorder.options import Options
 from ampmem.recorder.session import Session
-from ampmem.simulator.start import start
+from ampmem.recorder.sources.simulated import SimulatedSource
+from ampmem.simulator.start import Simulation
 from ampmem.workloads.common import DTYPES
 from ampmem.workloads.common import Options as Workload
 
@@ -35,8 +36,10 @@ STEPS = 2
 
 
 def values(owner: ModuleType) -> dict[str, Any]:
-    """What is in a module, without the modules that something else may import."""
-    return {name: value for name, value in vars(owner).items() if not isinstance(value, ModuleType)}
+    """What is in a module, without the modules that something else may import and what torch finds out once."""
+    found = {name: value for name, value in vars(owner).items() if not isinstance(value, ModuleType)}
+    found.pop("_spmd_types_available", None)  # torch 2.15: whether a package is there
+    return found
 
 
 def torch_now() -> list[Any]:
@@ -67,11 +70,11 @@ def run(case: str, folder: Path, gpu: str) -> list[int]:
     name, precision, dtype, *label = case.split(":")
     module = import_module(f"ampmem.workloads.{name}")
     before = torch_now()
-    _, undo = start(find_gpu(gpu), label=label[0] if label else "cuda")
+    simulation = Simulation(find_gpu(gpu), label=label[0] if label else "cuda")
     try:
         # The workload that went before left its optimizers to the garbage collector.
         options = Options(path=folder / f"{case}.ampmem", script=case, device="sim", baseline=False)
-        session = Session(options)
+        session = Session(options, source=SimulatedSource(simulation.device))
         session.start()
         try:
             workload = Workload(
@@ -87,7 +90,7 @@ def run(case: str, folder: Path, gpu: str) -> list[int]:
             session.close()
         session.check()
     finally:
-        undo()
+        simulation.end()
     after = torch_now()
     return [place for place, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
-import subprocess
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,18 +14,18 @@ import measure
 import pytest
 import torch
 from arms import ARMS, record, workload
+from commands import ampmem
 from measure import EXTRA, WORKLOADS, options, plain
 
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.schema import schema
 from ampmem.analysis.static_model.verdict import TOTAL
-from ampmem.analysis.summary import Summary, summarize, summary_of
+from ampmem.analysis.summary import Summary, summarize, summary_of, summary_schema
 from ampmem.analysis.timeline.categories import Category
 from ampmem.events import Action
 from ampmem.recording import read
 
 clean_start = measure.clean_start
-pytestmark = pytest.mark.usefixtures("clean_start")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("clean_start")]
 
 
 @pytest.mark.parametrize("arm", ARMS)
@@ -123,7 +121,7 @@ def test_a_script_without_autocast_is_wrapped_as_if_it_had_it(arm: str) -> None:
 @pytest.mark.parametrize("name", ["bert", "accumulate"])
 def test_the_json_of_every_arm_is_as_the_schema_says(name: str, arm: str) -> None:
     value = json.loads(summary_of(workload(name, "fp32", arm)[0]).to_json())
-    jsonschema.Draft202012Validator(schema()).validate(value)
+    jsonschema.Draft202012Validator(summary_schema()).validate(value)
     assert value["arm"]["forced"] == (arm != "as-is")
     assert value["static_recipe"]["precision"] == ("autocast" if arm in ("amp", "amp-nocache") else "fp32")
     assert all(part["holds"] for part in value["static_model"])
@@ -137,8 +135,9 @@ def test_the_json_of_every_arm_is_as_the_schema_says(name: str, arm: str) -> Non
 def test_the_command_forces_the_arm_on_the_reuse_workload(arm: str, copies: int, tmp_path: Path) -> None:
     """16 bytes per parameter after backward in every arm; 8 and 14 MiB of copies at the end of forward."""
     path = tmp_path / "run.ampmem"
-    command = ["profile", "--arm", arm, "--steps", "2", "-o", str(path), "-m", "ampmem.workloads.reuse", "--steps", "2"]
-    subprocess.run([sys.executable, "-m", "ampmem", *command], check=True, capture_output=True, timeout=300)
+    options = ("--arm", arm, "--steps", "2", "-o", str(path))
+    done = ampmem(tmp_path, "profile", *options, "-m", "ampmem.workloads.reuse", "--steps", "2")
+    assert done.returncode == 0, done.stderr
     summary = summarize(read(path))
     assert (summary.arm.name, summary.arm.forced) == (arm, True)
     marks = summary.steps[-1].marks

@@ -15,7 +15,7 @@ from torch.optim import SGD
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampmem.analysis.analyse import Analysis, analyse
-from ampmem.analysis.casts import Casts, CopyCount, casts
+from ampmem.analysis.casts import Casts, CopyCount
 from ampmem.events import Fact
 
 clean_start = measure.clean_start
@@ -80,7 +80,7 @@ def train(model: nn.Module, inputs: Tensor, steps: int = 2) -> None:
 def book(function: Callable[[], Any], arm: str = "as-is") -> tuple[Casts, Analysis]:
     analysis = analyse(record(function, arm))
     all_judged(analysis)
-    return casts(analysis), analysis
+    return analysis.casts, analysis
 
 
 @pytest.mark.parametrize("arm", AMP)
@@ -186,7 +186,7 @@ def test_copies_without_gradients_stay_until_the_region_is_left() -> None:
 @pytest.mark.parametrize("arm", AMP)
 def test_recomputation_casts_again(arm: str) -> None:
     analysis, run = workload("checkpointed", "fp32", arm)
-    found = casts(analysis)
+    found = analysis.casts
     (model,) = run.models
     inside = [m for m in model.blocks.modules() if isinstance(m, nn.Linear)]
     size = sum(HALF * p.numel() for module in inside for p in module.parameters())
@@ -285,7 +285,7 @@ def test_copies_that_the_script_keeps_grow() -> None:
 @pytest.mark.parametrize("name", measure.WORKLOADS)
 def test_without_the_cache_nothing_is_served_by_it_nor_held(name: str) -> None:
     analysis, _ = workload(name, "fp32", "amp-nocache")
-    found = casts(analysis)
+    found = analysis.casts
     assert found.copies > 0
     assert found.cache_hits == 0
     for row in found.by_parameter:
@@ -299,7 +299,7 @@ def test_without_the_cache_nothing_is_served_by_it_nor_held(name: str) -> None:
 def test_with_the_cache_only_it_holds_the_copies_of_biases(name: str) -> None:
     analysis, run = workload(name, "fp32", "amp")
     biases = {f"{path}.bias" for model in run.models for path, _ in model.named_modules()}
-    rows = [row for row in casts(analysis).by_parameter if row.name in biases]
+    rows = [row for row in analysis.casts.by_parameter if row.name in biases]
     kinds = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
     with_bias = [m for model in run.models for m in model.modules() if isinstance(m, kinds) and m.bias is not None]
     if name != "gan":  # whose names begin with the models'
@@ -314,7 +314,7 @@ def test_with_the_cache_only_it_holds_the_copies_of_biases(name: str) -> None:
 @pytest.mark.parametrize("name", measure.WORKLOADS)
 def test_copies_alive_at_the_end_of_forward_are_as_counted(name: str, arm: str) -> None:
     analysis, _ = workload(name, "fp32", arm)
-    holders = casts(analysis).steps[-1].after_forward
+    holders = analysis.casts.steps[-1].after_forward
     assert holders is not None
     alive = sum(count.bytes for count in (holders.cache, holders.autograd, holders.both, holders.neither))
     assert alive == (0 if arm == "fp32" else measure.count_casts(name, arm))

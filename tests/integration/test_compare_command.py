@@ -12,9 +12,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import ampmem
+from ready_python import ready_python
 
 from ampmem.recording import read
 from ampmem.units import format_bytes
+
+pytestmark = pytest.mark.slow
 
 ARMS = ("fp32", "amp", "amp-nocache")
 
@@ -50,11 +54,6 @@ def write_training(folder: Path, in_step: str = "pass") -> None:
     (folder / "train.py").write_text(TRAINING.format(in_step=in_step))
 
 
-def ampmem(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ampmem", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
-
-
 def rows(text: str, label: str) -> list[str]:
     """Every row of the tables that begins with ``label``, without it and with single spaces."""
     tables = text[text.index("at the end of forward") :]
@@ -81,6 +80,14 @@ def test_three_arms_of_one_script(tmp_path: Path) -> None:
     assert "fp32: 2 steps, peak " in done.stderr and "in train.fp32.ampmem" in done.stderr
     page = (tmp_path / "page.html").read_text()
     assert all(f"{arm}</" in page or f"{arm}, " in page for arm in ARMS)
+
+
+def test_every_arm_hashes_and_draws_alike(tmp_path: Path) -> None:
+    write_training(tmp_path)
+    done = ampmem(tmp_path, "compare", "--no-times", "--arms", "fp32,amp", "train.py", "seen", fresh=True)
+    assert done.returncode == 0, done.stderr
+    digests = [line.split()[2] for line in (tmp_path / "seen").read_text().splitlines()]
+    assert len(digests) == 4 and digests[:2] == digests[2:]
 
 
 def test_the_table_has_the_bytes_of_the_recordings(tmp_path: Path) -> None:
@@ -203,7 +210,7 @@ def test_the_dtype_and_the_seed_reach_the_arms(tmp_path: Path) -> None:
 def test_progress_changes_in_place_on_a_terminal(tmp_path: Path) -> None:
     write_training(tmp_path)
     reader, terminal = pty.openpty()
-    command = [sys.executable, "-m", "ampmem", "compare", "--arms", "amp", "--steps", "2", "train.py", "seen"]
+    command = [ready_python(), "-m", "ampmem", "compare", "--arms", "amp", "--steps", "2", "train.py", "seen"]
     subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=terminal, timeout=120, check=True)
     os.close(terminal)
     shown = os.read(reader, 1 << 20).decode()

@@ -23,7 +23,7 @@ from ampmem.events import Phase
 from ampmem.workloads import accumulate
 
 clean_start = measure.clean_start
-pytestmark = pytest.mark.usefixtures("clean_start")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("clean_start")]
 
 HALF = 2
 """Bytes of a bfloat16 element."""

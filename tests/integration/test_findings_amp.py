@@ -20,7 +20,7 @@ from ampmem.analysis.fit.break_even import break_even, first_saving
 from ampmem.workloads import checkpointed
 
 clean_start = measure.clean_start
-pytestmark = pytest.mark.usefixtures("clean_start")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("clean_start")]
 
 HALF = 2
 """Bytes of a bfloat16 element."""

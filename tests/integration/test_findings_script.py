@@ -16,7 +16,7 @@ import ampmem
 from ampmem.workloads import accumulate
 
 clean_start = measure.clean_start
-pytestmark = pytest.mark.usefixtures("clean_start")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("clean_start")]
 
 
 # -- the optimizer ----------------------------------------------------------------------------

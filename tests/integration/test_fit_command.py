@@ -12,9 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import ampmem
 
 from ampmem.events import Action
 from ampmem.recording import read
+
+pytestmark = pytest.mark.slow
 
 GPU = "592MiB"
 """512 MiB are taken as used outside of the allocator."""
@@ -32,14 +35,6 @@ for step in range(4):
     optimizer.zero_grad()
 print("the script speaks", flush=True)
 """
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "ampmem", *arguments]
-
-
-def ampmem(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), cwd=folder, capture_output=True, text=True, timeout=600, check=False)
 
 
 def test_two_runs_of_their_own_confirm_the_boundary(tmp_path: Path) -> None:
@@ -110,7 +105,7 @@ def test_ctrl_c_ends_the_runs_and_leaves_nothing(tmp_path: Path) -> None:
     in_step = f"{stubborn}; print(os.getpid(), file=open({str(reached)!r}, 'w'), flush=True); signal.pause()"
     (home / "train.py").write_text(TRAINING.format(in_step=in_step))
     process = subprocess.Popen(
-        command("fit", "--arms", "as-is", "train.py", "--vary", "--size 2:9"),
+        [sys.executable, "-m", "ampmem", "fit", "--arms", "as-is", "train.py", "--vary", "--size 2:9"],
         cwd=home,
         env=os.environ | {"TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,

@@ -23,7 +23,7 @@ import ampmem
 from ampmem.errors import UsageError
 
 clean_start = measure.clean_start
-pytestmark = pytest.mark.usefixtures("clean_start")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("clean_start")]
 
 
 def small_model() -> nn.Sequential:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
-from ampmem.analysis.allocator.out_of_memory import OutOfMemory
+import pytest
+from commands import ampmem
+
+from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.events import Recording
 from ampmem.recording import read
+
+pytestmark = pytest.mark.slow
 
 BATCH, WIDE, MANY = 64, 512, 1024
 """The model is a layer from WIDE to MANY and one back."""
@@ -77,16 +81,12 @@ PARAMETERS = 4 * (2 * WIDE * MANY + WIDE + MANY)
 INPUTS = 4 * BATCH * WIDE
 
 
-def run(
-    folder: Path, *arguments: str, gpu: str = "1GiB", options: tuple[str, ...] = ()
-) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *arguments: str, gpu: str = "1GiB", options: tuple[str, ...] = ()) -> CompletedProcess[str]:
     (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
-    command = [sys.executable, "-m", "ampmem", "profile", "--device", "sim", "--gpu", gpu, *options]
-    command += ["train.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120)
+    return ampmem(folder, "profile", "--device", "sim", "--gpu", gpu, *options, "train.py", *arguments)
 
 
-def failed(folder: Path, *arguments: str, gpu: str = "1GiB") -> tuple[Recording, Summary, OutOfMemory]:
+def failed(folder: Path, *arguments: str, gpu: str = "1GiB") -> tuple[Recording, Summary, FailedRequest]:
     """What is told of a run that dies."""
     done = run(folder, *arguments, gpu=gpu)
     assert done.returncode == 1, done.stderr
@@ -101,7 +101,7 @@ def failed(folder: Path, *arguments: str, gpu: str = "1GiB") -> tuple[Recording,
     return recording, summary, summary.out_of_memory
 
 
-def alive(oom: OutOfMemory) -> dict[Category, int]:
+def alive(oom: FailedRequest) -> dict[Category, int]:
     """What was alive, but for cuBLAS's workspaces, which differ between GPUs."""
     return {category: oom.alive[category] for category in CATEGORIES if oom.alive[category] and category != "workspace"}
 
@@ -182,9 +182,7 @@ def test_in_a_later_step_the_steps_before_are_whole(tmp_path: Path) -> None:
     assert oom.step == 1
     assert summary.last_step.index == 0
     assert {row.mark for row in summary.static_model} == {"after_forward", "after_backward", "after_optimizer"}
-    shown = subprocess.run(
-        [sys.executable, "-m", "ampmem", "show", "train.ampmem"], capture_output=True, text=True, cwd=tmp_path
-    )
+    shown = ampmem(tmp_path, "show", "train.ampmem")
     assert shown.returncode == 0, shown.stderr
     assert max(map(len, shown.stdout.splitlines())) <= 100
     assert "out of memory in forward of step 1: the run ended here" in shown.stdout
@@ -206,9 +204,7 @@ def test_a_script_that_catches_it_and_ends_keeps_its_exit_code(tmp_path: Path) -
     done = run(tmp_path, "forward 0", "--exit", options=("--quiet", "--html", "page.html"))
     assert done.returncode == 3, done.stderr
     assert (tmp_path / "page.html").exists()
-    shown = subprocess.run(
-        [sys.executable, "-m", "ampmem", "show", "--json", "train.ampmem"], capture_output=True, text=True, cwd=tmp_path
-    )
+    shown = ampmem(tmp_path, "show", "--json", "train.ampmem")
     value = json.loads(shown.stdout)
     assert value["out_of_memory"]["ended_the_run"]
     assert [step["finished"] for step in value["steps"]] == [False]
@@ -216,8 +212,8 @@ def test_a_script_that_catches_it_and_ends_keeps_its_exit_code(tmp_path: Path) -
 
 def test_an_arm_that_runs_out_is_a_column(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
-    command = [sys.executable, "-m", "ampmem", "compare", "--device", "sim", "--gpu", "1GiB", "--arms", "fp32"]
-    done = subprocess.run([*command, "train.py", "setup"], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    options = ("--device", "sim", "--gpu", "1GiB", "--arms", "fp32")
+    done = ampmem(tmp_path, "compare", *options, "train.py", "setup")
     assert done.returncode == 1
     assert "0 steps, peak 4.0 MiB, in train.fp32.ampmem" in done.stderr
     told = " ".join(done.stdout.split())

@@ -6,10 +6,11 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import ampmem, python
+from ready_python import ready_python
 
 from ampmem.recording import read
 
@@ -38,17 +39,6 @@ def write_training(folder: Path, in_third_step: str = "pass") -> Path:
     return script
 
 
-def ampmem(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ampmem", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
-
-
-def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=120, check=False
-    )
-
-
 def test_stops_after_the_steps_asked_for_and_names_the_recording(tmp_path: Path) -> None:
     write_training(tmp_path)
     plain = python(tmp_path, "train.py")
@@ -63,10 +53,11 @@ def test_stops_after_the_steps_asked_for_and_names_the_recording(tmp_path: Path)
     assert done.stdout.splitlines() == plain.stdout.splitlines()[:1]
 
 
+@pytest.mark.slow
 def test_run_to_end_leaves_output_losses_and_random_numbers_as_they_are(tmp_path: Path) -> None:
     write_training(tmp_path)
-    plain = python(tmp_path, "train.py")
-    done = ampmem(tmp_path, "profile", "--steps", "2", "--run-to-end", "train.py")
+    plain = python(tmp_path, "train.py", fresh=True)
+    done = ampmem(tmp_path, "profile", "--steps", "2", "--run-to-end", "train.py", fresh=True)
     assert (done.returncode, done.stdout) == (0, plain.stdout)
     assert len(read(tmp_path / "train.ampmem").steps) == 2
 
@@ -74,7 +65,7 @@ def test_run_to_end_leaves_output_losses_and_random_numbers_as_they_are(tmp_path
 def test_progress_shows_on_a_terminal(tmp_path: Path) -> None:
     write_training(tmp_path)
     reader, terminal = pty.openpty()
-    command = [sys.executable, "-m", "ampmem", "profile", "--steps", "2", "train.py"]
+    command = [ready_python(), "-m", "ampmem", "profile", "--steps", "2", "train.py"]
     subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=terminal, timeout=120, check=True)
     os.close(terminal)
     shown = os.read(reader, 1 << 20).decode()
@@ -141,6 +132,7 @@ def test_sigkill_leaves_the_finished_steps(tmp_path: Path) -> None:
     assert ampmem(tmp_path, "show", "train.ampmem").returncode == 0
 
 
+@pytest.mark.slow
 def test_runs_as_python_would(tmp_path: Path) -> None:
     package = tmp_path / "pkg"
     package.mkdir()
@@ -152,8 +144,8 @@ def test_runs_as_python_would(tmp_path: Path) -> None:
         "print(sys.modules['__main__'].__dict__ is globals())\n"
     )
     for target in (["pkg/main.py", "-x", "--steps", "9"], ["-m", "pkg.main", "-x", "--steps", "9"]):
-        plain = python(tmp_path, *target)
-        done = ampmem(tmp_path, "profile", "-o", "out.ampmem", *target)
+        plain = python(tmp_path, *target, fresh=True)
+        done = ampmem(tmp_path, "profile", "-o", "out.ampmem", *target, fresh=True)
         assert done.stdout == plain.stdout
         assert done.returncode == 1  # it trains nothing, and says so
         assert "ampmem: no model was seen" in done.stderr

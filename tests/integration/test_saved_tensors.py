@@ -124,7 +124,7 @@ def test_groups_of_activations_add_up_and_are_of_their_kind(arm: str) -> None:
     mark = analysis.marks[-1].after_forward
     assert mark is not None
     position = analysis.timeline.position(mark)
-    groups = activation_groups(analysis, position)
+    groups = activation_groups(analysis, analysis.saved_as, position)
     assert sum(group.bytes for group in groups) == analysis.timeline.breakdown(position)[Category.ACTIVATIONS]
     sizes = {(group.kind, group.dtype): group.bytes for group in groups}
     low, half = ("bfloat16", 2) if arm != "fp32" else ("float32", 4)

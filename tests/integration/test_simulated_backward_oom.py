@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+from commands import ampmem
 
 from ampmem.recording import read
 
@@ -30,8 +30,7 @@ for _ in range(3):
 
 def test_running_out_of_memory_in_backward_is_an_error_of_backward(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING, encoding="utf-8")
-    command = [sys.executable, "-m", "ampmem", "profile", "--device", "sim", "--gpu", "4GiB", "--quiet", "train.py"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    done = ampmem(tmp_path, "profile", "--device", "sim", "--gpu", "4GiB", "--quiet", "train.py")
     assert done.returncode == 0, done.stderr
     failure = "caught CUDA out of memory: 1.0 GiB were asked for and 1.0 GiB of 4.0 GiB requested from the device, "
     lines = done.stdout.splitlines()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
+from commands import ampmem
 
 from ampmem.recording import read
 
@@ -52,10 +52,9 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 """
 
 
-def profile(folder: Path, script: str, *options: str) -> subprocess.CompletedProcess[str]:
+def profile(folder: Path, script: str, *options: str) -> CompletedProcess[str]:
     (folder / "train.py").write_text(script, encoding="utf-8")
-    command = [sys.executable, "-m", "ampmem", "profile", *options, "--quiet", "train.py"]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120)
+    return ampmem(folder, "profile", *options, "--quiet", "train.py")
 
 
 def test_an_unmodified_cuda_script_runs(tmp_path: Path) -> None:
@@ -115,10 +114,10 @@ def test_a_gpu_that_cannot_be_meant_is_refused(tmp_path: Path, options: tuple[st
     assert not (tmp_path / "train.ampmem").exists()
 
 
+@pytest.mark.slow
 def test_compare_runs_all_arms_on_the_simulated_device(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "ampmem", "compare", "--device", "sim", "--gpu", "a100-40", "--steps", "1"]
-    command += ["-m", "ampmem.workloads.reuse", "--device", "cuda"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=240)
+    options = ("--device", "sim", "--gpu", "a100-40", "--steps", "1")
+    done = ampmem(tmp_path, "compare", *options, "-m", "ampmem.workloads.reuse", "--device", "cuda")
     assert done.returncode == 0, done.stderr
     assert "NVIDIA A100-SXM4-40GB" in done.stdout
     copies = {}

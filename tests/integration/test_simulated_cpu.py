@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import difflib
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import arms
 import measure
 import pytest
+from commands import python
 from simulated_runs import STEPS
 
 from ampmem.events import Action, Recording
@@ -40,15 +39,14 @@ CONVOLUTIONS = {
 }
 """Convolutions, and what reads and writes their tensors in the library's own layouts."""
 
-pytestmark = pytest.mark.usefixtures("clean_start")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("clean_start")]
 clean_start = measure.clean_start
 
 
 def simulated(folder: Path, name: str) -> Recording:
     script = Path(__file__).with_name("simulated_runs.py")
     case = f"{name}:fp32:bf16:cpu"
-    command = [sys.executable, str(script), str(folder), "80GiB", case]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = python(folder, str(script), str(folder), "80GiB", case)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {case: []}
     return read(folder / f"{case}.ampmem")

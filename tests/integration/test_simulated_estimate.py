@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+from commands import ampmem
 
-from ampmem.events import PEAK_MARK, Fact
+from ampmem.events import Fact
 from ampmem.recording import read
+from ampmem.vocabulary import Mark
+
+pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
 
@@ -42,12 +45,7 @@ CONVOLUTION = (32 * 3 * 9 * 64 * 64 + 32 * 3 * 64 * 64 + 16 * 3 * 9 + 32 * 16 * 
 """The patches, the batch, the weight and what comes out."""
 
 
-def ampmem(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ampmem", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
-
-
-def profiled(folder: Path, gpu: str) -> subprocess.CompletedProcess[str]:
+def profiled(folder: Path, gpu: str) -> CompletedProcess[str]:
     (folder / "net.py").write_text(SCRIPT)
     options = ("--device", "sim", "--gpu", gpu, "--run-to-end", "--quiet", "--no-stacks", "--force")
     return ampmem(folder, "profile", *options, "net.py")
@@ -65,7 +63,7 @@ def test_the_terms_of_a_run(tmp_path: Path) -> None:
         assert terms["reserved"] + terms["outside"] == terms["total"]
         assert terms["workspaces"] == {"cuBLAS": 2 * 8_519_680}  # one for each thread
     layers = read(tmp_path / "net.ampmem").layers
-    assert told["at_peak_allocated"]["allocated"] == max(each.allocated for each in layers if each.mark == PEAK_MARK)
+    assert told["at_peak_allocated"]["allocated"] == max(each.allocated for each in layers if each.mark is Mark.PEAK)
     assert told["highest"]["bounds"] == {"cuDNN's workspaces in convolutions": CONVOLUTION}
     assert told["highest"]["allocated"] > told["at_peak_allocated"]["allocated"]
     shown = ampmem(tmp_path, "show", "net.ampmem").stdout

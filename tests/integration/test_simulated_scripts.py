@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
+from commands import ampmem
 
 from ampmem.recording import read
+
+pytestmark = pytest.mark.slow
 
 HEAD = """
 import copy, json, torch
@@ -162,10 +164,9 @@ EXACT = {
 """Bytes that stay, and bytes at the peak."""
 
 
-def profile(folder: Path, script: str, *options: str) -> subprocess.CompletedProcess[str]:
+def profile(folder: Path, script: str, *options: str) -> CompletedProcess[str]:
     (folder / "train.py").write_text(script, encoding="utf-8")
-    command = [sys.executable, "-m", "ampmem", "profile", "--device", "sim", *options, "--quiet", "train.py"]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=240)
+    return ampmem(folder, "profile", "--device", "sim", *options, "--quiet", "train.py")
 
 
 @functools.cache
@@ -306,7 +307,6 @@ def test_an_assumption_that_cannot_be_meant_is_refused(tmp_path: Path, command: 
         (("--device", "sim", "--assume", "sort=0.5"), "there is no op 'sort' to assume of; there are nonzero, unique"),
         (("--device", "sim", "--assume", "nonzero=half"), "from 0 to 1, such as nonzero=0.5"),
     ):
-        arguments = [sys.executable, "-m", "ampmem", command, *options, "train.py"]
-        done = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+        done = ampmem(tmp_path, command, *options, "train.py")
         assert done.returncode == 2
         assert message in done.stderr

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import ampmem, python
 
 from ampmem.allocator.settings import MIB
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tests" / "benchmarks" / "simulated_snapshots.py"
@@ -30,8 +31,7 @@ Row = dict[str, Any]
 
 
 def run(*arguments: str) -> Any:
-    command = [sys.executable, str(SCRIPT), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = python(ROOT, str(SCRIPT), *arguments)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])  # the workload prints too
 
@@ -96,9 +96,8 @@ def test_every_forward_of_an_inference_allocates_the_same() -> None:
 
 
 def profile(output: Path, *arguments: str) -> None:
-    command = [sys.executable, "-m", "ampmem", "profile", "--steps", "2", "--quiet", "-o", str(output)]
-    command += [*arguments, "--preset", "tiny"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    options = ("--steps", "2", "--quiet", "-o", str(output))
+    done = ampmem(output.parent, "profile", *options, *arguments, "--preset", "tiny")
     assert done.returncode == 0, done.stderr
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -15,12 +13,13 @@ import arms
 import measure
 import numpy as np
 import pytest
+from commands import python
 from simulated_runs import STEPS
 
 from ampmem.analysis.analyse import Analysis, analyse
-from ampmem.analysis.static_model.verdict import MARKS
-from ampmem.events import Action, Phase, Recording, Source
+from ampmem.events import Action, Phase, Recording
 from ampmem.recording import read
+from ampmem.vocabulary import STEP_MARKS, SourceKind
 
 EXACT = ("parameters", "gradients", "cast_copies")
 SCALARS = 4
@@ -29,7 +28,7 @@ NAMES = (*measure.WORKLOADS, "lm")
 CASES = [f"{name}:{precision}:bf16" for name in NAMES for precision in measure.PRECISIONS]
 SCALED = [f"{name}:amp:fp16" for name in NAMES]
 
-pytestmark = pytest.mark.usefixtures("clean_start")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("clean_start")]
 clean_start = measure.clean_start
 
 
@@ -42,8 +41,7 @@ def folder() -> tempfile.TemporaryDirectory[str]:
 def left_behind() -> dict[str, list[int]]:
     """Run every case in one process; what each left in torch."""
     script = Path(__file__).with_name("simulated_runs.py")
-    command = [sys.executable, str(script), folder().name, "a100-80", *CASES, *SCALED]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = python(script.parent, str(script), folder().name, "a100-80", *CASES, *SCALED)
     assert done.returncode == 0, done.stderr
     found: dict[str, list[int]] = json.loads(done.stdout)
     return found
@@ -71,7 +69,7 @@ def test_static_memory_is_what_the_cpu_profiler_measures(case: str) -> None:
     real, _ = arms.workload(name, precision, steps=STEPS)
     assert len(simulated.marks) == STEPS
     for step in range(STEPS):
-        for mark in MARKS:
+        for mark in STEP_MARKS:
             here, there = at(simulated, step, mark), at(real, step, mark)
             assert {key: here[key] for key in EXACT} == {key: there[key] for key in EXACT}, (step, mark)
             assert there["optimizer_state"] - here["optimizer_state"] in step_counts(name, real.recording)
@@ -91,7 +89,7 @@ def test_conservation_has_no_residual(case: str) -> None:
     events = found.events
     signed = events.bytes * (1 - 2 * (events.action == Action.FREE))
     assert (signed.cumsum() == events.allocated).all()
-    assert found.run.source is Source.SIMULATED
+    assert found.run.source is SourceKind.SIMULATED
     assert found.run.device_type == "cuda"
 
 
@@ -170,7 +168,7 @@ def test_the_notes_say_what_is_left_out() -> None:
 
 def test_the_layers_are_the_models_own() -> None:
     found = recording("gpt:fp32:bf16")
-    assert Counter(layer.mark for layer in found.layers) == dict.fromkeys((*MARKS, "peak"), STEPS)
+    assert Counter(layer.mark for layer in found.layers) == dict.fromkeys((*STEP_MARKS, "peak"), STEPS)
     for layer in found.layers:
         assert layer.requested <= layer.allocated <= layer.reserved
         assert layer.device_used == layer.reserved + (512 << 20)

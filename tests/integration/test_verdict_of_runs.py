@@ -19,7 +19,7 @@ from ampmem.events import Fact
 from ampmem.workloads import reuse
 
 clean_start = measure.clean_start
-pytestmark = pytest.mark.usefixtures("clean_start")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("clean_start")]
 
 NORMS = (nn.LayerNorm, nn.BatchNorm2d)
 COUNTERS = "scalar step counters"

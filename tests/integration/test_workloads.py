@@ -17,19 +17,12 @@ from torch import Tensor, nn
 from ampmem.workloads import accumulate, bert, checkpointed, gan, gpt, resnet, reuse
 from ampmem.workloads.common import LEARNING_RATES, Options, batches, data_loader, make_optimizer
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("gpt", "bert", "resnet", "reuse", "gan", "accumulate", "checkpointed")
 TINY = Options(preset="tiny")
 
 Losses = Callable[..., list[str]]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Models this small gain nothing from more threads, and wait for them on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -24,10 +24,10 @@ from ampmem.events import (
     RunRecord,
     SegmentAction,
     SegmentColumns,
-    Source,
     StepRecord,
 )
 from ampmem.recording import Batch, Description, RecordingWriter, add_plain_steps
+from ampmem.vocabulary import SourceKind
 
 _ColumnsT = TypeVar("_ColumnsT", bound=Columns)
 
@@ -35,7 +35,7 @@ RUN = RunRecord(
     ampmem="0.1.0",
     torch="2.13.0",
     python="3.11.7",
-    source=Source.CPU,
+    source=SourceKind.CPU,
     device_type="cpu",
     device_name="a CPU",
     rank=0,

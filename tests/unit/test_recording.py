@@ -32,10 +32,11 @@ from ampmem.events import (
     RunRecord,
     SegmentAction,
     SegmentColumns,
-    Source,
     StepRecord,
 )
+from ampmem.failure import FailureKind, FailureRecord, failure_of
 from ampmem.recording import Description, RecordingWriter, read
+from ampmem.vocabulary import Arm, SourceKind
 
 EVENT_VIEW = [
     *("id", "time_ns", "step", "phase", "action", "address"),
@@ -88,14 +89,15 @@ OPTIMIZERS = st.builds(
 RUNS = st.builds(
     RunRecord,
     **dict.fromkeys(("ampmem", "torch", "python", "device_type", "device_name", "script"), TEXT),
-    source=st.sampled_from(Source),
+    source=st.sampled_from(SourceKind),
     rank=st.integers(0, 9),
     world_size=st.integers(1, 9),
     arguments=st.lists(TEXT, max_size=3).map(tuple),
+    failure=st.none() | st.builds(FailureRecord, kind=st.sampled_from(FailureKind), message=TEXT, error=TEXT),
 )
 ARMS = st.builds(
     ArmRecord,
-    name=TEXT,
+    name=st.sampled_from(Arm),
     dtype=st.none() | TEXT,
     cache=st.none() | st.booleans(),
     **dict.fromkeys(("scaler", "forced", "wrapped"), st.booleans()),
@@ -267,6 +269,19 @@ def test_a_missing_file_and_a_directory_are_usage_errors(tmp_path: Path) -> None
     assert not (tmp_path / "none.ampmem").exists()
     with pytest.raises(UsageError, match="is a directory"):
         read(tmp_path)
+
+
+def test_a_script_that_failed_is_known_from_an_older_recordings_note(tmp_path: Path) -> None:
+    failure = failure_of(ValueError("mine"))
+    whole = small_run().recording(notes=("before", failure.note, "after"))
+    path = write(tmp_path / "run.ampmem", replace(whole, run=replace(RUN, failure=failure)))
+    assert read(path).run.failure == failure
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("DELETE FROM meta WHERE key = 'failure'")
+    old = read(path)
+    assert old.run.failure is not None
+    assert (old.run.failure.line, old.remarks) == (failure.line, ("before", "after"))
+    assert old.notes == whole.notes
 
 
 def test_an_existing_file_is_replaced_only_when_forced(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from ampmem.allocator.model.blocks import ALLOCATED, FREE, UNMAPPED, Block, BlockPool, Segment
+from ampmem.allocator.model.blocks import ALLOCATED, UNMAPPED, Block, BlockPool, Segment
 from ampmem.allocator.model.driver import AddressSource, Driver
 from ampmem.allocator.model.expandable import page_size, try_allocate_expandable_block
 from ampmem.allocator.model.layout import SnapshotSegment, snapshot_segments
@@ -216,11 +216,6 @@ class DeviceCachingAllocator(State):
     def snapshot(self) -> tuple[SnapshotSegment, ...]:
         """Its segments and blocks now, by address."""
         return snapshot_segments(self)
-
-    def fragmentation(self) -> float:
-        """How far the free memory is from one piece: 1 - largest free block / all free blocks; 0 for none."""
-        sizes = [block.size for block in self.blocks() if block.state == FREE]
-        return 1 - max(sizes) / sum(sizes) if sizes else 0.0
 
     def _plan(self, size: int) -> Plan:
         if size < 1:

@@ -38,16 +38,6 @@ class Replay:
     ambiguous: tuple[int, ...]
     statistics: Statistics
 
-    @property
-    def exact(self) -> bool:
-        """Whether model and recording agree in everything that can be compared."""
-        return (
-            self.moved == 0
-            and self.resized == 0
-            and self.recorded_calls == self.modelled_calls
-            and self.recorded_peak_reserved == self.modelled_peak_reserved
-        )
-
 
 def replay(snapshot: DeviceSnapshot, settings: Settings | None = None) -> Replay:
     """Make the trace's calls in the state in which it starts, and compare what comes out.

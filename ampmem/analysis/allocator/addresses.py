@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampmem.allocator.segments import Extent, Held
-from ampmem.analysis.analyse import Analysis
+from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.events import SegmentAction, SegmentColumns
 
 
@@ -45,24 +45,24 @@ def segments_at(segments: SegmentColumns, position: int | None) -> list[Extent]:
     return held.joined()
 
 
-def address_map(analysis: Analysis, position: int | None) -> Iterator[SegmentMap]:
+def address_map(history: MemoryHistory, position: int | None) -> Iterator[SegmentMap]:
     """The segments and blocks right after the first ``position`` events, or at the very end, by address."""
-    lives = analysis.lifetimes
-    alive = np.flatnonzero(lives.alive_at(len(analysis.recording.events) if position is None else position))
+    lives = history.lifetimes
+    alive = np.flatnonzero(lives.alive_at(len(history.recording.events) if position is None else position))
     alive = alive[np.argsort(lives.address[alive], kind="stable")]
     starts = lives.address[alive]
-    for extent in segments_at(analysis.recording.segments, position):
+    for extent in segments_at(history.recording.segments, position):
         first, last = np.searchsorted(starts, [extent.address, extent.end]).tolist()
-        yield segment_map(analysis, extent, alive[first:last].tolist())
+        yield segment_map(history, extent, alive[first:last].tolist())
 
 
-def segment_map(analysis: Analysis, extent: Extent, inside: list[int]) -> SegmentMap:
+def segment_map(history: MemoryHistory, extent: Extent, inside: list[int]) -> SegmentMap:
     """``extent`` with the blocks of the allocations ``inside`` it, which are in order of their addresses."""
-    return SegmentMap(extent=extent, pieces=tuple(_pieces(analysis, extent, inside)))
+    return SegmentMap(extent=extent, pieces=tuple(_pieces(history, extent, inside)))
 
 
-def _pieces(analysis: Analysis, extent: Extent, inside: list[int]) -> Iterator[Piece]:
-    lives, at = analysis.lifetimes, extent.address
+def _pieces(history: MemoryHistory, extent: Extent, inside: list[int]) -> Iterator[Piece]:
+    lives, at = history.lifetimes, extent.address
     starts = [int(lives.address[allocation]) for allocation in inside]
     for allocation, address, limit in zip(inside, starts, [*starts[1:], extent.end], strict=False):
         if address > at:

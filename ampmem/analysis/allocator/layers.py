@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampmem.analysis.analyse import Analysis
+from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.analysis.timeline.marks import Instants
-from ampmem.events import PEAK_MARK, Column, LayersRecord, Recording, SegmentAction
+from ampmem.events import Column, LayersRecord, Recording, SegmentAction
+from ampmem.vocabulary import Mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +49,9 @@ class Layers:
         return int(max(self.level[between].max(initial=0), self.reserved[first]))
 
 
-def layers_of(analysis: Analysis) -> Layers | None:
+def layers_of(history: MemoryHistory) -> Layers | None:
     """``None`` where no segments are known."""
-    segments, events = analysis.recording.segments, analysis.recording.events
+    segments, events = history.recording.segments, history.recording.events
     if not len(segments):
         return None
     delta = np.where(segments.action == SegmentAction.RELEASE, -segments.bytes, segments.bytes)
@@ -58,7 +59,7 @@ def layers_of(analysis: Analysis) -> Layers | None:
     there_at = np.where(segments.action == SegmentAction.BASELINE, 0, segments.position + 1)
     reserved = np.zeros(len(events) + 2, dtype=np.int64)
     np.add.at(reserved, there_at, delta)
-    lives = analysis.lifetimes
+    lives = history.lifetimes
     freed = np.flatnonzero(lives.died != ALIVE)
     allocated = np.zeros(len(events) + 1, dtype=np.int64)
     allocated[lives.born + 1] = lives.block_bytes
@@ -72,7 +73,7 @@ def layers_of(analysis: Analysis) -> Layers | None:
     )
 
 
-def reserved_residual(analysis: Analysis, layers: Layers | None) -> int | None:
+def reserved_residual(history: MemoryHistory, layers: Layers | None) -> int | None:
     """How far the segments are from what the allocator itself said was reserved, at the mark where it is most.
 
     Where blocks take more than is reserved, that counts too. ``None`` where the allocator was never asked.
@@ -80,9 +81,9 @@ def reserved_residual(analysis: Analysis, layers: Layers | None) -> int | None:
     if layers is None:
         return None
     lacking = -int(min(layers.cached.min(), 0))
-    position = analysis.timeline.position
+    position = history.timeline.position
     apart = [
-        abs(layers.reserved_at(instant, position(instant)) - record.reserved) for record, instant in _marked(analysis)
+        abs(layers.reserved_at(instant, position(instant)) - record.reserved) for record, instant in _marked(history)
     ]
     return max([*apart, lacking]) if apart or lacking else None
 
@@ -107,26 +108,26 @@ def process_outside_in(recording: Recording, step: int) -> int | None:
     return max(found, default=None)
 
 
-def marks_residual(analysis: Analysis) -> int | None:
+def marks_residual(history: MemoryHistory) -> int | None:
     """How far the events are from the allocator's own count of requested bytes, at the mark where it is most.
 
     ``None`` where it was never asked.
     """
-    timeline = analysis.timeline
+    timeline = history.timeline
     return max(
         (
             abs(int(timeline.total[timeline.position(instant)]) - layers.requested)
-            for layers, instant in _marked(analysis)
+            for layers, instant in _marked(history)
         ),
         default=None,
     )
 
 
-def _marked(analysis: Analysis) -> Iterator[tuple[LayersRecord, int]]:
+def _marked(history: MemoryHistory) -> Iterator[tuple[LayersRecord, int]]:
     """Each mark of a step that ended, with its instant."""
-    instants = {step.index: marks for step, marks in zip(analysis.recording.steps, analysis.marks, strict=True)}
-    for layers in analysis.recording.layers:
-        if layers.mark != PEAK_MARK and layers.step in instants:
+    instants = {step.index: marks for step, marks in zip(history.recording.steps, history.marks, strict=True)}
+    for layers in history.recording.layers:
+        if layers.mark != Mark.PEAK and layers.step in instants:
             instant = _instant(instants[layers.step], layers.mark)
             if instant is not None:
                 yield layers, instant

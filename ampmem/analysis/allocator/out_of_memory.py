@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from ampmem.allocator.model.layout import SnapshotSegment
 from ampmem.allocator.model.oom import EXPLANATIONS, Candidates, Reason, largest
 from ampmem.allocator.shortage import candidates, unpack
-from ampmem.analysis.analyse import Analysis
+from ampmem.analysis.jsonable import AtLeast, Positive
 from ampmem.analysis.timeline.categories import Breakdown, Category
+from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.marks import phase_at
+from ampmem.analysis.timeline.timeline import ByPhase, PhaseName
 from ampmem.errors import RecordingError
 from ampmem.events import NO_STEP, OomRecord, Phase, Recording
 
@@ -41,7 +44,7 @@ class LargestFree:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutOfMemory:
+class FailedRequest:
     """The last request that failed for want of memory, and the state of the allocator then; everything in bytes.
 
     ``step`` is ``None`` outside of every step. ``ended_the_run`` is false where the script went on. ``failures``
@@ -53,9 +56,9 @@ class OutOfMemory:
     """
 
     step: int | None
-    phase: str
+    phase: PhaseName
     ended_the_run: bool
-    failures: int
+    failures: Positive
     asked: int
     segment: int
     device_total: int
@@ -64,14 +67,14 @@ class OutOfMemory:
     module: str | None
     stack: tuple[str, ...]
     alive: Breakdown
-    temporaries_by_phase: Mapping[str, int]
+    temporaries_by_phase: ByPhase
     reserved: int
     cached: int
     outside: int | None
     largest_free: LargestFree
-    reason: str
+    reason: Reason
     explanation: str
-    changes: tuple[str, ...]
+    changes: Annotated[tuple[str, ...], AtLeast(1)]
     residual_bytes: int
 
     @property
@@ -84,25 +87,25 @@ class OutOfMemory:
         return f"{self.phase} of step {self.step}"
 
 
-def out_of_memory(analysis: Analysis) -> OutOfMemory | None:
+def failed_request(history: MemoryHistory) -> FailedRequest | None:
     """The last failure, the one that a script dies of; ``None`` when no request failed.
 
     Raises :class:`RecordingError` when the allocator's state cannot be read.
     """
-    recording = analysis.recording
+    recording = history.recording
     if not recording.ooms:
         return None
     oom = recording.ooms[-1]
     segments, free = _state(oom)
-    position = analysis.timeline.position(oom.time_ns)
-    alive = analysis.timeline.breakdown(position)
+    position = history.timeline.position(oom.time_ns)
+    alive = history.timeline.breakdown(position)
     blocks = [block for segment in segments for block in segment.blocks]
     reserved = sum(segment.size for segment in segments)
     outside = oom.total - oom.free - reserved
     # A total below the device's is a limit of the process's; else this never is what stops a request.
     reason = free.reason(oom.asked, oom.segment, oom.free, max(oom.total - reserved, 0))
     phase = phase_at(recording.phases, oom.time_ns)
-    return OutOfMemory(
+    return FailedRequest(
         step=_step(recording, oom),
         phase=phase.name.lower(),
         ended_the_run=_ended(recording),
@@ -115,7 +118,7 @@ def out_of_memory(analysis: Analysis) -> OutOfMemory | None:
         module=oom.module or None,
         stack=tuple(line for line in oom.stack.split("\n") if line),
         alive=alive,
-        temporaries_by_phase=analysis.timeline.temporaries_by_phase(position),
+        temporaries_by_phase=history.timeline.temporaries_by_phase(position),
         reserved=reserved,
         cached=sum(block.size for block in blocks if not block.allocated and not block.awaiting),
         outside=outside if outside >= 0 else None,
@@ -124,7 +127,7 @@ def out_of_memory(analysis: Analysis) -> OutOfMemory | None:
             other_streams=largest(free.other_stream),
             other_pools=largest(free.other_pool),
         ),
-        reason=str(reason),
+        reason=reason,
         explanation=EXPLANATIONS[reason],
         changes=tuple(_changes(recording, reason, segments, alive, phase)),
         residual_bytes=abs(sum(alive.values()) - sum(block.requested for block in blocks if block.allocated)),

@@ -1,12 +1,9 @@
-"""What is worth telling about a run: small checks, each in a module of its own, in the order in which they are told."""
+"""What is worth telling about a run: small checks, each in a module of its own, in the order of the report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.findings.base import Case, Check, Finding
+from ampmem.analysis.findings.base import Check, Finding, Section, TrainingRun
 from ampmem.analysis.findings.copies import (
     autocast_in_backward,
     cache_off_costs,
@@ -27,7 +24,7 @@ from ampmem.analysis.findings.training_loop import (
     steady_growth,
 )
 
-__all__ = ["CHECKS", "Case", "Finding", "findings"]
+__all__ = ["CHECKS", "Finding", "Section", "findings"]
 
 CHECKS: tuple[Check, ...] = (
     fp16_without_scaler.check,
@@ -48,29 +45,14 @@ CHECKS: tuple[Check, ...] = (
     steady_growth.check,
     no_autocast_effect.check,
 )
-"""All that look at whole steps, in order."""
+"""All that look at steps that ended, in order."""
 
 _SEVERITIES = ("warning", "advice", "info")
 
 
 def findings(analysis: Analysis) -> tuple[Finding, ...]:
-    """What the checks found: what is wrong before what could be better, each in the order of the checks.
-
-    A step in which memory ran out lacks an update, and more: nothing is concluded from that.
-    """
-    every = (out_of_memory.check(Case(analysis=analysis)), *_of_whole_steps(analysis))
-    found = [finding for finding in every if finding is not None]
+    """What the checks found: what is wrong before what could be better, each in the order of the checks."""
+    run = TrainingRun(analysis=analysis)
+    checks = (out_of_memory.check, *(CHECKS if run.steps else ()))
+    found = [finding for check in checks if (finding := check(run)) is not None]
     return tuple(sorted(found, key=lambda finding: _SEVERITIES.index(finding.severity)))
-
-
-def _of_whole_steps(analysis: Analysis) -> Iterator[Finding | None]:
-    steps = analysis.recording.steps
-    unfinished = steps[-1] if steps and not steps[-1].finished else None
-    if unfinished is not None:
-        whole = replace(analysis.recording, steps=steps[:-1])
-        analysis = replace(analysis, recording=whole, marks=analysis.marks[:-1])
-        if not whole.steps:
-            return
-    case = Case(analysis=analysis, unfinished=unfinished)
-    for check in CHECKS:
-        yield check(case)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
 from typing import Literal, TypeAlias
 
 import numpy as np
 
-from ampmem.analysis.activations import LOW_PRECISION, saved_as
+from ampmem.analysis.activations import LOW_PRECISION
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.casts import AUTOCAST_ARMS, Casts, Ledger, casts, ledger
+from ampmem.analysis.casts import StepCasts
+from ampmem.analysis.jsonable import NOT_IN_JSON, Signed
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
+from ampmem.analysis.timeline.marks import Instants
 from ampmem.events import Column, Fact, Phase, Recording, StepRecord
 from ampmem.units import format_bytes
+from ampmem.vocabulary import AUTOCAST_ARMS
 
 Severity: TypeAlias = Literal["info", "advice", "warning"]
 
@@ -24,48 +28,74 @@ NOTABLE_SHARE = 0.005
 """What is less than this, or than this share of the run's peak, is not worth a change of the script."""
 
 
+class Section(StrEnum):
+    """The sections of the page, by their ids."""
+
+    PEAK = "peak"
+    TIMELINE = "timeline"
+    STEPS = "steps"
+    STATIC_MODEL = "static"
+    ACTIVATIONS = "activations"
+    CASTS = "casts"
+    ALLOCATIONS = "allocations"
+    OUT_OF_MEMORY = "out-of-memory"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """Something worth telling: one plain sentence, the bytes it is about, what shows it, and what to change.
 
-    ``bytes`` is ``None`` where the matter has no size.
+    ``section`` is where the page shows it. ``bytes`` is ``None`` where the matter has no size.
     """
 
     code: str
     severity: Severity
+    section: Section = field(metadata=NOT_IN_JSON)
     message: str
-    bytes: int | None
+    bytes: Signed | None
     change: str
     evidence: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
-    """A run, and what several findings ask of it."""
+class TrainingRun:
+    """The steps of a run that ended, and what several findings ask of them.
+
+    A step in which memory ran out lacks an update, and more: it counts for the run's peak only.
+    """
 
     analysis: Analysis
-    unfinished: StepRecord | None = None
-    """The step in which memory ran out; it is not among those of ``analysis``, and counts for the peak only."""
-
-    @cached_property
-    def ledger(self) -> Ledger:
-        """Its cast copies."""
-        return ledger(self.analysis)
-
-    @cached_property
-    def saved_as(self) -> tuple[Column, Column]:
-        """For each allocation the op that saved it and its type (text ids)."""
-        return saved_as(self.analysis)
-
-    @cached_property
-    def casts(self) -> Casts:
-        """Its cast copies, summed up."""
-        return casts(self.analysis)
 
     @property
     def recording(self) -> Recording:
-        """What was recorded."""
+        """What was recorded; its steps may have one more than :attr:`steps`."""
         return self.analysis.recording
+
+    @property
+    def unfinished(self) -> StepRecord | None:
+        """The step in which memory ran out."""
+        steps = self.recording.steps
+        return steps[-1] if steps and not steps[-1].finished else None
+
+    @property
+    def steps(self) -> tuple[StepRecord, ...]:
+        """The steps that ended."""
+        return self.recording.steps if self.unfinished is None else self.recording.steps[:-1]
+
+    @property
+    def marks(self) -> tuple[Instants, ...]:
+        """The instants of each of :attr:`steps`."""
+        return self.analysis.marks[: len(self.steps)]
+
+    @property
+    def casts(self) -> tuple[StepCasts, ...]:
+        """What was cast in each of :attr:`steps`."""
+        return self.analysis.casts.steps[: len(self.steps)]
+
+    @property
+    def peaks(self) -> tuple[int, ...]:
+        """The position of the peak of each of :attr:`steps`."""
+        return self.analysis.peaks[: len(self.steps)]
 
     @property
     def autocast(self) -> bool:
@@ -76,10 +106,7 @@ class Case:
     def after_forward(self) -> list[int | None]:
         """The position at the end of each step's last forward."""
         timeline = self.analysis.timeline
-        return [
-            None if marks.after_forward is None else timeline.position(marks.after_forward)
-            for marks in self.analysis.marks
-        ]
+        return [None if marks.after_forward is None else timeline.position(marks.after_forward) for marks in self.marks]
 
     @property
     def last_after_forward(self) -> int | None:
@@ -88,17 +115,10 @@ class Case:
         return positions[-1] if positions else None
 
     @cached_property
-    def peaks(self) -> list[int]:
-        """The position of each step's peak."""
-        return [self.analysis.timeline.peak_between(step.start_ns, step.end_ns) for step in self.recording.steps]
-
-    @cached_property
     def peak(self) -> int:
         """The position of the run's peak; of the first of several."""
-        timeline, peaks = self.analysis.timeline, list(self.peaks)
-        if self.unfinished is not None:
-            peaks.append(timeline.peak_between(self.unfinished.start_ns, self.unfinished.end_ns))
-        return max(peaks, key=lambda position: int(timeline.total[position]), default=0)
+        total = self.analysis.timeline.total
+        return max(self.analysis.peaks, key=lambda position: int(total[position]), default=0)
 
     @cached_property
     def low_precision(self) -> Mask:
@@ -121,7 +141,7 @@ class Case:
     def last_starts(self, phase: Phase) -> list[int]:
         """The same of the last step that ended and has ``phase``: one step shows what all do, at a fixed cost."""
         phases = self.recording.phases
-        for step in reversed(self.recording.steps):
+        for step in reversed(self.steps):
             mine = (phases.step == step.index) & (phases.phase == phase)
             if mine.any():
                 found: list[int] = phases.time_ns[mine].tolist()
@@ -179,7 +199,7 @@ class Case:
     def copied_parameters(self, sizes: Column, limit: int = 3) -> tuple[str, ...]:
         """The parameters with the most of ``sizes`` (bytes, one per cast copy), in words, with those bytes."""
         totals: dict[str, int] = {}
-        for parameter, size in zip(self.ledger.parameter.tolist(), sizes.tolist(), strict=True):
+        for parameter, size in zip(self.analysis.ledger.parameter.tolist(), sizes.tolist(), strict=True):
             if size:
                 totals[self.text(parameter)] = totals.get(self.text(parameter), 0) + size
         ordered = sorted(totals.items(), key=lambda item: (-item[1], item[0]))
@@ -196,4 +216,4 @@ def own_frame(stack: str) -> str:
     return next((line for line in reversed(lines) if "/torch/" not in line.replace("\\", "/")), lines[-1])
 
 
-Check: TypeAlias = Callable[[Case], Finding | None]
+Check: TypeAlias = Callable[[TrainingRun], Finding | None]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ampmem.analysis.jsonable import Name, Signed
 from ampmem.events import PredictionRecord, TermsRecord
 
 
@@ -27,8 +28,8 @@ class Terms:
     """
 
     tensors: int
-    workspaces: Mapping[str, int]
-    scratch: Mapping[str, int]
+    workspaces: Mapping[Name, int]
+    scratch: Mapping[Name, int]
     rounding: int
     allocated: int
     cached: int
@@ -38,13 +39,13 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Highest:
+class HighestPeaks:
     """The peaks with the most that is assumed for what is not known."""
 
     allocated: int
     reserved: int
     total: int
-    bounds: Mapping[str, int]
+    bounds: Mapping[Name, int]
     """The largest single request that was assumed, by what it is for."""
 
 
@@ -58,10 +59,10 @@ class Prediction:
 
     gpu_bytes: int
     fit: Fit
-    margin: int | None
+    margin: Signed | None
     at_peak_allocated: Terms
     at_peak_reserved: Terms
-    highest: Highest | None
+    highest: HighestPeaks | None
     not_modelled: tuple[str, ...]
 
 
@@ -69,7 +70,7 @@ def prediction_of(record: PredictionRecord) -> Prediction:
     """The prediction in its terms."""
     highest = None
     if record.bounds:
-        highest = Highest(
+        highest = HighestPeaks(
             allocated=record.highest_allocated,
             reserved=record.highest_reserved,
             total=record.highest_reserved + record.outside,

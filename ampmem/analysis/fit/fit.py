@@ -13,8 +13,9 @@ from typing import TypeAlias
 from ampmem.analysis.fit.estimate import prediction_of
 from ampmem.errors import RecordingError
 from ampmem.events import Recording
+from ampmem.vocabulary import Arm
 
-BASELINE = "fp32"
+BASELINE = Arm.FP32
 """The arm that the others are compared with."""
 
 
@@ -81,7 +82,7 @@ class BreakEven:
     the arm's peak less the baseline's, in bytes, for each value that fits in both.
     """
 
-    arm: str
+    arm: Arm
     verdict: Verdict
     costs_at: int | None
     saves_at: int | None
@@ -92,7 +93,7 @@ class BreakEven:
 class ArmFit:
     """All runs of one arm, by ascending value."""
 
-    name: str
+    name: Arm
     points: Points
 
     @property
@@ -150,12 +151,12 @@ class FitResult:
         return max((memory.used - memory.reserved for memory in found), default=None)
 
 
-def arm_fits(points: Mapping[str, Points]) -> tuple[ArmFit, ...]:
+def arm_fits(points: Mapping[Arm, Points]) -> tuple[ArmFit, ...]:
     """The arms with their runs in order."""
     return tuple(ArmFit(name=arm, points=dict(sorted(found.items()))) for arm, found in points.items())
 
 
-def break_evens(points: Mapping[str, Points]) -> tuple[BreakEven, ...]:
+def break_evens(points: Mapping[Arm, Points]) -> tuple[BreakEven, ...]:
     """Each other arm against :data:`BASELINE`; none where that was not run."""
     if BASELINE not in points:
         return ()
@@ -169,7 +170,7 @@ def bracket(points: Points) -> tuple[int | None, int | None]:
     return fits, min(above, default=None)
 
 
-def differences(points: Mapping[str, Points], arm: str) -> dict[int, int]:
+def differences(points: Mapping[Arm, Points], arm: Arm) -> dict[int, int]:
     """The peak of ``arm`` less that of :data:`BASELINE` at each value that fits in both, by ascending value."""
     found: dict[int, int] = {}
     for value in sorted(points[arm]):
@@ -201,7 +202,7 @@ def memory_of(recording: Recording) -> Memory | None:
     )
 
 
-def _break_even(arm: str, found: Mapping[int, int]) -> BreakEven:
+def _break_even(arm: Arm, found: Mapping[int, int]) -> BreakEven:
     costs, saves = crossing(found)
     smallest = min((value for value, difference in found.items() if difference < 0), default=None)
     if not found:

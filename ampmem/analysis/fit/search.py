@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from math import isqrt
 
 from ampmem.analysis.fit.fit import BASELINE, Points, Vary, bracket, crossing, differences
+from ampmem.vocabulary import Arm
 
 DOUBLINGS = 16
 """Without an upper bound, the value is doubled so many times at most."""
@@ -19,7 +20,7 @@ GUESSES = 10
 """From so many runs on, a search goes by halves."""
 
 
-def wanted(points: Mapping[str, Points], vary: Vary, *, total: int, curve: int) -> list[tuple[str, int]]:
+def wanted(points: Mapping[Arm, Points], vary: Vary, *, total: int, curve: int) -> list[tuple[Arm, int]]:
     """The arms and values to run next, all of which can run at once; empty at the end.
 
     First what fits is found, then the break-even points; then the curve is filled up to ``curve`` values.
@@ -55,15 +56,15 @@ def next_to_break_even(found: Mapping[int, int]) -> int | None:
     return _inside(costs, saves, guess)
 
 
-def _to_fit(points: Mapping[str, Points], vary: Vary, total: int) -> list[tuple[str, int]]:
+def _to_fit(points: Mapping[Arm, Points], vary: Vary, total: int) -> list[tuple[Arm, int]]:
     found = ((arm, next_to_fit(mine, vary, total)) for arm, mine in points.items())
     return [(arm, value) for arm, value in found if value is not None]
 
 
-def _to_break_even(points: Mapping[str, Points], low: int) -> list[tuple[str, int]]:
+def _to_break_even(points: Mapping[Arm, Points], low: int) -> list[tuple[Arm, int]]:
     largest = {arm: bracket(mine)[0] for arm, mine in points.items()}
     base = largest.get(BASELINE)
-    needed: dict[tuple[str, int], None] = {}
+    needed: dict[tuple[Arm, int], None] = {}
     for arm, top in largest.items():
         if arm == BASELINE or top is None or base is None:
             continue
@@ -73,12 +74,12 @@ def _to_break_even(points: Mapping[str, Points], low: int) -> list[tuple[str, in
     return list(needed)
 
 
-def _not_run(points: Mapping[str, Points], arm: str, value: int) -> list[tuple[str, int]]:
+def _not_run(points: Mapping[Arm, Points], arm: Arm, value: int) -> list[tuple[Arm, int]]:
     """Which of ``arm`` and the baseline have not been run with ``value``."""
     return [(name, value) for name in (BASELINE, arm) if value not in points[name]]
 
 
-def _to_draw(points: Mapping[str, Points], low: int, curve: int) -> list[tuple[str, int]]:
+def _to_draw(points: Mapping[Arm, Points], low: int, curve: int) -> list[tuple[Arm, int]]:
     """Runs for a curve over ``curve`` values, evenly spaced but for those that were run close by."""
     largest = {arm: bracket(mine)[0] for arm, mine in points.items()}
     top = max((value for value in largest.values() if value is not None), default=low)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.casts import Ledger
 from ampmem.analysis.static_model.static_model import COMPONENTS
 from ampmem.analysis.timeline.categories import CODES, Breakdown, Category
+from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import Mask
 from ampmem.events import Fact, ParameterRecord
+from ampmem.names import StateName
 
-_OF = " of "
 ITEMSIZES = (1, 2, 4, 8)
 """Bytes that an element can have."""
 
@@ -23,13 +23,12 @@ _LINKS = {
     Category.PARAMETERS: Fact.PARAMETER,
     Category.GRADIENTS: Fact.GRADIENT,
     Category.MASTER_COPIES: Fact.MASTER_COPY,
-    Category.OPTIMIZER_STATE: Fact.OPTIMIZER_STATE,
 }
-"""Which facts name what is in a category."""
+"""Which facts name what of a parameter's is in a category."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class NamedMemory:
     """A live allocation with the names that facts give it, in the order in which they were seen.
 
     Each name comes with the dtype of the tensor that it was given for, empty where no hook knew it.
@@ -37,6 +36,14 @@ class Memory:
 
     bytes: int
     names: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateMemory:
+    """A live allocation of optimizer state with the names that facts give it, in the order in which they were seen."""
+
+    bytes: int
+    names: tuple[StateName, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +69,8 @@ class Evidence:
 
     parameters: tuple[ParameterRecord, ...]
     live: Breakdown
-    memories: Mapping[Category, tuple[Memory, ...]]
+    memories: Mapping[Category, tuple[NamedMemory, ...]]
+    states: tuple[StateMemory, ...]
     copies: Mapping[str, Sequence[Copy]]
     cast: Mapping[str, bool]
     had_gradient: frozenset[str]
@@ -87,27 +95,30 @@ def itemsize(record: ParameterRecord) -> int:
     return record.bytes // record.elements if record.elements else 4
 
 
-def evidence_at(analysis: Analysis, book: Ledger, instant_ns: int, index: int) -> Evidence:
-    """What is there at ``instant_ns``, in the step at ``index``; ``book`` has the cast copies."""
-    recording, lifetimes = analysis.recording, analysis.lifetimes
-    position = analysis.timeline.position(instant_ns)
+def evidence_at(history: MemoryHistory, ledger: Ledger, instant_ns: int, index: int) -> Evidence:
+    """What is there at ``instant_ns``, in the step at ``index``; ``ledger`` has the cast copies."""
+    recording, lifetimes = history.recording, history.lifetimes
+    position = history.timeline.position(instant_ns)
     alive = lifetimes.alive_at(position)
-    static = np.isin(analysis.classes.category, [CODES[name] for name in COMPONENTS]) & alive
+    static = np.isin(history.classes.category, [CODES[name] for name in COMPONENTS]) & alive
     past = recording.steps[: index + 1]
     ended = [
         step.skipped_update
-        for step, marks in zip(past, analysis.marks, strict=False)
+        for step, marks in zip(past, history.marks, strict=False)
         if marks.after_optimizer is not None and marks.after_optimizer <= instant_ns
     ]
     return Evidence(
         parameters=recording.parameters,
-        live=analysis.timeline.breakdown(position),
-        memories={name: _memories(analysis, alive & analysis.classes.of(name), fact) for name, fact in _LINKS.items()},
-        copies=_copies(analysis, book, alive, instant_ns),
-        cast=_cast(analysis, book, recording.steps[index].index, position),
-        had_gradient=_named(analysis, Fact.GRADIENT, instant_ns),
-        sparse=_named(analysis, Fact.GRADIENT, instant_ns, placed=False),
-        had_state=frozenset(split_state(name)[1] for name in _named(analysis, Fact.OPTIMIZER_STATE, instant_ns)),
+        live=history.timeline.breakdown(position),
+        memories={name: _memories(history, alive & history.classes.of(name), fact) for name, fact in _LINKS.items()},
+        states=_states(history, alive & history.classes.of(Category.OPTIMIZER_STATE)),
+        copies=_copies(history, ledger, alive, instant_ns),
+        cast=_cast(history, ledger, recording.steps[index].index, position),
+        had_gradient=_named(history, Fact.GRADIENT, instant_ns),
+        sparse=_named(history, Fact.GRADIENT, instant_ns, placed=False),
+        had_state=frozenset(
+            StateName.read(name).parameter for name in _named(history, Fact.OPTIMIZER_STATE, instant_ns)
+        ),
         autocast=recording.arm.dtype is not None,
         updated=not all(ended),
         skipped=any(ended),
@@ -115,7 +126,7 @@ def evidence_at(analysis: Analysis, book: Ledger, instant_ns: int, index: int) -
     )
 
 
-def credit(memories: Sequence[Memory], parameters: Sequence[ParameterRecord]) -> Credits:
+def credit(memories: Sequence[NamedMemory], parameters: Sequence[ParameterRecord]) -> Credits:
     """Share ``memories`` out among the parameters that they are linked to.
 
     Each gets the bytes of its tensor there; what is left of a memory is beyond. A memory that is linked
@@ -134,26 +145,20 @@ def credit(memories: Sequence[Memory], parameters: Sequence[ParameterRecord]) ->
     return Credits(of=of, beyond=beyond)
 
 
-def split_state(text: str) -> tuple[str, str]:
-    """Key and parameter of what the recorder calls ``exp_avg of blocks.0.weight``."""
-    key, _, parameter = text.rpartition(_OF)
-    return key, parameter
-
-
 def fits(size: int, owner: ParameterRecord) -> bool:
     """Whether a tensor of that many bytes can have the elements of ``owner``."""
     return any(size == itemsize * owner.elements for itemsize in ITEMSIZES)
 
 
-def _share(memory: Memory, owner: ParameterRecord, dtype: str, *, alone: bool) -> int:
+def _share(memory: NamedMemory, owner: ParameterRecord, dtype: str, *, alone: bool) -> int:
     """Bytes of ``owner``'s tensor in ``memory``."""
     if dtype in _DTYPES:
         return _DTYPES[dtype] * owner.elements
     return memory.bytes if alone and fits(memory.bytes, owner) else owner.bytes
 
 
-def _memories(analysis: Analysis, mine: Mask, fact: Fact) -> tuple[Memory, ...]:
-    facts, texts = analysis.facts, analysis.recording.texts
+def _memories(history: MemoryHistory, mine: Mask, fact: Fact) -> tuple[NamedMemory, ...]:
+    facts, texts = history.facts, history.recording.texts
     names: dict[int, dict[str, str]] = {int(allocation): {} for allocation in np.flatnonzero(mine)}
     rows = np.flatnonzero((facts.fact == fact) & mine[facts.allocation])
     # The same is seen again in every step: once is enough.
@@ -161,32 +166,39 @@ def _memories(analysis: Analysis, mine: Mask, fact: Fact) -> tuple[Memory, ...]:
     for row in np.sort(rows[first]).tolist():
         names[int(facts.allocation[row])][texts[facts.name[row]]] = texts[facts.dtype[row]]
     return tuple(
-        Memory(bytes=int(analysis.lifetimes.bytes[allocation]), names=found) for allocation, found in names.items()
+        NamedMemory(bytes=int(history.lifetimes.bytes[allocation]), names=found) for allocation, found in names.items()
     )
 
 
-def _copies(analysis: Analysis, book: Ledger, alive: Mask, instant_ns: int) -> dict[str, list[Copy]]:
-    cached = book.in_cache(analysis, instant_ns)
+def _states(history: MemoryHistory, mine: Mask) -> tuple[StateMemory, ...]:
+    return tuple(
+        StateMemory(bytes=memory.bytes, names=tuple(map(StateName.read, memory.names)))
+        for memory in _memories(history, mine, Fact.OPTIMIZER_STATE)
+    )
+
+
+def _copies(history: MemoryHistory, ledger: Ledger, alive: Mask, instant_ns: int) -> dict[str, list[Copy]]:
+    cached = ledger.in_cache(history, instant_ns)
     found: dict[str, list[Copy]] = {}
-    for place in np.flatnonzero(alive[book.allocation]).tolist():
+    for place in np.flatnonzero(alive[ledger.allocation]).tolist():
         copy = Copy(
-            bytes=int(book.bytes[place]),
+            bytes=int(ledger.bytes[place]),
             cached=bool(cached[place]),
-            saved=bool(book.saves[place]),
-            view=bool(book.view[place]),
+            saved=bool(ledger.saves[place]),
+            view=bool(ledger.view[place]),
         )
-        found.setdefault(analysis.recording.texts[book.parameter[place]], []).append(copy)
+        found.setdefault(history.recording.texts[ledger.parameter[place]], []).append(copy)
     return found
 
 
-def _cast(analysis: Analysis, book: Ledger, step: int, position: int) -> dict[str, bool]:
-    mine = (book.step == step) & (analysis.lifetimes.born[book.allocation] < position)
-    saved = np.unique(book.parameter[mine & (book.saves > 0)])
-    return {analysis.recording.texts[name]: name in saved for name in np.unique(book.parameter[mine])}
+def _cast(history: MemoryHistory, ledger: Ledger, step: int, position: int) -> dict[str, bool]:
+    mine = (ledger.step == step) & (history.lifetimes.born[ledger.allocation] < position)
+    saved = np.unique(ledger.parameter[mine & (ledger.saves > 0)])
+    return {history.recording.texts[name]: name in saved for name in np.unique(ledger.parameter[mine])}
 
 
-def _named(analysis: Analysis, fact: Fact, before_ns: int, *, placed: bool = True) -> frozenset[str]:
+def _named(history: MemoryHistory, fact: Fact, before_ns: int, *, placed: bool = True) -> frozenset[str]:
     """What ``fact`` was seen of before then; ``placed`` tells what has memory from what has none of its own."""
-    facts = analysis.recording.facts
+    facts = history.recording.facts
     ids = np.unique(facts.name[(facts.fact == fact) & (facts.time_ns < before_ns) & ((facts.address != 0) == placed)])
-    return frozenset(analysis.recording.texts[name] for name in ids)
+    return frozenset(history.recording.texts[name] for name in ids)

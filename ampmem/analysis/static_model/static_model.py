@@ -33,7 +33,7 @@ ADAM8BIT_SMALLEST = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class StateTensor:
     """One tensor that an optimizer keeps for each parameter tensor."""
 
     name: str
@@ -50,11 +50,11 @@ class OptimizerModel:
 
     key: str
     title: str
-    states: tuple[State, ...]
+    states: tuple[StateTensor, ...]
     source: str
 
     def bytes_per_element(self, itemsize: int) -> float:
-        """State bytes per element of an optimized tensor whose elements have ``itemsize`` bytes."""
+        """StateTensor bytes per element of an optimized tensor whose elements have ``itemsize`` bytes."""
         return sum(state.elements * (itemsize if state.itemsize is None else state.itemsize) for state in self.states)
 
 
@@ -119,7 +119,7 @@ FP32 = Precision(
 )
 """16 bytes per parameter with Adam. Source: Hugging Face Transformers documentation, Anatomy of Model's Memory."""
 
-AMP_TOLD = Precision(
+USUAL_AMP = Precision(
     key="amp-told",
     title="AMP, as usually told",
     parameters=4.0,
@@ -213,7 +213,7 @@ PRECISIONS: Mapping[str, Precision] = {
     precision.key: precision
     for precision in (
         FP32,
-        AMP_TOLD,
+        USUAL_AMP,
         AUTOCAST,
         HALF_MASTER,
         HALF_MASTER_FP32_GRADIENTS,
@@ -225,14 +225,14 @@ PRECISIONS: Mapping[str, Precision] = {
 
 def _torch(key: str, title: str, module: str, *names: str) -> OptimizerModel:
     """An optimizer of PyTorch's whose states all have the shape and the dtype of the parameter."""
-    states = tuple(State(name=name, elements=1.0, itemsize=None) for name in names)
+    states = tuple(StateTensor(name=name, elements=1.0, itemsize=None) for name in names)
     return OptimizerModel(key=key, title=title, states=states, source=f"PyTorch, torch/optim/{module}.py")
 
 
 ADAFACTOR = OptimizerModel(
     key="adafactor",
     title="Adafactor",
-    states=tuple(State(name=name, elements=0.0, itemsize=None) for name in ("row_var", "col_var", "variance")),
+    states=tuple(StateTensor(name=name, elements=0.0, itemsize=None) for name in ("row_var", "col_var", "variance")),
     source="PyTorch, torch/optim/_adafactor.py; Shazeer and Stern, 2018: https://arxiv.org/abs/1804.04235",
 )
 """Sub-linear: :func:`adafactor_state` has the exact bytes. Source: ``torch/optim/_adafactor.py``."""
@@ -241,10 +241,10 @@ ADAM_8BIT = OptimizerModel(
     key="adam-8bit",
     title="8-bit Adam or AdamW of bitsandbytes",
     states=(
-        State(name="state1", elements=1.0, itemsize=1),
-        State(name="state2", elements=1.0, itemsize=1),
-        State(name="absmax1", elements=0.0, itemsize=4),
-        State(name="absmax2", elements=0.0, itemsize=4),
+        StateTensor(name="state1", elements=1.0, itemsize=1),
+        StateTensor(name="state2", elements=1.0, itemsize=1),
+        StateTensor(name="absmax1", elements=0.0, itemsize=4),
+        StateTensor(name="absmax2", elements=0.0, itemsize=4),
     ),
     source="bitsandbytes, optim/optimizer.py: https://github.com/bitsandbytes-foundation/bitsandbytes",
 )

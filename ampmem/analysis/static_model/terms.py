@@ -1,14 +1,17 @@
-"""Why a component differs from what the static model tells: named terms, each computed from evidence.
+"""Why a component differs from what the static model tells: terms of a kind, each computed from evidence.
 
-Every function takes the evidence and the bytes per element that the model tells, and goes through the
+Every function takes the evidence and the bytes per element that the model has, and goes through the
 parameters. A parameter that lies in another's memory (tied weights) counts for nothing in the model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 
-from ampmem.analysis.static_model.evidence import Copy, Evidence, Memory, credit, fits, itemsize, split_state
+from ampmem.analysis.jsonable import NOT_IN_JSON, Signed
+from ampmem.analysis.static_model.evidence import Copy, Evidence, StateMemory, credit, fits, itemsize
 from ampmem.analysis.static_model.static_model import (
     ADAFACTOR,
     ADAM_8BIT,
@@ -23,121 +26,191 @@ SCALAR = 16
 """A tensor of at most so many bytes that an optimizer keeps is a counter, not a state."""
 
 _LARGEST_ITEMSIZE = 4
-"""Bytes per element of one gradient; where a model tells more, it tells two."""
-
-FROZEN = "frozen parameters"
-TIED = "tied weights: a tensor for each of the names"
+"""Bytes per element of one gradient; where a model has more, it has two."""
 
 
-class Terms:
+class TermKind(StrEnum):
+    """Why there are more bytes than the model has, or fewer; the values are the words, of a type or a name where
+    there is one in question.
+    """
+
+    FROZEN = "frozen parameters"
+    TIED = "tied weights: a tensor for each of the names"
+    ROUNDING = "rounding up to the allocator's blocks"
+
+    PARAMETER_TYPE = "kept in {about}"
+    PARAMETERS_NOT_THERE = "not in memory at this mark"
+    PARAMETERS_MOVED = "earlier memory of a parameter that is still alive"
+    AROUND_PARAMETERS = "memory around parameters that are views of a larger buffer"
+
+    GRADIENT_TYPE = "gradients of {about} parameters"
+    ONE_GRADIENT_OF_TWO = "only one of the two gradients is alive: the parameter's or its master copy's"
+    SEVERAL_GRADIENTS = "more than one gradient of a parameter is alive"
+    SPARSE_GRADIENTS = "sparse gradients, which are not counted as gradients"
+    GRADIENTS_FREED = "gradients freed before this mark (zero_grad sets them to None)"
+    NO_GRADIENTS_YET = "no gradient so far: no backward has reached them"
+    AROUND_GRADIENTS = "buckets, and gradients that are views of a larger buffer"
+
+    MASTER_TYPE = "master copies of {about} parameters"
+    NO_MASTER = "parameters without a master copy"
+    MORE_MASTERS = "more master copies than the model tells"
+    AROUND_MASTERS = "memory around master copies that are views of a larger buffer"
+
+    COPIES_FREED_WITH_GRAPH = "copies freed before this mark, with the graph that had saved them"
+    COPIES_NOT_SAVED = "copies freed before this mark: autograd did not save them (biases, mostly)"
+    NORMS_NOT_CAST = "norms: autocast does not cast their parameters"
+    EMBEDDINGS_NOT_CAST = "embeddings: autocast does not cast them"
+    NOT_CAST = "parameters that no op needed in low precision"
+    CASTS_OF_THE_SCRIPT = "casts that the script makes itself"
+    COPIES_IN_CACHE = "copies that the cache still holds: autocast has not been left"
+    COPIES_IN_GRAPH = "copies that autograd still holds"
+    COPIES_ELSEWHERE = "copies that something else still holds"
+    COPY_TYPE = "copies in another type than the model tells"
+    COPIES_MADE_AGAIN = "copies made again for another use: no cache served it"
+    COPIES_OF_VIEWS_TOO = "copies of views of a parameter, besides the whole"
+    COPIES_OF_VIEWS_ONLY = "copies of views of a parameter instead of the whole"
+
+    STATE_TYPE = "state of {about} parameters"
+    FACTORED_STATE = "rows and columns instead of full second moments"
+    SCALES_OF_BLOCKS = "scales of the blocks, and small tensors kept in float32"
+    STATES_NOT_YET = "states of an optimizer that are not there yet"
+    STEP_COUNTERS = "scalar step counters"
+    UNKNOWN_STATE = "state that the model does not have: {about}"
+    AROUND_STATES = "memory around states that are views of a larger buffer"
+    STATE_FREED = "optimizer state freed before this mark"
+    NOT_OPTIMIZED = "parameters that no optimizer updates"
+    UPDATES_SKIPPED = "no optimizer state yet: the loss scaler skipped the updates"
+    NO_UPDATE_YET = "no optimizer state before the first update"
+    NO_UPDATE_OF_THEIRS = "no optimizer state: no update of theirs so far"
+
+    def words(self, about: str) -> str:
+        """The words for one type, or one name, in question."""
+        return self.value.format(about=about)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One reason for a difference between what the model has and what was measured, and how many tensors have it."""
+
+    kind: TermKind = field(metadata=NOT_IN_JSON)
+    why: str
+    bytes: Signed
+    tensors: int
+
+
+class TermSums:
     """Bytes and tensors by reason, in order of first mention."""
 
     def __init__(self) -> None:
-        self._terms: dict[str, tuple[int, int]] = {}
+        self._sums: dict[tuple[TermKind, str], tuple[int, int]] = {}
 
-    def add(self, why: str, size: float, tensors: int = 1) -> None:
-        """``size`` bytes, of so many ``tensors``, more than told because of ``why``; nothing when that is 0."""
+    def add(self, kind: TermKind, size: float, tensors: int = 1, *, about: str = "") -> None:
+        """``size`` bytes, of so many ``tensors``, more than the model has; nothing when that is 0."""
         if size:
-            before, count = self._terms.get(why, (0, 0))
-            self._terms[why] = (before + round(size), count + tensors)
+            self._add(kind, kind.words(about), round(size), tensors)
 
-    def listed(self) -> list[tuple[str, int, int]]:
-        """(why, bytes, tensors), largest first; what came to 0 is left out."""
-        terms = [(why, size, count) for why, (size, count) in self._terms.items() if size]
-        return sorted(terms, key=lambda term: -abs(term[1]))
+    def _add(self, kind: TermKind, why: str, size: int, tensors: int) -> None:
+        before, count = self._sums.get((kind, why), (0, 0))
+        self._sums[kind, why] = (before + size, count + tensors)
+
+    def listed(self) -> tuple[Term, ...]:
+        """The terms, largest first; what came to 0 is left out."""
+        terms = [
+            Term(kind=kind, why=why, bytes=size, tensors=count)
+            for (kind, why), (size, count) in self._sums.items()
+            if size
+        ]
+        return tuple(sorted(terms, key=lambda term: -abs(term.bytes)))
 
     @classmethod
-    def sum(cls, parts: Iterable[Terms]) -> Terms:
+    def sum(cls, parts: Iterable[TermSums]) -> TermSums:
         """All of ``parts`` together."""
         together = cls()
         for part in parts:
-            for why, (size, count) in part._terms.items():
-                together.add(why, size, count)
+            for (kind, why), (size, count) in part._sums.items():
+                if size:
+                    together._add(kind, why, size, count)
         return together
 
 
-def parameter_terms(evidence: Evidence, told: float) -> Terms:
+def parameter_terms(evidence: Evidence, per_element: float) -> TermSums:
     """Types other than the model's; memory around parameters that are views of a larger buffer."""
-    terms = Terms()
+    terms = TermSums()
     credits = credit(evidence.memories[Category.PARAMETERS], [p for p in evidence.parameters if p.shares is None])
     for record in evidence.parameters:
         if record.shares is not None:
             continue
         found = credits.of.get(record.name, ())
-        terms.add(f"kept in {record.dtype}", record.bytes - told * record.elements)
+        terms.add(TermKind.PARAMETER_TYPE, record.bytes - per_element * record.elements, about=record.dtype)
         if not found:
-            terms.add("not in memory at this mark", -record.bytes)
-        terms.add("earlier memory of a parameter that is still alive", sum(found) - record.bytes if found else 0)
-    terms.add("memory around parameters that are views of a larger buffer", credits.beyond)
+            terms.add(TermKind.PARAMETERS_NOT_THERE, -record.bytes)
+        terms.add(TermKind.PARAMETERS_MOVED, sum(found) - record.bytes if found else 0)
+    terms.add(TermKind.AROUND_PARAMETERS, credits.beyond)
     return terms
 
 
-def gradient_terms(evidence: Evidence, told: float) -> Terms:
+def gradient_terms(evidence: Evidence, per_element: float) -> TermSums:
     """Gradients that are not there, not there yet or no more; of another type; buckets."""
-    terms = Terms()
+    terms = TermSums()
     credits = credit(evidence.memories[Category.GRADIENTS], evidence.parameters)
     for record in evidence.parameters:
         found = credits.of.get(record.name, ())
         if record.shares is not None:
-            terms.add(TIED, sum(found))
+            terms.add(TermKind.TIED, sum(found))
             continue
-        why = _gradient(record, found, told) if found else _no_gradient(evidence, record)
-        terms.add(why, sum(found) - told * record.elements)
-    terms.add("buckets, and gradients that are views of a larger buffer", credits.beyond)
+        kind = _gradient(record, found, per_element) if found else _no_gradient(evidence, record)
+        terms.add(kind, sum(found) - per_element * record.elements, about=record.dtype)
+    terms.add(TermKind.AROUND_GRADIENTS, credits.beyond)
     return terms
 
 
-def _gradient(record: ParameterRecord, found: Sequence[int], told: float) -> str:
-    """Why the gradients ``found`` are not as told."""
-    if sum(found) < told * record.elements and told > _LARGEST_ITEMSIZE:
-        return "only one of the two gradients is alive: the parameter's or its master copy's"
-    if len(found) > 1:
-        return "more than one gradient of a parameter is alive"
-    return f"gradients of {record.dtype} parameters"
+def _gradient(record: ParameterRecord, found: Sequence[int], per_element: float) -> TermKind:
+    """Why the gradients ``found`` are not as the model has them."""
+    if sum(found) < per_element * record.elements and per_element > _LARGEST_ITEMSIZE:
+        return TermKind.ONE_GRADIENT_OF_TWO
+    return TermKind.SEVERAL_GRADIENTS if len(found) > 1 else TermKind.GRADIENT_TYPE
 
 
-def _no_gradient(evidence: Evidence, record: ParameterRecord) -> str:
+def _no_gradient(evidence: Evidence, record: ParameterRecord) -> TermKind:
     if not record.trainable:
-        return FROZEN
+        return TermKind.FROZEN
     if record.name in evidence.sparse:
-        return "sparse gradients, which are not counted as gradients"
-    if record.name in evidence.had_gradient:
-        return "gradients freed before this mark (zero_grad sets them to None)"
-    return "no gradient so far: no backward has reached them"
+        return TermKind.SPARSE_GRADIENTS
+    return TermKind.GRADIENTS_FREED if record.name in evidence.had_gradient else TermKind.NO_GRADIENTS_YET
 
 
-def master_terms(evidence: Evidence, told: float) -> Terms:
+def master_terms(evidence: Evidence, per_element: float) -> TermSums:
     """Parameters without a copy in another precision, and copies of another type."""
-    terms = Terms()
+    terms = TermSums()
     credits = credit(evidence.memories[Category.MASTER_COPIES], evidence.parameters)
     for record in evidence.parameters:
         found = credits.of.get(record.name, ())
-        expected = 0.0 if record.shares is not None else told * record.elements
-        terms.add(_master(record, found, told), sum(found) - expected)
-    terms.add("memory around master copies that are views of a larger buffer", credits.beyond)
+        expected = 0.0 if record.shares is not None else per_element * record.elements
+        terms.add(_master(record, found, per_element), sum(found) - expected, about=record.dtype)
+    terms.add(TermKind.AROUND_MASTERS, credits.beyond)
     return terms
 
 
-def _master(record: ParameterRecord, found: Sequence[int], told: float) -> str:
+def _master(record: ParameterRecord, found: Sequence[int], per_element: float) -> TermKind:
     if not found:
-        return "parameters without a master copy" if record.trainable else FROZEN
-    if told and len(found) == 1 and record.shares is None:
-        return f"master copies of {record.dtype} parameters"
-    return "more master copies than the model tells"
+        return TermKind.NO_MASTER if record.trainable else TermKind.FROZEN
+    if per_element and len(found) == 1 and record.shares is None:
+        return TermKind.MASTER_TYPE
+    return TermKind.MORE_MASTERS
 
 
-def cast_terms(evidence: Evidence, told: float) -> Terms:
+def cast_terms(evidence: Evidence, per_element: float) -> TermSums:
     """What autocast does not cast, what nobody kept, and what is there more than once."""
-    terms = Terms()
+    terms = TermSums()
     for record in evidence.parameters:
         # A whole copy has the parameter's elements; what has others is no copy of it.
         copies = [copy for copy in evidence.copies.get(record.name, ()) if copy.view or fits(copy.bytes, record)]
-        expected = 0.0 if record.shares is not None else told * record.elements
+        expected = 0.0 if record.shares is not None else per_element * record.elements
         if not copies:
             terms.add(_no_copy(evidence, record), -expected)
         elif record.shares is not None:
-            terms.add(TIED, sum(copy.bytes for copy in copies))
-        elif not told:
+            terms.add(TermKind.TIED, sum(copy.bytes for copy in copies))
+        elif not per_element:
             for copy in copies:
                 terms.add(_still_there(evidence, copy), copy.bytes)
         else:
@@ -145,67 +218,74 @@ def cast_terms(evidence: Evidence, told: float) -> Terms:
     return terms
 
 
-def _no_copy(evidence: Evidence, record: ParameterRecord) -> str:
+def _no_copy(evidence: Evidence, record: ParameterRecord) -> TermKind:
     if record.name in evidence.cast:
         if evidence.cast[record.name]:
-            return "copies freed before this mark, with the graph that had saved them"
-        return "copies freed before this mark: autograd did not save them (biases, mostly)"
+            return TermKind.COPIES_FREED_WITH_GRAPH
+        return TermKind.COPIES_NOT_SAVED
     if "Norm" in record.kind:
-        return "norms: autocast does not cast their parameters"
-    if "Embedding" in record.kind:
-        return "embeddings: autocast does not cast them"
-    return "parameters that no op needed in low precision"
+        return TermKind.NORMS_NOT_CAST
+    return TermKind.EMBEDDINGS_NOT_CAST if "Embedding" in record.kind else TermKind.NOT_CAST
 
 
-def _still_there(evidence: Evidence, copy: Copy) -> str:
+def _still_there(evidence: Evidence, copy: Copy) -> TermKind:
     if not evidence.autocast:
-        return "casts that the script makes itself"
+        return TermKind.CASTS_OF_THE_SCRIPT
     if copy.cached:
-        return "copies that the cache still holds: autocast has not been left"
-    return "copies that autograd still holds" if copy.saved else "copies that something else still holds"
+        return TermKind.COPIES_IN_CACHE
+    return TermKind.COPIES_IN_GRAPH if copy.saved else TermKind.COPIES_ELSEWHERE
 
 
-def _add_copies(terms: Terms, copies: Sequence[Copy], expected: float) -> None:
+def _add_copies(terms: TermSums, copies: Sequence[Copy], expected: float) -> None:
     whole = [copy.bytes for copy in copies if not copy.view]
     views = [copy.bytes for copy in copies if copy.view]
     if whole:
-        terms.add("copies in another type than the model tells", whole[0] - expected)
-        terms.add("copies made again for another use: no cache served it", sum(whole[1:]), len(whole) - 1)
-        terms.add("copies of views of a parameter, besides the whole", sum(views), len(views))
+        terms.add(TermKind.COPY_TYPE, whole[0] - expected)
+        terms.add(TermKind.COPIES_MADE_AGAIN, sum(whole[1:]), len(whole) - 1)
+        terms.add(TermKind.COPIES_OF_VIEWS_TOO, sum(views), len(views))
     else:
-        terms.add("copies of views of a parameter instead of the whole", sum(views) - expected)
+        terms.add(TermKind.COPIES_OF_VIEWS_ONLY, sum(views) - expected)
 
 
 def state_terms(
     evidence: Evidence,
     model_of: Callable[[ParameterRecord], OptimizerModel],
-    told: Callable[[ParameterRecord], float],
-) -> Terms:
-    """State that is not there or not there yet, of another type or shape; step counters."""
-    terms = Terms()
+    per_element: Callable[[ParameterRecord], float],
+) -> TermSums:
+    """StateTensor that is not there or not there yet, of another type or shape; step counters."""
+    terms = TermSums()
     states = _States(evidence, model_of)
     for record in evidence.parameters:
-        expected = 0.0 if record.shares is not None else told(record) * record.elements
+        expected = 0.0 if record.shares is not None else per_element(record) * record.elements
         keys = states.keys.get(record.name)
         if keys is None:
             terms.add(_no_state(evidence, record), -expected)
         elif record.shares is not None:
-            terms.add(TIED, states.kept(record, keys))
+            terms.add(TermKind.TIED, states.kept(record, keys))
         elif model_of(record) in (ADAFACTOR, ADAM_8BIT):
             terms.add(_SPECIAL[model_of(record).key], states.kept(record, keys) - expected)
         else:
             whole = states.kept(record, {state.name for state in model_of(record).states})
-            terms.add(f"state of {record.dtype} parameters", whole - expected)
-            terms.add("states of an optimizer that are not there yet", states.kept(record, keys) - whole)
-    for why, size in states.others:
-        terms.add(why, size)
+            terms.add(TermKind.STATE_TYPE, whole - expected, about=record.dtype)
+            terms.add(TermKind.STATES_NOT_YET, states.kept(record, keys) - whole)
+    for other in states.others:
+        terms.add(other.kind, other.bytes, about=other.about)
     return terms
 
 
 _SPECIAL = {
-    ADAFACTOR.key: "rows and columns instead of full second moments",
-    ADAM_8BIT.key: "scales of the blocks, and small tensors kept in float32",
+    ADAFACTOR.key: TermKind.FACTORED_STATE,
+    ADAM_8BIT.key: TermKind.SCALES_OF_BLOCKS,
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Other:
+    """A tensor that an optimizer keeps and that is no state of its model; ``about`` is what the optimizer calls it."""
+
+    kind: TermKind
+    bytes: float
+    about: str = ""
 
 
 class _States:
@@ -214,12 +294,11 @@ class _States:
     def __init__(self, evidence: Evidence, model_of: Callable[[ParameterRecord], OptimizerModel]) -> None:
         self.keys: dict[str, set[str]] = {}
         """By parameter."""
-        self.others: list[tuple[str, float]] = []
-        """Why each tensor is there that is no state of a model, and its bytes."""
+        self.others: list[_Other] = []
         self._model_of = model_of
         self._records = {record.name: record for record in evidence.parameters}
         self._masters = credit(evidence.memories[Category.MASTER_COPIES], evidence.parameters).of
-        for memory in evidence.memories[Category.OPTIMIZER_STATE]:
+        for memory in evidence.states:
             self._take(memory)
 
     def kept(self, record: ParameterRecord, keys: set[str]) -> float:
@@ -234,36 +313,30 @@ class _States:
         states = (state for state in model.states if state.name in keys)
         return sum(state.elements * (state.itemsize or size) for state in states) * record.elements
 
-    def _take(self, memory: Memory) -> None:
-        named = [split_state(text) for text in memory.names]
+    def _take(self, memory: StateMemory) -> None:
         # What is kept for no parameter has no name of one; what has the name of an unknown one is nobody's.
-        known = [(key, name) for key, name in named if name in self._records or not key]
-        modelled = [(key, name) for key, name in known if key and key in self._modelled(name)]
-        for key, name in modelled:
-            self.keys.setdefault(name, set()).add(key)
+        known = [name for name in memory.names if name.parameter in self._records or not name.parameter]
+        modelled = [name for name in known if name.parameter and name.state in self._modelled(name.parameter)]
+        for name in modelled:
+            self.keys.setdefault(name.parameter, set()).add(name.state)
         if not modelled and known:
-            key = known[0][0] or known[0][1]
-            counter = memory.bytes <= SCALAR
-            self.others.append(
-                ("scalar step counters" if counter else f"state that the model does not have: {key}", memory.bytes)
-            )
+            kind = TermKind.STEP_COUNTERS if memory.bytes <= SCALAR else TermKind.UNKNOWN_STATE
+            self.others.append(_Other(kind=kind, bytes=memory.bytes, about=known[0].state))
         elif len(modelled) > 1:
-            shares = sum(self.kept(self._records[name], {key}) for key, name in modelled)
-            around = "memory around states that are views of a larger buffer"
-            self.others.append((around, max(memory.bytes - shares, 0)))
+            shares = sum(self.kept(self._records[name.parameter], {name.state}) for name in modelled)
+            self.others.append(_Other(kind=TermKind.AROUND_STATES, bytes=max(memory.bytes - shares, 0)))
 
     def _modelled(self, name: str) -> set[str]:
         return {state.name for state in self._model_of(self._records[name]).states}
 
 
-def _no_state(evidence: Evidence, record: ParameterRecord) -> str:
+def _no_state(evidence: Evidence, record: ParameterRecord) -> TermKind:
     if not record.trainable:
-        return FROZEN
+        return TermKind.FROZEN
     if record.name in evidence.had_state:
-        return "optimizer state freed before this mark"
+        return TermKind.STATE_FREED
     if record.optimizer is None:
-        return "parameters that no optimizer updates"
+        return TermKind.NOT_OPTIMIZED
     if not evidence.updated:
-        skipped = "no optimizer state yet: the loss scaler skipped the updates"
-        return skipped if evidence.skipped else "no optimizer state before the first update"
-    return "no optimizer state: no update of theirs so far"
+        return TermKind.UPDATES_SKIPPED if evidence.skipped else TermKind.NO_UPDATE_YET
+    return TermKind.NO_UPDATE_OF_THEIRS

@@ -1,6 +1,6 @@
-"""The static model on trial: the recipe that fits a run, and every byte by which the run differs from it.
+"""The static model against a run: the recipe that fits a run, and every byte by which the run differs from it.
 
-What is told is a recipe of :mod:`ampmem.analysis.static_model.static_model` times the number of parameters. What is
+The model is a recipe of :mod:`ampmem.analysis.static_model.static_model` times the number of parameters. What is
 measured are the categories at a mark. The terms between them are computed from what the hooks saw of each
 parameter (its type, its optimizer, its gradient, its copies), never from the difference itself, so the
 residual is a real check: it is 0 only when the terms account for every byte.
@@ -8,14 +8,15 @@ residual is a real check: it is 0 only when the terms account for every byte.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.casts import AUTOCAST_ARMS, ledger
-from ampmem.analysis.static_model.evidence import ITEMSIZES, Evidence, credit, evidence_at, itemsize, split_state
+from ampmem.analysis.casts import Ledger
+from ampmem.analysis.jsonable import OneOf, Signed
+from ampmem.analysis.static_model.evidence import ITEMSIZES, Evidence, credit, evidence_at, itemsize
 from ampmem.analysis.static_model.static_model import (
     AUTOCAST,
     COMPONENTS,
@@ -28,12 +29,14 @@ from ampmem.analysis.static_model.static_model import (
     OptimizerModel,
     Precision,
     Recipe,
-    State,
+    StateTensor,
     optimizer_model,
 )
 from ampmem.analysis.static_model.terms import (
     SCALAR,
-    Terms,
+    Term,
+    TermKind,
+    TermSums,
     cast_terms,
     gradient_terms,
     master_terms,
@@ -41,19 +44,12 @@ from ampmem.analysis.static_model.terms import (
     state_terms,
 )
 from ampmem.analysis.timeline.categories import Category
+from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.events import Fact, OptimizerRecord, ParameterRecord, Recording
+from ampmem.names import StateName
+from ampmem.vocabulary import AUTOCAST_ARMS, STEP_MARKS, Mark
 
-MARKS = ("after_forward", "after_backward", "after_optimizer")
 TOTAL = "total"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Term:
-    """One reason for a difference between what is told and what was measured, and how many tensors have it."""
-
-    why: str
-    bytes: int
-    tensors: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +60,13 @@ class StaticComponent:
     component ``total`` is measured in the allocator's blocks, so rounding is a term there.
     """
 
-    mark: str
+    mark: Annotated[Mark, OneOf(STEP_MARKS)]
     component: str
     model_bytes_per_param: float
     model_bytes: int
     measured_bytes: int
     measured_bytes_per_param: float
-    residual_bytes: int
+    residual_bytes: Signed
     terms: tuple[Term, ...]
     holds: bool
 
@@ -87,7 +83,7 @@ class StaticRecipe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class StaticVerdict:
     """The recipe, and the components in order of mark; those of the step with this index."""
 
     step: int
@@ -96,8 +92,8 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Case:
-    """What is on trial: a precision, and the model of each optimizer."""
+class _Model:
+    """What the run is measured against: a precision, and the model of each optimizer."""
 
     precision: Precision
     optimizers: tuple[OptimizerModel, ...]
@@ -108,46 +104,43 @@ class _Case:
         """The model of the optimizer that has ``parameter``; of the first one for a parameter that none has."""
         return self.optimizers[parameter.optimizer or 0]
 
-    def state_told(self, parameter: ParameterRecord) -> float:
+    def state_per_element(self, parameter: ParameterRecord) -> float:
         """Bytes of optimizer state per element."""
         return self.optimizer_of(parameter).bytes_per_element(self.precision.optimized_itemsize)
 
 
-def judge(analysis: Analysis, index: int | None = None) -> Verdict | None:
+def judge(history: MemoryHistory, ledger: Ledger, index: int | None = None) -> StaticVerdict | None:
     """The verdict on the step at ``index`` (a position in the recording's steps).
 
     By default that is the last step with a backward, of those that ended if there is one; ``None`` when there is none.
     """
-    recording = analysis.recording
+    recording = history.recording
     if index is None:
-        judged = [place for place, marks in enumerate(analysis.marks) if marks.after_backward is not None]
+        judged = [place for place, marks in enumerate(history.marks) if marks.after_backward is not None]
         if not judged:
             return None
         index = ([place for place in judged if recording.steps[place].finished] or judged)[-1]
-    marks = {name: getattr(analysis.marks[index], name) for name in MARKS}
-    book = ledger(analysis)
-    exhibits = {
-        name: evidence_at(analysis, book, instant, index) for name, instant in marks.items() if instant is not None
+    marks = {name: getattr(history.marks[index], name) for name in STEP_MARKS}
+    evidence = {
+        name: evidence_at(history, ledger, instant, index) for name, instant in marks.items() if instant is not None
     }
-    case = _case(analysis, exhibits)
-    components = tuple(
-        component for mark, evidence in exhibits.items() for component in _components(case, mark, evidence)
-    )
-    return Verdict(step=recording.steps[index].index, recipe=_recipe(case), components=components)
+    model = _model(history, evidence.values())
+    components = tuple(component for mark, seen in evidence.items() for component in _components(model, mark, seen))
+    return StaticVerdict(step=recording.steps[index].index, recipe=_recipe(model), components=components)
 
 
-def _case(analysis: Analysis, exhibits: Mapping[str, Evidence]) -> _Case:
-    recording = analysis.recording
+def _model(history: MemoryHistory, evidence: Collection[Evidence]) -> _Model:
+    recording = history.recording
     own = [record for record in recording.parameters if record.shares is None]
-    models = tuple(_optimizer_model(analysis, index, record) for index, record in enumerate(recording.optimizers))
-    return _Case(
-        precision=_precision(recording, list(exhibits.values())),
+    models = tuple(_optimizer_model(history, index, record) for index, record in enumerate(recording.optimizers))
+    return _Model(
+        precision=_precision(recording, evidence),
         optimizers=models or (OPTIMIZERS["sgd"],),
         count=sum(record.elements for record in own),
     )
 
 
-def _precision(recording: Recording, exhibits: list[Evidence]) -> Precision:
+def _precision(recording: Recording, evidence: Collection[Evidence]) -> Precision:
     """The recipe's precision, by the type that most elements have, the arm, and the gradients of master copies."""
     elements: dict[int, int] = {}
     for record in recording.parameters:
@@ -156,7 +149,7 @@ def _precision(recording: Recording, exhibits: list[Evidence]) -> Precision:
         return AUTOCAST if recording.arm.name in AUTOCAST_ARMS else FP32
     if not (recording.facts.fact == Fact.MASTER_COPY).any():
         return PURE_HALF
-    sizes = {size for evidence in exhibits for size in _gradient_itemsizes(evidence)}
+    sizes = {size for seen in evidence for size in _gradient_itemsizes(seen)}
     if {2, 4} <= sizes:
         return HALF_MASTER_FP32_ACCUMULATION
     return HALF_MASTER_FP32_GRADIENTS if 4 in sizes else HALF_MASTER
@@ -170,59 +163,59 @@ def _gradient_itemsizes(evidence: Evidence) -> Iterator[int]:
             yield size // (elements[name] or 1)
 
 
-def _optimizer_model(analysis: Analysis, index: int, record: OptimizerRecord) -> OptimizerModel:
+def _optimizer_model(history: MemoryHistory, index: int, record: OptimizerRecord) -> OptimizerModel:
     """What the optimizer is known to keep; for an unknown one, what it was seen to keep of each element."""
     known = optimizer_model((record.class_name, *record.bases), record.settings)
     if known is not None:
         return known
-    seen = _seen_itemsizes(analysis, index)
+    seen = _seen_itemsizes(history, index)
     states = tuple(
-        State(name=key, elements=1.0, itemsize=next(iter(sizes)))
+        StateTensor(name=key, elements=1.0, itemsize=next(iter(sizes)))
         for key, sizes in seen.items()
         if len(sizes) == 1 and sizes <= {None, *ITEMSIZES}
     )
     return OptimizerModel(key="as-seen", title=f"{record.class_name}, as seen", states=states, source="this recording")
 
 
-def _seen_itemsizes(analysis: Analysis, index: int) -> dict[str, set[int | None]]:
+def _seen_itemsizes(history: MemoryHistory, index: int) -> dict[str, set[int | None]]:
     """Bytes per element of each state of the optimizer; ``None`` for those of the parameter, 0 for a part of one."""
-    records = {record.name: record for record in analysis.recording.parameters if record.optimizer == index}
-    facts, texts = analysis.facts, analysis.recording.texts
+    records = {record.name: record for record in history.recording.parameters if record.optimizer == index}
+    facts, texts = history.facts, history.recording.texts
     rows = np.flatnonzero(facts.fact == Fact.OPTIMIZER_STATE)
     _, first = np.unique(facts.allocation[rows] * len(texts) + facts.name[rows], return_index=True)
     seen: dict[str, set[int | None]] = {}
     for row in np.sort(rows[first]).tolist():
-        key, name = split_state(texts[facts.name[row]])
-        size = int(analysis.lifetimes.bytes[facts.allocation[row]])
-        if name in records and size > SCALAR:
-            owner = records[name]
+        name = StateName.read(texts[facts.name[row]])
+        size = int(history.lifetimes.bytes[facts.allocation[row]])
+        if name.parameter in records and size > SCALAR:
+            owner = records[name.parameter]
             per_element, rest = divmod(size, owner.elements or 1)
             per_element = 0 if rest else per_element
-            seen.setdefault(key, set()).add(None if per_element == itemsize(owner) else per_element)
+            seen.setdefault(name.state, set()).add(None if per_element == itemsize(owner) else per_element)
     return seen
 
 
-def _recipe(case: _Case) -> StaticRecipe:
-    recipe = Recipe(precision=case.precision, optimizer=case.optimizers[0])
+def _recipe(model: _Model) -> StaticRecipe:
+    recipe = Recipe(precision=model.precision, optimizer=model.optimizers[0])
     return StaticRecipe(
-        precision=case.precision.key,
-        title=case.precision.title,
-        optimizer=tuple(dict.fromkeys(model.title for model in case.optimizers)),
+        precision=model.precision.key,
+        title=model.precision.title,
+        optimizer=tuple(dict.fromkeys(each.title for each in model.optimizers)),
         bytes_per_param=recipe.static,
         peak_bytes_per_param=recipe.peak,
     )
 
 
-def _components(case: _Case, mark: str, evidence: Evidence) -> list[StaticComponent]:
-    precision = case.precision
-    casts = precision.cast_copies if mark == MARKS[0] or not precision.transient_casts else 0.0
-    told = {
-        Category.PARAMETERS: precision.parameters * case.count,
-        Category.CAST_COPIES: casts * case.count,
-        Category.GRADIENTS: precision.gradients * case.count,
-        Category.MASTER_COPIES: precision.master_copies * case.count,
+def _components(model: _Model, mark: Mark, evidence: Evidence) -> list[StaticComponent]:
+    precision = model.precision
+    casts = precision.cast_copies if mark == Mark.AFTER_FORWARD or not precision.transient_casts else 0.0
+    sizes = {
+        Category.PARAMETERS: precision.parameters * model.count,
+        Category.CAST_COPIES: casts * model.count,
+        Category.GRADIENTS: precision.gradients * model.count,
+        Category.MASTER_COPIES: precision.master_copies * model.count,
         Category.OPTIMIZER_STATE: sum(
-            case.state_told(record) * record.elements for record in evidence.parameters if record.shares is None
+            model.state_per_element(record) * record.elements for record in evidence.parameters if record.shares is None
         ),
     }
     terms = {
@@ -230,27 +223,27 @@ def _components(case: _Case, mark: str, evidence: Evidence) -> list[StaticCompon
         Category.CAST_COPIES: cast_terms(evidence, casts),
         Category.GRADIENTS: gradient_terms(evidence, precision.gradients),
         Category.MASTER_COPIES: master_terms(evidence, precision.master_copies),
-        Category.OPTIMIZER_STATE: state_terms(evidence, case.optimizer_of, case.state_told),
+        Category.OPTIMIZER_STATE: state_terms(evidence, model.optimizer_of, model.state_per_element),
     }
     live = evidence.live
-    parts = [_component(case, mark, name, round(told[name]), live[name], terms[name]) for name in COMPONENTS]
-    together = Terms.sum(terms.values())
-    together.add("rounding up to the allocator's blocks", evidence.rounding)
+    parts = [_component(model, mark, name, round(sizes[name]), live[name], terms[name]) for name in COMPONENTS]
+    together = TermSums.sum(terms.values())
+    together.add(TermKind.ROUNDING, evidence.rounding)
     measured = sum(live[name] for name in COMPONENTS) + evidence.rounding
-    return [*parts, _component(case, mark, TOTAL, sum(part.model_bytes for part in parts), measured, together)]
+    return [*parts, _component(model, mark, TOTAL, sum(part.model_bytes for part in parts), measured, together)]
 
 
-def _component(case: _Case, mark: str, name: str, told: int, measured: int, terms: Terms) -> StaticComponent:
-    named = tuple(Term(why=why, bytes=size, tensors=count) for why, size, count in terms.listed())
-    residual = measured - told - sum(term.bytes for term in named)
+def _component(model: _Model, mark: Mark, name: str, size: int, measured: int, terms: TermSums) -> StaticComponent:
+    listed = terms.listed()
+    residual = measured - size - sum(term.bytes for term in listed)
     return StaticComponent(
         mark=mark,
         component=str(name),
-        model_bytes_per_param=told / case.count if case.count else 0.0,
-        model_bytes=told,
+        model_bytes_per_param=size / model.count if model.count else 0.0,
+        model_bytes=size,
         measured_bytes=measured,
-        measured_bytes_per_param=measured / case.count if case.count else 0.0,
+        measured_bytes_per_param=measured / model.count if model.count else 0.0,
         residual_bytes=residual,
-        terms=named,
+        terms=listed,
         holds=residual == 0,
     )

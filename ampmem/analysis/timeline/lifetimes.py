@@ -56,7 +56,7 @@ class JoinedFacts:
     """Facts with the allocation that each is about, in the order in which they were seen.
 
     ``allocation`` indexes :class:`Lifetimes`; facts about memory that no allocation covers are left
-    out and counted in ``unmatched``.
+    out.
     """
 
     time_ns: Column
@@ -65,7 +65,6 @@ class JoinedFacts:
     name: Column
     module: Column
     dtype: Column
-    unmatched: int
 
 
 def clock(events: EventColumns) -> Column:
@@ -130,7 +129,7 @@ def join_facts(events: EventColumns, lifetimes: Lifetimes, facts: FactColumns) -
     """Give every fact to the allocation that lives at its address at its time.
 
     An allocation lives from its birth up to, and not including, the instant of its free. Facts about
-    address 0 (tensors without memory) are ignored and not counted.
+    address 0 (tensors without memory) are left out too.
     """
     real = np.flatnonzero(facts.address != 0)
     found = _owner(events, lifetimes, facts.time_ns[real], facts.address[real])
@@ -143,7 +142,6 @@ def join_facts(events: EventColumns, lifetimes: Lifetimes, facts: FactColumns) -
         name=facts.name[kept],
         module=facts.module[kept],
         dtype=facts.dtype[kept],
-        unmatched=int(len(real) - len(kept)),
     )
 
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ampmem.analysis.jsonable import EachOf, OneOf
 from ampmem.analysis.timeline.categories import CATEGORIES, CODES, Breakdown, Category
 from ampmem.analysis.timeline.classify import Classes
 from ampmem.analysis.timeline.lifetimes import ALIVE, Lifetimes, clock
@@ -18,6 +20,11 @@ from ampmem.events import Column, EventColumns, Phase
 
 PHASES: tuple[str, ...] = tuple(phase.name.lower() for phase in Phase)
 """Names of the phases, in order of their codes."""
+
+PhaseName: TypeAlias = Annotated[str, OneOf(PHASES)]
+
+ByPhase: TypeAlias = Annotated[Mapping[str, int], EachOf(PHASES)]
+"""Bytes of each phase, by its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +54,7 @@ class Timeline:
         """Live bytes of every category at ``position``."""
         return dict(zip(CATEGORIES, self.live[:, position].tolist(), strict=True))
 
-    def temporaries_by_phase(self, position: int) -> Mapping[str, int]:
+    def temporaries_by_phase(self, position: int) -> ByPhase:
         """Live temporaries at ``position``, by the phase in which they were born."""
         return dict(zip(PHASES, self.temporaries[:, position].tolist(), strict=True))
 

@@ -4,18 +4,48 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from typing import Any
 
 import torch
 
 from ampmem.events import Fact
-from ampmem.patching import patch
-from ampmem.recorder.hooks.modules import in_backward
-from ampmem.recorder.log import storage_address
+from ampmem.patching import Undo, hook, patch
+from ampmem.recorder.hooks.listener import Listener
+from ampmem.recorder.log import Log
+from ampmem.recorder.models.models import Models
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
+from ampmem.recorder.texts import Texts
+from ampmem.recorder.torch_private import ENGINE, Place, below_functorch, in_backward, without_dispatch
 
-if TYPE_CHECKING:
-    from ampmem.recorder.session import Session
+
+class GradientHooks:
+    """Log every gradient as soon as backward has left it."""
+
+    def __init__(self, log: Log, models: Models, texts: Texts) -> None:
+        self._log = log
+        self._models = models
+        self._texts = texts
+        self._watched: dict[int, Undo] = {}
+        """By ``id``, the parameters that are hooked, and what undoes it."""
+
+    def watch(self) -> None:
+        """Hook every parameter that gets a gradient and is not hooked yet."""
+        for slot, parameter in self._models.parameters():
+            if parameter.requires_grad and parameter.is_leaf and id(parameter) not in self._watched:
+                note = functools.partial(self._note, slot.name_id, slot.path_id)
+                self._watched[id(parameter)] = hook(parameter.register_post_accumulate_grad_hook, note)
+
+    def remove(self) -> None:
+        """Take all hooks away."""
+        for undo in self._watched.values():
+            undo()
+        self._watched.clear()
+
+    def _note(self, name: int, path: int, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            dtype = self._texts.dtype_id(parameter.grad.dtype)
+            self._log.fact(Fact.GRADIENT, self._log.storage_address(parameter.grad), name, path, dtype)
 
 
 class BackwardHooks:
@@ -25,55 +55,33 @@ class BackwardHooks:
     a script that imported ``backward`` by name before the session began is met at the engine.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self.running = False
-        """Whether the recorded thread is in the engine, which may run on threads of its own."""
-        self._handles: dict[int, Any] = {}
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._running = False
+        """Whether the recorded thread is in the engine."""
 
-    def install(self) -> Callable[[], None]:
-        """Patch the entries; returns what undoes that and removes every gradient hook."""
-        entries = ("backward", "grad", "_engine_run_backward")
-        undo = [patch(torch.autograd, name, self._wrap) for name in entries]
-
-        def remove() -> None:
-            for entry in undo:
-                entry()
-            for handle in self._handles.values():
-                handle.remove()
-            self._handles.clear()
-
-        return remove
-
-    def watch_gradients(self) -> None:
-        """Hook every parameter that gets a gradient and is not hooked yet."""
-        for slot, parameter in self._session.models.parameters():
-            if parameter.requires_grad and parameter.is_leaf and id(parameter) not in self._handles:
-                note = functools.partial(self._note_gradient, slot.name_id, slot.path_id)
-                self._handles[id(parameter)] = parameter.register_post_accumulate_grad_hook(note)
-
-    def _note_gradient(self, name: int, path: int, parameter: torch.Tensor) -> None:
-        if parameter.grad is not None:
-            dtype = self._session.texts.dtype_id(parameter.grad.dtype)
-            self._session.log.fact(Fact.GRADIENT, storage_address(parameter.grad), name, path, dtype)
+    def install(self) -> Undo:
+        """Patch the entries; returns what undoes that."""
+        undo = ExitStack()
+        entries: tuple[Place, ...] = ((torch.autograd, "backward"), (torch.autograd, "grad"), ENGINE)
+        for entry in entries:
+            undo.callback(patch(*entry, self._wrap))
+        return undo.close
 
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        session = self._session
+        listener = self._listener
 
         @functools.wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:
-            if self.running or not session.recording or not session.on_thread() or in_backward():
+            if self._running or not listener.recording or not listener.on_thread() or in_backward():
                 return original(*args, **kwargs)
-            self.running = True
-            inside_forward = session.forward.active and session.forward.mode.module != 0
-            session.backward_started(_scalar(args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))))
+            self._running = True
+            listener.backward_started(_scalar(args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))))
             try:
                 return original(*args, **kwargs)
             finally:
-                self.running = False
-                session.backward_ended()
-                if inside_forward:  # torch.func.grad, or a model that computes forces
-                    session.forward_started(recomputing=False)
+                self._running = False
+                listener.backward_ended()
 
         return run
 
@@ -83,9 +91,8 @@ def _scalar(roots: Any) -> float | LateNumber | None:
     root = roots[0] if isinstance(roots, (tuple, list)) and len(roots) == 1 else roots
     if not isinstance(root, torch.Tensor) or root.numel() != 1 or root.is_meta:
         return None
-    while torch._C._functorch.is_gradtrackingtensor(root):
-        root = torch._C._functorch.get_unwrapped(root)
-    if torch._C._functorch.is_batchedtensor(root) or type(root) is not torch.Tensor:
+    root = below_functorch(root)
+    if type(root) is not torch.Tensor:
         return None
-    with torch._C._DisableTorchDispatch():  # the script's own modes count only what the script does
+    with without_dispatch():  # the script's own modes count only what the script does
         return number_of(root)

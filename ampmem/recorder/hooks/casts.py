@@ -7,18 +7,16 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from time import time_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ampmem.events import Fact
 from ampmem.patching import patch
-from ampmem.recorder.log import storage_address
-
-if TYPE_CHECKING:
-    from ampmem.recorder.log import Log
-    from ampmem.recorder.models.models import Models
-    from ampmem.recorder.texts import Texts
+from ampmem.recorder.log import Log
+from ampmem.recorder.models.models import Models
+from ampmem.recorder.texts import Texts
+from ampmem.recorder.torch_private import is_view, use_count
 
 
 class CastHooks:
@@ -37,14 +35,14 @@ class CastHooks:
         if not (source.is_floating_point() and copy.is_floating_point()) or source.dtype == copy.dtype:
             return
         dtype = self._texts.dtype_id(copy.dtype)
-        address, origin = storage_address(copy), storage_address(source)
+        address, origin = self._log.storage_address(copy), self._log.storage_address(source)
         parameter = self._models.parameters_at.find(origin, source)
         if parameter is None:
             buffer = self._models.buffers_at.find(origin, source)
             self._log.fact(Fact.OTHER_CAST, address, buffer or 0, module, dtype)
         else:
             self._log.fact(Fact.CAST_COPY, address, parameter, module, dtype)
-            if source._is_view():
+            if is_view(source):
                 self._log.fact(Fact.VIEW_CAST, address, parameter, module, dtype)
         if parameter is not None or (source.is_leaf and source.requires_grad):
             self.copies[address] = weakref.ref(copy)
@@ -54,7 +52,7 @@ class CastHooks:
         for argument in arguments:
             for tensor in argument if isinstance(argument, (list, tuple)) else (argument,):
                 if isinstance(tensor, torch.Tensor):
-                    address = storage_address(tensor)
+                    address = self._log.storage_address(tensor)
                     copy = self.copies.get(address)
                     if copy is not None and copy() is not None:  # else its address has gone to another
                         self._log.fact(Fact.CAST_USE, address, op)
@@ -89,4 +87,4 @@ class CastHooks:
 def _holders(copy: weakref.ref[torch.Tensor]) -> int:
     """How many hold the tensor behind ``copy``; 0 when it is dead."""
     tensor = copy()
-    return 0 if tensor is None else int(tensor._use_count())  # type: ignore[attr-defined]
+    return 0 if tensor is None else use_count(tensor)

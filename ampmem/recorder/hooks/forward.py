@@ -7,31 +7,34 @@ adds gradients out of place.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from time import time_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from ampmem.events import Fact
-from ampmem.patching import patch
-from ampmem.recorder.log import storage_address
+from ampmem.patching import Undo, added, patch
+from ampmem.recorder.hooks.casts import CastHooks
+from ampmem.recorder.hooks.functions import FunctionSaves
+from ampmem.recorder.log import Log
+from ampmem.recorder.models.stacks import Stacks
+from ampmem.recorder.texts import Texts
+from ampmem.recorder.torch_private import (
+    DEVICE,
+    TO_COPY,
+    TorchDispatchMode,
+    current_mode,
+    pop_saved_hooks,
+    push_saved_hooks,
+    saved_hooks_refused,
+    schema_of,
+    top_saved_hooks,
+    version_of,
+    without_dispatch,
+)
 
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from ampmem.recorder.hooks.casts import CastHooks
-    from ampmem.recorder.log import Log
-    from ampmem.recorder.models.stacks import Stacks
-    from ampmem.recorder.texts import Texts
-
-_DEVICE = torch.ops.prim.device.default
-"""A question that only fake tensors ask by an op."""
-_APPLY = getattr(getattr(vars(torch.autograd.Function)["apply"], "__func__", None), "__code__", None)
-"""The Python code that runs a ``Function``; ``None`` from torch 2.14 on, where that is native."""
 _OVERWRITTEN = (
     "one of the variables needed for gradient computation has been modified by an inplace operation: "
     "[{kind} {shape}] is at version {now}; expected version {then} instead. Hint: enable anomaly detection to "
@@ -51,8 +54,6 @@ class ForwardMode(TorchDispatchMode):
         self._stacks = stacks
         self._texts = texts
         self._ops: dict[Any, tuple[int, bool, bool]] = {}
-        self.module = 0
-        """Text id of the module that is running."""
         self.recomputed: list[int] | None = None
         """Addresses of what ops returned, while forward is run again inside backward."""
 
@@ -66,30 +67,35 @@ class ForwardMode(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._log.paused or func is _DEVICE:
+        if self._log.paused or func is DEVICE:
             return func(*args, **kwargs) if kwargs else func(*args)
         op = self._ops.get(func)
         if op is None:
             op = self._ops[func] = self._new_op(func)
         name, makes_storage, reads = op
-        if self._log.saved_for_next:
-            self._log.name_saved(name)
+        log = self._log
+        if log.saved_for_next:
+            log.name_saved(name)
         if reads and self._casts.copies:
             self._casts.used(args, name)
         start = time_ns()
-        if self._log.stamp is not None:
-            self._log.stamp(start)
-        result = func(*args, **kwargs) if kwargs else func(*args)
-        self._log.op(start, name, self._stacks.capture())
+        if log.stamp is not None:
+            log.stamp(start)
+        log.running_op = name
+        try:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+        finally:
+            log.running_op = 0
+        log.op(start, name, self._stacks.capture())
         if makes_storage:
             self._note(name, result)
-            if func is torch.ops.aten._to_copy.default:
-                self._casts.made(args[0], result, self.module)
+            if func is TO_COPY:
+                self._casts.made(args[0], result, log.module)
         return result
 
     def _new_op(self, func: Any) -> tuple[int, bool, bool]:
         """Text id of the op's name; whether it returns storages of its own, no view, in-place or out=; no view."""
-        schema = getattr(func, "_schema", None)
+        schema = schema_of(func)
         if schema is None:  # a higher-order operator
             return self._texts.id(str(func)), False, False
         aliases = [value.alias_info for value in schema.returns if value.alias_info is not None]
@@ -97,10 +103,11 @@ class ForwardMode(TorchDispatchMode):
         return self._texts.id(str(schema.name)), not aliases, not view
 
     def _note(self, name: int, result: Any) -> None:
+        log = self._log
         for tensor in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(tensor, torch.Tensor):
-                address = storage_address(tensor)
-                self._log.fact(Fact.OUTPUT, address, name, self.module, self._texts.dtype_id(tensor.dtype))
+                address = log.storage_address(tensor)
+                log.fact(Fact.OUTPUT, address, name, log.module, self._texts.dtype_id(tensor.dtype))
                 if self.recomputed is not None:
                     self.recomputed.append(address)
 
@@ -115,53 +122,61 @@ class SavedTensors:
     def __init__(self, log: Log, texts: Texts) -> None:
         self._log = log
         self._texts = texts
+        self.functions = FunctionSaves()
 
     def pack(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
         """Log ``tensor``; keep an alias of it, since the tensor itself would be a reference cycle."""
-        caller, function = sys._getframe(1), 0
-        if caller.f_code is _APPLY:  # a Function saves when its forward, of any number of ops, is over
-            function = self._texts.id(caller.f_locals["cls"].__name__)
-        self._log.saved(storage_address(tensor), self._texts.dtype_id(tensor.dtype), function)
+        name = self.functions.next_saved()
+        function = self._texts.id(name) if name else 0
+        self._log.saved(self._log.storage_address(tensor), self._texts.dtype_id(tensor.dtype), function)
         self._log.paused = True
         try:
-            return unseen_detach(tensor), tensor._version
+            return unseen_detach(tensor), version_of(tensor)
         finally:
             self._log.paused = False
 
     def unpack(self, packed: tuple[torch.Tensor, int]) -> torch.Tensor:
         """What :meth:`pack` kept; raises ``RuntimeError`` when it was overwritten since."""
         tensor, version = packed
-        if tensor._version != version:
+        if version_of(tensor) != version:
             kind, shape = tensor.type(), list(tensor.shape)
-            raise RuntimeError(_OVERWRITTEN.format(kind=kind, shape=shape, now=tensor._version, then=version))
+            raise RuntimeError(_OVERWRITTEN.format(kind=kind, shape=shape, now=version_of(tensor), then=version))
         return tensor
 
 
 class ForwardObserver:
-    """Pushes and pops the mode and the hooks, and only ever pops its own."""
+    """Pushes and pops the mode and the hooks, and only ever pops its own.
 
-    def __init__(self, mode: ForwardMode, saved: SavedTensors, note: Callable[[str], None]) -> None:
-        self.mode = mode
+    ``owns_mode`` says of a mode that it is the recorded device itself; ``note`` keeps a remark in the recording.
+    """
+
+    def __init__(
+        self, mode: ForwardMode, saved: SavedTensors, owns_mode: Callable[[object], bool], note: Callable[[str], None]
+    ) -> None:
+        self._mode = mode
+        self._owns_mode = owns_mode
         self._note = note
+        self._functions = saved.functions
         self._hooks = (saved.pack, saved.unpack)
-        self._mode_on = False
-        self._hooks_on = False
+        self._pop_mode: Undo | None = None
+        self._pop_hooks: Undo | None = None
         self._leave_with_forward = False
 
     @property
     def active(self) -> bool:
         """Whether forward is being observed."""
-        return self._mode_on
+        return self._pop_mode is not None
 
     def enter(self, *, recomputing: bool = False) -> None:
         """Start observing; does nothing when it is on already."""
-        if self._mode_on:
+        if self._pop_mode is not None:
             return
         # Under somebody else's mode ours must be gone before theirs is popped: at the forward's end.
-        self._leave_with_forward = _on_a_mode() or _top_hooks() is not None
-        self.mode.__enter__()  # type: ignore[no-untyped-call]
-        self._mode_on = True
-        self.mode.recomputed = [] if recomputing else None
+        below = current_mode()
+        self._leave_with_forward = (below is not None and not self._owns_mode(below)) or _top_hooks() is not None
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        self._pop_mode = added("dispatch modes", "ForwardMode", self._exit_mode)
+        self._mode.recomputed = [] if recomputing else None
         self._enter_hooks()
 
     def forward_ended(self) -> None:
@@ -171,29 +186,32 @@ class ForwardObserver:
 
     def leave(self) -> None:
         """Stop observing, unless the script put something on top: then it stays until that is gone."""
-        if self._hooks_on:
-            self._leave_hooks()
-        if self._mode_on:
-            if _get_current_dispatch_mode() is self.mode:
-                self.mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-                self._mode_on = False
+        if self._pop_hooks is not None:
+            self._leave_hooks(self._pop_hooks)
+        if self._pop_mode is not None:
+            if current_mode() is self._mode:
+                self._pop_mode()
+                self._pop_mode = None
             else:
                 self._note("the script's own dispatch mode was on top in backward: ampmem's mode stayed on there")
 
     def take_recomputed(self) -> list[int]:
         """Addresses of what ops returned since the recomputation began; ends it."""
-        addresses, self.mode.recomputed = self.mode.recomputed or [], None
+        addresses, self._mode.recomputed = self._mode.recomputed or [], None
         return addresses
 
-    def _enter_hooks(self) -> None:
-        if not self._hooks_on and _top_hooks() is None and _hooks_allowed():
-            torch._C._autograd._push_saved_tensors_default_hooks(*self._hooks)
-            self._hooks_on = True
+    def _exit_mode(self) -> None:
+        self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
-    def _leave_hooks(self) -> None:
-        if _top_hooks() == self._hooks:
-            torch._C._autograd._pop_saved_tensors_default_hooks()
-            self._hooks_on = False
+    def _enter_hooks(self) -> None:
+        if self._pop_hooks is None and _top_hooks() is None and _hooks_allowed():
+            push_saved_hooks(*self._hooks)
+            self._pop_hooks = added("saved-tensor hooks", "SavedTensors", pop_saved_hooks)
+
+    def _leave_hooks(self, pop: Undo) -> None:
+        if self._hooks_on_top():
+            pop()
+            self._pop_hooks = None
         else:
             self._note("the script's own saved-tensor hooks were on top in backward: ampmem's stayed on there")
 
@@ -206,42 +224,43 @@ class ForwardObserver:
 
         @contextmanager
         def disable_saved_tensors_hooks(error_message: str) -> Generator[None, None, None]:
-            suspended = observer._hooks_on and _top_hooks() == observer._hooks
-            if suspended:
-                torch._C._autograd._pop_saved_tensors_default_hooks()
-                observer._hooks_on = False
+            pop = observer._pop_hooks
+            suspended = pop is not None and observer._hooks_on_top()
+            if pop is not None and suspended:
+                pop()
+                observer._pop_hooks = None
             try:
                 with original(error_message):
                     yield
             finally:
-                if suspended and observer._mode_on:
+                if suspended and observer.active:
                     observer._enter_hooks()
 
         return disable_saved_tensors_hooks
 
+    def _hooks_on_top(self) -> bool:
+        return _top_hooks() == self._hooks
+
     def install(self) -> Callable[[], None]:
-        """Patch what cannot run under saved-tensor hooks; returns what undoes it."""
-        return patch(torch.autograd.graph, "disable_saved_tensors_hooks", self.suspend_hooks)
+        """Patch what cannot run under saved-tensor hooks, and what tells a Function's; returns what undoes it."""
+        with ExitStack() as undo:
+            undo.callback(patch(torch.autograd.graph, "disable_saved_tensors_hooks", self.suspend_hooks))
+            undo.callback(self._functions.install(self._hooks_on_top))
+            return undo.pop_all().close
 
 
 def unseen_detach(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor.detach()`` that no dispatch mode sees: the script's own modes count only what the script does."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return tensor.detach()  # a subclass is its own dispatch
-    with torch._C._DisableTorchDispatch():
+    with without_dispatch():
         return tensor.detach()
-
-
-def _on_a_mode() -> bool:
-    """Whether a mode is on the stack that is not the simulated device, which stays there and never minds."""
-    mode = _get_current_dispatch_mode()
-    return mode is not None and not getattr(mode, "simulates", False)
 
 
 def _top_hooks() -> tuple[Any, Any] | None:
     """The saved-tensor hooks on top of the stack."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return top_saved_hooks(True)
 
 
 def _hooks_allowed() -> bool:
-    return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is None
+    return saved_hooks_refused() is None

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import Any
 
 from ampmem.patching import patch
+from ampmem.recorder.hooks.listener import Listener
+from ampmem.recorder.torch_private import HISTORY
 
-if TYPE_CHECKING:
-    from ampmem.recorder.session import Session
 
-
-def install(session: Session) -> Callable[[], None]:
-    """End a recording of a CUDA device when the script calls ``_record_memory_history``; returns what undoes it."""
+def install(listener: Listener) -> Callable[[], None]:
+    """End the recording when the script calls ``_record_memory_history``; returns what undoes it."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def _record_memory_history(*args: Any, **kwargs: Any) -> Any:
-            if session.device_type == "cuda" and session.options.device != "sim":
-                session.stop_recording("the script called _record_memory_history, and PyTorch keeps only one history")
+            listener.stop_recording("the script called _record_memory_history, and PyTorch keeps only one history")
             return original(*args, **kwargs)
 
         return _record_memory_history
 
-    return patch(torch.cuda.memory, "_record_memory_history", wrap)
+    return patch(*HISTORY, wrap)

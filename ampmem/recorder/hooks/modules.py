@@ -3,71 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
-from torch.utils._pytree import tree_leaves
 
 from ampmem.events import Fact
-from ampmem.recorder.log import storage_address
-from ampmem.recorder.steering.arms import sample_autocast
-
-if TYPE_CHECKING:
-    from ampmem.recorder.session import Session
-
-
-def in_backward() -> bool:
-    """Whether the autograd engine is running on this thread."""
-    return torch._C._current_graph_task_id() != -1
+from ampmem.patching import added, hook
+from ampmem.recorder.hooks.listener import Listener
+from ampmem.recorder.log import Log
+from ampmem.recorder.models.models import Models
+from ampmem.recorder.steering.arms import ArmSeen
+from ampmem.recorder.texts import Texts
+from ampmem.recorder.torch_private import hooks_with_kwargs, in_backward, tree_leaves
 
 
 class ModuleHooks:
-    """Keeps the stack of running modules and tells the session about outermost forwards."""
+    """Keeps the stack of running modules and reports outermost forwards."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, listener: Listener, log: Log, models: Models, texts: Texts, arm_seen: ArmSeen) -> None:
+        self._listener = listener
+        self._log = log
+        self._models = models
+        self._texts = texts
+        self._arm_seen = arm_seen
         self._running: list[tuple[int, int]] = []
         """(id, path) of each module whose forward is running, outermost first."""
 
     def install(self) -> Callable[[], None]:
         """Register the hooks; returns what removes them."""
+        undo = ExitStack()
         after = torch_module.register_module_forward_hook(self._after, with_kwargs=True, always_call=True)
-        handles = [
-            after,
-            torch_module.register_module_forward_pre_hook(self._before),
-            torch_module.register_module_parameter_registration_hook(self._changed),
-            torch_module.register_module_buffer_registration_hook(self._changed),
-            torch_module.register_module_module_registration_hook(self._changed),
-        ]
-
-        def remove() -> None:
-            for handle in handles:
-                handle.remove()
-            # The handle forgets this one entry.
-            torch_module._global_forward_hooks_with_kwargs.pop(after.id, None)
-
-        return remove
+        undo.callback(added("torch.nn.modules.module", "register_module_forward_hook", after.remove))
+        # The handle forgets this one entry.
+        undo.callback(hooks_with_kwargs.pop, after.id, None)
+        undo.callback(hook(torch_module.register_module_forward_pre_hook, self._before))
+        undo.callback(hook(torch_module.register_module_parameter_registration_hook, self._changed))
+        undo.callback(hook(torch_module.register_module_buffer_registration_hook, self._changed))
+        undo.callback(hook(torch_module.register_module_module_registration_hook, self._changed))
+        return undo.close
 
     def _changed(self, module: nn.Module, *_: object) -> None:
-        self._session.models.registered(module)
+        self._models.registered(module)
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        session = self._session
         # Asked first: dynamo traces the hooks too, and must find nothing in them that breaks the script's graph.
-        if torch.compiler.is_compiling() or not session.on_thread():
+        if torch.compiler.is_compiling() or not self._listener.on_thread():
             return
         outermost = not self._running
         if outermost:
-            session.models.add_registered()
-        path = session.models.path_id(module)
+            self._models.add_registered()
+        path = self._models.path_id(module)
         if outermost:
-            session.forward_started(recomputing=in_backward() and torch.is_grad_enabled())
+            self._listener.forward_started(recomputing=in_backward() and torch.is_grad_enabled())
             self._note_inputs(args)
-        sample_autocast(session.arm_seen, session.device_type)
+        self._arm_seen.sample()
         self._running.append((id(module), path))
-        self._enter(path)
+        self._log.enter_module(path)
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any = None, result: Any = None) -> None:
         # Called with (module, args, result) instead when the forward raised.
@@ -78,22 +72,18 @@ class ModuleHooks:
             return
         while running and running.pop()[0] != id(module):
             pass
-        self._enter(running[-1][1] if running else 0)
+        self._log.enter_module(running[-1][1] if running else 0)
         if not running:
             if isinstance(kwargs, dict):
                 self._note_inputs(kwargs)
-            self._session.forward_ended()
-
-    def _enter(self, path: int) -> None:
-        self._session.log.running(path)
-        self._session.forward.mode.module = path
+            self._listener.forward_ended()
 
     def _note_inputs(self, arguments: Any) -> None:
         sizes: list[int] = []
         for leaf in tree_leaves(arguments):
             if isinstance(leaf, torch.Tensor) and leaf.grad_fn is None and not isinstance(leaf, nn.Parameter):
-                dtype = self._session.texts.dtype_id(leaf.dtype)
-                self._session.log.fact(Fact.INPUT, storage_address(leaf), dtype=dtype)
+                dtype = self._texts.dtype_id(leaf.dtype)
+                self._log.fact(Fact.INPUT, self._log.storage_address(leaf), dtype=dtype)
                 sizes.extend(leaf.shape[:1])
         if sizes:
-            self._session.open_step.batch_size = sizes[0]
+            self._listener.batch_seen(sizes[0])

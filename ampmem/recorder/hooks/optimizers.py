@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
-from types import FrameType, MemberDescriptorType
-from typing import TYPE_CHECKING, Any
+from types import MemberDescriptorType
+from typing import Any
 
 import torch
 from torch.amp.grad_scaler import GradScaler
@@ -16,22 +16,28 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from ampmem.events import Fact, OptimizerRecord, ParameterRecord
-from ampmem.patching import patch
-from ampmem.recorder.log import storage_address
-from ampmem.recorder.models.models import parameter_record
-from ampmem.recorder.sources.cuda.late import number_of
-
-if TYPE_CHECKING:
-    from ampmem.recorder.session import Session
+from ampmem.names import StateName
+from ampmem.patching import hook, patch
+from ampmem.recorder.hooks.listener import Listener
+from ampmem.recorder.log import Log
+from ampmem.recorder.models.models import Models, parameter_record
+from ampmem.recorder.sources.cuda.late import LateNumber, number_of
+from ampmem.recorder.texts import Texts
+from ampmem.recorder.torch_private import fused_or_foreach, running_steps, scale_of
+from ampmem.recorder.update import RunningUpdate
 
 
 class OptimizerHooks:
-    """Tells the session about updates and logs what an update leaves behind."""
+    """Reports updates and logs what an update leaves behind."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self.stepping: list[int] = []
-        """``id`` of each optimizer whose ``step`` is running: wrappers step inside each other."""
+    def __init__(self, listener: Listener, log: Log, models: Models, texts: Texts, update: RunningUpdate) -> None:
+        self._listener = listener
+        self._log = log
+        self._models = models
+        self._texts = texts
+        self._update = update
+        self._updates = 0
+        """Updates seen so far, skipped ones too."""
         self._records: dict[int, OptimizerRecord] = {}
         self.own_parameters: dict[str, ParameterRecord] = {}
         """Parameters that only an optimizer knows, no module."""
@@ -46,17 +52,12 @@ class OptimizerHooks:
 
     def install(self) -> Callable[[], None]:
         """Register the hooks and wrap ``GradScaler.step``; returns what undoes it."""
-        before = torch_optimizer.register_optimizer_step_pre_hook(self._before)
-        after = torch_optimizer.register_optimizer_step_post_hook(self._after)
-        undo = [patch(GradScaler, "step", self._wrap_scaler), patch(Optimizer, "__init__", self._wrap_init)]
-
-        def remove() -> None:
-            before.remove()
-            after.remove()
-            for entry in undo:
-                entry()
-
-        return remove
+        undo = ExitStack()
+        undo.callback(hook(torch_optimizer.register_optimizer_step_pre_hook, self._before))
+        undo.callback(hook(torch_optimizer.register_optimizer_step_post_hook, self._after))
+        undo.callback(patch(GradScaler, "step", self._wrap_scaler))
+        undo.callback(patch(Optimizer, "__init__", self._wrap_init))
+        return undo.close
 
     def records(self) -> list[OptimizerRecord]:
         """The optimizers that have made an update, or whose update a GradScaler left out."""
@@ -68,31 +69,35 @@ class OptimizerHooks:
         return record if optimizer is None else replace(record, optimizer=optimizer)
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._session.on_thread():
+        if not self._listener.on_thread():
             return
-        if self.stepping:  # one in another, or an earlier step raised
-            running = _running_steps()
+        stepping = self._update.stepping
+        if stepping:  # one in another, or an earlier step raised
+            running = running_steps()
             running[id(optimizer)] -= 1  # this one
             # A class that calls its base's step is there once for each of the two.
-            self.stepping = [
-                entry for n, entry in enumerate(self.stepping) if self.stepping[:n].count(entry) < running[entry]
-            ]
-        self.stepping.append(id(optimizer))
-        if self._session.recording:
+            stepping[:] = [entry for n, entry in enumerate(stepping) if stepping[:n].count(entry) < running[entry]]
+        stepping.append(id(optimizer))
+        if self._listener.recording:
             self.note_gradients(optimizer)
-            self._session.optimizer_started(type(optimizer).__name__)
+            self._listener.optimizer_started(type(optimizer).__name__)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._session.on_thread() or id(optimizer) not in self.stepping:
+        stepping = self._update.stepping
+        if not self._listener.on_thread() or id(optimizer) not in stepping:
             return
-        while self.stepping.pop() != id(optimizer):
+        while stepping.pop() != id(optimizer):
             pass
-        if self._session.recording:
+        if self._listener.recording:
             self.note_state(optimizer)
-        if not self.stepping:
+        if not stepping:
             found_inf = getattr(optimizer, "found_inf", None)  # set by a GradScaler on fused optimizers
             skipped = number_of(found_inf) if isinstance(found_inf, torch.Tensor) else False
-            self._session.updated(id(optimizer), skipped=skipped)
+            self._updated(optimizer, skipped)
+
+    def _updated(self, optimizer: Optimizer, skipped: float | LateNumber | None) -> None:
+        self._updates += 1
+        self._listener.updated(id(optimizer), skipped=skipped)
 
     def note_gradients(self, optimizer: Optimizer) -> None:
         """Log the gradients that ``optimizer`` is about to use, master copies' among them."""
@@ -103,15 +108,14 @@ class OptimizerHooks:
 
     def note_state(self, optimizer: Optimizer) -> None:
         """Log ``optimizer``'s state and the parameters that are its own."""
-        session = self._session
         names = self._names()
         self._note_optimizer(optimizer, names)
         for parameter, state in list(optimizer.state.items()):
             name_id, path = names.get(id(parameter), (0, 0))
-            of = session.texts.value(name_id)
+            of = self._texts.value(name_id)
             for key, tensor in _tensors(state, ""):
-                text = session.texts.id(f"{key} of {of}" if of else key)
-                session.log.fact(Fact.OPTIMIZER_STATE, storage_address(tensor), text, path)
+                text = self._texts.id(str(StateName(state=key, parameter=of)))
+                self._log.fact(Fact.OPTIMIZER_STATE, self._log.storage_address(tensor), text, path)
 
     def _note_optimizer(self, optimizer: Optimizer, names: dict[int, tuple[int, int]]) -> None:
         """``optimizer`` has made an update, or a GradScaler has left its update out."""
@@ -124,21 +128,19 @@ class OptimizerHooks:
         self._records[id(optimizer)] = _record(optimizer)
         number = self._numbers.setdefault(id(optimizer), len(self._numbers))
         for _, _, parameter in _parameters(optimizer):
-            self._optimized[self._session.texts.value(names[id(parameter)][0])] = number
+            self._optimized[self._texts.value(names[id(parameter)][0])] = number
 
     def _fact(self, fact: Fact, tensor: torch.Tensor, name: int, path: int) -> None:
-        session = self._session
-        session.log.fact(fact, storage_address(tensor), name, path, session.texts.dtype_id(tensor.dtype))
+        self._log.fact(fact, self._log.storage_address(tensor), name, path, self._texts.dtype_id(tensor.dtype))
 
     def _names(self) -> dict[int, tuple[int, int]]:
         """``id`` of each module parameter to the text ids of its name and module."""
-        return {id(p): (slot.name_id, slot.path_id) for slot, p in self._session.models.parameters()}
+        return {id(p): (slot.name_id, slot.path_id) for slot, p in self._models.parameters()}
 
     def _note_own_parameters(self, optimizer: Optimizer, names: dict[int, tuple[int, int]]) -> None:
         """Twins of module parameters are master copies; tensors no module knows are parameters."""
-        session = self._session
         optimized = {id(parameter) for _, _, parameter in _parameters(optimizer)}
-        twinless = [(slot, p) for slot, p in session.models.parameters() if id(p) not in optimized]
+        twinless = [(slot, p) for slot, p in self._models.parameters() if id(p) not in optimized]
         for group, index, parameter in _parameters(optimizer):
             if id(parameter) in names:
                 continue
@@ -149,53 +151,41 @@ class OptimizerHooks:
             else:
                 text = f"{type(optimizer).__name__}.param_groups[{group}][{index}]"
                 self.own_parameters[text] = parameter_record(text, parameter)
-                name, path, fact = session.texts.id(text), 0, Fact.PARAMETER
+                name, path, fact = self._texts.id(text), 0, Fact.PARAMETER
             names[id(parameter)] = (name, path)
             self._fact(fact, parameter, name, path)
             if parameter.grad is not None:
                 self._fact(Fact.GRADIENT, parameter.grad, name, path)
 
     def _wrap_init(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        session = self._session
+        listener = self._listener
 
         @functools.wraps(original)
         def __init__(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             original(optimizer, *args, **kwargs)
-            session.add_optimizer(optimizer)
+            listener.optimizer_made(optimizer)
 
         return __init__
 
     def _wrap_scaler(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        session = self._session
+        listener = self._listener
 
         @functools.wraps(original)
         def step(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            if not scaler.is_enabled() or not session.on_thread():
+            if not scaler.is_enabled() or not listener.on_thread():
                 return original(scaler, optimizer, *args, **kwargs)
-            scale = scaler._scale  # get_scale would wait for a device
-            session.scaled(scaler.get_scale() if scale is None else number_of(scale))
-            updates = session.updates
-            session.optimizer_started(type(optimizer).__name__)
+            scale = scale_of(scaler)  # get_scale would wait for a device
+            listener.scaled(scaler.get_scale() if scale is None else number_of(scale))
+            updates = self._updates
+            listener.optimizer_started(type(optimizer).__name__)
             result = original(scaler, optimizer, *args, **kwargs)
-            if session.updates == updates:
-                if session.recording:
+            if self._updates == updates:
+                if listener.recording:
                     self._note_optimizer(optimizer, self._names())
-                session.updated(id(optimizer), skipped=True)
+                self._updated(optimizer, True)
             return result
 
         return step
-
-
-def _running_steps() -> Counter[int]:
-    """``id`` of each optimizer whose ``step`` is on the Python stack, and how often it is."""
-    running: Counter[int] = Counter()
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        # The wrapper around every optimizer's step, which also calls the hooks, has it as ``self``.
-        if frame.f_code.co_filename == torch_optimizer.__file__ and frame.f_code.co_name == "wrapper":
-            running[id(frame.f_locals.get("self"))] += 1
-        frame = frame.f_back
-    return running
 
 
 def _record(optimizer: Optimizer) -> OptimizerRecord:
@@ -217,9 +207,7 @@ def implementation(optimizer: Optimizer) -> str:
         return "fused"
     if group.get("foreach") is not None or "foreach" not in group:
         return "foreach" if group.get("foreach") else "for-loop"
-    _, foreach = torch_optimizer._default_to_fused_or_foreach(
-        group["params"], group.get("differentiable", False), use_fused=False
-    )
+    _, foreach = fused_or_foreach(group["params"], group.get("differentiable", False), use_fused=False)
     return "foreach" if foreach else "for-loop"
 
 

@@ -6,16 +6,17 @@ Holds weak references only: a model that the script drops must die as it would w
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from ampmem.events import Fact, ParameterRecord
-from ampmem.recorder.log import Log, data_address, storage_address
+from ampmem.recorder.log import Log
 from ampmem.recorder.models.live import live_objects
 from ampmem.recorder.texts import Texts
+from ampmem.recorder.torch_private import BUFFERS, CHILDREN, PARAMETERS
 
 ROOT = "(model)"
 """Path of the only model's root module; with several models each has its class name instead."""
@@ -39,7 +40,8 @@ class _Slot:
 class Places:
     """Which named tensor lies where: one storage may hold several."""
 
-    def __init__(self) -> None:
+    def __init__(self, data_address: Callable[[torch.Tensor], int]) -> None:
+        self._data_address = data_address
         self._of: dict[int, dict[int, tuple[int, int]]] = {}
         """By the storage's address, then by that of a tensor's first element: where it ends, and its name."""
 
@@ -53,7 +55,7 @@ class Places:
     def add(self, storage: int, tensor: torch.Tensor, name: int) -> None:
         """``tensor`` lies in the storage at that address; of tensors in the same place the first one counts."""
         if storage:  # a parameter that never was materialized is nowhere
-            start = data_address(tensor)
+            start = self._data_address(tensor)
             end = start + tensor.numel() * tensor.element_size()
             self._of.setdefault(storage, {}).setdefault(start, (end, name))
 
@@ -62,7 +64,7 @@ class Places:
         tensors = self._of.get(storage)
         if tensors is None:
             return None
-        start = data_address(tensor)
+        start = self._data_address(tensor)
         if start in tensors:
             return tensors[start][1]
         before = max((other for other in tensors if other < start), default=None)
@@ -85,9 +87,9 @@ class Models:
         """Whether something was added to a module since the last :meth:`refresh`."""
         self.generation = 0
         """How often everything was named."""
-        self.parameters_at = Places()
+        self.parameters_at = Places(log.data_address)
         """Text ids of the parameters' names, as of the last :meth:`note`."""
-        self.buffers_at = Places()
+        self.buffers_at = Places(log.data_address)
         """The same of the buffers."""
 
     def add(self, module: nn.Module) -> None:
@@ -134,21 +136,21 @@ class Models:
         self.parameters_at.clear()
         self.buffers_at.clear()
         for slot, parameter in self.parameters():
-            address = storage_address(parameter)
+            address = self._log.storage_address(parameter)
             self.parameters_at.add(address, parameter, slot.name_id)
             dtype = self._texts.dtype_id(parameter.dtype)
             self._log.fact(Fact.PARAMETER, address, slot.name_id, slot.path_id, dtype)
         for slot in self._buffers:
-            buffer = slot.tensor("_buffers")
+            buffer = slot.tensor(BUFFERS)
             if buffer is not None:
-                address = storage_address(buffer)
+                address = self._log.storage_address(buffer)
                 self.buffers_at.add(address, buffer, slot.name_id)
                 self._log.fact(Fact.BUFFER, address, slot.name_id, slot.path_id)
 
     def parameters(self) -> Iterator[tuple[_Slot, nn.Parameter]]:
         """Every live parameter with where it hangs."""
         for slot in self._parameters:
-            parameter = slot.tensor("_parameters")
+            parameter = slot.tensor(PARAMETERS)
             if parameter is not None:
                 yield slot, parameter  # type: ignore[misc]
 
@@ -169,7 +171,7 @@ class Models:
         """Every parameter ever seen, by name, with the first that lies in the same memory."""
         first: dict[tuple[int, int], str] = {}
         for slot, parameter in self.parameters():
-            place = (data_address(parameter), parameter.numel())
+            place = (self._log.data_address(parameter), parameter.numel())
             owner = first.setdefault(place, slot.name) if place[0] else slot.name
             shares = None if owner == slot.name else owner
             module = slot.module()
@@ -198,7 +200,7 @@ class Models:
             reference = weakref.ref(module)
             path_id = self._texts.id(path or prefix)
             self._path_ids.setdefault(id(module), (reference, path_id))
-            for kind, slots in (("_parameters", self._parameters), ("_buffers", self._buffers)):
+            for kind, slots in ((PARAMETERS, self._parameters), (BUFFERS, self._buffers)):
                 for key, tensor in module.__dict__[kind].items():
                     if tensor is None or id(tensor) in seen:
                         continue
@@ -230,7 +232,7 @@ def _has_parameters(module: nn.Module) -> bool:
 
 def _parents(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
     """``id`` of each child to its parent."""
-    return {id(child): parent for parent in modules for child in parent.__dict__.get("_modules", {}).values()}
+    return {id(child): parent for parent in modules for child in parent.__dict__.get(CHILDREN, {}).values()}
 
 
 def _unused(name: str, taken: set[str]) -> str:

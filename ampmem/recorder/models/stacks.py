@@ -83,11 +83,6 @@ def stack_text(frames: Iterable[tuple[str, int, str]]) -> str:
     return "\n".join(reversed(lines))
 
 
-def calling_frame() -> FrameType:
-    """The caller's frame."""
-    return sys._getframe(1)
-
-
 def current_stack() -> str:
     """The stack of the calling thread, as :func:`stack_text` has it."""
     frames: list[tuple[str, int, str]] = []

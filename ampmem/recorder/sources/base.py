@@ -6,8 +6,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from ampmem.events import NO_SEGMENTS, AllocatorRecord, Column, LayersRecord, OomRecord, SegmentColumns
-from ampmem.events import Source as EventSource
+import numpy as np
+
+from ampmem.events import (
+    NO_SEGMENTS,
+    AllocatorRecord,
+    Column,
+    LayersRecord,
+    OomRecord,
+    PredictionRecord,
+    SegmentColumns,
+)
+from ampmem.recorder.addresses import Addresses
+from ampmem.recorder.log import Log
+from ampmem.recorder.texts import Texts
+from ampmem.vocabulary import Mark, SourceKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,18 +50,45 @@ class RawEvents:
     segments: SegmentColumns = NO_SEGMENTS
 
 
+_NONE = np.zeros(0, dtype=np.int64)
+
+NO_EVENTS = RawEvents(
+    time_ns=_NONE,
+    action=_NONE,
+    address=_NONE,
+    bytes=_NONE,
+    block_bytes=_NONE,
+    stream=_NONE,
+    allocated=_NONE,
+    op=_NONE,
+    sequence=_NONE,
+    ops=("",),
+)
+
+
 class Source(Protocol):
     """Records allocator events between :meth:`start` and :meth:`stop`."""
 
-    kind: EventSource
+    kind: SourceKind
     """What a recording names it."""
     device_type: str
     """The type of torch device whose memory it watches."""
     device_name: str
     """That device, in words."""
+    uses_profiler: bool
+    """Whether it needs torch's profiler, of which there is one at a time."""
+    uses_history: bool
+    """Whether it needs the memory history of torch's CUDA allocator, of which there is one."""
+
+    @property
+    def addresses(self) -> Addresses:
+        """Where tensors lie on that device."""
 
     def install(self) -> Callable[[], None]:
         """Patch what it needs to; returns what undoes it."""
+
+    def owns_mode(self, mode: object) -> bool:
+        """Whether this dispatch mode is the device itself, which stays on the stack and never minds what is on top."""
 
     def check(self) -> None:
         """Raise :class:`~ampmem.errors.UsageError` when this source cannot record now."""
@@ -79,10 +119,11 @@ class DeviceSource(Source, Protocol):
 
     stamp: Callable[[int], None] | None
     """Tags what the calling thread allocates from now on with an instant; ``None`` where that is not needed."""
-    locate: Callable[[], Place] | None
-    """Says where the calling thread is; for the session to set."""
 
-    def mark(self, step: int, mark: str) -> None:
+    def attach(self, locate: Callable[[], Place], log: Log, texts: Texts) -> None:
+        """From now on ``locate`` says where the calling thread is; facts that no hook can see go to ``log``."""
+
+    def mark(self, step: int, mark: Mark) -> None:
         """Take the allocator's statistics now; a mark that comes again in a step replaces the one before."""
 
     def take_layers(self) -> list[LayersRecord]:
@@ -93,6 +134,9 @@ class DeviceSource(Source, Protocol):
 
     def allocator(self) -> AllocatorRecord | None:
         """How the caching allocator was set and used by now; ``None`` where it was not."""
+
+    def prediction(self) -> PredictionRecord | None:
+        """What the run comes to on the device by now, where that is only predicted."""
 
     def notes(self) -> list[str]:
         """What a reader of the recording has to know."""

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 from ampmem.errors import UsageError
-from ampmem.recorder.options import DEVICES, Options
+from ampmem.recorder.options import Options
 from ampmem.recorder.sources.base import Source
 from ampmem.recorder.sources.baseline import Baseline
 from ampmem.recorder.sources.cpu import ProfilerSource
 from ampmem.recorder.sources.cuda.device import TorchCuda, cuda_available
 from ampmem.recorder.sources.cuda.source import CudaSource
+from ampmem.recorder.torch_private import Use, probe
+from ampmem.vocabulary import Arm, Device
 
 
 def choose_source(options: Options, baseline: Baseline) -> Source:
     """The source for ``options.device``. Raises :class:`UsageError` for a device that cannot be recorded."""
-    device = options.device
-    if device not in DEVICES:
-        raise UsageError(f"there is no device {device!r} to record; there are {', '.join(DEVICES)}")
-    if device == "sim":
-        # The rest of torch that a simulation needs takes a second to import.
-        from ampmem.recorder.sources.simulated import SimulatedSource
-        from ampmem.simulator.start import running
-
-        simulated = running()
-        if simulated is None:
-            raise UsageError("a device can only be simulated for a script: ampmem profile --device sim SCRIPT")
-        return SimulatedSource(simulated)
-    if device == "auto":
-        device = "cuda" if cuda_available() else "cpu"
-    if device == "cuda":
+    if options.device == Device.SIMULATED:
+        raise UsageError("a device can only be simulated for a script: ampmem profile --device sim SCRIPT")
+    if records_cuda(options):
         problem = TorchCuda().problem()
         if problem is not None:
             raise UsageError(problem)
         return CudaSource(stacks=options.stacks, synchronize=options.synchronize)
     return ProfilerSource(baseline)
+
+
+def records_cuda(options: Options) -> bool:
+    """Whether it is a real CUDA device whose memory is to be recorded."""
+    return options.device == Device.CUDA or (options.device == Device.AUTO and cuda_available())
+
+
+def check_torch(options: Options) -> list[str]:
+    """What a reader has to know of this torch. Raises :class:`UsageError` where it lacks what ``options`` take."""
+    uses = {Use.ALWAYS: True, Use.CUDA: records_cuda(options), Use.ARM: options.arm != Arm.AS_IS}
+    return probe(*(use for use, wanted in uses.items() if wanted))

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ampmem.events import UNKNOWN, Action, Column, Source
+from ampmem.events import UNKNOWN, Action, Column
+from ampmem.recorder.addresses import RealAddresses
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.baseline import Baseline
 from ampmem.recorder.sources.window import MARKER, Marks, Window, check_free, install, shift_between
+from ampmem.vocabulary import SourceKind
 
 _ALLOCATION = "[memory]"
 """The profiler's name for every allocation and free; cheaper to compare than a node's tag."""
@@ -26,9 +28,12 @@ _ALLOCATION = "[memory]"
 class ProfilerSource:
     """The CPU allocator's events of the calling thread, and of the backward passes it starts."""
 
-    kind = Source.CPU
+    kind = SourceKind.CPU
     device_type = "cpu"
     device_name = platform.processor() or platform.machine()
+    addresses = RealAddresses()
+    uses_profiler = True
+    uses_history = False
 
     def __init__(self, baseline: Baseline) -> None:
         self._baseline = baseline
@@ -53,6 +58,10 @@ class ProfilerSource:
     def stop(self) -> RawEvents:
         """The last events."""
         return self._events(*self._window.close())
+
+    def owns_mode(self, mode: object) -> bool:
+        """A CPU keeps no mode."""
+        return False
 
     def install(self) -> Callable[[], None]:
         """Keep the script's ``record_function`` scopes out of the profile; returns what undoes it."""

@@ -17,7 +17,6 @@ from ampmem.allocator.shortage import pack
 from ampmem.errors import UsageError
 from ampmem.events import (
     NO_STEP,
-    PEAK_MARK,
     Action,
     AllocatorRecord,
     Fact,
@@ -25,14 +24,16 @@ from ampmem.events import (
     OomRecord,
     PredictionRecord,
     SegmentColumns,
-    Source,
 )
+from ampmem.names import not_modelled
 from ampmem.recorder.log import Log
 from ampmem.recorder.sources.base import Place, RawEvents
 from ampmem.recorder.texts import Texts
 from ampmem.simulator.device import CONTEXT, Event, SimulatedDevice
-from ampmem.simulator.private import backward_node, in_backward
+from ampmem.simulator.mode import SimulatedMode
+from ampmem.simulator.private import running_node
 from ampmem.units import format_bytes
+from ampmem.vocabulary import Mark, SourceKind
 
 ALWAYS = (
     "simulated: no GPU was used; tensors had no values, and the step times are this machine's",
@@ -45,32 +46,39 @@ _NOWHERE = Place(step=NO_STEP, op="", module="", stack="")
 class SimulatedSource:
     """The events of the device that is simulated in this process."""
 
-    kind = Source.SIMULATED
+    kind = SourceKind.SIMULATED
+    uses_profiler = uses_history = False
     stamp: Callable[[int], None] | None = None
 
     def __init__(self, device: SimulatedDevice) -> None:
         self._device = device
+        self.addresses = device
         self.device_type = device.label
         self.device_name = device.gpu.name
-        self.locate: Callable[[], Place] | None = None
+        self._locate: Callable[[], Place] | None = None
         self._log: Log | None = None
         self._texts = Texts()
         self._events: list[Event] = []
         self._segments = SegmentLog()
         self._step = NO_STEP
-        self._marks: dict[tuple[int, str], LayersRecord] = {}
+        self._marks: dict[tuple[int, Mark], LayersRecord] = {}
         self._peak: LayersRecord | None = None
         self._layers: list[LayersRecord] = []
         self._ooms: list[OomRecord] = []
 
-    def tell(self, log: Log, texts: Texts) -> None:
+    def attach(self, locate: Callable[[], Place], log: Log, texts: Texts) -> None:
         """Log facts about what no hook can see."""
+        self._locate = locate
         self._log = log
         self._texts = texts
 
     def install(self) -> Callable[[], None]:
         """Nothing to patch: the device was put in place before the script started."""
         return lambda: None
+
+    def owns_mode(self, mode: object) -> bool:
+        """Whether ``mode`` runs the ops of the simulated device."""
+        return isinstance(mode, SimulatedMode)
 
     def check(self) -> None:
         """Raise :class:`UsageError` when the device is recorded already."""
@@ -110,7 +118,7 @@ class SimulatedSource:
         self._device.allocator.driver.observer = None
         return self.drain()
 
-    def mark(self, step: int, mark: str) -> None:
+    def mark(self, step: int, mark: Mark) -> None:
         """Take the model's statistics."""
         self._marks[(step, mark)] = self._statistics(step, mark)
 
@@ -140,8 +148,7 @@ class SimulatedSource:
 
     def notes(self) -> list[str]:
         """What was taken for granted, and what was left out."""
-        left_out = (f"not modelled: {what}" for what in self._device.unmodelled)
-        return [*ALWAYS, *self._device.assumptions, *left_out]
+        return [*ALWAYS, *self._device.assumptions, *map(not_modelled, self._device.unmodelled)]
 
     def prediction(self) -> PredictionRecord:
         """What the run comes to on the simulated GPU, by now."""
@@ -153,13 +160,13 @@ class SimulatedSource:
         if event.action == Action.ALLOC and step != NO_STEP:
             peak = self._peak
             if peak is None or peak.step != step or event.allocated > peak.requested:
-                self._peak = self._statistics(step, PEAK_MARK)
+                self._peak = self._statistics(step, Mark.PEAK)
 
     def _reserve(self, call: DriverCall) -> None:
         change = self._segments.reserve if RESERVING[call.call] else self._segments.release
         change(time_ns(), len(self._events), extent_of_call(call.call, call.address, call.size, call.stream))
 
-    def _statistics(self, step: int, mark: str) -> LayersRecord:
+    def _statistics(self, step: int, mark: Mark) -> LayersRecord:
         counters = self._device.allocator.counters
         return LayersRecord(
             step=step,
@@ -172,17 +179,17 @@ class SimulatedSource:
         )
 
     def _workspace(self, address: int, library: str) -> None:
-        self._tell(Fact.WORKSPACE, address, library)
+        self._log_fact(Fact.WORKSPACE, address, library)
 
     def _scratch(self, address: int, op: str) -> None:
-        self._tell(Fact.SCRATCH, address, op)
+        self._log_fact(Fact.SCRATCH, address, op)
 
-    def _tell(self, fact: Fact, address: int, name: str) -> None:
+    def _log_fact(self, fact: Fact, address: int, name: str) -> None:
         if self._log is not None:
             self._log.fact(fact, address, self._texts.id(name))
 
     def _failed(self, error: OutOfMemory) -> None:
-        place = _NOWHERE if self.locate is None else self.locate()
+        place = _NOWHERE if self._locate is None else self._locate()
         report = error.report
         self._ooms.append(
             OomRecord(
@@ -195,18 +202,12 @@ class SimulatedSource:
                 segment=report.segment,
                 total=report.device_total,
                 free=report.device_free,
-                op=place.op or _running_node(),
+                op=place.op or running_node()[0],
                 module=place.module,
                 stack=place.stack,
                 segments=pack(self._device.allocator.snapshot()),
             )
         )
-
-
-def _running_node() -> str:
-    """The name of the autograd node that runs; empty where none does."""
-    node = backward_node() if in_backward() else None
-    return "" if node is None else node.name()
 
 
 def _raw(events: list[Event], segments: SegmentColumns) -> RawEvents:

@@ -12,21 +12,24 @@ from time import time_ns
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from torch._C._autograd import (
-    _disable_profiler,
-    _enable_profiler,
-    _enable_record_function,
-    _prepare_profiler,
-    _profiler_enabled,
-    _record_function_with_args_enter,
-    _record_function_with_args_exit,
-)
-from torch._C._profiler import ProfilerActivity, RecordScope
 from torch.autograd.profiler import profile, record_function
+from torch.profiler import ProfilerActivity
 
 from ampmem.errors import UsageError
 from ampmem.events import Column
 from ampmem.patching import patch
+from ampmem.recorder.torch_private import (
+    BACKWARD_SCOPE,
+    FILTERS,
+    USER_SCOPE,
+    disable_profiler,
+    enable_profiler,
+    enable_record_function,
+    enter_scope,
+    exit_scope,
+    prepare_profiler,
+    profiler_enabled,
+)
 
 MARKER = "ampmem::clock"
 """The name of the markers."""
@@ -34,14 +37,12 @@ MARKER = "ampmem::clock"
 MARKERS = 4
 """Markers put at each end of a window; the first of a process is slow."""
 _ACTIVITIES = {ProfilerActivity.CPU}
-_FILTERS = "activity_filter" in str(_prepare_profiler.__doc__)
-"""Whether torch can leave out a part of an activity (2.13 can). If not, "CPU" has every call of CUDA's runtime too."""
 _PARTS: dict[ProfilerActivity, set[str]] = {
     ProfilerActivity.CPU: {"CPU_OP", "CPU_INSTANT_EVENT", "USER_ANNOTATION"},
     # Nothing of it; but the first profile of a process settles whether any later one, the script's own, can have it.
     ProfilerActivity.CUDA: set(),
 }
-_SCOPES = {RecordScope.USER_SCOPE, RecordScope.BACKWARD_FUNCTION}
+_SCOPES = {USER_SCOPE, BACKWARD_SCOPE}
 """The markers, and the autograd nodes that backward runs. Recording every op too would double the cost
 of profiling; the dispatch mode knows the ops of forward already.
 """
@@ -85,21 +86,21 @@ class Window:
     def close(self) -> tuple[Any, Marks]:
         """End; torch's result, and the two marks."""
         marks = (self._mark, _mark())
-        return _disable_profiler(), marks
+        return disable_profiler(), marks
 
     def _start(self) -> None:
         config = profile(profile_memory=self._memory).config()
-        if _FILTERS:
-            _prepare_profiler(config, set(_PARTS), _PARTS)
+        if FILTERS:
+            prepare_profiler(config, set(_PARTS), _PARTS)
         else:
-            _prepare_profiler(config, _ACTIVITIES)
-        _enable_profiler(config, _ACTIVITIES, _SCOPES)  # type: ignore[call-arg]
+            prepare_profiler(config, _ACTIVITIES)
+        enable_profiler(config, _ACTIVITIES, _SCOPES)
         self._mark = _mark()
 
 
 def check_free() -> None:
     """Raise :class:`UsageError` when another profiler is running: a second one would take its place."""
-    if _profiler_enabled():
+    if profiler_enabled():
         raise UsageError(
             "torch.profiler is running, and PyTorch allows only one profiler at a time; start ampmem outside of it"
         )
@@ -133,9 +134,9 @@ def _mark() -> Mark:
     times: list[tuple[int, int]] = []
     for _ in range(MARKERS):
         before = time_ns()
-        scope = _record_function_with_args_enter(MARKER)
+        scope = enter_scope(MARKER)
         times.append((before, time_ns()))
-        _record_function_with_args_exit(scope)
+        exit_scope(scope)
     index = min(range(MARKERS), key=lambda i: times[i][1] - times[i][0])
     return Mark(index, sum(times[index]) // 2)
 
@@ -143,10 +144,10 @@ def _mark() -> Mark:
 def _without_recording(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def __enter__(scope: Any) -> Any:
-        _enable_record_function(False)
+        enable_record_function(False)
         try:
             return original(scope)
         finally:
-            _enable_record_function(True)
+            enable_record_function(True)
 
     return __enter__

@@ -3,52 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from ampmem.events import ArmRecord, ParameterRecord
-from ampmem.recorder.options import AS_IS
+from ampmem.vocabulary import Arm
 
 
 @dataclass(slots=True, kw_only=True)
 class ArmSeen:
-    """What :func:`sample_autocast` met so far."""
+    """What :meth:`sample` met so far, on devices of one type."""
 
+    device_type: str
     dtypes: dict[torch.dtype, None] = field(default_factory=dict)
     cache: bool | None = None
     scaler: bool = False
 
     def copy(self) -> ArmSeen:
         """All of this, as it is now."""
-        return ArmSeen(dtypes=dict(self.dtypes), cache=self.cache, scaler=self.scaler)
+        return replace(self, dtypes=dict(self.dtypes))
 
-
-def sample_autocast(seen: ArmSeen, device_type: str) -> None:
-    """Note autocast's state now. Not to be asked inside a dispatch mode: there it always says off."""
-    if torch.is_autocast_enabled(device_type):
-        seen.dtypes[torch.get_autocast_dtype(device_type)] = None
-        seen.cache = bool(seen.cache) or torch.is_autocast_cache_enabled()
+    def sample(self) -> None:
+        """Note autocast's state now. Not to be asked inside a dispatch mode: there it always says off."""
+        if torch.is_autocast_enabled(self.device_type):
+            self.dtypes[torch.get_autocast_dtype(self.device_type)] = None
+            self.cache = bool(self.cache) or torch.is_autocast_cache_enabled()
 
 
 def arm_record(
-    seen: ArmSeen, parameters: Sequence[ParameterRecord], *, forced: str = AS_IS, wrapped: bool = False
+    seen: ArmSeen, parameters: Sequence[ParameterRecord], *, forced: Arm = Arm.AS_IS, wrapped: bool = False
 ) -> ArmRecord:
     """Name what was forced, or else what was seen: ``as-is`` when neither FP32 nor autocast describes it."""
-    if forced != AS_IS:
-        name = forced
-    elif seen.dtypes:
-        name = "amp" if seen.cache else "amp-nocache"
-    elif all(parameter.dtype == "float32" for parameter in parameters):
-        name = "fp32"
-    else:
-        name = AS_IS
+    name = forced
+    if forced == Arm.AS_IS and seen.dtypes:
+        name = Arm.AMP if seen.cache else Arm.AMP_NOCACHE
+    elif forced == Arm.AS_IS and all(parameter.dtype == "float32" for parameter in parameters):
+        name = Arm.FP32
     dtype = next(iter(seen.dtypes), None)
     return ArmRecord(
         name=name,
         dtype=None if dtype is None else str(dtype).removeprefix("torch."),
         cache=seen.cache,
         scaler=seen.scaler,
-        forced=forced != AS_IS,
+        forced=forced != Arm.AS_IS,
         wrapped=wrapped,
     )

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ampmem.recorder.torch_private import DECORATED, ENTER_AUTOCAST
+
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 
 
@@ -28,13 +30,13 @@ def entering_code() -> CodeType:
 
 def restates(code: CodeType) -> bool:
     """Whether ``code`` is torch's, which enters a region to restore a state: checkpoint, custom_fwd, DataParallel."""
-    of_script = code.co_name in ("decorate_autocast", "_enter_autocast")
+    of_script = code.co_name in ("decorate_autocast", ENTER_AUTOCAST)
     return code.co_filename.startswith(_TORCH) and not of_script
 
 
 def of_compiled(code: CodeType) -> bool:
     """Whether ``code`` is what compiled code enters its regions by."""
-    return code.co_filename.startswith(_TORCH) and code.co_name == "_enter_autocast"
+    return code.co_filename.startswith(_TORCH) and code.co_name == ENTER_AUTOCAST
 
 
 def has_autocast(function: Any) -> bool:
@@ -47,7 +49,7 @@ def has_autocast(function: Any) -> bool:
 def _opens_autocast(function: Any) -> bool:
     """Whether ``function`` is decorated with autocast, or names it other than to disable it."""
     while function is not None:
-        if hasattr(function, "__script_unsupported"):  # autocast's decorator leaves it
+        if hasattr(function, DECORATED):  # autocast's decorator leaves it
             return True
         code = getattr(function, "__code__", None)
         if isinstance(code, CodeType) and _names_autocast(code) and not only_disables(code):

@@ -15,15 +15,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._C._dynamo import eval_frame
 from torch.amp.autocast_mode import autocast
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
-from torch.utils import checkpoint as torch_checkpoint
 
-from ampmem.patching import patch
-from ampmem.recorder.hooks.modules import in_backward
+from ampmem.patching import hook, patch
 from ampmem.recorder.steering.autocast_code import (
     entering_code,
     forget_code,
@@ -32,6 +29,20 @@ from ampmem.recorder.steering.autocast_code import (
     only_disables,
     restates,
 )
+from ampmem.recorder.torch_private import (
+    CHECKPOINT,
+    ENGINE,
+    Place,
+    enable_scaler,
+    in_backward,
+    is_set_up,
+    never_compiled,
+    region_says,
+    say,
+    scaler_device,
+    scaler_enabled,
+)
+from ampmem.vocabulary import Arm
 
 WRAPPED = "the script has no autocast of its own: ampmem ran each outermost forward and its loss under autocast"
 GAVE_WAY = (
@@ -80,11 +91,11 @@ class Steering:
     follows it, up to backward. GradScalers made before :meth:`install` stay as they are.
     """
 
-    def __init__(self, arm: str, dtype: torch.dtype | None, device_type: str, note: Callable[[str], None]) -> None:
+    def __init__(self, arm: Arm, dtype: torch.dtype | None, device_type: str, note: Callable[[str], None]) -> None:
         self.wrapped = False
         """Whether ampmem itself had to open a region, as the script has none."""
-        self._fp32 = arm == "fp32"
-        self._cache = arm == "amp"
+        self._fp32 = arm == Arm.FP32
+        self._cache = arm == Arm.AMP
         self._dtype = dtype
         self._device_type = device_type
         self._note = note
@@ -120,14 +131,13 @@ class Steering:
         undo.callback(patch(GradScaler, "__init__", self._wrap_scaler_init))
         undo.callback(patch(GradScaler, "scale", self._wrap_scale))
         if not self._fp32:
-            for name in ("backward", "grad", "_engine_run_backward"):
-                undo.callback(patch(torch.autograd, name, self._wrap_backward))
-            undo.callback(patch(torch_checkpoint, "_get_autocast_kwargs", self._wrap_checkpoint))
-            before = torch_module.register_module_forward_pre_hook(self._before)
-            after = torch_module.register_module_forward_hook(self._after, always_call=True)
-            step = torch_optimizer.register_optimizer_step_pre_hook(lambda *_: self.leave())
-            for handle in (before, after, step):
-                undo.callback(handle.remove)
+            places: tuple[Place, ...] = ((torch.autograd, "backward"), (torch.autograd, "grad"), ENGINE)
+            for place in places:
+                undo.callback(patch(*place, self._wrap_backward))
+            undo.callback(patch(*CHECKPOINT, self._wrap_checkpoint))
+            undo.callback(hook(torch_module.register_module_forward_pre_hook, self._before))
+            undo.callback(hook(torch_module.register_module_forward_hook, self._after, always_call=True))
+            undo.callback(hook(torch_optimizer.register_optimizer_step_pre_hook, lambda *_: self.leave()))
         undo.callback(self.leave)
         return undo.close
 
@@ -146,7 +156,7 @@ class Steering:
     def _wrap_enter(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         # Subclasses such as torch.cuda.amp.autocast come here through super().
         @functools.wraps(original)
-        @_never_compiled
+        @never_compiled
         def __enter__(region: Any) -> Any:
             if not self._installed:
                 return original(region)
@@ -156,13 +166,12 @@ class Steering:
             scripts = region.device == self._device_type and not by_torch and not replayed
             if scripts and self._on_thread() and not in_backward():
                 self._give_way(region, code)
-            said = region._enabled, region.fast_dtype, region._cache_enabled
-            steered = self._steered(region, scripts=scripts, replayed=replayed)
-            region._enabled, region.fast_dtype, region._cache_enabled = steered
+            said = region_says(region)
+            say(region, self._steered(region, scripts=scripts, replayed=replayed))
             try:
                 result = original(region)
             finally:
-                region._enabled, region.fast_dtype, region._cache_enabled = said
+                say(region, said)
             self._regions.open.append(_Open(region=region, scripts=scripts))
             return result
 
@@ -170,7 +179,7 @@ class Steering:
 
     def _wrap_exit(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        @_never_compiled
+        @never_compiled
         def __exit__(region: Any, *exception: Any) -> Any:
             return self._exit_region(region, functools.partial(original, region, *exception))
 
@@ -192,7 +201,7 @@ class Steering:
 
     def _steered(self, region: Any, *, scripts: bool, replayed: bool) -> tuple[bool, torch.dtype, bool]:
         """With what ``region`` is entered: whether enabled, the dtype, and whether with cache."""
-        enabled, dtype, cache = region._enabled, region.fast_dtype, region._cache_enabled
+        enabled, dtype, cache = region_says(region)
         if self._fp32:
             return False, dtype, cache
         if region.device != self._device_type:
@@ -217,7 +226,7 @@ class Steering:
         # is recomputed under; and what can only disable autocast is an island of FP32, not the script's way to AMP.
         if self._ours is not None and (self._opener == 0 or of_compiled(code)):
             return
-        if self.wrapped and not region._enabled and only_disables(code):
+        if self.wrapped and not region_says(region)[0] and only_disables(code):
             return
         self._scripts_own = True
         if self.wrapped:
@@ -295,14 +304,14 @@ class Steering:
             if not self._installed:
                 return
             if self._fp32:
-                scaler._enabled = False
-            elif not scaler._enabled and self._may_enable(scaler):
+                enable_scaler(scaler, False)
+            elif not scaler_enabled(scaler) and self._may_enable(scaler):
                 bound = signature.bind(scaler, *args, **kwargs)
                 bound.arguments["enabled"] = True
                 with suppress(AssertionError):  # of arguments that nobody looks at in a disabled one
                     original(*bound.args, **bound.kwargs)
-                complete = hasattr(scaler, "_per_optimizer_states")
-                scaler._enabled = complete and self._dtype is torch.float16
+                complete = is_set_up(scaler)
+                enable_scaler(scaler, complete and self._dtype is torch.float16)
                 if complete and self._dtype is None:
                     self._undecided.add(scaler)
 
@@ -310,7 +319,7 @@ class Steering:
 
     def _may_enable(self, scaler: Any) -> bool:
         """Whether ``scaler``, disabled now, may have to scale in this arm."""
-        device = str(scaler._device).split(":")[0]
+        device = scaler_device(scaler)
         if device != self._device_type or (device == "cuda" and torch.cuda.amp.amp_definitely_not_available()):
             return False
         # Another class may have set itself up as disabled by the time that is decided.
@@ -321,14 +330,7 @@ class Steering:
         def scale(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             if self._installed and scaler in self._undecided:
                 self._undecided.discard(scaler)
-                scaler._enabled = self._float16_seen
+                enable_scaler(scaler, self._float16_seen)
             return original(scaler, *args, **kwargs)
 
         return scale
-
-
-def _never_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Have dynamo run ``function`` as it is: it compiles what is called at a break in the graph of compiled code."""
-    skip = eval_frame._FrameAction.SKIP
-    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
-    return function

@@ -10,7 +10,7 @@ from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.events import NO_STEP, Phase
-from ampmem.reporters.base import open_output
+from ampmem.outputs import open_output
 
 HEADER = ("born_ns", "died_ns", "bytes", "block_bytes", "category", "name", "module", "op", "step", "phase")
 """What the columns are; ``died_ns`` is empty for what was never freed, ``step`` for what was there before the first."""
@@ -18,7 +18,7 @@ HEADER = ("born_ns", "died_ns", "bytes", "block_bytes", "category", "name", "mod
 
 def write_csv(analysis: Analysis, path: Path, *, force: bool = False) -> None:
     """Raises :class:`~ampmem.errors.UsageError` when ``path`` cannot be written, or exists without ``force``."""
-    with open_output(path, force) as stream:
+    with open_output(path, force=force) as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(HEADER)
         writer.writerows(_rows(analysis))

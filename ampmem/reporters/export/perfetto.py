@@ -15,11 +15,10 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ampmem.analysis.allocator.layers import layers_of
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.events import Column, Phase
-from ampmem.reporters.base import open_output
+from ampmem.outputs import open_output
 from ampmem.reporters.export.protobuf import field, key, message, varints, width_of
 
 _Series: TypeAlias = "dict[str, Column]"
@@ -49,7 +48,7 @@ class _Mark(NamedTuple):
 
 def write_perfetto(analysis: Analysis, path: Path, *, force: bool = False) -> None:
     """Raises :class:`~ampmem.errors.UsageError` when ``path`` cannot be written, or exists without ``force``."""
-    with open_output(path, force) as stream:
+    with open_output(path, force=force) as stream:
         for packets in _trace(analysis):
             stream.buffer.write(packets)
         stream.buffer.flush()
@@ -78,7 +77,7 @@ def _trace(analysis: Analysis) -> Iterator[bytes]:
 
 def _series(analysis: Analysis) -> _Series:
     series = {str(category): analysis.timeline.series(category) for category in CATEGORIES}
-    layers = layers_of(analysis)
+    layers = analysis.layers
     return series if layers is None else {**series, "reserved": layers.reserved}
 
 

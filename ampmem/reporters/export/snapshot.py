@@ -22,7 +22,7 @@ from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.events import Action, Column, SegmentAction
-from ampmem.reporters.base import open_output
+from ampmem.outputs import open_output
 from ampmem.reporters.export.pickling import Item, Once, PickleWriter
 
 _UNKNOWN: Final = "unknown"
@@ -34,7 +34,7 @@ _US: Final = 1000
 
 def write_snapshot(analysis: Analysis, path: Path, *, force: bool = False) -> None:
     """Raises :class:`~ampmem.errors.UsageError` when ``path`` cannot be written, or exists without ``force``."""
-    with open_output(path, force) as stream:
+    with open_output(path, force=force) as stream:
         writer = PickleWriter(stream.buffer)
         frames = _Frames(analysis)
         writer.mapping(

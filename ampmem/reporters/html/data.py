@@ -6,11 +6,12 @@ A *position* is a number of events that have happened. Where a value is not know
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ampmem.analysis.activations import ActivationGroup
 from ampmem.analysis.casts import ParameterCasts, StepCasts
-from ampmem.analysis.static_model.verdict import Term
+from ampmem.analysis.jsonable import named
+from ampmem.analysis.static_model.terms import Term
 from ampmem.analysis.summary import Allocator, Conservation
 
 
@@ -128,10 +129,10 @@ class BreakdownView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentView:
-    """One component of the static model: ``told + sum of the terms + residual == measured``."""
+    """One component of the static model: ``model + sum of the terms + residual == measured``."""
 
     component: str
-    told: int
+    model: int = field(metadata=named("told"))
     measured: int
     terms: tuple[Term, ...]
     residual: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import cycle
 
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 
@@ -31,7 +32,7 @@ _UNUSUAL = {"light": "#7a2205", "dark": "#9c4627"}
 _PRECISION_COPIES = {"light": "#66d5ff", "dark": "#8ddefe"}
 
 # Categories of one hue differ by their hatching.
-FILLS: dict[Category, Fill] = {
+_OWN = {
     Category.PARAMETERS: Fill(light="#3958d1", dark="#5074e9"),
     Category.GRADIENTS: Fill(light="#0d6d46", dark="#2f835f"),
     Category.OPTIMIZER_STATE: Fill(light="#532d74", dark="#884493"),
@@ -41,11 +42,15 @@ FILLS: dict[Category, Fill] = {
     Category.BUFFERS: Fill(light="#129684", dark="#19b19c"),
     Category.INPUTS: Fill(light="#d093bb", dark="#fba0be"),
     Category.TEMPORARIES: Fill(light="#f2e67e", dark="#e5dc83"),
-    Category.WORKSPACE: Fill(**_UNUSUAL),
-    Category.COMMUNICATION: Fill(**_UNUSUAL, pattern="/"),
     Category.OTHER: Fill(**_UNUSUAL, pattern="."),
 }
+_HATCHINGS = ("", "/", "x", "\\", "-", "|", "+")
+_WITHOUT = [category for category in CATEGORIES if category not in _OWN]
 
+FILLS: dict[Category, Fill] = _OWN | {
+    category: Fill(**_UNUSUAL, pattern=pattern) for category, pattern in zip(_WITHOUT, cycle(_HATCHINGS), strict=False)
+}
+"""How each category looks; one without a look of its own is hatched in the hue of the unusual ones."""
 
 LAYERS = {
     "rounding": Fill(light="#5a5e65", dark="#70757c", pattern="x"),

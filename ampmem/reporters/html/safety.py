@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import json
 import unicodedata
 from collections.abc import Iterable
@@ -51,11 +50,6 @@ def _spelled(character: str) -> str:
         return character
     code = ord(character)
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
-
-
-def escaped(text: str) -> str:
-    """``text`` for an element's content or a quoted attribute."""
-    return html.escape(visible(text), quote=True)
 
 
 def json_for_script(data: object) -> str:

@@ -10,8 +10,8 @@ from ampmem.analysis.analyse import analyse
 from ampmem.analysis.compare import Entry, compare, distinct, entry_of
 from ampmem.analysis.summary import summary_of
 from ampmem.errors import NothingRecorded, RecordingError, UsageError
-from ampmem.recording import check_output, read
-from ampmem.reporters.base import open_output
+from ampmem.outputs import check_output, open_output
+from ampmem.recording import read
 from ampmem.reporters.html.data import RunView
 from ampmem.reporters.html.page.page import page_view, render
 from ampmem.reporters.html.progress import Progress
@@ -41,7 +41,7 @@ def write(recordings: Sequence[Path], output: Path, *, force: bool = False) -> N
         progress.say(f"writing {output.name}")
         entries = distinct([entry for entry, _ in columns], [path.name for path in recordings])
         page = render(page_view(*_side_by_side(entries, [run for _, run in columns])))
-        with open_output(output, force) as stream:
+        with open_output(output, force=force) as stream:
             stream.write(page)
 
 

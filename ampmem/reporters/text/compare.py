@@ -8,27 +8,22 @@ from ampmem.analysis.compare import BASELINE, Comparison, Entry, Instant, StepTi
 from ampmem.analysis.fit.estimate import Prediction
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown
-from ampmem.reporters.text.estimate import told_in_short
+from ampmem.reporters.text.estimate import fit_in_short
 from ampmem.reporters.text.out_of_memory import in_short
 from ampmem.reporters.text.plain_text import ABSENT, WIDTH, chunks, shorten, table, wrapped
 from ampmem.reporters.text.static_models import render_static_models
 from ampmem.reporters.text.table import conserved, describe_arm, describe_optimizers, indented, size_cells
-from ampmem.reporters.text.words import percent, short, signed, times
+from ampmem.reporters.text.words import AT_MARK, percent, short, signed, times
 from ampmem.units import format_bytes, format_count, format_duration
+from ampmem.vocabulary import AUTOCAST_ARMS, Mark
 
 FIRST_LOSSES = 5
 """How many steps' losses are shown at the start; of more steps only the last one is shown too."""
 
-TOLD = "0.5x"
+USUAL_RATIO = "0.5x"
 """What the usual account of mixed precision says becomes of the activations."""
 
 _LABEL = 15
-_CAPTIONS = {
-    "after_forward": "at the end of forward",
-    "after_backward": "after backward",
-    "after_optimizer": "after the update",
-    "peak": "at the peak",
-}
 
 
 def render(comparison: Comparison) -> str:
@@ -105,7 +100,7 @@ def _block(comparison: Comparison, instant: Instant) -> str:
 def _caption(comparison: Comparison, instant: Instant) -> str:
     steps = {step for step in comparison.steps if step is not None}
     which = f"step {steps.pop()}" if len(steps) == 1 else "the last step of each"
-    return f"{_CAPTIONS[instant.name]}, {which}"
+    return f"{AT_MARK[instant.name]}, {which}"
 
 
 def _header(entry: Entry) -> str:
@@ -126,7 +121,7 @@ def _per_entry(comparison: Comparison, rows: Sequence[tuple[str, Sequence[str]]]
 
 
 def _figures(comparison: Comparison) -> str:
-    peak = comparison.instant("peak")
+    peak = comparison.instant(Mark.PEAK)
     whole = [None if entry.summary is None else entry.summary.peak.bytes for entry in comparison.entries]
     rows: list[tuple[str, list[str]]] = []
     predictions = [None if entry.summary is None else entry.summary.prediction for entry in comparison.entries]
@@ -137,8 +132,8 @@ def _figures(comparison: Comparison) -> str:
     rows.append((f"peak vs {BASELINE}", list(map(signed, comparison.peak_difference))))
     if any(size is not None for size in comparison.peak_reserved):
         rows.append(("peak reserved", list(map(_size, comparison.peak_reserved))))
-    for name, told in _PREDICTED if any(predictions) else ():
-        rows.append((name, [ABSENT if prediction is None else told(prediction) for prediction in predictions]))
+    for name, predicted in _PREDICTED if any(predictions) else ():
+        rows.append((name, [ABSENT if prediction is None else predicted(prediction) for prediction in predictions]))
     if tuple(whole) != peak.total:
         rows.append(("peak of all steps", list(map(_size, whole))))
     rows.append(
@@ -162,7 +157,7 @@ _STEP_TIMES: tuple[tuple[str, Callable[[StepTime], str]], ...] = (
 _PREDICTED: tuple[tuple[str, Callable[[Prediction], str]], ...] = (
     ("in all on the GPU", lambda prediction: format_bytes(prediction.at_peak_reserved.total)),
     ("the GPU has", lambda prediction: format_bytes(prediction.gpu_bytes)),
-    ("which means that it", lambda prediction: told_in_short(prediction)[0]),
+    ("which means that it", lambda prediction: fit_in_short(prediction)[0]),
 )
 """For simulated runs; what is outside of the allocator is in the first."""
 
@@ -176,8 +171,8 @@ def _break_even(batch_size: float | None) -> str:
 
 
 def _activations(entry: Entry, ratio: float | None) -> str:
-    autocast = entry.summary is not None and entry.summary.arm.name.startswith("amp")
-    return times(ratio) + (f"; told {TOLD}" if autocast and ratio is not None else "")
+    autocast = entry.summary is not None and entry.summary.arm.name in AUTOCAST_ARMS
+    return times(ratio) + (f"; told {USUAL_RATIO}" if autocast and ratio is not None else "")
 
 
 def _losses(comparison: Comparison) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ampmem.analysis.fit.estimate import Fit, Prediction, Terms
+from ampmem.names import not_modelled
 from ampmem.reporters.text.plain_text import table, wrapped
 from ampmem.units import format_bytes
 
@@ -47,7 +48,7 @@ def verdict(prediction: Prediction) -> str:
     return f"it fits, with {_between(least, left)} to spare beside {outside}"
 
 
-def told_in_short(prediction: Prediction) -> tuple[str, str]:
+def fit_in_short(prediction: Prediction) -> tuple[str, str]:
     """Whether it fits, and how much of the GPU is used at the peak of reserved memory, as two cells."""
     low, highest = prediction.at_peak_reserved.total, prediction.highest
     used = f"{_between(low, low if highest is None else highest.total)} of {format_bytes(prediction.gpu_bytes)} used"
@@ -67,12 +68,15 @@ def render_prediction(prediction: Prediction | None, gpu: str) -> str:
 
 def explanations(prediction: Prediction) -> Iterator[str]:
     """The verdict, what was assumed at most, and what is in none of the numbers; a sentence each."""
+    yield from _verdict_and_bounds(prediction)
+    yield from map(not_modelled, prediction.not_modelled)
+
+
+def _verdict_and_bounds(prediction: Prediction) -> Iterator[str]:
     yield verdict(prediction)
     if prediction.highest is not None:
         for what, size in prediction.highest.bounds.items():
             yield f"up to: {what} are not known; with the most that is assumed for them, {format_bytes(size)} at once"
-    for what in prediction.not_modelled:
-        yield _left_out(what)
 
 
 def sentences(prediction: Prediction | None) -> Iterator[str]:
@@ -89,17 +93,13 @@ def sentences(prediction: Prediction | None) -> Iterator[str]:
             f"predicted at most: {format_bytes(highest.allocated)} allocated, {format_bytes(highest.reserved)} "
             f"reserved, {format_bytes(highest.total)} in all"
         )
-    yield from (text for text in explanations(prediction) if text not in map(_left_out, prediction.not_modelled))
+    yield from _verdict_and_bounds(prediction)
 
 
-def untold(prediction: Prediction | None, notes: Sequence[str]) -> list[str]:
-    """The notes that :func:`render_prediction` does not tell."""
-    told = set() if prediction is None else {_left_out(what) for what in prediction.not_modelled}
-    return [note for note in notes if note not in told]
-
-
-def _left_out(what: str) -> str:
-    return f"not modelled: {what}"
+def other_notes(prediction: Prediction | None, notes: Sequence[str]) -> list[str]:
+    """The notes that :func:`render_prediction` does not show."""
+    shown = set() if prediction is None else set(map(not_modelled, prediction.not_modelled))
+    return [note for note in notes if note not in shown]
 
 
 def _table(prediction: Prediction) -> str:

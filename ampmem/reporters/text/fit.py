@@ -1,17 +1,13 @@
-"""What fits on a GPU and where autocast begins to save, as text and as JSON."""
+"""What fits on a GPU and where autocast begins to save, as text."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
-from ampmem import __version__
 from ampmem.analysis.fit.fit import BASELINE, ArmFit, BreakEven, FitResult, Verdict
 from ampmem.reporters.text.plain_text import ABSENT, chunks, table, wrapped
 from ampmem.reporters.text.words import signed
 from ampmem.units import format_bytes, format_count
-
-SCHEMA = "ampmem.fit/1"
 
 DOES_NOT_FIT = "does not fit"
 
@@ -66,51 +62,6 @@ def remarks(fit: FitResult) -> list[str]:
                 f"does the script use {fit.vary.name}, and has it data enough?"
             )
     return [*found, *fit.notes]
-
-
-def to_json(fit: FitResult) -> str:
-    """The search as JSON, schema :data:`SCHEMA`, as ``ampmem fit --help`` describes it."""
-    document = {
-        "schema": SCHEMA,
-        "ampmem": __version__,
-        "script": fit.script,
-        "steps": fit.steps,
-        "runs": fit.runs,
-        "vary": {"argument": fit.vary.name, "low": fit.vary.low, "high": fit.vary.high},
-        "gpu": {"name": fit.gpu, "total_bytes": fit.total, "outside_bytes": fit.outside},
-        "arms": [
-            {
-                "arm": arm.name,
-                "largest_fitting": arm.largest_fitting,
-                "smallest_not_fitting": arm.smallest_not_fitting,
-                "points": [
-                    {
-                        "value": value,
-                        "fits": memory is not None,
-                        "allocated_bytes": None if memory is None else memory.allocated,
-                        "reserved_bytes": None if memory is None else memory.reserved,
-                        "device_used_bytes": None if memory is None else memory.used,
-                        "highest_device_used_bytes": None if memory is None else memory.highest,
-                    }
-                    for value, memory in arm.points.items()
-                ],
-            }
-            for arm in fit.arms
-        ],
-        "break_even": [
-            {
-                "arm": each.arm,
-                "against": BASELINE,
-                "verdict": each.verdict.value,
-                "costs_at": each.costs_at,
-                "saves_at": each.saves_at,
-                "differences": [{"value": value, "bytes": size} for value, size in each.differences.items()],
-            }
-            for each in fit.break_even
-        ],
-        "notes": list(fit.notes),
-    }
-    return json.dumps(document, indent=2)
 
 
 def _head(fit: FitResult) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
-from ampmem.analysis.published import (
+from ampmem.analysis.static_model.published import (
     PUBLISHED,
     TOLERANCE,
     Match,
@@ -17,10 +17,10 @@ from ampmem.analysis.published import (
 from ampmem.analysis.static_model.static_model import COMPONENTS, Recipe
 from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.text.plain_text import WIDTH, per_parameter, shorten, table
+from ampmem.reporters.text.words import AT_MARK
 from ampmem.units import format_bytes, format_count
 
 _COUNTS_WIDTH = 52
-_MARK = {"after_backward": "after backward", "after_optimizer": "after the update"}
 _HEADERS = ("para-\nmeters", "cast\ncopies", "gradi-\nents", "master\ncopies", "optim.\nstate")
 
 
@@ -145,7 +145,7 @@ def _states(recipe: Recipe) -> str:
 
 def _measurement(measured: Measured) -> str:
     columns: list[Mapping[str, int]] = [measured.static]
-    headers = ["measured", _MARK[measured.mark].replace(" ", "\n", 1), "B/\nparam"]
+    headers = ["measured", AT_MARK[measured.mark].replace(" ", "\n", 1), "B/\nparam"]
     if measured.after_forward is not None:
         columns.append(measured.after_forward)
         headers += ["at the end\nof forward", "B/\nparam"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ampmem.analysis.allocator.out_of_memory import OutOfMemory
+from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.reporters.text.frames import user_frames
@@ -29,14 +29,14 @@ def render_out_of_memory(summary: Summary) -> str:
     return "\n".join([*lines, "", _alive(oom, summary.parameters.count)])
 
 
-def headline(oom: OutOfMemory) -> str:
+def headline(oom: FailedRequest) -> str:
     """Where memory ran out, and whether the run ended with it."""
     end = "the run ended here" if oom.ended_the_run else "the script went on"
     others = f" ({oom.failures} requests failed; this is the last)" if oom.failures > 1 else ""
     return f"out of memory in {oom.where}: {end}{others}"
 
 
-def in_short(oom: OutOfMemory) -> str:
+def in_short(oom: FailedRequest) -> str:
     """Where, who asked for how much, and what there was: one sentence that a verb comes before."""
     by, frames = asked_by(oom), user_frames(oom.stack)
     who = "".join([f" by {by}" if by else "", f" at {frames[-1]}" if frames else ""])
@@ -47,20 +47,20 @@ def in_short(oom: OutOfMemory) -> str:
     )
 
 
-def asked(oom: OutOfMemory) -> str:
+def asked(oom: FailedRequest) -> str:
     """How much was asked for."""
     wanted = f"a block of {format_bytes(oom.asked)}"
     return wanted if oom.asked == oom.segment else f"{wanted} in a new segment of {format_bytes(oom.segment)}"
 
 
-def asked_by(oom: OutOfMemory) -> str:
+def asked_by(oom: FailedRequest) -> str:
     """The op and the module; empty where neither is known."""
     if not oom.op and not oom.module:
         return ""
     return " in ".join(part for part in (oom.op or "an op that is not known", oom.module) if part)
 
 
-def device(oom: OutOfMemory) -> str:
+def device(oom: FailedRequest) -> str:
     """Who had the device's memory."""
     others = "" if oom.outside is None else f", {format_bytes(oom.outside)} outside of its allocator"
     return (
@@ -69,7 +69,7 @@ def device(oom: OutOfMemory) -> str:
     )
 
 
-def free_blocks(oom: OutOfMemory) -> str:
+def free_blocks(oom: FailedRequest) -> str:
     """The largest free blocks in what was cached."""
     free = oom.largest_free
     return (
@@ -78,7 +78,7 @@ def free_blocks(oom: OutOfMemory) -> str:
     )
 
 
-def _rows(oom: OutOfMemory) -> list[tuple[str, Sequence[str]]]:
+def _rows(oom: FailedRequest) -> list[tuple[str, Sequence[str]]]:
     rows: list[tuple[str, Sequence[str]]] = [
         ("asked", [asked(oom)]),
         ("by", [text for text in (asked_by(oom),) if text]),
@@ -93,7 +93,7 @@ def _rows(oom: OutOfMemory) -> list[tuple[str, Sequence[str]]]:
     return rows
 
 
-def _alive(oom: OutOfMemory, parameters: int) -> str:
+def _alive(oom: FailedRequest, parameters: int) -> str:
     def row(name: str, size: int) -> list[str]:
         return [name, format_bytes(size), per_parameter(size, parameters)]
 

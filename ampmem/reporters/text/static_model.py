@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampmem.analysis.activations import LOW_PRECISION
-from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent, Term
+from ampmem.analysis.static_model.terms import Term, TermKind
+from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent
 from ampmem.analysis.summary import Summary
 from ampmem.reporters.text.plain_text import WIDTH, per_parameter, shorten, table, wrapped
-from ampmem.reporters.text.words import signed, trimmed
+from ampmem.reporters.text.words import AT_MARK, signed, trimmed
 from ampmem.units import format_bytes, format_count
+from ampmem.vocabulary import STEP_MARKS
 
 ACTIVATIONS = 10
 """Groups of activations that are shown."""
 
 _WHY_WIDTH = 42
-MARKS = {
-    "after_forward": "at the end of forward",
-    "after_backward": "after backward",
-    "after_optimizer": "after the update",
-}
 
 
 def render_static_model(summary: Summary) -> str:
@@ -27,13 +24,14 @@ def render_static_model(summary: Summary) -> str:
     recipe = summary.static_recipe
     if recipe is None:
         return ""
-    told = f"{trimmed(recipe.bytes_per_param)} bytes per parameter"
+    size = f"{trimmed(recipe.bytes_per_param)} bytes per parameter"
     if recipe.peak_bytes_per_param != recipe.bytes_per_param:
-        told += f", {trimmed(recipe.peak_bytes_per_param)} while the casts live"
-    head = f"static memory: {recipe.title}, with {' and '.join(recipe.optimizer)}: {told}"
+        size += f", {trimmed(recipe.peak_bytes_per_param)} while the casts live"
+    head = f"static memory: {recipe.title}, with {' and '.join(recipe.optimizer)}: {size}"
     parts = ["\n".join(wrapped(head))]
     before: list[StaticComponent] = []
-    for mark, words in MARKS.items():
+    for mark in STEP_MARKS:
+        words = AT_MARK[mark]
         rows = [component for component in summary.static_model if component.mark == mark]
         if rows and _content(rows) == _content(before):
             parts.append(f"{words}: the same")
@@ -67,7 +65,7 @@ def _mark(words: str, rows: Sequence[StaticComponent], parameters: int) -> str:
 def _why(row: StaticComponent) -> str:
     if row.component == TOTAL:
         texts = ["the sum of the above" if row.holds else _residual(row)]
-        texts += [_term(term) for term in row.terms if term.why.startswith("rounding")]
+        texts += [_term(term) for term in row.terms if term.kind is TermKind.ROUNDING]
     else:
         texts = [_term(term) for term in row.terms] or ["as told"]
         texts += [] if row.holds else [_residual(row)]
@@ -87,7 +85,7 @@ def _judgement(rows: Sequence[StaticComponent]) -> str:
     broken = [row for row in rows if not row.holds and row.component != TOTAL]
     if not broken:
         return "the model holds: every byte between told and measured has a name, residual 0 B"
-    places = ", ".join(f"{signed(row.residual_bytes)} of {row.component} {MARKS[row.mark]}" for row in broken)
+    places = ", ".join(f"{signed(row.residual_bytes)} of {row.component} {AT_MARK[row.mark]}" for row in broken)
     return "\n".join(wrapped(f"the model does not hold: not explained are {places}"))
 
 

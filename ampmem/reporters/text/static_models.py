@@ -8,10 +8,10 @@ from ampmem.analysis.compare import Entry
 from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent
 from ampmem.analysis.summary import Summary
 from ampmem.reporters.text.plain_text import ABSENT, chunks, per_parameter, shorten, table, wrapped
-from ampmem.reporters.text.static_model import MARKS
-from ampmem.reporters.text.words import signed
+from ampmem.reporters.text.words import AT_MARK, signed
+from ampmem.vocabulary import Mark
 
-_SHOWN = ("after_forward", "after_backward")
+_SHOWN = (Mark.AFTER_FORWARD, Mark.AFTER_BACKWARD)
 _LABEL = 12
 
 
@@ -30,7 +30,7 @@ def render_static_models(entries: Sequence[Entry]) -> str:
     return "\n\n".join(["\n".join(lines), *filter(None, tables), _reasons(judged)])
 
 
-def _table(mark: str, judged: Sequence[tuple[str, Summary]]) -> str:
+def _table(mark: Mark, judged: Sequence[tuple[str, Summary]]) -> str:
     found = [{row.component: row for row in summary.static_model if row.mark == mark} for _, summary in judged]
     components = list(dict.fromkeys(name for rows in found for name in rows))
     shown = [name for name in components if any(_counts(rows.get(name)) for rows in found)]
@@ -47,7 +47,7 @@ def _table(mark: str, judged: Sequence[tuple[str, Summary]]) -> str:
         ]
         for name in shown
     ]
-    headers = [MARKS[mark].replace("at the end of", "end of")]
+    headers = [AT_MARK[mark].replace("at the end of", "end of")]
     for label, _ in judged:
         headers += [f"{shorten(label, _LABEL)}\ntold", "\nmeasured"]
     return table(cells, headers, ["left"] + ["right"] * (2 * len(judged)))
@@ -73,10 +73,10 @@ def _reasons(judged: Sequence[tuple[str, Summary]]) -> str:
             if row.mark not in _SHOWN or row.component == TOTAL:
                 continue
             for term in row.terms:
-                reason = f"{row.component} {MARKS[row.mark]}: {term.why}"
+                reason = f"{row.component} {AT_MARK[row.mark]}: {term.why}"
                 reasons.setdefault(reason, {}).setdefault(term.bytes, []).append(shorten(label, _LABEL))
             if not row.holds:
-                broken.append(f"{signed(row.residual_bytes)} of {row.component} {MARKS[row.mark]} ({label})")
+                broken.append(f"{signed(row.residual_bytes)} of {row.component} {AT_MARK[row.mark]} ({label})")
     lines = ["why they differ"]
     for reason, sizes in reasons.items():
         amounts = ", ".join(f"{signed(size)} ({', '.join(labels)})" for size, labels in sizes.items())

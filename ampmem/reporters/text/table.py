@@ -11,7 +11,7 @@ from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Br
 from ampmem.events import AllocatorRecord
 from ampmem.reporters.base import Report
 from ampmem.reporters.text.casts import render_casts
-from ampmem.reporters.text.estimate import render_prediction, untold
+from ampmem.reporters.text.estimate import other_notes, render_prediction
 from ampmem.reporters.text.findings import render_findings
 from ampmem.reporters.text.frames import user_frame
 from ampmem.reporters.text.out_of_memory import render_out_of_memory
@@ -43,7 +43,7 @@ def render(
     summary: Summary, notes: Sequence[str], *, title: str = "", all_steps: bool = False, ledger: bool = False
 ) -> str:
     """One summary as text. ``title`` says what was run; ``notes`` are the recorder's remarks."""
-    shown = summary.steps if all_steps else tuple(_told_steps(summary))
+    shown = summary.steps if all_steps else tuple(_shown_steps(summary))
     sections = [
         _run(summary, title),
         render_out_of_memory(summary),
@@ -56,7 +56,7 @@ def render(
         render_findings(summary.findings),
         _modules(summary.modules),
         _largest(summary),
-        _foot(summary, untold(summary.prediction, notes)),
+        _foot(summary, other_notes(summary.prediction, notes)),
     ]
     return "\n\n".join(section for section in sections if section)
 
@@ -91,7 +91,7 @@ def _run(summary: Summary, title: str) -> str:
 def describe_arm(summary: Summary) -> str:
     """The arm in words: ``amp, bfloat16, cache on``."""
     arm = summary.arm
-    words = [arm.name]
+    words: list[str] = [arm.name]
     if arm.dtype is not None:
         words.append(arm.dtype)
     if arm.cache is not None:
@@ -157,7 +157,7 @@ def _steps(steps: Sequence[Step]) -> str:
     return table(rows, headers, ["right", "right", "right", "left", "right", "left", *["right"] * (len(reserved) + 1)])
 
 
-def _told_steps(summary: Summary) -> Iterator[Step]:
+def _shown_steps(summary: Summary) -> Iterator[Step]:
     """The last step that ended, and the one in which memory ran out if more is known of it than what was alive then."""
     last, oom = summary.steps[-1], summary.out_of_memory
     if summary.last_step.finished:

@@ -11,16 +11,16 @@ from ampmem.reporters.text.words import signed
 from ampmem.units import format_bytes
 
 
-def render_what_if(cases: Sequence[tuple[str, WhatIf]]) -> str:
+def render_what_if(found: Sequence[tuple[str, WhatIf]]) -> str:
     """One row per setting: the peak of reserved memory with the default settings, and with it."""
     rows = [
         [
             shorten(setting, 48),
-            format_bytes(case.peak_reserved_before),
-            _after(case.after),
-            signed(case.peak_reserved_after - case.peak_reserved_before),
+            format_bytes(each.peak_reserved_before),
+            _after(each.after),
+            signed(each.peak_reserved_after - each.peak_reserved_before),
         ]
-        for setting, case in cases
+        for setting, each in found
     ]
     text = table(rows, ["setting", "peak reserved", "with it", "difference"], ["left", "right", "right", "right"])
     return (

@@ -1,4 +1,4 @@
-"""Numbers as the tables of ``ampmem show`` print them."""
+"""Numbers and marks as people read them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,23 @@ import math
 
 from ampmem.reporters.text.plain_text import ABSENT
 from ampmem.units import format_bytes
+from ampmem.vocabulary import Mark
+
+AT_MARK = {
+    Mark.AFTER_FORWARD: "at the end of forward",
+    Mark.AFTER_BACKWARD: "after backward",
+    Mark.AFTER_OPTIMIZER: "after the update",
+    Mark.PEAK: "at the peak",
+}
+"""When a mark is, within a sentence and as a caption."""
+
+IN_SHORT = {
+    Mark.AFTER_FORWARD: "after forward",
+    Mark.AFTER_BACKWARD: "after backward",
+    Mark.AFTER_OPTIMIZER: "after update",
+    Mark.PEAK: "peak",
+}
+"""The same at the head of a column."""
 
 
 def signed(size: int | None) -> str:

@@ -11,6 +11,7 @@ import torch
 
 from ampmem.allocator.gpus import GpuSpec
 from ampmem.allocator.rounding import round_up
+from ampmem.simulator.private import schema_of
 from ampmem.simulator.scratch.reductions import Iteration, Kernel, accumulated, iteration, scratch
 
 aten = torch.ops.aten
@@ -60,7 +61,7 @@ _UNKNOWN = {
 @functools.cache
 def unmodelled(func: Any) -> str | None:
     """What ``func`` allocates on a GPU for which there is no formula here; ``None`` when there is nothing."""
-    name = func._schema.name.removeprefix("aten::")
+    name = schema_of(func).name.removeprefix("aten::")
     text = _UNKNOWN.get(name)
     return None if text is None else text.format(op=name)
 

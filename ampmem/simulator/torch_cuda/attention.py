@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
+from ampmem.patching import added
 from ampmem.simulator.device import SimulatedDevice
+from ampmem.simulator.private import give_back
 
 aten = torch.ops.aten
 
@@ -131,7 +133,7 @@ def install(device: SimulatedDevice) -> Callable[[], None]:
     library = Library("aten", "IMPL")
     for dispatch_key in _KEYS[device.label]:
         library.impl("scaled_dot_product_attention", attention if device.label == "cuda" else _on_cpu, dispatch_key)
-    return library._destroy
+    return added("torch.library", "Library", give_back(library))
 
 
 def _on_cpu(

@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ampmem.patching import replace_all
 from ampmem.simulator.device import CONTEXT, SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
-from ampmem.simulator.replace import replace_all
+from ampmem.simulator.private import (
+    DEVICE_GUARD,
+    DUMP_SNAPSHOT,
+    LAZY_CALL,
+    LAZY_INIT,
+    RECORD_HISTORY,
+    SLEEP,
+    SNAPSHOT,
+)
 from ampmem.simulator.torch_cuda import tensors, unsupported
 from ampmem.simulator.torch_cuda.streams import Event, Region, Stream, check_device, counted
 from ampmem.simulator.where import script_line
@@ -65,8 +74,8 @@ def _queries(device: SimulatedDevice) -> dict[str, Any]:
     return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        "_lazy_init": lambda: None,
-        "_lazy_call": lambda callable, **kwargs: None,
+        LAZY_INIT: lambda: None,
+        LAZY_CALL: lambda callable, **kwargs: None,
         "init": lambda: None,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
@@ -89,7 +98,7 @@ def _actions(device: SimulatedDevice) -> dict[str, Any]:
         "set_device": check_device,
         "device": Region,
         "device_of": Region,
-        "_DeviceGuard": Region,
+        DEVICE_GUARD: Region,
         "stream": Region,
         "StreamContext": Region,
         "set_stream": lambda stream: None,
@@ -101,7 +110,7 @@ def _actions(device: SimulatedDevice) -> dict[str, Any]:
         "ipc_collect": lambda: None,
         "set_sync_debug_mode": lambda debug_mode: None,
         "get_sync_debug_mode": lambda: 0,
-        "_sleep": lambda cycles: None,
+        SLEEP: lambda cycles: None,
         "is_current_stream_capturing": lambda: False,
     }
 
@@ -145,9 +154,9 @@ def _memory(device: SimulatedDevice) -> dict[str, Any]:
         "get_per_process_memory_fraction": lambda device=None: allocator.settings.memory_fraction or 1.0,
         "get_allocator_backend": lambda: "native",
         "memory_snapshot": lambda *_, **__: [],
-        "_record_memory_history": lambda *_, **__: None,
-        "_snapshot": lambda *_, **__: {"segments": [], "device_traces": [[]], "allocator_settings": {}},
-        "_dump_snapshot": no_snapshot,
+        RECORD_HISTORY: lambda *_, **__: None,
+        SNAPSHOT: lambda *_, **__: {"segments": [], "device_traces": [[]], "allocator_settings": {}},
+        DUMP_SNAPSHOT: no_snapshot,
     }
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from ampmem.patching import replace_all
 from ampmem.simulator.private import FakeTensor
-from ampmem.simulator.replace import replace_all
 from ampmem.simulator.where import stop
 
 _COMPILE = (

@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { gzipSync } from "node:zlib";
-import { joinPlanes, unpackStream } from "../../../ampmem/reporters/html/js/decode.js";
-import { liveOf } from "../../../ampmem/reporters/html/js/live.js";
+import { joinPlanes, unpackStream } from "../../../ampmem/reporters/html/js/data/decode.js";
+import { liveOf } from "../../../ampmem/reporters/html/js/data/live.js";
 
 /** Packs events `[kind, isFree, delta]` as the contract of the container says. */
 export function packExact(kinds, events, { codeBytes = 1, timeBytes = 1, unit = 1 } = {}) {

@@ -13,7 +13,7 @@ import {
   plotlyText,
   visible,
   worded,
-} from "../../../ampmem/reporters/html/js/format.js";
+} from "../../../ampmem/reporters/html/js/common/format.js";
 
 // [bytes, text], made with ampmem/units.py; the Python test that calls this one checks that they still are.
 const cases = JSON.parse(readFileSync(new URL("format_cases.json", import.meta.url), "utf8"));

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { actionOf, focusKind } from "../../../ampmem/reporters/html/js/keys.js";
+import { actionOf, focusKind } from "../../../ampmem/reporters/html/js/common/keys.js";
 
 test("keys act anywhere on the page", () => {
   const expected = {

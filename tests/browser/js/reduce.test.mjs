@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { ascending, drawnInstants } from "../../../ampmem/reporters/html/js/reduce.js";
+import { ascending, drawnInstants } from "../../../ampmem/reporters/html/js/data/reduce.js";
 import {
   byteTicks,
   clampedView,
@@ -9,8 +9,8 @@ import {
   viewAround,
   wholeView,
   zoomedView,
-} from "../../../ampmem/reporters/html/js/view.js";
-import { phaseBoxes } from "../../../ampmem/reporters/html/js/phases.js";
+} from "../../../ampmem/reporters/html/js/figures/view.js";
+import { phaseBoxes } from "../../../ampmem/reporters/html/js/figures/phases.js";
 
 const spiky = Float64Array.from({ length: 50_000 }, (_, i) => 1000 + 900 * Math.sin(i / 3000) + ((i * 7919) % 101));
 spiky[31_337] = 123_456;

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { withChanges } from "../../../ampmem/reporters/html/js/reduce.js";
-import { filledSegments, segmentsAt } from "../../../ampmem/reporters/html/js/segments.js";
+import { withChanges } from "../../../ampmem/reporters/html/js/data/reduce.js";
+import { filledSegments, segmentsAt } from "../../../ampmem/reporters/html/js/data/segments.js";
 
 const columns = (rows) => {
   const names = ["since", "address", "bytes", "pages"];

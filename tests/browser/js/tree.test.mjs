@@ -9,7 +9,7 @@ import {
   ownFrame,
   shortFrame,
   stackRows,
-} from "../../../ampmem/reporters/html/js/alive.js";
+} from "../../../ampmem/reporters/html/js/data/alive.js";
 import {
   icicleBoxes,
   matchedNodes,
@@ -17,9 +17,9 @@ import {
   prunedTree,
   treeOf,
   treemapBoxes,
-} from "../../../ampmem/reporters/html/js/tree.js";
-import { inkOn } from "../../../ampmem/reporters/html/js/treeview.js";
-import { cutPieces, heatmapCells, layoutOf, rowBytes } from "../../../ampmem/reporters/html/js/addresses.js";
+} from "../../../ampmem/reporters/html/js/data/tree.js";
+import { inkOn } from "../../../ampmem/reporters/html/js/figures/treeview.js";
+import { cutPieces, heatmapCells, layoutOf, rowBytes } from "../../../ampmem/reporters/html/js/figures/addresses.js";
 
 const wide = Array.from({ length: 3000 }, (_, i) => ({
   path: ["layers", String(i % 300), i % 2 ? "a" : "b", "deep"],

@@ -285,16 +285,6 @@ def test_statistics_have_the_keys_of_torch() -> None:
     assert len(found) == 11 * 2 + 5
 
 
-def test_fragmentation_compares_the_largest_free_block_with_all() -> None:
-    allocator = allocator_with()
-    assert allocator.fragmentation() == 0
-    blocks = [allocator.malloc(size * MIB) for size in (10, 10, 20)]
-    allocator.free(blocks[0])
-    assert allocator.fragmentation() == 0
-    allocator.free(blocks[2])
-    assert allocator.fragmentation() == pytest.approx(1 / 3)
-
-
 def out_of_memory(allocator: DeviceCachingAllocator, size: int, stream: int = 0) -> OutOfMemory:
     with pytest.raises(OutOfMemory) as caught:
         allocator.malloc(size, stream)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from ampmem.allocator.segments import Extent, Held, SegmentLog, rewound
 from ampmem.analysis.allocator.addresses import address_map
-from ampmem.analysis.allocator.layers import layers_of
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.compare import compare, entry_of
 from ampmem.analysis.summary import summarize
@@ -125,7 +124,7 @@ def test_calls_that_cannot_have_led_there_are_told(final: list[Extent], call: tu
 
 def test_layers_at_every_event() -> None:
     analysis = analyse(gpu_run().recording())
-    layers = layers_of(analysis)
+    layers = analysis.layers
     assert layers is not None
     before = 3 * 0x800
     # Each value is that right after an event: what is released after the last free shows with the next event.
@@ -198,7 +197,7 @@ def test_a_segment_that_goes_between_the_last_event_and_a_mark_counts_at_the_mar
     story.alloc(0x8000, 8)
     story.end()
     analysis = analyse(story.recording())
-    layers = layers_of(analysis)
+    layers = analysis.layers
     assert layers is not None
     assert layers.reserved_at(mark, analysis.timeline.position(mark)) == 0x1000
     assert layers.reserved.tolist() == [0, 0x2000, 0x2000]
@@ -215,7 +214,7 @@ def test_blocks_without_a_segment_are_a_residual() -> None:
 
 def test_the_address_map_fills_every_segment_at_every_event() -> None:
     analysis = analyse(gpu_run().recording())
-    layers, lives = layers_of(analysis), analysis.lifetimes
+    layers, lives = analysis.layers, analysis.lifetimes
     assert layers is not None
     for position in range(len(analysis.recording.events) + 1):
         segments = list(address_map(analysis, position))

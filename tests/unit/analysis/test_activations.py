@@ -30,7 +30,7 @@ def groups(*saved: tuple[str, str, int], op: str = "aten::made") -> list[tuple[s
     mark = analysis.marks[0].after_forward
     assert mark is not None
     position = analysis.timeline.position(mark)
-    found = activation_groups(analysis, position)
+    found = activation_groups(analysis, analysis.saved_as, position)
     assert sum(group.bytes for group in found) == analysis.timeline.breakdown(position)[Category.ACTIVATIONS]
     return [(group.kind, group.dtype, group.tensors, group.bytes) for group in found]
 
@@ -88,5 +88,5 @@ def test_the_first_op_that_saved_counts() -> None:
     analysis = analyse(story.recording())
     mark = analysis.marks[0].after_forward
     assert mark is not None
-    (group,) = activation_groups(analysis, analysis.timeline.position(mark))
+    (group,) = activation_groups(analysis, analysis.saved_as, analysis.timeline.position(mark))
     assert group.kind == "softmax"

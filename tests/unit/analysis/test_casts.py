@@ -7,7 +7,7 @@ from dataclasses import replace
 from build import ARM, Story
 
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.casts import CopyCount, cast_eligible, casts, ledger
+from ampmem.analysis.casts import CopyCount, cast_eligible
 from ampmem.events import ArmRecord, Fact, Phase, Recording
 
 NONE = CopyCount(copies=0, bytes=0)
@@ -53,7 +53,7 @@ def clear(story: Story, *addresses: int) -> None:
 def test_hits_are_the_uses_after_the_first_of_what_the_cache_held() -> None:
     story = run()
     clear(story, 0x1000, 0x2000)
-    found = casts(analyse(finished(story)))
+    found = analyse(finished(story)).casts
     assert {row.name: row.cache_hits for row in found.by_parameter} == {
         "both": 2,
         "cache": 1,
@@ -70,7 +70,7 @@ def test_holders_of_each_parameter_and_at_the_end_of_forward() -> None:
     clear(story, 0x1000, 0x2000)
     story.free(0x1000, 0x2000, 0x3000, 0x4000)
     story.end()
-    found = casts(analyse(story.recording()))
+    found = analyse(story.recording()).casts
     assert {row.name: (row.held_by_cache, row.held_by_autograd, row.held_by_both) for row in found.by_parameter} == {
         "both": (0, 0, 1),
         "cache": (1, 0, 0),
@@ -86,7 +86,7 @@ def test_holders_of_each_parameter_and_at_the_end_of_forward() -> None:
 def test_what_the_cache_let_go_of_before_the_mark_is_not_held_by_it_then() -> None:
     story = run()
     clear(story, 0x1000, 0x2000)
-    holders = casts(analyse(finished(story))).steps[0].after_forward
+    holders = analyse(finished(story)).casts.steps[0].after_forward
     assert holders is not None
     assert (holders.cache, holders.both) == (NONE, NONE)
     assert (holders.autograd.copies, holders.neither.copies) == (2, 2)
@@ -113,15 +113,15 @@ def open_region(arm: ArmRecord = ARM) -> Recording:
 
 def test_a_cache_that_was_not_cleared_yet_holds_what_it_can_hold() -> None:
     """What it left alone, parameters without gradients and views were never in it."""
-    assert ledger(analyse(open_region())).cached.tolist() == [False, True, True, False, False]
-    found = casts(analyse(open_region()))
+    assert analyse(open_region()).ledger.cached.tolist() == [False, True, True, False, False]
+    found = analyse(open_region()).casts
     assert found.steps[0].surviving == CopyCount(copies=5, bytes=90)
     assert found.steps[0].views == CopyCount(copies=1, bytes=10)
 
 
 def test_without_a_cache_only_what_was_seen_in_one_counts() -> None:
     arm = replace(ARM, name="amp-nocache", cache=False)
-    assert ledger(analyse(open_region(arm))).cached.tolist() == [False, True, False, False, False]
+    assert analyse(open_region(arm)).ledger.cached.tolist() == [False, True, False, False, False]
 
 
 def test_recomputed_and_other_copies_and_phases_of_each_step() -> None:
@@ -132,7 +132,7 @@ def test_recomputed_and_other_copies_and_phases_of_each_step() -> None:
     story.free(0x5000)
     story.alloc(0x6000, 30)
     story.fact(Fact.OTHER_CAST, 0x6000, "table")
-    found = casts(analyse(finished(story)))
+    found = analyse(finished(story)).casts
     (step,) = found.steps
     assert step.recomputed == CopyCount(copies=1, bytes=20)
     assert step.others == CopyCount(copies=1, bytes=30)
@@ -162,6 +162,6 @@ def test_thousands_of_parameters() -> None:
         copy(story, 0x30000 + number, f"p{number:04}", 8)
     story.enter(Phase.BACKWARD)
     story.end()
-    rows = casts(analyse(story.recording())).by_parameter
+    rows = analyse(story.recording()).casts.by_parameter
     assert [row.name for row in rows] == [f"p{number:04}" for number in range(3000)]
     assert {(row.copies, row.bytes) for row in rows} == {(2, 16)}

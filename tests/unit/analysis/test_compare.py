@@ -13,10 +13,10 @@ import ampmem
 from ampmem.analysis.compare import Comparison, Entry, compare, distinct, entry_of
 from ampmem.analysis.summary import summarize
 from ampmem.analysis.timeline.categories import Category
-from ampmem.cli.launch import Ended
 from ampmem.cli.show import show
 from ampmem.errors import NothingRecorded, UsageError
 from ampmem.events import ArmRecord, Fact, Phase, Recording
+from ampmem.failure import failure_of
 from ampmem.reporters.text.compare import render
 from ampmem.reporters.text.table import WIDTH
 
@@ -282,7 +282,9 @@ def test_notes_name_the_recordings_that_have_them() -> None:
 
 
 def test_a_recording_knows_that_its_script_failed() -> None:
-    entry = entry_of(run(AMP, notes=("the script failed: RuntimeError: boom", "and this")))
+    failure = failure_of(RuntimeError("boom"))
+    recording = run(AMP, notes=(failure.note, "and this"))
+    entry = entry_of(replace(recording, run=replace(recording.run, failure=failure)))
     assert (entry.failure, entry.notes) == ("RuntimeError: boom", ("and this",))
 
 
@@ -386,26 +388,3 @@ def test_compare_in_python(tmp_path: Path) -> None:
         ampmem.compare()
     with pytest.raises(UsageError, match=r"gone\.ampmem does not exist"):
         ampmem.compare(tmp_path / "gone.ampmem")
-
-
-TRACE = ("Traceback (most recent call last):", '  File "train.py", line 1, in <module>')
-
-
-@pytest.mark.parametrize(
-    ("code", "errors", "failure"),
-    [
-        (0, (), None),
-        (-9, (*TRACE, "ValueError: earlier"), "killed by SIGKILL"),
-        (-64 - 1, (), "killed by signal 65"),
-        (3, (*TRACE, "ValueError: logged"), "exit code 3"),
-        (1, (*TRACE, "RuntimeError: boom"), "RuntimeError: boom"),
-        (1, (*TRACE, "MemoryError", "ampmem: the script failed before a step had ended: nothing was"), "MemoryError"),
-        (1, (*TRACE, "E: first", "", *TRACE, "package.Last: of all", "  and more"), "package.Last: of all"),
-        (1, (*TRACE, "E: caught", "ampmem: no model was seen: x"), "no model was seen: x"),
-        (2, ("ampmem: there is no script x.py",), "there is no script x.py"),
-        (2, ("train.py: error: no such argument", "ampmem: the script failed before"), "exit code 2"),
-        (1, (), "exit code 1"),
-    ],
-)
-def test_a_childs_end_in_one_line(code: int, errors: tuple[str, ...], failure: str | None) -> None:
-    assert Ended(code=code, errors=errors, tail=()).failure == failure

@@ -11,11 +11,10 @@ import pytest
 from build import small_run, write
 
 from ampmem.analysis.fit.estimate import Fit, prediction_of
-from ampmem.analysis.schema import schema
-from ampmem.analysis.summary import summarize
+from ampmem.analysis.summary import summarize, summary_schema
 from ampmem.events import PredictionRecord, TermsRecord
 from ampmem.recording import read
-from ampmem.reporters.text.estimate import headline, render_prediction, sentences, told_in_short, untold
+from ampmem.reporters.text.estimate import fit_in_short, headline, other_notes, render_prediction, sentences
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -101,13 +100,13 @@ def test_sentences_say_the_same() -> None:
     )
     assert told[2] == "predicted at most: 3.0 GiB allocated, 3.2 GiB reserved, 3.7 GiB in all"
     assert list(sentences(None)) == []
-    assert told_in_short(prediction_of(RECORD)) == ("fits", "predicted: 3.7 GiB of 4.0 GiB used")
+    assert fit_in_short(prediction_of(RECORD)) == ("fits", "predicted: 3.7 GiB of 4.0 GiB used")
 
 
 def test_a_note_is_told_once() -> None:
     notes = ["assumed: a lot", "not modelled: what sort allocates"]
-    assert untold(prediction_of(RECORD), notes) == ["assumed: a lot"]
-    assert untold(None, notes) == notes
+    assert other_notes(prediction_of(RECORD), notes) == ["assumed: a lot"]
+    assert other_notes(None, notes) == notes
 
 
 def test_it_is_in_the_recording_and_in_the_json(tmp_path: Path) -> None:
@@ -116,7 +115,7 @@ def test_it_is_in_the_recording_and_in_the_json(tmp_path: Path) -> None:
     recording = read(write(tmp_path / "simulated.ampmem", replace(measured, prediction=BOUNDED)))
     assert recording.prediction == BOUNDED
     value = json.loads(summarize(recording).to_json())
-    jsonschema.Draft202012Validator(schema()).validate(value)
+    jsonschema.Draft202012Validator(summary_schema()).validate(value)
     told = value["prediction"]
     assert told["fit"] == "fits"
     assert told["at_peak_allocated"]["scratch"] == {"aten.sum.dim_IntList": 30 * MIB}

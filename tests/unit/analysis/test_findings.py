@@ -7,8 +7,8 @@ import pytest
 from build import ARM, Story, small_run
 
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.findings import CHECKS, Case, Finding, findings
-from ampmem.analysis.findings.base import own_frame
+from ampmem.analysis.findings import CHECKS, Finding, findings
+from ampmem.analysis.findings.base import TrainingRun, own_frame
 from ampmem.analysis.findings.precision import fp32_activations
 from ampmem.analysis.fit.break_even import break_even, first_saving
 from ampmem.events import Action, ArmRecord, Fact, Phase, Recording
@@ -164,9 +164,9 @@ ARMS = [
 @pytest.mark.parametrize("arm", ARMS, ids=lambda arm: f"{arm.name}-{arm.dtype}")
 @pytest.mark.parametrize("index", range(7))
 def test_odd_recordings_break_no_check(index: int, arm: ArmRecord) -> None:
-    case = Case(analysis=analyse(list(odd())[index].recording(arm=arm)))
+    run = TrainingRun(analysis=analyse(list(odd())[index].recording(arm=arm)))
     for check in CHECKS:
-        finding = check(case)
+        finding = check(run)
         assert finding is None or finding.bytes is None or finding.bytes > 0
 
 
@@ -264,7 +264,7 @@ def test_what_to_do_about_float32_activations(op: str, word: str) -> None:
     assert found.bytes == 5000
     assert word in found.change
     assert found.evidence == (f"kept for {op}: 4.9 KiB",)
-    assert fp32_activations.check(Case(analysis=analyse(story.recording(arm=FP32)))) is None
+    assert fp32_activations.check(TrainingRun(analysis=analyse(story.recording(arm=FP32)))) is None
 
 
 def test_the_frame_that_is_told_is_the_scripts_own() -> None:

@@ -46,7 +46,7 @@ def test_no_events_are_no_allocations() -> None:
     recording = Story().recording()
     lifetimes = pair(recording.events)
     assert len(lifetimes) == 0
-    assert join_facts(recording.events, lifetimes, recording.facts).unmatched == 0
+    assert len(join_facts(recording.events, lifetimes, recording.facts).allocation) == 0
 
 
 def test_alive_at_a_position() -> None:
@@ -86,10 +86,10 @@ def test_a_fact_belongs_to_the_allocation_alive_then() -> None:
     found = {recording.texts[name]: owner for owner, name in zip(joined.allocation, joined.name, strict=True)}
     expected = {first: 0, freed - 1: 0, second: 1, second + 1000: 1}
     assert found == {f"at {moment}": owner for moment, owner in expected.items()}
-    assert joined.unmatched == len(moments) - len(expected)
+    assert len(joined.allocation) == len(expected)
 
 
-def test_facts_about_unknown_addresses_are_counted_and_those_about_nothing_are_not() -> None:
+def test_facts_about_unknown_addresses_and_about_nothing_are_left_out() -> None:
     story = Story()
     story.alloc(0x10, 5)
     story.fact(Fact.SAVED, 0x11)
@@ -99,7 +99,6 @@ def test_facts_about_unknown_addresses_are_counted_and_those_about_nothing_are_n
     recording = story.recording()
     joined = join_facts(recording.events, pair(recording.events), recording.facts)
     assert len(joined.allocation) == 0
-    assert joined.unmatched == 3
 
 
 def test_within_one_nanosecond_the_order_of_events_decides() -> None:

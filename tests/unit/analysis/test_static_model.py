@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from build import Story, small_run
 
-from ampmem.analysis.published import (
+from ampmem.analysis.measured import measure
+from ampmem.analysis.static_model.published import (
     PUBLISHED,
     Match,
     Measured,
     match_published,
     match_recipe,
-    measure,
 )
 from ampmem.analysis.static_model.static_model import (
     COMPONENTS,

@@ -14,14 +14,14 @@ from build import RUN, Story, small_run, write
 
 from ampmem.allocator.model.layout import SnapshotBlock, SnapshotSegment
 from ampmem.allocator.shortage import pack
-from ampmem.analysis.allocator.out_of_memory import OutOfMemory
+from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.compare import compare, entry_of
-from ampmem.analysis.published import measure
-from ampmem.analysis.schema import schema
-from ampmem.analysis.summary import summarize
+from ampmem.analysis.measured import measure
+from ampmem.analysis.summary import summarize, summary_schema
 from ampmem.errors import NothingRecorded
-from ampmem.events import ArmRecord, Fact, OomRecord, Phase, Recording, Source
+from ampmem.events import ArmRecord, Fact, OomRecord, Phase, Recording
+from ampmem.failure import FailureKind, FailureRecord
 from ampmem.recorder.sources.cuda.oom import ended_with
 from ampmem.recording import read
 from ampmem.reporters.html.page.notebook import render as render_notebook
@@ -29,7 +29,9 @@ from ampmem.reporters.html.views.run import run_view
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.plain_text import WIDTH
 from ampmem.reporters.text.table import render
+from ampmem.vocabulary import SourceKind
 
+OUT_OF_MEMORY = FailureRecord(kind=FailureKind.RAISED, error="torch.OutOfMemoryError", message="CUDA out of memory")
 FP32 = ArmRecord(name="fp32", dtype=None, cache=None, scaler=False)
 
 
@@ -67,9 +69,9 @@ def ended(story: Story, when: int, alive: Sequence[int], *, step: int = 0, arm: 
     """The story, ended by the failure at ``when``."""
     story.end(loss=None)
     recording = story.recording(
-        run=replace(RUN, source=Source.CUDA, device_type="cuda"),
+        run=replace(RUN, source=SourceKind.CUDA, device_type="cuda", failure=OUT_OF_MEMORY),
         arm=arm,
-        notes=("the script failed: OutOfMemoryError: CUDA out of memory",),
+        notes=(OUT_OF_MEMORY.note,),
     )
     last = replace(recording.steps[-1], finished=False)
     return replace(recording, steps=(*recording.steps[:-1], last), ooms=(oom_at(when, alive, step=step),))
@@ -139,7 +141,7 @@ def caught() -> Recording:
     return replace(story.recording(), ooms=(oom_at(story.now, (64, 600), step=1),))
 
 
-def told(recording: Recording) -> OutOfMemory:
+def told(recording: Recording) -> FailedRequest:
     oom = summarize(recording).out_of_memory
     assert oom is not None
     return oom
@@ -220,7 +222,7 @@ def test_the_json_is_as_the_schema_says(recording: Recording, tmp_path: Path) ->
     read_back = read(write(tmp_path / "run.ampmem", recording))
     assert (read_back.steps, read_back.ooms) == (recording.steps, recording.ooms)
     value = json.loads(summarize(read_back).to_json())
-    jsonschema.Draft202012Validator(schema()).validate(value)
+    jsonschema.Draft202012Validator(summary_schema()).validate(value)
     assert value["out_of_memory"]["ended_the_run"] == (not value["steps"][-1]["finished"])
 
 

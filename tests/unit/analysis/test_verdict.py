@@ -9,7 +9,7 @@ import pytest
 from build import ARM, Story
 
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.static_model.verdict import StaticComponent, Verdict, judge
+from ampmem.analysis.static_model.verdict import StaticComponent, StaticVerdict, judge
 from ampmem.events import Fact, OptimizerRecord, Phase, Recording
 
 FREED = "copies freed before this mark: autograd did not save them (biases, mostly)"
@@ -50,8 +50,8 @@ def told(extra: Extra = nothing, *, optimizer: str = "AdamW", half: bool = False
     return replace(recording, parameters=parameters, optimizers=(record,))
 
 
-def verdict(recording: Recording) -> Verdict:
-    found = judge(analyse(recording))
+def verdict(recording: Recording) -> StaticVerdict:
+    found = analyse(recording).verdict
     assert found is not None
     return found
 
@@ -280,7 +280,7 @@ def test_there_is_no_verdict_without_a_backward() -> None:
     story.begin(0)
     story.enter(Phase.FORWARD)
     story.end()
-    assert judge(analyse(story.recording())) is None
+    assert analyse(story.recording()).verdict is None
 
 
 def test_the_last_step_with_a_backward_is_judged_by_default() -> None:
@@ -293,10 +293,10 @@ def test_the_last_step_with_a_backward_is_judged_by_default() -> None:
             story.enter(Phase.BETWEEN)
         story.end()
     analysis = analyse(story.recording())
-    found = judge(analysis)
+    found = analysis.verdict
     assert found is not None
     assert found.step == 1
     assert {part.mark for part in found.components} == {"after_forward", "after_backward"}
-    last = judge(analysis, 2)
+    last = judge(analysis, analysis.ledger, 2)
     assert last is not None
     assert last.components == ()

@@ -8,16 +8,19 @@ from itertools import pairwise
 from math import ceil, log2
 from pathlib import Path
 
+import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ampmem.analysis.fit.document import SCHEMA, fit_schema
+from ampmem.analysis.fit.document import document as fit_document
 from ampmem.analysis.fit.fit import FitResult, Memory, Vary, Verdict, arm_fits, break_evens, memory_of
 from ampmem.analysis.fit.search import DOUBLINGS, GUESSES, next_to_fit, wanted
 from ampmem.cli.main import run
 from ampmem.cli.vary import varied_arguments
 from ampmem.errors import RecordingError, UsageError
-from ampmem.reporters.text.fit import SCHEMA, render, to_json
+from ampmem.reporters.text.fit import render
 
 OUTSIDE = 512
 TOTAL = 100_000
@@ -162,7 +165,8 @@ def test_the_text_and_the_json_say_what_was_run() -> None:
     assert "amp: --batch-size=64 may fit (96.7 KiB to 98.7 KiB of 97.7 KiB); nothing larger was run" in text
     assert "amp: needs more at --batch-size=3 (+800 B), less at 4 (-100 B)" in text
     assert text.endswith("note: a note")
-    document = json.loads(to_json(found))
+    document = json.loads(fit_document(found).to_json())
+    jsonschema.Draft202012Validator(fit_schema()).validate(document)
     assert document["schema"] == SCHEMA == "ampmem.fit/1"
     assert document["vary"] == {"argument": "--batch-size", "low": 1, "high": 64}
     assert document["runs"] == sum(len(arm["points"]) for arm in document["arms"])
@@ -171,6 +175,11 @@ def test_the_text_and_the_json_say_what_was_run() -> None:
     assert {each["value"]: each["bytes"] for each in crossing["differences"]}[3] == 800
     first = document["arms"][0]["points"][0]
     assert first["value"] == 1 and first["allocated_bytes"] == 1000 and first["fits"] is True
+
+
+def test_the_schema_needs_no_script(capsys: pytest.CaptureFixture[str]) -> None:
+    run(["fit", "--schema"])
+    assert json.loads(capsys.readouterr().out) == fit_schema()
 
 
 def test_a_recording_of_no_simulated_gpu_says_nothing_of_what_fits() -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from build import small_run, write
 
+from ampmem.analysis.summary import summary_schema
+
 BLOCKED = """
 import sys
 
@@ -47,3 +49,9 @@ def test_the_blocker_blocks() -> None:
     code = BLOCKED.partition("from ampmem")[0] + "import torch"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert "torch must not be imported here" in done.stderr
+
+
+def test_the_schema_needs_no_recording() -> None:
+    done = run("--schema")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == summary_schema()

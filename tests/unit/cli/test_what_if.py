@@ -9,12 +9,13 @@ from click.testing import CliRunner, Result
 
 from ampmem.cli.show import show
 from ampmem.errors import UsageError
-from ampmem.events import Phase, Source
+from ampmem.events import Phase
+from ampmem.vocabulary import SourceKind
 
 MIB = 1 << 20
 
 
-def recorded(tmp_path: Path, source: Source) -> str:
+def recorded(tmp_path: Path, source: SourceKind) -> str:
     """A run that holds 33 MiB and then 65 MiB."""
     story = Story()
     story.parameter(0x1000, "weight", 10)
@@ -33,7 +34,7 @@ def what_if(file: str, *settings: str) -> Result:
 
 
 def test_each_setting_is_laid_beside_the_default(tmp_path: Path) -> None:
-    done = what_if(recorded(tmp_path, Source.CUDA), "roundup_power2_divisions=4", "expandable_segments")
+    done = what_if(recorded(tmp_path, SourceKind.CUDA), "roundup_power2_divisions=4", "expandable_segments")
     rows = [line.split("  ") for line in done.output.splitlines() if "MiB" in line]
     cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
     # 2 MiB for the parameter; 33 and 65 MiB round up to 34 and 66, or to a quarter of a power of two: 40 and 80.
@@ -44,16 +45,16 @@ def test_each_setting_is_laid_beside_the_default(tmp_path: Path) -> None:
 
 
 def test_a_colon_is_as_good_as_an_equals_sign(tmp_path: Path) -> None:
-    file = recorded(tmp_path, Source.SNAPSHOT)
+    file = recorded(tmp_path, SourceKind.SNAPSHOT)
     named = what_if(file, "expandable_segments:True").output.replace(":True", "=True")
     assert named == what_if(file, "expandable_segments=True").output
 
 
 def test_the_cpu_has_no_such_settings(tmp_path: Path) -> None:
-    done = what_if(recorded(tmp_path, Source.CPU), "expandable_segments")
+    done = what_if(recorded(tmp_path, SourceKind.CPU), "expandable_segments")
     assert isinstance(done.exception, UsageError) and "record on a GPU" in str(done.exception)
 
 
 @pytest.mark.parametrize("setting", ["nonsense", "max_split_size_mb=many", "max_split_size_mb"])
 def test_what_is_no_setting_is_refused(tmp_path: Path, setting: str) -> None:
-    assert isinstance(what_if(recorded(tmp_path, Source.CUDA), setting).exception, UsageError)
+    assert isinstance(what_if(recorded(tmp_path, SourceKind.CUDA), setting).exception, UsageError)

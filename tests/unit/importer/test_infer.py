@@ -31,8 +31,7 @@ from snapshots import (
 
 from ampmem.allocator.snapshots.snapshot import Frame
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.schema import schema
-from ampmem.analysis.summary import summarize, summary_of
+from ampmem.analysis.summary import summarize, summary_of, summary_schema
 from ampmem.analysis.timeline.categories import CATEGORIES, CODES, Category
 from ampmem.events import Fact, Phase
 from ampmem.importer.frames import Place, Purpose, Reading, read_stack
@@ -106,7 +105,7 @@ def test_the_summary_says_how_much_of_the_peak_is_inferred(tmp_path: Path) -> No
     assert summary.inferred[Category.GRADIENTS] == summary.peak.categories[Category.GRADIENTS] - PARAMETERS["norm"]
     assert summary.inferred[Category.TEMPORARIES] == 0
     assert summary.conservation.residual_bytes == 0
-    jsonschema.Draft202012Validator(schema()).validate(json.loads(summary.to_json()))
+    jsonschema.Draft202012Validator(summary_schema()).validate(json.loads(summary.to_json()))
 
 
 def test_the_static_model_holds(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ from ampmem.allocator.snapshots.snapshot import read_snapshot
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.summary import summarize, summary_of
 from ampmem.analysis.timeline.categories import Category
-from ampmem.events import Fact, Source
+from ampmem.events import Fact
 from ampmem.importer.recording import import_snapshot, recording_of
 from ampmem.importer.unpickle import load
+from ampmem.vocabulary import SourceKind
 
 NAMES = (
     "course_no_time",
@@ -52,7 +53,7 @@ def test_every_file_is_imported_and_shown(name: str, tmp_path: Path) -> None:
     output = tmp_path / "run.ampmem"
     recording = import_snapshot(real(name), output)
     summary = summarize(recording)
-    assert recording.run.source == Source.SNAPSHOT
+    assert recording.run.source == SourceKind.SNAPSHOT
     assert summary.conservation.residual_bytes == 0
     assert all(part.residual_bytes == 0 for part in summary.static_model)
     command = [sys.executable, "-m", "ampmem", "show", "--casts", str(output)]

@@ -11,7 +11,7 @@ from snapshots import FORWARD, MIB, Story, imported, real
 from ampmem.allocator.snapshots.replay import replay
 from ampmem.allocator.snapshots.snapshot import read_snapshot
 from ampmem.analysis.allocator.addresses import address_map, segments_at
-from ampmem.analysis.allocator.layers import Layers, layers_of
+from ampmem.analysis.allocator.layers import Layers
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.summary import summarize
 from ampmem.events import SegmentAction
@@ -29,7 +29,7 @@ REPLAYED = (
 
 
 def layers_in(analysis: Analysis) -> Layers:
-    layers = layers_of(analysis)
+    layers = analysis.layers
     assert layers is not None
     return layers
 

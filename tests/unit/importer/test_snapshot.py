@@ -14,9 +14,10 @@ from snapshots import FORWARD, KIB, MIB, Story, dump, imported, training_step, w
 
 from ampmem.analysis.summary import summarize
 from ampmem.errors import AmpmemError, RecordingError, UsageError
-from ampmem.events import UNKNOWN, Action, Source
+from ampmem.events import UNKNOWN, Action
 from ampmem.importer.recording import import_snapshot
 from ampmem.recording import RecordingWriter, read
+from ampmem.vocabulary import SourceKind
 
 
 def small() -> dict[str, Any]:
@@ -49,7 +50,7 @@ def test_the_blocks_from_before_come_first_and_the_totals_agree(tmp_path: Path) 
     assert events.block_bytes.tolist() == [1024, 1024, 1024, 2048, 2048, 1024]
     assert events.allocated.tolist() == [700, 1300, 2300, 4300, 2300, 1700]
     assert (events.time_ns[1:] >= events.time_ns[:-1]).all()
-    assert analysis.recording.run.source == Source.SNAPSHOT
+    assert analysis.recording.run.source == SourceKind.SNAPSHOT
     assert summarize(analysis.recording).conservation.residual_bytes == 0
     assert any("2 blocks of 1.3 KiB were alive before" in note for note in analysis.recording.notes)
 

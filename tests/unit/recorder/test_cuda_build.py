@@ -57,16 +57,16 @@ def test_calls_of_the_cuda_runtime_are_no_nodes() -> None:
 
 def test_the_profiler_is_asked_for_no_calls_of_the_cuda_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    real = window._prepare_profiler
+    real = window.prepare_profiler
 
     def prepare(config: Any, activities: Any, *rest: Any) -> None:
         asked.append((set(activities), *rest))
         real(config, activities, *rest)
 
-    monkeypatch.setattr(window, "_prepare_profiler", prepare)
+    monkeypatch.setattr(window, "prepare_profiler", prepare)
     profile = window.Window(memory=False)
-    for filters in (True, False) if window._FILTERS else (False,):
-        monkeypatch.setattr(window, "_FILTERS", filters)
+    for filters in (True, False) if window.FILTERS else (False,):
+        monkeypatch.setattr(window, "FILTERS", filters)
         profile.open()
         profile.close()
     assert asked[-1] == ({ProfilerActivity.CPU},)

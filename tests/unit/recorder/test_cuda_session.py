@@ -16,17 +16,18 @@ import torch
 from build import RUN, Story, as_batches, small_run
 from cuda_model import ModelCuda
 
+import ampmem
 from ampmem.allocator.model.oom import OutOfMemory, Reason
 from ampmem.allocator.settings import MIB
 from ampmem.allocator.shortage import candidates, pack, unpack
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.findings import Case
+from ampmem.analysis.findings.base import TrainingRun
 from ampmem.analysis.findings.training_loop import out_of_memory
 from ampmem.analysis.summary import summarize
 from ampmem.analysis.timeline.marks import instants
 from ampmem.cli.main import run
 from ampmem.errors import UsageError
-from ampmem.events import LayersRecord, OomRecord, Phase, Recording, Source
+from ampmem.events import LayersRecord, OomRecord, Phase, Recording
 from ampmem.recorder import session as session_module
 from ampmem.recorder.options import Options
 from ampmem.recorder.session import Session
@@ -36,6 +37,7 @@ from ampmem.recorder.sources.cuda.oom import KEPT
 from ampmem.recorder.sources.cuda.source import CudaSource
 from ampmem.recording import RecordingWriter, read
 from ampmem.reporters.text.table import render
+from ampmem.vocabulary import SourceKind
 
 
 class Net(torch.nn.Linear):
@@ -85,7 +87,7 @@ def test_a_recording_has_layers_marks_and_the_device(tmp_path: Path, monkeypatch
     session = record(tmp_path / "run.ampmem", monkeypatch, gpu, two_steps)
     session.check()
     recording = read(tmp_path / "run.ampmem")
-    assert (recording.run.source, recording.run.device_type) == (Source.CUDA, "cuda")
+    assert (recording.run.source, recording.run.device_type) == (SourceKind.CUDA, "cuda")
     assert recording.run.device_name == "Model 0"
     assert [(each.step, each.mark) for each in recording.layers] == [
         (step, mark) for step in range(2) for mark in ("after_forward", "after_backward", "after_optimizer", "peak")
@@ -255,7 +257,7 @@ def test_segments_keep_their_blocks_through_the_text() -> None:
 
 
 def test_no_failure_is_no_finding() -> None:
-    assert out_of_memory.check(Case(analysis=analyse(Story().recording(run=RUN)))) is None
+    assert out_of_memory.check(TrainingRun(analysis=analyse(Story().recording(run=RUN)))) is None
 
 
 def test_a_script_that_records_history_itself_ends_the_recording(
@@ -278,8 +280,9 @@ def test_a_gpu_that_is_not_there_is_refused_before_a_file_is_made(tmp_path: Path
     with pytest.raises(UsageError, match=r"--device cuda: .*--device cpu"):
         Session(Options(path=path, script="train.py", device="cuda"))
     assert not path.exists()
-    with pytest.raises(UsageError, match="there is no device"):
-        Session(Options(path=path, script="train.py", device="tpu"))
+    with pytest.raises(UsageError, match="there is no device 'tpu'"), ampmem.profile(output=path, device="tpu"):
+        pytest.fail("entered")
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("backend", ["cudaMallocAsync", "pluggable"])

@@ -14,7 +14,6 @@ from ampmem.allocator.settings import MIB, Settings  # noqa: E402
 from ampmem.cli.options import simulated_gpu  # noqa: E402
 from ampmem.errors import UsageError  # noqa: E402
 from ampmem.events import Action, TermsRecord  # noqa: E402
-from ampmem.recorder.log import simulated_addresses  # noqa: E402
 from ampmem.simulator.device import Event, SimulatedDevice  # noqa: E402
 from ampmem.simulator.selftest import refusal  # noqa: E402
 from ampmem.simulator.torch_cuda.attention import Kernel, choose  # noqa: E402
@@ -33,7 +32,8 @@ def test_a_storage_has_a_block_until_it_dies() -> None:
     simulated.born(tensor.untyped_storage())
     view = tensor[10:]
     simulated.born(view.untyped_storage())
-    assert simulated_addresses[tensor.untyped_storage()._cdata] == events[0].address
+    assert simulated.storage_address(tensor) == simulated.data_address(tensor) == events[0].address
+    assert simulated.data_address(view) == events[0].address + 40
     del tensor
     assert [event.action for event in events] == [Action.ALLOC]
     del view
@@ -43,7 +43,10 @@ def test_a_storage_has_a_block_until_it_dies() -> None:
         (4000, 4096, 4000),
         (4000, 4096, 0),
     ]
-    assert events[0].address not in simulated_addresses.values()
+    assert not simulated.live()
+    assert simulated.storage_address(torch.empty(1000, device="meta")) == 0
+    real = torch.empty(3)
+    assert simulated.storage_address(real) == real.untyped_storage().data_ptr()
 
 
 def test_scratch_is_gone_and_a_workspace_stays() -> None:
@@ -65,7 +68,7 @@ def test_it_runs_out_of_memory_as_a_gpu_does() -> None:
         torch.OutOfMemoryError, match=r"CUDA out of memory: 1.0 GiB were asked for .* \(simulated 1GiB\)"
     ):
         simulated.born(tensor.untyped_storage())
-    assert not simulated.knows(tensor.untyped_storage())
+    assert simulated.storage_address(tensor) == 0
     assert simulated.prediction().ran_out
 
 

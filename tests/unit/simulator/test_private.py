@@ -1,47 +1,34 @@
-"""Where private parts of torch are used, and what becomes of a torch that has them not."""
+"""What becomes of a torch that lacks the private parts that the simulated device stands on."""
 
 from __future__ import annotations
 
+import ctypes
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-import ampmem.simulator
+from ampmem.simulator import private  # noqa: E402
 
-FOLDER = Path(ampmem.simulator.__file__).parent
-PRIVATE = re.compile(
-    r"torch\.(_C|_subclasses|_guards|_dynamo|_prims|_VF|_ops|__future__)\b"
-    r"|torch\.utils\._(?!pytree)\w+|\._(version|use_count|cdata|sequence_nr)\b|_foreach_supported_types"
-)
-KEY_OF_A_STORAGE = re.compile(r"(storage|untyped_storage\(\))\._cdata|running\._sequence_nr\(\)")
-"""What the device's own module takes of a storage, as the recorder's other modules do, and of a node."""
-
-
-def test_private_parts_of_torch_are_in_one_module() -> None:
-    for module in FOLDER.rglob("*.py"):
-        if module.name == "private.py":
-            continue
-        code = "\n".join(line.partition("#")[0] for line in module.read_text(encoding="utf-8").splitlines())
-        if module.name == "device.py":
-            code = KEY_OF_A_STORAGE.sub("", code)
-        assert not PRIVATE.findall(code), module.name
-
-
-MISSING = {
+CPU_BUILD = {
     "registry": "private._REGISTRY = 'no_such_symbol'",
     "register": "private._REGISTER = 'no_such_symbol'",
+}
+"""Needed in CPU builds of torch alone: a CUDA build registers a device of its own."""
+MISSING = {
     "ensure": "del torch._C._ensureCUDADeviceGuardSet",
     "hooks": "private._CUDA_HOOKS = 'no_such_symbol'",
     "yes": "private._YES = 'no_such_symbol'",
     "slots": "private._SLOTS = 0",
+    "elsewhere": "private._lies_in = lambda *_, **__: False",
+    "selftest": "from ampmem.simulator import selftest; selftest._train = lambda: 1 / 0",
     "accelerator": "del torch._C._accelerator_getAccelerator",
     "foreach": "del private.torch_optimizer._foreach_supported_types",
+    "fallback": "del private.fake_tensor.run_fallback_kernel",
     "swap": "del torch.__future__.set_swap_module_params_on_conversion",
     "holders": "del torch._C._storage_Use_Count",
     "tasks": "del torch._C._current_graph_task_id",
@@ -49,17 +36,22 @@ MISSING = {
     "import": "del sys.modules['torch._subclasses.fake_tensor'].UnsupportedOperatorException",
 }
 REFUSED = """
-import json, os, sys
+import ctypes, json, os, sys
+from pathlib import Path
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from ampmem.cli.main import main
 from ampmem.simulator import private, start
 
+hooks = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))[private._CUDA_HOOKS]
+hooks.restype = ctypes.c_void_p
+
 def now():
     owners = (torch, torch.cuda, torch.cuda.memory, torch.cuda.random, torch.accelerator, torch.distributed)
     kept = [{name: value for name, value in vars(owner).items() if callable(value)} for owner in owners]
     del kept[0]["manual_seed"]  # torch._dynamo replaces it when it is imported
-    return kept, torch.Tensor.pin_memory, private.FakeTensor.__format__, len(_get_current_dispatch_mode_stack())
+    table = ctypes.c_void_p.from_address(hooks()).value
+    return kept, table, torch.Tensor.pin_memory, private.FakeTensor.__format__, len(_get_current_dispatch_mode_stack())
 
 for name, damage in json.loads(sys.argv[1]).items():
     child = os.fork()  # the guard cannot be taken away, so each tries in a process of its own
@@ -84,12 +76,25 @@ for name, damage in json.loads(sys.argv[1]).items():
 
 def test_a_torch_without_them_is_refused_in_one_line_and_left_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("raise SystemExit('it was run')\n")
-    command = [sys.executable, "-c", REFUSED, json.dumps(MISSING)]
+    missing = MISSING if torch.backends.cuda.is_built() else MISSING | CPU_BUILD
+    command = [sys.executable, "-c", REFUSED, json.dumps(missing)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=240)
     messages = dict(line.split("\t", 1) for line in done.stderr.splitlines())
-    assert list(messages) == list(MISSING), done.stderr
+    assert list(messages) == list(missing), done.stderr
     for name, message in messages.items():
         assert message.startswith("ampmem: this build of torch ("), (name, message)
         assert "--device cpu measures on the CPU instead" in message
-    assert done.stdout.splitlines() == ["2 True"] * len(MISSING)
+    assert done.stdout.splitlines() == ["2 True"] * len(missing)
     assert [file.name for file in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_where_an_address_lies() -> None:
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    function = ctypes.cast(library[private._YES], ctypes.c_void_p).value or 0
+    assert private._lies_in((function,), "x", of_torch=True)
+    assert not private._lies_in((function, 8), "x", of_torch=True)
+    assert not private._lies_in((function,), "rw")
+    foreign = ctypes.cast(ctypes.pythonapi.Py_IncRef, ctypes.c_void_p).value or 0
+    assert private._lies_in((foreign,), "x")
+    assert not private._lies_in((foreign,), "x", of_torch=True)
+    assert private._lies_in((ctypes.addressof(ctypes.c_long(1)),), "rw")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ampmem.analysis.findings.base import Case, Finding
+from ampmem.analysis.findings.base import Finding, Section, TrainingRun
 from ampmem.units import format_bytes
 
 
-def check(case: Case) -> Finding | None:
+def check(run: TrainingRun) -> Finding | None:
     """Autocast was on when a backward started, so the cache's copies live through it."""
-    steps = [(step, held) for step, held in zip(case.recording.steps, case.casts.steps, strict=True)]
+    steps = [(step, held) for step, held in zip(run.steps, run.casts, strict=True)]
     found = [(step.index, held.after_forward) for step, held in steps if step.autocast_in_backward]
     if not found:
         return None
@@ -18,6 +18,7 @@ def check(case: Case) -> Finding | None:
     return Finding(
         code="autocast-in-backward",
         severity="advice",
+        section=Section.CASTS,
         message=f"backward runs inside the autocast region.{cost}",
         bytes=held or None,
         change="with torch.autocast(...): loss = ...  # and outside of it: loss.backward()",

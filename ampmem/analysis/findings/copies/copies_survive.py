@@ -4,44 +4,45 @@ from __future__ import annotations
 
 import numpy as np
 
-from ampmem.analysis.findings.base import Case, Finding
+from ampmem.analysis.findings.base import Finding, Section, TrainingRun
 from ampmem.events import Fact, Phase
 from ampmem.units import format_bytes
 
 
-def check(case: Case) -> Finding | None:
+def check(run: TrainingRun) -> Finding | None:
     """Copies made in one step that are still alive when the forward of a later one starts."""
-    forward = _last_forward_of_a_later_step(case)
+    forward = _last_forward_of_a_later_step(run)
     if forward is None:
         return None
     step, start = forward
-    book = case.ledger
-    surviving = book.alive_at(case.analysis, case.analysis.timeline.position(start)) & (book.step <= step)
-    count = book.count(surviving)
+    ledger = run.analysis.ledger
+    surviving = ledger.alive_at(run.analysis, run.analysis.timeline.position(start)) & (ledger.step <= step)
+    count = ledger.count(surviving)
     if count.bytes == 0:
         return None
-    cleared = case.with_fact(Fact.CACHED, before_ns=start)[book.allocation] > 0
-    cached = bool((surviving & book.cached & ~cleared).any())
+    cleared = run.with_fact(Fact.CACHED, before_ns=start)[ledger.allocation] > 0
+    cached = bool((surviving & ledger.cached & ~cleared).any())
     why = ": autocast stays open across the update, and its cache serves the weights from before it" if cached else ""
     return Finding(
         code="copies-survive",
         severity="warning",
+        section=Section.CASTS,
         message=f"{format_bytes(count.bytes)} of cast copies outlive the step that made them{why}.",
         bytes=count.bytes,
         change="with torch.autocast(...): only around forward and loss, opened anew in every step"
         if cached
         else "keep neither the graph (loss, outputs) nor a cast of the weights from one step to the next",
-        evidence=(f"copies: {count.copies}", *case.copied_parameters(book.bytes * surviving)),
+        evidence=(f"copies: {count.copies}", *run.copied_parameters(ledger.bytes * surviving)),
     )
 
 
-def _last_forward_of_a_later_step(case: Case) -> tuple[int, int] | None:
+def _last_forward_of_a_later_step(run: TrainingRun) -> tuple[int, int] | None:
     """The last step that another's forward followed, and when that forward began.
 
     The end of the step itself is too early to ask: a region around the whole step closes right after it.
     """
-    forwards = np.array(case.starts(Phase.FORWARD), dtype=np.int64)
-    for step in reversed(case.recording.steps):
+    forwards = np.array(run.starts(Phase.FORWARD), dtype=np.int64)
+    for step in reversed(run.steps):
         later = forwards[forwards >= step.end_ns]
         if len(later):
             return step.index, int(later[0])

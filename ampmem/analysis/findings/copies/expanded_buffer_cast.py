@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ampmem.analysis.findings.base import Case, Finding
+from ampmem.analysis.findings.base import Finding, Section, TrainingRun
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.events import NO_STEP, Column, Fact
 from ampmem.units import format_bytes
@@ -14,33 +14,34 @@ _EXPANDED = 2
 _ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 
-def check(case: Case) -> Finding | None:
+def check(run: TrainingRun) -> Finding | None:
     """Casts of buffers with more elements than the buffers, in the last step; at the instant where that costs most."""
-    excess = _excess(case)
-    alive = case.analysis.lifetimes.alive_at(case.most_alive(excess))
+    excess = _excess(run)
+    alive = run.analysis.lifetimes.alive_at(run.most_alive(excess))
     size = int(excess[alive].sum())
-    if not case.notable(size):
+    if not run.notable(size):
         return None
     return Finding(
         code="expanded-buffer-cast",
         severity="advice",
+        section=Section.ALLOCATIONS,
         message=f"buffers are cast after they were expanded: the copies take {format_bytes(size)} more than "
         "copies of the buffers themselves would.",
         bytes=size,
         change="cast first, expand then: self.mask.to(x.dtype).expand(...)",
-        evidence=case.largest(alive & (excess > 0)),
+        evidence=run.largest(alive & (excess > 0)),
     )
 
 
-def _excess(case: Case) -> Column:
+def _excess(run: TrainingRun) -> Column:
     """For each allocation that is a cast of a buffer: its bytes less those of the buffer as it is, cast."""
-    facts, sizes = case.analysis.facts, case.analysis.lifetimes.bytes
+    facts, sizes = run.analysis.facts, run.analysis.lifetimes.bytes
     excess = np.zeros(len(sizes), dtype=np.int64)
-    last = max((step.index for step in case.recording.steps), default=NO_STEP)
-    recent = case.analysis.lifetimes.step[facts.allocation] == last
+    last = max((step.index for step in run.steps), default=NO_STEP)
+    recent = run.analysis.lifetimes.step[facts.allocation] == last
     for row in np.flatnonzero(recent & (facts.fact == Fact.OTHER_CAST) & (facts.name != 0)).tolist():
-        copy, itemsize = facts.allocation[row], _ITEMSIZES.get(case.text(facts.dtype[row]))
-        elements = _elements(case, int(facts.name[row]), int(copy))
+        copy, itemsize = facts.allocation[row], _ITEMSIZES.get(run.text(facts.dtype[row]))
+        elements = _elements(run, int(facts.name[row]), int(copy))
         if itemsize is None or elements is None:
             continue
         if sizes[copy] >= _EXPANDED * elements * itemsize:
@@ -48,9 +49,9 @@ def _excess(case: Case) -> Column:
     return excess
 
 
-def _elements(case: Case, name: int, copy: int) -> int | None:
+def _elements(run: TrainingRun, name: int, copy: int) -> int | None:
     """Elements of the buffer called ``name`` when ``copy`` was made; where its type is not known, as in float32."""
-    facts, lifetimes = case.analysis.facts, case.analysis.lifetimes
+    facts, lifetimes = run.analysis.facts, run.analysis.lifetimes
     rows = np.flatnonzero((facts.fact == Fact.BUFFER) & (facts.name == name))
     buffers = facts.allocation[rows]
     there = (lifetimes.born[buffers] < lifetimes.born[copy]) & (
@@ -59,4 +60,4 @@ def _elements(case: Case, name: int, copy: int) -> int | None:
     if not there.any():
         return None
     row = rows[there][-1]
-    return int(lifetimes.bytes[facts.allocation[row]]) // _ITEMSIZES.get(case.text(facts.dtype[row]), 4)
+    return int(lifetimes.bytes[facts.allocation[row]]) // _ITEMSIZES.get(run.text(facts.dtype[row]), 4)

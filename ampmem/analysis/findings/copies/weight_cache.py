@@ -6,55 +6,59 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ampmem.analysis.findings.base import Case
+from ampmem.analysis.findings.base import TrainingRun
 from ampmem.analysis.timeline.lifetimes import Mask
 from ampmem.events import Column, Fact, Phase
 
 
-def cost_of_no_cache(case: Case) -> Column:
+def cost_of_no_cache(run: TrainingRun) -> Column:
     """For each cast copy what it would cost more without the cache, at the last step's forward where all cost most.
 
     Each use that autograd saved would hold a copy of its own: ``(saves - 1) * bytes``.
     """
 
     def extra(alive: Mask, saves: Column) -> Column:
-        cost: Column = np.maximum(saves - 1, 0) * case.ledger.bytes * (alive & case.ledger.cached)
+        cost: Column = np.maximum(saves - 1, 0) * run.analysis.ledger.bytes * (alive & run.analysis.ledger.cached)
         return cost
 
-    return _largest(case, extra)
+    return _largest(run, extra)
 
 
-def saved_by_cache(case: Case) -> Column:
+def saved_by_cache(run: TrainingRun) -> Column:
     """For each cast copy its bytes where the cache would have served another, at the last step's forward with most.
 
     One copy of each parameter stays. The cache takes neither views nor parameters that are not trained.
     """
-    book = case.ledger
-    trained = {record.name for record in case.recording.parameters if record.trainable}
-    cacheable = ~book.view & np.array([case.text(name) in trained for name in book.parameter.tolist()], dtype=np.bool_)
+    ledger = run.analysis.ledger
+    trained = {record.name for record in run.recording.parameters if record.trainable}
+    cacheable = ~ledger.view & np.array(
+        [run.text(name) in trained for name in ledger.parameter.tolist()], dtype=np.bool_
+    )
 
     def further(alive: Mask, saves: Column) -> Column:
         mine = alive & cacheable
-        extra = book.bytes * mine
-        for parameter in np.unique(book.parameter[mine]):
-            copies = np.flatnonzero(mine & (book.parameter == parameter))
-            extra[copies[np.argmax(book.bytes[copies])]] = 0
+        extra = ledger.bytes * mine
+        for parameter in np.unique(ledger.parameter[mine]):
+            copies = np.flatnonzero(mine & (ledger.parameter == parameter))
+            extra[copies[np.argmax(ledger.bytes[copies])]] = 0
         return extra
 
-    return _largest(case, further)
+    return _largest(run, further)
 
 
-def _largest(case: Case, sizes: Callable[[Mask, Column], Column]) -> Column:
-    found = [sizes(alive, saves) for alive, saves in _forwards(case)]
-    return max(found, key=lambda column: int(column.sum()), default=np.zeros(len(case.ledger.bytes), dtype=np.int64))
+def _largest(run: TrainingRun, sizes: Callable[[Mask, Column], Column]) -> Column:
+    found = [sizes(alive, saves) for alive, saves in _forwards(run)]
+    return max(
+        found, key=lambda column: int(column.sum()), default=np.zeros(len(run.analysis.ledger.bytes), dtype=np.int64)
+    )
 
 
-def _forwards(case: Case) -> Iterator[tuple[Mask, Column]]:
+def _forwards(run: TrainingRun) -> Iterator[tuple[Mask, Column]]:
     """At the start of each of the last step's backwards: which copies live, and how often each was saved since
     the backward before.
     """
-    starts = case.starts(Phase.BACKWARD)
-    for start in case.last_starts(Phase.BACKWARD):
+    starts = run.starts(Phase.BACKWARD)
+    for start in run.last_starts(Phase.BACKWARD):
         before = max((earlier for earlier in starts if earlier < start), default=None)
-        alive = case.ledger.alive_at(case.analysis, case.analysis.timeline.position(start))
-        yield alive, case.with_fact(Fact.SAVED, before, start)[case.ledger.allocation]
+        alive = run.analysis.ledger.alive_at(run.analysis, run.analysis.timeline.position(start))
+        yield alive, run.with_fact(Fact.SAVED, before, start)[run.analysis.ledger.allocation]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ampmem.analysis.findings.base import NOTABLE_BYTES, Case, Finding
+from ampmem.analysis.findings.base import NOTABLE_BYTES, Finding, Section, TrainingRun
 from ampmem.analysis.timeline.categories import Category
 from ampmem.units import format_bytes
 
@@ -28,19 +28,20 @@ _CHANGES = (
 _OTHERWISE = "look at where the input of these ops becomes float32, and cast it there: x = x.to(torch.bfloat16)"
 
 
-def check(case: Case) -> Finding | None:
+def check(run: TrainingRun) -> Finding | None:
     """More than half of the activations' bytes at the end of forward are float32; those of the last step."""
-    position = case.last_after_forward
-    if not case.autocast or position is None:
+    position = run.last_after_forward
+    if not run.autocast or position is None:
         return None
-    by_op = _float32_by_op(case, position)
-    size, activations = sum(by_op.values()), case.live(Category.ACTIVATIONS, position)
+    by_op = _float32_by_op(run, position)
+    size, activations = sum(by_op.values()), run.live(Category.ACTIVATIONS, position)
     if size <= _SHARE * activations or size < NOTABLE_BYTES:
         return None
     ordered = sorted(by_op.items(), key=lambda item: (-item[1], item[0]))
     return Finding(
         code="fp32-activations",
         severity="advice",
+        section=Section.ACTIVATIONS,
         message=f"{format_bytes(size)} of {format_bytes(activations)} of activations are float32 at the end of "
         "forward in spite of autocast.",
         bytes=size,
@@ -49,15 +50,15 @@ def check(case: Case) -> Finding | None:
     )
 
 
-def _float32_by_op(case: Case, position: int) -> dict[str, int]:
+def _float32_by_op(run: TrainingRun, position: int) -> dict[str, int]:
     """Bytes of the float32 activations by the op that saved them, or else by the one that made them."""
-    op, dtype = case.saved_as
-    lifetimes = case.analysis.lifetimes
-    mine = np.flatnonzero(case.analysis.classes.of(Category.ACTIVATIONS) & lifetimes.alive_at(position))
+    saved = run.analysis.saved_as
+    lifetimes = run.analysis.lifetimes
+    mine = np.flatnonzero(run.analysis.classes.of(Category.ACTIVATIONS) & lifetimes.alive_at(position))
     found: dict[str, int] = {}
     for allocation in mine.tolist():
-        if case.text(dtype[allocation]) == "float32":
-            name = case.text(op[allocation]) or case.text(lifetimes.op[allocation]) or "an unknown op"
+        if run.text(saved.dtype[allocation]) == "float32":
+            name = run.text(saved.op[allocation]) or run.text(lifetimes.op[allocation]) or "an unknown op"
             found[name] = found.get(name, 0) + int(lifetimes.bytes[allocation])
     return found
 

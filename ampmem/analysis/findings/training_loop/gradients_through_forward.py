@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampmem.analysis.findings.base import Case, Finding
+from ampmem.analysis.findings.base import Finding, Section, TrainingRun
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
 from ampmem.events import Column, Fact, Phase
@@ -21,95 +21,97 @@ class _Gradients:
     touched: tuple[Column, Column]
 
 
-def check(case: Case) -> Finding | None:
+def check(run: TrainingRun) -> Finding | None:
     """Gradients alive in forward that no backward has written into since the last update: nobody needs them.
 
     Two ways lead there. ``zero_grad`` comes after forward: then they are freed with nothing written into
     them. Or they are zeroed in place: then the next backward writes into the same memory. The latter looks
-    like accumulation over several backwards, where the memory is needed, so it is told only when every step
+    like accumulation over several backwards, where the memory is needed, so it is a finding only when every step
     has one backward.
     """
-    gradients = _gradients(case)
+    gradients = _gradients(run)
     late, kept = gradients.allocation[:0], gradients.allocation[:0]
-    sizes = case.analysis.lifetimes.bytes
-    for forward in _forwards_after_an_update(case):
-        idle = gradients.allocation[_idle(case, gradients, forward)]
+    sizes = run.analysis.lifetimes.bytes
+    for forward in _forwards_after_an_update(run):
+        idle = gradients.allocation[_idle(run, gradients, forward)]
         again = np.isin(idle, gradients.touched[0][gradients.touched[1] > forward])
-        freed = case.analysis.lifetimes.died[idle] != ALIVE
+        freed = run.analysis.lifetimes.died[idle] != ALIVE
         if sizes[idle[~again & freed]].sum() > sizes[late].sum():
             late = idle[~again & freed]
-        if _one_backward_per_step(case) and sizes[idle[again]].sum() > sizes[kept].sum():
+        if _one_backward_per_step(run) and sizes[idle[again]].sum() > sizes[kept].sum():
             kept = idle[again]
     if len(late) == 0 and len(kept) == 0:
         return None
-    return _late(case, late) if sizes[late].sum() >= sizes[kept].sum() else _kept(case, kept)
+    return _late(run, late) if sizes[late].sum() >= sizes[kept].sum() else _kept(run, kept)
 
 
-def _late(case: Case, mine: Column) -> Finding:
-    size = int(case.analysis.lifetimes.bytes[mine].sum())
+def _late(run: TrainingRun, mine: Column) -> Finding:
+    size = int(run.analysis.lifetimes.bytes[mine].sum())
     return Finding(
         code="gradients-through-forward",
         severity="advice",
+        section=Section.TIMELINE,
         message=f"{format_bytes(size)} of gradients that the optimizer has used already are alive when forward starts "
         "and are freed only later: zero_grad() comes after forward.",
         bytes=size,
         change="optimizer.zero_grad() right after optimizer.step(), before the next forward",
-        evidence=_names(case, mine),
+        evidence=_names(run, mine),
     )
 
 
-def _kept(case: Case, mine: Column) -> Finding:
-    size = int(case.analysis.lifetimes.bytes[mine].sum())
+def _kept(run: TrainingRun, mine: Column) -> Finding:
+    size = int(run.analysis.lifetimes.bytes[mine].sum())
     return Finding(
         code="gradients-through-forward",
         severity="advice",
+        section=Section.TIMELINE,
         message=f"{format_bytes(size)} of gradients stay alive from step to step, through forward: they are zeroed in "
         "place, or not at all.",
         bytes=size,
         change="optimizer.zero_grad(set_to_none=True) before forward",
-        evidence=_names(case, mine),
+        evidence=_names(run, mine),
     )
 
 
-def _gradients(case: Case) -> _Gradients:
+def _gradients(run: TrainingRun) -> _Gradients:
     """All of them, but for the memory that several share, which a single ``.grad = None`` does not free."""
-    facts = case.analysis.facts
+    facts = run.analysis.facts
     rows = np.flatnonzero(facts.fact == Fact.GRADIENT)
     pairs = np.unique(np.stack([facts.allocation[rows], facts.name[rows]]), axis=1)
-    owners = np.bincount(pairs[0], minlength=len(case.analysis.lifetimes))
-    phases = case.recording.phases
+    owners = np.bincount(pairs[0], minlength=len(run.analysis.lifetimes))
+    phases = run.recording.phases
     phase = phases.phase[np.searchsorted(phases.time_ns, facts.time_ns[rows], side="right") - 1]
     written = rows[phase == Phase.BACKWARD]
-    mine = np.flatnonzero(case.analysis.classes.of(Category.GRADIENTS) & (owners <= 1))
+    mine = np.flatnonzero(run.analysis.classes.of(Category.GRADIENTS) & (owners <= 1))
     return _Gradients(allocation=mine, touched=(facts.allocation[written], facts.time_ns[written]))
 
 
-def _forwards_after_an_update(case: Case) -> list[int]:
+def _forwards_after_an_update(run: TrainingRun) -> list[int]:
     """When each forward of the last step began that an update of the recording came before."""
-    updates = case.starts(Phase.OPTIMIZER)
-    return [start for start in case.last_starts(Phase.FORWARD) if updates and start > updates[0]]
+    updates = run.starts(Phase.OPTIMIZER)
+    return [start for start in run.last_starts(Phase.FORWARD) if updates and start > updates[0]]
 
 
-def _idle(case: Case, gradients: _Gradients, forward: int) -> Mask:
+def _idle(run: TrainingRun, gradients: _Gradients, forward: int) -> Mask:
     """Which gradients are alive at ``forward`` with an update since the last backward that wrote into them."""
-    lifetimes = case.analysis.lifetimes
-    alive = lifetimes.alive_at(case.analysis.timeline.position(forward))[gradients.allocation]
+    lifetimes = run.analysis.lifetimes
+    alive = lifetimes.alive_at(run.analysis.timeline.position(forward))[gradients.allocation]
     last = lifetimes.born_ns.copy()
     allocation, time_ns = gradients.touched
     before = time_ns < forward
     np.maximum.at(last, allocation[before], time_ns[before])
-    update = max(start for start in case.starts(Phase.OPTIMIZER) if start < forward)
+    update = max(start for start in run.starts(Phase.OPTIMIZER) if start < forward)
     idle: Mask = alive & (last[gradients.allocation] < update)
     return idle
 
 
-def _one_backward_per_step(case: Case) -> bool:
-    phases = case.recording.phases
+def _one_backward_per_step(run: TrainingRun) -> bool:
+    phases = run.recording.phases
     steps = phases.step[phases.phase == Phase.BACKWARD]
-    return all(int((steps == step.index).sum()) == 1 for step in case.recording.steps)
+    return all(int((steps == step.index).sum()) == 1 for step in run.steps)
 
 
-def _names(case: Case, mine: Column) -> tuple[str, ...]:
-    mask = np.zeros(len(case.analysis.lifetimes), dtype=np.bool_)
+def _names(run: TrainingRun, mine: Column) -> tuple[str, ...]:
+    mask = np.zeros(len(run.analysis.lifetimes), dtype=np.bool_)
     mask[mine] = True
-    return (f"gradients: {len(mine)}", *case.largest(mask))
+    return (f"gradients: {len(mine)}", *run.largest(mask))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ampmem.analysis.allocator.out_of_memory import OutOfMemory, out_of_memory
-from ampmem.analysis.findings.base import Case, Finding, own_frame
+from ampmem.analysis.allocator.out_of_memory import FailedRequest
+from ampmem.analysis.findings.base import Finding, Section, TrainingRun, own_frame
 from ampmem.units import format_bytes
 
 
-def check(case: Case) -> Finding | None:
-    """A request failed; of several the last one is told, since it is the one that a script dies of."""
-    oom = out_of_memory(case.analysis)
+def check(run: TrainingRun) -> Finding | None:
+    """A request failed; of several the last one counts, since it is the one that a script dies of."""
+    oom = run.analysis.failed_request
     if oom is None:
         return None
     times = f" ({oom.failures} requests failed; this is the last)" if oom.failures > 1 else ""
@@ -17,6 +17,7 @@ def check(case: Case) -> Finding | None:
     return Finding(
         code="out-of-memory",
         severity="warning",
+        section=Section.OUT_OF_MEMORY,
         message=f"the device ran out of memory in {oom.where}, where {format_bytes(oom.asked)} were needed{times}: "
         f"{oom.explanation}.{end}",
         bytes=oom.asked,
@@ -25,7 +26,7 @@ def check(case: Case) -> Finding | None:
     )
 
 
-def _asked_by(oom: OutOfMemory) -> str:
+def _asked_by(oom: FailedRequest) -> str:
     words = [oom.op or "an op that is not known"]
     if oom.module:
         words.append(f"in {oom.module}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampmem.analysis.findings.base import Case, Finding
+from ampmem.analysis.findings.base import Finding, Section, TrainingRun
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
 from ampmem.analysis.timeline.marks import Instants
@@ -10,51 +10,52 @@ from ampmem.events import NO_STEP, Fact, Phase
 from ampmem.units import format_bytes
 
 
-def check(case: Case) -> Finding | None:
+def check(run: TrainingRun) -> Finding | None:
     """Results of forward that are alive at the last step's peak though no backward needs them any more.
 
     Those of the step before, as ``logits`` and ``loss`` are until they are assigned again, and when the peak comes
-    after the step's last backward also its own. Told from :meth:`Case.notable` on.
+    after the step's last backward also its own. Told from :meth:`TrainingRun.notable` on.
     """
-    if not case.peaks:
+    if not run.peaks:
         return None
-    position = case.peaks[-1]
-    kept = _left_over(case, position) & case.analysis.lifetimes.alive_at(position)
-    size = case.bytes_of(kept)
-    if not case.notable(size):
+    position = run.peaks[-1]
+    kept = _left_over(run, position) & run.analysis.lifetimes.alive_at(position)
+    size = run.bytes_of(kept)
+    if not run.notable(size):
         return None
     return Finding(
         code="outputs-kept",
         severity="advice",
+        section=Section.ALLOCATIONS,
         message=f"{format_bytes(size)} of a forward whose backward is done are still alive at the peak: "
         "a variable keeps them.",
         bytes=size,
         change="del logits, loss (whatever holds them) after backward; keep numbers with loss.item()",
-        evidence=case.largest(kept),
+        evidence=run.largest(kept),
     )
 
 
-def _left_over(case: Case, position: int) -> Mask:
+def _left_over(run: TrainingRun, position: int) -> Mask:
     """What forward made and backward is done with when the last step has reached ``position``."""
-    lifetimes, classes = case.analysis.lifetimes, case.analysis.classes
+    lifetimes, classes = run.analysis.lifetimes, run.analysis.classes
     made = (lifetimes.phase == Phase.FORWARD) & (lifetimes.step >= 0)
     made &= classes.of(Category.ACTIVATIONS) | classes.of(Category.TEMPORARIES)
-    step = case.recording.steps[-1]
-    # What never dies is a leak, which is told as such; the newest may just not have died yet.
-    earlier = (lifetimes.step == step.index - 1) & (lifetimes.died != ALIVE) & ~_used_again(case)
-    over = lifetimes.step == (step.index if _after_backward(case, case.analysis.marks[-1], position) else NO_STEP)
+    step = run.steps[-1]
+    # What never dies is a leak, which is a finding of its own; the newest may just not have died yet.
+    earlier = (lifetimes.step == step.index - 1) & (lifetimes.died != ALIVE) & ~_used_again(run)
+    over = lifetimes.step == (step.index if _after_backward(run, run.marks[-1], position) else NO_STEP)
     left: Mask = made & (earlier | over)
     return left
 
 
-def _used_again(case: Case) -> Mask:
+def _used_again(run: TrainingRun) -> Mask:
     """What autograd saved anew in the last step, such as a state that is carried from step to step."""
-    again: Mask = case.with_fact(Fact.SAVED, after_ns=case.recording.steps[-1].start_ns) > 0
+    again: Mask = run.with_fact(Fact.SAVED, after_ns=run.steps[-1].start_ns) > 0
     return again
 
 
-def _after_backward(case: Case, marks: Instants, position: int) -> bool:
+def _after_backward(run: TrainingRun, marks: Instants, position: int) -> bool:
     """Whether ``position`` is past the last step's last backward."""
     if marks.after_backward is None:
         return False
-    return position >= case.analysis.timeline.position(marks.after_backward)
+    return position >= run.analysis.timeline.position(marks.after_backward)

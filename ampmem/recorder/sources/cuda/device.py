@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from ampmem.allocator.settings import VARIABLES
+from ampmem.recorder import torch_private
 
 Snapshot = Mapping[str, Any]
 """What ``torch.cuda.memory._snapshot()`` gives."""
@@ -106,23 +107,21 @@ class TorchCuda:
         if torch.cuda.is_initialized():
             action()
         else:
-            torch.cuda._lazy_call(action)
+            torch_private.when_cuda_is_ready(action)
 
     def history_is_on(self) -> bool:
-        asks = getattr(torch._C, "_cuda_isHistoryEnabled", None)
-        return bool(torch.cuda.is_initialized() and asks is not None and asks())
+        return torch.cuda.is_initialized() and torch_private.history_is_on()
 
     def history(self, *, on: bool, entries: int, stacks: bool) -> None:
-        # Not the public function: the session is told of every call to that.
         if not on:
-            torch.cuda.memory._record_memory_history_impl(None)
+            torch_private.record_history(None)
             return
-        torch.cuda.memory._record_memory_history_impl(
+        torch_private.record_history(
             "all", context="alloc" if stacks else None, stacks="python", max_entries=entries, clear_history=True
         )
 
     def snapshot(self) -> Snapshot:
-        return torch.cuda.memory._snapshot()  # type: ignore[no-any-return]
+        return torch_private.cuda_snapshot()  # type: ignore[no-any-return]
 
     def stats(self, device: int) -> Stats:
         nested = torch.cuda.memory_stats_as_nested_dict(device)
@@ -162,10 +161,7 @@ class TorchCuda:
         _observe_oom(observer)
 
     def metadata_setter(self) -> Callable[[str], None] | None:
-        setter, getter = (getattr(torch._C, f"_cuda_{verb}MemoryMetadata", None) for verb in ("set", "get"))
-        if setter is None or getter is None or getter():
-            return None
-        return setter  # type: ignore[no-any-return]
+        return torch_private.metadata_setter()
 
 
 def cuda_available() -> bool:
@@ -197,7 +193,7 @@ def _observe_oom(observer: OomObserver) -> None:
 
 @functools.cache
 def _attach_once() -> None:
-    torch._C._cuda_attach_out_of_memory_observer(_observed)  # type: ignore[attr-defined]
+    torch_private.observe_out_of_memory(_observed)
 
 
 def forget_observer(observer: OomObserver) -> None:

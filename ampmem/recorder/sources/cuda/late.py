@@ -6,13 +6,15 @@ from contextlib import suppress
 
 import torch
 
+from ampmem.recorder.torch_private import without_dispatch
+
 
 class LateNumber:
     """One number on its way from a CUDA device; nothing waits for it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         # Pinned memory is the host's: the device's allocator is not asked for anything.
-        with torch._C._DisableTorchDispatch():  # the script's own modes count only what the script does
+        with without_dispatch():  # the script's own modes count only what the script does
             self._copy = torch.empty((), dtype=tensor.dtype, pin_memory=True)
             self._copy.copy_(tensor.detach().reshape(()), non_blocking=True)
         self._event = torch.cuda.Event()

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch._C._profiler import _EventType
 
 from ampmem.events import Column
 from ampmem.recorder.sources.window import MARKER, MARKERS, Window, shift_between
+from ampmem.recorder.torch_private import TORCH_OP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class _Walk:
         pending = list(reversed(roots))
         while pending:
             node = pending.pop()
-            if node.tag != _EventType.TorchOp:  # a call of CUDA's runtime
+            if node.tag != TORCH_OP:  # a call of CUDA's runtime
                 continue
             name = node.name
             if name == MARKER:

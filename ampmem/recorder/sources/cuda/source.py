@@ -13,31 +13,34 @@ from contextlib import suppress
 from dataclasses import replace
 from time import time_ns
 
-import numpy as np
-
 from ampmem.allocator.model.layout import DEFAULT_POOL
 from ampmem.allocator.settings import VARIABLES, Settings, settings_of_environment
 from ampmem.errors import UsageError
-from ampmem.events import PEAK_MARK, AllocatorRecord, LayersRecord, OomRecord, Source
-from ampmem.recorder.sources.base import Place, RawEvents
+from ampmem.events import AllocatorRecord, LayersRecord, OomRecord
+from ampmem.recorder.addresses import RealAddresses
+from ampmem.recorder.log import Log
+from ampmem.recorder.sources.base import NO_EVENTS, Place, RawEvents
 from ampmem.recorder.sources.cuda.device import CudaApi, Snapshot, TorchCuda, forget_observer
 from ampmem.recorder.sources.cuda.events import History, Settled, Stamps
-from ampmem.recorder.sources.cuda.nodes import NO_NODES, NodeRecorder, Nodes
+from ampmem.recorder.sources.cuda.nodes import NodeRecorder, Nodes
 from ampmem.recorder.sources.cuda.oom import OomKeeper
 from ampmem.recorder.sources.window import check_free, install
+from ampmem.recorder.texts import Texts
 from ampmem.units import format_count
+from ampmem.vocabulary import Mark, SourceKind
 
 ENTRIES = 2_000_000
 """How many entries of the trace torch keeps: a bound for its memory, far above what a step makes."""
-_LAST = "after_optimizer"
 _BY_CALL = "torch.cuda.memory._set_allocator_settings"
 
 
 class CudaSource:
     """The events of one CUDA device; ``synchronize`` waits for the device at each step's end."""
 
-    kind = Source.CUDA
+    kind = SourceKind.CUDA
     device_type = "cuda"
+    addresses = RealAddresses()
+    uses_profiler = uses_history = True
 
     def __init__(self, *, stacks: bool = True, synchronize: bool = True, api: CudaApi | None = None) -> None:
         self._api: CudaApi = TorchCuda() if api is None else api
@@ -52,7 +55,7 @@ class CudaSource:
         self._stamps = Stamps()
         self._nodes = NodeRecorder()
         self._tag: Callable[[str], None] | None = None
-        self._marks: dict[tuple[int, str], tuple[int, LayersRecord]] = {}
+        self._marks: dict[tuple[int, Mark], tuple[int, LayersRecord]] = {}
         self._layers: list[LayersRecord] = []
         self._oom = OomKeeper(self._api)
         self._notes: dict[str, None] = {}
@@ -63,7 +66,6 @@ class CudaSource:
         self._pools: set[tuple[int, int]] = set()
         self.device_name = "a CUDA device"
         self.stamp: Callable[[int], None] | None = self._stamp
-        self.locate: Callable[[], Place] | None = None
 
     def check(self) -> None:
         """Raise :class:`UsageError` where nothing can be recorded, or somebody else records already."""
@@ -78,6 +80,14 @@ class CudaSource:
             )
         check_free()
 
+    def owns_mode(self, mode: object) -> bool:
+        """A GPU keeps no mode."""
+        return False
+
+    def attach(self, locate: Callable[[], Place], log: Log, texts: Texts) -> None:
+        """``locate`` says where memory ran out; everything else is in the trace."""
+        self._oom.locate = locate
+
     def install(self) -> Callable[[], None]:
         """Keep the script's ``record_function`` scopes out of the profile that names autograd's nodes."""
         return install()
@@ -89,7 +99,7 @@ class CudaSource:
         self._since_ns = time_ns()
         self._api.when_ready(self._switch_on)
 
-    def mark(self, step: int, mark: str) -> None:
+    def mark(self, step: int, mark: Mark) -> None:
         """Take the statistics now."""
         device = self._chosen()
         if device is None:
@@ -102,6 +112,7 @@ class CudaSource:
             if not self._api.capturing():
                 free, total = self._api.memory_info(device)
                 used = total - free
+        last = mark == Mark.AFTER_OPTIMIZER
         record = LayersRecord(
             step=step,
             mark=mark,
@@ -110,7 +121,7 @@ class CudaSource:
             active=stats.active,
             reserved=stats.reserved,
             device_used=used,
-            process_used=self._api.process_used(device) if mark == _LAST else None,  # it may take a millisecond
+            process_used=self._api.process_used(device) if last else None,  # it may take a millisecond
         )
         self._marks[(step, mark)] = (now, record)
 
@@ -157,6 +168,9 @@ class CudaSource:
             peaks=tuple(self._api.stats(device).allocated_peak for device in range(self._api.device_count())),
         )
 
+    def prediction(self) -> None:
+        """Nothing is only predicted on a real device."""
+
     def notes(self) -> list[str]:
         """What a reader has to know."""
         return list(self._notes)
@@ -179,7 +193,6 @@ class CudaSource:
             self._api.history(on=True, entries=ENTRIES, stacks=self._stacks)
             self._on = True
             self._tag = self._api.metadata_setter()
-            self._oom.locate = self.locate
             self._api.observe_oom(self._oom.observe)
         except Exception as error:
             self._note(f"memory history could not be switched on: {error}")
@@ -215,8 +228,8 @@ class CudaSource:
     def _take(self, *, go_on: bool) -> RawEvents:
         device = self._chosen()
         if device is None:
-            nodes = self._nodes.take(go_on=go_on)
-            return _raw(None, nodes, self._history)
+            self._nodes.take(go_on=go_on)
+            return NO_EVENTS
         if self._synchronize:
             with suppress(RuntimeError):  # of a device that has failed; what the allocator knows can still be had
                 if not self._api.capturing():
@@ -242,7 +255,7 @@ class CudaSource:
         if marks:
             step = marks[-1][1].step
             peak = settled.peak
-            self._layers.append(LayersRecord(step=step, mark=PEAK_MARK, device_used=None, **peak._asdict()))
+            self._layers.append(LayersRecord(step=step, mark=Mark.PEAK, device_used=None, **peak._asdict()))
 
     def _note(self, message: str) -> None:
         self._notes[message] = None
@@ -272,22 +285,8 @@ class CudaSource:
             self._note("this torch cannot tag allocator events: ops are joined to them by time alone")
 
 
-def _raw(settled: Settled | None, nodes: Nodes, history: History) -> RawEvents:
+def _raw(settled: Settled, nodes: Nodes, history: History) -> RawEvents:
     """The events with the autograd nodes that ran at their times."""
-    none = np.zeros(0, dtype=np.int64)
-    if settled is None:
-        return RawEvents(
-            time_ns=none,
-            action=none,
-            address=none,
-            bytes=none,
-            block_bytes=none,
-            stream=none,
-            allocated=none,
-            op=none,
-            sequence=none,
-            ops=NO_NODES.ops,
-        )
     op, sequence = nodes.at(settled.time_ns)
     return RawEvents(
         time_ns=settled.time_ns,

@@ -1,17 +1,24 @@
 /** Puts the page of a fit together. */
-import { byId, fill, make, tableOf } from "./dom.js";
-import { MAX_SENTENCE, cleaned, formatBytes } from "./format.js";
-import { capacityShown, fitFigure } from "./fitfigure.js";
-import { loadPlotly } from "./plotly.js";
-import { shownTheme, startTheme } from "./theme.js";
+import { byId, fill, make, tableOf } from "./common/dom.js";
+import { MAX_SENTENCE, cleaned, formatBytes } from "./common/format.js";
+import { given } from "./common/given.js";
+import { shownTheme, startTheme } from "./common/theme.js";
+import { capacityShown, fitFigure } from "./figures/fitfigure.js";
+import { loadPlotly } from "./figures/plotly.js";
+/** @import { FitView } from "./common/page.js" */
 
 const HEIGHT = 420;
 const PRINT_WIDTH = 640;
 
+/**
+ * @param {string} id
+ * @param {string[]} lines
+ */
 function listed(id, lines) {
   fill(byId(id), ...lines.map((line) => make("li", {}, line)));
 }
 
+/** @param {FitView} data */
 function showTexts(data) {
   byId("title").textContent = data.title;
   fill(byId("facts"), ...data.facts.flatMap(([name, text]) => [make("dt", {}, name), make("dd", {}, text)]));
@@ -30,7 +37,7 @@ function showTexts(data) {
 }
 
 async function start() {
-  const data = cleaned(JSON.parse(byId("page-data").textContent), MAX_SENTENCE);
+  const data = /** @type {FitView} */ (cleaned(JSON.parse(given(byId("page-data").textContent)), MAX_SENTENCE));
   showTexts(data);
   const chart = byId("chart");
   byId("curves").hidden = data.curves.every((curve) => curve.values.length === 0);

@@ -1,23 +1,33 @@
 /** Puts the page together. */
-import { Kinds, matchedStacks, moduleRows, shortFrame, stackRows } from "./alive.js";
-import { AllocationTable } from "./allocations.js";
-import { showAddresses } from "./addresses.js";
-import { showComparison } from "./comparing.js";
-import { unpackStream } from "./decode.js";
-import { byId, choices, fill, make, press } from "./dom.js";
-import { MAX_SENTENCE, cleaned, formatBytes, formatCount, formatShare } from "./format.js";
-import { actionOf, focusKind } from "./keys.js";
-import { liveOf } from "./live.js";
-import { showOutOfMemory } from "./oom.js";
-import { loadPlotly } from "./plotly.js";
-import { showActivations, showCasts, showPeak, showStatic, showSteps } from "./sections.js";
-import { showFindings, showSummary } from "./summary.js";
-import { shownTheme, startTheme } from "./theme.js";
-import { addressMapAt } from "./segments.js";
-import { Timeline } from "./timeline.js";
-import { matchedNodes, prunedTree, treeOf } from "./tree.js";
-import { TreeView } from "./treeview.js";
+import { byId, choices, fill, make, press } from "./common/dom.js";
+import { MAX_SENTENCE, cleaned, formatBytes, formatCount, formatShare } from "./common/format.js";
+import { given } from "./common/given.js";
+import { actionOf, focusKind } from "./common/keys.js";
+import { shownTheme, startTheme } from "./common/theme.js";
+import { Kinds, matchedStacks, moduleRows, shortFrame, stackRows } from "./data/alive.js";
+import { unpackStream } from "./data/decode.js";
+import { liveOf } from "./data/live.js";
+import { addressMapAt } from "./data/segments.js";
+import { matchedNodes, prunedTree, treeOf } from "./data/tree.js";
+import { showAddresses } from "./figures/addresses.js";
+import { loadPlotly } from "./figures/plotly.js";
+import { Timeline } from "./figures/timeline.js";
+import { TreeView } from "./figures/treeview.js";
+import { AllocationTable } from "./sections/allocations.js";
+import { showComparison } from "./sections/comparison.js";
+import { showOutOfMemory } from "./sections/oom.js";
+import { showFindings, showSummary } from "./sections/summary.js";
+import { showActivations, showCasts, showPeak, showStatic, showSteps } from "./sections/tables.js";
+/** @import { AddressMapView, PageView, RunView } from "./common/page.js" */
+/** @import { Theme } from "./common/theme.js" */
+/** @import { Live } from "./data/stream.js" */
+/** @import { CategoryOf } from "./figures/bars.js" */
+/** @import { Plotly } from "./figures/figures.js" */
+/** @import { Shape } from "./figures/treeview.js" */
 
+/** @typedef {{run: RunView, live: Live, kinds: Kinds}} Shown a run with its events unpacked */
+
+/** @type {Array<[id: string, text: string]>} */
 const JUMPS = [
   ["out-of-memory", "Out of memory"],
   ["timeline", "Timeline"],
@@ -43,11 +53,39 @@ function nextPaint() {
   });
 }
 
+/**
+ * The buttons that lead back to the peak.
+ * @returns {NodeListOf<HTMLElement>}
+ */
+function unpinButtons() {
+  return document.querySelectorAll(".unpin");
+}
+
 class Page {
+  /** @type {Map<RunView, Shown>} */
+  #unpacked = new Map();
+  /** @type {Shown|null} */
+  #shown = null;
+  /** @type {AddressMapView|null} */
+  #addressMap = null;
+  #addressesWhere = "";
+  /** @type {Int32Array|null} */
+  #peakCounts = null;
+  /** @type {Int32Array|null} */
+  #treeCounts = null;
+  /** @type {HTMLDetailsElement[]} */
+  #opened = [];
+  #help = byId("help", HTMLDialogElement);
+  #stacksSearch = byId("stacks-search", HTMLInputElement);
+
+  /**
+   * @param {PageView} data
+   * @param {Plotly} plotly
+   */
   constructor(data, plotly) {
     this.data = data;
-    this.lives = new Map();
     const keys = new Map(data.categories.map((category) => [category.key, category]));
+    /** @type {CategoryOf} */
     this.categoryOf = (key) => keys.get(key) ?? null;
     this.table = new AllocationTable();
     this.timeline = new Timeline(plotly, data, (index) => this.#pinned(index));
@@ -69,24 +107,30 @@ class Page {
     this.#listen();
   }
 
-  async #liveOf(run) {
-    if (!this.lives.has(run)) {
-      const stream = await unpackStream(run.stream, this.data.categories.length);
-      this.lives.set(run, {
-        live: liveOf(stream, run.peak?.position),
-        kinds: new Kinds(stream.header, this.data.categories),
-      });
-    }
-    return this.lives.get(run);
+  /**
+   * @param {RunView} run
+   * @returns {Promise<Shown>}
+   */
+  async #unpack(run) {
+    const before = this.#unpacked.get(run);
+    if (before) return before;
+    const stream = await unpackStream(run.stream, this.data.categories.length);
+    const live = liveOf(stream, run.peak?.position);
+    const shown = { run, live, kinds: new Kinds(stream.header, this.data.categories) };
+    this.#unpacked.set(run, shown);
+    return shown;
   }
 
-  /** Shows another run. */
+  /**
+   * Shows another run.
+   * @param {number} index
+   */
   async show(index) {
     delete document.documentElement.dataset.drawn;
-    const run = this.data.runs[index];
-    const { live, kinds } = await this.#liveOf(run);
-    Object.assign(this, { run, live, kinds });
-    byId("run").value = String(index);
+    const shown = await this.#unpack(this.data.runs[index]);
+    const { run, live, kinds } = shown;
+    this.#shown = shown;
+    byId("run", HTMLSelectElement).value = String(index);
     showSummary(run);
     byId("timeline").hidden = live.length < 2;
     if (live.length > 1) {
@@ -105,35 +149,40 @@ class Page {
     showStatic(run, this.categoryOf);
     showActivations(run);
     showCasts(run);
-    this.peakCounts = run.peak ? live.aliveAt(live.indexOf(run.peak.position)) : null;
+    this.#peakCounts = run.peak ? live.aliveAt(live.indexOf(run.peak.position)) : null;
     for (const id of ["modules", "allocations"]) byId(id).hidden = kinds.count === 0;
     byId("stacks").hidden = !kinds.hasStacks();
-    this.#mapAddresses(null);
-    byId("addresses").hidden = !this.addressMap?.segments.length;
-    this.table.show(kinds, { peak: this.peakCounts, run: live.made() });
+    this.#mapAddresses(shown, null);
+    byId("addresses").hidden = !this.#addressMap?.segments.length;
+    this.table.show(kinds, { peak: this.#peakCounts, run: live.made() });
     showFindings(run, (id) => this.jump(id));
     this.#drawJumps();
     await nextPaint();
     document.documentElement.dataset.ready = "";
-    this.#drawTrees(this.peakCounts, "at the peak");
+    this.#drawTrees(shown, this.#peakCounts, "at the peak");
     this.#drawAddresses(shownTheme());
     await nextPaint();
     document.documentElement.dataset.drawn = "";
   }
 
-  /** Of the pinned instant, else of the peak, which is also where it stays when the page has no other. */
-  #mapAddresses(pinned) {
-    const { live, run } = this;
+  /**
+   * Of the pinned instant, else of the peak, which is also where it stays when the page has no other.
+   * @param {Shown} shown
+   * @param {number|null} pinned
+   */
+  #mapAddresses({ live, run }, pinned) {
     const keys = this.data.categories.map((category) => category.key);
     const peak = run.peak ? live.indexOf(run.peak.position) : live.length - 1;
     const exact = addressMapAt(live, pinned ?? peak, keys);
-    this.addressMap = exact ?? run.address_map;
-    this.addressesWhere =
+    this.#addressMap = exact ?? run.address_map;
+    this.#addressesWhere =
       exact && pinned !== null ? `at event ${formatCount(live.position(pinned))}` : run.peak ? "at the peak" : "at the end";
   }
 
+  /** @param {Theme} theme */
   #drawAddresses(theme) {
-    if (!byId("addresses").hidden) showAddresses(this.addressMap, this.addressesWhere, this.categoryOf, theme);
+    if (byId("addresses").hidden || !this.#addressMap) return;
+    showAddresses(this.#addressMap, this.#addressesWhere, this.categoryOf, theme);
   }
 
   #drawJumps() {
@@ -141,48 +190,60 @@ class Page {
     fill(byId("jumps"), ...links);
   }
 
-  #drawTrees(counts, where) {
+  /**
+   * @param {Shown} shown
+   * @param {Int32Array|null} counts
+   * @param {string} where
+   */
+  #drawTrees({ kinds }, counts, where) {
     byId("modules-title").textContent = `Live ${where}, by module`;
     byId("stacks-title").textContent = `Live ${where}, by Python stack`;
     if (!counts) return;
-    this.treeCounts = counts;
+    this.#treeCounts = counts;
     if (!byId("modules").hidden) {
-      this.modules.show(prunedTree(treeOf("model and training step", moduleRows(this.kinds, counts))));
+      this.modules.show(prunedTree(treeOf("model and training step", moduleRows(kinds, counts))));
     }
     if (byId("stacks").hidden) return;
-    this.stacks.show(prunedTree(treeOf(`all live memory ${where}`, stackRows(this.kinds, counts))));
+    this.stacks.show(prunedTree(treeOf(`all live memory ${where}`, stackRows(kinds, counts))));
     this.#searchStacks();
   }
 
   #searchStacks() {
-    const query = byId("stacks-search").value.trim();
-    if (!this.stacks.root) return;
+    const query = this.#stacksSearch.value.trim();
+    const { root } = this.stacks;
+    const kinds = this.#shown?.kinds;
+    const counts = this.#treeCounts;
+    if (!root || !kinds || !counts) return;
     if (!query) {
       byId("stacks-matched").textContent = "";
       this.stacks.highlight(null);
       return;
     }
     // Counted in all stacks: of a large tree only the largest boxes are drawn.
-    const { frames, bytes } = matchedStacks(this.kinds, this.treeCounts, query);
+    const { frames, bytes } = matchedStacks(kinds, counts, query);
     byId("stacks-matched").textContent =
-      `${formatCount(frames)} frame${frames === 1 ? "" : "s"}, ${formatBytes(bytes)} (${formatShare(bytes, this.stacks.root.bytes)})`;
-    this.stacks.highlight(matchedNodes(this.stacks.root, query));
+      `${formatCount(frames)} frame${frames === 1 ? "" : "s"}, ${formatBytes(bytes)} (${formatShare(bytes, root.bytes)})`;
+    this.stacks.highlight(matchedNodes(root, query));
   }
 
+  /** @param {number|null} index */
   #pinned(index) {
-    const counts = index === null ? null : this.live.aliveAt(index);
-    const event = index === null ? "" : `event ${formatCount(this.live.position(index))}`;
+    const shown = given(this.#shown);
+    const { live } = shown;
+    const counts = index === null ? null : live.aliveAt(index);
+    const event = index === null ? "" : `event ${formatCount(live.position(index))}`;
     this.table.pin(counts, event);
-    this.#drawTrees(counts ?? this.peakCounts, counts ? `at ${event}` : "at the peak");
-    if (!byId("addresses").hidden) this.#mapAddresses(index);
+    this.#drawTrees(shown, counts ?? this.#peakCounts, counts ? `at ${event}` : "at the peak");
+    if (!byId("addresses").hidden) this.#mapAddresses(shown, index);
     this.#drawAddresses(shownTheme());
-    for (const button of document.querySelectorAll(".unpin")) button.hidden = !counts;
+    for (const button of unpinButtons()) button.hidden = !counts;
     const note =
       index !== null && !counts ? "This page holds single allocations at the peak only, so this stays there." : "";
     byId("modules-note").textContent = note;
     byId("stacks-note").textContent = note;
   }
 
+  /** @param {string} id */
   jump(id) {
     const target = byId(id);
     target.scrollIntoView({ block: "start" });
@@ -193,6 +254,11 @@ class Page {
 
   #listen() {
     const shapes = [byId("as-treemap"), byId("as-icicle")];
+    /**
+     * @param {Shape} name
+     * @param {Element} chosen
+     * @param {Element} other
+     */
     const shape = (name, chosen, other) => () => {
       this.modules.shape = name;
       press(chosen, other);
@@ -200,12 +266,11 @@ class Page {
     };
     shapes[0].addEventListener("click", shape("treemap", shapes[0], shapes[1]));
     shapes[1].addEventListener("click", shape("icicle", shapes[1], shapes[0]));
-    byId("stacks-search").addEventListener("input", () => this.#searchStacks());
-    byId("run").addEventListener("change", (event) => this.show(Number(event.target.value)).catch(trouble));
-    for (const button of document.querySelectorAll(".unpin")) {
-      button.addEventListener("click", () => this.timeline.pin(null));
-    }
-    byId("help-open").addEventListener("click", () => byId("help").showModal());
+    this.#stacksSearch.addEventListener("input", () => this.#searchStacks());
+    const runs = byId("run", HTMLSelectElement);
+    runs.addEventListener("change", () => this.show(Number(runs.value)).catch(trouble));
+    for (const button of unpinButtons()) button.addEventListener("click", () => this.timeline.pin(null));
+    byId("help-open").addEventListener("click", () => this.#help.showModal());
     document.addEventListener("keydown", (event) => this.#key(event));
     window.addEventListener("beforeprint", () => this.#beforePrint());
     window.addEventListener("afterprint", () => this.#afterPrint());
@@ -214,39 +279,46 @@ class Page {
 
   /** Paper is light, narrow, and opens nothing. */
   #beforePrint() {
-    this.opened = [...document.querySelectorAll("details:not([open])")];
-    for (const details of this.opened) details.open = true;
+    /** @type {NodeListOf<HTMLDetailsElement>} */
+    const closed = document.querySelectorAll("details:not([open])");
+    this.#opened = [...closed];
+    for (const details of this.#opened) details.open = true;
     this.#redraw({ theme: "light", width: PRINT_WIDTH });
   }
 
   #afterPrint() {
-    for (const details of this.opened ?? []) details.open = false;
+    for (const details of this.#opened) details.open = false;
     this.#redraw();
   }
 
+  /** @param {{theme?: Theme, width?: number}} options */
   #redraw(options = {}) {
-    if (!this.run) return;
+    if (!this.#shown) return;
     if (!byId("timeline").hidden) this.timeline.draw(options);
     this.#drawAddresses(options.theme ?? shownTheme());
   }
 
+  /** @param {KeyboardEvent} event */
   #key(event) {
-    if (byId("help").open) return;
-    const action = actionOf(event, focusKind(event.target));
+    if (this.#help.open) return;
+    const target = event.target instanceof Element ? event.target : null;
+    const action = actionOf(event, focusKind(target));
     if (!action) return;
-    if (action === "help") byId("help").showModal();
+    if (action === "help") this.#help.showModal();
     else if (action === "search") {
       byId("search").focus();
       byId("search").scrollIntoView({ block: "center" });
-    } else if (action === "escape") this.#escape(event.target);
+    } else if (action === "escape") this.#escape(target);
     else if (byId("timeline").hidden) return;
     else this.timeline.perform(action);
     // Home also scrolls up, unless the chart has the focus.
-    if (action !== "reset" || focusKind(event.target) !== "page") event.preventDefault();
+    if (action !== "reset" || focusKind(target) !== "page") event.preventDefault();
   }
 
+  /** @param {Element|null} target */
   #escape(target) {
-    if (focusKind(target) === "typing" && target.value) {
+    const field = target instanceof HTMLInputElement || target instanceof HTMLSelectElement;
+    if (field && target.value) {
       target.value = "";
       target.dispatchEvent(new Event("input"));
       return;
@@ -257,6 +329,10 @@ class Page {
   }
 }
 
+/**
+ * @param {Error} error
+ * @returns {never}
+ */
 function trouble(error) {
   byId("trouble").hidden = false;
   byId("trouble").textContent = `This page could not be drawn: ${error.message}`;
@@ -264,14 +340,15 @@ function trouble(error) {
 }
 
 async function start() {
-  const data = cleaned(JSON.parse(byId("page-data").textContent), MAX_SENTENCE, ["packed"]);
+  const packed = JSON.parse(given(byId("page-data").textContent));
+  const data = /** @type {PageView} */ (cleaned(packed, MAX_SENTENCE, ["packed"]));
   // The head can be read while the drawing library starts.
   if (data.runs.length) showSummary(data.runs[0]);
   await nextPaint();
   const page = new Page(data, await loadPlotly());
   byId("run-choice").hidden = data.runs.length < 2;
   choices(
-    byId("run"),
+    byId("run", HTMLSelectElement),
     data.runs.map((run, i) => [String(i), run.label]),
   );
   byId("foot").textContent = `Made by ampmem ${data.ampmem}. This page loads nothing from the network.`;

@@ -5,19 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampmem import __version__
 from ampmem.analysis.fit.fit import ArmFit, FitResult, Verdict
 from ampmem.analysis.timeline.categories import Category
-from ampmem.reporters.base import open_output
+from ampmem.outputs import open_output
 from ampmem.reporters.html.page.page import PLOTLY_CONFIG, self_contained
 from ampmem.reporters.html.palette import FILLS, Fill
 from ampmem.reporters.text.fit import break_even_lines, cells, facts, fitting_lines, remarks
+from ampmem.version import __version__
+from ampmem.vocabulary import Arm
 
-_LOOKS: dict[str, tuple[Fill, str]] = {
-    "fp32": (FILLS[Category.PARAMETERS], "circle"),
-    "amp": (FILLS[Category.ACTIVATIONS], "square"),
-    "amp-nocache": (FILLS[Category.BUFFERS], "diamond"),
-    "as-is": (FILLS[Category.OPTIMIZER_STATE], "triangle-up"),
+_LOOKS: dict[Arm, tuple[Fill, str]] = {
+    Arm.FP32: (FILLS[Category.PARAMETERS], "circle"),
+    Arm.AMP: (FILLS[Category.ACTIVATIONS], "square"),
+    Arm.AMP_NOCACHE: (FILLS[Category.BUFFERS], "diamond"),
+    Arm.AS_IS: (FILLS[Category.OPTIMIZER_STATE], "triangle-up"),
 }
 """Colour and plotly symbol of each arm."""
 
@@ -66,14 +67,14 @@ class FitView:
 def write_fit(fit: FitResult, output: Path, *, force: bool = False) -> None:
     """Write the page of ``fit``. Raises :class:`~ampmem.errors.UsageError` when ``output`` cannot be written."""
     page = render_fit(fit)
-    with open_output(output, force) as stream:
+    with open_output(output, force=force) as stream:
         stream.write(page)
 
 
 def render_fit(fit: FitResult) -> str:
     """The whole page, ready to be written as UTF-8."""
     view = fit_view(fit)
-    return self_contained("fit.html", "js/fit.js", view, title=view.title)
+    return self_contained("fit.html", "fit.js", view, title=view.title)
 
 
 def fit_view(fit: FitResult) -> FitView:

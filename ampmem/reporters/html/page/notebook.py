@@ -26,7 +26,7 @@ class _Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
+class _Finding:
     """A finding in words."""
 
     severity: str
@@ -53,7 +53,7 @@ def render(summary: Summary) -> str:
         columns=breakdown.columns,
         rows=[_row(row, parameters.count) for row in breakdown.rows],
         findings=[
-            _Told(
+            _Finding(
                 severity=finding.severity,
                 message=visible(finding.message, MAX_PROSE),
                 change=visible(finding.change, MAX_PROSE),

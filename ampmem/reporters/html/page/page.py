@@ -8,7 +8,6 @@ from functools import cache
 
 from plotly.offline import get_plotlyjs
 
-from ampmem import __version__
 from ampmem.reporters.html.data import RunView
 from ampmem.reporters.html.page.bundle import bundle
 from ampmem.reporters.html.page.plain import plain
@@ -17,6 +16,7 @@ from ampmem.reporters.html.palette import CategoryView, category_views, layer_vi
 from ampmem.reporters.html.safety import json_for_script, script_source_hash, visible
 from ampmem.reporters.html.stream.container import compressed
 from ampmem.reporters.html.views.comparison import ComparisonView
+from ampmem.version import __version__
 
 _TEMPLATE = "page.html"
 _STYLE = "page.css"

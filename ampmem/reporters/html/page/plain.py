@@ -5,16 +5,16 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 
-from ampmem.analysis.summary import Json
+from ampmem.analysis.jsonable import Json, json_fields
 from ampmem.reporters.html.safety import MAX_PROSE, visible
 
 
 def plain(value: object) -> Json:
     """``value`` with dataclasses as objects, bytes in base64, and ``None`` for numbers that JSON does not have."""
     if is_dataclass(value):
-        return {item.metadata.get("json", item.name): plain(getattr(value, item.name)) for item in fields(value)}
+        return {key: plain(getattr(value, item.name)) for key, item in json_fields(value)}
     if isinstance(value, Mapping):
         return {visible(str(key)): plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):

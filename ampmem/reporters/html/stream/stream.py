@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ampmem.analysis.allocator.layers import layers_of
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.events import Column
@@ -35,7 +34,7 @@ def stream_view(analysis: Analysis, peaks: Sequence[int], peak: int, limit: int)
         if packed is not None:
             events = len(analysis.recording.events)
             return StreamView(mode=EXACT, events=events, note="", addresses=addresses, packed=packed)
-    return reduced_stream(analysis, kinds, kind, peaks, peak, layers=layers_of(analysis))
+    return reduced_stream(analysis, kinds, kind, peaks, peak, layers=analysis.layers)
 
 
 def exact_stream(

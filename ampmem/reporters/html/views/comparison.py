@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ampmem.analysis.compare import Comparison, Instant, StepTime
+from ampmem.analysis.jsonable import named
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
 from ampmem.reporters.html.data import CellRow, Headline, SizeRow
-from ampmem.reporters.html.views.run import MARKS, PEAK
-from ampmem.reporters.text.words import percent, short, signed, times
+from ampmem.reporters.text.words import IN_SHORT, percent, short, signed, times
 from ampmem.units import format_duration
+from ampmem.vocabulary import Mark
 
-_NAMES = dict(zip(("after_forward", "after_backward", "after_optimizer", "peak"), (*MARKS, PEAK), strict=True))
-_WATERFALLS = ("after_forward", "peak")
+_WATERFALLS = (Mark.AFTER_FORWARD, Mark.PEAK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +29,8 @@ class InstantView:
 class WaterfallView:
     """What leads from one recording's bytes to another's: ``start`` and all ``terms`` make ``end``, exactly."""
 
-    source: str = field(metadata={"json": "from"})
-    target: str = field(metadata={"json": "to"})
+    source: str = field(metadata=named("from"))
+    target: str = field(metadata=named("to"))
     instant: str
     start: int
     end: int
@@ -133,7 +133,7 @@ def _instant(instant: Instant) -> InstantView:
         for category in CATEGORIES
     )
     return InstantView(
-        name=_NAMES[instant.name], rows=tuple(row for row in rows if any(row.cells)), totals=instant.total
+        name=IN_SHORT[instant.name], rows=tuple(row for row in rows if any(row.cells)), totals=instant.total
     )
 
 
@@ -148,12 +148,12 @@ def _waterfalls(comparison: Comparison, labels: Sequence[str]) -> Iterator[Water
                 yield _waterfall(labels[comparison.baseline], label, name, start, end)
 
 
-def _waterfall(source: str, target: str, name: str, start: Breakdown, end: Breakdown) -> WaterfallView:
+def _waterfall(source: str, target: str, name: Mark, start: Breakdown, end: Breakdown) -> WaterfallView:
     terms = [SizeRow(key=str(category), bytes=end[category] - start[category]) for category in CATEGORIES]
     return WaterfallView(
         source=source,
         target=target,
-        instant=_NAMES[name],
+        instant=IN_SHORT[name],
         start=sum(start.values()),
         end=sum(end.values()),
         terms=tuple(term for term in terms if term.bytes),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ampmem.analysis.allocator.out_of_memory import OutOfMemory
+from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.analyse import Analysis
 from ampmem.reporters.html.data import CompositionView, FactView, OutOfMemoryView, SizeRow
 from ampmem.reporters.text.frames import user_frames
@@ -15,7 +15,7 @@ FRAMES = 12
 """How many frames of the script are shown, the innermost ones."""
 
 
-def out_of_memory_view(oom: OutOfMemory | None, analysis: Analysis) -> OutOfMemoryView | None:
+def out_of_memory_view(oom: FailedRequest | None, analysis: Analysis) -> OutOfMemoryView | None:
     """The words and numbers of ``ampmem show``; ``None`` when no request failed."""
     if oom is None:
         return None
@@ -34,7 +34,7 @@ def out_of_memory_view(oom: OutOfMemory | None, analysis: Analysis) -> OutOfMemo
     )
 
 
-def _facts(oom: OutOfMemory) -> Iterator[FactView]:
+def _facts(oom: FailedRequest) -> Iterator[FactView]:
     yield FactView(label="Asked", text=asked(oom))
     if by := asked_by(oom):
         yield FactView(label="By", text=by)

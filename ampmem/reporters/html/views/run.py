@@ -9,7 +9,7 @@ import numpy as np
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.casts import Casts
 from ampmem.analysis.compare import Entry
-from ampmem.analysis.findings import Finding
+from ampmem.analysis.findings import Finding, Section
 from ampmem.analysis.summary import RunPeak, Step, Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown, Category
 from ampmem.analysis.timeline.timeline import PHASES
@@ -31,7 +31,7 @@ from ampmem.reporters.html.stream.layers import address_map_view
 from ampmem.reporters.html.stream.stream import stream_view
 from ampmem.reporters.html.views.out_of_memory import out_of_memory_view
 from ampmem.reporters.html.views.static_model import static_model_view
-from ampmem.reporters.text.estimate import sentences, told_in_short
+from ampmem.reporters.text.estimate import fit_in_short, sentences
 from ampmem.reporters.text.plain_text import per_parameter
 from ampmem.reporters.text.table import (
     describe_allocator,
@@ -40,40 +40,14 @@ from ampmem.reporters.text.table import (
     describe_optimizers,
     describe_update,
 )
-from ampmem.reporters.text.words import short
+from ampmem.reporters.text.words import IN_SHORT, short
 from ampmem.units import format_bytes, format_count, format_duration
-
-MARKS = ("after forward", "after backward", "after update")
-PEAK = "peak"
+from ampmem.vocabulary import STEP_MARKS
 
 MAX_PHASE_RUNS = 20_000
 MAX_PARAMETERS = 200
 MAX_LEDGER_STEPS = 50
 MAX_HEADLINES = 5
-
-DEFAULT_JUMP = "peak"
-JUMPS = {
-    "amp-saves": "activations",
-    "amp-saves-nothing": "activations",
-    "autocast-in-backward": "casts",
-    "cache-off-costs": "casts",
-    "cache-off-saves": "casts",
-    "cache-on-saves": "casts",
-    "copies-grow": "casts",
-    "copies-survive": "casts",
-    "expanded-buffer-cast": "allocations",
-    "foreach-temporaries": "timeline",
-    "fp16-without-scaler": "steps",
-    "fp32-activations": "activations",
-    "gradients-through-forward": "timeline",
-    "no-autocast-effect": "activations",
-    "outputs-kept": "allocations",
-    "recompute-recasts": "casts",
-    "state-not-there-yet": "static",
-    "out-of-memory": "out-of-memory",
-    "steady-growth": "timeline",
-}
-"""The section that shows what a finding is about."""
 
 
 def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> RunView:
@@ -84,7 +58,11 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
     steps = tuple(_steps(summary, analysis))
     run_peak = _peak(summary.peak, steps)
     casts, static_model = _casts(summary.casts), static_model_view(summary)
-    there = {"casts": casts, "static": static_model, "activations": summary.activations}
+    there = {
+        Section.CASTS: casts,
+        Section.STATIC_MODEL: static_model,
+        Section.ACTIVATIONS: summary.activations,
+    }
     absent = frozenset(section for section, content in there.items() if not content)
     peak = 0 if run_peak is None else run_peak.position
     stream = stream_view(analysis, [step.peak for step in steps], peak, limit)
@@ -140,7 +118,7 @@ def _headlines(summary: Summary, to_baseline: Headline | None) -> Iterator[Headl
     peak, allocator, count = summary.peak, summary.allocator, summary.parameters.count
     yield _size("Peak", peak.bytes, f"step {peak.step}, in {peak.phase}")
     if summary.prediction is not None:
-        value, detail = told_in_short(summary.prediction)
+        value, detail = fit_in_short(summary.prediction)
         yield Headline(label="On the GPU", value=value, detail=detail, bytes=summary.prediction.margin)
     if allocator.reserved is not None:
         yield _size("Reserved", allocator.reserved, "by the allocator, at the peak")
@@ -167,27 +145,26 @@ def _size(label: str, size: int, detail: str) -> Headline:
     return Headline(label=label, value=format_bytes(size), detail=detail, bytes=size)
 
 
-def _finding(finding: Finding, absent: frozenset[str]) -> FindingView:
+def _finding(finding: Finding, absent: frozenset[Section]) -> FindingView:
     """``absent`` are sections that this page does not have."""
-    jump = JUMPS.get(finding.code, DEFAULT_JUMP)
     return FindingView(
         code=finding.code,
         severity=finding.severity,
         message=finding.message,
         change=finding.change,
         evidence=finding.evidence,
-        jump=DEFAULT_JUMP if jump in absent else jump,
+        jump=Section.PEAK if finding.section in absent else finding.section,
     )
 
 
 def _steps(summary: Summary, analysis: Analysis) -> Iterator[StepView]:
     timeline = analysis.timeline
-    for step, record in zip(summary.steps, analysis.recording.steps, strict=True):
+    for step, record, peak in zip(summary.steps, analysis.recording.steps, analysis.peaks, strict=True):
         yield StepView(
             index=step.index,
             first=timeline.position(record.start_ns),
             last=timeline.position(record.end_ns),
-            peak=timeline.peak_between(record.start_ns, record.end_ns),
+            peak=peak,
             peak_bytes=step.peak.bytes,
             peak_reserved=step.peak_reserved,
             phase=step.peak.phase,
@@ -218,9 +195,9 @@ def _phase_runs(phase: Column) -> tuple[tuple[int, str], ...]:
 def _marks(analysis: Analysis) -> Iterator[MarkView]:
     for step, marks in zip(analysis.recording.steps, analysis.marks, strict=True):
         instants = (marks.after_forward, marks.after_backward, marks.after_optimizer)
-        for name, instant in zip(MARKS, instants, strict=True):
+        for mark, instant in zip(STEP_MARKS, instants, strict=True):
             if instant is not None:
-                yield MarkView(step=step.index, name=name, position=analysis.timeline.position(instant))
+                yield MarkView(step=step.index, name=IN_SHORT[mark], position=analysis.timeline.position(instant))
 
 
 def _composition(peak: RunPeak) -> CompositionView:
@@ -236,7 +213,7 @@ def breakdown_view(step: Step) -> BreakdownView:
     """The categories at the marks of ``step`` and at its peak: the rows of ``ampmem show``."""
     marks = step.marks
     live = (marks.after_forward, marks.after_backward, marks.after_optimizer, step.peak.categories)
-    return BreakdownView(step=step.index, columns=(*MARKS, PEAK), rows=tuple(_breakdown_rows(live)))
+    return BreakdownView(step=step.index, columns=tuple(IN_SHORT.values()), rows=tuple(_breakdown_rows(live)))
 
 
 def _breakdown_rows(live: Sequence[Breakdown | None]) -> Iterator[CellRow]:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from ampmem.analysis.static_model.verdict import MARKS, TOTAL, StaticComponent, StaticRecipe
+from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent, StaticRecipe
 from ampmem.analysis.summary import Summary
 from ampmem.reporters.html.data import ComponentView, MarkComponents, StaticModelView
-from ampmem.reporters.text.words import signed, trimmed
-
-_NAMES = dict(zip(MARKS, ("after forward", "after backward", "after update"), strict=True))
-
-_IN_WORDS = dict(zip(MARKS, ("at the end of forward", "after backward", "after the update"), strict=True))
+from ampmem.reporters.text.words import AT_MARK, IN_SHORT, signed, trimmed
+from ampmem.vocabulary import STEP_MARKS, Mark
 
 
 def static_model_view(summary: Summary) -> StaticModelView | None:
     """What is told, what was measured and why they differ, at each mark; ``None`` without a verdict."""
     if summary.static_recipe is None:
         return None
-    marks = tuple(MarkComponents(name=name, rows=_rows(summary, mark)) for mark, name in _NAMES.items())
+    marks = tuple(MarkComponents(name=IN_SHORT[mark], rows=_rows(summary, mark)) for mark in STEP_MARKS)
     return StaticModelView(
         head=_head(summary.static_recipe),
         verdict=_verdict(summary.static_model),
@@ -24,11 +21,11 @@ def static_model_view(summary: Summary) -> StaticModelView | None:
     )
 
 
-def _rows(summary: Summary, mark: str) -> tuple[ComponentView, ...]:
+def _rows(summary: Summary, mark: Mark) -> tuple[ComponentView, ...]:
     return tuple(
         ComponentView(
             component=row.component,
-            told=row.model_bytes,
+            model=row.model_bytes,
             measured=row.measured_bytes,
             terms=row.terms,
             residual=row.residual_bytes,
@@ -40,15 +37,15 @@ def _rows(summary: Summary, mark: str) -> tuple[ComponentView, ...]:
 
 
 def _head(recipe: StaticRecipe) -> str:
-    told = f"{trimmed(recipe.bytes_per_param)} bytes per parameter"
+    size = f"{trimmed(recipe.bytes_per_param)} bytes per parameter"
     if recipe.peak_bytes_per_param != recipe.bytes_per_param:
-        told += f", {trimmed(recipe.peak_bytes_per_param)} while the casts live"
-    return f"{recipe.title}, with {' and '.join(recipe.optimizer)}: {told}"
+        size += f", {trimmed(recipe.peak_bytes_per_param)} while the casts live"
+    return f"{recipe.title}, with {' and '.join(recipe.optimizer)}: {size}"
 
 
 def _verdict(rows: tuple[StaticComponent, ...]) -> str:
     broken = [row for row in rows if not row.holds and row.component != TOTAL]
     if not broken:
         return "the model holds: every byte between told and measured has a name, residual 0 B"
-    places = ", ".join(f"{signed(row.residual_bytes)} of {row.component} {_IN_WORDS[row.mark]}" for row in broken)
+    places = ", ".join(f"{signed(row.residual_bytes)} of {row.component} {AT_MARK[row.mark]}" for row in broken)
     return f"the model does not hold: not explained are {places}"

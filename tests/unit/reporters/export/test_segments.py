@@ -10,7 +10,6 @@ import pytest
 from build import gpu_run
 
 from ampmem.allocator.snapshots.snapshot import read_snapshot
-from ampmem.analysis.allocator.layers import layers_of
 from ampmem.analysis.analyse import analyse
 from ampmem.events import Recording, SegmentAction
 from ampmem.importer.recording import recording_of
@@ -57,7 +56,7 @@ def test_the_segments_at_the_end_are_filled(tmp_path: Path) -> None:
 def test_an_import_finds_the_same_layers(tmp_path: Path) -> None:
     recording = gpu_run().recording()
     again = recording_of(read_snapshot(exported(tmp_path, recording)), "again")
-    before, after = layers_of(analyse(recording)), layers_of(analyse(again))
+    before, after = analyse(recording).layers, analyse(again).layers
     assert before is not None and after is not None
     assert after.reserved[1:].tolist() == before.reserved[1:].tolist()
     assert after.level.tolist() == before.level.tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,11 +14,16 @@ from ampmem.reporters.html.page.bundle import BundleError, bundle
 
 PAGE_MODULES = Path(bundle_module.__file__).parents[1] / "js"
 
+FOLDERS = ("common", "data", "figures", "sections", "")
+"""Of the page's modules; each imports from itself and from those before it. The last one holds the entries."""
+
 
 def modules(folder: Path, **sources: str) -> Path:
-    """Write ``name.js`` for every source; the entry is ``main.js``."""
+    """Write ``name.js`` for every source, in a folder where the name is ``folder__name``; the entry is ``main.js``."""
     for name, source in sources.items():
-        (folder / f"{name}.js").write_text(source, encoding="utf-8")
+        path = folder / f"{name.replace('__', '/')}.js"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(source, encoding="utf-8")
     return folder / "main.js"
 
 
@@ -37,6 +43,17 @@ def test_modules_come_after_those_that_they_import(tmp_path: Path) -> None:
     )
 
 
+def test_a_module_is_the_same_one_by_every_path(tmp_path: Path) -> None:
+    entry = modules(
+        tmp_path,
+        main='import { two } from "./b/two.js";\nimport { one } from "./a/one.js";\nout(two, one);',
+        b__two='import { one } from "../a/one.js";\nimport { three } from "./three.js";\nexport const two = three;',
+        b__three='import { one } from "../a/one.js";\nexport const three = one + 2;',
+        a__one="export const one = 1;",
+    )
+    assert re.findall("^// (.*)$", bundle(entry), re.MULTILINE) == ["a/one.js", "b/three.js", "b/two.js", "main.js"]
+
+
 @pytest.mark.parametrize(
     ("line", "why"),
     [
@@ -48,7 +65,14 @@ def test_modules_come_after_those_that_they_import(tmp_path: Path) -> None:
         ('import * as a from "./a.js";', "main.js:1: this form"),
         ('import "./a.js";', "main.js:1: this form"),
         ('import { a as b } from "./a.js";', "main.js:1: this form"),
-        ('import { a } from "../a.js";', "main.js:1: this form"),
+        ('import { a } from "a.js";', "main.js:1: this form"),
+        ('import { a } from "/a.js";', "main.js:1: this form"),
+        ('import { a } from ".//a.js";', "main.js:1: this form"),
+        ('import { a } from "./folder/../a.js";', "main.js:1: this form"),
+        ('import { a } from "../a.js";', "main.js: ../a.js is outside of the folder"),
+        ('import { out } from "./folder/out.js";', "folder/out.js: ../../a.js is outside of the folder"),
+        ('import { c } from "./folder/circle.js";', "main.js -> folder/circle.js -> main.js: these modules import"),
+        ('import { same } from "./folder/same.js";', "folder/same.js: the name a is in a.js already"),
         ('import {\n  a } from "./a.js";', "main.js:1: this form"),
         ('const a = await import("./a.js");', "import"),
         ("const a = import.meta.url;", "import.meta"),
@@ -67,14 +91,29 @@ def test_other_forms_are_refused(tmp_path: Path, line: str, why: str) -> None:
         main=line,
         a="export const a = 1;\nconst hidden = 2;\n",
         cycle='import { d } from "./main.js";\nexport const c = 1;\n',
+        folder__circle='import { d } from "../main.js";\nexport const c = 1;\n',
+        folder__out='import { a } from "../../a.js";\nexport const out = 1;\n',
+        folder__same='import { a } from "../a.js";\nconst a = 1;\nexport const same = a;\n',
     )
     with pytest.raises(BundleError) as caught:
         bundle(entry)
     assert why in str(caught.value)
 
 
+def test_the_folders_of_the_page_import_one_way() -> None:
+    found = [path for path in PAGE_MODULES.rglob("*") if path.is_file()]
+    assert {path.parent for path in found} == {PAGE_MODULES / folder for folder in FOLDERS}
+    for path in found:
+        here = path.parent
+        # Types are imported in comments.
+        for imported in re.findall(r'\bfrom "(.+?)"', path.read_text(encoding="utf-8")):
+            there = (here / imported).resolve().parent
+            allowed = [PAGE_MODULES / folder for folder in FOLDERS]
+            assert there in allowed[: allowed.index(here) + 1], f"{path.name} imports {imported}"
+
+
 def test_the_modules_of_each_page_are_one_script(tmp_path: Path) -> None:
-    names = {path.name for path in PAGE_MODULES.glob("*.js")}
+    names = {path.relative_to(PAGE_MODULES).as_posix() for path in PAGE_MODULES.rglob("*.js")}
     scripts = {entry: bundle(PAGE_MODULES / entry) for entry in ("main.js", "fit.js")}
     lines = {line.removeprefix("// ") for text in scripts.values() for line in text.split("\n")}
     assert names <= lines

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.reporters.html.page.plain import plain
 from ampmem.reporters.html.palette import category_views
-from ampmem.reporters.html.safety import MAX_PROSE, MAX_TEXT, distinct, escaped, json_for_script, visible
+from ampmem.reporters.html.safety import MAX_PROSE, MAX_TEXT, distinct, json_for_script, visible
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u202e\u2028\x1b[2J\ud800"
 
@@ -50,7 +50,6 @@ def test_shown_text_is_bounded_and_has_no_invisible_character(text: str) -> None
     shown = visible(text)
     assert not {"Cc", "Cf", "Cs", "Zl", "Zp"} & {unicodedata.category(character) for character in shown}
     assert len(shown) <= MAX_TEXT
-    assert not set("<>\"'") & set(escaped(text))
 
 
 def test_invisible_characters_are_spelled_out() -> None:

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_reader import PHASES, container, exact, reduced
 
-from ampmem.analysis.allocator.layers import layers_of
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.largest import largest
 from ampmem.analysis.timeline.categories import CATEGORIES
@@ -118,7 +117,7 @@ def test_temporaries_know_the_phase_of_their_birth() -> None:
 
 def test_an_exact_stream_has_the_layers_and_the_addresses() -> None:
     analysis = analyse(gpu_run().recording())
-    layers, lives = layers_of(analysis), analysis.lifetimes
+    layers, lives = analysis.layers, analysis.lifetimes
     assert layers is not None
     view = stream_view(analysis, [], 0, NO_LIMIT)
     stream = exact(view.packed)
@@ -143,7 +142,7 @@ def test_addresses_are_left_out_before_events_are() -> None:
 
 def test_a_reduced_stream_has_the_layers() -> None:
     analysis = analyse(gpu_run().recording())
-    layers = layers_of(analysis)
+    layers = analysis.layers
     assert layers is not None
     view = stream_view(analysis, peaks_of(analysis), run_peak(analysis), 8)
     assert (view.mode, view.addresses) == ("reduced", False)

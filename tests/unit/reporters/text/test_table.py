@@ -10,9 +10,8 @@ from click.testing import CliRunner
 
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.cli.show import show
-from ampmem.errors import NothingRecorded, RecordingError, UsageError
+from ampmem.errors import NothingRecorded, RecordingError
 from ampmem.events import Fact, Phase
-from ampmem.reporters.base import open_output
 from ampmem.reporters.text.frames import user_frame
 from ampmem.reporters.text.plain_text import WIDTH, per_parameter, shorten
 from ampmem.reporters.text.table import MODULES, render
@@ -271,45 +270,3 @@ def test_show_names_the_file_that_is_at_fault(tmp_path: Path) -> None:
     bad = write(tmp_path / "bad.ampmem", story.recording())
     with pytest.raises(RecordingError, match=r"bad\.ampmem: .*damaged"):
         CliRunner().invoke(show, [str(bad)], catch_exceptions=False)
-
-
-def test_an_output_file_appears_whole(tmp_path: Path) -> None:
-    path = tmp_path / "out.txt"
-    with open_output(path, force=False) as stream:
-        stream.write("héllo")
-        assert not path.exists()
-    assert path.read_text(encoding="utf-8") == "héllo"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_an_existing_output_file_is_replaced_only_when_forced(tmp_path: Path) -> None:
-    path = tmp_path / "out.txt"
-    path.write_text("old")
-    with pytest.raises(UsageError, match="--force"), open_output(path, force=False):
-        pytest.fail("opened")
-    with open_output(path, force=True) as stream:
-        stream.write("new")
-        assert path.read_text() == "old"
-    assert path.read_text() == "new"
-
-
-def test_a_half_written_output_file_is_removed(tmp_path: Path) -> None:
-    path = tmp_path / "out.txt"
-    path.write_text("old")
-    with pytest.raises(KeyboardInterrupt), open_output(path, force=True) as stream:
-        stream.write("half")
-        raise KeyboardInterrupt
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_an_output_that_is_no_regular_file_is_never_replaced() -> None:
-    with open_output(Path("/dev/null"), force=True) as stream:
-        stream.write("gone")
-    assert not Path("/dev/null").is_file()
-
-
-@pytest.mark.parametrize("name", ["", "missing/out.txt"])
-def test_an_output_that_cannot_be_written_is_a_usage_error(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match="cannot write"), open_output(tmp_path / name, force=True):
-        pytest.fail("opened")

@@ -1,0 +1,23 @@
+"""A recording with all that is known of its allocations: what the rest of the analysis is derived from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ampmem.analysis.timeline.classify import Classes
+from ampmem.analysis.timeline.lifetimes import JoinedFacts, Lifetimes
+from ampmem.analysis.timeline.marks import Instants
+from ampmem.analysis.timeline.timeline import Timeline
+from ampmem.events import Recording
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryHistory:
+    """A recording with its allocations, their categories and their sums; ``marks`` has one entry per step."""
+
+    recording: Recording
+    lifetimes: Lifetimes
+    facts: JoinedFacts
+    classes: Classes
+    timeline: Timeline
+    marks: tuple[Instants, ...]

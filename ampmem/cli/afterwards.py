@@ -1,0 +1,91 @@
+"""What ``ampmem profile`` has to say and to show once the script has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ampmem.cli.messages import Audience
+from ampmem.errors import AmpmemError, NothingRecorded
+
+if TYPE_CHECKING:
+    from ampmem.recorder.session import Session
+    from ampmem.simulator.start import Simulation
+
+
+def recorded(session: Session, path: Path, *, stopped: bool) -> str:
+    """What was recorded; raises :class:`NothingRecorded`, and removes the recording, when that is nothing."""
+    try:
+        session.check()
+    except NothingRecorded:
+        if session.outcome.recorded == 0:
+            session.options.path.unlink(missing_ok=True)
+        raise
+    message = f"recorded {_steps(session)} in {path}"
+    if session.outcome.stopped_by:
+        message += f"; then {session.outcome.stopped_by}"
+    elif session.outcome.unfinished is not None:
+        message += " and what there was when the device ran out of memory; then the script ended"
+    elif session.outcome.recorded != session.options.steps:
+        message += "; then the script ended"
+    elif stopped:
+        message += " and stopped the script (--run-to-end lets it finish)"
+    return message
+
+
+def kept(session: Session, path: Path) -> str:
+    """What is left of a script that failed; removes a recording of nothing."""
+    ended = f"{_steps(session)} that had ended"
+    if session.outcome.unfinished is not None:
+        before = f"{ended}, and " if session.outcome.recorded else ""
+        return f"the script failed: out of memory; {path} has {before}what there was until then (ampmem show {path})"
+    if session.outcome.recorded:
+        return f"the script failed; {ended} are in {path} (ampmem show {path})"
+    session.options.path.unlink(missing_ok=True)
+    return "the script failed before a step had ended: nothing was recorded"
+
+
+def predicted(simulation: Simulation, *, failed: bool) -> str:
+    """What the run would have needed, in one line; a run that failed for other reasons neither fits nor not."""
+    from ampmem.analysis.fit.estimate import prediction_of
+    from ampmem.reporters.text.estimate import headline
+
+    record, failure = simulation.end()
+    stopped = "up to where the script failed" if failed else ""
+    return headline(prediction_of(record), simulation.device.gpu.name, stopped=stopped, failure=failure)
+
+
+def show(recording: Path) -> None:
+    """Print the tables to stderr."""
+    from ampmem.cli.show import report_of
+    from ampmem.reporters.text.table import TableReporter
+
+    click.echo("\n" + TableReporter().render([report_of(recording)]), err=True)
+
+
+def show_shortage(recording: Path, page: Path | None, audience: Audience, *, quiet: bool, force: bool) -> None:
+    """Say what the run died of that ran out of memory; the exit code stays the script's, come what may."""
+    from ampmem.cli.show import report_of
+    from ampmem.reporters.text.out_of_memory import render_out_of_memory
+
+    try:
+        if not quiet:
+            click.echo(f"\n{render_out_of_memory(report_of(recording).summary)}\n", err=True)
+        if page is not None:
+            write_page(recording, page, force=force)
+    except AmpmemError as error:
+        audience.say(str(error))
+
+
+def write_page(recording: Path, page: Path, *, force: bool) -> None:
+    """Write the HTML report."""
+    from ampmem.reporters.html import write
+
+    write([recording], page, force=force)
+
+
+def _steps(session: Session) -> str:
+    count = session.outcome.recorded
+    return f"{count} step{'' if count == 1 else 's'}"

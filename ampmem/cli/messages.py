@@ -1,0 +1,110 @@
+"""What ``ampmem profile`` says of itself: to a person, or as lines of JSON in a file to the ampmem that started it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from ampmem.failure import FailureKind, FailureRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEnded:
+    """A step was recorded, the ``done``-th of those ``wanted``."""
+
+    done: int
+    wanted: int
+
+
+class Audience(Protocol):
+    """Whom ``ampmem profile`` speaks to."""
+
+    def say(self, message: str) -> None:
+        """Something for people only."""
+
+    def step(self, ended: StepEnded) -> None:
+        """How far the script has got."""
+
+    def failed(self, failure: FailureRecord) -> None:
+        """What ended the script, or why it cannot be recorded."""
+
+
+class Person:
+    """Reads standard error; steps are shown on a terminal only, in one line that changes."""
+
+    def say(self, message: str) -> None:
+        """A line of its own."""
+        print(f"ampmem: {message}", file=sys.stderr)
+
+    def step(self, ended: StepEnded) -> None:
+        """Over the line before."""
+        if sys.stderr.isatty():
+            end = "\n" if ended.done == ended.wanted else ""
+            print(f"\rampmem: step {ended.done} of {ended.wanted}", end=end, file=sys.stderr, flush=True)
+
+    def failed(self, failure: FailureRecord) -> None:
+        """Nothing: a person has the traceback, or gets ampmem's own message when the command ends."""
+
+
+class Parent:
+    """The ampmem that started this one; it reads ``file``, and has words of its own for people."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file.absolute()  # the script may change the directory
+
+    def say(self, message: str) -> None:
+        """Nothing."""
+
+    def step(self, ended: StepEnded) -> None:
+        """One line."""
+        self._append({"step": asdict(ended)})
+
+    def failed(self, failure: FailureRecord) -> None:
+        """One line."""
+        self._append({"failure": asdict(failure)})
+
+    def _append(self, message: dict[str, object]) -> None:
+        with suppress(OSError):  # a file that is gone or a full disk is none of the script's business
+            # Opened for each line: no descriptor of ours is open for the script to close or to hand on.
+            descriptor = os.open(self._file, os.O_WRONLY | os.O_APPEND)
+            try:
+                os.write(descriptor, f"{json.dumps(message)}\n".encode())
+            finally:
+                os.close(descriptor)
+
+
+class Inbox:
+    """Reads what a child appends to ``file``."""
+
+    def __init__(self, file: Path) -> None:
+        self.failure: FailureRecord | None = None
+        """What the child has given as the reason of its failure so far."""
+        self._stream = file.open("rb")
+        self._begun = b""
+        """The start of a line whose end is not there yet."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stream.close()
+
+    def steps(self) -> Iterator[StepEnded]:
+        """The steps that have ended since the last call; sets :attr:`failure` too."""
+        *lines, self._begun = (self._begun + self._stream.read()).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if "step" in message:
+                yield StepEnded(**message["step"])
+            else:
+                failure = message["failure"]
+                self.failure = FailureRecord(**failure | {"kind": FailureKind(failure["kind"])})

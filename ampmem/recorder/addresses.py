@@ -1,0 +1,37 @@
+"""Where tensors lie: facts are about addresses, and the device whose memory is recorded says which is whose."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class Addresses(Protocol):
+    """What can be asked of the recorded device."""
+
+    def storage_address(self, tensor: torch.Tensor) -> int:
+        """The address of the first byte of ``tensor``'s storage; 0 when it has none that can be read."""
+
+    def data_address(self, tensor: torch.Tensor) -> int:
+        """The address of ``tensor``'s first element; 0 when it has none that can be read."""
+
+
+class RealAddresses:
+    """Those of tensors in memory. Meta, fake and functorch tensors have no storage of their own."""
+
+    @staticmethod
+    def storage_address(tensor: torch.Tensor) -> int:
+        """The address of the first byte of ``tensor``'s storage; 0 when it has none that can be read."""
+        try:
+            return tensor.untyped_storage().data_ptr()
+        except (RuntimeError, NotImplementedError):
+            return 0
+
+    @staticmethod
+    def data_address(tensor: torch.Tensor) -> int:
+        """The address of ``tensor``'s first element; 0 when it has none that can be read."""
+        try:
+            return tensor.data_ptr()
+        except (RuntimeError, NotImplementedError):
+            return 0

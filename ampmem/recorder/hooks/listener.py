@@ -1,0 +1,60 @@
+"""What hooks say to whoever records, and what they ask: all that they know of a session."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch.optim import Optimizer
+
+from ampmem.events import Phase
+from ampmem.recorder.sources.cuda.late import LateNumber
+
+
+class Listener(Protocol):
+    """Follows a script by what the hooks report, in the order in which it happens."""
+
+    @property
+    def recording(self) -> bool:
+        """Whether allocator events are being recorded now."""
+
+    def on_thread(self) -> bool:
+        """Whether the calling thread is the one that is recorded, or a device's thread that runs its backward."""
+
+    def forward_started(self, *, recomputing: bool) -> None:
+        """An outermost module is about to run; ``recomputing`` when backward computes a forward again."""
+
+    def batch_seen(self, size: int) -> None:
+        """The outermost module is fed tensors whose first dimension is ``size``."""
+
+    def forward_ended(self) -> None:
+        """The outermost module has returned or raised."""
+
+    def backward_started(self, loss: float | LateNumber | None) -> None:
+        """The autograd engine is about to run, from ``loss`` where it starts at one number."""
+
+    def backward_ended(self) -> None:
+        """The autograd engine has returned or raised."""
+
+    def optimizer_made(self, optimizer: Optimizer) -> None:
+        """``optimizer`` exists."""
+
+    def optimizer_started(self, optimizer: str) -> None:
+        """An optimizer of this class, or a GradScaler for it, is about to update."""
+
+    def updated(self, optimizer: int, *, skipped: float | LateNumber | None) -> None:
+        """The outermost ``step`` of the optimizer with this ``id`` has returned.
+
+        ``skipped`` is something other than 0 when a GradScaler left the update out.
+        """
+
+    def scaled(self, scale: float | LateNumber | None) -> None:
+        """A GradScaler is about to step with ``scale``."""
+
+    def data_started(self) -> Phase:
+        """A DataLoader is about to make a batch; returns the phase to go back to."""
+
+    def data_ended(self, before: Phase) -> None:
+        """The batch is made, or there is none left."""
+
+    def stop_recording(self, why: str) -> None:
+        """The script needs what only one can have: the recording ends, the script goes on."""

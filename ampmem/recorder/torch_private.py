@@ -1,0 +1,399 @@
+"""Every private name of torch that recording stands on: what for, since when, and what ampmem does without.
+
+Nothing else in ``ampmem/recorder`` names one (the simulated device has its own room, ``simulator/private.py``). Each is
+looked up when this module is imported, which never fails; :func:`~ampmem.recorder.torch_entries.probe` says before
+a recording what is missing. ``needed`` names are refused without, ``optional`` ones say what is lost. To bring ampmem
+to a new torch: read this file, run the probe, run the tests.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from operator import attrgetter, methodcaller
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import nn
+from torch.amp.autocast_mode import autocast
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import optimizer as torch_optimizer
+
+from ampmem.recorder.torch_entries import Place as Place
+from ampmem.recorder.torch_entries import Use as Use
+from ampmem.recorder.torch_entries import attribute, needed, optional, patched
+from ampmem.recorder.torch_entries import probe as probe
+
+_FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
+
+# -- ops ------------------------------------------------------------------------------------------
+
+if TYPE_CHECKING:
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+else:
+    TorchDispatchMode = needed("torch.utils._python_dispatch", "TorchDispatchMode", "the mode that logs every op")
+current_mode: Callable[[], Any] = needed(
+    "torch.utils._python_dispatch", "_get_current_dispatch_mode", "to push and pop no mode but our own"
+)
+without_dispatch: Callable[[], Any] = needed(
+    "torch._C", "_DisableTorchDispatch", "ops of our own, which the script's modes must not see"
+)
+TO_COPY = needed("torch.ops.aten._to_copy", "default", "the op by which autocast and `to` make a copy")
+DEVICE = needed("torch.ops.prim.device", "default", "a question that only fake tensors ask by an op")
+_SCHEMA = attribute(
+    "torch._ops.OpOverload",
+    "_schema",
+    "an op's name, and whether it returns a view",
+    example=lambda: torch.ops.aten.add.Tensor,
+)
+
+
+def schema_of(op: Any) -> Any:
+    """The schema of ``op``; ``None`` for a higher-order operator, which has none."""
+    return getattr(op, _SCHEMA, None)
+
+
+tree_leaves: Callable[[Any], list[Any]] = needed(
+    "torch.utils._pytree", "tree_leaves", "the tensors that a model is fed"
+)
+
+# -- tensors --------------------------------------------------------------------------------------
+
+version_of: Callable[[torch.Tensor], int] = attrgetter(
+    attribute("torch.Tensor", "_version", "whether a saved tensor was overwritten")
+)
+is_view: Callable[[torch.Tensor], bool] = methodcaller(
+    attribute("torch.Tensor", "_is_view", "casts of views, which autocast does not cache")
+)
+use_count: Callable[[torch.Tensor], int] = methodcaller(
+    attribute("torch.Tensor", "_use_count", "whether autocast's cache holds a copy")
+)
+
+# -- autograd -------------------------------------------------------------------------------------
+
+graph_task: Callable[[], int] = needed(
+    "torch._C", "_current_graph_task_id", "whether backward runs on this thread: -1 where it does not"
+)
+next_node: Callable[[], int] = needed(
+    "torch._C._autograd", "_get_sequence_nr", "joins what a node allocates to the op that made the node"
+)
+
+
+def in_backward() -> bool:
+    """Whether the autograd engine is running on this thread."""
+    return graph_task() != -1
+
+
+push_saved_hooks: Callable[..., None] = needed(
+    "torch._C._autograd", "_push_saved_tensors_default_hooks", "to hear of every tensor that autograd saves"
+)
+pop_saved_hooks: Callable[[], None] = needed(
+    "torch._C._autograd", "_pop_saved_tensors_default_hooks", "to hear no more of them"
+)
+top_saved_hooks: Callable[[bool], tuple[Any, Any] | None] = needed(
+    "torch._C._autograd", "_top_saved_tensors_default_hooks", "to pop no hooks but our own"
+)
+saved_hooks_refused: Callable[[], str | None] = needed(
+    "torch._C._autograd",
+    "_saved_tensors_hooks_get_disabled_error_message",
+    "torch.func, which refuses to run under hooks",
+)
+_UNNAMED = "what a Function saves may be named after an op"
+SAVES: Place = patched(
+    "torch.autograd.function.FunctionCtx", "save_for_backward", "for which Function a tensor is saved", without=_UNNAMED
+)
+TO_SAVE = attribute("torch._C._FunctionBase", "to_save", "whether a Function's forward still runs", without=_UNNAMED)
+ENGINE: Place = patched(
+    "torch.autograd",
+    "_engine_run_backward",
+    "a backward that the script has imported by its name before",
+    without="a backward whose name was imported before ampmem started may not be seen",
+)
+_is_grad_tracking, _get_unwrapped, _is_batched = (
+    optional("torch._C._functorch", name, "the loss inside torch.func", without="no loss is read", otherwise=None)
+    for name in ("is_gradtrackingtensor", "get_unwrapped", "is_batchedtensor")
+)
+
+
+def below_functorch(tensor: torch.Tensor) -> torch.Tensor | None:
+    """``tensor`` without the wrappers of torch.func; ``None`` where it stands for many, or that cannot be known."""
+    if None in (_is_grad_tracking, _get_unwrapped, _is_batched):
+        return None
+    while _is_grad_tracking(tensor):
+        tensor = _get_unwrapped(tensor)
+    return None if _is_batched(tensor) else tensor
+
+
+# -- modules, optimizers, data ----------------------------------------------------------------------
+
+PARAMETERS = attribute("torch.nn.Module", "_parameters", "a module's own, past its __getattr__", example=nn.Module)
+BUFFERS = attribute("torch.nn.Module", "_buffers", "a module's own, past its __getattr__", example=nn.Module)
+CHILDREN = attribute("torch.nn.Module", "_modules", "a module's own, past its __getattr__", example=nn.Module)
+hooks_with_kwargs: dict[int, Any] = optional(
+    "torch.nn.modules.module",
+    "_global_forward_hooks_with_kwargs",
+    "has an entry of a global hook that its handle forgets to remove",
+    without="an empty entry of a hook may stay in torch after the recording",
+    otherwise={},
+)
+
+
+def _by_device(parameters: list[torch.Tensor], differentiable: bool, use_fused: bool) -> tuple[bool, bool]:
+    """torch's documented rule: foreach where all parameters are plain tensors on a GPU."""
+    plain = (torch.Tensor, nn.Parameter)
+    return False, not differentiable and all(type(each) in plain and each.is_cuda for each in parameters)
+
+
+fused_or_foreach: Callable[..., tuple[bool, bool]] = optional(
+    "torch.optim.optimizer",
+    "_default_to_fused_or_foreach",
+    "how an optimizer runs its update that was not told",
+    without="whether an optimizer runs foreach is concluded from where its parameters are",
+    otherwise=_by_device,
+)
+
+
+def running_steps() -> Counter[int]:
+    """``id`` of each optimizer whose ``step`` is on the Python stack, and how often it is.
+
+    Reads a local variable of torch's own: the function ``wrapper`` in ``torch/optim/optimizer.py``, which runs every
+    optimizer's ``step`` and calls the hooks, has the optimizer as ``self`` (2.11 and newer). Nothing else knows of a
+    step that raised. Where torch names it otherwise, an optimizer whose step raised is taken for one that runs on.
+    """
+    running: Counter[int] = Counter()
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename == torch_optimizer.__file__ and frame.f_code.co_name == "wrapper":
+            running[id(frame.f_locals.get("self"))] += 1
+        frame = frame.f_back
+    return running
+
+
+NEXT_BATCH: Place = patched(
+    "torch.utils.data.dataloader._BaseDataLoaderIter",
+    "__next__",
+    "what is born while a DataLoader makes a batch",
+    without="what a DataLoader allocates is in no phase of its own",
+)
+
+# -- the CPU profiler -------------------------------------------------------------------------------
+
+enable_profiler: Callable[..., None] = needed("torch._C._autograd", "_enable_profiler", "starts a window")
+disable_profiler: Callable[[], Any] = needed("torch._C._autograd", "_disable_profiler", "ends it")
+prepare_profiler: Callable[..., None] = needed("torch._C._autograd", "_prepare_profiler", "sets kineto up")
+profiler_enabled: Callable[[], bool] = needed(
+    "torch._C._autograd", "_profiler_enabled", "whether another one runs: there is but one per process"
+)
+FILTERS = "activity_filter" in str(prepare_profiler.__doc__)
+"""Whether torch can leave out a part of an activity (2.12 can). If not, "CPU" has every call of CUDA's runtime too."""
+enable_record_function: Callable[[bool], None] = needed(
+    "torch._C._autograd", "_enable_record_function", "keeps the script's record_function out of the profile"
+)
+enter_scope: Callable[[str], Any] = needed(
+    "torch._C._autograd", "_record_function_with_args_enter", "the markers that set the profiler's clock"
+)
+exit_scope: Callable[[Any], None] = needed(
+    "torch._C._autograd", "_record_function_with_args_exit", "the markers that set the profiler's clock"
+)
+USER_SCOPE = needed("torch._C._profiler.RecordScope", "USER_SCOPE", "the markers")
+BACKWARD_SCOPE = needed("torch._C._profiler.RecordScope", "BACKWARD_FUNCTION", "the autograd nodes")
+TORCH_OP = needed("torch._C._profiler._EventType", "TorchOp", "tells nodes and markers from calls of CUDA's runtime")
+for _owner, _names in {
+    "torch._C._autograd._ProfilerResult": ("experimental_event_tree",),
+    "torch._C._profiler._ProfilerEvent": ("name", "tag", "children", "start_time_ns", "end_time_ns", "extra_fields"),
+    "torch._C._profiler._ExtraFields_Allocation": ("ptr", "alloc_size", "total_allocated", "device"),
+    "torch._C._profiler._ExtraFields_TorchOp": ("sequence_number",),
+    "torch.autograd.profiler.profile": ("config",),
+}.items():
+    for _name in _names:
+        attribute(_owner, _name, "what the profiler saw, or is to see")
+PREPARE: Place = patched(
+    "torch.autograd.profiler.profile",
+    "_prepare_trace",
+    "a profiler of the script's own: there is but one per process, so ampmem makes way",
+    without="a script that starts torch.profiler itself ends the recording with an error",
+)
+
+# -- precision ------------------------------------------------------------------------------------
+
+
+def scale_of(scaler: GradScaler) -> torch.Tensor | None:
+    """The scale of ``scaler`` on its device; ``None`` before it has scaled, or where it is not to be had."""
+    return getattr(scaler, _SCALE, None)
+
+
+_SCALE = attribute(
+    "torch.amp.GradScaler",
+    "_scale",
+    "the loss scale, for which `get_scale` would wait",
+    without="reading the loss scale waits for the device",
+    example=lambda: GradScaler("cpu"),
+)
+_SCALER_ENABLED, _SCALER_DEVICE, _SCALER_STATES = (
+    attribute("torch.amp.GradScaler", name, why, use=Use.ARM, example=lambda: GradScaler("cpu"))
+    for name, why in (
+        ("_enabled", "switches a scaler on or off"),
+        ("_device", "whose it is"),
+        ("_per_optimizer_states", "whether its class has set it up"),
+    )
+)
+
+
+def scaler_enabled(scaler: GradScaler) -> bool:
+    """Whether ``scaler`` scales, of whichever class it is."""
+    return bool(getattr(scaler, _SCALER_ENABLED))
+
+
+def enable_scaler(scaler: GradScaler, enabled: bool) -> None:
+    """Switch ``scaler`` on or off."""
+    setattr(scaler, _SCALER_ENABLED, enabled)
+
+
+def scaler_device(scaler: GradScaler) -> str:
+    """The type of the device that ``scaler`` is for."""
+    return str(getattr(scaler, _SCALER_DEVICE)).split(":")[0]
+
+
+def is_set_up(scaler: GradScaler) -> bool:
+    """Whether ``scaler`` has all that one that was made enabled has."""
+    return hasattr(scaler, _SCALER_STATES)
+
+
+def _left_region() -> Any:
+    with autocast("cpu", enabled=False) as region:
+        pass
+    return region
+
+
+_SAYS = tuple(
+    attribute("torch.autocast", name, "what an autocast region is entered with", use=Use.ARM, example=_left_region)
+    for name in ("_enabled", "fast_dtype", "_cache_enabled")
+)
+for _name in ("device", "prev_cache_enabled"):
+    attribute(
+        "torch.autocast", _name, "whose regions they are, and what they go back to", use=Use.ARM, example=_left_region
+    )
+region_says: Callable[[Any], tuple[bool, torch.dtype, bool]] = attrgetter(*_SAYS)
+"""Whether a region is enabled, its dtype, and whether it caches."""
+
+
+def say(region: Any, values: tuple[bool, torch.dtype, bool]) -> None:
+    """Have ``region`` say ``values``, as :func:`region_says` gives them."""
+    for name, value in zip(_SAYS, values, strict=True):
+        setattr(region, name, value)
+
+
+CHECKPOINT: Place = patched(
+    "torch.utils.checkpoint",
+    "_get_autocast_kwargs",
+    "the state that checkpoint keeps to recompute under, before any module has started",
+    use=Use.ARM,
+)
+ENTER_AUTOCAST = attribute(
+    "torch.amp.autocast_mode",
+    "_enter_autocast",
+    "by which compiled code enters its regions",
+    without="autocast in compiled code is taken for the script's own",
+    use=Use.ARM,
+)
+DECORATED = attribute(
+    "torch.autocast",
+    "__script_unsupported",
+    "left on a function that autocast decorates",
+    without="a forward that is decorated with autocast may be run under ampmem's as well",
+    use=Use.ARM,
+    example=lambda: autocast("cpu")(_left_region),
+)
+_exec_strategy, _exec_strategies, _actions = (
+    optional(
+        "torch._C._dynamo.eval_frame",
+        name,
+        "keeps torch.compile away from what ampmem puts in place",
+        without="torch.compile may compile what ampmem puts around autocast",
+        otherwise=None,
+        use=Use.ARM,
+    )
+    for name in ("set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction")
+)
+
+
+def never_compiled(function: _FunctionT) -> _FunctionT:
+    """Have dynamo run ``function`` as it is: it compiles what is called at a break in the graph of compiled code."""
+    if None not in (_exec_strategy, _exec_strategies, _actions):
+        skip = _actions.SKIP
+        _exec_strategy(function.__code__, _exec_strategies(skip, skip))
+    return function
+
+
+# -- CUDA: looked up at each call, since a simulated device may be in their place when this is imported ------------
+
+HISTORY: Place = patched(
+    "torch.cuda.memory",
+    "_record_memory_history",
+    "a history of the script's own: there is but one per process, so ampmem makes way",
+    without="a script that records memory history itself takes the events from ampmem",
+    use=Use.CUDA,
+)
+for _owner, _name, _why in (
+    ("torch.cuda", "_lazy_call", "to begin when the script initializes CUDA"),
+    ("torch.cuda.memory", "_record_memory_history_impl", "the allocator's history, past our own patch"),
+    ("torch.cuda.memory", "_snapshot", "the allocator's segments and its trace"),
+):
+    attribute(_owner, _name, _why, use=Use.CUDA)
+for _name, _why, _without in (
+    (
+        "_cuda_isHistoryEnabled",
+        "a history of the script's own",
+        "a history that the script recorded before ampmem started has ended",
+    ),
+    (
+        "_cuda_attach_out_of_memory_observer",
+        "where memory ran out",
+        "what ran out of memory, and where, is not in the recording",
+    ),
+    (
+        "_cuda_setMemoryMetadata",
+        "tags events with an instant",
+        "ops are joined to the allocator's events by time alone",
+    ),
+    ("_cuda_getMemoryMetadata", "tags of the script's own", "ops are joined to the allocator's events by time alone"),
+):
+    attribute("torch._C", _name, _why, without=_without, use=Use.CUDA)
+
+
+def when_cuda_is_ready(action: Callable[[], None]) -> None:
+    """Do ``action`` right after the script has initialized CUDA."""
+    torch.cuda._lazy_call(action)
+
+
+def record_history(*arguments: Any, **options: Any) -> None:
+    """Switch the allocator's history on or off; not by the public function, of whose calls the session is told."""
+    torch.cuda.memory._record_memory_history_impl(*arguments, **options)
+
+
+def cuda_snapshot() -> Any:
+    """The allocator's segments and the traces of all devices."""
+    return torch.cuda.memory._snapshot()
+
+
+def history_is_on() -> bool:
+    """Whether the allocator's history is recorded; no where torch cannot be asked."""
+    asks = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+    return bool(asks is not None and asks())
+
+
+def observe_out_of_memory(observer: Callable[[int, int, int, int], None]) -> None:
+    """Have ``observer`` called whenever memory runs out, for as long as the process lives, where torch can."""
+    attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+    if attach is not None:
+        attach(observer)
+
+
+def metadata_setter() -> Callable[[str], None] | None:
+    """Tags the calling thread's events; ``None`` where torch cannot, or the script does so itself."""
+    setter, getter = (getattr(torch._C, f"_cuda_{verb}MemoryMetadata", None) for verb in ("set", "get"))
+    if setter is None or getter is None or getter():
+        return None
+    return setter  # type: ignore[no-any-return]

@@ -1,0 +1,37 @@
+"""Writes what each step leaves: its events, joined to what the hooks saw, and what is known of the run by now."""
+
+from __future__ import annotations
+
+from ampmem.events import StepRecord
+from ampmem.recorder.describe import Describer
+from ampmem.recorder.device import Taken
+from ampmem.recorder.join import Joiner
+from ampmem.recorder.sources.base import RawEvents
+from ampmem.recorder.texts import Texts
+from ampmem.recording import Batch, RecordingWriter
+
+
+class StepWriter:
+    """Writes into one recording."""
+
+    def __init__(self, file: RecordingWriter, joiner: Joiner, texts: Texts, describer: Describer) -> None:
+        self._file = file
+        self._joiner = joiner
+        self._texts = texts
+        self._describer = describer
+
+    def write(self, raw: RawEvents, taken: Taken, step: StepRecord | None, *, last: bool) -> None:
+        """One transaction: the events since the last one, and ``step``, if one has ended; ``last`` at the end.
+
+        Raises:
+            RecordingError: the file cannot be written.
+        """
+        joined = self._joiner.join(raw)
+        layers, ooms = taken
+        self._file.append(Batch(**joined, texts=self._texts.take_new(), step=step, layers=layers, ooms=ooms))
+        if self._describer.changed() or last:  # going through all parameters in every step would cost
+            self._file.describe(self._describer.description())
+
+    def close(self) -> None:
+        """The recording is whole."""
+        self._file.close()

@@ -1,0 +1,323 @@
+/** What the pages are drawn from. Made from the views in Python by tests/browser/page_types.py. */
+
+export interface PageView {
+  ampmem: string;
+  config: Record<string, boolean | string>;
+  categories: Array<CategoryView>;
+  layers: Array<CategoryView>;
+  runs: Array<RunView>;
+  comparison: ComparisonView | null;
+}
+
+export interface CategoryView {
+  key: string;
+  label: string;
+  light: string;
+  dark: string;
+  pattern: string;
+}
+
+export interface RunView {
+  label: string;
+  title: string;
+  facts: Array<string>;
+  notes: Array<string>;
+  headlines: Array<Headline>;
+  out_of_memory: OutOfMemoryView | null;
+  findings: Array<FindingView>;
+  parameters: number;
+  source: string;
+  steps: Array<StepView>;
+  peak: PeakView | null;
+  phase_runs: Array<[number, string]>;
+  marks: Array<MarkView>;
+  composition: CompositionView | null;
+  breakdown: BreakdownView;
+  static_model: StaticModelView | null;
+  activations: Array<ActivationGroup>;
+  casts: CastsView | null;
+  allocator: Allocator;
+  conservation: Conservation;
+  address_map: AddressMapView | null;
+  stream: StreamView;
+}
+
+export interface Headline {
+  label: string;
+  value: string;
+  detail: string;
+  bytes: number | null;
+}
+
+export interface OutOfMemoryView {
+  headline: string;
+  position: number;
+  facts: Array<FactView>;
+  frames: Array<string>;
+  changes: Array<string>;
+  alive: CompositionView;
+}
+
+export interface FactView {
+  label: string;
+  text: string;
+}
+
+export interface CompositionView {
+  rows: Array<SizeRow>;
+  temporaries_by_phase: Record<string, number>;
+  total: number;
+}
+
+export interface SizeRow {
+  key: string;
+  bytes: number;
+}
+
+export interface FindingView {
+  code: string;
+  severity: string;
+  message: string;
+  change: string;
+  evidence: Array<string>;
+  jump: string;
+}
+
+export interface StepView {
+  index: number;
+  first: number;
+  last: number;
+  peak: number;
+  peak_bytes: number;
+  peak_reserved: number | null;
+  phase: string;
+  loss: string;
+  loss_scale: string;
+  update: string;
+  took: string;
+}
+
+export interface PeakView {
+  position: number;
+  bytes: number;
+  step: number;
+  phase: string;
+}
+
+export interface MarkView {
+  step: number;
+  name: string;
+  position: number;
+}
+
+export interface BreakdownView {
+  step: number;
+  columns: Array<string>;
+  rows: Array<CellRow>;
+}
+
+export interface CellRow {
+  key: string;
+  cells: Array<number | null>;
+}
+
+export interface StaticModelView {
+  head: string;
+  verdict: string;
+  marks: Array<MarkComponents>;
+}
+
+export interface MarkComponents {
+  name: string;
+  rows: Array<ComponentView>;
+}
+
+export interface ComponentView {
+  component: string;
+  told: number;
+  measured: number;
+  terms: Array<Term>;
+  residual: number;
+  holds: boolean;
+}
+
+export interface Term {
+  why: string;
+  bytes: number;
+  tensors: number;
+}
+
+export interface ActivationGroup {
+  kind: string;
+  dtype: string | null;
+  tensors: number;
+  bytes: number;
+}
+
+export interface CastsView {
+  copies: number;
+  bytes: number;
+  peak_bytes: number;
+  cache_hits: number;
+  by_parameter: Array<ParameterCasts>;
+  parameters_left_out: number;
+  steps: Array<StepCasts>;
+  steps_left_out: number;
+}
+
+export interface ParameterCasts {
+  name: string;
+  copies: number;
+  bytes: number;
+  cache_hits: number;
+  held_by_cache: number;
+  held_by_autograd: number;
+  held_by_both: number;
+}
+
+export interface StepCasts {
+  index: number;
+  phases: Record<string, PhaseCasts>;
+  after_forward: Holders | null;
+  peak_bytes: number;
+  recomputed: CopyCount;
+  views: CopyCount;
+  others: CopyCount;
+  surviving: CopyCount;
+}
+
+export interface PhaseCasts {
+  copies: number;
+  bytes: number;
+  cache_hits: number;
+}
+
+export interface Holders {
+  cache: CopyCount;
+  autograd: CopyCount;
+  both: CopyCount;
+  neither: CopyCount;
+}
+
+export interface CopyCount {
+  copies: number;
+  bytes: number;
+}
+
+export interface Allocator {
+  requested: number;
+  rounding: number;
+  allocated: number;
+  cached: number | null;
+  reserved: number | null;
+  outside: number | null;
+  outside_process: number | null;
+}
+
+export interface Conservation {
+  events: number;
+  residual_bytes: number | null;
+  reserved_residual_bytes: number | null;
+}
+
+export interface AddressMapView {
+  segments: Array<SegmentView>;
+}
+
+export interface SegmentView {
+  address: number;
+  bytes: number;
+  blocks: Array<[number, number, string]>;
+}
+
+export interface StreamView {
+  mode: string;
+  events: number;
+  note: string;
+  addresses: boolean;
+  packed: string;
+}
+
+export interface ComparisonView {
+  baseline: string | null;
+  labels: Array<string>;
+  steps: Array<number | null>;
+  instants: Array<InstantView>;
+  waterfall: Array<WaterfallView>;
+  peak_difference: Array<number | null>;
+  peak_reserved: Array<number | null>;
+  step_time: Array<StepTimeView | null>;
+  losses: Array<LossView>;
+  loss_difference: Array<number | null>;
+  loss_difference_texts: Array<string>;
+  activation_ratio: Array<number | null>;
+  activation_ratio_texts: Array<string>;
+  remarks: Array<string>;
+  failures: Array<FailureView>;
+}
+
+export interface InstantView {
+  name: string;
+  rows: Array<CellRow>;
+  totals: Array<number | null>;
+}
+
+export interface WaterfallView {
+  from: string;
+  to: string;
+  instant: string;
+  start: number;
+  end: number;
+  terms: Array<SizeRow>;
+}
+
+export interface StepTimeView {
+  median_ns: number;
+  min_ns: number;
+  max_ns: number;
+  text: string;
+  ratio_text: string;
+}
+
+export interface LossView {
+  step: number;
+  values: Array<number | null>;
+  texts: Array<string>;
+}
+
+export interface FailureView {
+  label: string;
+  failure: string;
+}
+
+export interface FitView {
+  ampmem: string;
+  config: Record<string, boolean | string>;
+  title: string;
+  argument: string;
+  facts: Array<[string, string]>;
+  fitting: Array<string>;
+  break_even: Array<string>;
+  remarks: Array<string>;
+  capacity: number | null;
+  curves: Array<CurveView>;
+  crossings: Array<CrossingView>;
+  table: Array<Array<string>>;
+}
+
+export interface CurveView {
+  arm: string;
+  light: string;
+  dark: string;
+  symbol: string;
+  values: Array<number>;
+  allocated: Array<number>;
+  reserved: Array<number>;
+  failing: Array<number>;
+}
+
+export interface CrossingView {
+  arm: string;
+  costs_at: number;
+  saves_at: number;
+}

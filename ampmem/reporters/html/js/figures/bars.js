@@ -1,0 +1,161 @@
+/** Horizontal bars with their numbers beside them: real tables, so that they can be read without being seen. */
+import { make, named, paint } from "../common/dom.js";
+import { formatBytes, formatShare, formatSigned } from "../common/format.js";
+/** @import { CategoryView, CompositionView, InstantView, WaterfallView } from "../common/page.js" */
+
+/** @typedef {(key: string) => CategoryView|null} CategoryOf the category with this key */
+
+/**
+ * One bar from `start` over `bytes`, both in parts of `whole`.
+ * @param {number} start
+ * @param {number} bytes
+ * @param {number} whole
+ * @param {CategoryView|null} category
+ * @param {string} name
+ */
+function piece(start, bytes, whole, category, name) {
+  const bar = paint(
+    make("span", { class: `piece ${name}`, title: category ? `${category.label} · ${formatBytes(bytes)}` : null }),
+    category,
+  );
+  bar.style.left = `${whole ? (100 * start) / whole : 0}%`;
+  bar.style.width = `${whole ? (100 * Math.abs(bytes)) / whole : 0}%`;
+  return bar;
+}
+
+/** @param {string} label */
+function rowHead(label) {
+  return make("th", { scope: "row", class: label.length <= 18 ? "short" : null }, label);
+}
+
+/** @param {HTMLElement[]} pieces */
+function track(...pieces) {
+  return make("td", { class: "track" }, make("span", { class: "track-line", "aria-hidden": "true" }, ...pieces));
+}
+
+/**
+ * @param {string} label
+ * @param {HTMLElement[]} rows
+ */
+function barTable(label, rows) {
+  return make("table", { class: "bars", "aria-label": label }, make("tbody", {}, ...rows));
+}
+
+/**
+ * A waterfall: each row begins where the one before ends; the last row is the whole.
+ * @param {CompositionView} composition
+ * @param {CategoryOf} categoryOf
+ */
+export function compositionBars(composition, categoryOf, when = "at the peak") {
+  let start = 0;
+  const rows = composition.rows.map(({ key, bytes }) => {
+    const category = categoryOf(key);
+    const row = make(
+      "tr",
+      {},
+      make("th", { scope: "row" }, named(category, key)),
+      track(piece(start, bytes, composition.total, category, "")),
+      make("td", { class: "number" }, make("b", {}, formatBytes(bytes))),
+      make("td", { class: "number quiet" }, formatShare(bytes, composition.total)),
+    );
+    start += bytes;
+    return row;
+  });
+  const total = make(
+    "tr",
+    { class: "sum" },
+    make("th", { scope: "row" }, `Live ${when}`),
+    track(piece(0, composition.total, composition.total, null, "whole")),
+    make("td", { class: "number" }, make("b", {}, formatBytes(composition.total))),
+    make("td", {}),
+  );
+  return barTable(`Live ${when}: category, bytes, share`, [...rows, total]);
+}
+
+/**
+ * One stacked bar for each run at one instant.
+ * @param {InstantView} instant
+ * @param {string[]} labels
+ * @param {string|null} baseline
+ * @param {CategoryOf} categoryOf
+ */
+export function stackedBars(instant, labels, baseline, categoryOf) {
+  const most = Math.max(1, ...instant.totals.map((total) => total ?? 0));
+  const reference = baseline === null ? null : instant.totals[labels.indexOf(baseline)];
+  const rows = labels.map((label, run) => {
+    const total = instant.totals[run];
+    let start = 0;
+    const pieces = instant.rows.flatMap(({ key, cells }) => {
+      if (!cells[run]) return [];
+      const bar = piece(start, cells[run], most, categoryOf(key), "");
+      start += cells[run];
+      return [bar];
+    });
+    const compared =
+      total === null || reference === null || reference === undefined || label === baseline
+        ? ""
+        : formatSigned(total - reference);
+    return make(
+      "tr",
+      {},
+      rowHead(label),
+      track(...pieces),
+      make("td", { class: "number" }, make("b", {}, total === null ? "-" : formatBytes(total))),
+      make("td", { class: "number quiet" }, compared),
+    );
+  });
+  return barTable(`Live bytes of each run, ${instant.name}, and the difference to ${baseline ?? "the first"}`, rows);
+}
+
+/**
+ * The lowest and highest point that a waterfall reaches.
+ * @param {WaterfallView} waterfall
+ */
+function waterfallExtent({ start, end, terms }) {
+  let now = start;
+  let most = Math.max(start, end);
+  for (const { bytes } of terms) {
+    now += bytes;
+    most = Math.max(most, now);
+  }
+  return Math.max(1, most);
+}
+
+/**
+ * From one run's bytes to another's: `start` plus all terms is `end`.
+ * @param {WaterfallView} waterfall
+ * @param {CategoryOf} categoryOf
+ */
+export function waterfallBars(waterfall, categoryOf) {
+  const whole = waterfallExtent(waterfall);
+  /**
+   * @param {string} label
+   * @param {number} bytes
+   */
+  const end = (label, bytes) =>
+    make(
+      "tr",
+      { class: "sum" },
+      rowHead(label),
+      track(piece(0, bytes, whole, null, "whole")),
+      make("td", { class: "number" }, make("b", {}, formatBytes(bytes))),
+    );
+  let now = waterfall.start;
+  const terms = waterfall.terms.map(({ key, bytes }) => {
+    const category = categoryOf(key);
+    const row = make(
+      "tr",
+      {},
+      make("th", { scope: "row" }, named(category, key)),
+      track(piece(Math.min(now, now + bytes), bytes, whole, category, bytes < 0 ? "less" : "more")),
+      make("td", { class: "number" }, formatSigned(bytes)),
+    );
+    now += bytes;
+    return row;
+  });
+  return barTable(`From ${waterfall.from} to ${waterfall.to}, ${waterfall.instant}`, [
+    end(waterfall.from, waterfall.start),
+    ...terms,
+    end(waterfall.to, waterfall.end),
+  ]);
+}

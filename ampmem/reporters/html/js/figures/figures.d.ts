@@ -1,0 +1,53 @@
+/** What the figures are made from, and the part of plotly that draws them. */
+import type { View } from "./view.js";
+
+/** For plotly, which documents what may be in it. */
+export interface Figure {
+  data: object[];
+  layout: object;
+}
+
+export interface Plotly {
+  react(chart: HTMLElement, data: object[], layout: object, config: object): Promise<unknown>;
+}
+
+/** An element that plotly has drawn in. */
+export interface Chart extends HTMLElement {
+  on(event: "plotly_relayout", listener: (change: Record<string, unknown>) => void): void;
+}
+
+declare global {
+  interface Window {
+    Plotly?: Plotly;
+  }
+}
+
+export interface PeakMark {
+  x: number;
+  bytes: number;
+  label: string;
+}
+
+/** What the timeline is drawn from. */
+export interface Drawing {
+  /** The places of the drawn instants. */
+  x: Float64Array;
+  /** Bytes at the drawn instants: one array for each category, then those of the layers above them. */
+  series: Float64Array[];
+  /** By series: whether it is to be seen. */
+  shown: boolean[];
+  /** By series: whether it ever has bytes. */
+  present: boolean[];
+  /** How many of the series are categories. */
+  live: number;
+  view: View;
+  byTime: boolean;
+  width: number;
+  height: number;
+  draggable: boolean;
+  /** Where steps begin. */
+  steps: number[];
+  /** Where memory ran out. */
+  failure: number | null;
+  peak: PeakMark | null;
+}

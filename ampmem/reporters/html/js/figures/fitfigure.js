@@ -1,0 +1,183 @@
+/** The curves of a fit as a plotly figure. Pure: everything it needs comes in. */
+import { formatBytes, formatCount, plotlyText } from "../common/format.js";
+import { INKS } from "../common/theme.js";
+import { byteTicks } from "./view.js";
+/** @import { CurveView, FitView } from "../common/page.js" */
+/** @import { Theme } from "../common/theme.js" */
+/** @import { Figure } from "./figures.js" */
+
+const HEADROOM = 1.12;
+const FAR = 2;
+const BEYOND = 1.5;
+
+/** @param {FitView} data */
+function largest(data) {
+  return Math.max(1, ...data.curves.flatMap((curve) => curve.allocated));
+}
+
+/**
+ * Whether the line of the capacity is in the picture: from far away it would press the curves flat.
+ * @param {FitView} data
+ * @returns {data is FitView & {capacity: number}}
+ */
+export function capacityShown(data) {
+  return data.capacity !== null && data.capacity <= FAR * largest(data);
+}
+
+/**
+ * @param {CurveView} curve
+ * @param {string} argument
+ * @param {Theme} theme
+ */
+function curveOf(curve, argument, theme) {
+  return {
+    type: "scatter",
+    mode: "lines+markers",
+    name: plotlyText(curve.arm),
+    x: curve.values,
+    y: curve.allocated,
+    line: { color: curve[theme], width: 2 },
+    marker: { symbol: curve.symbol, size: 9, color: curve[theme], line: { width: 1, color: INKS[theme].back } },
+    text: curve.values.map((value, i) =>
+      plotlyText(
+        `${curve.arm}, ${argument} ${formatCount(value)}: ${formatBytes(curve.allocated[i])} allocated, ` +
+          `${formatBytes(curve.reserved[i])} reserved`,
+      ),
+    ),
+    hoverinfo: "text",
+  };
+}
+
+/**
+ * @param {CurveView} curve
+ * @param {string} argument
+ * @param {Theme} theme
+ * @param {number} height
+ */
+function failingOf(curve, argument, theme, height) {
+  return {
+    type: "scatter",
+    mode: "markers",
+    name: plotlyText(`${curve.arm} does not fit`),
+    showlegend: false,
+    x: curve.failing,
+    y: curve.failing.map(() => height),
+    marker: { symbol: "x", size: 9, color: curve[theme], line: { width: 1, color: INKS[theme].back } },
+    text: curve.failing.map((value) => plotlyText(`${curve.arm}, ${argument} ${formatCount(value)}: does not fit`)),
+    hoverinfo: "text",
+  };
+}
+
+/**
+ * @param {FitView} data
+ * @param {Theme} theme
+ */
+function capacityOf(data, theme) {
+  if (!capacityShown(data)) return { shapes: [], annotations: [] };
+  const ink = INKS[theme];
+  const line = { color: ink.ink, width: 1.5, dash: "dash" };
+  return {
+    shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: data.capacity, y1: data.capacity, line }],
+    annotations: [
+      {
+        xref: "paper",
+        x: 0,
+        y: data.capacity,
+        xanchor: "left",
+        yanchor: "bottom",
+        showarrow: false,
+        text: `${formatBytes(data.capacity)} for the allocator`,
+        font: { size: 12, color: ink.ink },
+      },
+    ],
+  };
+}
+
+/**
+ * A band from the last value at which an arm costs to the first at which it saves; one label for equal bands.
+ * @param {FitView} data
+ * @param {Theme} theme
+ */
+function crossingsOf(data, theme) {
+  const ink = INKS[theme];
+  /** @type {Map<string, {from: number, to: number, arms: string[]}>} */
+  const bands = new Map();
+  for (const { arm, costs_at: from, saves_at: to } of data.crossings) {
+    const band = bands.get(`${from} ${to}`) ?? { from, to, arms: [] };
+    band.arms.push(arm);
+    bands.set(`${from} ${to}`, band);
+  }
+  const shown = [...bands.values()];
+  return {
+    shapes: shown.map(({ from, to }) => ({
+      type: "rect",
+      yref: "paper",
+      x0: from,
+      x1: to,
+      y0: 0,
+      y1: 1,
+      fillcolor: ink.quiet,
+      opacity: 0.25,
+      line: { width: 1, color: ink.quiet },
+    })),
+    annotations: shown.map(({ to, arms }, i) => ({
+      yref: "paper",
+      x: to,
+      y: 0.03 + 0.08 * i,
+      xanchor: "left",
+      yanchor: "bottom",
+      showarrow: false,
+      text: plotlyText(`${arms.join(", ")}: less than fp32 from ${formatCount(to)}`),
+      font: { size: 12, color: ink.ink },
+    })),
+  };
+}
+
+/**
+ * @param {FitView} data
+ * @param {Theme} theme
+ * @param {number} width
+ * @param {number} height
+ * @returns {Figure}
+ */
+export function fitFigure(data, theme, width, height) {
+  const ink = INKS[theme];
+  const most = (capacityShown(data) ? Math.max(data.capacity, largest(data)) : largest(data)) * HEADROOM;
+  const ticks = byteTicks(most, 6);
+  const capacity = capacityOf(data, theme);
+  const crossings = crossingsOf(data, theme);
+  const reached = Math.max(...data.curves.flatMap((curve) => curve.values));
+  // What does not fit may be far to the right of all that does.
+  const failing = data.curves.map((curve) => ({
+    ...curve,
+    failing: curve.failing.filter((value) => value <= BEYOND * reached),
+  }));
+  const axis = { gridcolor: ink.grid, zeroline: false, linecolor: ink.grid, tickfont: { size: 12, color: ink.quiet } };
+  return {
+    data: [
+      ...data.curves.map((curve) => curveOf(curve, data.argument, theme)),
+      ...failing.map((curve) => failingOf(curve, data.argument, theme, data.capacity ?? most)),
+    ],
+    layout: {
+      width,
+      height,
+      margin: { l: 72, r: 16, t: 10, b: 48 },
+      hovermode: "closest",
+      dragmode: false,
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: "inherit", size: 12, color: ink.quiet },
+      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: ink.ink } },
+      hoverlabel: { bgcolor: ink.note, bordercolor: ink.quiet, font: { color: ink.ink } },
+      xaxis: {
+        ...axis,
+        rangemode: "tozero",
+        fixedrange: true,
+        title: { text: plotlyText(data.argument), font: { size: 12 }, standoff: 8 },
+      },
+      yaxis: { ...axis, range: [0, most], fixedrange: true, tickvals: ticks.values, ticktext: ticks.labels },
+      shapes: [...capacity.shapes, ...crossings.shapes],
+      annotations: [...capacity.annotations, ...crossings.annotations],
+    },
+  };
+}

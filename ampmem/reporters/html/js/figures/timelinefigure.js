@@ -1,0 +1,223 @@
+/** The timeline as a plotly figure. Pure: everything it needs comes in. */
+import { plotlyText, formatBytes } from "../common/format.js";
+import { INKS } from "../common/theme.js";
+import { byteTicks } from "./view.js";
+/** @import { CategoryView } from "../common/page.js" */
+/** @import { Theme } from "../common/theme.js" */
+/** @import { Drawing, Figure, PeakMark } from "./figures.js" */
+/** @import { View } from "./view.js" */
+
+export const MARGIN = { left: 66, right: 10, top: 10, bottom: 42 };
+const MAX_STEP_LINES = 60;
+const HEADROOM = 1.13;
+
+/**
+ * Sums of the visible series at each drawn instant.
+ * @param {Array<ArrayLike<number>>} series
+ * @param {boolean[]} shown by series
+ */
+export function stackedTotals(series, shown) {
+  const totals = new Float64Array(series[0].length);
+  series.forEach((values, category) => {
+    if (shown[category]) for (let i = 0; i < totals.length; i += 1) totals[i] += values[i];
+  });
+  return totals;
+}
+
+/**
+ * @param {CategoryView} category
+ * @param {Float64Array} x
+ * @param {Float64Array} y
+ * @param {Theme} theme
+ */
+function areaOf(category, x, y, theme) {
+  const color = category[theme];
+  const pattern = category.pattern
+    ? {
+        fillpattern: {
+          shape: category.pattern,
+          fgcolor: INKS[theme].outline,
+          bgcolor: color,
+          size: 6,
+          solidity: 0.25,
+          fgopacity: category.key === "cached" ? 0.35 : 0.7,
+        },
+      }
+    : {};
+  return {
+    type: "scatter",
+    mode: "lines",
+    name: plotlyText(category.label),
+    x,
+    y,
+    stackgroup: "live",
+    line: { width: 0, shape: "hv", simplify: false },
+    fillcolor: color,
+    hoverinfo: "skip",
+    ...pattern,
+  };
+}
+
+/**
+ * @param {Float64Array} x
+ * @param {Float64Array} totals
+ * @param {Theme} theme
+ */
+function outlineOf(x, totals, theme) {
+  return {
+    type: "scatter",
+    mode: "lines",
+    name: "live",
+    x,
+    y: totals,
+    line: { width: 1.4, color: INKS[theme].outline, shape: "hv", simplify: false },
+    hoverinfo: "skip",
+  };
+}
+
+/**
+ * @param {number[]} lines
+ * @param {Theme} theme
+ */
+function stepLines(lines, theme) {
+  if (lines.length > MAX_STEP_LINES) return [];
+  return lines.map((x) => ({
+    type: "line",
+    xref: "x",
+    yref: "paper",
+    x0: x,
+    x1: x,
+    y0: 0,
+    y1: 1,
+    line: { color: INKS[theme].quiet, width: 1, dash: "dot" },
+  }));
+}
+
+/**
+ * A line where memory ran out, with its name at the foot, out of the peak's way.
+ * @param {number|null} x
+ * @param {View} view
+ * @param {Theme} theme
+ */
+function failureMarks(x, view, theme) {
+  if (x === null || x < view.low || x > view.high) return { shapes: [], annotations: [] };
+  const ink = INKS[theme];
+  const axes = { xref: "x", yref: "paper" };
+  return {
+    shapes: [{ ...axes, type: "line", x0: x, x1: x, y0: 0, y1: 1, line: { color: ink.warn, width: 2 } }],
+    annotations: [
+      {
+        ...axes,
+        x,
+        y: 0.04,
+        text: "out of memory",
+        showarrow: false,
+        xanchor: x > (view.low + view.high) / 2 ? "right" : "left",
+        yanchor: "bottom",
+        bgcolor: ink.note,
+        bordercolor: ink.warn,
+        borderpad: 3,
+        font: { size: 12, weight: 700, color: ink.warn },
+      },
+    ],
+  };
+}
+
+/**
+ * @param {PeakMark|null} peak
+ * @param {View} view
+ * @param {Theme} theme
+ */
+function peakMarks(peak, view, theme) {
+  if (!peak || peak.x < view.low || peak.x > view.high) return { traces: [], annotations: [] };
+  const ink = INKS[theme];
+  const marker = { symbol: "diamond", size: 9, color: ink.outline, line: { width: 1, color: ink.back } };
+  const leftSide = peak.x > (view.low + view.high) / 2;
+  return {
+    traces: [
+      {
+        type: "scatter",
+        mode: "markers",
+        name: "peak",
+        x: [peak.x],
+        y: [peak.bytes],
+        marker,
+        cliponaxis: false,
+        hoverinfo: "skip",
+      },
+    ],
+    annotations: [
+      {
+        x: peak.x,
+        y: peak.bytes,
+        text: `${plotlyText(peak.label)} ${formatBytes(peak.bytes)}`,
+        ax: leftSide ? -66 : 66,
+        ay: -14,
+        arrowcolor: ink.outline,
+        arrowwidth: 1,
+        arrowhead: 0,
+        standoff: 5,
+        bgcolor: ink.note,
+        bordercolor: ink.quiet,
+        borderpad: 3,
+        font: { size: 12, weight: 700, color: ink.ink },
+      },
+    ],
+  };
+}
+
+/**
+ * @param {Drawing} drawing
+ * @param {CategoryView[]} categories those of the series
+ * @param {Theme} theme
+ * @returns {Figure}
+ */
+export function timelineFigure(drawing, categories, theme) {
+  const { x, series, shown, present, live, view, byTime, width, height } = drawing;
+  const totals = stackedTotals(series, shown.slice(0, live));
+  const most = stackedTotals(series, shown).reduce((highest, value) => Math.max(highest, value), 1);
+  const ticks = byteTicks(most * HEADROOM, height < 300 ? 4 : 6);
+  const ink = INKS[theme];
+  const areas = categories.flatMap((category, i) =>
+    shown[i] && present[i] ? [areaOf(category, x, series[i], theme)] : [],
+  );
+  const marks = peakMarks(drawing.peak, view, theme);
+  const failure = failureMarks(drawing.failure, view, theme);
+  const axis = {
+    showgrid: true,
+    gridcolor: ink.grid,
+    zeroline: false,
+    tickfont: { size: 12, color: ink.quiet },
+    linecolor: ink.grid,
+  };
+  return {
+    data: [...areas, outlineOf(x, totals, theme), ...marks.traces],
+    layout: {
+      width,
+      height,
+      margin: { l: MARGIN.left, r: MARGIN.right, t: MARGIN.top, b: MARGIN.bottom },
+      showlegend: false,
+      hovermode: false,
+      dragmode: drawing.draggable ? "zoom" : false,
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: "inherit", size: 12, color: ink.quiet },
+      selectdirection: "h",
+      xaxis: {
+        ...axis,
+        showgrid: false,
+        range: [view.low, view.high],
+        title: {
+          text: byTime ? "milliseconds since the first event" : "allocator event",
+          font: { size: 12 },
+          standoff: 8,
+        },
+        tickformat: byTime ? ",.4~f" : ",d",
+        nticks: Math.max(3, Math.round(width / 130)),
+      },
+      yaxis: { ...axis, range: [0, most * HEADROOM], fixedrange: true, tickvals: ticks.values, ticktext: ticks.labels },
+      shapes: [...stepLines(drawing.steps, theme), ...failure.shapes],
+      annotations: [...marks.annotations, ...failure.annotations],
+    },
+  };
+}

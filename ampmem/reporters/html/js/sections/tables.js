@@ -1,0 +1,314 @@
+/** The sections of one run that are tables: peak, steps, static model, activations, casts. */
+import { fill, make, named, tableOf } from "../common/dom.js";
+import { formatBytes, formatCount, formatPerParameter, formatShare, formatSigned, worded } from "../common/format.js";
+import { compositionBars } from "../figures/bars.js";
+import { showSection } from "./section.js";
+/** @import { Row, Table } from "../common/dom.js" */
+/** @import { Allocator, BreakdownView, CastsView, CellRow, ComponentView, CompositionView } from "../common/page.js" */
+/** @import { Holders, MarkComponents, RunView } from "../common/page.js" */
+/** @import { CategoryOf } from "../figures/bars.js" */
+
+const FEW = 10;
+
+/**
+ * `rows` as a table that first shows a few of them.
+ * @param {Table} table
+ */
+function longTable(table, left = 0) {
+  const box = make("div", {});
+  const more = make("button", { type: "button" }, `Show all ${formatCount(table.rows.length)}`);
+  const note = left
+    ? make("p", { class: "quiet" }, `${formatCount(left)} smaller or earlier ones are left out of this page.`)
+    : null;
+  /** @param {Row[]} rows */
+  const draw = (rows) => fill(box, tableOf({ ...table, rows }), rows.length < table.rows.length ? more : note);
+  more.addEventListener("click", () => draw(table.rows));
+  draw(table.rows.slice(0, FEW));
+  return box;
+}
+
+/**
+ * The temporaries of a composition by phase, in words; null where there are none.
+ * @param {CompositionView} composition
+ */
+export function temporariesOf(composition) {
+  const parts = Object.entries(composition.temporaries_by_phase).filter(([, bytes]) => bytes);
+  if (!parts.length) return null;
+  return make(
+    "p",
+    { class: "quiet" },
+    `Temporaries by the phase they were made in: ${parts.map(([phase, bytes]) => `${phase} ${formatBytes(bytes)}`).join(", ")}.`,
+  );
+}
+
+/** @param {Allocator} allocator */
+function allocatorOf(allocator) {
+  /** @type {Array<[key: keyof Allocator, label: string]>} */
+  const layers = [
+    ["requested", "Requested by tensors"],
+    ["rounding", "Rounding"],
+    ["allocated", "Allocated"],
+    ["cached", "Cached, not in use"],
+    ["reserved", "Reserved"],
+    ["outside", "Outside the allocator"],
+  ];
+  const known = layers.filter(([key]) => allocator[key] !== null && allocator[key] !== undefined);
+  if (known.length < 2 || (!allocator.rounding && allocator.reserved === null)) return null;
+  return tableOf({
+    caption: "The allocator's layers at the peak",
+    columns: [{ head: "Layer" }, { head: "Size", number: true }, { head: "Bytes", number: true }],
+    rows: known.map(([key, label]) => [label, formatBytes(allocator[key]), formatCount(allocator[key])]),
+  });
+}
+
+/**
+ * @param {BreakdownView} breakdown
+ * @param {CategoryOf} categoryOf
+ */
+function breakdownOf(breakdown, categoryOf) {
+  if (!breakdown?.rows.length) return null;
+  /** @param {CellRow} row */
+  const name = ({ key }) => (categoryOf(key) ? named(categoryOf(key)) : worded(key));
+  /** @param {number|null} bytes */
+  const cell = (bytes) =>
+    make(
+      "span",
+      { title: bytes === null ? "not known" : `${formatCount(bytes)} bytes` },
+      bytes === null ? "-" : formatBytes(bytes),
+    );
+  const rows = breakdown.rows.map((row) => [name(row), ...row.cells.map(cell)]);
+  return tableOf({
+    caption: `Live bytes at the marks of step ${breakdown.step}`,
+    columns: [{ head: "Category" }, ...breakdown.columns.map((head) => ({ head, number: true }))],
+    rows,
+    foot: breakdown.rows.at(-1)?.key === "total",
+  });
+}
+
+/**
+ * @param {RunView} run
+ * @param {CategoryOf} categoryOf
+ */
+export function showPeak(run, categoryOf) {
+  const { composition, conservation, peak } = run;
+  if (!composition || !peak) return showSection("peak");
+  const residual = conservation.residual_bytes;
+  const check =
+    residual === null
+      ? "the allocator gave no total to check against"
+      : `residual against the allocator's own total: ${formatBytes(residual)}`;
+  return showSection(
+    "peak",
+    make(
+      "p",
+      { class: "quiet" },
+      `Step ${peak.step}, ${peak.phase}, event ${formatCount(peak.position)}: ${formatCount(composition.total)} bytes. Each bar starts where the one above ends.`,
+    ),
+    compositionBars(composition, categoryOf),
+    temporariesOf(composition),
+    allocatorOf(run.allocator),
+    make("p", { class: "quiet" }, `${formatCount(conservation.events)} allocator events, ${check}.`),
+  );
+}
+
+/**
+ * @param {RunView} run
+ * @param {CategoryOf} categoryOf
+ * @param {(step: number) => void} toStep
+ */
+export function showSteps(run, categoryOf, toStep) {
+  /** @type {Array<[label: string, key: "loss"|"loss_scale"]>} */
+  const texts = [
+    ["Loss", "loss"],
+    ["Loss scale", "loss_scale"],
+  ];
+  const optional = texts.filter(([, key]) => run.steps.some((step) => step[key] && step[key] !== "-"));
+  const reserved = run.steps.some((step) => (step.peak_reserved ?? null) !== null);
+  const rows = run.steps.map((step, i) => {
+    const go = make(
+      "button",
+      { type: "button", class: "link", "aria-label": `Zoom the timeline to step ${step.index}` },
+      String(step.index),
+    );
+    go.addEventListener("click", () => toStep(i));
+    return [
+      go,
+      formatBytes(step.peak_bytes),
+      step.phase,
+      ...(reserved ? [formatBytes(step.peak_reserved)] : []),
+      ...optional.map(([, key]) => step[key]),
+      step.update,
+      step.took,
+    ];
+  });
+  const columns = [
+    { head: "Step" },
+    { head: "Peak", number: true },
+    { head: "In" },
+    ...(reserved ? [{ head: "Peak reserved", number: true }] : []),
+    ...optional.map(([head]) => ({ head, number: true })),
+    { head: "Update" },
+    { head: "Took", number: true },
+  ];
+  showSection(
+    "steps",
+    rows.length ? longTable({ caption: "Every step", columns, rows }) : null,
+    breakdownOf(run.breakdown, categoryOf),
+  );
+}
+
+/** @param {ComponentView} row */
+function whyOf(row) {
+  // The total's terms are those of the rows above it again, but for roundings.
+  const own = row.terms.filter((term) => row.component !== "total" || term.why.startsWith("rounding"));
+  const terms = own.map((term) =>
+    make(
+      "li",
+      {},
+      `${formatSigned(term.bytes)} ${term.why}`,
+      term.tensors > 1 ? make("span", { class: "quiet" }, ` (${formatCount(term.tensors)} tensors)`) : null,
+    ),
+  );
+  if (row.residual) terms.push(make("li", { class: "bad" }, `${formatSigned(row.residual)} not explained`));
+  if (row.component === "total") terms.unshift(make("li", {}, "the sum of the above"));
+  return terms.length ? make("ul", { class: "why" }, ...terms) : "as told";
+}
+
+/**
+ * @param {MarkComponents} mark
+ * @param {number} parameters
+ * @param {CategoryOf} categoryOf
+ */
+function markTable(mark, parameters, categoryOf) {
+  const columns = [
+    { head: "Component" },
+    { head: "Told", number: true },
+    { head: "B/param", number: true },
+    { head: "Measured", number: true },
+    { head: "B/param", number: true },
+    { head: "Why", wide: true },
+    { head: "Verdict" },
+  ];
+  const rows = mark.rows.map((row) => [
+    categoryOf(row.component) ? named(categoryOf(row.component)) : worded(row.component),
+    formatBytes(row.told),
+    formatPerParameter(row.told, parameters),
+    formatBytes(row.measured),
+    formatPerParameter(row.measured, parameters),
+    whyOf(row),
+    make("span", { class: row.holds ? "chip good" : "chip bad" }, row.holds ? "✓ explained" : "✗ not explained"),
+  ]);
+  return tableOf({ caption: mark.name, columns, rows, foot: mark.rows.at(-1)?.component === "total", class: "model" });
+}
+
+/**
+ * @param {RunView} run
+ * @param {CategoryOf} categoryOf
+ */
+export function showStatic(run, categoryOf) {
+  const model = run.static_model;
+  if (!model) return showSection("static");
+  return showSection(
+    "static",
+    make(
+      "p",
+      { class: "quiet" },
+      `Told: ${model.head}. What the rule of thumb says the model and the optimizer cost, against what was recorded.`,
+    ),
+    make("p", {}, make("strong", { class: "verdict" }, model.verdict.charAt(0).toUpperCase() + model.verdict.slice(1))),
+    ...model.marks.map((mark) => markTable(mark, run.parameters, categoryOf)),
+  );
+}
+
+/** @param {RunView} run */
+export function showActivations(run) {
+  if (!run.activations.length) return showSection("activations");
+  const total = run.activations.reduce((sum, group) => sum + group.bytes, 0);
+  const rows = run.activations.map((group) => [
+    group.kind,
+    group.dtype || "?",
+    formatCount(group.tensors),
+    formatBytes(group.bytes),
+    formatShare(group.bytes, total),
+  ]);
+  const columns = [
+    { head: "Saved for", wide: true },
+    { head: "Type" },
+    { head: "Tensors", number: true },
+    { head: "Bytes", number: true },
+    { head: "Share", number: true },
+  ];
+  return showSection(
+    "activations",
+    make("p", { class: "quiet" }, `What autograd keeps at the end of forward: ${formatBytes(total)}.`),
+    longTable({ caption: "By what it is saved for", columns, rows }),
+  );
+}
+
+/** @param {CastsView} casts */
+function castSteps(casts) {
+  const columns = [
+    { head: "Step" },
+    { head: "Copies", number: true },
+    { head: "Reused", number: true },
+    { head: "At most", number: true },
+    { head: "Kept by autograd", number: true },
+    { head: "by the cache", number: true },
+    { head: "by both", number: true },
+    { head: "Survive", number: true },
+  ];
+  /**
+   * @param {Holders|null} holders
+   * @param {"autograd"|"cache"|"both"} who
+   */
+  const held = (holders, who) => (holders ? formatBytes(holders[who].bytes) : "-");
+  const rows = casts.steps.map((step) => {
+    const phases = Object.values(step.phases);
+    /** @param {"copies"|"cache_hits"} key */
+    const sum = (key) => phases.reduce((all, phase) => all + phase[key], 0);
+    return [
+      String(step.index),
+      formatCount(sum("copies")),
+      formatCount(sum("cache_hits")),
+      formatBytes(step.peak_bytes),
+      held(step.after_forward, "autograd"),
+      held(step.after_forward, "cache"),
+      held(step.after_forward, "both"),
+      formatBytes(step.surviving.bytes),
+    ];
+  });
+  return rows.length
+    ? longTable(
+        { caption: "Cast copies step by step; who keeps them at the end of forward", columns, rows },
+        casts.steps_left_out,
+      )
+    : null;
+}
+
+/** @param {RunView} run */
+export function showCasts(run) {
+  const { casts } = run;
+  if (!casts?.copies) return showSection("casts");
+  const columns = [
+    { head: "Parameter", wide: true },
+    { head: "Copies", number: true },
+    { head: "Bytes", number: true },
+    { head: "Reused", number: true },
+  ];
+  const rows = casts.by_parameter.map((each) => [
+    each.name,
+    formatCount(each.copies),
+    formatBytes(each.bytes),
+    formatCount(each.cache_hits),
+  ]);
+  return showSection(
+    "casts",
+    make(
+      "p",
+      { class: "quiet" },
+      `Autocast made ${formatCount(casts.copies)} copies of parameters, ${formatBytes(casts.bytes)} over the whole run; at most ${formatBytes(casts.peak_bytes)} lived at once, and ${formatCount(casts.cache_hits)} uses needed no new copy.`,
+    ),
+    castSteps(casts),
+    longTable({ caption: "By parameter, largest first", columns, rows }, casts.parameters_left_out),
+  );
+}

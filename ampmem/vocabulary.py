@@ -1,0 +1,73 @@
+"""Words that commands, recordings and JSON share: each is spelled here and nowhere else."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Arm(StrEnum):
+    """A precision mode of a script."""
+
+    AS_IS = "as-is"
+    """What the script does by itself."""
+    FP32 = "fp32"
+    """Autocast and GradScaler are off."""
+    AMP = "amp"
+    """Autocast is on, with its cache of weights."""
+    AMP_NOCACHE = "amp-nocache"
+    """Autocast is on, without that cache."""
+
+    @property
+    def autocast(self) -> bool:
+        """Whether autocast is on in this arm."""
+        return self in AUTOCAST_ARMS
+
+
+FORCED_ARMS = (Arm.FP32, Arm.AMP, Arm.AMP_NOCACHE)
+"""What ampmem can force on a script."""
+
+AUTOCAST_ARMS = (Arm.AMP, Arm.AMP_NOCACHE)
+
+
+class AutocastDtype(StrEnum):
+    """What autocast is to cast to."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+
+class Device(StrEnum):
+    """Whose memory to record."""
+
+    AUTO = "auto"
+    """The GPU where torch sees one, or else the CPU."""
+    CPU = "cpu"
+    CUDA = "cuda"
+    SIMULATED = "sim"
+    """A GPU that is not there."""
+
+
+class SourceKind(StrEnum):
+    """Where the allocator events of a recording come from."""
+
+    CUDA = "cuda"
+    CPU = "cpu"
+    SIMULATED = "simulated"
+    SNAPSHOT = "snapshot"
+
+
+class Mark(StrEnum):
+    """An instant of a step at which memory is looked at."""
+
+    AFTER_FORWARD = "after_forward"
+    """Just before the step's last backward starts."""
+    AFTER_BACKWARD = "after_backward"
+    """Just after that backward ends."""
+    AFTER_OPTIMIZER = "after_optimizer"
+    """Just after the step's last optimizer update."""
+    PEAK = "peak"
+    """The instant of the step with the most requested bytes."""
+
+
+STEP_MARKS = (Mark.AFTER_FORWARD, Mark.AFTER_BACKWARD, Mark.AFTER_OPTIMIZER)
+"""The marks that the script reaches; the peak is found afterwards."""

@@ -1,0 +1,22 @@
+"""Command lines, run as a user runs them: in a process and a directory of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from ready_python import ready_python
+
+TIMEOUT_S = 600
+
+
+def python(folder: Path, *arguments: str, fresh: bool = False) -> subprocess.CompletedProcess[str]:
+    """``python`` with ``arguments``; ``fresh`` where it must start from nothing, which takes seconds longer."""
+    command = [sys.executable if fresh else ready_python(), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+
+
+def ampmem(folder: Path, *arguments: str, fresh: bool = False) -> subprocess.CompletedProcess[str]:
+    """``ampmem`` with ``arguments``, in the same way."""
+    return python(folder, "-m", "ampmem", *arguments, fresh=fresh)

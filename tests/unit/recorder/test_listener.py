@@ -1,0 +1,110 @@
+"""Hooks know of a session only what the listener's Protocol says: here they speak to one that writes it down."""
+
+from __future__ import annotations
+
+import torch
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from ampmem.events import Phase
+from ampmem.recorder.addresses import RealAddresses
+from ampmem.recorder.hooks import data
+from ampmem.recorder.hooks.backward import BackwardHooks
+from ampmem.recorder.hooks.listener import Listener
+from ampmem.recorder.hooks.modules import ModuleHooks
+from ampmem.recorder.hooks.optimizers import OptimizerHooks
+from ampmem.recorder.log import Log
+from ampmem.recorder.models.models import Models
+from ampmem.recorder.models.stacks import Stacks
+from ampmem.recorder.sources.cuda.late import LateNumber
+from ampmem.recorder.steering.arms import ArmSeen
+from ampmem.recorder.texts import Texts
+from ampmem.recorder.update import RunningUpdate
+
+
+class Diary:
+    """Keeps what it hears."""
+
+    recording = True
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def on_thread(self) -> bool:
+        return True
+
+    def forward_started(self, *, recomputing: bool) -> None:
+        self.heard.append("recomputing" if recomputing else "forward")
+
+    def batch_seen(self, size: int) -> None:
+        self.heard.append(f"batch of {size}")
+
+    def forward_ended(self) -> None:
+        self.heard.append("forward ended")
+
+    def backward_started(self, loss: float | LateNumber | None) -> None:
+        self.heard.append(f"backward of {loss}")
+
+    def backward_ended(self) -> None:
+        self.heard.append("backward ended")
+
+    def optimizer_made(self, optimizer: Optimizer) -> None:
+        self.heard.append(f"made {type(optimizer).__name__}")
+
+    def optimizer_started(self, optimizer: str) -> None:
+        self.heard.append(f"{optimizer} started")
+
+    def updated(self, optimizer: int, *, skipped: float | LateNumber | None) -> None:
+        self.heard.append(f"updated, skipped {skipped}")
+
+    def scaled(self, scale: float | LateNumber | None) -> None:
+        self.heard.append(f"scaled by {scale}")
+
+    def data_started(self) -> Phase:
+        self.heard.append("data")
+        return Phase.SETUP
+
+    def data_ended(self, before: Phase) -> None:
+        self.heard.append(f"data ended in {before.name}")
+
+    def stop_recording(self, why: str) -> None:
+        self.heard.append(why)
+
+
+def test_one_step_as_the_hooks_report_it() -> None:
+    diary = Diary()
+    listener: Listener = diary
+    log, texts = Log(RealAddresses()), Texts()
+    models = Models(texts, log)
+    update = RunningUpdate(log, Stacks(enabled=False), texts)
+    hooks = [
+        ModuleHooks(listener, log, models, texts, ArmSeen(device_type="cpu")),
+        BackwardHooks(listener),
+        OptimizerHooks(listener, log, models, texts, update),
+    ]
+    undo = [*(each.install() for each in hooks), data.install(listener)]
+    try:
+        model = torch.nn.Sequential(torch.nn.Linear(3, 1, bias=False))
+        torch.nn.init.ones_(model[0].weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        (batch,) = DataLoader([torch.ones(3), torch.ones(3)], batch_size=2)  # type: ignore[arg-type]
+        model(batch).sum().backward()
+        optimizer.step()
+    finally:
+        for each in reversed(undo):
+            each()
+    model(batch)
+    assert diary.heard == [
+        "made SGD",
+        "data",
+        "data ended in SETUP",
+        "data",
+        "data ended in SETUP",
+        "forward",
+        "batch of 2",
+        "forward ended",
+        "backward of 6.0",
+        "backward ended",
+        "SGD started",
+        "updated, skipped False",
+    ]

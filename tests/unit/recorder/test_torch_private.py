@@ -1,0 +1,287 @@
+"""What becomes of a torch that lacks a private name: one clear line, or a lesser recording that says so."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ampmem  # noqa: E402
+from ampmem.errors import UsageError  # noqa: E402
+from ampmem.recorder import torch_entries, torch_private  # noqa: E402
+from ampmem.recorder.torch_entries import ENTRIES, Entry, Use, probe  # noqa: E402
+from ampmem.recording import read  # noqa: E402
+
+TRAINING = """
+import torch
+from torch import nn
+
+model = nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(2, 4)).sum().backward()
+optimizer.step()
+"""
+DAMAGED = """
+import builtins, json, os, sys
+from types import FunctionType, ModuleType, SimpleNamespace
+import torch
+import torch._dynamo  # imports much by name, and optimizers import it
+import torch.utils.checkpoint
+from ampmem.cli.main import main
+from ampmem.recorder.torch_entries import at
+
+class Absent:
+    def __get__(self, instance, owner=None):
+        raise AttributeError("not in this torch")
+    def __set__(self, instance, value):
+        pass
+
+def damage(owner, name):
+    found = at(owner)
+    if name == "__script_unsupported":  # on what this returns
+        torch.amp.autocast_mode.autocast_decorator = lambda region, function: function
+    elif isinstance(found, ModuleType):
+        if hasattr(found, name):  # torch's own code goes on finding it
+            setattr(builtins, name, getattr(found, name))
+            delattr(found, name)
+    elif isinstance(found, type) and found is not getattr(torch._C, "_FunctionBase", None):
+        setattr(found, name, Absent())
+    else:  # whose attributes cannot be taken away
+        parent, _, last = owner.rpartition(".")
+        setattr(at(parent), last, SimpleNamespace())
+
+for number, (owner, name, device, arm) in enumerate(json.loads(sys.argv[1])):
+    child = os.fork()  # a process of its own for each
+    if not child:
+        damage(owner, name)
+        for module in [each for each in sys.modules if each.startswith("ampmem.recorder")]:
+            del sys.modules[module]  # to be imported by a torch that is damaged
+        with open(f"{number}.txt", "w") as said:
+            os.dup2(said.fileno(), 2)
+        code = None
+        try:
+            sys.argv[1:] = ["profile", "--quiet", "--device", device, "--arm", arm]
+            sys.argv += ["-o", f"{number}.ampmem", "train.py"]
+            main()
+        except SystemExit as error:
+            code = error.code
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+        with open(f"{number}.code", "w") as said:
+            said.write(str(code))
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what ``ampmem profile`` said and left without each of the entries, by their numbers."""
+    folder = tmp_path_factory.mktemp("damaged")
+    (folder / "train.py").write_text(TRAINING)
+    damages = [
+        (
+            entry.owner,
+            entry.name,
+            "cuda" if entry.use is Use.CUDA else "cpu",
+            "amp" if entry.use is Use.ARM else "as-is",
+        )
+        for entry in ENTRIES
+    ]
+    command = [sys.executable, "-c", DAMAGED, json.dumps(damages)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def titles(entries: list[Entry]) -> list[str]:
+    return [entry.title for entry in entries]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(ENTRIES)), ids=titles(ENTRIES))
+def test_without_it_there_is_one_line_or_a_lesser_recording(number: int, runs: Path) -> None:
+    entry = ENTRIES[number]
+    said, code = (runs / f"{number}.txt").read_text(), (runs / f"{number}.code").read_text()
+    recording = runs / f"{number}.ampmem"
+    assert "Traceback" not in said
+    if not entry.without:
+        assert code == "2"
+        assert said.startswith(f"ampmem: this torch ({torch.__version__}) lacks ")
+        assert entry.title in said
+        assert said.endswith("; ampmem works with torch 2.11 to 2.15\n")
+        assert said.count("\n") == 1
+        assert not recording.exists()
+    elif entry.use is Use.CUDA and not torch.cuda.is_available():  # what is said of that is another test's
+        assert (code, said.count("\n")) == ("2", 1)
+        assert "--device cuda: " in said
+    else:
+        assert code == "0", said
+        assert f"recorded 1 step in {number}.ampmem" in said
+        notes = read(recording).notes
+        assert f"this torch ({torch.__version__}) lacks {entry.title}: {entry.without}" in notes
+
+
+def test_this_torch_lacks_nothing_that_a_recording_on_the_cpu_takes() -> None:
+    assert probe(Use.ALWAYS, Use.ARM) == []
+
+
+def test_every_entry_says_what_it_is_for() -> None:
+    assert len(set(titles(ENTRIES))) == len(ENTRIES) > 50
+    for entry in ENTRIES:
+        assert entry.why, entry.title
+        assert entry.since, entry.title
+
+
+def entry(name: str, *, without: str = "", use: Use = Use.ALWAYS) -> Entry:
+    return Entry(owner="torch", name=name, why="a test", since="2.11", without=without, use=use, example=None)
+
+
+@pytest.fixture
+def entries(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts other entries in place of the real ones."""
+
+    def put(*others: Entry) -> None:
+        monkeypatch.setattr(torch_entries, "ENTRIES", list(others))
+        torch_entries._missing.cache_clear()
+
+    yield put
+    torch_entries._missing.cache_clear()
+
+
+def test_all_that_is_missing_is_said_at_once_and_only_where_it_is_needed(
+    entries: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries(
+        entry("gone"),
+        entry("Tensor"),
+        entry("also", without="less is known"),
+        entry("cuda_gone", use=Use.CUDA),
+        entry("cuda_less", without="no marks", use=Use.CUDA),
+    )
+    monkeypatch.setattr(torch, "__version__", "2.15.0")
+    with pytest.raises(UsageError) as refused:
+        probe(Use.ALWAYS, Use.CUDA)
+    text = "this torch (2.15.0) lacks torch.gone, torch.cuda_gone; ampmem works with torch 2.11 to 2.15"
+    assert str(refused.value) == text
+    with pytest.raises(UsageError, match=r"lacks torch\.gone;"):
+        probe(Use.ALWAYS)
+    assert probe(Use.ARM) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "tested"),
+    [
+        ("2.10.1", False),
+        ("2.11.0+cu130", True),
+        ("2.15.3", True),
+        ("2.16.0a0+git1234567", False),
+        ("3.0.0", False),
+        ("unknown", False),
+    ],
+)
+def test_a_torch_that_was_not_tested_is_used_with_a_note(
+    version: str, tested: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ampmem.profile(device="cpu") as profiled:
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    note = f"torch {version} is not one that ampmem is tested with, which are torch 2.11 to 2.15"
+    assert (note in profiled.recording().notes) is not tested
+
+
+def test_profile_in_python_is_refused_in_the_same_words(entries: Any) -> None:
+    entries(entry("gone"))
+    with pytest.raises(UsageError, match=r"lacks torch\.gone; ampmem works with torch 2\.11 to 2\.15"):
+        ampmem.profile(device="cpu").__enter__()
+
+
+def test_a_stand_in_refuses_rather_than_to_do_nothing(entries: Any) -> None:
+    entries(gone := entry("gone"))
+    stand_in = torch_entries.needed(gone.owner, gone.name, gone.why)
+    with pytest.raises(UsageError, match=r"lacks torch\.gone"):
+        stand_in("any", arguments=True)
+
+
+def test_what_is_patched_but_missing_is_a_place_that_nobody_calls(entries: Any) -> None:
+    entries()
+    owner, name = torch_entries.patched("torch", "gone", "a test", without="less")
+    assert vars(owner)[name] is None
+    assert not hasattr(torch, "gone")
+
+
+def test_cuda_without_its_private_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for item in [each for each in ENTRIES if each.owner == "torch._C" and each.use is Use.CUDA]:
+        monkeypatch.delattr(torch._C, item.name, raising=False)
+    assert not torch_private.history_is_on()
+    assert torch_private.metadata_setter() is None
+    torch_private.observe_out_of_memory(lambda *_: None)
+
+
+def test_foreach_is_concluded_from_where_the_parameters_are() -> None:
+    parameters = [torch.nn.Parameter(torch.ones(2))]
+    assert torch_private._by_device(parameters, False, use_fused=False) == (False, False)
+    expected = torch_private.fused_or_foreach(parameters, False, use_fused=False)
+    assert torch_private._by_device(parameters, False, use_fused=False) == tuple(expected)
+
+
+def test_no_loss_is_read_where_a_tensor_of_functorch_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = torch.ones(())
+    assert torch_private.below_functorch(loss) is loss
+    monkeypatch.setattr(torch_private, "_is_batched", None)
+    assert torch_private.below_functorch(loss) is None
+
+
+WITHOUT_SIMULATOR = """
+import sys
+
+class Refused:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("ampmem.simulator"):
+            raise AssertionError(f"a recording has imported {name}")
+
+sys.meta_path.insert(0, Refused())
+"""
+ON_THE_CPU = """
+from ampmem.cli.main import main
+sys.argv[1:] = ["profile", "--device", "cpu", "--arm", "amp", "train.py"]
+main()
+"""
+ON_A_GPU = """
+from pathlib import Path
+from time import time_ns
+import torch
+from cuda_model import ModelCuda
+from ampmem.recorder import session
+from ampmem.recorder.options import Options
+from ampmem.recorder.sources.cuda.source import CudaSource
+
+gpu = ModelCuda(time_ns)
+session.choose_source = lambda options, baseline: CudaSource(api=gpu)
+running = session.Session(Options(path=Path("gpu.ampmem"), script="train.py"))
+running.start()
+kept = gpu.malloc(1000)
+exec(open("train.py").read())
+running.close()
+running.check()
+"""
+
+
+@pytest.mark.parametrize("recording", [ON_THE_CPU, ON_A_GPU])
+def test_a_recording_never_reaches_the_simulated_device(recording: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINING)
+    path = f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+    command = [sys.executable, "-c", WITHOUT_SIMULATOR + path + recording]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("*.ampmem"))) == 1

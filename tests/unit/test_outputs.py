@@ -1,0 +1,92 @@
+"""Files that users name: refused, whole or not there at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ampmem.errors import UsageError
+from ampmem.outputs import make_way, open_output, replaced
+
+
+def test_an_output_file_appears_whole(tmp_path: Path) -> None:
+    path = tmp_path / "out.txt"
+    with open_output(path, force=False) as stream:
+        stream.write("héllo")
+        assert not path.exists()
+    assert path.read_text(encoding="utf-8") == "héllo"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_existing_output_file_is_replaced_only_when_forced(tmp_path: Path) -> None:
+    path = tmp_path / "out.txt"
+    path.write_text("old")
+    with pytest.raises(UsageError, match="--force"), open_output(path, force=False):
+        pytest.fail("opened")
+    with open_output(path, force=True) as stream:
+        stream.write("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+
+
+def test_a_half_written_output_file_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "out.txt"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt), open_output(path, force=True) as stream:
+        stream.write("half")
+        raise KeyboardInterrupt
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_output_that_is_no_regular_file_is_never_replaced() -> None:
+    with open_output(Path("/dev/null"), force=True) as stream:
+        stream.write("gone")
+    assert not Path("/dev/null").is_file()
+
+
+@pytest.mark.parametrize("name", ["", "missing/out.txt"])
+def test_an_output_that_cannot_be_written_is_a_usage_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="cannot write"), open_output(tmp_path / name, force=True):
+        pytest.fail("opened")
+
+
+def test_what_is_made_under_another_name_replaces_the_file_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "out.txt"
+    path.write_text("old")
+    with replaced(path, force=True) as half_written:
+        half_written.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    with pytest.raises(KeyError), replaced(path, force=True) as half_written:
+        half_written.write_text("half")
+        raise KeyError
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_file_behind_a_link_is_replaced_and_not_the_link(tmp_path: Path) -> None:
+    path, link = tmp_path / "out.txt", tmp_path / "link.txt"
+    path.write_text("old")
+    link.symlink_to(path)
+    with open_output(link, force=True) as stream:
+        stream.write("new")
+    assert link.is_symlink()
+    assert path.read_text() == "new"
+
+
+def test_no_other_file_takes_the_place_of_a_device() -> None:
+    with pytest.raises(UsageError, match="it is not a file"), replaced(Path("/dev/null"), force=True):
+        pytest.fail("opened")
+
+
+def test_way_is_made_for_a_file_that_grows_in_place(tmp_path: Path) -> None:
+    path, leftover = tmp_path / "run.ampmem", tmp_path / "run.ampmem-journal"
+    for file in (path, leftover):
+        file.write_text("old")
+    with pytest.raises(UsageError, match="--force"):
+        make_way(path, leftover, force=False)
+    assert path.exists() and leftover.exists()
+    make_way(path, leftover, force=True)
+    assert list(tmp_path.iterdir()) == []

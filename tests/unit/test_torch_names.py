@@ -1,0 +1,136 @@
+"""Private names of torch are named in two modules only: read from the source of every other."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parents[2] / "ampmem"
+ROOMS = ("recorder/torch_private.py", "simulator/private.py")
+NOT_TORCHS = frozenset({"_getframe", "_run_exitfuncs", "_replace", "_asdict", "_fields"})
+"""Of sys, atexit and named tuples."""
+
+
+def private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__") and name.strip("_").isidentifier()
+
+
+def private_names(path: str, source: str) -> Iterator[str]:
+    """The names with a leading underscore that are not ampmem's own, and all that torch has below a private module.
+
+    Names of ops, which the simulated device goes by, are no parts of torch's Python.
+    """
+    tree = ast.parse(source)
+    own, ops = own_names(tree), path.startswith("simulator/")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (item.name for item in node.names if is_private_module(item.name))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            names = [f"{node.module}.{item.name}" for item in node.names]
+            yield from (name for name in names if is_private_module(name))
+        elif isinstance(node, ast.Attribute):
+            text = ast.unparse(node)
+            of_op = ops and ast.unparse(node.value) == "aten"
+            if text == "torch.__future__" or (private(node.attr) and node.attr not in own and not of_op):
+                yield text
+    if imports_torch(tree):
+        for text in strings(tree):
+            if private(text) and text not in own and not (ops and hasattr(torch.ops.aten, text)):
+                yield repr(text)
+
+
+def is_private_module(name: str) -> bool:
+    first, *parts = name.split(".")
+    return first == "torch" and any(part.startswith("_") for part in parts)
+
+
+def imports_torch(tree: ast.Module) -> bool:
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {item.name for item in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+    return any(name.split(".")[0] == "torch" for name in names)
+
+
+def own_names(tree: ast.Module) -> set[str]:
+    """What the module itself defines: functions, classes, variables, and attributes of its objects."""
+    own = set(NOT_TORCHS)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            own.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            own.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+            own.add(node.attr)
+    return own
+
+
+def strings(tree: ast.Module) -> Iterator[str]:
+    """All texts, but not how a name ends that is put together from parts."""
+    ends = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values[1:]}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in ends:
+            yield node.value
+
+
+def sources() -> dict[str, str]:
+    return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py")}
+
+
+def test_private_names_of_torch_are_in_two_modules() -> None:
+    found = {path: list(private_names(path, source)) for path, source in sources().items() if path not in ROOMS}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+def test_the_two_modules_have_them() -> None:
+    for path in ROOMS:
+        assert len(list(private_names(path, sources()[path]))) > 10
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch._dynamo",
+        "from torch._C import _autograd",
+        "from torch.utils._pytree import tree_leaves",
+        "from torch.utils import _pytree",
+        "import torch\ntorch._C._current_graph_task_id()",
+        "import torch\ntorch.__future__.set_swap_module_params_on_conversion(True)",
+        "def version(tensor):\n    return tensor._version",
+        "class A:\n    def scale(self, scaler):\n        scaler._enabled = False",
+        "import torch\ngetattr(torch.Tensor, '_use_count')",
+        "import torch\nname = f'_cuda_{verb}MemoryMetadata'",
+        "from torch import nn\ndef f(module):\n    return module.__dict__['_parameters']",
+        "import torch\ntorch.ops.aten._to_copy.default",
+    ],
+)
+def test_a_private_name_is_found(source: str) -> None:
+    assert list(private_names("recorder/a.py", source))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\ntorch.ops.aten.add",
+        "class A:\n    def __init__(self):\n        self._on = True\ndef f(a: A):\n    return a._on",
+        "import sys\nsys._getframe(1)",
+        "import torch\nname = f'{kind}_bytes'",
+        "text = '_multi_tensor_'",
+        "def f(error):\n    return error.__traceback__",
+    ],
+)
+def test_what_is_public_or_ampmems_own_is_none(source: str) -> None:
+    assert list(private_names("recorder/a.py", source)) == []
+
+
+def test_ops_are_named_by_the_simulated_device() -> None:
+    source = "import torch\naten = torch.ops.aten\nOPS = (aten._to_copy.default, '_ctc_loss')"
+    assert list(private_names("simulator/a.py", source)) == []
+    assert list(private_names("recorder/a.py", source)) == ["aten._to_copy", "'_ctc_loss'"]
