@@ -11,8 +11,8 @@ and after it, at any time::
     python tests/golden.py compare golden/old golden/new
 
 ``fresh/`` has what new recordings come to. Masked in it is what differs between two runs of one commit: times, paths,
-on the CPU addresses and the order of neighbouring frees; and line numbers in ampmem's own files. ``same/`` has what is
-put out for one set of recordings, to the byte; of a page its data and its markup, without scripts and styles.
+addresses of the CPU, the order of neighbouring frees; and line numbers in ampmem's own files. ``same/`` has what is put
+out for one set of recordings, to the byte; of a page its data and its markup, without scripts and styles.
 
 The first ``make`` fills the folder of ``--inputs`` with its fresh recordings, later ones read it. ``make --only fresh``
 or ``--only same`` makes one half, ``make --match "^gpt"`` runs only the commands whose names match; ``compare
@@ -38,14 +38,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from itertools import count, groupby, zip_longest
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any
 
 from golden_runs import SCRIPTS, Command, fill_inputs, fresh, same
 
 HALVES = ("fresh", "same")
-FREE = 3
+FREE, RECOMPUTED = 3, 10  # an action of events and a kind of facts, as recordings number them
 FIXED = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "100"}
 """What the environment must not decide."""
 
@@ -99,10 +99,10 @@ def tables(path: Path) -> str:
         ]
         rows = {name: rows_of(database, name) for name in names}
     source = next(json.loads(row["value"])["source"] for row in rows["meta"] if row["key"] == "run")
-    if source != "snapshot":  # there the times are the snapshot's
+    if source != "snapshot":  # there all is as the snapshot has it
         number_times(rows)
-    if source == "cpu":
-        number_blocks(rows["event"], rows["fact"])
+        (number_blocks if source == "cpu" else forget_elsewhere)(rows["event"], rows["fact"])
+        sort_frees(rows["event"])
     for name in names:
         lines += [f"== {name}", *(json.dumps(row) for row in rows[name])]
     return "\n".join(lines) + "\n"
@@ -123,17 +123,36 @@ def number_times(rows: dict[str, list[Row]]) -> None:
 
 
 def number_blocks(events: list[Row], facts: list[Row]) -> None:
-    """Replace addresses by the number of the allocation, and sort frees that follow one another by it."""
-    numbers = count()
-    births: dict[int, list[tuple[int, int]]] = {}
+    """Replace addresses by the position of the block's alloc; of the blocks recomputed keep those not freed since."""
+    blocks: dict[int, list[list[int]]] = {}  # by address, in order: where a block was allocated, and where freed
     for position, event in enumerate(events):
-        known = births.setdefault(event["address"], [])
+        known = blocks.setdefault(event["address"], [])
         if event["action"] != FREE:
-            known.append((position, next(numbers)))
-        event["address"] = known[-1][1] if known else -1
+            known.append([position, len(events)])
+        elif known:
+            known[-1][1] = position
+        event["address"] = known[-1][0] if known else -1
+    recomputed: dict[tuple[int, int], Row] = {}
     for fact in facts:
-        before = [number for position, number in births.get(fact["address"], []) if position < fact["time_ns"]]
-        fact["address"] = before[-1] if before else -1
+        before = [block for block in blocks.get(fact["address"], []) if block[0] < fact["time_ns"]]
+        born, died = before[-1] if before else (-1, -1)
+        fact["address"] = born
+        # Where one is freed, a younger block lies at its address, or not.
+        if fact["fact"] == RECOMPUTED and died >= fact["time_ns"]:
+            recomputed[fact["time_ns"], born] = fact
+    facts[:] = [fact for fact in facts if fact["fact"] != RECOMPUTED]
+    facts += [recomputed[key] for key in sorted(recomputed)]
+
+
+def forget_elsewhere(events: list[Row], facts: list[Row]) -> None:
+    """Replace the addresses of what does not lie on the simulated device, which are those of real memory."""
+    known = {event["address"] for event in events}
+    for fact in facts:
+        fact["address"] = fact["address"] if fact["address"] in known else -1
+
+
+def sort_frees(events: list[Row]) -> None:
+    """Sort frees that follow one another: autocast drops its copies in no certain order."""
     ordered: list[Row] = []
     for frees, group in groupby(events, key=lambda event: event["action"] == FREE):
         neighbours = list(group)

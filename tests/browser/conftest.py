@@ -40,9 +40,9 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def tab(browser: Any) -> Tab:
+def tab(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Tab:
     """The tab in which the tests of a module open their pages."""
-    return Tab(browser)
+    return Tab(browser, tmp_path_factory.mktemp("tab") / "page.html")
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def open_page(tab: Tab) -> Iterator[Open]:
     try:
         tab.check()
     finally:
-        tab.leave()
+        tab.forget()
 
 
 @pytest.fixture

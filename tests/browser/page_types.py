@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Union, get_args, get_origin, get_type_hints
 
+from ampmem.analysis.jsonable import json_fields
 from ampmem.reporters.html.page.fit_page import FitView
 from ampmem.reporters.html.page.page import PageView
 
@@ -33,7 +34,7 @@ def _declare(view: type, declared: dict[str, str]) -> None:
         return
     declared[view.__name__] = ""
     hints = get_type_hints(view)
-    members = [(item.metadata.get("json", item.name), hints[item.name]) for item in fields(view)]
+    members = [(key, hints[item.name]) for key, item in json_fields(view)]
     lines = [f"  {name}: {_typed(hint)};\n" for name, hint in members]
     declared[view.__name__] = f"export interface {view.__name__} {{\n{''.join(lines)}}}\n"
     for _, hint in members:

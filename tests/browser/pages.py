@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +33,12 @@ Open = Callable[..., Any]
 class Tab:
     """A tab of a browser in which one page after the other is opened, and what goes wrong in the page of the moment.
 
-    The browser compiles the drawing library once for a tab, which takes it most of the time that a page takes to open.
+    Most of the time that a page takes to open goes into compiling the drawing library. The browser does that once for a
+    tab, as long as all of its pages have the same address; so each is copied to ``file`` first.
     """
 
-    def __init__(self, browser: Any) -> None:
+    def __init__(self, browser: Any, file: Path) -> None:
+        self._file = file
         self.page = browser.new_context().new_page()
         self._troubles: list[str] = []
         self._requests: list[str] = []
@@ -52,7 +55,8 @@ class Tab:
         self.page.mouse.move(2, 2)
         self.page.set_viewport_size({"width": width, "height": height})
         self.page.emulate_media(media="screen", color_scheme=theme)
-        self.page.goto(path.as_uri())
+        shutil.copyfile(path, self._file)
+        self.page.goto(self._file.as_uri())
         self.page.wait_for_selector("html[data-drawn]", state="attached", timeout=WAIT_MS)
         return self.page
 
@@ -65,11 +69,10 @@ class Tab:
         assert len(self._requests) == 1, self._requests
         assert self._requests[0].startswith("file:")
 
-    def leave(self) -> None:
-        """Closes the page, and what it and the test left behind."""
+    def forget(self) -> None:
+        """Forgets what went wrong, and what the page remembers."""
         if self._requests:
             self.page.evaluate("localStorage.clear()")
-        self.page.goto("about:blank")
         self._requests.clear()
         self._troubles.clear()
 
