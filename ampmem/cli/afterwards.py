@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ampmem.cli.messages import Audience
+from ampmem.cli.processes.messages import Audience
 from ampmem.errors import AmpmemError, NothingRecorded
 
 if TYPE_CHECKING:

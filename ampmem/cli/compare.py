@@ -9,9 +9,9 @@ import click
 
 from ampmem.analysis.compare import Entry, entry_of
 from ampmem.analysis.compare import compare as compare_entries
-from ampmem.cli import launch
-from ampmem.cli.children import chosen_arms, profile_arguments, progress_line, say_tail
 from ampmem.cli.options import ScriptOptions, assumed_fractions, shared_options, simulated_gpu
+from ampmem.cli.processes import launch
+from ampmem.cli.processes.children import chosen_arms, profile_arguments, progress_line, say_tail
 from ampmem.errors import NothingRecorded, RecordingError
 from ampmem.outputs import check_output
 from ampmem.recording import SUFFIX, read

@@ -14,9 +14,9 @@ from ampmem.allocator.gpus import GpuSpec
 from ampmem.analysis.fit.document import document, fit_schema
 from ampmem.analysis.fit.fit import FitResult, arm_fits, break_evens
 from ampmem.analysis.fit.search import wanted
-from ampmem.cli.children import chosen_arms
 from ampmem.cli.options import ScriptOptions, assumed_fractions, shared_options, simulated_gpu
-from ampmem.cli.points import RunPlan, run_points
+from ampmem.cli.processes.children import chosen_arms
+from ampmem.cli.processes.points import RunPlan, run_points
 from ampmem.cli.schema import schema_option
 from ampmem.cli.vary import OPTION, varied_arguments
 from ampmem.errors import UsageError

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ampmem.cli import afterwards
-from ampmem.cli.guest import end_as, run_script
-from ampmem.cli.messages import Audience, Parent, Person, StepEnded
 from ampmem.cli.options import ScriptOptions, assumed_fractions, choices, shared_options, simulated_gpu
+from ampmem.cli.processes.guest import end_as, run_script
+from ampmem.cli.processes.messages import Audience, Parent, Person, StepEnded
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.outputs import check_output

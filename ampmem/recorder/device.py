@@ -7,10 +7,10 @@ from time import time_ns
 from typing import TypeAlias
 
 from ampmem.events import AllocatorRecord, LayersRecord, OomRecord, Phase, PredictionRecord
-from ampmem.recorder.log import Log
+from ampmem.recorder.facts.log import Log
+from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.models.stacks import current_stack
 from ampmem.recorder.sources.base import DeviceSource, Place, Source
-from ampmem.recorder.texts import Texts
 from ampmem.recorder.update import RunningUpdate
 from ampmem.vocabulary import Mark
 

@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 
 from ampmem.events import NO_STEP, Fact, Phase
 from ampmem.recorder.device import DeviceWatch
+from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks.backward import GradientHooks
 from ampmem.recorder.hooks.forward import ForwardObserver
-from ampmem.recorder.log import Log
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.outcome import Outcome
 from ampmem.recorder.sources.cuda.late import LateNumber

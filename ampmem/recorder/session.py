@@ -13,8 +13,9 @@ from ampmem.errors import NothingRecorded, RecordingError, UsageError
 from ampmem.events import NO_STEP, Phase, StepRecord
 from ampmem.failure import FailureRecord
 from ampmem.patching import Undo
-from ampmem.recorder.describe import Describer, Notes, run_record
 from ampmem.recorder.device import DeviceWatch, Taken
+from ampmem.recorder.facts.log import Log
+from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.follower import Follower
 from ampmem.recorder.hooks import data, memory_history, torch_profiler
 from ampmem.recorder.hooks.backward import BackwardHooks, GradientHooks
@@ -22,8 +23,6 @@ from ampmem.recorder.hooks.casts import CastHooks
 from ampmem.recorder.hooks.forward import ForwardMode, ForwardObserver, SavedTensors
 from ampmem.recorder.hooks.modules import ModuleHooks
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
-from ampmem.recorder.join import Joiner
-from ampmem.recorder.log import Log
 from ampmem.recorder.models.live import collection_paused, live_objects
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.stacks import Stacks
@@ -36,9 +35,10 @@ from ampmem.recorder.sources.cuda.oom import ended_with
 from ampmem.recorder.steering.arms import ArmSeen
 from ampmem.recorder.steering.steering import Steering
 from ampmem.recorder.steps import Stopwatch
-from ampmem.recorder.texts import Texts
 from ampmem.recorder.update import RunningUpdate
-from ampmem.recorder.writer import StepWriter
+from ampmem.recorder.writing.describe import Describer, Notes, run_record
+from ampmem.recorder.writing.join import Joiner
+from ampmem.recorder.writing.writer import StepWriter
 from ampmem.recording import RecordingWriter
 from ampmem.vocabulary import Arm
 

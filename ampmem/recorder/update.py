@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from time import time_ns
 
-from ampmem.recorder.log import Log
+from ampmem.recorder.facts.log import Log
+from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.models.stacks import Stacks
-from ampmem.recorder.texts import Texts
 
 
 class RunningUpdate:

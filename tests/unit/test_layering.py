@@ -41,14 +41,13 @@ STRANGERS = {"recorder": "analysis", "analysis": "recorder"}
 
 INSIDE: dict[str, tuple[str, ...]] = {
     "recorder": (
-        "texts outcome script seed options addresses torch_entries",
+        "outcome script seed options torch_entries",
         "torch_private",
-        "log",
+        "facts",
         "models steering",
         "update sources",
-        "hooks device steps join",
-        "describe follower",
-        "writer",
+        "hooks device steps",
+        "writing follower",
         "session",
     ),
     "recorder/sources": ("base baseline window", "cpu cuda simulated", "choose"),

@@ -11,11 +11,11 @@ import torch
 
 from ampmem.events import Fact
 from ampmem.patching import Undo, hook, patch
+from ampmem.recorder.facts.log import Log
+from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.listener import Listener
-from ampmem.recorder.log import Log
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
-from ampmem.recorder.texts import Texts
 from ampmem.recorder.torch_private import ENGINE, Place, below_functorch, in_backward, without_dispatch
 
 

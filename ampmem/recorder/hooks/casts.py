@@ -13,9 +13,9 @@ import torch
 
 from ampmem.events import Fact
 from ampmem.patching import patch
-from ampmem.recorder.log import Log
+from ampmem.recorder.facts.log import Log
+from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.models.models import Models
-from ampmem.recorder.texts import Texts
 from ampmem.recorder.torch_private import is_view, use_count
 
 

@@ -16,11 +16,11 @@ import torch
 
 from ampmem.events import Fact
 from ampmem.patching import Undo, added, patch
+from ampmem.recorder.facts.log import Log
+from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.casts import CastHooks
 from ampmem.recorder.hooks.functions import FunctionSaves
-from ampmem.recorder.log import Log
 from ampmem.recorder.models.stacks import Stacks
-from ampmem.recorder.texts import Texts
 from ampmem.recorder.torch_private import (
     DEVICE,
     TO_COPY,

@@ -12,11 +12,11 @@ from torch.nn.modules import module as torch_module
 
 from ampmem.events import Fact
 from ampmem.patching import added, hook
+from ampmem.recorder.facts.log import Log
+from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.listener import Listener
-from ampmem.recorder.log import Log
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.steering.arms import ArmSeen
-from ampmem.recorder.texts import Texts
 from ampmem.recorder.torch_private import hooks_with_kwargs, in_backward, tree_leaves
 
 

@@ -18,11 +18,11 @@ from torch.optim import optimizer as torch_optimizer
 from ampmem.events import Fact, OptimizerRecord, ParameterRecord
 from ampmem.names import StateName
 from ampmem.patching import hook, patch
+from ampmem.recorder.facts.log import Log
+from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.listener import Listener
-from ampmem.recorder.log import Log
 from ampmem.recorder.models.models import Models, parameter_record
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
-from ampmem.recorder.texts import Texts
 from ampmem.recorder.torch_private import fused_or_foreach, running_steps, scale_of
 from ampmem.recorder.update import RunningUpdate
 

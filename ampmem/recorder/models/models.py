@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from ampmem.events import Fact, ParameterRecord
-from ampmem.recorder.log import Log
+from ampmem.recorder.facts.log import Log
+from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.models.live import live_objects
-from ampmem.recorder.texts import Texts
 from ampmem.recorder.torch_private import BUFFERS, CHILDREN, PARAMETERS
 
 ROOT = "(model)"

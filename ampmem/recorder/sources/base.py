@@ -17,9 +17,9 @@ from ampmem.events import (
     PredictionRecord,
     SegmentColumns,
 )
-from ampmem.recorder.addresses import Addresses
-from ampmem.recorder.log import Log
-from ampmem.recorder.texts import Texts
+from ampmem.recorder.facts.addresses import Addresses
+from ampmem.recorder.facts.log import Log
+from ampmem.recorder.facts.texts import Texts
 from ampmem.vocabulary import Mark, SourceKind
 
 

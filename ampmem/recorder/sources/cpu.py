@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ampmem.events import UNKNOWN, Action, Column
-from ampmem.recorder.addresses import RealAddresses
+from ampmem.recorder.facts.addresses import RealAddresses
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.baseline import Baseline
 from ampmem.recorder.sources.window import MARKER, Marks, Window, check_free, install, shift_between

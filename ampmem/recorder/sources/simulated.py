@@ -26,9 +26,9 @@ from ampmem.events import (
     SegmentColumns,
 )
 from ampmem.names import not_modelled
-from ampmem.recorder.log import Log
+from ampmem.recorder.facts.log import Log
+from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.sources.base import Place, RawEvents
-from ampmem.recorder.texts import Texts
 from ampmem.simulator.device import CONTEXT, Event, SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private import running_node

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ampmem.cli.launch import Ended
-from ampmem.cli.messages import Inbox, Parent, Person, StepEnded
+from ampmem.cli.processes.launch import Ended
+from ampmem.cli.processes.messages import Inbox, Parent, Person, StepEnded
 from ampmem.failure import FailureKind, FailureRecord, failure_of
 
 BOOM = failure_of(RuntimeError("boom\nand more"))

@@ -7,18 +7,18 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from ampmem.events import Phase
-from ampmem.recorder.addresses import RealAddresses
+from ampmem.recorder.facts.addresses import RealAddresses
+from ampmem.recorder.facts.log import Log
+from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks import data
 from ampmem.recorder.hooks.backward import BackwardHooks
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.hooks.modules import ModuleHooks
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
-from ampmem.recorder.log import Log
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.sources.cuda.late import LateNumber
 from ampmem.recorder.steering.arms import ArmSeen
-from ampmem.recorder.texts import Texts
 from ampmem.recorder.update import RunningUpdate
 
 

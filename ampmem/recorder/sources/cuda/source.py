@@ -17,15 +17,15 @@ from ampmem.allocator.model.layout import DEFAULT_POOL
 from ampmem.allocator.settings import VARIABLES, Settings, settings_of_environment
 from ampmem.errors import UsageError
 from ampmem.events import AllocatorRecord, LayersRecord, OomRecord
-from ampmem.recorder.addresses import RealAddresses
-from ampmem.recorder.log import Log
+from ampmem.recorder.facts.addresses import RealAddresses
+from ampmem.recorder.facts.log import Log
+from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.sources.base import NO_EVENTS, Place, RawEvents
 from ampmem.recorder.sources.cuda.device import CudaApi, Snapshot, TorchCuda, forget_observer
 from ampmem.recorder.sources.cuda.events import History, Settled, Stamps
 from ampmem.recorder.sources.cuda.nodes import NodeRecorder, Nodes
 from ampmem.recorder.sources.cuda.oom import OomKeeper
 from ampmem.recorder.sources.window import check_free, install
-from ampmem.recorder.texts import Texts
 from ampmem.units import format_count
 from ampmem.vocabulary import Mark, SourceKind
 

@@ -16,6 +16,7 @@ from ampmem.analysis.findings import Finding, Section
 from ampmem.analysis.summary import Allocator, Summary, summary_of
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES
 from ampmem.events import ArmRecord, Fact, Phase, Recording
+from ampmem.failure import FailureKind, FailureRecord
 from ampmem.reporters.html.data import RunView
 from ampmem.reporters.html.page import page
 from ampmem.reporters.html.page.plain import plain
@@ -252,7 +253,9 @@ def test_without_a_baseline_there_is_no_waterfall() -> None:
 
 
 def test_a_failure_is_told_once() -> None:
-    recording = small_run().recording(notes=("the script failed: ValueError: no", "another note"))
+    failure = FailureRecord(kind=FailureKind.RAISED, error="ValueError", message="no")
+    run = replace(RUN, failure=failure)
+    recording = small_run().recording(run=run, notes=(failure.note, "another note"))
     _, summary = analysed(recording)
     entry = entry_of(recording, summary=summary)
     assert entry == entry_of(recording)

@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from ampmem.cli.messages import Audience
+from ampmem.cli.processes.messages import Audience
 from ampmem.failure import failure_of
 from ampmem.recorder import script
 from ampmem.recorder.script import Target

@@ -13,13 +13,13 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryFile
 from typing import IO
 
-from ampmem.cli.messages import Inbox, StepEnded
+from ampmem.cli.processes.messages import Inbox, StepEnded
 from ampmem.failure import FailureKind, FailureRecord
 
 LINES = 10
 """How many of the last lines of a child's output are kept for people to read."""
 
-_ROOT = str(Path(__file__).absolute().parents[2])
+_ROOT = str(Path(__file__).absolute().parents[3])
 _LONGEST = 2000
 _TAIL_BYTES = 65536
 _POLL_S = 0.1

@@ -9,7 +9,7 @@ from time import time_ns
 import numpy as np
 
 from ampmem.events import NO_STEP, Column, Columns, Fact, FactColumns, Phase, PhaseColumns
-from ampmem.recorder.addresses import Addresses
+from ampmem.recorder.facts.addresses import Addresses
 from ampmem.recorder.torch_private import next_node
 
 

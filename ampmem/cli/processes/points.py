@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 from threading import Lock
 
 from ampmem.analysis.fit.fit import Memory, memory_of
-from ampmem.cli import launch
-from ampmem.cli.children import profile_arguments, progress_line, say_tail
 from ampmem.cli.options import ScriptOptions
+from ampmem.cli.processes import launch
+from ampmem.cli.processes.children import profile_arguments, progress_line, say_tail
 from ampmem.cli.vary import VariedArguments
 from ampmem.errors import AmpmemError, RecordingError
 from ampmem.recording import SUFFIX, read

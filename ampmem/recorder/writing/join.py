@@ -8,10 +8,10 @@ from typing import TypedDict
 import numpy as np
 
 from ampmem.events import Action, Column, EventColumns, FactColumns, Phase, PhaseColumns, SegmentColumns
-from ampmem.recorder.log import Log, OpColumns
+from ampmem.recorder.facts.log import Log, OpColumns
+from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.sources.base import RawEvents
-from ampmem.recorder.texts import Texts
 
 
 class Joined(TypedDict):

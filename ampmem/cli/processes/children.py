@@ -6,8 +6,8 @@ import shutil
 import sys
 from threading import Lock
 
-from ampmem.cli import launch
 from ampmem.cli.options import ScriptOptions
+from ampmem.cli.processes import launch
 from ampmem.errors import UsageError
 from ampmem.reporters.text.plain_text import shorten
 from ampmem.vocabulary import Arm

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ampmem.events import StepRecord
-from ampmem.recorder.describe import Describer
 from ampmem.recorder.device import Taken
-from ampmem.recorder.join import Joiner
+from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.sources.base import RawEvents
-from ampmem.recorder.texts import Texts
+from ampmem.recorder.writing.describe import Describer
+from ampmem.recorder.writing.join import Joiner
 from ampmem.recording import Batch, RecordingWriter
 
 

@@ -1,0 +1,1 @@
+"""How a script is run: in this process, or in fresh ones that are followed."""

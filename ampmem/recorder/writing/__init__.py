@@ -1,0 +1,1 @@
+"""How facts and events become a step in the file."""
