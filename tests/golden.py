@@ -80,7 +80,7 @@ def masked(root: Path, work: Path) -> Mask:
     own_lines = re.compile(r"(<tree>/ampmem/[\w/]+\.py)(:|\W*, line )\d+")
 
     def mask(text: str) -> str:
-        text = text.replace(str(work), "<work>").replace(str(root), "<tree>")
+        text = text.replace(str(work), "<work>").replace(f"{root}/ampmem/", "<tree>/ampmem/")
         text = own_lines.sub(r"\1\2N", text)
         text = re.sub(r"(\"duration_ns\": )\d+", r"\1N", text)
         text = re.sub(r"\b\d+(\.\d+)? (s|ms|µs)(?!\w)", "TIME", text)

@@ -143,8 +143,8 @@ def fresh() -> list[Command]:
         workload("usage", "--device", "cpu", "--gpu", "h100"),
         Command(name="with_api", arguments=("with_api.py",), recordings=("with_api.ampmem",)),
         ampmem("compare_fails", "compare", "--no-times", "--arms", "fp32,amp", *CPU, "fails.py"),
-        fit("fit"),
-        fit("fit_json", "--json"),
+        fit("fit", "1:64"),
+        fit("fit_json", "1:4", "--json"),
     ]
     for path in snapshots():
         name = path.stem
@@ -159,10 +159,10 @@ def compare_arms(name: str, *device: str) -> Command:
     return ampmem(name, *arguments, recordings=[f"{name}.{arm}.ampmem" for arm in ARMS])
 
 
-def fit(name: str, *options: str) -> Command:
+def fit(name: str, values: str, *options: str) -> Command:
     """``ampmem fit`` of the batch size of a small GPT, in two arms."""
     how = ("--jobs", "1", "--points", "2", "--arms", "fp32,amp", "--gpu", "570MiB")
-    script = ("-m", "ampmem.workloads.gpt", "--preset", "tiny", "--vary", "--batch-size=1:64")
+    script = ("-m", "ampmem.workloads.gpt", "--preset", "tiny", "--vary", f"--batch-size={values}")
     return ampmem(name, "fit", *how, *options, *script)
 
 

@@ -28,14 +28,13 @@ from ampmem.analysis.timeline.marks import Instants, failure_ns, phase_at
 from ampmem.analysis.timeline.timeline import ByPhase, PhaseName
 from ampmem.errors import NothingRecorded
 from ampmem.events import UNKNOWN, AllocatorRecord, Fact, Phase, Recording, StepRecord
-from ampmem.vocabulary import Arm as PrecisionArm
-from ampmem.vocabulary import SourceKind
+from ampmem.vocabulary import Arm, SourceKind
 
 SCHEMA = "ampmem.summary/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class DeviceSummary:
     """Where the run's tensors were."""
 
     type: str
@@ -43,10 +42,10 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arm:
+class ArmSummary:
     """The precision mode; ``forced`` by ampmem or the script's own, ``wrapped`` in regions that ampmem opened."""
 
-    name: PrecisionArm
+    name: Arm
     dtype: str | None
     cache: bool | None
     scaler: bool
@@ -150,10 +149,10 @@ class Summary:
     ampmem: str
     torch: str
     source: SourceKind
-    device: Device
+    device: DeviceSummary
     rank: int
     world_size: Positive
-    arm: Arm
+    arm: ArmSummary
     parameters: Parameters
     optimizer: tuple[Optimizer, ...]
     steps: Annotated[tuple[Step, ...], AtLeast(1)]
@@ -221,10 +220,10 @@ def summary_of(analysis: Analysis) -> Summary:
         ampmem=run.ampmem,
         torch=run.torch,
         source=run.source,
-        device=Device(type=run.device_type, name=run.device_name),
+        device=DeviceSummary(type=run.device_type, name=run.device_name),
         rank=run.rank,
         world_size=run.world_size,
-        arm=Arm(
+        arm=ArmSummary(
             name=arm.name,
             dtype=arm.dtype,
             cache=arm.cache,

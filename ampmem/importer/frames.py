@@ -11,7 +11,7 @@ from ampmem.allocator.snapshots.snapshot import Frame
 from ampmem.events import Phase
 
 
-class Place(Enum):
+class CallSite(Enum):
     """Where in a training script a stack is; what else a script does has no place."""
 
     DATA = Phase.DATA
@@ -44,7 +44,7 @@ class Reading:
     one of torch's. ``known`` says that there is a stack at all, ``native`` that it has C++ frames.
     """
 
-    place: Place | None
+    place: CallSite | None
     purpose: Purpose | None
     op: str
     text: str
@@ -126,12 +126,12 @@ def _op(names: list[str]) -> str:
     return found
 
 
-def _place(names: list[str], python: list[Frame]) -> Place | None:
+def _place(names: list[str], python: list[Frame]) -> CallSite | None:
     """The engine runs on a thread of its own, so it is asked for first; then the outermost layers of a step."""
     if any(_ENGINE in name for name in names):
-        return Place.BACKWARD
+        return CallSite.BACKWARD
     if any(frame.name == "zero_grad" for frame in python):
-        return Place.BETWEEN
+        return CallSite.BETWEEN
     for applies, place in _PLACES:
         if any(applies(frame) for frame in python):
             return place
@@ -160,8 +160,8 @@ def _loads(frame: Frame) -> bool:
 
 
 _PLACES: Final = (
-    (_steps, Place.OPTIMIZER),
-    (_goes_back, Place.BACKWARD),
-    (_calls_module, Place.FORWARD),
-    (_loads, Place.DATA),
+    (_steps, CallSite.OPTIMIZER),
+    (_goes_back, CallSite.BACKWARD),
+    (_calls_module, CallSite.FORWARD),
+    (_loads, CallSite.DATA),
 )

@@ -10,7 +10,7 @@ from typing import Final
 from ampmem.events import Fact, Phase
 from ampmem.importer.frames import Purpose, Reading
 from ampmem.importer.phases import Course
-from ampmem.importer.replay import ALIVE, BEFORE, Allocation, Replay
+from ampmem.importer.replay import ALIVE, BEFORE, Allocation, TracedBlocks
 from ampmem.names import StateName
 from ampmem.units import format_bytes
 
@@ -55,7 +55,7 @@ class Conclusions:
     half: bool
 
 
-def conclude(replay: Replay, readings: Sequence[Reading], course: Course) -> Conclusions:
+def conclude(replay: TracedBlocks, readings: Sequence[Reading], course: Course) -> Conclusions:
     """Say of every block what can be said of it."""
     case = _Case(replay, readings, course)
     gradients, casts = list(_gradients(case)), list(_casts(case))
@@ -77,7 +77,7 @@ def conclude(replay: Replay, readings: Sequence[Reading], course: Course) -> Con
 class _Case:
     """The allocations with what is known of their birth and their death."""
 
-    def __init__(self, replay: Replay, readings: Sequence[Reading], course: Course) -> None:
+    def __init__(self, replay: TracedBlocks, readings: Sequence[Reading], course: Course) -> None:
         self.allocations = replay.allocations
         self.course = course
         self._replay = replay

@@ -8,12 +8,12 @@ from ampmem.allocator.snapshots.snapshot import ALLOC, DeviceSnapshot
 from ampmem.importer.frames import Reading
 from ampmem.importer.infer import Conclusions
 from ampmem.importer.phases import Course
-from ampmem.importer.replay import BEFORE, Replay
+from ampmem.importer.replay import BEFORE, TracedBlocks
 from ampmem.units import format_bytes, format_count
 
 
 def notes_of(
-    snapshot: DeviceSnapshot, lives: Replay, readings: Sequence[Reading], course: Course, found: Conclusions
+    snapshot: DeviceSnapshot, lives: TracedBlocks, readings: Sequence[Reading], course: Course, found: Conclusions
 ) -> tuple[str, ...]:
     """The notes, in order of weight."""
     return (
@@ -28,7 +28,7 @@ def notes_of(
     )
 
 
-def _beginning(lives: Replay) -> list[str]:
+def _beginning(lives: TracedBlocks) -> list[str]:
     before = sum(allocation.born == BEFORE for allocation in lives.allocations)
     if not before:
         return []
@@ -38,7 +38,7 @@ def _beginning(lives: Replay) -> list[str]:
     ]
 
 
-def _checked(lives: Replay) -> list[str]:
+def _checked(lives: TracedBlocks) -> list[str]:
     if lives.checked:
         return []
     if lives.strangers:
@@ -58,7 +58,7 @@ def _failed(snapshot: DeviceSnapshot) -> list[str]:
     ]
 
 
-def _stacks(lives: Replay, readings: Sequence[Reading]) -> list[str]:
+def _stacks(lives: TracedBlocks, readings: Sequence[Reading]) -> list[str]:
     asked = [readings[event.stack] for event in lives.events if event.action == ALLOC]
     if any(reading.native for reading in asked):
         return []

@@ -9,8 +9,8 @@ from typing import Final
 
 from ampmem.allocator.snapshots.snapshot import ALLOC, Span
 from ampmem.events import Phase
-from ampmem.importer.frames import Place, Reading
-from ampmem.importer.replay import Replay
+from ampmem.importer.frames import CallSite, Reading
+from ampmem.importer.replay import TracedBlocks
 
 _STEP: Final = "Optimizer.step#"
 _MAX_NAME: Final = 100
@@ -48,7 +48,7 @@ class Course:
     optimizer_names: tuple[str, ...]
 
 
-def course_of(replay: Replay, readings: Sequence[Reading], spans: Sequence[Span]) -> Course:
+def course_of(replay: TracedBlocks, readings: Sequence[Reading], spans: Sequence[Span]) -> Course:
     """Follow the script through the trace."""
     updates = [span for span in spans if span.name.startswith(_STEP)]
     phases = _phases(replay, readings, updates)
@@ -71,7 +71,7 @@ def _class_of(span: Span) -> str:
     return span.name.removeprefix(_STEP).removesuffix(".step")[:_MAX_NAME]
 
 
-def _phases(replay: Replay, readings: Sequence[Reading], updates: Sequence[Span]) -> list[Phase]:
+def _phases(replay: TracedBlocks, readings: Sequence[Reading], updates: Sequence[Span]) -> list[Phase]:
     """One phase per event. Frees often have no stack, and then go with what is before them.
 
     The engine's thread has no Python frames: where other allocs have them, an alloc without any is its.
@@ -85,7 +85,7 @@ def _phases(replay: Replay, readings: Sequence[Reading], updates: Sequence[Span]
         reading = readings[event.stack]
         while update is not None and update.end_ns < event.time_ns:
             update = next(pending, None)
-        if reading.place is Place.BACKWARD:
+        if reading.place is CallSite.BACKWARD:
             now = Phase.BACKWARD
         elif update is not None and update.start_ns <= event.time_ns:
             now = Phase.OPTIMIZER
@@ -99,7 +99,7 @@ def _phases(replay: Replay, readings: Sequence[Reading], updates: Sequence[Span]
     return found
 
 
-def _stretches(replay: Replay, phases: Sequence[Phase]) -> list[tuple[int, Phase]]:
+def _stretches(replay: TracedBlocks, phases: Sequence[Phase]) -> list[tuple[int, Phase]]:
     stretches: list[tuple[int, Phase]] = []
     for event, phase in zip(replay.events, phases, strict=True):
         if not stretches or stretches[-1][1] != phase:
@@ -108,7 +108,7 @@ def _stretches(replay: Replay, phases: Sequence[Phase]) -> list[tuple[int, Phase
 
 
 def _with_updates(
-    stretches: list[tuple[int, Phase]], updates: Sequence[Span], replay: Replay
+    stretches: list[tuple[int, Phase]], updates: Sequence[Span], replay: TracedBlocks
 ) -> list[tuple[int, Phase]]:
     """An update that allocates nothing has left no event, but the profiler has named its time."""
     if not replay.events:

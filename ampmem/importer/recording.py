@@ -38,7 +38,7 @@ from ampmem.importer.frames import Purpose, Reading, read_stack
 from ampmem.importer.infer import Conclusions, conclude, from_forward
 from ampmem.importer.notes import notes_of
 from ampmem.importer.phases import Course, course_of
-from ampmem.importer.replay import BEFORE, Allocation, Replay, replay
+from ampmem.importer.replay import BEFORE, Allocation, TracedBlocks, replay
 from ampmem.importer.segments import segments_of
 from ampmem.importer.unpickle import load
 from ampmem.outputs import check_output, replaced
@@ -168,11 +168,11 @@ def _columns(kind: type[_ColumnsT], rows: Sequence[tuple[int, ...]]) -> _Columns
     return kind(**dict(zip(kind.names(), _table(rows, len(kind.names())), strict=True)))
 
 
-def _start(lives: Replay) -> int:
+def _start(lives: TracedBlocks) -> int:
     return lives.events[0].time_ns if lives.events else 0
 
 
-def _events(lives: Replay, readings: Sequence[Reading], course: Course, texts: _Texts) -> EventColumns:
+def _events(lives: TracedBlocks, readings: Sequence[Reading], course: Course, texts: _Texts) -> EventColumns:
     """What was alive before the trace first, an instant before it; then its allocs and frees."""
     address, size, block_bytes, stream, birth, _ = _table(lives.allocations, len(Allocation._fields))
     time_ns, own_size, born, op, stack = _table(list(_calls(lives, readings, texts)), 5)
@@ -198,7 +198,7 @@ def _events(lives: Replay, readings: Sequence[Reading], course: Course, texts: _
     )
 
 
-def _calls(lives: Replay, readings: Sequence[Reading], texts: _Texts) -> Iterator[tuple[int, ...]]:
+def _calls(lives: TracedBlocks, readings: Sequence[Reading], texts: _Texts) -> Iterator[tuple[int, ...]]:
     """Of each event its time, its size, whether it is an alloc, and then the op and the stack that asked."""
     asked = [(1, texts.id(reading.op), texts.id(reading.text)) for reading in readings]
     for action, _, size, _, time_ns, stack in lives.events:
@@ -213,7 +213,7 @@ def _column(values: Sequence[int]) -> Column:
     return np.array(values, dtype=np.int64)
 
 
-def _facts(lives: Replay, found: Conclusions, texts: _Texts) -> FactColumns:
+def _facts(lives: TracedBlocks, found: Conclusions, texts: _Texts) -> FactColumns:
     """Each fact at the birth of what it is about; a conclusion is marked as one."""
     rows: list[tuple[int, ...]] = []
     dtype = texts.id("float32") if found.half else 0
@@ -256,7 +256,7 @@ def _allocator(snapshot: DeviceSnapshot) -> AllocatorRecord:
     )
 
 
-def _arm(lives: Replay, readings: Sequence[Reading]) -> ArmRecord:
+def _arm(lives: TracedBlocks, readings: Sequence[Reading]) -> ArmRecord:
     cast = any(readings[event.stack].purpose is Purpose.CAST for event in lives.events)
     # Sizes do not tell bfloat16 from float16.
     return ArmRecord(name=Arm.AMP if cast else Arm.AS_IS, dtype="16-bit" if cast else None, cache=None, scaler=False)
@@ -280,7 +280,7 @@ def _updates(course: Course) -> bool:
     return any(step.update for step in course.steps)
 
 
-def _optimizers(course: Course, lives: Replay, readings: Sequence[Reading]) -> tuple[OptimizerRecord, ...]:
+def _optimizers(course: Course, lives: TracedBlocks, readings: Sequence[Reading]) -> tuple[OptimizerRecord, ...]:
     """By the names that the profiler gave their updates, or by their frames alone."""
     if not _updates(course):
         return ()

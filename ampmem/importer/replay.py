@@ -24,7 +24,7 @@ _Blocks: TypeAlias = dict[int, tuple[int, int]]
 
 
 class Allocation(NamedTuple):
-    """One life of a block. ``born`` and ``died`` are indices into :attr:`Replay.events`.
+    """One life of a block. ``born`` and ``died`` are indices into :attr:`TracedBlocks.events`.
 
     A tuple, since there are hundreds of thousands.
     """
@@ -43,7 +43,7 @@ class Allocation(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class TracedBlocks:
     """Allocs and frees in order, and the allocations in order of birth, those from before first.
 
     ``allocation`` says for each event whose it is. ``checked`` says that the running total of the trace,
@@ -58,7 +58,7 @@ class Replay:
     strangers: int
 
 
-def replay(snapshot: DeviceSnapshot) -> Replay:
+def replay(snapshot: DeviceSnapshot) -> TracedBlocks:
     """Raises :class:`RecordingError` when the trace contradicts itself."""
     events = _lives_only(snapshot.events)
     there = [(segment, block) for segment in snapshot.segments for block in segment.blocks if block.allocated]
@@ -70,7 +70,7 @@ def replay(snapshot: DeviceSnapshot) -> Replay:
         raise RecordingError("the snapshot is damaged: its allocations have more bytes than can be added up")
     born_bytes = sum(allocation.bytes for allocation in allocations if allocation.born == BEFORE)
     total = born_bytes + sum(event.size if event.action == ALLOC else -event.size for event in events)
-    return Replay(
+    return TracedBlocks(
         events=tuple(events),
         allocation=tuple(owner),
         allocations=tuple(allocations),

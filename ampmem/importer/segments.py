@@ -7,12 +7,12 @@ from typing import Final
 from ampmem.allocator.segments import RESERVING, Extent, SegmentLog, extent_of_call, extents_of, rewound
 from ampmem.allocator.snapshots.snapshot import ALLOC, DeviceSnapshot, SnapshotEvent
 from ampmem.events import NO_SEGMENTS, SegmentColumns
-from ampmem.importer.replay import BEFORE, Replay
+from ampmem.importer.replay import BEFORE, TracedBlocks
 
 _UNKNOWN: Final = "the trace and the segments do not fit together, so what the allocator had reserved is not known"
 
 
-def segments_of(snapshot: DeviceSnapshot, lives: Replay, start_ns: int) -> tuple[SegmentColumns, tuple[str, ...]]:
+def segments_of(snapshot: DeviceSnapshot, lives: TracedBlocks, start_ns: int) -> tuple[SegmentColumns, tuple[str, ...]]:
     """What was reserved when, for a recording that has the events of ``lives``; and what is to be said of it.
 
     Nothing where the trace does not lead to the segments, or has blocks in none: then no state is known.

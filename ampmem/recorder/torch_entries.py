@@ -30,7 +30,7 @@ class Use(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class PrivateName:
     """One private name.
 
     ``since`` is the first torch known to have it; 2.11 is the oldest that was looked at. ``without`` says what
@@ -61,7 +61,7 @@ class Entry:
 
 
 NOTHING = object()
-ENTRIES: list[Entry] = []
+ENTRIES: list[PrivateName] = []
 """Every entry, in the order of ``torch_private.py``."""
 
 
@@ -123,7 +123,7 @@ def probe(*uses: Use) -> list[str]:
 
 
 @functools.cache
-def _missing() -> tuple[Entry, ...]:
+def _missing() -> tuple[PrivateName, ...]:
     return tuple(entry for entry in ENTRIES if entry.find() is NOTHING)
 
 
@@ -146,8 +146,8 @@ def _added(
     use: Use,
     without: str = "",
     example: Callable[[], object] | None = None,
-) -> Entry:
-    entry = Entry(owner=owner, name=name, why=why, since=since, without=without, use=use, example=example)
+) -> PrivateName:
+    entry = PrivateName(owner=owner, name=name, why=why, since=since, without=without, use=use, example=example)
     ENTRIES.append(entry)
     return entry
 

@@ -19,7 +19,7 @@ Found = Callable[[str, int], int]
 """How many of so many elements an op of this name finds, as ``--assume`` says."""
 
 
-class Kernel(Protocol):
+class OpAnswer(Protocol):
     """Takes the op's own arguments; ``NotImplemented`` when torch can do it itself."""
 
     def __call__(self, found: Found, *args: Any, **kwargs: Any) -> Any: ...
@@ -92,7 +92,7 @@ def _expanded(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
     return expanded
 
 
-def _accumulating(op: Any) -> Kernel:
+def _accumulating(op: Any) -> OpAnswer:
     """The gradient of an index by a mask looks for the elements once more. Elsewhere nothing has to be known."""
 
     def index_put(found: Found, tensor: Tensor, indices: Sequence[Tensor | None], values: Tensor, *how: bool) -> Any:
@@ -163,7 +163,7 @@ def _pack_padded_sequence(found: Found, tensor: Tensor, lengths: Tensor, batch_f
     return torch.cat(steps), batch_sizes
 
 
-KERNELS: dict[Any, Kernel] = {
+KERNELS: dict[Any, OpAnswer] = {
     **{
         getattr(getattr(aten, name), overload): _nothing
         for name in ("_fused_sgd_", "_fused_adagrad_", "_fused_adam_", "_fused_adamw_")

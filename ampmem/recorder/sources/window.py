@@ -48,14 +48,14 @@ of profiling; the dispatch mode knows the ops of forward already.
 """
 
 
-class Mark(NamedTuple):
+class ClockMark(NamedTuple):
     """Which of a burst of markers is meant, and when it was."""
 
     number: int
     time_ns: int
 
 
-Marks: TypeAlias = tuple[Mark, Mark]
+Marks: TypeAlias = tuple[ClockMark, ClockMark]
 """Those of a window's two ends."""
 
 
@@ -64,7 +64,7 @@ class Window:
 
     def __init__(self, *, memory: bool) -> None:
         self._memory = memory
-        self._mark = Mark(0, 0)
+        self._mark = ClockMark(0, 0)
         self._opened = False
 
     def open(self) -> None:
@@ -129,7 +129,7 @@ def shift_between(markers: Sequence[int], marks: Marks) -> Callable[[Column], Co
     return shift
 
 
-def _mark() -> Mark:
+def _mark() -> ClockMark:
     """Put markers into the profile; the one that took the least time says best when it was."""
     times: list[tuple[int, int]] = []
     for _ in range(MARKERS):
@@ -138,7 +138,7 @@ def _mark() -> Mark:
         times.append((before, time_ns()))
         exit_scope(scope)
     index = min(range(MARKERS), key=lambda i: times[i][1] - times[i][0])
-    return Mark(index, sum(times[index]) // 2)
+    return ClockMark(index, sum(times[index]) // 2)
 
 
 def _without_recording(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -24,7 +24,7 @@ _INT_MAX = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
+class ReductionKernel:
     """A reduction kernel. ``element`` is the size of its partial results, ``item`` that of an input's element.
 
     ``loads`` is how many values a thread loads at once along the reduced dimension (``vt0``). ``in_output`` says
@@ -92,7 +92,7 @@ def iteration(
     return _coalesced([(shape[dim], source[dim], target[dim]) for dim in order], offset * item)
 
 
-def scratch(kernel: Kernel, work: Iteration, gpu: GpuSpec) -> list[tuple[int, int]]:
+def scratch(kernel: ReductionKernel, work: Iteration, gpu: GpuSpec) -> list[tuple[int, int]]:
     """Bytes of the staging buffer and of the semaphores, for each launch that has them.
 
     There are several launches where the tensor is too large for indices of 32 bits; see :func:`accumulated` too.
@@ -103,14 +103,14 @@ def scratch(kernel: Kernel, work: Iteration, gpu: GpuSpec) -> list[tuple[int, in
     return [] if sizes is None else [sizes]
 
 
-def accumulated(kernel: Kernel, work: Iteration, result_item: int) -> int:
+def accumulated(kernel: ReductionKernel, work: Iteration, result_item: int) -> int:
     """Bytes that several launches add up in, where the output cannot hold that (``AccumulationBuffer``)."""
     if kernel.in_output or work.fits_32_bits() or result_item >= kernel.element:
         return 0
     return _product(work.shape[work.reduced :]) * kernel.element
 
 
-def _staging(kernel: Kernel, work: Iteration, gpu: GpuSpec) -> tuple[int, int] | None:
+def _staging(kernel: ReductionKernel, work: Iteration, gpu: GpuSpec) -> tuple[int, int] | None:
     """``setReduceConfig``, ``global_memory_size`` and ``semaphore_size``."""
     outputs = _product(work.shape[work.reduced :])
     inputs = _product(work.shape) // outputs

@@ -12,7 +12,7 @@ import torch
 from ampmem.allocator.gpus import GpuSpec
 from ampmem.allocator.rounding import round_up
 from ampmem.simulator.private import schema_of
-from ampmem.simulator.scratch.reductions import Iteration, Kernel, accumulated, iteration, scratch
+from ampmem.simulator.scratch.reductions import Iteration, ReductionKernel, accumulated, iteration, scratch
 
 aten = torch.ops.aten
 
@@ -86,7 +86,9 @@ def scratch_of(func: Any, args: Sequence[Any], result: Any, gpu: GpuSpec) -> Siz
     return [sizes for sizes in (tuple(filter(None, sizes)) for sizes in known(args, result, gpu)) if sizes]
 
 
-def _reduction(kernel: Kernel, source: torch.Tensor, dims: Sequence[int], result_item: int, gpu: GpuSpec) -> Sizes:
+def _reduction(
+    kernel: ReductionKernel, source: torch.Tensor, dims: Sequence[int], result_item: int, gpu: GpuSpec
+) -> Sizes:
     """The scratch of one reduction of ``source``, or of a copy with elements of the size that ``kernel`` reads."""
     if not source.numel():
         return []
@@ -95,7 +97,7 @@ def _reduction(kernel: Kernel, source: torch.Tensor, dims: Sequence[int], result
     return _launches(kernel, work, result_item, gpu)
 
 
-def _launches(kernel: Kernel, work: Iteration, result_item: int, gpu: GpuSpec) -> Sizes:
+def _launches(kernel: ReductionKernel, work: Iteration, result_item: int, gpu: GpuSpec) -> Sizes:
     held = accumulated(kernel, work, result_item)
     return [(held, *sizes) for sizes in scratch(kernel, work, gpu)] or [(held,)]
 
@@ -126,8 +128,10 @@ def _sum(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec, *, at: int = 1
     return [(cast, *sizes) for sizes in sets]
 
 
-def _sum_kernel(read: torch.dtype, made: torch.dtype) -> Kernel:
-    return Kernel(element=_accumulated_in(read), item=read.itemsize, in_output=not (read in _HALF and made == read))
+def _sum_kernel(read: torch.dtype, made: torch.dtype) -> ReductionKernel:
+    return ReductionKernel(
+        element=_accumulated_in(read), item=read.itemsize, in_output=not (read in _HALF and made == read)
+    )
 
 
 def _norm(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
@@ -139,7 +143,9 @@ def _variance(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
     source, first = args[0], result[0] if isinstance(result, tuple) else result
     if source.dtype.is_complex:
         return []
-    kernel = Kernel(element=4 * _accumulated_in(source.dtype), item=source.dtype.itemsize, loads=2, in_output=False)
+    kernel = ReductionKernel(
+        element=4 * _accumulated_in(source.dtype), item=source.dtype.itemsize, loads=2, in_output=False
+    )
     dims = _dims(source, args[1] if len(args) > 1 else None)
     return _reduction(kernel, source, dims, first.dtype.itemsize, gpu)
 
@@ -147,14 +153,14 @@ def _variance(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
 def _extremum(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
     """Also ``any`` and ``all``, which read elements of any type."""
     source = args[0]
-    kernel = Kernel(element=source.dtype.itemsize, item=source.dtype.itemsize)
+    kernel = ReductionKernel(element=source.dtype.itemsize, item=source.dtype.itemsize)
     dims = _dims(source, args[1] if len(args) > 1 else None)
     return _reduction(kernel, source, dims, result.dtype.itemsize, gpu)
 
 
 def _indexed_extremum(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
     source, first = args[0], result[0] if isinstance(result, tuple) else result
-    kernel = Kernel(element=_PAIR, item=source.dtype.itemsize, in_output=False)
+    kernel = ReductionKernel(element=_PAIR, item=source.dtype.itemsize, in_output=False)
     dims = _dims(source, args[1] if len(args) > 1 and args[1] is not None else None)
     return _reduction(kernel, source, dims, first.dtype.itemsize, gpu)
 

@@ -28,7 +28,7 @@ _MASK_ALIGNMENT = 16
 """Elements: the memory-efficient kernel wants masks padded to that (``preprocess_mask``)."""
 
 
-class Kernel(StrEnum):
+class AttentionKernel(StrEnum):
     """The implementations of attention."""
 
     CUDNN = "cudnn"
@@ -39,20 +39,22 @@ class Kernel(StrEnum):
 
 def choose(
     device: SimulatedDevice, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **how: Any
-) -> Kernel:
+) -> AttentionKernel:
     """As ``select_sdp_backend`` (``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``, 2.13) for dense tensors."""
     capability = device.gpu.compute_capability or (8, 0)
     if not (query.dim() == key.dim() == value.dim() == 4) or 0 in (query.shape[2], key.shape[2]):
-        return Kernel.MATH
+        return AttentionKernel.MATH
     usable = {
-        Kernel.CUDNN: torch.backends.cuda.cudnn_sdp_enabled() and _cudnn(query, key, value, how["dropout"]),
-        Kernel.FLASH: torch.backends.cuda.flash_sdp_enabled() and _flash(capability, query, key, value, mask, **how),
-        Kernel.EFFICIENT: torch.backends.cuda.mem_efficient_sdp_enabled() and _efficient(query, key, value, how["gqa"]),
+        AttentionKernel.CUDNN: torch.backends.cuda.cudnn_sdp_enabled() and _cudnn(query, key, value, how["dropout"]),
+        AttentionKernel.FLASH: torch.backends.cuda.flash_sdp_enabled()
+        and _flash(capability, query, key, value, mask, **how),
+        AttentionKernel.EFFICIENT: torch.backends.cuda.mem_efficient_sdp_enabled()
+        and _efficient(query, key, value, how["gqa"]),
     }
-    order = (Kernel.FLASH, Kernel.EFFICIENT, Kernel.CUDNN)
+    order = (AttentionKernel.FLASH, AttentionKernel.EFFICIENT, AttentionKernel.CUDNN)
     if capability[0] in (9, 10) and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1":
-        order = (Kernel.CUDNN, Kernel.FLASH, Kernel.EFFICIENT)
-    return next((kernel for kernel in order if usable[kernel]), Kernel.MATH)
+        order = (AttentionKernel.CUDNN, AttentionKernel.FLASH, AttentionKernel.EFFICIENT)
+    return next((kernel for kernel in order if usable[kernel]), AttentionKernel.MATH)
 
 
 def _cudnn(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> bool:
@@ -115,14 +117,14 @@ def install(device: SimulatedDevice) -> Callable[[], None]:
         device.assume(f"attention ran with the {kernel} kernel, as torch {torch.__version__} chooses it for this GPU")
         needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
         mask = _additive(attn_mask, query.dtype)
-        if kernel is Kernel.FLASH:
+        if kernel is AttentionKernel.FLASH:
             return _flash_attention(query, key, value, dropout_p, is_causal, scale)
-        if kernel is Kernel.CUDNN:
+        if kernel is AttentionKernel.CUDNN:
             out: tuple[Tensor, ...] = aten._scaled_dot_product_cudnn_attention(
                 query, key, value, mask, needs_grad, dropout_p, is_causal, False, scale=scale
             )
             return out[0]
-        if kernel is Kernel.EFFICIENT:
+        if kernel is AttentionKernel.EFFICIENT:
             mask = None if mask is None else _prepared(mask, query, key)
             out = aten._scaled_dot_product_efficient_attention(
                 query, key, value, mask, needs_grad, dropout_p, is_causal, scale=scale

@@ -34,7 +34,7 @@ from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.summary import summarize, summary_of, summary_schema
 from ampmem.analysis.timeline.categories import CATEGORIES, CODES, Category
 from ampmem.events import Fact, Phase
-from ampmem.importer.frames import Place, Purpose, Reading, read_stack
+from ampmem.importer.frames import CallSite, Purpose, Reading, read_stack
 from ampmem.importer.infer import CUBLAS_WORKSPACE
 
 ALL = sum(PARAMETERS.values())
@@ -259,11 +259,11 @@ def test_places() -> None:
     scheduler = [python("step", "/env/torch/optim/lr_scheduler.py"), SCRIPT]
     own = [python("step", "/home/my_optimizers.py"), SCRIPT]
     places = {
-        Place.FORWARD: [FORWARD, CAST, WORKSPACE],
-        Place.BACKWARD: [BACKWARD, ENGINE, [*ENGINE, *FORWARD], ACCUMULATE],
-        Place.OPTIMIZER: [STEP, own],
-        Place.BETWEEN: [ZERO],
-        Place.DATA: [loader],
+        CallSite.FORWARD: [FORWARD, CAST, WORKSPACE],
+        CallSite.BACKWARD: [BACKWARD, ENGINE, [*ENGINE, *FORWARD], ACCUMULATE],
+        CallSite.OPTIMIZER: [STEP, own],
+        CallSite.BETWEEN: [ZERO],
+        CallSite.DATA: [loader],
         None: [[], [SCRIPT], scheduler],
     }
     for place, stacks in places.items():

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 import ampmem  # noqa: E402
 from ampmem.errors import UsageError  # noqa: E402
 from ampmem.recorder import torch_entries, torch_private  # noqa: E402
-from ampmem.recorder.torch_entries import ENTRIES, Entry, Use, probe  # noqa: E402
+from ampmem.recorder.torch_entries import ENTRIES, PrivateName, Use, probe  # noqa: E402
 from ampmem.recording import read  # noqa: E402
 
 TRAINING = """
@@ -101,7 +101,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def titles(entries: list[Entry]) -> list[str]:
+def titles(entries: list[PrivateName]) -> list[str]:
     return [entry.title for entry in entries]
 
 
@@ -140,15 +140,15 @@ def test_every_entry_says_what_it_is_for() -> None:
         assert entry.since, entry.title
 
 
-def entry(name: str, *, without: str = "", use: Use = Use.ALWAYS) -> Entry:
-    return Entry(owner="torch", name=name, why="a test", since="2.11", without=without, use=use, example=None)
+def entry(name: str, *, without: str = "", use: Use = Use.ALWAYS) -> PrivateName:
+    return PrivateName(owner="torch", name=name, why="a test", since="2.11", without=without, use=use, example=None)
 
 
 @pytest.fixture
 def entries(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Puts other entries in place of the real ones."""
 
-    def put(*others: Entry) -> None:
+    def put(*others: PrivateName) -> None:
         monkeypatch.setattr(torch_entries, "ENTRIES", list(others))
         torch_entries._missing.cache_clear()
 

@@ -16,7 +16,7 @@ from ampmem.errors import UsageError  # noqa: E402
 from ampmem.events import Action, TermsRecord  # noqa: E402
 from ampmem.simulator.device import Event, SimulatedDevice  # noqa: E402
 from ampmem.simulator.selftest import refusal  # noqa: E402
-from ampmem.simulator.torch_cuda.attention import Kernel, choose  # noqa: E402
+from ampmem.simulator.torch_cuda.attention import AttentionKernel, choose  # noqa: E402
 from ampmem.simulator.values import KnownNumbers  # noqa: E402
 
 
@@ -147,18 +147,18 @@ def shapes(width: int = 64, dtype: Any = torch.bfloat16, length: int = 128) -> t
 @pytest.mark.parametrize(
     ("gpu", "dtype", "width", "mask", "kernel"),
     [
-        ("a100-80", "bfloat16", 64, False, Kernel.FLASH),
-        ("a100-80", "bfloat16", 64, True, Kernel.EFFICIENT),
-        ("a100-80", "float32", 64, False, Kernel.EFFICIENT),
-        ("a100-80", "float32", 66, False, Kernel.MATH),
-        ("a100-80", "float16", 512, False, Kernel.EFFICIENT),
-        ("h100", "bfloat16", 64, False, Kernel.CUDNN),
-        ("h100", "bfloat16", 160, False, Kernel.FLASH),
-        ("h100", "float32", 64, False, Kernel.EFFICIENT),
-        ("rtx4090", "bfloat16", 128, False, Kernel.FLASH),
+        ("a100-80", "bfloat16", 64, False, AttentionKernel.FLASH),
+        ("a100-80", "bfloat16", 64, True, AttentionKernel.EFFICIENT),
+        ("a100-80", "float32", 64, False, AttentionKernel.EFFICIENT),
+        ("a100-80", "float32", 66, False, AttentionKernel.MATH),
+        ("a100-80", "float16", 512, False, AttentionKernel.EFFICIENT),
+        ("h100", "bfloat16", 64, False, AttentionKernel.CUDNN),
+        ("h100", "bfloat16", 160, False, AttentionKernel.FLASH),
+        ("h100", "float32", 64, False, AttentionKernel.EFFICIENT),
+        ("rtx4090", "bfloat16", 128, False, AttentionKernel.FLASH),
     ],
 )
-def test_the_kernel_of_attention(gpu: str, dtype: str, width: int, mask: bool, kernel: Kernel) -> None:
+def test_the_kernel_of_attention(gpu: str, dtype: str, width: int, mask: bool, kernel: AttentionKernel) -> None:
     query, key, value = shapes(width, getattr(torch, dtype))
     bias = torch.empty(128, 128, device="meta") if mask else None
     assert choose(device(gpu), query, key, value, bias, causal=not mask, gqa=False, dropout=0.0) is kernel

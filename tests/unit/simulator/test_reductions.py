@@ -10,10 +10,10 @@ from snapshots import real
 
 from ampmem.allocator.gpus import find_gpu
 from ampmem.importer.unpickle import load
-from ampmem.simulator.scratch.reductions import Iteration, Kernel, accumulated, iteration, scratch
+from ampmem.simulator.scratch.reductions import Iteration, ReductionKernel, accumulated, iteration, scratch
 
-SUM = Kernel(element=4, item=4)
-MAX = Kernel(element=16, item=4, in_output=False)
+SUM = ReductionKernel(element=4, item=4)
+MAX = ReductionKernel(element=16, item=4, in_output=False)
 """``max`` with indices: a value and its place."""
 
 
@@ -23,7 +23,7 @@ def sizes(
     *,
     strides: tuple[int, ...] | None = None,
     gpu: str = "h100",
-    kernel: Kernel = SUM,
+    kernel: ReductionKernel = SUM,
     offset: int = 0,
 ) -> list[tuple[int, int]]:
     if strides is None:
@@ -84,7 +84,7 @@ def test_what_32_bits_cannot_index_is_done_in_halves() -> None:
     assert work.halves()[1].offset == 6000 * 50_304 * 4
     assert len(sizes((1 << 30,), (0,))) == 2
     assert accumulated(SUM, work, 4) == 0
-    assert accumulated(Kernel(element=4, item=2, in_output=False), work, 2) == 50_304 * 4
+    assert accumulated(ReductionKernel(element=4, item=2, in_output=False), work, 2) == 50_304 * 4
 
 
 def trace() -> Iterator[tuple[str, int]]:

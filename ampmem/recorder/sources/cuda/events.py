@@ -23,7 +23,7 @@ _LIVES = (ALLOC, FREE_REQUESTED)
 _US = 1000
 
 
-class Block(NamedTuple):
+class LiveBlock(NamedTuple):
     """What is alive at an address: asked and set-aside bytes, and the stream it belongs to."""
 
     requested: int
@@ -31,7 +31,7 @@ class Block(NamedTuple):
     stream: int
 
 
-class Entry(NamedTuple):
+class TraceEntry(NamedTuple):
     """One entry of the trace; ``stack`` is an index into :attr:`Stacks.texts`."""
 
     action: str
@@ -126,8 +126,8 @@ class History:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._live: dict[int, Block] = {}
-        self._awaiting: dict[int, Block] = {}
+        self._live: dict[int, LiveBlock] = {}
+        self._awaiting: dict[int, LiveBlock] = {}
         self._awaiting_bytes = 0
         self._now = 0
         self._first = True
@@ -141,7 +141,7 @@ class History:
         traces = snapshot["device_traces"]
         entries = self._entries(traces[device] if device < len(traces) else (), stamps, since_ns)
         final = {
-            block.address: Block(block.requested, block.size, segment.stream)
+            block.address: LiveBlock(block.requested, block.size, segment.stream)
             for segment in segments
             for block in segment.blocks
             if block.allocated
@@ -158,7 +158,9 @@ class History:
         self._first = False
         return writer.settled(sum(block.requested for block in final.values()), self._segments.take(), lost)
 
-    def _entries(self, trace: Iterable[Mapping[str, Any]], stamps: Mapping[int, int], since_ns: int) -> list[Entry]:
+    def _entries(
+        self, trace: Iterable[Mapping[str, Any]], stamps: Mapping[int, int], since_ns: int
+    ) -> list[TraceEntry]:
         """Entries on the clock of ``time.time_ns``, in their order.
 
         torch gives whole microseconds, cut off: an event seems up to 1 µs earlier than it was, so a fact that
@@ -168,7 +170,7 @@ class History:
         allocator's lock, and is kept where several events share an instant: the memory of a free and of the
         alloc that reuses it must not change places.
         """
-        entries: list[Entry] = []
+        entries: list[TraceEntry] = []
         now = max(self._now, since_ns)
         for row in trace:
             when = int(row.get("time_us", 0)) * _US
@@ -180,10 +182,10 @@ class History:
             address, stream = int(row.get("addr", 0)), int(row.get("stream", 0))
             action = str(row["action"])
             stack = self.stacks.index(row.get("frames")) if action == ALLOC else 0  # a free has those of its alloc
-            entries.append(Entry(action, address, int(row["size"]), stream, now, stack))
+            entries.append(TraceEntry(action, address, int(row["size"]), stream, now, stack))
         return entries
 
-    def _reconcile(self, writer: _Writer, before: dict[int, Block], start_ns: int) -> int:
+    def _reconcile(self, writer: _Writer, before: dict[int, LiveBlock], start_ns: int) -> int:
         """Make what is alive what the trace and the segments say it is at the start; how many blocks that took.
 
         At first that is the baseline. Later there is a difference only where entries were lost: between a
@@ -201,7 +203,7 @@ class History:
                 changed += not self._first
         return changed
 
-    def _reconcile_segments(self, held: list[Extent], entries: list[Entry], start_ns: int) -> int:
+    def _reconcile_segments(self, held: list[Extent], entries: list[TraceEntry], start_ns: int) -> int:
         """The same for segments, which are there before the blocks in them."""
         calls = [(entry.action, _extent(entry)) for entry in entries if entry.action in RESERVING]
         before, _ = rewound(held, calls)
@@ -210,7 +212,7 @@ class History:
             return 0
         return self._segments.agree(start_ns, 0, before)
 
-    def _forward(self, writer: _Writer, entries: list[Entry]) -> None:
+    def _forward(self, writer: _Writer, entries: list[TraceEntry]) -> None:
         level = writer.level(self._awaiting_size(), self._segments.held.size)
         writer.note_peak(level)
         writer.note_awaiting(0, self._awaiting_bytes)
@@ -231,8 +233,8 @@ class History:
             if entry.action == ALLOC and writer.at_peak():
                 writer.note_peak(writer.level(self._awaiting_size(), self._segments.held.size))
 
-    def _await(self, entry: Entry, freed: Block | None) -> None:
-        block = freed or Block(entry.size, round_size(entry.size, self._settings), entry.stream)
+    def _await(self, entry: TraceEntry, freed: LiveBlock | None) -> None:
+        block = freed or LiveBlock(entry.size, round_size(entry.size, self._settings), entry.stream)
         earlier = self._awaiting.pop(entry.address, None)
         self._awaiting_bytes += block.requested - (0 if earlier is None else earlier.requested)
         self._awaiting[entry.address] = block
@@ -246,23 +248,23 @@ def segments_of(snapshot: Snapshot, device: int) -> tuple[SnapshotSegment, ...]:
     return read_segments(snapshot["segments"], device)
 
 
-def _extent(entry: Entry) -> Extent:
+def _extent(entry: TraceEntry) -> Extent:
     return extent_of_call(entry.action, entry.address, entry.size, entry.stream)
 
 
-def _rewound(entries: list[Entry], final: dict[int, Block]) -> dict[int, Block]:
+def _rewound(entries: list[TraceEntry], final: dict[int, LiveBlock]) -> dict[int, LiveBlock]:
     """What was alive before the first entry: the final state with every entry undone, the newest first."""
     alive = dict(final)
     for entry in reversed(entries):
         if entry.action == ALLOC:
             alive.pop(entry.address, None)
         elif entry.action == FREE_REQUESTED:
-            alive[entry.address] = Block(entry.size, 0, entry.stream)
+            alive[entry.address] = LiveBlock(entry.size, 0, entry.stream)
     return alive
 
 
-def _true_sizes(entries: list[Entry], final: dict[int, Block]) -> dict[int, int]:
-    """Block sizes of the allocs, by index, that are alive in the end.
+def _true_sizes(entries: list[TraceEntry], final: dict[int, LiveBlock]) -> dict[int, int]:
+    """LiveBlock sizes of the allocs, by index, that are alive in the end.
 
     Of the others the rounded request is the best guess: a block of the large pool may be up to 1 MiB larger.
     """
@@ -282,7 +284,7 @@ class _Writer:
     """Collects events, and keeps the running totals."""
 
     def __init__(
-        self, live: dict[int, Block], settings: Settings, final: dict[int, Block], sizes: dict[int, int]
+        self, live: dict[int, LiveBlock], settings: Settings, final: dict[int, LiveBlock], sizes: dict[int, int]
     ) -> None:
         self._live = live
         self._settings = settings
@@ -299,21 +301,21 @@ class _Writer:
         """Events so far."""
         return len(self._rows)
 
-    def alloc(self, index: int, entry: Entry) -> None:
+    def alloc(self, index: int, entry: TraceEntry) -> None:
         if entry.address in self._live:  # its free was lost
             self.free(entry.time_ns, entry.address)
-        block = Block(entry.size, self._sizes.get(index, 0), entry.stream)
+        block = LiveBlock(entry.size, self._sizes.get(index, 0), entry.stream)
         self.birth(Action.ALLOC, entry.time_ns, entry.address, block, entry.stack)
 
-    def birth(self, action: Action, time_ns: int, address: int, block: Block, stack: int) -> None:
+    def birth(self, action: Action, time_ns: int, address: int, block: LiveBlock, stack: int) -> None:
         size = block.size or round_size(block.requested, self._settings)
-        block = Block(block.requested, size, block.stream)
+        block = LiveBlock(block.requested, size, block.stream)
         self._live[address] = block
         self._requested += block.requested
         self._allocated += size
         self._rows.append((time_ns, action, address, block.requested, size, block.stream, stack))
 
-    def free(self, time_ns: int, address: int) -> Block | None:
+    def free(self, time_ns: int, address: int) -> LiveBlock | None:
         block = self._live.pop(address, None)
         if block is not None:
             self._requested -= block.requested

@@ -1,0 +1,149 @@
+"""The documents are true where a machine can tell: links, commands, and the lists of what there is."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from ampmem.allocator.gpus import GPUS
+from ampmem.analysis.timeline.categories import CATEGORIES
+from ampmem.cli.main import SUBCOMMANDS, group
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("reports/*.md")])
+
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_INLINE = re.compile(r"`([^`\n]+)`")
+_HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def prose_of(text: str) -> str:
+    """``text`` without its fenced blocks."""
+    return _FENCE.sub("", text)
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that GitHub gives to the headings of ``text``."""
+    titles = (re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in _HEADING.findall(prose_of(text)))
+    return set(titles)
+
+
+def broken_links(page: Path) -> Iterator[str]:
+    """Links within the project that lead nowhere."""
+    for link in _LINK.findall(prose_of(page.read_text(encoding="utf-8"))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file) if file else page
+        if not target.exists():
+            yield f"{link}: there is no such file"
+        elif anchor and anchor not in anchors(target.read_text(encoding="utf-8")):
+            yield f"{link}: there is no such heading"
+
+
+def command_lines(text: str) -> Iterator[str]:
+    """What a reader could type: lines of shell blocks and of transcripts, and commands within a sentence."""
+    for _, block in _FENCE.findall(text):
+        for line in block.splitlines():
+            typed = line.removeprefix("$ ").split("&& ")[-1].strip()
+            if re.match(r"(\S*/)?ampmem [a-z-]", typed):
+                yield typed
+    for code in _INLINE.findall(prose_of(text)):
+        if re.match(r"ampmem [a-z-]", code):
+            yield code
+
+
+def refused(line: str) -> str | None:
+    """Why ``ampmem`` would not take the command ``line``; ``None`` when it would."""
+    words = shlex.split(line, comments=True)[1:]
+    name, *arguments = words
+    if name.startswith("-"):
+        return None
+    if name not in SUBCOMMANDS:
+        return f"there is no subcommand {name}"
+    command = group.get_command(click.Context(group), name)
+    assert command is not None
+    context = click.Context(command, info_name=name, **command.context_settings)
+    try:
+        given, _, order = command.make_parser(context).parse_args(arguments)
+        for parameter in order:
+            if isinstance(parameter.type, (click.Choice, click.IntRange)):
+                parameter.type_cast_value(context, given[parameter.name])
+    except click.UsageError as error:
+        return error.format_message()
+    return None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert list(broken_links(page)) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_are_those_that_there_are(page: Path) -> None:
+    lines = list(command_lines(page.read_text(encoding="utf-8")))
+    assert {line: why for line in lines if (why := refused(line))} == {}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_scripts_of_the_project_that_are_named_exist(page: Path) -> None:
+    named = re.findall(r"\b(?:ampmem|tests|docs|reports|\.ci|\.github)/[\w./-]*\w", page.read_text(encoding="utf-8"))
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_checks_find_what_is_wrong(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A title\n[a](#a-title) [b](#b) [c](nowhere.md) [d](https://example.org)\n")
+    assert list(broken_links(page)) == ["#b: there is no such heading", "nowhere.md: there is no such file"]
+    text = "`ampmem show FILE` in a sentence\n```sh\n$ ampmem profile x.py\npython3 -m venv v && v/bin/ampmem show x\n```\n"
+    assert list(command_lines(text)) == ["ampmem profile x.py", "v/bin/ampmem show x", "ampmem show FILE"]
+    assert refused("ampmem profile --steps 3 train.py --batch-size 8  # a remark") is None
+    for wrong in ("ampmem prof x.py", "ampmem show --no-such x", "ampmem profile --arm half x.py", "ampmem report -o"):
+        assert refused(wrong)
+
+
+def test_every_document_is_reached_from_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [page.name for page in ROOT.glob("docs/*.md") if f"(docs/{page.name}" not in readme] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 170
+
+
+def test_every_finding_is_explained() -> None:
+    folder = ROOT / "ampmem" / "analysis" / "findings"
+    sources = [path.read_text(encoding="utf-8") for path in folder.rglob("*.py")]
+    codes = {code for source in sources for code in re.findall(r'code="([a-z0-9-]+)"', source)}
+    text = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
+    explained = {code for title in re.findall(r"^### (.+)$", text, re.MULTILINE) for code in _INLINE.findall(title)}
+    assert len(codes) > 10
+    assert explained == codes
+
+
+def test_every_category_and_every_gpu_is_named() -> None:
+    words = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert [category for category in CATEGORIES if f"| `{category}` |" not in words] == []
+    simulation = (ROOT / "docs" / "simulation.md").read_text(encoding="utf-8")
+    assert [name for name in GPUS if f"`{name}`" not in simulation] == []
+
+
+def test_every_folder_is_on_the_map() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    folders = {
+        path.relative_to(ROOT / "ampmem").as_posix()
+        for path in (ROOT / "ampmem").rglob("*")
+        if path.is_dir() and any(path.glob("*.py")) or (path.is_dir() and any(path.glob("*.js")))
+    }
+    assert len(folders) > 20
+    assert [folder for folder in sorted(folders) if f"`{folder}/`" not in text] == []
