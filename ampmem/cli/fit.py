@@ -91,14 +91,6 @@ def fit(
     \b
     ampmem fit --gpu h100 train.py --vary --batch-size=1:512
     ampmem fit --gpu 24GiB --arms fp32,amp --html fit.html --vary --batch-size=1:64 -m my_package.train
-
-    \b
-    JSON, schema ampmem.fit/1; bytes are integers, what is not known is null:
-    {schema, ampmem, script, steps, runs, notes: [text],
-     vary: {argument, low, high}, gpu: {name, total_bytes, outside_bytes},
-     arms: [{arm, largest_fitting, smallest_not_fitting,
-             points: [{value, fits, allocated_bytes, reserved_bytes, device_used_bytes, highest_device_used_bytes}]}],
-     break_even: [{arm, against, verdict, costs_at, saves_at, differences: [{value, bytes}]}]}
     """
     chosen = chosen_arms(arms, options.dtype)
     if device_option != Device.SIMULATED:

@@ -57,24 +57,24 @@ class Conclusions:
 
 def conclude(replay: TracedBlocks, readings: Sequence[Reading], course: Course) -> Conclusions:
     """Say of every block what can be said of it."""
-    case = _Case(replay, readings, course)
-    gradients, casts = list(_gradients(case)), list(_casts(case))
-    parameters, old_states, notes = _parameters(case, gradients, casts)
+    trace = _Trace(replay, readings, course)
+    gradients, casts = list(_gradients(trace)), list(_casts(trace))
+    parameters, old_states, notes = _parameters(trace, gradients, casts)
     names = _names(parameters)
     claims = [
         *(Claim(item.allocation, Fact.PARAMETER, item.name, False) for item in parameters),
-        *_name_each(case, gradients, Fact.GRADIENT, names, 1),
-        *_cast_claims(case, casts, names),
-        *_state_claims(case, old_states, names),
-        *_workspaces(case),
+        *_name_each(trace, gradients, Fact.GRADIENT, names, 1),
+        *_cast_claims(trace, casts, names),
+        *_state_claims(trace, old_states, names),
+        *_workspaces(trace),
     ]
     settled = {claim.allocation for claim in claims if claim.fact != Fact.OTHER_CAST}
-    claims += _outputs(case, settled)
+    claims += _outputs(trace, settled)
     half = any(claim.fact == Fact.CAST_COPY for claim in claims)
     return Conclusions(claims=tuple(claims), parameters=tuple(parameters), notes=tuple(notes), half=half)
 
 
-class _Case:
+class _Trace:
     """The allocations with what is known of their birth and their death."""
 
     def __init__(self, replay: TracedBlocks, readings: Sequence[Reading], course: Course) -> None:
@@ -115,41 +115,41 @@ class _Case:
         return course.phase[allocation.died] != phase or course.step[allocation.died] != course.step[allocation.born]
 
 
-def _gradients(case: _Case) -> Iterator[int]:
+def _gradients(trace: _Trace) -> Iterator[int]:
     """Born in backward, as large as a block that is always there, and left by it; or freed by ``zero_grad``."""
-    for index, allocation in enumerate(case.allocations):
-        if allocation.born == BEFORE and allocation.bytes in case.throughout and case.zeroed(allocation):
+    for index, allocation in enumerate(trace.allocations):
+        if allocation.born == BEFORE and allocation.bytes in trace.throughout and trace.zeroed(allocation):
             yield index
-    for index, allocation in case.born_in(Phase.BACKWARD):
-        purpose = case.birth(allocation).purpose
-        if purpose is Purpose.WORKSPACE or not case.leaves(allocation, Phase.BACKWARD):
+    for index, allocation in trace.born_in(Phase.BACKWARD):
+        purpose = trace.birth(allocation).purpose
+        if purpose is Purpose.WORKSPACE or not trace.leaves(allocation, Phase.BACKWARD):
             continue
-        if purpose is Purpose.GRADIENT or allocation.bytes in case.throughout:
+        if purpose is Purpose.GRADIENT or allocation.bytes in trace.throughout:
             yield index
 
 
-def _casts(case: _Case) -> Iterator[int]:
+def _casts(trace: _Trace) -> Iterator[int]:
     """What autocast made, of whatever."""
-    for index, allocation in enumerate(case.allocations):
-        if allocation.born != BEFORE and case.birth(allocation).purpose is Purpose.CAST:
+    for index, allocation in enumerate(trace.allocations):
+        if allocation.born != BEFORE and trace.birth(allocation).purpose is Purpose.CAST:
             yield index
 
 
 def _parameters(
-    case: _Case, gradients: Sequence[int], casts: Sequence[int]
+    trace: _Trace, gradients: Sequence[int], casts: Sequence[int]
 ) -> tuple[list[Parameter], list[tuple[int, int]], list[str]]:
     """The parameters, the states of an optimizer that ran before the trace as (allocation, size), and notes."""
-    trained = _most_in_a_step(case, [(index, case.allocations[index].bytes) for index in gradients])
-    cast = _most_in_a_step(case, [(index, 2 * case.allocations[index].bytes) for index in casts])
-    evidence = {size: trained.get(size) or cast[size] for size in {*trained, *cast} if size in case.throughout}
+    trained = _most_in_a_step(trace, [(index, trace.allocations[index].bytes) for index in gradients])
+    cast = _most_in_a_step(trace, [(index, 2 * trace.allocations[index].bytes) for index in casts])
+    evidence = {size: trained.get(size) or cast[size] for size in {*trained, *cast} if size in trace.throughout}
     notes: list[str] = []
     if not evidence:
-        return _all_throughout(case), [], _without_evidence(case)
-    copies = _copies_of_each(case, evidence)
+        return _all_throughout(trace), [], _without_evidence(trace)
+    copies = _copies_of_each(trace, evidence)
     parameters: list[Parameter] = []
     states: list[tuple[int, int]] = []
     for size in sorted(evidence, reverse=True):
-        blocks = case.throughout[size]
+        blocks = trace.throughout[size]
         # Without gradients to count, one that no op cast (an embedding) is told by its size alone.
         count = min(max(len(blocks) // (1 + copies), 1), trained.get(size, len(blocks)))
         for number, index in enumerate(blocks[:count], start=1):
@@ -162,75 +162,75 @@ def _parameters(
             "and which of them is the parameter, is not known; their sums are"
         )
     taken = {parameter.allocation for parameter in parameters} | {index for index, _ in states}
-    notes += _left_over(case, taken) + _too_many_casts(case, casts, parameters)
+    notes += _left_over(trace, taken) + _too_many_casts(trace, casts, parameters)
     return parameters, states, notes
 
 
-def _most_in_a_step(case: _Case, sized: Sequence[tuple[int, int]]) -> dict[int, int]:
+def _most_in_a_step(trace: _Trace, sized: Sequence[tuple[int, int]]) -> dict[int, int]:
     """The most blocks of each size that one step has."""
-    counts = Counter((case.step_of(index), size) for index, size in sized)
+    counts = Counter((trace.step_of(index), size) for index, size in sized)
     most: dict[int, int] = {}
     for (_, size), count in counts.items():
         most[size] = max(most.get(size, 0), count)
     return most
 
 
-def _copies_of_each(case: _Case, evidence: Mapping[int, int]) -> int:
+def _copies_of_each(trace: _Trace, evidence: Mapping[int, int]) -> int:
     """How many blocks of a parameter's size there are beside each, by what most bytes say.
 
     None where an update of the trace made as much state as there are parameters.
     """
-    made = sum(case.allocations[index].bytes for index in _new_states(case))
+    made = sum(trace.allocations[index].bytes for index in _new_states(trace))
     if 2 * made >= sum(size * count for size, count in evidence.items()):
         return 0
     votes: Counter[int] = Counter()
     for size, count in evidence.items():
-        votes[min(max(len(case.throughout[size]) // count - 1, 0), _MOST_STATES)] += size * count
+        votes[min(max(len(trace.throughout[size]) // count - 1, 0), _MOST_STATES)] += size * count
     return votes.most_common(1)[0][0]
 
 
-def _new_states(case: _Case) -> list[int]:
+def _new_states(trace: _Trace) -> list[int]:
     """What an update made and left behind."""
-    return [index for index, allocation in case.born_in(Phase.OPTIMIZER) if case.leaves(allocation, Phase.OPTIMIZER)]
+    return [index for index, allocation in trace.born_in(Phase.OPTIMIZER) if trace.leaves(allocation, Phase.OPTIMIZER)]
 
 
-def _all_throughout(case: _Case) -> list[Parameter]:
+def _all_throughout(trace: _Trace) -> list[Parameter]:
     """Where there is a forward and no backward and no cast to go by, all that is always there."""
-    phases = set(case.course.phase)
+    phases = set(trace.course.phase)
     if Phase.FORWARD not in phases or Phase.BACKWARD in phases:
         return []
     return [
         Parameter(index, _name(size, number), size, True)
-        for size in sorted(case.throughout, reverse=True)
-        for number, index in enumerate(case.throughout[size], start=1)
+        for size in sorted(trace.throughout, reverse=True)
+        for number, index in enumerate(trace.throughout[size], start=1)
     ]
 
 
-def _without_evidence(case: _Case) -> list[str]:
-    if not _all_throughout(case):
+def _without_evidence(trace: _Trace) -> list[str]:
+    if not _all_throughout(trace):
         return ["nothing in the trace tells the parameters from other blocks: those alive throughout are in other"]
-    count = sum(len(blocks) for blocks in case.throughout.values())
+    count = sum(len(blocks) for blocks in trace.throughout.values())
     return [
         f"the trace has neither gradients nor casts: all {count} blocks that are alive throughout were taken for "
         "parameters, buffers and inputs too"
     ]
 
 
-def _left_over(case: _Case, taken: set[int]) -> list[str]:
+def _left_over(trace: _Trace, taken: set[int]) -> list[str]:
     """Blocks that are always there and that nothing is known of."""
-    left = [index for blocks in case.throughout.values() for index in blocks if index not in taken]
+    left = [index for blocks in trace.throughout.values() for index in blocks if index not in taken]
     if not left:
         return []
-    total = format_bytes(sum(case.allocations[index].bytes for index in left))
+    total = format_bytes(sum(trace.allocations[index].bytes for index in left))
     return [
         f"{len(left)} blocks of {total} are alive throughout and have no gradient and no cast: buffers, "
         "inputs or frozen parameters; they are in other"
     ]
 
 
-def _too_many_casts(case: _Case, casts: Sequence[int], parameters: Sequence[Parameter]) -> list[str]:
+def _too_many_casts(trace: _Trace, casts: Sequence[int], parameters: Sequence[Parameter]) -> list[str]:
     """Sizes of which a step has more casts than there are parameters: made again, or of something else."""
-    most = _most_in_a_step(case, [(index, 2 * case.allocations[index].bytes) for index in casts])
+    most = _most_in_a_step(trace, [(index, 2 * trace.allocations[index].bytes) for index in casts])
     there = Counter(parameter.bytes for parameter in parameters)
     over = {size: count for size, count in most.items() if count > there.get(size, count)}
     return [
@@ -253,38 +253,40 @@ def _names(parameters: Sequence[Parameter]) -> dict[int, list[str]]:
 
 
 def _name_each(
-    case: _Case, blocks: Sequence[int], fact: Fact, names: Mapping[int, Sequence[str]], scale: int
+    trace: _Trace, blocks: Sequence[int], fact: Fact, names: Mapping[int, Sequence[str]], scale: int
 ) -> Iterator[Claim]:
     """Give the blocks of one size the names of the parameters ``scale`` times as large, in turn in each step."""
     turns: Counter[tuple[int, int]] = Counter()
     for index in blocks:
-        allocation = case.allocations[index]
+        allocation = trace.allocations[index]
         known = names.get(scale * allocation.bytes, ())
-        turn = (case.step_of(index), allocation.bytes)
+        turn = (trace.step_of(index), allocation.bytes)
         name = known[turns[turn] % len(known)] if known else ""
         turns[turn] += 1
-        seen = allocation.born != BEFORE and case.birth(allocation).purpose is Purpose.GRADIENT
+        seen = allocation.born != BEFORE and trace.birth(allocation).purpose is Purpose.GRADIENT
         yield Claim(index, fact, name, seen)
 
 
-def _cast_claims(case: _Case, casts: Sequence[int], names: Mapping[int, Sequence[str]]) -> list[Claim]:
+def _cast_claims(trace: _Trace, casts: Sequence[int], names: Mapping[int, Sequence[str]]) -> list[Claim]:
     """That autocast made them was seen; that half a parameter's size means a copy of one is concluded."""
-    of_parameters = [index for index in casts if 2 * case.allocations[index].bytes in names]
+    of_parameters = [index for index in casts if 2 * trace.allocations[index].bytes in names]
     others = set(casts).difference(of_parameters)
     return [
-        *_name_each(case, of_parameters, Fact.CAST_COPY, names, 2),
+        *_name_each(trace, of_parameters, Fact.CAST_COPY, names, 2),
         *(Claim(index, Fact.OTHER_CAST, "", True) for index in sorted(others)),
     ]
 
 
-def _state_claims(case: _Case, kept: Sequence[tuple[int, int]], names: Mapping[int, Sequence[str]]) -> Iterator[Claim]:
+def _state_claims(
+    trace: _Trace, kept: Sequence[tuple[int, int]], names: Mapping[int, Sequence[str]]
+) -> Iterator[Claim]:
     """Each parameter gets as many states of its own size as there are, in turn; an update may make them anew."""
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for index, size in kept:
         groups[-1, size].append(index)
-    for index in (*_replaced_states(case, names), *_new_states(case)):
-        groups[case.step_of(index), case.allocations[index].bytes].append(index)
-    keys = _STATE_KEYS.get(case.course.optimizer_names[0], ()) if len(case.course.optimizer_names) == 1 else ()
+    for index in (*_replaced_states(trace, names), *_new_states(trace)):
+        groups[trace.step_of(index), trace.allocations[index].bytes].append(index)
+    keys = _STATE_KEYS.get(trace.course.optimizer_names[0], ()) if len(trace.course.optimizer_names) == 1 else ()
     for (_, size), blocks in groups.items():
         known = names.get(size, ())
         for number, index in enumerate(blocks):
@@ -294,37 +296,37 @@ def _state_claims(case: _Case, kept: Sequence[tuple[int, int]], names: Mapping[i
             yield Claim(index, Fact.OPTIMIZER_STATE, str(name), False)
 
 
-def _replaced_states(case: _Case, names: Mapping[int, Sequence[str]]) -> Iterator[int]:
+def _replaced_states(trace: _Trace, names: Mapping[int, Sequence[str]]) -> Iterator[int]:
     """As large as a parameter, from before the trace, and freed by an update: it has put another in its place."""
-    for index, allocation in enumerate(case.allocations):
+    for index, allocation in enumerate(trace.allocations):
         if allocation.born != BEFORE or allocation.died == ALIVE or allocation.bytes not in names:
             continue
-        if case.course.phase[allocation.died] == Phase.OPTIMIZER:
+        if trace.course.phase[allocation.died] == Phase.OPTIMIZER:
             yield index
 
 
-def _workspaces(case: _Case) -> Iterator[Claim]:
-    for index, allocation in enumerate(case.allocations):
+def _workspaces(trace: _Trace) -> Iterator[Claim]:
+    for index, allocation in enumerate(trace.allocations):
         if allocation.born != BEFORE:
-            if case.birth(allocation).purpose is Purpose.WORKSPACE:
+            if trace.birth(allocation).purpose is Purpose.WORKSPACE:
                 yield Claim(index, Fact.WORKSPACE, "", True)
         elif allocation.throughout and allocation.bytes == CUBLAS_WORKSPACE:
             yield Claim(index, Fact.WORKSPACE, "", False)
 
 
-def _outputs(case: _Case, settled: set[int]) -> Iterator[Claim]:
+def _outputs(trace: _Trace, settled: set[int]) -> Iterator[Claim]:
     """What forward left behind is what its ops returned; kept for a backward, where the trace ends before one."""
-    backward = [at for at, phase in enumerate(case.course.phase) if phase == Phase.BACKWARD]
+    backward = [at for at, phase in enumerate(trace.course.phase) if phase == Phase.BACKWARD]
     last = backward[-1] if backward else -1
-    for index, allocation in case.born_in(Phase.FORWARD):
-        if index in settled or not case.leaves(allocation, Phase.FORWARD):
+    for index, allocation in trace.born_in(Phase.FORWARD):
+        if index in settled or not trace.leaves(allocation, Phase.FORWARD):
             continue
-        op = case.birth(allocation).op
+        op = trace.birth(allocation).op
         if op:
             yield Claim(index, Fact.OUTPUT, op, True)
         if allocation.died == ALIVE and allocation.born > last:
             yield Claim(index, Fact.SAVED, op, False)
-    for index in from_forward(case.allocations, case.course):
+    for index in from_forward(trace.allocations, trace.course):
         if index not in settled:
             yield Claim(index, Fact.SAVED, "", False)
 

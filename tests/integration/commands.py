@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from contextlib import chdir, redirect_stderr, redirect_stdout
-from io import StringIO
 from pathlib import Path
-from unittest.mock import patch
 
-import pytest
 from ready_python import ready_python
-
-from ampmem.cli.main import main
 
 TIMEOUT_S = 600
 
@@ -26,19 +20,3 @@ def python(folder: Path, *arguments: str, fresh: bool = False) -> subprocess.Com
 def ampmem(folder: Path, *arguments: str, fresh: bool = False) -> subprocess.CompletedProcess[str]:
     """``ampmem`` with ``arguments``, in the same way."""
     return python(folder, "-m", "ampmem", *arguments, fresh=fresh)
-
-
-def refused(folder: Path, *arguments: str) -> str:
-    """What ``ampmem`` says of ``arguments`` that are wrong use. It runs in this process, and comes to nothing more."""
-    stdout, stderr = StringIO(), StringIO()
-    with (
-        chdir(folder),
-        patch.object(sys, "argv", ["ampmem", *arguments]),
-        redirect_stdout(stdout),
-        redirect_stderr(stderr),
-        pytest.raises(SystemExit) as end,
-    ):
-        main()
-    assert end.value.code == 2, arguments
-    assert stdout.getvalue() == "", arguments
-    return stderr.getvalue()

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import ampmem, refused
+from command_line import refused
+from commands import ampmem
 from ready_python import ready_python
 
 from ampmem.recording import read

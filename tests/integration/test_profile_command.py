@@ -10,7 +10,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from commands import ampmem, python, refused
+from command_line import refused
+from commands import ampmem, python
 from ready_python import ready_python
 
 from ampmem.recording import read

@@ -6,7 +6,8 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-from commands import ampmem, refused
+from command_line import refused
+from commands import ampmem
 
 from ampmem.recording import read
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-from commands import ampmem, refused
+from command_line import refused
+from commands import ampmem
 from torch_version import older_than
 
 from ampmem.recording import read

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from commands import ampmem, python
 
+from ampmem.allocator.gpus import GPUS
 from ampmem.allocator.settings import MIB
 
 pytestmark = pytest.mark.slow
@@ -115,5 +116,5 @@ def test_a_recording_is_simulated_again_by_its_own_command(tmp_path: Path) -> No
     assert row["reserved_real"] == row["reserved_simulated"] >= row["allocated_real"]
     assert found["left_out"] == {
         "cpu": "recorded on cpu",
-        "unknown": "ampmem cannot simulate 24GiB; it knows h200, h100, a100-80, a100-40, l40s, rtx4090, rtx3090",
+        "unknown": f"ampmem cannot simulate 24GiB; it knows {', '.join(GPUS)}",
     }

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from ampmem.analysis.timeline.categories import CATEGORIES
+
 PHASES = ("setup", "data", "forward", "backward", "optimizer", "between")
 
 
@@ -44,8 +46,8 @@ class Exact:
         kind, free = self.codes >> 1, self.codes & 1
         delta = np.where(free, -1, 1) * np.array(self.header["kinds"]["bytes"], dtype=np.int64)[kind]
         category = np.array(self.header["kinds"]["category"], dtype=np.int64)[kind]
-        live = np.zeros((12, len(kind) + 1), dtype=np.int64)
-        for row in range(12):
+        live = np.zeros((len(CATEGORIES), len(kind) + 1), dtype=np.int64)
+        for row in range(len(CATEGORIES)):
             live[row, 1:] = np.cumsum(delta * (category == row))
         return live
 
@@ -111,8 +113,8 @@ def reduced(packed: bytes | str) -> Reduced:
     """A stream of mode ``reduced``."""
     header, rest = container(packed if isinstance(packed, bytes) else base64.b64decode(packed))
     arrays = np.frombuffer(rest, dtype="<f8").reshape(-1, header["count"])
-    assert len(arrays) == (16 if header["layered"] else 14)
+    assert len(arrays) == len(CATEGORIES) + (4 if header["layered"] else 2)
     assert (arrays == np.round(arrays)).all()
     positions, times, *series = arrays.astype(np.int64)
-    live, layers = np.array(series[:12]), np.array(series[12:])
+    live, layers = np.array(series[: len(CATEGORIES)]), np.array(series[len(CATEGORIES) :])
     return Reduced(header=header, positions=positions, times_ns=times, live=live, layers=layers)

@@ -42,9 +42,11 @@ _OWN = {
     Category.BUFFERS: Fill(light="#129684", dark="#19b19c"),
     Category.INPUTS: Fill(light="#d093bb", dark="#fba0be"),
     Category.TEMPORARIES: Fill(light="#f2e67e", dark="#e5dc83"),
+    Category.WORKSPACE: Fill(**_UNUSUAL),
+    Category.COMMUNICATION: Fill(**_UNUSUAL, pattern="/"),
     Category.OTHER: Fill(**_UNUSUAL, pattern="."),
 }
-_HATCHINGS = ("", "/", "x", "\\", "-", "|", "+")
+_HATCHINGS = ("x", "\\", "-", "|", "+")
 _WITHOUT = [category for category in CATEGORIES if category not in _OWN]
 
 FILLS: dict[Category, Fill] = _OWN | {

@@ -97,11 +97,11 @@ def test_the_environment_of_torch_2_13_prefers_the_older_variable() -> None:
 
 
 def test_named_gpus() -> None:
-    assert set(GPUS) == {"h200", "h100", "a100-80", "a100-40", "l40s", "rtx4090", "rtx3090"}
+    assert {"h200", "h100", "a100-80", "a100-40", "l40s", "rtx4090", "rtx3090"} <= set(GPUS)
     assert find_gpu(" H100 ").compute_capability == (9, 0)
     for spec in GPUS.values():
         assert spec.sm_count is not None
-        assert 20 * GIB < spec.total_memory < 145 * GIB
+        assert 4 * GIB < spec.total_memory < 1024 * GIB
 
 
 @pytest.mark.parametrize(

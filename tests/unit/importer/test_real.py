@@ -18,6 +18,8 @@ from ampmem.importer.recording import import_snapshot, recording_of
 from ampmem.importer.unpickle import load
 from ampmem.vocabulary import SourceKind
 
+pytestmark = pytest.mark.slow
+
 NAMES = (
     "course_no_time",
     "lm2700m_ctx128_bf16_forward",

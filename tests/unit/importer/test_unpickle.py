@@ -181,6 +181,7 @@ def _guarded(*paths: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_no_attack_runs_anything_or_holds_much(tmp_path: Path) -> None:
     sentinel = tmp_path / "it-ran"
     paths = []

@@ -279,6 +279,7 @@ running.check()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recording", [ON_THE_CPU, ON_A_GPU])
 def test_a_recording_never_reaches_the_simulated_device(recording: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import pickle
 import pickletools
-import subprocess
-import sys
 import tracemalloc
 from collections import Counter
 from dataclasses import replace
@@ -18,6 +16,7 @@ import numpy as np
 import pytest
 import snapshots
 from build import RUN, Story, small_run, write
+from command_line import ampmem_here
 from google.protobuf.unknown_fields import UnknownFieldSet
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -328,10 +327,9 @@ def test_the_command(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
-def ampmem(cwd: Path, *arguments: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "ampmem", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120, check=False)
-    return done.returncode, done.stderr
+def ampmem(folder: Path, *arguments: str) -> tuple[int, str]:
+    code, _, stderr = ampmem_here(folder, *arguments)
+    return code, stderr
 
 
 def test_an_export_that_fails_leaves_nothing(tmp_path: Path) -> None:
@@ -356,6 +354,7 @@ def long_run(steps: int) -> Recording:
     return story.recording()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write_format", [write_snapshot, write_perfetto, write_csv])
 def test_a_long_recording_is_written_in_little_memory(write_format: Any, tmp_path: Path) -> None:
     subject = analyse(long_run(80))

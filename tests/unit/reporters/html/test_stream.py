@@ -265,7 +265,7 @@ def test_a_reduced_stream_keeps_peaks_and_ends(
     assert (stream.times_ns[1:] == (timeline.time_ns - timeline.time_ns[0])[positions[1:] - 1]).all()
     assert view.mode == "reduced"
     assert view.note
-    sums = np.zeros(12, dtype=np.int64)
+    sums = np.zeros(len(CATEGORIES), dtype=np.int64)
     for number, count in stream.header["peak_kinds"]:
         sums[stream.header["kinds"]["category"][number]] += count * stream.header["kinds"]["bytes"][number]
     assert (sums == timeline.live[:, peak]).all()
