@@ -137,22 +137,29 @@ class Session:
         return StepWriter(file, Joiner(self.log, stacks, texts), texts, describer)
 
     def start(self) -> None:
-        """Install the hooks; recording begins at once or after the steps to skip."""
+        """Install the hooks; recording begins at once or after the steps to skip.
+
+        Where that fails, nothing is left in place and no file stays.
+        """
         global _active
         _active = self
         self._undo.callback(self._deactivate)
+        try:
+            self._install()
+        except BaseException:
+            self.close()
+            if self._writer is not None:
+                self.options.path.unlink()
+            raise
+
+    def _install(self) -> None:
         if self._steering is not None:  # first, so that a region of ours is left before an update is marked
             self._undo.callback(self._steering.install())
         self._undo.callback(self._optimizers.install())
         if self.options.timed:
             self._undo.callback(self.stopwatch.install())
         elif self.options.skip == 0:
-            try:
-                self._begin()
-            except UsageError:
-                self.close()
-                self.options.path.unlink()
-                raise
+            self._begin()
 
     def close(self, failure: BaseException | None = None) -> None:
         """Stop recording, undo every hook, write what is left. Does nothing the second time.

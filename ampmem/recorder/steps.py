@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from time import time_ns
 
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
 from ampmem.events import StepRecord
 from ampmem.patching import hook
 from ampmem.recorder.sources.cuda.late import LateNumber, settled
+from ampmem.recorder.torch_private import on_module_before
 
 _PATIENCE = 32
 """Updates of one optimizer in a round after which those that never updated are taken for idle.
@@ -70,7 +70,7 @@ class Stopwatch:
             self._since = time_ns()
             undo()
 
-        undo = hook(register_module_forward_pre_hook, begin)
+        undo = hook(on_module_before, begin)
         return undo
 
     def lap(self) -> None:

@@ -1,4 +1,4 @@
-"""How the private names of torch in ``torch_private.py`` are kept, looked up, and asked for before a recording."""
+"""How the private names of torch in ``torch_private*.py`` are kept, looked up, and asked for before a recording."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class PrivateName:
 
     ``since`` is the first torch known to have it; 2.11 is the oldest that was looked at. ``without`` says what
     ampmem does where it is missing: empty where it cannot record then. ``example`` makes an object that has the
-    name, where that is an attribute of instances and not of ``owner`` itself.
+    name, where that is an attribute of instances and not of ``owner`` itself. ``own`` asks for a name that ``owner``
+    does not inherit.
     """
 
     owner: str
@@ -45,6 +46,7 @@ class PrivateName:
     without: str
     use: Use
     example: Callable[[], object] | None
+    own: bool = False
 
     @property
     def title(self) -> str:
@@ -57,12 +59,14 @@ class PrivateName:
             owner = at(self.owner) if self.example is None else self.example()
         except Exception:  # an owner that is not there, or cannot be made without what is missing
             return NOTHING
+        if self.own and self.name not in vars(owner):
+            return NOTHING
         return getattr(owner, self.name, NOTHING)
 
 
 NOTHING = object()
 ENTRIES: list[PrivateName] = []
-"""Every entry, in the order of ``torch_private.py``."""
+"""Every entry, in the order of ``torch_private*.py``."""
 
 
 class Missing:
@@ -103,7 +107,7 @@ def attribute(
 
 def patched(owner: str, name: str, why: str, *, since: str = "2.11", without: str = "", use: Use = Use.ALWAYS) -> Place:
     """Where ``name`` is patched; where it is missing a place that nobody calls."""
-    entry = _added(owner, name, why, since=since, without=without, use=use)
+    entry = _added(owner, name, why, since=since, without=without, use=use, own=True)
     return (type("Nowhere", (), {name: None}) if entry.find() is NOTHING else at(owner)), name
 
 
@@ -146,8 +150,11 @@ def _added(
     use: Use,
     without: str = "",
     example: Callable[[], object] | None = None,
+    own: bool = False,
 ) -> PrivateName:
-    entry = PrivateName(owner=owner, name=name, why=why, since=since, without=without, use=use, example=example)
+    entry = PrivateName(
+        owner=owner, name=name, why=why, since=since, without=without, use=use, example=example, own=own
+    )
     ENTRIES.append(entry)
     return entry
 

@@ -1,18 +1,21 @@
 """Every private name of torch that recording stands on: what for, since when, and what ampmem does without.
 
-Nothing else in ``ampmem/recorder`` names one (the simulated device has its own room, ``simulator/private.py``). Each is
-looked up when this module is imported, which never fails; :func:`~ampmem.recorder.torch_entries.probe` says before
-a recording what is missing. ``needed`` names are refused without, ``optional`` ones say what is lost. To bring ampmem
-to a new torch: read this file, run the probe, run the tests.
+Those of a CUDA device are in ``torch_private_cuda.py``; nothing else in ``ampmem/recorder`` names one (the simulated
+device has its own room, ``simulator/private.py``). What is public but patched is here too, since a patch takes it for
+granted where a name is; and so is what registers hooks. Each is looked up when this module is imported, which never
+fails; :func:`~ampmem.recorder.torch_entries.probe` says before a recording what is missing. ``needed`` names are
+refused without, ``optional`` ones say what is lost. To bring ampmem to a new torch: read this file, run the probe, run
+the tests.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable
 from operator import attrgetter, methodcaller
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -100,6 +103,11 @@ saved_hooks_refused: Callable[[], str | None] = needed(
     "_saved_tensors_hooks_get_disabled_error_message",
     "torch.func, which refuses to run under hooks",
 )
+REFUSES_SAVED_HOOKS: Place = patched(
+    "torch.autograd.graph",
+    "disable_saved_tensors_hooks",
+    "torch.func, which enters it and finds no hooks in place then",
+)
 _UNNAMED = "what a Function saves may be named after an op"
 SAVES: Place = patched(
     "torch.autograd.function.FunctionCtx", "save_for_backward", "for which Function a tensor is saved", without=_UNNAMED
@@ -111,6 +119,11 @@ ENGINE: Place = patched(
     "a backward that the script has imported by its name before",
     without="a backward whose name was imported before ampmem started may not be seen",
 )
+BACKWARD: tuple[Place, ...] = (
+    *(patched("torch.autograd", name, "when backward starts and ends") for name in ("backward", "grad")),
+    ENGINE,
+)
+attribute("torch.Tensor", "register_post_accumulate_grad_hook", "each gradient, as soon as backward has left it")
 _is_grad_tracking, _get_unwrapped, _is_batched = (
     optional("torch._C._functorch", name, "the loss inside torch.func", without="no loss is read", otherwise=None)
     for name in ("is_gradtrackingtensor", "get_unwrapped", "is_batchedtensor")
@@ -131,12 +144,29 @@ def below_functorch(tensor: torch.Tensor) -> torch.Tensor | None:
 PARAMETERS = attribute("torch.nn.Module", "_parameters", "a module's own, past its __getattr__", example=nn.Module)
 BUFFERS = attribute("torch.nn.Module", "_buffers", "a module's own, past its __getattr__", example=nn.Module)
 CHILDREN = attribute("torch.nn.Module", "_modules", "a module's own, past its __getattr__", example=nn.Module)
+on_module_before, on_module_after, on_new_parameter, on_new_buffer, on_new_module = (
+    needed("torch.nn.modules.module", f"register_module_{name}_hook", why)
+    for name, why in (
+        ("forward_pre", "when a module starts"),
+        ("forward", "when a module ends"),
+        ("parameter_registration", "what becomes a part of a model"),
+        ("buffer_registration", "what becomes a part of a model"),
+        ("module_registration", "what becomes a part of a model"),
+    )
+)
 hooks_with_kwargs: dict[int, Any] = optional(
     "torch.nn.modules.module",
     "_global_forward_hooks_with_kwargs",
     "has an entry of a global hook that its handle forgets to remove",
     without="an empty entry of a hook may stay in torch after the recording",
     otherwise={},
+)
+
+
+OPTIMIZER_INIT: Place = patched("torch.optim.Optimizer", "__init__", "that an optimizer is made")
+on_step_before, on_step_after = (
+    needed("torch.optim.optimizer", f"register_optimizer_step_{when}_hook", "when an optimizer updates")
+    for when in ("pre", "post")
 )
 
 
@@ -209,6 +239,9 @@ for _owner, _names in {
 }.items():
     for _name in _names:
         attribute(_owner, _name, "what the profiler saw, or is to see")
+ENTER_SCOPE: Place = patched(
+    "torch.autograd.profiler.record_function", "__enter__", "keeps the script's record_function out of the profile"
+)
 PREPARE: Place = patched(
     "torch.autograd.profiler.profile",
     "_prepare_trace",
@@ -217,6 +250,22 @@ PREPARE: Place = patched(
 )
 
 # -- precision ------------------------------------------------------------------------------------
+
+CLEAR_CACHE: Place = patched("torch", "clear_autocast_cache", "which copies autocast's cache held")
+SCALER_STEP: Place = patched("torch.amp.GradScaler", "step", "the loss scale, and updates that are skipped")
+_FOUND_INF = attribute(
+    "torch.amp.GradScaler.step",
+    "found_inf",
+    "what it tells an optimizer that skips by itself; an optimizer has it only while it steps",
+    without="an update that a fused optimizer skipped counts as made",
+    example=lambda: SimpleNamespace(**dict.fromkeys(inspect.unwrap(GradScaler.step).__code__.co_names)),
+)
+
+
+def found_inf(optimizer: torch_optimizer.Optimizer) -> torch.Tensor | None:
+    """Above 0 where ``optimizer``, which a GradScaler runs, leaves its update out; ``None`` where none has said."""
+    found = getattr(optimizer, _FOUND_INF, None)
+    return found if isinstance(found, torch.Tensor) else None
 
 
 def scale_of(scaler: GradScaler) -> torch.Tensor | None:
@@ -238,6 +287,14 @@ _SCALER_ENABLED, _SCALER_DEVICE, _SCALER_STATES = (
         ("_device", "whose it is"),
         ("_per_optimizer_states", "whether its class has set it up"),
     )
+)
+
+
+ENTER_REGION, EXIT_REGION = (
+    patched("torch.autocast", name, "the script's regions", use=Use.ARM) for name in ("__enter__", "__exit__")
+)
+SCALER_INIT, SCALER_SCALE = (
+    patched("torch.amp.GradScaler", name, "the script's scalers", use=Use.ARM) for name in ("__init__", "scale")
 )
 
 
@@ -325,75 +382,3 @@ def never_compiled(function: _FunctionT) -> _FunctionT:
         skip = _actions.SKIP
         _exec_strategy(function.__code__, _exec_strategies(skip, skip))
     return function
-
-
-# -- CUDA: looked up at each call, since a simulated device may be in their place when this is imported ------------
-
-HISTORY: Place = patched(
-    "torch.cuda.memory",
-    "_record_memory_history",
-    "a history of the script's own: there is but one per process, so ampmem makes way",
-    without="a script that records memory history itself takes the events from ampmem",
-    use=Use.CUDA,
-)
-for _owner, _name, _why in (
-    ("torch.cuda", "_lazy_call", "to begin when the script initializes CUDA"),
-    ("torch.cuda.memory", "_record_memory_history_impl", "the allocator's history, past our own patch"),
-    ("torch.cuda.memory", "_snapshot", "the allocator's segments and its trace"),
-):
-    attribute(_owner, _name, _why, use=Use.CUDA)
-for _name, _why, _without in (
-    (
-        "_cuda_isHistoryEnabled",
-        "a history of the script's own",
-        "a history that the script recorded before ampmem started has ended",
-    ),
-    (
-        "_cuda_attach_out_of_memory_observer",
-        "where memory ran out",
-        "what ran out of memory, and where, is not in the recording",
-    ),
-    (
-        "_cuda_setMemoryMetadata",
-        "tags events with an instant",
-        "ops are joined to the allocator's events by time alone",
-    ),
-    ("_cuda_getMemoryMetadata", "tags of the script's own", "ops are joined to the allocator's events by time alone"),
-):
-    attribute("torch._C", _name, _why, without=_without, use=Use.CUDA)
-
-
-def when_cuda_is_ready(action: Callable[[], None]) -> None:
-    """Do ``action`` right after the script has initialized CUDA."""
-    torch.cuda._lazy_call(action)
-
-
-def record_history(*arguments: Any, **options: Any) -> None:
-    """Switch the allocator's history on or off; not by the public function, of whose calls the session is told."""
-    torch.cuda.memory._record_memory_history_impl(*arguments, **options)
-
-
-def cuda_snapshot() -> Any:
-    """The allocator's segments and the traces of all devices."""
-    return torch.cuda.memory._snapshot()
-
-
-def history_is_on() -> bool:
-    """Whether the allocator's history is recorded; no where torch cannot be asked."""
-    asks = getattr(torch._C, "_cuda_isHistoryEnabled", None)
-    return bool(asks is not None and asks())
-
-
-def observe_out_of_memory(observer: Callable[[int, int, int, int], None]) -> None:
-    """Have ``observer`` called whenever memory runs out, for as long as the process lives, where torch can."""
-    attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
-    if attach is not None:
-        attach(observer)
-
-
-def metadata_setter() -> Callable[[str], None] | None:
-    """Tags the calling thread's events; ``None`` where torch cannot, or the script does so itself."""
-    setter, getter = (getattr(torch._C, f"_cuda_{verb}MemoryMetadata", None) for verb in ("set", "get"))
-    if setter is None or getter is None or getter():
-        return None
-    return setter  # type: ignore[no-any-return]

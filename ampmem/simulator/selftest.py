@@ -7,7 +7,7 @@ from torch import nn
 
 from ampmem.errors import UsageError
 from ampmem.simulator.mode import SimulatedMode
-from ampmem.simulator.private import holders
+from ampmem.simulator.private import holders, running_node
 from ampmem.simulator.refusal import refusal
 
 
@@ -18,6 +18,7 @@ def check(mode: SimulatedMode) -> None:
     """
     try:
         _calibrate(mode)
+        _name_node()
         _train()
     except UsageError:
         raise
@@ -43,6 +44,16 @@ def _calibrate(mode: SimulatedMode) -> None:
     if len(counts) != 2 or counts[1] == counts[0] or any(b < a for a, b in zip(*counts, strict=True)):
         raise refusal(f"the engine's sums of gradients cannot be told apart ({counts})")
     mode.accumulation.alone = counts[0]
+
+
+def _name_node() -> None:
+    """A backward that knows which of its nodes runs."""
+    seen: list[str] = []
+    x = torch.ones(8, device="cuda", requires_grad=True)
+    x.register_hook(lambda _: seen.append(running_node()[0]))
+    (x * 2).sum().backward()
+    if not seen or not seen[0]:
+        raise refusal("the engine does not say which node runs")
 
 
 def _train() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +17,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ampmem
+from ampmem import patching
 from ampmem.errors import NothingRecorded, RecordingError, UsageError
 from ampmem.events import Action, Fact, Phase, Recording
+from ampmem.recorder import session
+from ampmem.recorder.options import Options
 from ampmem.recording import RecordingWriter
+from ampmem.vocabulary import Arm, Device
 
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -144,6 +151,37 @@ def test_a_disk_that_refuses_at_the_end_raises_nothing_either(monkeypatch: pytes
     with ampmem.profile(steps=2) as prof:
         train(model, optimizer, 3)
     assert [step.index for step in prof.recording().steps] == [0, 1]
+
+
+@pytest.mark.parametrize("arm", [Arm.AS_IS, Arm.AMP])
+def test_an_install_that_fails_leaves_nothing_behind(arm: Arm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The patches and hooks are put in place one by one: each of them fails once."""
+    options = Options(path=tmp_path / "run.ampmem", script="train.py", device=Device.CPU, arm=arm)
+    enter, before = patching._enter, patching.in_place()
+    running = session.Session(options)
+    running.start()
+    installed = len(patching.in_place()) - len(before)
+    running.close()
+    options.path.unlink()
+    assert installed > 10
+    for failing in range(1, installed + 1):
+        calls = count(1)
+
+        def refuse(entry: Any, remove: Callable[[], object]) -> patching.Undo:
+            if next(calls) == failing:  # noqa: B023
+                if entry.owner is None:
+                    remove()
+                else:
+                    setattr(entry.owner, entry.what.name, entry.former)
+                raise AttributeError("not in this torch")
+            return enter(entry, remove)
+
+        monkeypatch.setattr(patching, "_enter", refuse)
+        with pytest.raises(AttributeError, match="not in this torch"):
+            session.Session(options).start()
+        assert patching.in_place() == before, failing
+        assert session.active() is None
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_registered_below_a_root_stays_below_it() -> None:

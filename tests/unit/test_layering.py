@@ -42,7 +42,7 @@ STRANGERS = {"recorder": "analysis", "analysis": "recorder"}
 INSIDE: dict[str, tuple[str, ...]] = {
     "recorder": (
         "outcome script seed options torch_entries",
-        "torch_private",
+        "torch_private torch_private_cuda",
         "facts",
         "models steering",
         "update sources",

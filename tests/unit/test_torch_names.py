@@ -1,4 +1,4 @@
-"""Private names of torch are named in two modules only: read from the source of every other."""
+"""Private names of torch are named in three modules only: read from the source of every other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 ROOT = Path(__file__).resolve().parents[2] / "ampmem"
-ROOMS = ("recorder/torch_private.py", "simulator/private.py")
+ROOMS = ("recorder/torch_private.py", "recorder/torch_private_cuda.py", "simulator/private.py")
 NOT_TORCHS = frozenset({"_getframe", "_run_exitfuncs", "_replace", "_asdict", "_fields"})
 """Of sys, atexit and named tuples."""
 
@@ -84,12 +84,31 @@ def sources() -> dict[str, str]:
     return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py")}
 
 
-def test_private_names_of_torch_are_in_two_modules() -> None:
+def test_private_names_of_torch_are_in_three_modules() -> None:
     found = {path: list(private_names(path, source)) for path, source in sources().items() if path not in ROOMS}
     assert {path: names for path, names in found.items() if names} == {}
 
 
-def test_the_two_modules_have_them() -> None:
+def patches_by_name(source: str) -> Iterator[str]:
+    """Calls of ``patch`` that spell out what is patched, and so take it for granted that torch has it."""
+    for node in ast.walk(ast.parse(source)):
+        if (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) == "patch"
+            and not isinstance(node.args[0], ast.Starred)
+        ):
+            yield ast.unparse(node)
+
+
+def test_what_is_patched_has_an_entry_in_one_of_them() -> None:
+    found = {path: list(patches_by_name(source)) for path, source in sources().items() if path not in ROOMS}
+    assert {path: calls for path, calls in found.items() if calls} == {}
+    assert list(patches_by_name("undo = patch(torch, 'clear_autocast_cache', wrap)\npatch(*PLACE, wrap)")) == [
+        "patch(torch, 'clear_autocast_cache', wrap)"
+    ]
+
+
+def test_the_three_modules_have_them() -> None:
     for path in ROOMS:
         assert len(list(private_names(path, sources()[path]))) > 10
 

@@ -16,7 +16,7 @@ from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
-from ampmem.recorder.torch_private import ENGINE, Place, below_functorch, in_backward, without_dispatch
+from ampmem.recorder.torch_private import BACKWARD, below_functorch, in_backward, without_dispatch
 
 
 class GradientHooks:
@@ -62,11 +62,10 @@ class BackwardHooks:
 
     def install(self) -> Undo:
         """Patch the entries; returns what undoes that."""
-        undo = ExitStack()
-        entries: tuple[Place, ...] = ((torch.autograd, "backward"), (torch.autograd, "grad"), ENGINE)
-        for entry in entries:
-            undo.callback(patch(*entry, self._wrap))
-        return undo.close
+        with ExitStack() as undo:
+            for place in BACKWARD:
+                undo.callback(patch(*place, self._wrap))
+            return undo.pop_all().close
 
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         listener = self._listener

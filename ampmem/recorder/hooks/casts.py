@@ -16,7 +16,7 @@ from ampmem.patching import patch
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.models.models import Models
-from ampmem.recorder.torch_private import is_view, use_count
+from ampmem.recorder.torch_private import CLEAR_CACHE, is_view, use_count
 
 
 class CastHooks:
@@ -81,7 +81,7 @@ class CastHooks:
 
             return clear_autocast_cache
 
-        return patch(torch, "clear_autocast_cache", wrap)
+        return patch(*CLEAR_CACHE, wrap)
 
 
 def _holders(copy: weakref.ref[torch.Tensor]) -> int:

@@ -23,6 +23,7 @@ from ampmem.recorder.hooks.functions import FunctionSaves
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.torch_private import (
     DEVICE,
+    REFUSES_SAVED_HOOKS,
     TO_COPY,
     TorchDispatchMode,
     current_mode,
@@ -244,7 +245,7 @@ class ForwardObserver:
     def install(self) -> Callable[[], None]:
         """Patch what cannot run under saved-tensor hooks, and what tells a Function's; returns what undoes it."""
         with ExitStack() as undo:
-            undo.callback(patch(torch.autograd.graph, "disable_saved_tensors_hooks", self.suspend_hooks))
+            undo.callback(patch(*REFUSES_SAVED_HOOKS, self.suspend_hooks))
             undo.callback(self._functions.install(self._hooks_on_top))
             return undo.pop_all().close
 

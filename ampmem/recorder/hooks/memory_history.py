@@ -8,7 +8,7 @@ from typing import Any
 
 from ampmem.patching import patch
 from ampmem.recorder.hooks.listener import Listener
-from ampmem.recorder.torch_private import HISTORY
+from ampmem.recorder.torch_private_cuda import HISTORY
 
 
 def install(listener: Listener) -> Callable[[], None]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
 
 from ampmem.events import Fact
 from ampmem.patching import added, hook
@@ -17,7 +16,16 @@ from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.steering.arms import ArmSeen
-from ampmem.recorder.torch_private import hooks_with_kwargs, in_backward, tree_leaves
+from ampmem.recorder.torch_private import (
+    hooks_with_kwargs,
+    in_backward,
+    on_module_after,
+    on_module_before,
+    on_new_buffer,
+    on_new_module,
+    on_new_parameter,
+    tree_leaves,
+)
 
 
 class ModuleHooks:
@@ -34,16 +42,15 @@ class ModuleHooks:
 
     def install(self) -> Callable[[], None]:
         """Register the hooks; returns what removes them."""
-        undo = ExitStack()
-        after = torch_module.register_module_forward_hook(self._after, with_kwargs=True, always_call=True)
-        undo.callback(added("torch.nn.modules.module", "register_module_forward_hook", after.remove))
-        # The handle forgets this one entry.
-        undo.callback(hooks_with_kwargs.pop, after.id, None)
-        undo.callback(hook(torch_module.register_module_forward_pre_hook, self._before))
-        undo.callback(hook(torch_module.register_module_parameter_registration_hook, self._changed))
-        undo.callback(hook(torch_module.register_module_buffer_registration_hook, self._changed))
-        undo.callback(hook(torch_module.register_module_module_registration_hook, self._changed))
-        return undo.close
+        with ExitStack() as undo:
+            after = on_module_after(self._after, with_kwargs=True, always_call=True)
+            undo.callback(hooks_with_kwargs.pop, after.id, None)  # the handle forgets this one entry
+            undo.callback(added("torch.nn.modules.module", "register_module_forward_hook", after.remove))
+            undo.callback(hook(on_module_before, self._before))
+            undo.callback(hook(on_new_parameter, self._changed))
+            undo.callback(hook(on_new_buffer, self._changed))
+            undo.callback(hook(on_new_module, self._changed))
+            return undo.pop_all().close
 
     def _changed(self, module: nn.Module, *_: object) -> None:
         self._models.registered(module)

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
-from torch.optim import optimizer as torch_optimizer
 
 from ampmem.events import Fact, OptimizerRecord, ParameterRecord
 from ampmem.names import StateName
@@ -23,7 +22,16 @@ from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Models, parameter_record
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
-from ampmem.recorder.torch_private import fused_or_foreach, running_steps, scale_of
+from ampmem.recorder.torch_private import (
+    OPTIMIZER_INIT,
+    SCALER_STEP,
+    found_inf,
+    fused_or_foreach,
+    on_step_after,
+    on_step_before,
+    running_steps,
+    scale_of,
+)
 from ampmem.recorder.update import RunningUpdate
 
 
@@ -52,12 +60,12 @@ class OptimizerHooks:
 
     def install(self) -> Callable[[], None]:
         """Register the hooks and wrap ``GradScaler.step``; returns what undoes it."""
-        undo = ExitStack()
-        undo.callback(hook(torch_optimizer.register_optimizer_step_pre_hook, self._before))
-        undo.callback(hook(torch_optimizer.register_optimizer_step_post_hook, self._after))
-        undo.callback(patch(GradScaler, "step", self._wrap_scaler))
-        undo.callback(patch(Optimizer, "__init__", self._wrap_init))
-        return undo.close
+        with ExitStack() as undo:
+            undo.callback(hook(on_step_before, self._before))
+            undo.callback(hook(on_step_after, self._after))
+            undo.callback(patch(*SCALER_STEP, self._wrap_scaler))
+            undo.callback(patch(*OPTIMIZER_INIT, self._wrap_init))
+            return undo.pop_all().close
 
     def records(self) -> list[OptimizerRecord]:
         """The optimizers that have made an update, or whose update a GradScaler left out."""
@@ -91,8 +99,8 @@ class OptimizerHooks:
         if self._listener.recording:
             self.note_state(optimizer)
         if not stepping:
-            found_inf = getattr(optimizer, "found_inf", None)  # set by a GradScaler on fused optimizers
-            skipped = number_of(found_inf) if isinstance(found_inf, torch.Tensor) else False
+            found = found_inf(optimizer)  # set by a GradScaler on fused optimizers
+            skipped = False if found is None else number_of(found)
             self._updated(optimizer, skipped)
 
     def _updated(self, optimizer: Optimizer, skipped: float | LateNumber | None) -> None:

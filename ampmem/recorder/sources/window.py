@@ -12,7 +12,7 @@ from time import time_ns
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from torch.autograd.profiler import profile, record_function
+from torch.autograd.profiler import profile
 from torch.profiler import ProfilerActivity
 
 from ampmem.errors import UsageError
@@ -20,6 +20,7 @@ from ampmem.events import Column
 from ampmem.patching import patch
 from ampmem.recorder.torch_private import (
     BACKWARD_SCOPE,
+    ENTER_SCOPE,
     FILTERS,
     USER_SCOPE,
     disable_profiler,
@@ -112,7 +113,7 @@ def install() -> Callable[[], None]:
     A scope that the profiler saw begin must not end after that profiler was stopped: it points into
     what the profiler had recorded. Scopes begun while recording is off do nothing.
     """
-    return patch(record_function, "__enter__", _without_recording)
+    return patch(*ENTER_SCOPE, _without_recording)
 
 
 def shift_between(markers: Sequence[int], marks: Marks) -> Callable[[Column], Column]:

@@ -17,8 +17,6 @@ import torch
 from torch import nn
 from torch.amp.autocast_mode import autocast
 from torch.amp.grad_scaler import GradScaler
-from torch.nn.modules import module as torch_module
-from torch.optim import optimizer as torch_optimizer
 
 from ampmem.patching import hook, patch
 from ampmem.recorder.steering.autocast_code import (
@@ -30,13 +28,19 @@ from ampmem.recorder.steering.autocast_code import (
     restates,
 )
 from ampmem.recorder.torch_private import (
+    BACKWARD,
     CHECKPOINT,
-    ENGINE,
-    Place,
+    ENTER_REGION,
+    EXIT_REGION,
+    SCALER_INIT,
+    SCALER_SCALE,
     enable_scaler,
     in_backward,
     is_set_up,
     never_compiled,
+    on_module_after,
+    on_module_before,
+    on_step_before,
     region_says,
     say,
     scaler_device,
@@ -123,23 +127,22 @@ class Steering:
         """
         self._installed, self._thread = True, threading.get_ident()
         self._enter, self._exit = autocast.__enter__, autocast.__exit__
-        undo = ExitStack()
-        undo.callback(setattr, self, "_installed", False)
-        undo.callback(forget_code)
-        undo.callback(patch(autocast, "__enter__", self._wrap_enter))
-        undo.callback(patch(autocast, "__exit__", self._wrap_exit))
-        undo.callback(patch(GradScaler, "__init__", self._wrap_scaler_init))
-        undo.callback(patch(GradScaler, "scale", self._wrap_scale))
-        if not self._fp32:
-            places: tuple[Place, ...] = ((torch.autograd, "backward"), (torch.autograd, "grad"), ENGINE)
-            for place in places:
-                undo.callback(patch(*place, self._wrap_backward))
-            undo.callback(patch(*CHECKPOINT, self._wrap_checkpoint))
-            undo.callback(hook(torch_module.register_module_forward_pre_hook, self._before))
-            undo.callback(hook(torch_module.register_module_forward_hook, self._after, always_call=True))
-            undo.callback(hook(torch_optimizer.register_optimizer_step_pre_hook, lambda *_: self.leave()))
-        undo.callback(self.leave)
-        return undo.close
+        with ExitStack() as undo:
+            undo.callback(setattr, self, "_installed", False)
+            undo.callback(forget_code)
+            undo.callback(patch(*ENTER_REGION, self._wrap_enter))
+            undo.callback(patch(*EXIT_REGION, self._wrap_exit))
+            undo.callback(patch(*SCALER_INIT, self._wrap_scaler_init))
+            undo.callback(patch(*SCALER_SCALE, self._wrap_scale))
+            if not self._fp32:
+                for place in BACKWARD:
+                    undo.callback(patch(*place, self._wrap_backward))
+                undo.callback(patch(*CHECKPOINT, self._wrap_checkpoint))
+                undo.callback(hook(on_module_before, self._before))
+                undo.callback(hook(on_module_after, self._after, always_call=True))
+                undo.callback(hook(on_step_before, lambda *_: self.leave()))
+            undo.callback(self.leave)
+            return undo.pop_all().close
 
     def leave(self) -> None:
         """Leave the region that we opened, if it is open."""

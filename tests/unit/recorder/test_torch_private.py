@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 import ampmem  # noqa: E402
 from ampmem.errors import UsageError  # noqa: E402
-from ampmem.recorder import torch_entries, torch_private  # noqa: E402
+from ampmem.recorder import torch_entries, torch_private, torch_private_cuda  # noqa: E402
 from ampmem.recorder.torch_entries import ENTRIES, PrivateName, Use, probe  # noqa: E402
 from ampmem.recording import read  # noqa: E402
 
@@ -46,6 +46,8 @@ def damage(owner, name):
     found = at(owner)
     if name == "__script_unsupported":  # on what this returns
         torch.amp.autocast_mode.autocast_decorator = lambda region, function: function
+    elif name == "found_inf":  # which this does not tell
+        torch.amp.GradScaler.step = lambda scaler, optimizer: optimizer.step()
     elif isinstance(found, ModuleType):
         if hasattr(found, name):  # torch's own code goes on finding it
             setattr(builtins, name, getattr(found, name))
@@ -223,9 +225,9 @@ def test_what_is_patched_but_missing_is_a_place_that_nobody_calls(entries: Any) 
 def test_cuda_without_its_private_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     for item in [each for each in ENTRIES if each.owner == "torch._C" and each.use is Use.CUDA]:
         monkeypatch.delattr(torch._C, item.name, raising=False)
-    assert not torch_private.history_is_on()
-    assert torch_private.metadata_setter() is None
-    torch_private.observe_out_of_memory(lambda *_: None)
+    assert not torch_private_cuda.history_is_on()
+    assert torch_private_cuda.metadata_setter() is None
+    torch_private_cuda.observe_out_of_memory(lambda *_: None)
 
 
 def test_foreach_is_concluded_from_where_the_parameters_are() -> None:

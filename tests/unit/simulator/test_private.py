@@ -32,6 +32,11 @@ MISSING = {
     "swap": "del torch.__future__.set_swap_module_params_on_conversion",
     "holders": "del torch._C._storage_Use_Count",
     "tasks": "del torch._C._current_graph_task_id",
+    "node": "del torch._C._current_autograd_node",
+    "context": "del private.fake_tensor.init_gpu_context",
+    "threads": "del torch._C._is_multithreading_enabled",
+    "below": "del torch._C._DisableTorchDispatch",
+    "composite": "del torch._C._dispatch_has_kernel_for_dispatch_key",
     "patches": "from ampmem.simulator.torch_cuda import unsupported; del unsupported.replace_all",
     "import": "del sys.modules['torch._subclasses.fake_tensor'].UnsupportedOperatorException",
 }

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from ampmem.allocator.settings import VARIABLES
-from ampmem.recorder import torch_private
+from ampmem.recorder import torch_private_cuda
 
 Snapshot = Mapping[str, Any]
 """What ``torch.cuda.memory._snapshot()`` gives."""
@@ -107,21 +107,21 @@ class TorchCuda:
         if torch.cuda.is_initialized():
             action()
         else:
-            torch_private.when_cuda_is_ready(action)
+            torch_private_cuda.when_cuda_is_ready(action)
 
     def history_is_on(self) -> bool:
-        return torch.cuda.is_initialized() and torch_private.history_is_on()
+        return torch.cuda.is_initialized() and torch_private_cuda.history_is_on()
 
     def history(self, *, on: bool, entries: int, stacks: bool) -> None:
         if not on:
-            torch_private.record_history(None)
+            torch_private_cuda.record_history(None)
             return
-        torch_private.record_history(
+        torch_private_cuda.record_history(
             "all", context="alloc" if stacks else None, stacks="python", max_entries=entries, clear_history=True
         )
 
     def snapshot(self) -> Snapshot:
-        return torch_private.cuda_snapshot()  # type: ignore[no-any-return]
+        return torch_private_cuda.cuda_snapshot()  # type: ignore[no-any-return]
 
     def stats(self, device: int) -> Stats:
         nested = torch.cuda.memory_stats_as_nested_dict(device)
@@ -161,7 +161,7 @@ class TorchCuda:
         _observe_oom(observer)
 
     def metadata_setter(self) -> Callable[[str], None] | None:
-        return torch_private.metadata_setter()
+        return torch_private_cuda.metadata_setter()
 
 
 def cuda_available() -> bool:
@@ -193,7 +193,7 @@ def _observe_oom(observer: OomObserver) -> None:
 
 @functools.cache
 def _attach_once() -> None:
-    torch_private.observe_out_of_memory(_observed)
+    torch_private_cuda.observe_out_of_memory(_observed)
 
 
 def forget_observer(observer: OomObserver) -> None:
