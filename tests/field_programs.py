@@ -4,12 +4,12 @@
 
     PYTHONPATH=$PWD python tests/field_programs.py PYTHON FOLDER
 
-``PYTHON`` is one that has torch, torchvision and what ampmem needs. ``FOLDER`` holds checkouts, none of them changed, and
-their data, which nothing here downloads:
+``PYTHON`` is one that has torch, torchvision and what ampmem needs. ``FOLDER`` holds checkouts, none of them changed,
+and their data, which nothing here downloads:
 
-- ``examples``: pytorch/examples. In ``examples/data`` MNIST as torchvision lays it out, of any size from 1,000 images; in
-  ``examples/word_language_model/data/wikitext-2`` the three text files that come with it. ``gcn`` downloads its archive
-  with the package ``requests``: without a network, put a module of that name on PYTHONPATH that hands it out.
+- ``examples``: pytorch/examples. In ``examples/data`` MNIST as torchvision lays it out, of any size from 1,000 images;
+  in ``examples/word_language_model/data/wikitext-2`` the three text files that come with it. ``gcn`` downloads its
+  archive with the package ``requests``: without a network, put a module of that name on PYTHONPATH that hands it out.
 - ``nanoGPT``: karpathy/nanoGPT, with what ``data/shakespeare_char/prepare.py`` makes.
 - ``minGPT``: karpathy/minGPT, with a text as ``input.txt``.
 
@@ -52,9 +52,9 @@ PATIENCE_S = 900
 class Program:
     """One program and how it is run.
 
-    ``folder`` and ``data`` are paths in the folder of checkouts; ``script`` is one in ``folder``, which is also where the
-    program runs. ``steps`` is how many training steps there are: a number, or the pattern of what the program prints once
-    for each. ``by_chance`` are patterns of output that differs between two plain runs; the lines then come in any order.
+    ``folder`` and ``data`` are paths in the folder of checkouts; ``script`` is one in ``folder``, where the program runs.
+    ``steps`` is how many training steps there are: a number, or the pattern of what the program prints once for each.
+    ``by_chance`` are patterns of output that differs between two plain runs, whose lines then come in any order.
     """
 
     name: str
