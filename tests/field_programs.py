@@ -52,7 +52,7 @@ PATIENCE_S = 900
 class Program:
     """One program and how it is run.
 
-    ``folder`` and ``data`` are paths in the folder of checkouts; ``script`` is one in ``folder``, where the program runs.
+    ``folder`` and ``data`` are paths in the folder of checkouts; ``script`` is one in ``folder``, where it runs.
     ``steps`` is how many training steps there are: a number, or the pattern of what the program prints once for each.
     ``by_chance`` are patterns of output that differs between two plain runs, whose lines then come in any order.
     """
