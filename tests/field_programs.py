@@ -44,6 +44,7 @@ TIMES = (
     r"(Time|Data) +\d+\.\d+ \( *\d+\.\d+\)",
 )
 """What in a program's output is a time, or made from one."""
+MNIST = "examples/data"
 PATIENCE_S = 900
 """How long one run may take."""
 
@@ -52,7 +53,8 @@ PATIENCE_S = 900
 class Program:
     """One program and how it is run.
 
-    ``folder`` and ``data`` are paths in the folder of checkouts; ``script`` is one in ``folder``, where it runs.
+    ``folder`` is one in the folder of checkouts. The program runs there, ``script`` lies in it; ``mnist`` is where it,
+    seen from there, looks for MNIST.
     ``steps`` is how many training steps there are: a number, or the pattern of what the program prints once for each.
     ``by_chance`` are patterns of output that differs between two plain runs, whose lines then come in any order.
     """
@@ -62,17 +64,16 @@ class Program:
     script: str = "main.py"
     arguments: str
     steps: int | str
-    data: tuple[str, ...] = ()
+    mnist: str | None = None
     by_chance: tuple[str, ...] = ()
     endless: bool = False
 
 
-MNIST = ("examples/data",)
 PROGRAMS = (
     Program(
         name="mnist",
         folder="examples/mnist",
-        data=MNIST,
+        mnist="../data",
         arguments="--epochs 3 --dry-run",
         steps=r"^Train Epoch",
     ),
@@ -85,7 +86,7 @@ PROGRAMS = (
     Program(
         name="vae",
         folder="examples/vae",
-        data=MNIST,
+        mnist="../data",
         arguments="--epochs 2 --batch-size 500 --log-interval 1",
         steps=r"^Train Epoch",
     ),
@@ -106,14 +107,15 @@ PROGRAMS = (
     Program(
         name="mnist_forward_forward",
         folder="examples/mnist_forward_forward",
-        data=MNIST,
+        mnist="data",
         arguments="--epochs 4 --train_size 500 --test_size 200 --log-interval 1",
         steps=r"^Loss: ",
+        by_chance=(r"\d+\.\d+",),  # it sets no seed
     ),
     Program(
         name="mnist_hogwild",
         folder="examples/mnist_hogwild",
-        data=MNIST,
+        mnist="../data",
         arguments="--epochs 1 --batch-size 500 --log-interval 1",
         steps=r"Train Epoch",
         by_chance=(r"^\d+\t", r"\d+\.\d+", r"Accuracy: .*"),  # process numbers, and what the race between them decides
@@ -198,8 +200,14 @@ class Outcome:
 
     @property
     def holds(self) -> bool:
-        """Whether ampmem changed nothing, found every step and counted every byte."""
-        return self.same_exit and self.same_output and self.steps == self.steps_found and self.residual == 0
+        """Whether the program works, and ampmem changed nothing, found every step and counted every byte."""
+        return (
+            not self.plain.exit_code
+            and self.same_exit
+            and self.same_output
+            and self.steps == self.steps_found
+            and self.residual == 0
+        )
 
 
 def comparable(program: Program, output: str) -> list[str]:
@@ -217,9 +225,11 @@ def pad(lines: list[str], other: list[str]) -> list[str]:
 
 def copy_of(program: Program, checkouts: Path, place: Path) -> Path:
     """Copy the program's folder and its data below ``place``; returns where it runs."""
-    for path in (program.folder, *program.data):
-        shutil.copytree(checkouts / path, place / path)
-    return place / program.folder
+    folder = place / program.folder
+    shutil.copytree(checkouts / program.folder, folder)
+    if program.mnist is not None:
+        shutil.copytree(checkouts / MNIST, folder / program.mnist)
+    return folder
 
 
 def run(command: Sequence[str], folder: Path) -> Ran:
@@ -230,8 +240,8 @@ def run(command: Sequence[str], folder: Path) -> Ran:
             command, cwd=folder, env=os.environ | {"PYTHONPATH": path}, capture_output=True, timeout=PATIENCE_S
         )
     except subprocess.TimeoutExpired as stopped:
-        return Ran(exit_code=None, stdout=text(stopped.stdout), stderr=text(stopped.stderr))
-    return Ran(exit_code=done.returncode, stdout=text(done.stdout), stderr=text(done.stderr))
+        return Ran(exit_code=None, stdout=text(stopped.stdout, folder), stderr=text(stopped.stderr, folder))
+    return Ran(exit_code=done.returncode, stdout=text(done.stdout, folder), stderr=text(done.stderr, folder))
 
 
 def begin(command: Sequence[str], folder: Path, lines: int) -> Ran:
@@ -251,8 +261,9 @@ def begin(command: Sequence[str], folder: Path, lines: int) -> Ran:
     return Ran(exit_code=None, stdout="".join(printed), stderr="")
 
 
-def text(stream: bytes | None) -> str:
-    return (stream or b"").decode(errors="backslashreplace")
+def text(stream: bytes | None, folder: Path) -> str:
+    """What a program that ran in ``folder`` printed; in the other run the folder is another one."""
+    return (stream or b"").decode(errors="backslashreplace").replace(f"{folder}/", "")
 
 
 def outcome(program: Program, python: str, checkouts: Path, work: Path) -> Outcome:
@@ -305,7 +316,8 @@ def details(outcome: Outcome) -> str:
     heading = f"{outcome.program.name}: exit code {outcome.profiled.exit_code}, without {outcome.plain.exit_code}"
     said = comparable(outcome.program, outcome.plain.stderr)
     own = [line for line in outcome.profiled.stderr.splitlines() if line not in said or not line]
-    return "\n".join((heading, "=" * len(heading), *outcome.differences, "", *own, ""))
+    failed = outcome.plain.stderr.splitlines() if outcome.plain.exit_code else []
+    return "\n".join((heading, "=" * len(heading), *failed, *outcome.differences, "", *own, ""))
 
 
 def main() -> int:
