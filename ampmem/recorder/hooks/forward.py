@@ -17,6 +17,7 @@ import torch
 from ampmem.events import Fact
 from ampmem.patching import Undo, added, patch
 from ampmem.recorder.facts.log import Log
+from ampmem.recorder.facts.parts import parts_of
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.casts import CastHooks
 from ampmem.recorder.hooks.functions import FunctionSaves
@@ -107,10 +108,9 @@ class ForwardMode(TorchDispatchMode):
         log = self._log
         for tensor in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(tensor, torch.Tensor):
-                address = log.storage_address(tensor)
-                log.fact(Fact.OUTPUT, address, name, log.module, self._texts.dtype_id(tensor.dtype))
+                log.about(Fact.OUTPUT, tensor, name, log.module)
                 if self.recomputed is not None:
-                    self.recomputed.append(address)
+                    self.recomputed += map(log.storage_address, parts_of(tensor))
 
 
 class SavedTensors:
@@ -129,9 +129,9 @@ class SavedTensors:
         """Log ``tensor``; keep an alias of it, since the tensor itself would be a reference cycle."""
         name = self.functions.next_saved()
         function = self._texts.id(name) if name else 0
-        self._log.saved(self._log.storage_address(tensor), self._texts.dtype_id(tensor.dtype), function)
         self._log.paused = True
         try:
+            self._log.saved(tensor, function)
             return unseen_detach(tensor), version_of(tensor)
         finally:
             self._log.paused = False
