@@ -90,7 +90,7 @@ class Session:
         log, models = self.log, self.models
         self._casts = CastHooks(log, models, texts)
         mode = ForwardMode(log, self._casts, stacks, texts)
-        forward = ForwardObserver(mode, SavedTensors(log, texts), self._source.owns_mode, self._notes.add)
+        forward = ForwardObserver(log, mode, SavedTensors(log, texts), self._source.owns_mode, self._notes.add)
         self._gradients = GradientHooks(log, models, texts)
         listener = self._follower = Follower(
             log=log,

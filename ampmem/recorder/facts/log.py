@@ -62,6 +62,8 @@ class Log:
         self._phases: list[int] = [time_ns(), self.step, self.phase]
         self._modules: list[int] = []
         self._ops: list[int] = []
+        self.observed = False
+        """Whether ops are being logged."""
         self.paused = False
         """Whether ops that run now are the recorder's own."""
         self.stamp: Callable[[int], None] | None = None
@@ -87,10 +89,10 @@ class Log:
         is made already: the op that comes next names it.
         """
         name = function
-        if name == 0 and self._ops and self._ops[-1] == next_node() - 1:
+        if name == 0 and self.observed and self._ops and self._ops[-1] == next_node() - 1:
             name = self._ops[_OP_NAME]
         for part in parts_of(tensor):
-            if name == 0:
+            if name == 0 and self.observed:
                 self.saved_for_next.append(len(self._facts) + _FACT_NAME)
             self.fact(Fact.SAVED, self.storage_address(part), name, dtype=self._texts.dtype_id(part.dtype))
 
