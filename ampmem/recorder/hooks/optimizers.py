@@ -237,7 +237,10 @@ def _tensors(value: Any, key: str, seen: frozenset[int] = frozenset()) -> Iterat
         if not hasattr(value, "__tensor_flatten__"):
             yield key, value
             return
-        parts = ((name, getattr(value, name)) for name in value.__tensor_flatten__()[0])
+        inner = [(name, getattr(value, name)) for name in value.__tensor_flatten__()[0]]
+        inner = [(name, part) for name, part in inner if isinstance(part, torch.Tensor)]
+        # What wraps one tensor, as DTensor does, is called as that tensor would be.
+        parts = inner if len(inner) > 1 else [("", part) for _, part in inner]
     elif isinstance(value, Mapping):
         parts = value.items()
     elif isinstance(value, (list, tuple, set, frozenset, deque)):
@@ -245,7 +248,7 @@ def _tensors(value: Any, key: str, seen: frozenset[int] = frozenset()) -> Iterat
     else:
         parts = _attributes(value)
     for name, part in parts:
-        yield from _tensors(part, f"{key}.{name}" if key else str(name), seen)
+        yield from _tensors(part, ".".join(filter(None, (key, str(name)))), seen)
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
