@@ -13,7 +13,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=Fa
 for _ in range(2):
     loss = model(torch.randn(8, 64)).square().mean()
     optimizer.zero_grad()
-    loss.backward() if not isinstance(loss, TwoTensor) else loss.backward()
+    loss.backward()
     optimizer.step()
 
 
