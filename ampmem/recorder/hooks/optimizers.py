@@ -125,7 +125,7 @@ class OptimizerHooks:
 
     def note_gradients(self, optimizer: Optimizer) -> None:
         """Log the gradients that ``optimizer`` is about to use, master copies' among them."""
-        names = self._names(optimizer)
+        names = self._names(optimizer, before=True)
         for _, _, parameter in _parameters(optimizer):
             if parameter.grad is not None:
                 for name, path in names.get(id(parameter), [(0, 0)]):
@@ -157,8 +157,11 @@ class OptimizerHooks:
             for name, _ in names[id(parameter)]:
                 self._optimized[self._texts.value(name)] = number
 
-    def _names(self, optimizer: Optimizer) -> _Names:
-        """Whose each parameter is, of the modules and of ``optimizer``."""
+    def _names(self, optimizer: Optimizer, *, before: bool = False) -> _Names:
+        """Whose each parameter is, of the modules and of ``optimizer``.
+
+        ``before`` an update a copy still has its parameter's values, but the model may not have run.
+        """
         names = {id(p): [(slot.name_id, slot.path_id)] for slot, p in self._models.parameters()}
         optimized = {id(parameter) for _, _, parameter in _parameters(optimizer)}
         twinless = [pair for pair in self._models.parameters() if id(pair[1]) not in optimized]
@@ -166,28 +169,26 @@ class OptimizerHooks:
             if id(parameter) not in names:
                 known = self._own.get(id(parameter))
                 if known is None or known.parameter() is not parameter:
-                    known = self._own[id(parameter)] = self._own_parameter(optimizer, group, index, parameter, twinless)
+                    known = self._copy_of(parameter, twinless)
+                    if known is None and before:
+                        continue
+                    known = known or self._only_in(optimizer, group, index, parameter)
+                    self._own[id(parameter)] = known
                 names[id(parameter)] = known.names
                 twinless = [pair for pair in twinless if (pair[0].name_id, pair[0].path_id) not in known.names]
         return names
 
-    def _own_parameter(
-        self,
-        optimizer: Optimizer,
-        group: int,
-        index: int,
-        parameter: torch.Tensor,
-        twinless: Sequence[tuple[Slot, torch.Tensor]],
-    ) -> _Own:
-        """A parameter that no module has: a copy of some that have no copy yet, or one of the optimizer's own."""
-        reference = weakref.ref(parameter)
+    def _copy_of(self, parameter: torch.Tensor, twinless: Sequence[tuple[Slot, torch.Tensor]]) -> _Own | None:
+        """``parameter`` as a copy of some of those that have none yet; ``None`` where it is none."""
         twins = twins_of(parameter, [candidate for _, candidate in twinless])
-        if twins:
-            names = [(twinless[place][0].name_id, twinless[place][0].path_id) for place in twins]
-            return _Own(parameter=reference, fact=Fact.MASTER_COPY, names=names)
+        names = [(twinless[place][0].name_id, twinless[place][0].path_id) for place in twins]
+        return _Own(parameter=weakref.ref(parameter), fact=Fact.MASTER_COPY, names=names) if names else None
+
+    def _only_in(self, optimizer: Optimizer, group: int, index: int, parameter: torch.Tensor) -> _Own:
+        """A parameter that no module has."""
         text = f"{type(optimizer).__name__}.param_groups[{group}][{index}]"
         self.own_parameters[text] = parameter_record(text, parameter)
-        return _Own(parameter=reference, fact=Fact.PARAMETER, names=[(self._texts.id(text), 0)])
+        return _Own(parameter=weakref.ref(parameter), fact=Fact.PARAMETER, names=[(self._texts.id(text), 0)])
 
     def _note_own_parameters(self, optimizer: Optimizer) -> None:
         """Twins of module parameters are master copies; tensors no module knows are parameters."""
