@@ -15,6 +15,9 @@ _GIVEN = (Category.INPUTS, Category.BUFFERS)
 _MADE = (Category.ACTIVATIONS, Category.TEMPORARIES)
 _KNOWN_SHARE = 0.5
 """Of the activations' bytes: with the type of fewer known, no estimate is made."""
+_UNSURE_SHARE = 0.1
+"""Of what the estimate says: when a library's workspaces, of which no one knows what they were in FP32, could change it
+by more, none is made."""
 
 
 def check(run: TrainingRun) -> Finding | None:
@@ -24,7 +27,7 @@ def check(run: TrainingRun) -> Finding | None:
         return None
     saved = estimate_saved(run, position)
     copies = run.live(Category.CAST_COPIES, position)
-    if saved is None or (copies == 0 and saved <= 0):
+    if saved is None or (copies == 0 and saved <= 0) or _unsure(run, position) > _UNSURE_SHARE * abs(saved - copies):
         return None
     return _pays(run, position, copies, saved) if saved > copies else _does_not_pay(run, position, copies, saved)
 
@@ -51,6 +54,12 @@ def estimate_saved(run: TrainingRun, position: int) -> int | None:
             served.add(original)
         saved -= int(size[copy])
     return saved
+
+
+def _unsure(run: TrainingRun, position: int) -> int:
+    """Bytes that workspaces alive at ``position`` would at most take more in FP32: as much again."""
+    mine = run.analysis.classes.of(Category.ACTIVATIONS) & run.analysis.lifetimes.alive_at(position)
+    return int(run.analysis.lifetimes.bytes[mine & run.analysis.saved_as.workspace].sum())
 
 
 def _original(run: TrainingRun, copy: int, low: Mask) -> int | None:
