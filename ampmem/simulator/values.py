@@ -12,9 +12,9 @@ from collections.abc import Mapping
 
 import torch
 
+from ampmem.own_code import script_line
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.private import writes
-from ampmem.simulator.where import script_line
 
 Number = int | float | bool
 
