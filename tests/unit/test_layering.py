@@ -48,11 +48,11 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "update sources",
         "hooks device steps",
         "writing follower",
-        "session",
+        "session stopping",
     ),
     "recorder/sources": ("base baseline window", "cpu cuda simulated", "choose"),
     "simulator": (
-        "peaks private refusal where",
+        "assumed peaks private refusal where",
         "device engine ops scratch",
         "extras values",
         "mode",

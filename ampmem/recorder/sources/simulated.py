@@ -148,7 +148,7 @@ class SimulatedSource:
 
     def notes(self) -> list[str]:
         """What was taken for granted, and what was left out."""
-        return [*ALWAYS, *self._device.assumptions, *map(not_modelled, self._device.unmodelled)]
+        return [*self._device.warnings, *ALWAYS, *self._device.assumptions, *map(not_modelled, self._device.unmodelled)]
 
     def prediction(self) -> PredictionRecord:
         """What the run comes to on the simulated GPU, by now."""

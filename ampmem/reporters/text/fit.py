@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampmem.analysis.fit.fit import BASELINE, ArmFit, BreakEven, FitResult, Verdict
+from ampmem.names import is_warning
+from ampmem.reporters.text.estimate import warnings
 from ampmem.reporters.text.plain_text import ABSENT, chunks, table, wrapped
 from ampmem.reporters.text.words import signed
 from ampmem.units import format_bytes, format_count
@@ -16,10 +18,11 @@ def render(fit: FitResult) -> str:
     """The runs as a table, then what they say."""
     sections = [
         _head(fit),
+        "\n".join(warnings(fit.notes)),
         _points(fit),
         _listed("what fits: all that the device has in use at most, of its memory", fitting_lines(fit)),
         _listed(f"peak allocated against {BASELINE}", break_even_lines(fit)),
-        "\n".join(line for note in remarks(fit) for line in wrapped(f"note: {note}")),
+        "\n".join(line for note in remarks(fit) if not is_warning(note) for line in wrapped(f"note: {note}")),
     ]
     return "\n\n".join(section for section in sections if section)
 

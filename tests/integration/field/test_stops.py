@@ -1,4 +1,4 @@
-"""Scripts that catch the stop at the end of the recording: they are stopped again, and what is said is what happened."""
+"""Scripts that catch the stop at the end of the recording are stopped again, and what is said is what happened."""
 
 from __future__ import annotations
 

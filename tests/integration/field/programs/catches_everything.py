@@ -48,7 +48,7 @@ def to_the_end() -> None:
             step(i)
         finally:
             if i == 2:
-                break  # drops what is raised
+                break  # noqa: B012
 
 
 def then_fails() -> None:
