@@ -41,3 +41,8 @@ def warning(what: str) -> str:
 def is_warning(note: str) -> bool:
     """Whether ``note`` is one of those."""
     return note.startswith(_WARNING)
+
+
+def said_in(warning: str) -> str:
+    """What a note that is a warning says."""
+    return warning.removeprefix(_WARNING)

@@ -11,6 +11,7 @@ from commands import ampmem
 from field import PROGRAMS, record
 
 CLASSES = PROGRAMS / "classes_from_data.py"
+COMPILES = PROGRAMS / "tries_to_compile.py"
 SPARSE = PROGRAMS / "sparse_inputs.py"
 WITHOUT_GPU = str(PROGRAMS / "without_gpu.py")
 ELSEWHERE = "the model is on cpu: none of its 2 parameters was on the simulated GPU"
@@ -94,7 +95,8 @@ def test_what_fits_is_said_with_the_warning(tmp_path: Path) -> None:
     options = ("--gpu", "2GiB", "--arms", "fp32", "--points", "0")
     done = ampmem(tmp_path, "fit", *options, "train.py", "--vary", "--n=1:2")
     assert done.returncode == 0, done.stderr
-    assert "warning: " in done.stdout.partition("peak of each run")[0]
+    head = done.stdout.partition("peak of each run")[0]
+    assert head.count("\nwarning ") == done.stdout.count("warning") == 2
 
 
 def test_sparse_inputs_stop_with_the_scripts_line(tmp_path: Path) -> None:
@@ -103,6 +105,23 @@ def test_sparse_inputs_stop_with_the_scripts_line(tmp_path: Path) -> None:
     line = line_of(SPARSE, "adjacency.to(device)")
     assert f"NotSimulated: {SPARSE}:{line}: sparse tensors cannot be simulated; make them dense" in done.stderr
     assert "fits" not in done.stderr
+
+
+def test_what_a_script_does_without_when_it_is_refused_is_told_of(tmp_path: Path) -> None:
+    done = ampmem(tmp_path, "profile", "--device", "sim", "--quiet", str(COMPILES), "2")
+    assert done.returncode == 0, done.stderr
+    line = line_of(COMPILES, "torch.compile(model)")
+    (warned,) = [said for said in done.stderr.splitlines() if said.startswith("ampmem: warning: ")]
+    assert f"{COMPILES}:{line}: what compiled code allocates" in warned
+    assert warned.endswith("(the script caught this and went on)")
+
+
+def test_of_one_step_it_is_said_that_it_began_without_state(tmp_path: Path) -> None:
+    done = ampmem(tmp_path, "profile", "--device", "sim", "--quiet", "--steps", "1", str(COMPILES), "2")
+    assert "ampmem: warning: one step was recorded: what its update left on the device" in done.stderr
+    again = ampmem(tmp_path, "profile", "--device", "sim", "--quiet", "--force", "--skip", "1", str(COMPILES), "2")
+    assert "recorded 1 step" in again.stderr
+    assert "one step was recorded" not in again.stderr
 
 
 @pytest.mark.parametrize(
