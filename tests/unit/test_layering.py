@@ -49,7 +49,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "update sources",
         "hooks device steps",
         "writing follower",
-        "session",
+        "session stopping",
     ),
     "recorder/sources": (
         "base missing_frees process_total storages window",
@@ -59,7 +59,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "choose",
     ),
     "simulator": (
-        "peaks private refusal where",
+        "assumed peaks private refusal where",
         "device engine ops scratch",
         "extras values",
         "mode",

@@ -8,7 +8,8 @@ from ampmem.analysis.compare import BASELINE, Comparison, Entry, Instant, StepTi
 from ampmem.analysis.fit.estimate import Prediction
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown
-from ampmem.reporters.text.estimate import fit_in_short
+from ampmem.names import is_warning
+from ampmem.reporters.text.estimate import fit_in_short, warnings
 from ampmem.reporters.text.out_of_memory import in_short
 from ampmem.reporters.text.plain_text import ABSENT, WIDTH, chunks, shorten, table, wrapped
 from ampmem.reporters.text.static_models import render_static_models
@@ -28,7 +29,8 @@ _LABEL = 15
 
 def render(comparison: Comparison) -> str:
     """The comparison as text, without a newline at its end."""
-    sections = [_head(comparison)]
+    notes = _notes(comparison.entries)
+    sections = [_head(comparison), "\n".join(warnings(list(notes)))]
     if any(entry.summary is not None for entry in comparison.entries):
         sections += [_block(comparison, instant) for instant in comparison.instants if any(instant.live)]
         sections += [render_static_models(comparison.entries), _figures(comparison), _losses(comparison)]
@@ -205,6 +207,8 @@ def _foot(comparison: Comparison) -> str:
     for remark in comparison.remarks:
         lines += wrapped(f"note: {remark}")
     for note, labels in _notes(comparison.entries).items():
+        if is_warning(note):
+            continue  # said at the start
         lines += wrapped(f"note ({', '.join(shorten(label, 40) for label in labels)}): {note}")
     return "\n".join(lines)
 

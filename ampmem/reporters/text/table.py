@@ -11,7 +11,7 @@ from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Br
 from ampmem.events import AllocatorRecord
 from ampmem.reporters.base import Report
 from ampmem.reporters.text.casts import render_casts
-from ampmem.reporters.text.estimate import other_notes, render_prediction
+from ampmem.reporters.text.estimate import other_notes, render_prediction, warnings
 from ampmem.reporters.text.findings import render_findings
 from ampmem.reporters.text.frames import user_frame
 from ampmem.reporters.text.out_of_memory import render_out_of_memory
@@ -46,6 +46,7 @@ def render(
     shown = summary.steps if all_steps else tuple(_shown_steps(summary))
     sections = [
         _run(summary, title),
+        "\n".join(warnings(notes)),
         render_out_of_memory(summary),
         render_prediction(summary.prediction, summary.device.name),
         _steps(summary.steps),

@@ -14,6 +14,7 @@ from ampmem.analysis.summary import RunPeak, Step, Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown, Category
 from ampmem.analysis.timeline.timeline import PHASES
 from ampmem.events import Column
+from ampmem.names import is_warning
 from ampmem.reporters.html.data import (
     BreakdownView,
     CastsView,
@@ -57,6 +58,7 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
     """
     steps = tuple(_steps(summary, analysis))
     run_peak = _peak(summary.peak, steps)
+    notes = analysis.recording.notes
     casts, static_model = _casts(summary.casts), static_model_view(summary)
     there = {
         Section.CASTS: casts,
@@ -69,8 +71,8 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
     return RunView(
         label=entry.label,
         title=entry.script,
-        facts=tuple(_facts(summary)),
-        notes=(*sentences(summary.prediction), *analysis.recording.notes),
+        facts=(*filter(is_warning, notes), *_facts(summary)),
+        notes=(*sentences(summary.prediction), *(note for note in notes if not is_warning(note))),
         headlines=headlines(summary, None),
         out_of_memory=out_of_memory_view(summary.out_of_memory, analysis),
         findings=tuple(_finding(finding, absent) for finding in summary.findings),
