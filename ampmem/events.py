@@ -210,6 +210,7 @@ class ParameterRecord:
 
     ``kind`` is the class of its module, ``optimizer`` the index of the optimizer that updates it (or its
     master copy), ``shares`` the name of the parameter in whose memory it lies when that is not its own.
+    ``overlap`` are those of its bytes that lie in the memory of parameters before it, where that is a part of it.
     """
 
     name: str
@@ -221,6 +222,17 @@ class ParameterRecord:
     kind: str = ""
     optimizer: int | None = None
     shares: str | None = None
+    overlap: int = 0
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes that no parameter before it has."""
+        return 0 if self.shares is not None else self.bytes - self.overlap
+
+    @property
+    def own_elements(self) -> int:
+        """Elements in :attr:`own_bytes`."""
+        return self.own_bytes * self.elements // self.bytes if self.bytes else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -187,7 +187,7 @@ def cast_eligible(recording: Recording) -> int | None:
         return None
     ids = np.unique(recording.facts.name[recording.facts.fact == Fact.CAST_COPY])
     seen = {recording.texts[index] for index in ids}
-    return sum(record.elements for record in recording.parameters if record.name in seen and record.shares is None)
+    return sum(record.own_elements for record in recording.parameters if record.name in seen)
 
 
 def _counts(facts: JoinedFacts, fact: Fact, allocations: int) -> Column:

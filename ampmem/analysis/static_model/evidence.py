@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,14 +11,17 @@ from ampmem.analysis.casts import Ledger
 from ampmem.analysis.static_model.static_model import COMPONENTS
 from ampmem.analysis.timeline.categories import CODES, Breakdown, Category
 from ampmem.analysis.timeline.history import MemoryHistory
-from ampmem.analysis.timeline.lifetimes import Mask
-from ampmem.events import Fact, ParameterRecord
+from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
+from ampmem.events import Fact, ParameterRecord, Phase
 from ampmem.names import StateName
 
 ITEMSIZES = (1, 2, 4, 8)
 """Bytes that an element can have."""
 
-_DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+_DTYPES = {
+    **dict.fromkeys(("int8", "uint8", "bool", "float8_e4m3fn", "float8_e5m2"), 1),
+    **{"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "complex64": 8},
+}
 _LINKS = {
     Category.PARAMETERS: Fact.PARAMETER,
     Category.GRADIENTS: Fact.GRADIENT,
@@ -48,33 +51,64 @@ class StateMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """A live cast copy; ``cached`` and ``saved`` say who holds it or did, ``view`` that it is of a view."""
+    """A live cast copy; ``cached`` and ``saved`` say who holds it or did, ``view`` that it is of a view.
+
+    ``earlier`` says that a step before made it.
+    """
 
     bytes: int
     cached: bool
     saved: bool
     view: bool
+    earlier: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cast:
+    """What became of the copies of one parameter that a step has made by some instant.
+
+    ``saved`` says that autograd saved one of them, ``again`` that the step's backward makes another, as where
+    forward is run again.
+    """
+
+    saved: bool
+    again: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fates:
+    """Names of what had memory before an instant, ``gone`` when it is no more, and of what has some only ``later``.
+
+    Both are seen, from allocations that the facts are about: a name that is in neither was not seen to be without.
+    """
+
+    gone: frozenset[str]
+    later: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """Everything at one instant of one step.
 
-    ``cast`` are the names of the parameters that the step has cast by then, each with whether autograd
-    saved a copy; ``had_gradient`` and ``had_state`` of those that had a gradient, or optimizer state, at some
-    time before; ``sparse`` of those with a gradient that has no storage of its own. ``updated`` says whether
-    an optimizer update was done by then, ``skipped`` whether a loss scaler left one out. ``rounding`` is what
-    the allocator set aside for the static categories beyond what was requested.
+    ``cast`` are the parameters that the step has cast by then; ``casts_seen`` says whether the recording has any
+    cast of a parameter. ``fates`` and ``states_fate`` say of parameters' tensors, and of optimizer states, what
+    became of them. ``had_gradient`` are the names of the parameters of which a gradient was seen before, ``sparse``
+    of those with one that has no storage of its own, ``have_gradients`` of all that ever have one.
+    ``updated`` says whether an optimizer update was done by then, ``skipped`` whether a loss scaler left one out.
+    ``rounding`` is what the allocator set aside for the static categories beyond what was requested.
     """
 
     parameters: tuple[ParameterRecord, ...]
     live: Breakdown
     memories: Mapping[Category, tuple[NamedMemory, ...]]
+    fates: Mapping[Category, Fates]
     states: tuple[StateMemory, ...]
+    states_fate: Fates
     copies: Mapping[str, Sequence[Copy]]
-    cast: Mapping[str, bool]
+    cast: Mapping[str, Cast]
+    casts_seen: bool
     had_gradient: frozenset[str]
-    had_state: frozenset[str]
+    have_gradients: frozenset[str]
     sparse: frozenset[str]
     autocast: bool
     updated: bool
@@ -95,6 +129,11 @@ def itemsize(record: ParameterRecord) -> int:
     return record.bytes // record.elements if record.elements else 4
 
 
+def dtype_bytes(dtype: str) -> int | None:
+    """Bytes per element of that type; ``None`` where it is not known."""
+    return _DTYPES.get(dtype)
+
+
 def evidence_at(history: MemoryHistory, ledger: Ledger, instant_ns: int, index: int) -> Evidence:
     """What is there at ``instant_ns``, in the step at ``index``; ``ledger`` has the cast copies."""
     recording, lifetimes = history.recording, history.lifetimes
@@ -107,18 +146,22 @@ def evidence_at(history: MemoryHistory, ledger: Ledger, instant_ns: int, index: 
         for step, marks in zip(past, history.marks, strict=False)
         if marks.after_optimizer is not None and marks.after_optimizer <= instant_ns
     ]
+    step = recording.steps[index].index
+    facts = recording.facts
+    gradients = facts.fact == Fact.GRADIENT
     return Evidence(
         parameters=recording.parameters,
         live=history.timeline.breakdown(position),
         memories={name: _memories(history, alive & history.classes.of(name), fact) for name, fact in _LINKS.items()},
+        fates={name: _fates(history, fact, position) for name, fact in _LINKS.items()},
         states=_states(history, alive & history.classes.of(Category.OPTIMIZER_STATE)),
-        copies=_copies(history, ledger, alive, instant_ns),
-        cast=_cast(history, ledger, recording.steps[index].index, position),
-        had_gradient=_named(history, Fact.GRADIENT, instant_ns),
-        sparse=_named(history, Fact.GRADIENT, instant_ns, placed=False),
-        had_state=frozenset(
-            StateName.read(name).parameter for name in _named(history, Fact.OPTIMIZER_STATE, instant_ns)
-        ),
+        states_fate=_fates(history, Fact.OPTIMIZER_STATE, position),
+        copies=_copies(history, ledger, alive, instant_ns, step),
+        cast=_cast(history, ledger, step, position),
+        casts_seen=bool((facts.fact == Fact.CAST_COPY).any()),
+        had_gradient=_named(history, gradients & (facts.time_ns < instant_ns)),
+        have_gradients=_named(history, gradients),
+        sparse=_named(history, gradients & (facts.time_ns < instant_ns) & (facts.address == 0)),
         autocast=recording.arm.dtype is not None,
         updated=not all(ended),
         skipped=any(ended),
@@ -126,18 +169,25 @@ def evidence_at(history: MemoryHistory, ledger: Ledger, instant_ns: int, index: 
     )
 
 
-def credit(memories: Sequence[NamedMemory], parameters: Sequence[ParameterRecord]) -> Credits:
+def credit(
+    memories: Sequence[NamedMemory], parameters: Sequence[ParameterRecord], sparse: Collection[str] = ()
+) -> Credits:
     """Share ``memories`` out among the parameters that they are linked to.
 
-    Each gets the bytes of its tensor there; what is left of a memory is beyond. A memory that is linked
-    to no known parameter is nobody's, nor is what its parameters lack in one that is too small for them.
+    Each gets the bytes of its tensor there, all of the memory where what it has of those is ``sparse``; what is left
+    of a memory is beyond. A memory that is linked to no known parameter is nobody's, nor is what its parameters lack
+    in one that is too small for them.
     """
     records = {record.name: record for record in parameters}
     of: dict[str, list[int]] = {}
     beyond = 0
     for memory in memories:
         owners = {records[name]: dtype for name, dtype in memory.names.items() if name in records}
-        shares = {owner.name: _share(memory, owner, dtype, alone=len(owners) == 1) for owner, dtype in owners.items()}
+        alone = len(owners) == 1
+        shares = {
+            owner.name: memory.bytes if alone and owner.name in sparse else _share(memory, owner, dtype, alone=alone)
+            for owner, dtype in owners.items()
+        }
         for name, share in shares.items():
             of.setdefault(name, []).append(share)
         if shares:
@@ -177,7 +227,7 @@ def _states(history: MemoryHistory, mine: Mask) -> tuple[StateMemory, ...]:
     )
 
 
-def _copies(history: MemoryHistory, ledger: Ledger, alive: Mask, instant_ns: int) -> dict[str, list[Copy]]:
+def _copies(history: MemoryHistory, ledger: Ledger, alive: Mask, instant_ns: int, step: int) -> dict[str, list[Copy]]:
     cached = ledger.in_cache(history, instant_ns)
     found: dict[str, list[Copy]] = {}
     for place in np.flatnonzero(alive[ledger.allocation]).tolist():
@@ -186,19 +236,35 @@ def _copies(history: MemoryHistory, ledger: Ledger, alive: Mask, instant_ns: int
             cached=bool(cached[place]),
             saved=bool(ledger.saves[place]),
             view=bool(ledger.view[place]),
+            earlier=bool(ledger.step[place] < step),
         )
         found.setdefault(history.recording.texts[ledger.parameter[place]], []).append(copy)
     return found
 
 
-def _cast(history: MemoryHistory, ledger: Ledger, step: int, position: int) -> dict[str, bool]:
+def _cast(history: MemoryHistory, ledger: Ledger, step: int, position: int) -> dict[str, Cast]:
     mine = (ledger.step == step) & (history.lifetimes.born[ledger.allocation] < position)
     saved = np.unique(ledger.parameter[mine & (ledger.saves > 0)])
-    return {history.recording.texts[name]: name in saved for name in np.unique(ledger.parameter[mine])}
+    again = np.unique(ledger.parameter[(ledger.step == step) & ~mine & (ledger.phase == Phase.BACKWARD)])
+    return {
+        history.recording.texts[name]: Cast(saved=name in saved, again=name in again)
+        for name in np.unique(ledger.parameter[mine])
+    }
 
 
-def _named(history: MemoryHistory, fact: Fact, before_ns: int, *, placed: bool = True) -> frozenset[str]:
-    """What ``fact`` was seen of before then; ``placed`` tells what has memory from what has none of its own."""
-    facts = history.recording.facts
-    ids = np.unique(facts.name[(facts.fact == fact) & (facts.time_ns < before_ns) & ((facts.address != 0) == placed)])
-    return frozenset(history.recording.texts[name] for name in ids)
+def _fates(history: MemoryHistory, fact: Fact, position: int) -> Fates:
+    facts, lifetimes, texts = history.facts, history.lifetimes, history.recording.texts
+    rows = facts.fact == fact
+    name, allocation = facts.name[rows], facts.allocation[rows]
+    died, later = lifetimes.died[allocation], lifetimes.born[allocation] >= position
+    gone = (died != ALIVE) & (died < position)
+    return Fates(
+        gone=frozenset(texts[index] for index in np.unique(name[gone])),
+        later=frozenset(texts[index] for index in np.unique(name[later])),
+    )
+
+
+def _named(history: MemoryHistory, rows: Mask) -> frozenset[str]:
+    """The names in those ``rows`` of the recording's facts, of tensors without memory of their own too."""
+    recording = history.recording
+    return frozenset(recording.texts[name] for name in np.unique(recording.facts.name[rows]))

@@ -13,6 +13,7 @@ from ampmem.reporters.text.out_of_memory import in_short
 from ampmem.reporters.text.plain_text import ABSENT, WIDTH, chunks, shorten, table, wrapped
 from ampmem.reporters.text.static_models import render_static_models
 from ampmem.reporters.text.table import conserved, describe_arm, describe_optimizers, indented, size_cells
+from ampmem.reporters.text.warnings import render_warnings
 from ampmem.reporters.text.words import AT_MARK, percent, short, signed, times
 from ampmem.units import format_bytes, format_count, format_duration
 from ampmem.vocabulary import AUTOCAST_ARMS, Mark
@@ -28,12 +29,18 @@ _LABEL = 15
 
 def render(comparison: Comparison) -> str:
     """The comparison as text, without a newline at its end."""
-    sections = [_head(comparison)]
+    sections = [_warnings(comparison.entries), _head(comparison)]
     if any(entry.summary is not None for entry in comparison.entries):
         sections += [_block(comparison, instant) for instant in comparison.instants if any(instant.live)]
         sections += [render_static_models(comparison.entries), _figures(comparison), _losses(comparison)]
     sections.append(_foot(comparison))
     return "\n\n".join(section for section in sections if section)
+
+
+def _warnings(entries: Sequence[Entry]) -> str:
+    known = [(entry.label, entry.summary) for entry in entries if entry.summary is not None]
+    found = [render_warnings(summary, of=shorten(label, 40)) for label, summary in known]
+    return "\n".join(filter(None, found))
 
 
 def _head(comparison: Comparison) -> str:

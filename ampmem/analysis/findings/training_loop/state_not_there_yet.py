@@ -38,5 +38,5 @@ def _modelled(run: TrainingRun) -> int:
     verdict = run.analysis.verdict
     parts = () if verdict is None or verdict.step not in [step.index for step in run.steps] else verdict.components
     per_element = [part.model_bytes_per_param for part in parts if part.component == str(Category.OPTIMIZER_STATE)]
-    own = [record for record in run.recording.parameters if record.trainable and record.shares is None]
-    return round(per_element[-1] * sum(record.elements for record in own)) if per_element else 0
+    trained = sum(record.own_elements for record in run.recording.parameters if record.trainable)
+    return round(per_element[-1] * trained) if per_element else 0

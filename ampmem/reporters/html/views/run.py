@@ -40,6 +40,7 @@ from ampmem.reporters.text.table import (
     describe_optimizers,
     describe_update,
 )
+from ampmem.reporters.text.warnings import warnings
 from ampmem.reporters.text.words import IN_SHORT, short
 from ampmem.units import format_bytes, format_count, format_duration
 from ampmem.vocabulary import STEP_MARKS
@@ -71,6 +72,7 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
         title=entry.script,
         facts=tuple(_facts(summary)),
         notes=(*sentences(summary.prediction), *analysis.recording.notes),
+        warnings=warnings(summary),
         headlines=headlines(summary, None),
         out_of_memory=out_of_memory_view(summary.out_of_memory, analysis),
         findings=tuple(_finding(finding, absent) for finding in summary.findings),

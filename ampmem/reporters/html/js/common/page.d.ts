@@ -22,6 +22,7 @@ export interface RunView {
   title: string;
   facts: Array<string>;
   notes: Array<string>;
+  warnings: Array<string>;
   headlines: Array<Headline>;
   out_of_memory: OutOfMemoryView | null;
   findings: Array<FindingView>;
@@ -145,6 +146,7 @@ export interface Term {
   why: string;
   bytes: number;
   tensors: number;
+  names: Array<string>;
 }
 
 export interface ActivationGroup {
