@@ -30,6 +30,9 @@ NO_STEP = -1
 UNKNOWN = -1
 """Value of the ``allocated`` column where the allocator reported no running total."""
 
+OTHER_THREADS = 1
+"""Address of the block that stands for all that threads hold which are not recorded; nothing lies there."""
+
 
 class Action(IntEnum):
     """What an allocator event does."""
@@ -190,7 +193,8 @@ class StepRecord:
 
     ``loss`` is what the step's last backward started from, unscaled; ``None`` unless that is one number.
     ``batch_size`` is the first dimension of the first tensor that the last outermost module was called
-    with. ``autocast_in_backward`` says that a backward of the step ran inside an autocast region.
+    with, and ``batch_loaded`` says that a DataLoader has made so many samples into a batch: only then is it known
+    what that dimension counts. ``autocast_in_backward`` says that a backward of the step ran inside an autocast region.
     """
 
     index: int
@@ -202,6 +206,7 @@ class StepRecord:
     batch_size: int | None = None
     autocast_in_backward: bool = False
     finished: bool = True
+    batch_loaded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,16 +228,6 @@ class ParameterRecord:
     optimizer: int | None = None
     shares: str | None = None
     overlap: int = 0
-
-    @property
-    def own_bytes(self) -> int:
-        """Bytes that no parameter before it has."""
-        return 0 if self.shares is not None else self.bytes - self.overlap
-
-    @property
-    def own_elements(self) -> int:
-        """Elements in :attr:`own_bytes`."""
-        return self.own_bytes * self.elements // self.bytes if self.bytes else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from ampmem.analysis.fit.estimate import Prediction, prediction_of
 from ampmem.analysis.jsonable import AtLeast, Json, OneOf, Positive, Signed, named, plain
 from ampmem.analysis.largest import LargeAllocation, largest
 from ampmem.analysis.modules import ModuleMemory, modules
+from ampmem.analysis.parameters import own_bytes, own_elements
 from ampmem.analysis.schema import schema_of
 from ampmem.analysis.static_model.verdict import StaticComponent, StaticRecipe
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
@@ -108,6 +109,9 @@ class Step:
     loss: float | None
     loss_scale: float | None
     batch_size: int | None
+    """The first dimension of what the model was given."""
+    batch_loaded: bool
+    """Whether a DataLoader has made so many samples into a batch: only then does that dimension surely count them."""
     autocast_in_backward: bool
     duration_ns: int
     marks: Marks
@@ -278,6 +282,7 @@ def _step(analysis: Analysis, step: StepRecord, marks: Instants, position: int) 
         loss=step.loss,
         loss_scale=step.loss_scale,
         batch_size=step.batch_size,
+        batch_loaded=step.batch_loaded,
         autocast_in_backward=step.autocast_in_backward,
         duration_ns=step.end_ns - step.start_ns,
         marks=Marks(
@@ -332,9 +337,9 @@ def _run_peak(step: Step) -> RunPeak:
 def _parameters(recording: Recording) -> Parameters:
     records = recording.parameters
     return Parameters(
-        count=sum(record.own_elements for record in records),
-        trainable=sum(record.own_elements for record in records if record.trainable),
-        bytes=sum(record.own_bytes for record in records),
+        count=sum(own_elements(record) for record in records),
+        trainable=sum(own_elements(record) for record in records if record.trainable),
+        bytes=sum(own_bytes(record) for record in records),
         cast_eligible=cast_eligible(recording),
     )
 

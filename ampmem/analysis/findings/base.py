@@ -178,7 +178,7 @@ class TrainingRun:
     def describe(self, allocation: int) -> str:
         """One allocation in words: what it is and where it was made."""
         lifetimes, classes = self.analysis.lifetimes, self.analysis.classes
-        words = [self.text(lifetimes.op[allocation]), self.text(classes.name[allocation])]
+        words = list(dict.fromkeys((self.text(lifetimes.op[allocation]), self.text(classes.name[allocation]))))
         module, stack = self.text(lifetimes.module[allocation]), self.text(lifetimes.stack[allocation])
         if module:
             words.append(f"in {module}")

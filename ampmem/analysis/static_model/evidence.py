@@ -20,7 +20,11 @@ ITEMSIZES = (1, 2, 4, 8)
 
 _DTYPES = {
     **dict.fromkeys(("int8", "uint8", "bool", "float8_e4m3fn", "float8_e5m2"), 1),
-    **{"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "complex64": 8},
+    "bfloat16": 2,
+    "float16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex64": 8,
 }
 _LINKS = {
     Category.PARAMETERS: Fact.PARAMETER,

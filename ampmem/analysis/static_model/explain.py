@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ampmem.analysis.parameters import own_bytes, own_elements
 from ampmem.analysis.static_model.evidence import Copy, Evidence, Fates, credit, fits
 from ampmem.analysis.static_model.terms import TermKind, TermSums
 from ampmem.analysis.timeline.categories import Category
@@ -24,9 +25,9 @@ def parameter_terms(evidence: Evidence, per_element: float) -> TermSums:
     terms = TermSums()
     # Of what several have, the first one has the bytes.
     owners = [
-        replace(record, elements=record.own_elements, bytes=record.own_bytes)
+        replace(record, elements=own_elements(record), bytes=own_bytes(record))
         for record in evidence.parameters
-        if record.own_bytes
+        if own_bytes(record)
     ]
     credits = credit(evidence.memories[Category.PARAMETERS], owners)
     for record in owners:
@@ -54,10 +55,10 @@ def gradient_terms(evidence: Evidence, per_element: float) -> TermSums:
     for record in evidence.parameters:
         found, name = credits.of.get(record.name, ()), record.name
         if not found:
-            terms.add(_no_gradient(evidence, record), -per_element * record.own_elements, name)
+            terms.add(_no_gradient(evidence, record), -per_element * own_elements(record), name)
             continue
         whole = per_element * record.elements
-        terms.add(shared(record), whole - per_element * record.own_elements, name)
+        terms.add(shared(record), whole - per_element * own_elements(record), name)
         if name in evidence.sparse:
             terms.add(TermKind.SPARSE_VALUES, sum(found) - whole, name)
         elif sum(found) < whole and per_element > _LARGEST_ITEMSIZE:
@@ -93,10 +94,10 @@ def master_terms(evidence: Evidence, per_element: float) -> TermSums:
     for record in evidence.parameters:
         found, name = credits.of.get(record.name, ()), record.name
         if not found:
-            terms.add(_no_master(evidence, record), -per_element * record.own_elements, name)
+            terms.add(_no_master(evidence, record), -per_element * own_elements(record), name)
             continue
         whole = per_element * record.elements
-        terms.add(shared(record), whole - per_element * record.own_elements, name)
+        terms.add(shared(record), whole - per_element * own_elements(record), name)
         more = found[1:] if per_element else found
         terms.add(TermKind.MORE_MASTERS, sum(more), name, tensors=len(more))
         if per_element:
@@ -119,13 +120,13 @@ def cast_terms(evidence: Evidence, per_element: float) -> TermSums:
         # A whole copy has the parameter's elements; what has others is no copy of it.
         copies = [copy for copy in evidence.copies.get(record.name, ()) if copy.view or fits(copy.bytes, record)]
         if not copies:
-            terms.add(_no_copy(evidence, record), -per_element * record.own_elements, record.name)
+            terms.add(_no_copy(evidence, record), -per_element * own_elements(record), record.name)
         elif not per_element:
             for copy in copies:
                 terms.add(_still_there(evidence, copy), copy.bytes, record.name)
         else:
             whole = per_element * record.elements
-            terms.add(shared(record), whole - per_element * record.own_elements, record.name)
+            terms.add(shared(record), whole - per_element * own_elements(record), record.name)
             _add_copies(terms, copies, whole, record.name)
     return terms
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ampmem.analysis.parameters import own_elements
 from ampmem.analysis.static_model.evidence import ITEMSIZES, dtype_bytes, itemsize
 from ampmem.analysis.static_model.states import SCALAR
 from ampmem.analysis.static_model.static_model import (
@@ -126,7 +127,7 @@ def _usual(of: Mapping[str, OptimizerModel], mine: Sequence[ParameterRecord]) ->
     elements: dict[str, int] = {}
     for record in mine:
         model = of[record.name]
-        elements[model.title] = elements.get(model.title, 0) + record.own_elements
+        elements[model.title] = elements.get(model.title, 0) + own_elements(record)
     return max((of[record.name] for record in mine), key=lambda model: elements[model.title], default=None)
 
 

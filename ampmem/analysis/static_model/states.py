@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ampmem.analysis.parameters import own_elements
 from ampmem.analysis.static_model.evidence import Evidence, StateMemory, credit, itemsize
 from ampmem.analysis.static_model.explain import shared
 from ampmem.analysis.static_model.static_model import (
@@ -39,10 +40,10 @@ def state_terms(evidence: Evidence, model_of: ModelOf, per_element: Callable[[Pa
         keys = states.keys.get(record.name)
         expected, model, name = per_element(record), model_of(record), record.name
         if keys is None:
-            terms.add(parameters_fate.no_state(record), -expected * record.own_elements, name)
+            terms.add(parameters_fate.no_state(record), -expected * own_elements(record), name)
             continue
         whole = expected * record.elements
-        terms.add(shared(record), whole - expected * record.own_elements, name)
+        terms.add(shared(record), whole - expected * own_elements(record), name)
         if model.key in _SPECIAL:
             terms.add(_SPECIAL[model.key], states.kept(record, keys) - whole, name)
             continue

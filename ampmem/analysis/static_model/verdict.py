@@ -14,6 +14,7 @@ from typing import Annotated
 
 from ampmem.analysis.casts import Ledger
 from ampmem.analysis.jsonable import OneOf, Signed
+from ampmem.analysis.parameters import own_bytes, own_elements
 from ampmem.analysis.static_model.evidence import Evidence, credit, evidence_at, itemsize
 from ampmem.analysis.static_model.explain import cast_terms, gradient_terms, master_terms, parameter_terms
 from ampmem.analysis.static_model.optimizers import Optimizers, optimizers_of
@@ -131,7 +132,7 @@ def judge(
 def _lost_parameters(evidence: Mapping[Mark, Evidence]) -> str | None:
     """What to say where a mark has nothing of the model's parameters: then they are somewhere else in the sums."""
     for mark, seen in evidence.items():
-        size = sum(record.own_bytes for record in seen.parameters)
+        size = sum(own_bytes(record) for record in seen.parameters)
         if size and not seen.live[Category.PARAMETERS]:
             when = str(mark).replace("_", " ")
             return (
@@ -145,10 +146,10 @@ def _model(history: MemoryHistory, evidence: Collection[Evidence]) -> _Model:
     recording = history.recording
     precision, optimizers = _precision(recording, evidence), optimizers_of(history)
     state = sum(
-        optimizers.model_of(record).bytes_per_element(precision.optimized_itemsize) * record.own_elements
+        optimizers.model_of(record).bytes_per_element(precision.optimized_itemsize) * own_elements(record)
         for record in recording.parameters
     )
-    count = sum(record.own_elements for record in recording.parameters)
+    count = sum(own_elements(record) for record in recording.parameters)
     return _Model(precision=precision, optimizers=optimizers, count=count, state=state)
 
 

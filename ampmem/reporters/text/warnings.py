@@ -13,7 +13,9 @@ def warnings(summary: Summary) -> tuple[str, ...]:
     found = []
     breach = summary.conservation.breach
     if breach is not None:
-        found.append(f"{breach}. Some of the memory below has a wrong name, or none, and the static model proves nothing.")
+        found.append(
+            f"{breach}. Some of the memory below has a wrong name, or none, and the static model proves nothing."
+        )
     if summary.static_problem not in (None, breach):
         found.append(f"{summary.static_problem}.")
     return tuple(found)
@@ -22,6 +24,4 @@ def warnings(summary: Summary) -> tuple[str, ...]:
 def render_warnings(summary: Summary, of: str = "") -> str:
     """The :func:`warnings` as lines; ``of`` is which of several runs it is. Empty where there are none."""
     label = f"{of}: " if of else ""
-    return "\n".join(
-        line for text in warnings(summary) for line in wrapped(f"WARNING  {label}{text}", indent=_INDENT)
-    )
+    return "\n".join(line for text in warnings(summary) for line in wrapped(f"WARNING  {label}{text}", indent=_INDENT))

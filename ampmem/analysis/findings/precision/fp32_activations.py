@@ -6,6 +6,7 @@ import numpy as np
 
 from ampmem.analysis.findings.base import NOTABLE_BYTES, Finding, Section, TrainingRun
 from ampmem.analysis.timeline.categories import Category
+from ampmem.events import Fact
 from ampmem.units import format_bytes
 
 _SHARE = 0.5
@@ -51,10 +52,14 @@ def check(run: TrainingRun) -> Finding | None:
 
 
 def _float32_by_op(run: TrainingRun, position: int) -> dict[str, int]:
-    """Bytes of the float32 activations by the op that saved them, or else by the one that made them."""
+    """Bytes of the float32 activations by the op that saved them, or else by the one that made them.
+
+    Only of what autograd was seen to save: what else is alive, as a communication bucket is, the script cannot cast.
+    """
     saved = run.analysis.saved_as
     lifetimes = run.analysis.lifetimes
-    mine = np.flatnonzero(run.analysis.classes.of(Category.ACTIVATIONS) & lifetimes.alive_at(position))
+    kept = run.with_fact(Fact.SAVED) + run.with_fact(Fact.RECOMPUTED) > 0
+    mine = np.flatnonzero(run.analysis.classes.of(Category.ACTIVATIONS) & lifetimes.alive_at(position) & kept)
     found: dict[str, int] = {}
     for allocation in mine.tolist():
         if run.text(saved.dtype[allocation]) == "float32":
