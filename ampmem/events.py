@@ -193,8 +193,7 @@ class StepRecord:
 
     ``loss`` is what the step's last backward started from, unscaled; ``None`` unless that is one number.
     ``batch_size`` is the first dimension of the first tensor that the last outermost module was called
-    with, and ``batch_loaded`` says that a DataLoader has made so many samples into a batch: only then is it known
-    what that dimension counts. ``autocast_in_backward`` says that a backward of the step ran inside an autocast region.
+    with, ``batch_loaded`` that a DataLoader batched those, ``autocast_in_backward`` that a backward ran under autocast.
     """
 
     index: int
@@ -213,9 +212,8 @@ class StepRecord:
 class ParameterRecord:
     """One parameter tensor; one that is registered twice appears once, under its first name.
 
-    ``kind`` is the class of its module, ``optimizer`` the index of the optimizer that updates it (or its
-    master copy), ``shares`` the name of the parameter in whose memory it lies when that is not its own.
-    ``overlap`` are those of its bytes that lie in the memory of parameters before it, where that is a part of it.
+    ``kind`` is its module's class, ``optimizer`` the index of what updates it (or its master copy), ``shares`` the
+    parameter whose memory is its own too, ``overlap`` how many bytes lie in those of others before it, if not all.
     """
 
     name: str

@@ -17,10 +17,10 @@ def faults(summary: Summary) -> tuple[str, ...]:
         found.append(conservation.breach)
     if summary.static_problem not in (None, conservation.breach):
         found.append(f"no verdict on the static model: {summary.static_problem}")
-    broken = [row for row in summary.static_model if row.residual_bytes and row.component != TOTAL]
+    broken = [row for row in summary.static_model if not row.explained and row.component != TOTAL]
     found += [
-        f"the static model does not explain {format_count(row.residual_bytes)} bytes of {row.component}, "
-        f"{str(row.mark).replace('_', ' ')}"
+        f"the static model does not explain {row.component} {str(row.mark).replace('_', ' ')}"
+        + (f": {format_count(row.residual_bytes)} bytes" if row.residual_bytes else "")
         for row in broken
     ]
     return tuple(found)

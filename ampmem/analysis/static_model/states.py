@@ -59,9 +59,9 @@ def state_terms(evidence: Evidence, model_of: ModelOf, per_element: Callable[[Pa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Other:
-    """A tensor that an optimizer keeps and that is no state of its model; ``about`` is what the optimizer calls it."""
+    """What an optimizer keeps beyond its model, which calls it ``about``; of no ``kind`` where nothing says why."""
 
-    kind: TermKind
+    kind: TermKind | None
     bytes: float
     parameter: str = ""
     about: str = ""
@@ -102,6 +102,10 @@ class _States:
             kind = TermKind.SCALARS if memory.bytes <= SCALAR else TermKind.UNKNOWN_STATE
             first = known[0]
             self.others.append(_Other(kind=kind, bytes=memory.bytes, parameter=first.parameter, about=first.state))
+        elif len(modelled) == 1 and self._model_of(self._records[modelled[0].parameter]).key not in _SPECIAL:
+            name = modelled[0]
+            more = memory.bytes - self.kept(self._records[name.parameter], {name.state})
+            self.others.append(_Other(kind=None, bytes=more))
         elif len(modelled) > 1:
             shares = sum(self.kept(self._records[name.parameter], {name.state}) for name in modelled)
             self.others.append(_Other(kind=TermKind.AROUND_STATES, bytes=max(memory.bytes - shares, 0)))

@@ -120,6 +120,8 @@ class TermSums:
 
     def __init__(self) -> None:
         self._sums: dict[tuple[TermKind, str], _Sum] = {}
+        self.complete = True
+        """Whether nothing was added without a kind."""
 
     def add(self, kind: TermKind | None, size: float, name: str = "", *, tensors: int = 1, about: str = "") -> None:
         """``size`` bytes, of so many ``tensors``, more than the model has; nothing when that is 0.
@@ -127,7 +129,9 @@ class TermSums:
         ``name`` is the parameter that they belong to. Without a ``kind`` there is no evidence of why: those bytes stay
         unexplained.
         """
-        if size and kind is not None:
+        if size and kind is None:
+            self.complete = False
+        elif size and kind is not None:
             sizes = [(name, round(size))] if name else []
             self._sums.setdefault((kind, kind.words(about)), _Sum()).add(round(size), tensors, sizes)
 
@@ -145,6 +149,7 @@ class TermSums:
         """All of ``parts`` together."""
         together = cls()
         for part in parts:
+            together.complete &= part.complete
             for key, found in part._sums.items():
                 if found.bytes:
                     together._sums.setdefault(key, _Sum()).add(found.bytes, found.tensors, found.sizes.items())

@@ -43,9 +43,9 @@ TOTAL = "total"
 class StaticComponent:
     """One component at one mark: what the recipe tells, what was measured, and why they differ.
 
-    ``residual_bytes`` is ``measured_bytes - model_bytes`` less the terms; ``holds`` says that it is 0, in a
-    recording whose sums are right. The component ``total`` is measured in the allocator's blocks, so rounding is a
-    term there.
+    ``residual_bytes`` is ``measured_bytes - model_bytes`` less the terms. ``explained`` says that it is 0, and not only
+    because differences without evidence cancel out; ``holds`` that the recording's sums are right besides. The
+    component ``total`` is measured in the allocator's blocks, so rounding is a term there.
     """
 
     mark: Annotated[Mark, OneOf(STEP_MARKS)]
@@ -56,6 +56,7 @@ class StaticComponent:
     measured_bytes_per_param: float
     residual_bytes: Signed
     terms: tuple[Term, ...]
+    explained: bool
     holds: bool
 
 
@@ -219,6 +220,7 @@ def _components(model: _Model, mark: Mark, evidence: Evidence) -> list[StaticCom
 def _component(model: _Model, mark: Mark, name: str, size: int, measured: int, terms: TermSums) -> StaticComponent:
     listed = terms.listed()
     residual = measured - size - sum(term.bytes for term in listed)
+    explained = residual == 0 and terms.complete
     return StaticComponent(
         mark=mark,
         component=str(name),
@@ -228,5 +230,6 @@ def _component(model: _Model, mark: Mark, name: str, size: int, measured: int, t
         measured_bytes_per_param=measured / model.count if model.count else 0.0,
         residual_bytes=residual,
         terms=listed,
-        holds=residual == 0,
+        explained=explained,
+        holds=explained,
     )

@@ -137,6 +137,7 @@ class ComponentView:
     measured: int
     terms: tuple[Term, ...]
     residual: int
+    explained: bool
     holds: bool
 
 

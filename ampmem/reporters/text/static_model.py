@@ -65,7 +65,7 @@ def _mark(words: str, rows: Sequence[StaticComponent], parameters: int) -> str:
 
 
 def _why(row: StaticComponent) -> str:
-    broken = [_residual(row)] if row.residual_bytes else []
+    broken = [] if row.explained else [not_explained(row).replace("not explained", "NOT EXPLAINED")]
     if row.component == TOTAL:
         texts = broken or ["the sum of the above"]
         texts += [_term(row, term) for term in row.terms if term.kind is TermKind.ROUNDING]
@@ -89,21 +89,23 @@ def tensors_of(term: Term) -> str:
     return ", ".join(term.names) + (f" and {format_count(more)} more" if more > 0 else "")
 
 
-def _residual(row: StaticComponent) -> str:
-    return f"{signed(row.residual_bytes)} NOT EXPLAINED"
+def not_explained(row: StaticComponent) -> str:
+    """What of a component nothing explains, in words."""
+    if row.residual_bytes:
+        return f"{signed(row.residual_bytes)} not explained"
+    return "not explained: more in some tensors and as much less in others"
 
 
 def judgement(summary: Summary) -> str:
     """Whether the static model holds, in a sentence."""
     if not summary.static_model:
         return f"no verdict: {summary.static_problem}"
-    broken = [row for row in summary.static_model if row.residual_bytes and row.component != TOTAL]
+    broken = [row for row in summary.static_model if not row.explained and row.component != TOTAL]
     if not broken and summary.static_problem is None:
         return "the model holds: every byte between told and measured has a name, residual 0 B"
     reasons = [] if summary.static_problem is None else [summary.static_problem]
     if broken:
-        places = ", ".join(f"{signed(row.residual_bytes)} of {row.component} {AT_MARK[row.mark]}" for row in broken)
-        reasons.append(f"not explained are {places}")
+        reasons.append("; ".join(f"{row.component} {AT_MARK[row.mark]}: {not_explained(row)}" for row in broken))
     return f"the model does not hold: {'; '.join(reasons)}"
 
 

@@ -8,7 +8,7 @@ from ampmem.analysis.compare import Entry
 from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent
 from ampmem.analysis.summary import Summary
 from ampmem.reporters.text.plain_text import ABSENT, chunks, per_parameter, shorten, table, wrapped
-from ampmem.reporters.text.static_model import judgement, tensors_of
+from ampmem.reporters.text.static_model import judgement, not_explained, tensors_of
 from ampmem.reporters.text.words import AT_MARK, signed
 from ampmem.vocabulary import Mark
 
@@ -79,16 +79,15 @@ def _reasons(judged: Sequence[tuple[str, Summary]]) -> str:
                 of = tensors_of(term)
                 reason = f"{row.component} {AT_MARK[row.mark]}: {term.why}" + (f" ({of})" if of else "")
                 reasons.setdefault(reason, {}).setdefault(term.bytes, []).append(shorten(label, _LABEL))
-            if row.residual_bytes:
-                broken.append(f"{signed(row.residual_bytes)} of {row.component} {AT_MARK[row.mark]} ({label})")
+            if not row.explained:
+                broken.append(f"{row.component} {AT_MARK[row.mark]} ({label}): {not_explained(row)}")
     lines = ["why they differ"]
     for reason, sizes in reasons.items():
         amounts = ", ".join(f"{signed(size)} ({', '.join(labels)})" for size, labels in sizes.items())
         lines += wrapped(f"{reason}: {amounts}")
     problems = [f"{label}: {summary.static_problem}" for label, summary in judged if summary.static_problem]
     if broken or problems:
-        verdict = f"NOT EXPLAINED: {'; '.join(broken)}" if broken else "the model does not hold"
-        verdict += "".join(f"; {problem}" for problem in problems)
+        verdict = f"the model does not hold: {'; '.join([*problems, *broken])}"
     else:
         verdict = "every byte has a name: residual 0 B in each"
     return "\n".join([*lines, *wrapped(verdict)])

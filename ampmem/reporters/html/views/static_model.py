@@ -30,6 +30,7 @@ def _rows(summary: Summary, mark: Mark) -> tuple[ComponentView, ...]:
             measured=row.measured_bytes,
             terms=row.terms,
             residual=row.residual_bytes,
+            explained=row.explained,
             holds=row.holds,
         )
         for row in summary.static_model

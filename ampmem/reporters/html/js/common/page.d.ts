@@ -139,6 +139,7 @@ export interface ComponentView {
   measured: number;
   terms: Array<Term>;
   residual: number;
+  explained: boolean;
   holds: boolean;
 }
 

@@ -172,7 +172,7 @@ function ofTensors(row, term) {
 /** @param {ComponentView} row */
 function verdictOf(row) {
   if (row.holds) return make("span", { class: "chip good" }, "✓ explained");
-  return make("span", { class: "chip bad" }, row.residual ? "✗ not explained" : "✗ not proven");
+  return make("span", { class: "chip bad" }, row.explained ? "✗ not proven" : "✗ not explained");
 }
 
 /** @param {ComponentView} row */
