@@ -43,6 +43,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
     "recorder": (
         "outcome script seed options torch_entries",
         "torch_private torch_private_cuda",
+        "torch_private_tensors",
         "facts",
         "models steering",
         "update sources",
@@ -50,7 +51,13 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "writing follower",
         "session",
     ),
-    "recorder/sources": ("base baseline window", "cpu cuda simulated", "choose"),
+    "recorder/sources": (
+        "base missing_frees process_total storages window",
+        "mappings",
+        "ledger",
+        "cpu cuda simulated",
+        "choose",
+    ),
     "simulator": (
         "peaks private refusal where",
         "device engine ops scratch",

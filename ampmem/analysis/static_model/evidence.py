@@ -12,7 +12,7 @@ from ampmem.analysis.static_model.static_model import COMPONENTS
 from ampmem.analysis.timeline.categories import CODES, Breakdown, Category
 from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
-from ampmem.events import Fact, ParameterRecord, Phase
+from ampmem.events import Fact, ParameterRecord, Phase, Recording
 from ampmem.names import StateName
 
 ITEMSIZES = (1, 2, 4, 8)
@@ -97,7 +97,7 @@ class Evidence:
     ``cast`` are the parameters that the step has cast by then; ``casts_seen`` says whether the recording has any
     cast of a parameter. ``fates`` and ``states_fate`` say of parameters' tensors, and of optimizer states, what
     became of them. ``had_gradient`` are the names of the parameters of which a gradient was seen before, ``sparse``
-    of those with one that has no storage of its own, ``have_gradients`` of all that ever have one.
+    of those with a sparse one, ``have_gradients`` of all that ever have one.
     ``updated`` says whether an optimizer update was done by then, ``skipped`` whether a loss scaler left one out.
     ``rounding`` is what the allocator set aside for the static categories beyond what was requested.
     """
@@ -165,12 +165,18 @@ def evidence_at(history: MemoryHistory, ledger: Ledger, instant_ns: int, index: 
         casts_seen=bool((facts.fact == Fact.CAST_COPY).any()),
         had_gradient=_named(history, gradients & (facts.time_ns < instant_ns)),
         have_gradients=_named(history, gradients),
-        sparse=_named(history, gradients & (facts.time_ns < instant_ns) & (facts.address == 0)),
+        sparse=_named(history, gradients & (facts.time_ns < instant_ns) & _of_integers(recording)),
         autocast=recording.arm.dtype is not None,
         updated=not all(ended),
         skipped=any(ended),
         rounding=int((lifetimes.block_bytes - lifetimes.bytes)[static].sum()),
     )
+
+
+def _of_integers(recording: Recording) -> Mask:
+    """Which facts are about integers; of a gradient, those are the indices of a sparse one."""
+    integers = [number for number, text in enumerate(recording.texts) if text in ("int32", "int64")]
+    return np.isin(recording.facts.dtype, integers)
 
 
 def credit(

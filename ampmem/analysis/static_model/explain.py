@@ -60,7 +60,7 @@ def gradient_terms(evidence: Evidence, per_element: float) -> TermSums:
         whole = per_element * record.elements
         terms.add(shared(record), whole - per_element * own_elements(record), name)
         if name in evidence.sparse:
-            terms.add(TermKind.SPARSE_VALUES, sum(found) - whole, name)
+            terms.add(TermKind.SPARSE_GRADIENTS, sum(found) - whole, name)
         elif sum(found) < whole and per_element > _LARGEST_ITEMSIZE:
             terms.add(TermKind.ONE_GRADIENT_OF_TWO, sum(found) - whole, name)
         elif per_element > _LARGEST_ITEMSIZE:
@@ -79,8 +79,6 @@ def _no_gradient(evidence: Evidence, record: ParameterRecord) -> TermKind | None
         return TermKind.FROZEN
     if name in evidence.fates[Category.GRADIENTS].gone:
         return TermKind.GRADIENTS_FREED
-    if name in evidence.sparse:
-        return TermKind.SPARSE_GRADIENTS
     if name not in evidence.had_gradient and name in evidence.have_gradients:
         return TermKind.GRADIENTS_LATER
     # Where no gradient of anything was seen, that theirs was not says nothing.
