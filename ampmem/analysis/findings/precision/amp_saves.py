@@ -126,10 +126,11 @@ def _batch_size(run: TrainingRun) -> int:
 def _numbers(run: TrainingRun, position: int, copies: int, saved: int) -> tuple[str, ...]:
     batch = _batch_size(run)
     even = break_even(batch, copies, saved)
+    low = run.low_precision[run.analysis.saved_as.dtype] & run.analysis.lifetimes.alive_at(position)
+    kept = run.bytes_of(run.kept_by_autograd(position) | (low & run.analysis.classes.of(Category.ACTIVATIONS)))
     lines = [
         f"cast copies at the end of forward: {format_bytes(copies)}",
-        f"activations at the end of forward: {format_bytes(run.live(Category.ACTIVATIONS, position))}, "
-        f"in FP32 about {format_bytes(run.live(Category.ACTIVATIONS, position) + saved)}",
+        f"activations then: {format_bytes(kept)}, in FP32 about {format_bytes(kept + saved)}",
     ]
     if even is not None and copies:
         lines.append(f"break-even at batch size {even:.2f}: {batch} * {copies} / {saved}")
