@@ -46,10 +46,11 @@ class Optimizers:
 
 @dataclass(slots=True, kw_only=True)
 class _Seen:
-    """What was seen of one parameter's state: all its keys, and the sizes of those that are no scalars."""
+    """What was seen of one parameter's state: all its keys, and the sizes of tensors that are no scalars, or may be."""
 
     keys: set[str] = field(default_factory=set)
     sizes: _Sizes = field(default_factory=dict)
+    small: _Sizes = field(default_factory=dict)
 
 
 def optimizers_of(history: MemoryHistory) -> Optimizers:
@@ -84,6 +85,7 @@ def _models(
     forms = optimizer_forms(classes)
     empty = next((form for form in forms if not form.states), None)
     found: dict[str, OptimizerModel] = {}
+    _settle_small([seen[record.name] for record in mine if record.name in seen])
     for record in mine:
         state = seen.get(record.name, _Seen())
         known = [form for form in forms if _is_kept(form, state)]
@@ -97,6 +99,15 @@ def _models(
     largest = max(found.values(), key=lambda model: len(model.states), default=None)
     rest = largest or optimizer_model(classes, optimizer.settings) or _as_seen(optimizer, _Seen())
     return {record.name: found.get(record.name, rest) for record in mine}
+
+
+def _settle_small(states: Sequence[_Seen]) -> None:
+    """A small tensor is a state where what has the same key and size per element is one for a larger parameter."""
+    larger = {(key, size) for state in states for key, sizes in state.sizes.items() for size in sizes if size != 0}
+    for state in states:
+        for key, sizes in state.small.items():
+            if all((key, size) in larger for size in sizes):
+                state.sizes.setdefault(key, set()).update(sizes)
 
 
 def _is_kept(form: OptimizerModel, state: _Seen) -> bool:
@@ -147,11 +158,11 @@ def _seen(history: MemoryHistory) -> dict[str, _Seen]:
         state = seen.setdefault(record.name, _Seen())
         state.keys.add(name.state)
         size = int(history.lifetimes.bytes[facts.allocation[row]])
-        if size > SCALAR:
-            each, rest = divmod(size, record.elements or 1)
-            each = 0 if rest else each
-            optimized = {itemsize(record), masters.get(record.name, 0)}
-            state.sizes.setdefault(name.state, set()).add(None if each and each in optimized else each)
+        each, rest = divmod(size, record.elements or 1)
+        each = 0 if rest else each
+        optimized = {itemsize(record), masters.get(record.name, 0)}
+        sizes = state.sizes if size > SCALAR else state.small
+        sizes.setdefault(name.state, set()).add(None if each and each in optimized else each)
     return seen
 
 
