@@ -381,8 +381,11 @@ def _allocator(row: dict[str, Any] | None) -> AllocatorRecord | None:
     return None if row is None else AllocatorRecord(**row | {"peaks": tuple(row["peaks"])})
 
 
+_FLAGS = ("skipped_update", "autocast_in_backward", "finished", "batch_loaded")
+
+
 def _step(row: dict[str, Any]) -> StepRecord:
-    flags = {key: bool(row[key]) for key in ("skipped_update", "autocast_in_backward", "finished")}
+    flags = {key: bool(row[key]) for key in _FLAGS if key in row}
     return StepRecord(**row | flags)
 
 

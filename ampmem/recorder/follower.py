@@ -58,6 +58,8 @@ class Follower:
         self.recording = False
         """Whether allocator events are being recorded now."""
         self.open_step = OpenStep()
+        self._loaded: int | None = None
+        """How many samples a DataLoader made into the newest batch, where that is known."""
         self.optimizers = Optimizers()
         self.manual_steps = False
         """Whether the user says when steps end; then updates no longer do."""
@@ -100,6 +102,7 @@ class Follower:
     def batch_seen(self, size: int) -> None:
         """The outermost module is fed tensors whose first dimension is ``size``."""
         self.open_step.batch_size = size
+        self.open_step.batch_loaded = size == self._loaded
 
     def forward_ended(self) -> None:
         """The outermost module has returned or raised."""
@@ -175,8 +178,9 @@ class Follower:
             self._log.enter_phase(Phase.DATA)
         return before
 
-    def data_ended(self, before: Phase) -> None:
-        """The batch is made, or there is none left."""
+    def data_ended(self, before: Phase, *, samples: int | None) -> None:
+        """The batch is made, or there is none left; of ``samples`` where that is a dimension of all its tensors."""
+        self._loaded = samples
         if self.recording and self._log.phase == Phase.DATA:
             self._log.enter_phase(before)
 

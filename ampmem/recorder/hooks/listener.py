@@ -53,8 +53,8 @@ class Listener(Protocol):
     def data_started(self) -> Phase:
         """A DataLoader is about to make a batch; returns the phase to go back to."""
 
-    def data_ended(self, before: Phase) -> None:
-        """The batch is made, or there is none left."""
+    def data_ended(self, before: Phase, *, samples: int | None) -> None:
+        """The batch is made, or there is none left; of ``samples`` where that is a dimension of all its tensors."""
 
     def stop_recording(self, why: str) -> None:
         """The script needs what only one can have: the recording ends, the script goes on."""

@@ -104,6 +104,10 @@ class OptimizerHooks:
         stepping.append(id(optimizer))
         if self._listener.recording:
             self.note_gradients(optimizer)
+            if id(optimizer) not in self._records:  # its state may be there already, and be replaced in this update
+                names = self._names()
+                self._note_own_parameters(optimizer, names)
+                self._note_tensors(optimizer, names)
             self._listener.optimizer_started(type(optimizer).__name__)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -135,6 +139,9 @@ class OptimizerHooks:
         """Log ``optimizer``'s state and the parameters that are its own."""
         names = self._names(optimizer)
         self._note_optimizer(optimizer, names)
+        self._note_tensors(optimizer, names)
+
+    def _note_tensors(self, optimizer: Optimizer, names: dict[int, tuple[int, int]]) -> None:
         for parameter, state in list(optimizer.state.items()):
             tensors = list(_tensors(state, ""))
             for name, path in names.get(id(parameter), [(0, 0)]):

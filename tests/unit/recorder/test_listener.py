@@ -64,8 +64,8 @@ class Diary:
         self.heard.append("data")
         return Phase.SETUP
 
-    def data_ended(self, before: Phase) -> None:
-        self.heard.append(f"data ended in {before.name}")
+    def data_ended(self, before: Phase, *, samples: int | None) -> None:
+        self.heard.append(f"data ended in {before.name}, {samples} samples")
 
     def stop_recording(self, why: str) -> None:
         self.heard.append(why)
@@ -98,9 +98,9 @@ def test_one_step_as_the_hooks_report_it() -> None:
     assert diary.heard == [
         "made SGD",
         "data",
-        "data ended in SETUP",
+        "data ended in SETUP, 2 samples",
         "data",
-        "data ended in SETUP",
+        "data ended in SETUP, None samples",
         "forward",
         "batch of 2",
         "forward ended",

@@ -41,6 +41,7 @@ from ampmem.reporters.text.table import (
     describe_optimizers,
     describe_update,
 )
+from ampmem.reporters.text.warnings import warnings
 from ampmem.reporters.text.words import IN_SHORT, short
 from ampmem.units import format_bytes, format_count, format_duration
 from ampmem.vocabulary import STEP_MARKS
@@ -71,8 +72,9 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
     return RunView(
         label=entry.label,
         title=entry.script,
-        facts=(*filter(is_warning, notes), *_facts(summary)),
+        facts=tuple(_facts(summary)),
         notes=(*sentences(summary.prediction), *(note for note in notes if not is_warning(note))),
+        warnings=warnings(summary, notes),
         headlines=headlines(summary, None),
         out_of_memory=out_of_memory_view(summary.out_of_memory, analysis),
         findings=tuple(_finding(finding, absent) for finding in summary.findings),
