@@ -58,6 +58,8 @@ class Phase(IntEnum):
     BACKWARD = 4
     OPTIMIZER = 5
     BETWEEN = 6
+    EVALUATION = 7
+    """A model runs forward with gradients off: validation, a teacher, a rollout."""
 
 
 class Fact(IntEnum):
@@ -97,6 +99,8 @@ class Fact(IntEnum):
     """What other facts say of this storage was concluded from frames, sizes and lifetimes, not seen by a hook."""
     SCRATCH = 17
     """What the op ``name`` allocates for itself and gives back before it returns."""
+    HELD = 19
+    """Alive when a step of inference ended, in the object ``name``: ``DynamicCache.layers[0].keys``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +192,7 @@ NO_SEGMENTS = SegmentColumns(**{name: np.zeros(0, dtype=np.int64) for name in Se
 class StepRecord:
     """One step that ended; or one in which memory ran out and the recording with it, which is not ``finished``.
 
-    ``loss`` is what the step's last backward started from, unscaled; ``None`` unless that is one number.
+    ``loss`` is what the last of the step's ``backwards`` started from, unscaled; ``None`` unless that is one number.
     ``batch_size`` is the first dimension of the first tensor that the last outermost module was called
     with. ``autocast_in_backward`` says that a backward of the step ran inside an autocast region.
     """
@@ -202,6 +206,7 @@ class StepRecord:
     batch_size: int | None = None
     autocast_in_backward: bool = False
     finished: bool = True
+    backwards: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +259,7 @@ class ArmRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """What was run, on what, with which versions; and why the script failed, if it did."""
+    """What was run, on what, with which versions; why the script failed, if so; what ``--step-on`` said, if given."""
 
     ampmem: str
     torch: str
@@ -267,6 +272,7 @@ class RunRecord:
     script: str
     arguments: tuple[str, ...]
     failure: FailureRecord | None = None
+    step_on: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

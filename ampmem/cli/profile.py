@@ -112,6 +112,7 @@ class _Plan:
 
     def options(self, path: Path, *, timed: bool = False) -> Options:
         """What the recorder is told. Importing torch takes seconds: what is wrong is said before that."""
+        from ampmem.recorder.marker import step_on_of
         from ampmem.recorder.options import DTYPES, Options
 
         script = self.script
@@ -129,6 +130,7 @@ class _Plan:
             dtype=None if script.dtype is None else DTYPES[script.dtype],
             device=script.device,
             synchronize=script.synchronize,
+            step_on=step_on_of(script.step_on),
         )
 
 

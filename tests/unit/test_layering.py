@@ -41,11 +41,12 @@ STRANGERS = {"recorder": "analysis", "analysis": "recorder"}
 
 INSIDE: dict[str, tuple[str, ...]] = {
     "recorder": (
-        "outcome script seed options torch_entries",
+        "script seed torch_entries marker",
+        "outcome options",
         "torch_private torch_private_cuda",
         "facts",
         "models steering",
-        "update sources",
+        "update sources rounds",
         "hooks device steps",
         "writing follower",
         "session",
