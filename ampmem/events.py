@@ -59,7 +59,7 @@ class Phase(IntEnum):
     OPTIMIZER = 5
     BETWEEN = 6
     EVALUATION = 7
-    """A model runs forward with gradients off: validation, a teacher, a rollout."""
+    """A model runs forward with gradients off, in a script that trains."""
 
 
 class Fact(IntEnum):

@@ -20,10 +20,10 @@ from ampmem.recorder.marker import Marker
 from ampmem.recorder.models.holders import Holders
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.outcome import Outcome
+from ampmem.recorder.rounds import Optimizers
 from ampmem.recorder.sources.cuda.late import LateNumber
 from ampmem.recorder.steering.arms import ArmSeen
 from ampmem.recorder.steering.steering import Steering
-from ampmem.recorder.rounds import Optimizers
 from ampmem.recorder.steps import OpenStep
 from ampmem.recorder.torch_private import in_backward
 from ampmem.recorder.update import RunningUpdate
@@ -254,6 +254,7 @@ class Follower:
     def process_started(self) -> None:
         """The script has started a child process."""
         self._outcome.children += 1
+        self._note("the script started child processes: what happens there is not recorded")
 
     def skimmed(self, module: nn.Module) -> None:
         """An outermost ``module`` is about to run, and nothing is recorded."""

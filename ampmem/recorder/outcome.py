@@ -54,8 +54,8 @@ class Outcome:
             return why
         many = "a child process" if self.children == 1 else f"{self.children} child processes"
         return (
-            f"{why}. But the script started {many}, and what happens there is not recorded: if it trains there, "
-            "call the function that trains in the script's own process instead"
+            f"{why.partition(':')[0]} in the script's own process: it started {many}, and what happens there is not "
+            "recorded; if it trains there, have it call the function that trains without multiprocessing"
         )
 
     def _why_nothing(self) -> str | None:

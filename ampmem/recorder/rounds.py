@@ -157,7 +157,7 @@ class Optimizers:
     def end(self) -> str | None:
         """The step is over; what there is to know of it where it puts several updates together."""
         waited = [self._names[key] for key in self._rounds.beside]
-        parts = [f"{count} of {self._names.get(key)}" for key, count in self._rounds.updates.items()]
+        parts = [f"{name} {_times(count)}" for name, count in self._counted()]
         total = sum(self._rounds.updates.values())
         self._rounds.end()
         if total <= 1:
@@ -167,9 +167,17 @@ class Optimizers:
         if total < PATIENCE or not waited:
             return f"several updates of one optimizer are put together into one step: {parts[0]}"
         return (
-            f"{parts[0]} are put together into one step, which waited for an update of {' and '.join(waited)}, whose "
-            "model ran too; from then on nothing waits for that"
+            f"several updates are put together into one step ({parts[0]}), which waited for one of "
+            f"{' and '.join(waited)}, whose model ran too; from then on nothing waits for that"
         )
+
+    def _counted(self) -> Iterator[tuple[str, int]]:
+        """The optimizers that have updated in this step, in words, and how often."""
+        said: set[str] = set()
+        for key, count in self._rounds.updates.items():
+            name = self._names.get(key, "an optimizer")
+            yield (f"another {name}" if name in said else name), count
+            said.add(name)
 
     def _holders(self, module: nn.Module) -> frozenset[int]:
         known = self._held.get(id(module))
@@ -205,3 +213,7 @@ class Optimizers:
 
 def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

@@ -46,7 +46,11 @@ def trains(recording: Recording) -> bool:
 def _instants(recording: Recording, step: StepRecord) -> Instants:
     found, phases = instants(recording.phases, step), recording.phases
     forward = None if trains(recording) or found.after_backward is not None else _last_row(phases, step, Phase.FORWARD)
-    return found if forward is None else replace(found, after_forward=min(_end(phases.time_ns, forward, step), step.end_ns))
+    return (
+        found
+        if forward is None
+        else replace(found, after_forward=min(_end(phases.time_ns, forward, step), step.end_ns))
+    )
 
 
 def instants(phases: PhaseColumns, step: StepRecord) -> Instants:

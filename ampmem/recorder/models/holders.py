@@ -65,7 +65,9 @@ def names_of_holders(tensors: list[Tensor]) -> list[str]:
         found: list[Any] = []
         own += [level, owners, found]
         for owner in sorted(owners, key=_rank):
-            held = {id(item): (owner, part) for item, part in _parts(owner) if id(item) in wanted and id(item) not in up}
+            held = {
+                id(item): (owner, part) for item, part in _parts(owner) if id(item) in wanted and id(item) not in up
+            }
             up |= held
             if held and id(owner) not in up and not isinstance(owner, (nn.Module, ModuleType)):
                 found.append(owner)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
@@ -33,7 +34,7 @@ class Diary:
     def on_thread(self) -> bool:
         return True
 
-    def forward_started(self, *, recomputing: bool) -> None:
+    def forward_started(self, module: nn.Module, *, recomputing: bool) -> None:
         self.heard.append("recomputing" if recomputing else "forward")
 
     def batch_seen(self, size: int) -> None:

@@ -123,7 +123,7 @@ def test_one_backward_for_two_optimizers_is_one_step() -> None:
     optimizers.updated(id(made[1]))
     assert optimizers.over()
     assert optimizers.end() == (
-        "the updates of several optimizers are put together into one step: 1 of SGD, 1 of SGD"
+        "the updates of several optimizers are put together into one step: SGD once, another SGD once"
     )
 
 
@@ -145,6 +145,6 @@ def test_waiting_in_vain_is_said() -> None:
         optimizers.updated(id(optimizer))
     assert optimizers.over()
     assert optimizers.end() == (
-        f"{PATIENCE} of SGD are put together into one step, which waited for an update of SGD, whose model ran too; "
-        "from then on nothing waits for that"
+        f"several updates are put together into one step (SGD {PATIENCE} times), which waited for one of SGD, whose "
+        "model ran too; from then on nothing waits for that"
     )
