@@ -50,10 +50,6 @@ class DeviceWatch:
         """What the source has settled since the last call."""
         return ([], []) if self._source is None else (self._source.take_layers(), self._source.take_ooms())
 
-    def notes(self) -> list[str]:
-        """What a reader of the recording has to know."""
-        return [] if self._source is None else self._source.notes()
-
     def allocator(self) -> AllocatorRecord | None:
         """How the caching allocator was set and used by now."""
         return None if self._source is None else self._source.allocator()

@@ -16,7 +16,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
         "errors failure names own_code patching units version vocabulary",
-        "outputs",
+        "outputs allocator_records",
         "events",
         "recording",
         "allocator",
@@ -44,6 +44,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "script seed torch_entries marker",
         "outcome options",
         "torch_private torch_private_cuda",
+        "torch_private_tensors",
         "facts",
         "models steering",
         "update sources rounds",
@@ -51,7 +52,13 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "writing follower",
         "session",
     ),
-    "recorder/sources": ("base baseline window", "cpu cuda simulated", "choose"),
+    "recorder/sources": (
+        "base missing_frees process_total storages window",
+        "mappings",
+        "ledger",
+        "cpu cuda simulated",
+        "choose",
+    ),
     "simulator": (
         "peaks private refusal where",
         "device engine ops scratch",
