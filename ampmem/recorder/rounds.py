@@ -31,7 +31,7 @@ class Rounds:
         self.updates: dict[int, int] = {}
         """Updates of this step, by optimizer, in the order of their first."""
         self._ran: set[frozenset[int]] = set()
-        """Of each model that ran in this step, the optimizers that hold parameters of it."""
+        """Of each model that ran in this step, the optimizers that hold parameters of it, if any does."""
         self._ever: set[int] = set()
         self._idle: set[int] = set()
         self._together: set[frozenset[int]] = set()
@@ -134,9 +134,7 @@ class Optimizers:
     def ran(self, module: nn.Module) -> None:
         """An outermost module runs. One in evaluation mode with gradients off is no part of a step."""
         if self.several and (module.training or torch.is_grad_enabled()):
-            holders = self._holders(module)
-            if holders:
-                self._rounds.ran(holders)
+            self._rounds.ran(self._holders(module))
 
     def updated(self, optimizer: int) -> None:
         """The optimizer with this ``id`` made (or skipped) its update."""
