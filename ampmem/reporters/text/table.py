@@ -177,9 +177,9 @@ def describe_update(step: Step) -> str:
     """What became of the step's update, in words."""
     if not step.finished:
         return "out of memory"
-    if step.marks.after_optimizer is None:
-        return "none seen"
-    return "skipped" if step.skipped_update else "done"
+    if step.skipped_update:
+        return "skipped"
+    return "done" if step.marks.after_optimizer is not None else "none seen"
 
 
 def _breakdown(step: Step, parameters: int) -> str:
