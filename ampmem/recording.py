@@ -224,6 +224,8 @@ def _run_rows(run: RunRecord) -> dict[str, object]:
     """``run`` for the header; ``failure``, which came later than the format, has a row that older readers skip."""
     rows = asdict(run)
     failure = rows.pop("failure")
+    if not run.step_on:  # it came later than the format, too
+        del rows["step_on"]
     return {"run": rows} if failure is None else {"run": rows, "failure": failure}
 
 

@@ -114,6 +114,7 @@ class _Plan:
 
     def options(self, path: Path, *, timed: bool = False) -> Options:
         """What the recorder is told. Importing torch takes seconds: what is wrong is said before that."""
+        from ampmem.recorder.marker import step_on_of
         from ampmem.recorder.options import DTYPES, Options
 
         script = self.script
@@ -131,6 +132,7 @@ class _Plan:
             dtype=None if script.dtype is None else DTYPES[script.dtype],
             device=script.device,
             synchronize=script.synchronize,
+            step_on=step_on_of(script.step_on),
         )
 
 

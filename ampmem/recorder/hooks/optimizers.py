@@ -105,8 +105,8 @@ class OptimizerHooks:
         if self._listener.recording:
             self.note_gradients(optimizer)
             if id(optimizer) not in self._records:  # its state may be there already, and be replaced in this update
-                names = self._names()
-                self._note_own_parameters(optimizer, names)
+                names = self._names(optimizer, before=True)
+                self._note_own_parameters(optimizer)
                 self._note_tensors(optimizer, names)
             self._listener.optimizer_started(type(optimizer).__name__)
 
@@ -141,7 +141,7 @@ class OptimizerHooks:
         self._note_optimizer(optimizer, names)
         self._note_tensors(optimizer, names)
 
-    def _note_tensors(self, optimizer: Optimizer, names: dict[int, tuple[int, int]]) -> None:
+    def _note_tensors(self, optimizer: Optimizer, names: _Names) -> None:
         for parameter, state in list(optimizer.state.items()):
             tensors = list(_tensors(state, ""))
             for name, path in names.get(id(parameter), [(0, 0)]):

@@ -38,6 +38,7 @@ from ampmem.reporters.text.table import (
     describe_allocator,
     describe_arm,
     describe_devices,
+    describe_loss,
     describe_optimizers,
     describe_update,
 )
@@ -172,7 +173,7 @@ def _steps(summary: Summary, analysis: Analysis) -> Iterator[StepView]:
             peak_bytes=step.peak.bytes,
             peak_reserved=step.peak_reserved,
             phase=step.peak.phase,
-            loss=short(step.loss),
+            loss=describe_loss(step),
             loss_scale=short(step.loss_scale),
             update=describe_update(step),
             took=format_duration(step.duration_ns),
