@@ -70,6 +70,7 @@ def profile(
     \b
     ampmem profile train.py --epochs 1
     ampmem profile --arm amp --dtype bf16 train.py
+    ampmem profile --step-on forward generate.py
     ampmem profile --steps 5 -o run.ampmem -m ampmem.workloads.gpt --preset tiny
     """
     plan = _Plan(script=options, arm=Arm(arm), run_to_end=run_to_end, output=output, html=html, quiet=quiet)

@@ -41,11 +41,12 @@ def step_on_of(text: str | None) -> StepOn | Marker:
     """What ``--step-on TEXT`` says; without one, ampmem finds the steps. Raises :class:`UsageError`."""
     if text is None:
         return StepOn.FOUND
-    if text in tuple(StepOn):
+    if text in (StepOn.BACKWARD, StepOn.OPTIMIZER, StepOn.FORWARD):
         return StepOn(text)
     file, colon, name = text.rpartition(":")
     parts = tuple(part for part in Path(file).parts if part != ".") if colon else ()
     names = name.split(".")
-    if not all(map(str.isidentifier, names)) or (colon and not file.endswith(".py")) or not (colon or len(names) > 1):
+    said = file.endswith(".py") if colon else len(names) > 1 and names[-1] != "py"
+    if not said or not all(map(str.isidentifier, names)):
         raise UsageError(f"--step-on {text}: it takes {FORMS}")
     return Marker(text=text, file=parts, name=name)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 from torch import nn
 
@@ -21,14 +23,17 @@ class Decoder(nn.Module):
         self.past = [torch.ones(3)]
 
 
-KEPT = {"past": torch.ones(3)}
+def module_with(**variables: object) -> ModuleType:
+    module = ModuleType("script")
+    module.__dict__.update(variables)
+    return module
 
 
 def test_a_tensor_is_named_after_the_object_that_holds_it() -> None:
-    cache, decoder = Cache(), Decoder()
+    cache, decoder, script = Cache(), Decoder(), module_with(KEPT={"past": torch.ones(3)})
     for layer in cache.layers:
         layer.keys = torch.ones(3)
-    names = names_of_holders([cache.layers[1].keys, decoder.past[0], KEPT["past"]])
+    names = names_of_holders([cache.layers[1].keys, decoder.past[0], script.KEPT["past"]])
     assert names == ["Cache.layers[1].keys", "Decoder.past[0]", "KEPT['past']"]
 
 
