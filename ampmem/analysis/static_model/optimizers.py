@@ -23,7 +23,7 @@ from ampmem.analysis.static_model.static_model import (
     optimizer_model,
 )
 from ampmem.analysis.timeline.history import MemoryHistory
-from ampmem.events import Fact, OptimizerRecord, ParameterRecord
+from ampmem.events import Column, Fact, OptimizerRecord, ParameterRecord
 from ampmem.names import StateName
 
 _Sizes = dict[str, set["int | None"]]
@@ -149,21 +149,34 @@ def _seen(history: MemoryHistory) -> dict[str, _Seen]:
     records = {record.name: record for record in recording.parameters}
     rows = np.flatnonzero(facts.fact == Fact.OPTIMIZER_STATE)
     _, first = np.unique(facts.allocation[rows] * len(texts) + facts.name[rows], return_index=True)
+    together = _elements_of_each(history, rows[first], records)
     seen: dict[str, _Seen] = {}
     for row in np.sort(rows[first]).tolist():
         name = StateName.read(texts[facts.name[row]])
-        record = records.get(name.parameter)
+        record, allocation = records.get(name.parameter), int(facts.allocation[row])
         if record is None:
             continue
         state = seen.setdefault(record.name, _Seen())
         state.keys.add(name.state)
-        size = int(history.lifetimes.bytes[facts.allocation[row]])
-        each, rest = divmod(size, record.elements or 1)
+        size = int(history.lifetimes.bytes[allocation])
+        each, rest = divmod(size, together.get(allocation, 0) or 1)
         each = 0 if rest else each
         optimized = {itemsize(record), masters.get(record.name, 0)}
         sizes = state.sizes if size > SCALAR else state.small
         sizes.setdefault(name.state, set()).add(None if each and each in optimized else each)
     return seen
+
+
+def _elements_of_each(history: MemoryHistory, rows: Column, records: Mapping[str, ParameterRecord]) -> dict[int, int]:
+    """Elements of all that has a state in an allocation: several where one buffer holds the states of several."""
+    facts, texts = history.facts, history.recording.texts
+    elements: dict[int, int] = {}
+    for row in rows.tolist():
+        record = records.get(StateName.read(texts[facts.name[row]]).parameter)
+        if record is not None:
+            allocation = int(facts.allocation[row])
+            elements[allocation] = elements.get(allocation, 0) + record.elements
+    return elements
 
 
 def _masters(history: MemoryHistory) -> dict[str, int]:

@@ -104,10 +104,8 @@ class OptimizerHooks:
         stepping.append(id(optimizer))
         if self._listener.recording:
             self.note_gradients(optimizer)
-            if id(optimizer) not in self._records:  # its state may be there already, and be replaced in this update
-                names = self._names(optimizer, before=True)
-                self._note_own_parameters(optimizer)
-                self._note_tensors(optimizer, names)
+            if id(optimizer) not in self._records and optimizer.state:  # which this update may replace
+                self._note_tensors(optimizer, self._names(optimizer, before=True), named=True)
             self._listener.optimizer_started(type(optimizer).__name__)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -141,8 +139,11 @@ class OptimizerHooks:
         self._note_optimizer(optimizer, names)
         self._note_tensors(optimizer, names)
 
-    def _note_tensors(self, optimizer: Optimizer, names: _Names) -> None:
+    def _note_tensors(self, optimizer: Optimizer, names: _Names, *, named: bool = False) -> None:
+        """Log the tensors in ``optimizer``'s state; ``named``: only those of parameters that have a name."""
         for parameter, state in list(optimizer.state.items()):
+            if named and id(parameter) not in names:
+                continue
             tensors = list(_tensors(state, ""))
             for name, path in names.get(id(parameter), [(0, 0)]):
                 of = self._texts.value(name)
