@@ -18,9 +18,9 @@ _KINDS = (("norm", "norms"), ("softmax", "softmax"), ("loss", "loss"), ("cross_e
 class ActivationGroup:
     """Activations of one kind and type.
 
-    ``kind`` is what they are for: ``norms``, ``softmax``, ``loss``, ``masks``, ``indices``, or else the op
-    that saved them; where none was seen to, ``unsaved`` with the op that made them. ``dtype`` is ``None`` where no
-    hook saw it.
+    ``kind`` is what they are for: ``norms``, ``softmax``, ``loss``, ``masks``, ``indices``, ``workspace of`` an op
+    that keeps bytes of a form of its own, or else the op that saved them; where none was seen to, ``unsaved`` with the
+    op that made them. ``dtype`` is ``None`` where no hook saw it.
     """
 
     kind: str
@@ -68,7 +68,16 @@ def saved_as(history: MemoryHistory) -> Saved:
     return Saved(op=op, dtype=dtype)
 
 
+def is_workspace(op: str, dtype: str | None) -> bool:
+    """Whether what ``op`` saved are bytes of a library's own form, as those of recurrent layers are: their size depends
+    on the precision, and they are no mask.
+    """
+    return dtype == "uint8" and "rnn" in op
+
+
 def _kind(op: str, dtype: str | None) -> str:
+    if is_workspace(op, dtype):
+        return f"workspace of {op}"
     if dtype in ("bool", "uint8"):
         return "masks"
     if dtype is not None and "int" in dtype:

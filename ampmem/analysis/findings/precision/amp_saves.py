@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ampmem.analysis.activations import is_workspace
 from ampmem.analysis.findings.base import Finding, Section, TrainingRun
 from ampmem.analysis.fit.break_even import break_even, first_saving
 from ampmem.analysis.timeline.categories import CODES, Category
@@ -15,6 +16,8 @@ _GIVEN = (Category.INPUTS, Category.BUFFERS)
 _MADE = (Category.ACTIVATIONS, Category.TEMPORARIES)
 _KNOWN_SHARE = 0.5
 """Of the activations' bytes: with the type of fewer known, no estimate is made."""
+_OPAQUE_SHARE = 0.1
+"""Nor where more of them are workspaces of libraries, whose size in FP32 nobody tells."""
 
 
 def check(run: TrainingRun) -> Finding | None:
@@ -40,6 +43,8 @@ def estimate_saved(run: TrainingRun, position: int) -> int | None:
     mine = run.analysis.classes.of(Category.ACTIVATIONS) & alive
     if size[mine & (run.analysis.saved_as.dtype != 0)].sum() < _KNOWN_SHARE * size[mine].sum():
         return None
+    if _workspaces(run, mine) > _OPAQUE_SHARE * size[mine].sum():
+        return None
     copied = run.with_fact(Fact.OTHER_CAST) > 0
     saved = int(size[mine & low & ~copied].sum())
     served: set[int] = set()
@@ -51,6 +56,17 @@ def estimate_saved(run: TrainingRun, position: int) -> int | None:
             served.add(original)
         saved -= int(size[copy])
     return saved
+
+
+def _workspaces(run: TrainingRun, mine: Mask) -> int:
+    """Bytes of those of ``mine`` that an op keeps in a form of its own."""
+    saved = run.analysis.saved_as
+    found = [
+        allocation
+        for allocation in np.flatnonzero(mine).tolist()
+        if is_workspace(run.text(saved.op[allocation]), run.text(saved.dtype[allocation]))
+    ]
+    return int(run.analysis.lifetimes.bytes[found].sum())
 
 
 def _original(run: TrainingRun, copy: int, low: Mask) -> int | None:
@@ -114,7 +130,9 @@ def _from(run: TrainingRun, copies: int, saved: int) -> str:
         return f"; by that it saves from batch size {first} on"
     if saved <= 0 or saved > copies:
         return ""
-    return f"; by that it saves once the activations are more than {copies / saved:.2g} times as large as here"
+    times = copies / saved
+    factor = f"{times:.2g}" if times < 10 else f"{times:,.0f}"
+    return f"; by that it saves once the activations are more than {factor} times as large as here"
 
 
 def _batch_size(run: TrainingRun) -> int:
