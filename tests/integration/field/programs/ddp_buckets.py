@@ -19,8 +19,8 @@ optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
 for _ in range(4):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = model(torch.randn(4, 64)).float().square().mean()
-    optimizer.zero_grad()
     loss.backward()
     optimizer.step()
+    optimizer.zero_grad()
 torch.distributed.destroy_process_group()
 print(json.dumps({"parameters": sum(4 * p.numel() for p in model.parameters())}))
