@@ -30,6 +30,9 @@ NO_STEP = -1
 UNKNOWN = -1
 """Value of the ``allocated`` column where the allocator reported no running total."""
 
+OTHER_THREADS = 1
+"""Address of the block that stands for all that threads hold which are not recorded; nothing lies there."""
+
 
 class Action(IntEnum):
     """What an allocator event does."""

@@ -58,8 +58,8 @@ class DeviceWatch:
         return ([], []) if self._source is None else (self._source.take_layers(), self._source.take_ooms())
 
     def notes(self) -> list[str]:
-        """What a reader of the recording has to know."""
-        return [*([] if self._source is None else self._source.notes()), *self._placement.notes()]
+        """What a reader has to know of where the models were."""
+        return self._placement.notes()
 
     def elsewhere(self) -> str | None:
         """Why what was recorded says nothing of the model; ``None`` when it does."""

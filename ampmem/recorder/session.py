@@ -30,9 +30,9 @@ from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.options import Options
 from ampmem.recorder.outcome import Outcome
 from ampmem.recorder.sources.base import RawEvents, Source
-from ampmem.recorder.sources.baseline import Baseline
 from ampmem.recorder.sources.choose import check_torch, choose_source
 from ampmem.recorder.sources.cuda.oom import ended_with
+from ampmem.recorder.sources.storages import Storages
 from ampmem.recorder.steering.arms import ArmSeen
 from ampmem.recorder.steering.steering import Steering
 from ampmem.recorder.steps import Stopwatch
@@ -73,10 +73,10 @@ class Session:
         self._on_step = on_step
         self._on_done = on_done
         self._undo = ExitStack()
-        self._baseline = Baseline()
-        self._source = choose_source(options, self._baseline) if source is None else source
-        self.log = Log(self._source.addresses)
+        self._storages = Storages()
+        self._source = choose_source(options, self._storages) if source is None else source
         texts, stacks = Texts(), Stacks(options.stacks)
+        self.log = Log(self._source.addresses, texts, self._source.see)
         self.models = Models(texts, self.log)
         arm_seen = ArmSeen(device_type=self._source.device_type)
         self._steering: Steering | None = None
@@ -92,7 +92,7 @@ class Session:
         log, models = self.log, self.models
         self._casts = CastHooks(log, models, texts)
         mode = ForwardMode(log, self._casts, stacks, texts)
-        forward = ForwardObserver(mode, SavedTensors(log, texts), self._source.owns_mode, self._notes.add)
+        forward = ForwardObserver(log, mode, SavedTensors(log, texts), self._source.owns_mode, self._notes.add)
         self._gradients = GradientHooks(log, models, texts)
         listener = self._follower = Follower(
             log=log,
@@ -225,15 +225,15 @@ class Session:
         self._source.check()
         if self.options.baseline or self.options.skip:
             live = live_objects()
-            self._baseline.add(live.tensors)
+            self._storages.add(live.tensors)
             for optimizer in live.optimizers:
                 self.add_optimizer(optimizer)
-        self._undo.callback(self._baseline.forget)
+        self._undo.callback(self._storages.forget)
         self._undo.callback(self._gradients.remove)
         for install in self._hooks:
             self._undo.callback(install())
         self._undo.callback(self._device.end)
-        self._source.start(self._baseline.blocks)
+        self._source.start(self._storages.baseline)
         self._device.begin()
         self._follower.recording = True
         if self.options.skip:

@@ -43,14 +43,21 @@ INSIDE: dict[str, tuple[str, ...]] = {
     "recorder": (
         "outcome script seed options torch_entries",
         "torch_private torch_private_cuda",
+        "torch_private_tensors",
         "facts",
         "models steering",
         "update sources",
         "hooks device steps",
         "writing follower",
-        "session stopping",
+        "session",
     ),
-    "recorder/sources": ("base baseline window", "cpu cuda simulated", "choose"),
+    "recorder/sources": (
+        "base missing_frees process_total storages window",
+        "mappings",
+        "ledger",
+        "cpu cuda simulated",
+        "choose",
+    ),
     "simulator": (
         "assumed peaks private refusal where",
         "device engine ops scratch",

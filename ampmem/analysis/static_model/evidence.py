@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from ampmem.analysis.static_model.static_model import COMPONENTS
 from ampmem.analysis.timeline.categories import CODES, Breakdown, Category
 from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import Mask
-from ampmem.events import Fact, ParameterRecord
+from ampmem.events import Fact, ParameterRecord, Recording
 from ampmem.names import StateName
 
 ITEMSIZES = (1, 2, 4, 8)
@@ -62,7 +62,7 @@ class Evidence:
 
     ``cast`` are the names of the parameters that the step has cast by then, each with whether autograd
     saved a copy; ``had_gradient`` and ``had_state`` of those that had a gradient, or optimizer state, at some
-    time before; ``sparse`` of those with a gradient that has no storage of its own. ``updated`` says whether
+    time before; ``sparse`` of those with a sparse one. ``updated`` says whether
     an optimizer update was done by then, ``skipped`` whether a loss scaler left one out. ``rounding`` is what
     the allocator set aside for the static categories beyond what was requested.
     """
@@ -115,7 +115,7 @@ def evidence_at(history: MemoryHistory, ledger: Ledger, instant_ns: int, index: 
         copies=_copies(history, ledger, alive, instant_ns),
         cast=_cast(history, ledger, recording.steps[index].index, position),
         had_gradient=_named(history, Fact.GRADIENT, instant_ns),
-        sparse=_named(history, Fact.GRADIENT, instant_ns, placed=False),
+        sparse=_sparse(recording, instant_ns),
         had_state=frozenset(
             StateName.read(name).parameter for name in _named(history, Fact.OPTIMIZER_STATE, instant_ns)
         ),
@@ -126,7 +126,17 @@ def evidence_at(history: MemoryHistory, ledger: Ledger, instant_ns: int, index: 
     )
 
 
-def credit(memories: Sequence[NamedMemory], parameters: Sequence[ParameterRecord]) -> Credits:
+def _sparse(recording: Recording, before_ns: int) -> frozenset[str]:
+    """Parameters with a gradient of which a part is integers: the indices of a sparse one."""
+    facts, texts = recording.facts, recording.texts
+    integers = [number for number, text in enumerate(texts) if text in ("int32", "int64")]
+    mine = (facts.fact == Fact.GRADIENT) & (facts.time_ns < before_ns) & np.isin(facts.dtype, integers)
+    return frozenset(texts[name] for name in np.unique(facts.name[mine]))
+
+
+def credit(
+    memories: Sequence[NamedMemory], parameters: Sequence[ParameterRecord], sparse: Collection[str] = ()
+) -> Credits:
     """Share ``memories`` out among the parameters that they are linked to.
 
     Each gets the bytes of its tensor there; what is left of a memory is beyond. A memory that is linked
@@ -137,7 +147,11 @@ def credit(memories: Sequence[NamedMemory], parameters: Sequence[ParameterRecord
     beyond = 0
     for memory in memories:
         owners = {records[name]: dtype for name, dtype in memory.names.items() if name in records}
-        shares = {owner.name: _share(memory, owner, dtype, alone=len(owners) == 1) for owner, dtype in owners.items()}
+        alone = len(owners) == 1
+        shares = {
+            owner.name: memory.bytes if alone and owner.name in sparse else _share(memory, owner, dtype, alone=alone)
+            for owner, dtype in owners.items()
+        }
         for name, share in shares.items():
             of.setdefault(name, []).append(share)
         if shares:

@@ -46,7 +46,7 @@ class TermKind(StrEnum):
     GRADIENT_TYPE = "gradients of {about} parameters"
     ONE_GRADIENT_OF_TWO = "only one of the two gradients is alive: the parameter's or its master copy's"
     SEVERAL_GRADIENTS = "more than one gradient of a parameter is alive"
-    SPARSE_GRADIENTS = "sparse gradients, which are not counted as gradients"
+    SPARSE_GRADIENTS = "sparse gradients: their indices and values instead of all elements"
     GRADIENTS_FREED = "gradients freed before this mark (zero_grad sets them to None)"
     NO_GRADIENTS_YET = "no gradient so far: no backward has reached them"
     AROUND_GRADIENTS = "buckets, and gradients that are views of a larger buffer"
@@ -152,20 +152,22 @@ def parameter_terms(evidence: Evidence, per_element: float) -> TermSums:
 def gradient_terms(evidence: Evidence, per_element: float) -> TermSums:
     """Gradients that are not there, not there yet or no more; of another type; buckets."""
     terms = TermSums()
-    credits = credit(evidence.memories[Category.GRADIENTS], evidence.parameters)
+    credits = credit(evidence.memories[Category.GRADIENTS], evidence.parameters, evidence.sparse)
     for record in evidence.parameters:
         found = credits.of.get(record.name, ())
         if record.shares is not None:
             terms.add(TermKind.TIED, sum(found))
             continue
-        kind = _gradient(record, found, per_element) if found else _no_gradient(evidence, record)
+        kind = _gradient(evidence, record, found, per_element) if found else _no_gradient(evidence, record)
         terms.add(kind, sum(found) - per_element * record.elements, about=record.dtype)
     terms.add(TermKind.AROUND_GRADIENTS, credits.beyond)
     return terms
 
 
-def _gradient(record: ParameterRecord, found: Sequence[int], per_element: float) -> TermKind:
+def _gradient(evidence: Evidence, record: ParameterRecord, found: Sequence[int], per_element: float) -> TermKind:
     """Why the gradients ``found`` are not as the model has them."""
+    if record.name in evidence.sparse:
+        return TermKind.SPARSE_GRADIENTS
     if sum(found) < per_element * record.elements and per_element > _LARGEST_ITEMSIZE:
         return TermKind.ONE_GRADIENT_OF_TWO
     return TermKind.SEVERAL_GRADIENTS if len(found) > 1 else TermKind.GRADIENT_TYPE
@@ -174,8 +176,6 @@ def _gradient(record: ParameterRecord, found: Sequence[int], per_element: float)
 def _no_gradient(evidence: Evidence, record: ParameterRecord) -> TermKind:
     if not record.trainable:
         return TermKind.FROZEN
-    if record.name in evidence.sparse:
-        return TermKind.SPARSE_GRADIENTS
     return TermKind.GRADIENTS_FREED if record.name in evidence.had_gradient else TermKind.NO_GRADIENTS_YET
 
 

@@ -89,8 +89,9 @@ def is_master_copy(view: View) -> Mask:
 
 
 def is_gradient(view: View) -> Mask:
-    """Memory that is, or becomes, a ``.grad``."""
-    return view.has(Fact.GRADIENT)
+    """Memory that is, or becomes, a ``.grad``; but not the batch, which has the indices of sparse ones."""
+    batch = view.has(Fact.INPUT) & view.born_in(Phase.SETUP, Phase.DATA, Phase.BETWEEN)
+    return view.has(Fact.GRADIENT) & ~batch
 
 
 def is_optimizer_state(view: View) -> Mask:

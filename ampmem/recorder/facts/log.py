@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import time_ns
+from typing import Protocol
 
 import numpy as np
+import torch
 
 from ampmem.events import NO_STEP, Column, Columns, Fact, FactColumns, Phase, PhaseColumns
 from ampmem.recorder.facts.addresses import Addresses
+from ampmem.recorder.facts.parts import parts_of
+from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.torch_private import next_node
 
 
@@ -24,6 +28,14 @@ class OpColumns(Columns):
     sequence: Column
 
 
+class See(Protocol):
+    """What is told of tensors that hooks find to be the script's."""
+
+    def __call__(self, tensor: torch.Tensor, *, kept: bool) -> None:
+        """``kept`` where it is the script's for long."""
+
+
+_TOLD = frozenset({Fact.PARAMETER, Fact.BUFFER, Fact.OPTIMIZER_STATE, Fact.MASTER_COPY, Fact.INPUT})
 _FACT_NAME = FactColumns.names().index("name")
 _OP_NAME = OpColumns.names().index("name") - len(OpColumns.names())
 
@@ -31,11 +43,13 @@ _OP_NAME = OpColumns.names().index("name") - len(OpColumns.names())
 class Log:
     """Facts, phases, and who was running when: three streams on the clock of ``time.time_ns``."""
 
-    def __init__(self, addresses: Addresses) -> None:
+    def __init__(self, addresses: Addresses, texts: Texts, see: See | None = None) -> None:
         self.storage_address = addresses.storage_address
         """Where a tensor's storage lies: what facts are about."""
         self.data_address = addresses.data_address
         """Where a tensor's first element lies."""
+        self._texts = texts
+        self._see = see
         self.step = NO_STEP
         self.phase = Phase.SETUP
         self.module = 0
@@ -48,6 +62,8 @@ class Log:
         self._phases: list[int] = [time_ns(), self.step, self.phase]
         self._modules: list[int] = []
         self._ops: list[int] = []
+        self.observed = False
+        """Whether ops are being logged."""
         self.paused = False
         """Whether ops that run now are the recorder's own."""
         self.stamp: Callable[[int], None] | None = None
@@ -59,18 +75,26 @@ class Log:
         """``fact`` is true of the storage at ``address`` now, or was at the instant ``at``."""
         self._facts += (time_ns() if at is None else at, address, fact, name, module, dtype)
 
-    def saved(self, address: int, dtype: int, function: int = 0) -> None:
-        """Autograd saved the storage at ``address``, for a Python ``function`` (a text id) or else for an op.
+    def about(self, fact: Fact, tensor: torch.Tensor, name: int = 0, module: int = 0) -> None:
+        """``fact`` is true of all memory of ``tensor``."""
+        for part in parts_of(tensor):
+            self.fact(fact, self.storage_address(part), name, module, self._texts.dtype_id(part.dtype))
+            if self._see is not None and fact in _TOLD:
+                self._see(part, kept=fact != Fact.INPUT)
+
+    def saved(self, tensor: torch.Tensor, function: int = 0) -> None:
+        """Autograd saved ``tensor``, for a Python ``function`` (a text id) or else for an op.
 
         A result is saved right after its op ran. An argument is saved before, when the op's autograd node
         is made already: the op that comes next names it.
         """
         name = function
-        if name == 0 and self._ops and self._ops[-1] == next_node() - 1:
+        if name == 0 and self.observed and self._ops and self._ops[-1] == next_node() - 1:
             name = self._ops[_OP_NAME]
-        if name == 0:
-            self.saved_for_next.append(len(self._facts) + _FACT_NAME)
-        self._facts += (time_ns(), address, Fact.SAVED, name, 0, dtype)
+        for part in parts_of(tensor):
+            if name == 0 and self.observed:
+                self.saved_for_next.append(len(self._facts) + _FACT_NAME)
+            self.fact(Fact.SAVED, self.storage_address(part), name, dtype=self._texts.dtype_id(part.dtype))
 
     def name_saved(self, op: int) -> None:
         """The op with this text id is about to run: what was saved just now is for it."""

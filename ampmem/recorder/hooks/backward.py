@@ -44,8 +44,7 @@ class GradientHooks:
 
     def _note(self, name: int, path: int, parameter: torch.Tensor) -> None:
         if parameter.grad is not None:
-            dtype = self._texts.dtype_id(parameter.grad.dtype)
-            self._log.fact(Fact.GRADIENT, self._log.storage_address(parameter.grad), name, path, dtype)
+            self._log.about(Fact.GRADIENT, parameter.grad, name, path)
 
 
 class BackwardHooks:

@@ -14,6 +14,7 @@ import torch
 from ampmem.events import Fact
 from ampmem.patching import patch
 from ampmem.recorder.facts.log import Log
+from ampmem.recorder.facts.parts import parts_of
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.torch_private import CLEAR_CACHE, is_view, use_count
@@ -32,8 +33,11 @@ class CastHooks:
 
     def made(self, source: torch.Tensor, copy: torch.Tensor, module: int) -> None:
         """The op ``_to_copy`` in ``module`` made ``copy`` of ``source``."""
-        if not (source.is_floating_point() and copy.is_floating_point()) or source.dtype == copy.dtype:
-            return
+        for part, part_copy in zip(parts_of(source), parts_of(copy), strict=False):  # of quantized ones not all match
+            if part.is_floating_point() and part_copy.is_floating_point() and part.dtype != part_copy.dtype:
+                self._made(part, part_copy, module)
+
+    def _made(self, source: torch.Tensor, copy: torch.Tensor, module: int) -> None:
         dtype = self._texts.dtype_id(copy.dtype)
         address, origin = self._log.storage_address(copy), self._log.storage_address(source)
         parameter = self._models.parameters_at.find(origin, source)
@@ -52,10 +56,14 @@ class CastHooks:
         for argument in arguments:
             for tensor in argument if isinstance(argument, (list, tuple)) else (argument,):
                 if isinstance(tensor, torch.Tensor):
-                    address = self._log.storage_address(tensor)
-                    copy = self.copies.get(address)
-                    if copy is not None and copy() is not None:  # else its address has gone to another
-                        self._log.fact(Fact.CAST_USE, address, op)
+                    for part in parts_of(tensor):
+                        self._used(part, op)
+
+    def _used(self, tensor: torch.Tensor, op: int) -> None:
+        address = self._log.storage_address(tensor)
+        copy = self.copies.get(address)
+        if copy is not None and copy() is not None:  # else its address has gone to another
+            self._log.fact(Fact.CAST_USE, address, op)
 
     def forget_dead(self) -> None:
         """Drop what is known of copies that died."""

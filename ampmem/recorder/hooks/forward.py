@@ -1,12 +1,13 @@
-"""What is active in forward only: the dispatch mode and the saved-tensor hooks.
+"""What sees into forward: the dispatch mode, and the saved-tensor hooks.
 
-Both are pushed when the outermost forward starts and popped before backward and the optimizer. A
-dispatch mode active in backward would change what the script allocates: the autograd engine then
-adds gradients out of place.
+The mode is pushed when the outermost forward starts and popped before backward and the optimizer: active in
+backward it would change what the script allocates, since the autograd engine then adds gradients out of place.
+The hooks stay on throughout, since autograd saves tensors wherever grad mode is on.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from time import time_ns
@@ -17,6 +18,7 @@ import torch
 from ampmem.events import Fact
 from ampmem.patching import Undo, added, patch
 from ampmem.recorder.facts.log import Log
+from ampmem.recorder.facts.parts import parts_of
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.casts import CastHooks
 from ampmem.recorder.hooks.functions import FunctionSaves
@@ -107,10 +109,9 @@ class ForwardMode(TorchDispatchMode):
         log = self._log
         for tensor in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(tensor, torch.Tensor):
-                address = log.storage_address(tensor)
-                log.fact(Fact.OUTPUT, address, name, log.module, self._texts.dtype_id(tensor.dtype))
+                log.about(Fact.OUTPUT, tensor, name, log.module)
                 if self.recomputed is not None:
-                    self.recomputed.append(address)
+                    self.recomputed += map(log.storage_address, parts_of(tensor))
 
 
 class SavedTensors:
@@ -123,15 +124,16 @@ class SavedTensors:
     def __init__(self, log: Log, texts: Texts) -> None:
         self._log = log
         self._texts = texts
+        self._process = os.getpid()
         self.functions = FunctionSaves()
 
     def pack(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
         """Log ``tensor``; keep an alias of it, since the tensor itself would be a reference cycle."""
-        name = self.functions.next_saved()
-        function = self._texts.id(name) if name else 0
-        self._log.saved(self._log.storage_address(tensor), self._texts.dtype_id(tensor.dtype), function)
         self._log.paused = True
         try:
+            if os.getpid() == self._process:  # else in a child that was forked
+                name = self.functions.next_saved()
+                self._log.saved(tensor, self._texts.id(name) if name else 0)
             return unseen_detach(tensor), version_of(tensor)
         finally:
             self._log.paused = False
@@ -152,8 +154,14 @@ class ForwardObserver:
     """
 
     def __init__(
-        self, mode: ForwardMode, saved: SavedTensors, owns_mode: Callable[[object], bool], note: Callable[[str], None]
+        self,
+        log: Log,
+        mode: ForwardMode,
+        saved: SavedTensors,
+        owns_mode: Callable[[object], bool],
+        note: Callable[[str], None],
     ) -> None:
+        self._log = log
         self._mode = mode
         self._owns_mode = owns_mode
         self._note = note
@@ -162,6 +170,7 @@ class ForwardObserver:
         self._pop_mode: Undo | None = None
         self._pop_hooks: Undo | None = None
         self._leave_with_forward = False
+        self._installed = False
 
     @property
     def active(self) -> bool:
@@ -174,10 +183,12 @@ class ForwardObserver:
             return
         # Under somebody else's mode ours must be gone before theirs is popped: at the forward's end.
         below = current_mode()
-        self._leave_with_forward = (below is not None and not self._owns_mode(below)) or _top_hooks() is not None
+        not_ours = below is not None and not self._owns_mode(below)
+        self._leave_with_forward = not_ours or _top_hooks() not in (None, self._hooks)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
         self._pop_mode = added("dispatch modes", "ForwardMode", self._exit_mode)
         self._mode.recomputed = [] if recomputing else None
+        self._log.observed = True
         self._enter_hooks()
 
     def forward_ended(self) -> None:
@@ -186,13 +197,12 @@ class ForwardObserver:
             self.leave()
 
     def leave(self) -> None:
-        """Stop observing, unless the script put something on top: then it stays until that is gone."""
-        if self._pop_hooks is not None:
-            self._leave_hooks(self._pop_hooks)
+        """Stop observing ops, unless the script put a mode on top: then ours stays until that is gone."""
         if self._pop_mode is not None:
             if current_mode() is self._mode:
                 self._pop_mode()
                 self._pop_mode = None
+                self._log.observed = False
             else:
                 self._note("the script's own dispatch mode was on top in backward: ampmem's mode stayed on there")
 
@@ -207,34 +217,38 @@ class ForwardObserver:
     def _enter_hooks(self) -> None:
         if self._pop_hooks is None and _top_hooks() is None and _hooks_allowed():
             push_saved_hooks(*self._hooks)
-            self._pop_hooks = added("saved-tensor hooks", "SavedTensors", pop_saved_hooks)
+            self._pop_hooks = added("saved-tensor hooks", "SavedTensors", self._take_hooks_out)
 
-    def _leave_hooks(self, pop: Undo) -> None:
-        if self._hooks_on_top():
-            pop()
+    def _leave_hooks(self) -> None:
+        if self._pop_hooks is not None:
+            self._pop_hooks()
             self._pop_hooks = None
-        else:
-            self._note("the script's own saved-tensor hooks were on top in backward: ampmem's stayed on there")
+
+    def _take_hooks_out(self) -> None:
+        """Take ours off the stack, from under those that the script has put on top."""
+        above = []
+        while (top := _top_hooks()) not in (None, self._hooks):
+            above.append(top)
+            pop_saved_hooks()
+        if top is not None:
+            pop_saved_hooks()
+        for pack, unpack in reversed(above):
+            push_saved_hooks(pack, unpack)
 
     def suspend_hooks(self, original: Any) -> Any:
-        """Wrap ``disable_saved_tensors_hooks``, which torch.func uses and which refuses to run under hooks.
-
-        The engine may run in there, and with it :meth:`leave` and :meth:`enter`.
-        """
+        """Wrap ``disable_saved_tensors_hooks``, which torch.func uses and which refuses to run under hooks."""
         observer = self
 
         @contextmanager
         def disable_saved_tensors_hooks(error_message: str) -> Generator[None, None, None]:
-            pop = observer._pop_hooks
-            suspended = pop is not None and observer._hooks_on_top()
-            if pop is not None and suspended:
-                pop()
-                observer._pop_hooks = None
+            suspended = observer._pop_hooks is not None and observer._hooks_on_top()
+            if suspended:
+                observer._leave_hooks()
             try:
                 with original(error_message):
                     yield
             finally:
-                if suspended and observer.active:
+                if suspended and observer._installed:
                     observer._enter_hooks()
 
         return disable_saved_tensors_hooks
@@ -243,11 +257,18 @@ class ForwardObserver:
         return _top_hooks() == self._hooks
 
     def install(self) -> Callable[[], None]:
-        """Patch what cannot run under saved-tensor hooks, and what tells a Function's; returns what undoes it."""
+        """Push the hooks; patch what cannot run under them, and what tells a Function's; returns what undoes it."""
         with ExitStack() as undo:
             undo.callback(patch(*REFUSES_SAVED_HOOKS, self.suspend_hooks))
             undo.callback(self._functions.install(self._hooks_on_top))
+            undo.callback(self._uninstall)
+            self._installed = True
+            self._enter_hooks()
             return undo.pop_all().close
+
+    def _uninstall(self) -> None:
+        self._installed = False
+        self._leave_hooks()
 
 
 def unseen_detach(tensor: torch.Tensor) -> torch.Tensor:

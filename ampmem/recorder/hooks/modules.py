@@ -89,8 +89,7 @@ class ModuleHooks:
         sizes: list[int] = []
         for leaf in tree_leaves(arguments):
             if isinstance(leaf, torch.Tensor) and leaf.grad_fn is None and not isinstance(leaf, nn.Parameter):
-                dtype = self._texts.dtype_id(leaf.dtype)
-                self._log.fact(Fact.INPUT, self._log.storage_address(leaf), dtype=dtype)
+                self._log.about(Fact.INPUT, leaf)
                 sizes.extend(leaf.shape[:1])
         if sizes:
             self._listener.batch_seen(sizes[0])

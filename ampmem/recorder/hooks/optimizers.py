@@ -112,7 +112,7 @@ class OptimizerHooks:
         names = self._names()
         for _, _, parameter in _parameters(optimizer):
             if parameter.grad is not None:
-                self._fact(Fact.GRADIENT, parameter.grad, *names.get(id(parameter), (0, 0)))
+                self._log.about(Fact.GRADIENT, parameter.grad, *names.get(id(parameter), (0, 0)))
 
     def note_state(self, optimizer: Optimizer) -> None:
         """Log ``optimizer``'s state and the parameters that are its own."""
@@ -123,7 +123,7 @@ class OptimizerHooks:
             of = self._texts.value(name_id)
             for key, tensor in _tensors(state, ""):
                 text = self._texts.id(str(StateName(state=key, parameter=of)))
-                self._log.fact(Fact.OPTIMIZER_STATE, self._log.storage_address(tensor), text, path)
+                self._log.about(Fact.OPTIMIZER_STATE, tensor, text, path)
 
     def _note_optimizer(self, optimizer: Optimizer, names: dict[int, tuple[int, int]]) -> None:
         """``optimizer`` has made an update, or a GradScaler has left its update out."""
@@ -137,9 +137,6 @@ class OptimizerHooks:
         number = self._numbers.setdefault(id(optimizer), len(self._numbers))
         for _, _, parameter in _parameters(optimizer):
             self._optimized[self._texts.value(names[id(parameter)][0])] = number
-
-    def _fact(self, fact: Fact, tensor: torch.Tensor, name: int, path: int) -> None:
-        self._log.fact(fact, self._log.storage_address(tensor), name, path, self._texts.dtype_id(tensor.dtype))
 
     def _names(self) -> dict[int, tuple[int, int]]:
         """``id`` of each module parameter to the text ids of its name and module."""
@@ -161,9 +158,9 @@ class OptimizerHooks:
                 self.own_parameters[text] = parameter_record(text, parameter)
                 name, path, fact = self._texts.id(text), 0, Fact.PARAMETER
             names[id(parameter)] = (name, path)
-            self._fact(fact, parameter, name, path)
+            self._log.about(fact, parameter, name, path)
             if parameter.grad is not None:
-                self._fact(Fact.GRADIENT, parameter.grad, name, path)
+                self._log.about(Fact.GRADIENT, parameter.grad, name, path)
 
     def _wrap_init(self, original: Callable[..., Any]) -> Callable[..., Any]:
         listener = self._listener

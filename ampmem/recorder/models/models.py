@@ -6,7 +6,7 @@ Holds weak references only: a model that the script drops must die as it would w
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from torch import nn
 
 from ampmem.events import Fact, ParameterRecord
 from ampmem.recorder.facts.log import Log
+from ampmem.recorder.facts.parts import bytes_of, dtype_of, elements_of, parts_of
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.models.live import live_objects
 from ampmem.recorder.torch_private import BUFFERS, CHILDREN, PARAMETERS
@@ -40,8 +41,8 @@ class _Slot:
 class Places:
     """Which named tensor lies where: one storage may hold several."""
 
-    def __init__(self, data_address: Callable[[torch.Tensor], int]) -> None:
-        self._data_address = data_address
+    def __init__(self, log: Log) -> None:
+        self._log = log
         self._of: dict[int, dict[int, tuple[int, int]]] = {}
         """By the storage's address, then by that of a tensor's first element: where it ends, and its name."""
 
@@ -52,19 +53,21 @@ class Places:
         """Forget all."""
         self._of.clear()
 
-    def add(self, storage: int, tensor: torch.Tensor, name: int) -> None:
-        """``tensor`` lies in the storage at that address; of tensors in the same place the first one counts."""
-        if storage:  # a parameter that never was materialized is nowhere
-            start = self._data_address(tensor)
-            end = start + tensor.numel() * tensor.element_size()
-            self._of.setdefault(storage, {}).setdefault(start, (end, name))
+    def add(self, tensor: torch.Tensor, name: int) -> None:
+        """``tensor`` has that name; of tensors in the same place the first one counts."""
+        for part in parts_of(tensor):
+            storage = self._log.storage_address(part)
+            if storage:  # a parameter that never was materialized is nowhere
+                start = self._log.data_address(part)
+                end = start + part.numel() * part.element_size()
+                self._of.setdefault(storage, {}).setdefault(start, (end, name))
 
     def find(self, storage: int, tensor: torch.Tensor) -> int | None:
         """Name of the tensor in whose memory ``tensor``, which lies in the storage at that address, begins."""
         tensors = self._of.get(storage)
         if tensors is None:
             return None
-        start = self._data_address(tensor)
+        start = self._log.data_address(tensor)
         if start in tensors:
             return tensors[start][1]
         before = max((other for other in tensors if other < start), default=None)
@@ -87,9 +90,9 @@ class Models:
         """Whether something was added to a module since the last :meth:`refresh`."""
         self.generation = 0
         """How often everything was named."""
-        self.parameters_at = Places(log.data_address)
+        self.parameters_at = Places(log)
         """Text ids of the parameters' names, as of the last :meth:`note`."""
-        self.buffers_at = Places(log.data_address)
+        self.buffers_at = Places(log)
         """The same of the buffers."""
 
     def add(self, module: nn.Module) -> None:
@@ -136,16 +139,13 @@ class Models:
         self.parameters_at.clear()
         self.buffers_at.clear()
         for slot, parameter in self.parameters():
-            address = self._log.storage_address(parameter)
-            self.parameters_at.add(address, parameter, slot.name_id)
-            dtype = self._texts.dtype_id(parameter.dtype)
-            self._log.fact(Fact.PARAMETER, address, slot.name_id, slot.path_id, dtype)
+            self.parameters_at.add(parameter, slot.name_id)
+            self._log.about(Fact.PARAMETER, parameter, slot.name_id, slot.path_id)
         for slot in self._buffers:
             buffer = slot.tensor(BUFFERS)
             if buffer is not None:
-                address = self._log.storage_address(buffer)
-                self.buffers_at.add(address, buffer, slot.name_id)
-                self._log.fact(Fact.BUFFER, address, slot.name_id, slot.path_id)
+                self.buffers_at.add(buffer, slot.name_id)
+                self._log.about(Fact.BUFFER, buffer, slot.name_id, slot.path_id)
 
     def parameters(self) -> Iterator[tuple[_Slot, nn.Parameter]]:
         """Every live parameter with where it hangs."""
@@ -171,7 +171,7 @@ class Models:
         """Every parameter ever seen, by name, with the first that lies in the same memory."""
         first: dict[tuple[int, int], str] = {}
         for slot, parameter in self.parameters():
-            place = (self._log.data_address(parameter), parameter.numel())
+            place = (self._log.data_address(parts_of(parameter)[0]), parameter.numel())
             owner = first.setdefault(place, slot.name) if place[0] else slot.name
             shares = None if owner == slot.name else owner
             module = slot.module()
@@ -216,9 +216,9 @@ def parameter_record(
     """What the recording keeps of one parameter."""
     return ParameterRecord(
         name=name,
-        elements=parameter.numel(),
-        bytes=parameter.numel() * parameter.element_size(),
-        dtype=str(parameter.dtype).removeprefix("torch."),
+        elements=elements_of(parameter),
+        bytes=bytes_of(parameter),
+        dtype=str(dtype_of(parameter)).removeprefix("torch."),
         trainable=parameter.requires_grad,
         shape=tuple(parameter.shape),
         kind=kind,

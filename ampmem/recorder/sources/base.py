@@ -18,7 +18,7 @@ from ampmem.events import (
     SegmentColumns,
 )
 from ampmem.recorder.facts.addresses import Addresses
-from ampmem.recorder.facts.log import Log
+from ampmem.recorder.facts.log import Log, See
 from ampmem.recorder.facts.texts import Texts
 from ampmem.vocabulary import Mark, SourceKind
 
@@ -84,8 +84,15 @@ class Source(Protocol):
     def addresses(self) -> Addresses:
         """Where tensors lie on that device."""
 
+    @property
+    def see(self) -> See | None:
+        """Told of every tensor that a hook finds to be the script's; ``None`` where the source needs not know."""
+
     def install(self) -> Callable[[], None]:
         """Patch what it needs to; returns what undoes it."""
+
+    def notes(self) -> list[str]:
+        """What a reader of the recording has to know."""
 
     def owns_mode(self, mode: object) -> bool:
         """Whether this dispatch mode is the device itself, which stays on the stack and never minds what is on top."""
@@ -137,6 +144,3 @@ class DeviceSource(Source, Protocol):
 
     def prediction(self) -> PredictionRecord | None:
         """What the run comes to on the device by now, where that is only predicted."""
-
-    def notes(self) -> list[str]:
-        """What a reader of the recording has to know."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from ampmem.errors import UsageError
 from ampmem.recorder.options import Options
 from ampmem.recorder.sources.base import Source
-from ampmem.recorder.sources.baseline import Baseline
 from ampmem.recorder.sources.cpu import ProfilerSource
 from ampmem.recorder.sources.cuda.device import TorchCuda, cuda_available
 from ampmem.recorder.sources.cuda.source import CudaSource
+from ampmem.recorder.sources.storages import Storages
 from ampmem.recorder.torch_private import Use, probe
 from ampmem.vocabulary import Arm, Device
 
 
-def choose_source(options: Options, baseline: Baseline) -> Source:
+def choose_source(options: Options, storages: Storages) -> Source:
     """The source for ``options.device``. Raises :class:`UsageError` for a device that cannot be recorded."""
     if options.device == Device.SIMULATED:
         raise UsageError("a device can only be simulated for a script: ampmem profile --device sim SCRIPT")
@@ -22,7 +22,7 @@ def choose_source(options: Options, baseline: Baseline) -> Source:
         if problem is not None:
             raise UsageError(problem)
         return CudaSource(stacks=options.stacks, synchronize=options.synchronize)
-    return ProfilerSource(baseline)
+    return ProfilerSource(storages)
 
 
 def records_cuda(options: Options) -> bool:

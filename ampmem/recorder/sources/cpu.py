@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping
-from itertools import chain
-from time import time_ns
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import torch
 
-from ampmem.events import UNKNOWN, Action, Column
+from ampmem.events import Column
 from ampmem.recorder.facts.addresses import RealAddresses
+from ampmem.recorder.facts.log import See
 from ampmem.recorder.sources.base import RawEvents
-from ampmem.recorder.sources.baseline import Baseline
+from ampmem.recorder.sources.ledger import Event, Ledger
+from ampmem.recorder.sources.process_total import NOT_COUNTED, count_all_threads
+from ampmem.recorder.sources.storages import Storages
 from ampmem.recorder.sources.window import MARKER, Marks, Window, check_free, install, shift_between
 from ampmem.vocabulary import SourceKind
 
@@ -26,7 +28,7 @@ _ALLOCATION = "[memory]"
 
 
 class ProfilerSource:
-    """The CPU allocator's events of the calling thread, and of the backward passes it starts."""
+    """The CPU allocator's events of the calling thread, and what the process's total says of the other threads."""
 
     kind = SourceKind.CPU
     device_type = "cpu"
@@ -35,10 +37,11 @@ class ProfilerSource:
     uses_profiler = True
     uses_history = False
 
-    def __init__(self, baseline: Baseline) -> None:
-        self._baseline = baseline
-        self._ledger = _Ledger()
+    def __init__(self, storages: Storages) -> None:
+        self._ledger = Ledger(storages)
         self._window = Window(memory=True)
+        self._notes: list[str] = []
+        self.see: See | None = storages.see
 
     def check(self) -> None:
         """Raise :class:`~ampmem.errors.UsageError` when another profiler is running: a second one would replace it."""
@@ -64,20 +67,30 @@ class ProfilerSource:
         return False
 
     def install(self) -> Callable[[], None]:
-        """Keep the script's ``record_function`` scopes out of the profile; returns what undoes it."""
-        return install()
+        """Count all threads, keep the script's ``record_function`` scopes out; returns what undoes it."""
+        with ExitStack() as undo:
+            restore, problem = count_all_threads()
+            undo.callback(restore)
+            if problem is not None:
+                self._notes = [NOT_COUNTED.format(why=problem)]
+            undo.callback(install())
+            return undo.pop_all().close
+
+    def notes(self) -> list[str]:
+        """What a reader of the recording has to know."""
+        return self._notes
 
     def _events(self, result: Any, marks: Marks) -> RawEvents:
         walk = _Walk(result.experimental_event_tree())
-        return self._ledger.settle(walk, walk.clock(marks), self._baseline.take_freed())
+        times = np.fromiter((event[0] for event in walk.events), dtype=np.int64, count=len(walk.events))
+        return self._ledger.settle(walk.events, walk.clock(marks)(times).tolist(), walk.ops)
 
 
 class _Walk:
     """Reads allocations, frees and the autograd nodes around them out of a profile's event tree."""
 
     def __init__(self, roots: list[Any]) -> None:
-        self.rows: list[tuple[int, int, int, int, int, int]] = []
-        """(time, address, signed bytes, running total, index of the node's name, its sequence number or -1)."""
+        self.events: list[Event] = []
         self.ops: dict[str, int] = {"": 0}
         self._markers: list[int] = []
         self._only_cpu = not torch.accelerator.is_available()
@@ -97,105 +110,11 @@ class _Walk:
                 fields = node.extra_fields
                 if self._only_cpu or fields.device.type == "cpu":
                     index = self.ops.setdefault(op, len(self.ops))
-                    row = (node.start_time_ns, fields.ptr, fields.alloc_size, fields.total_allocated, index, sequence)
-                    self.rows.append(row)
+                    total = fields.total_allocated
+                    self.events.append((node.start_time_ns, fields.ptr, fields.alloc_size, total, index, sequence))
                 continue
             if name == MARKER:
                 self._markers.append(node.start_time_ns)
             elif children := node.children:
                 number = node.extra_fields.sequence_number
                 pending += [(child, name, number) for child in reversed(children)]
-
-
-class _Ledger:
-    """Makes one stream of the profiler's events and of the deaths of baseline storages.
-
-    The profiler's running total knows nothing of the baseline, and much of earlier profiles in the
-    same process: ``_offset`` is what has to be added to it to get the bytes alive.
-    """
-
-    def __init__(self) -> None:
-        self._baseline: dict[int, int] = {}
-        self._live: dict[int, int] = {}
-        self._offset = 0
-        self._counting = False
-        """Whether there was an event to take ``_offset`` from."""
-        self._pending: list[tuple[int, int]] = []
-
-    def add_baseline(self, blocks: Mapping[int, int]) -> None:
-        self._baseline = dict(blocks)
-        now = time_ns()
-        self._pending = [(now, address) for address in blocks]
-
-    def settle(self, walk: _Walk, shift: Callable[[Column], Column], freed: list[tuple[int, int]]) -> RawEvents:
-        """``walk``'s events and the ``freed`` baseline storages, in order."""
-        times = np.fromiter((row[0] for row in walk.rows), dtype=np.int64, count=len(walk.rows))
-        rows = _Rows()
-        for time, address in self._pending:
-            rows.add((time, Action.BASELINE, address, self._baseline[address], UNKNOWN, 0, -1))
-        self._pending = []
-        if not self._counting and walk.rows:
-            _, _, size, total, _, _ = walk.rows[0]
-            self._offset = sum(self._baseline.values()) - (total - size)
-            self._counting = True
-        deaths = sorted(freed, reverse=True)
-        for time, row in zip(shift(times).tolist(), walk.rows, strict=True):
-            while deaths and deaths[-1][0] <= time:
-                self._died(rows, *deaths.pop())
-            _, address, size, total, op, sequence = row
-            if size < 0 and address in self._live:  # nearly every second event
-                rows.add((time, Action.FREE, address, self._live.pop(address), total + self._offset, 0, -1))
-            else:
-                self._profiled(rows, time, address, size, total, op, sequence)
-        while deaths:
-            self._died(rows, *deaths.pop())
-        return rows.events(tuple(walk.ops))
-
-    def _profiled(self, rows: _Rows, time: int, address: int, size: int, total: int, op: int, sequence: int) -> None:
-        """An allocation, or the free of a block that was not allocated in this recording."""
-        if size > 0:
-            if address in self._baseline:  # its death was not seen, but the memory is somebody else's now
-                self._died(rows, time, address)
-            elif address in self._live:  # freed while the profiler was off
-                lost = self._live.pop(address)
-                self._offset -= lost
-                rows.add((time, Action.FREE, address, lost, UNKNOWN, 0, -1))
-            self._live[address] = size
-            rows.add((time, Action.ALLOC, address, size, total + self._offset, op, sequence))
-        else:
-            # A block of an earlier profile: the total falls by what that one knew, we by what we know.
-            self._offset -= size
-            if address in self._baseline:
-                self._died(rows, time, address)
-
-    def _died(self, rows: _Rows, time: int, address: int) -> None:
-        size = self._baseline.pop(address, None)
-        if size is not None:
-            if self._counting:
-                self._offset -= size
-            rows.add((time, Action.FREE, address, size, UNKNOWN, 0, -1))
-
-
-class _Rows:
-    """Collects rows of :class:`RawEvents`."""
-
-    def __init__(self) -> None:
-        self._rows: list[tuple[int, ...]] = []
-        self.add = self._rows.append
-
-    def events(self, ops: tuple[str, ...]) -> RawEvents:
-        flat = np.fromiter(chain.from_iterable(self._rows), dtype=np.int64, count=7 * len(self._rows))
-        columns = np.ascontiguousarray(flat.reshape(-1, 7).T)
-        time, action, address, size, allocated, op, sequence = columns
-        return RawEvents(
-            time_ns=time,
-            action=action,
-            address=address,
-            bytes=size,
-            block_bytes=size,
-            stream=np.zeros_like(size),
-            allocated=allocated,
-            op=op,
-            sequence=sequence,
-            ops=ops,
-        )

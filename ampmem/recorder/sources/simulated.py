@@ -54,6 +54,7 @@ class SimulatedSource:
 
     kind = SourceKind.SIMULATED
     uses_profiler = uses_history = False
+    see = None
     stamp: Callable[[int], None] | None = None
 
     def __init__(self, device: SimulatedDevice) -> None:

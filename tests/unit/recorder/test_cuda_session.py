@@ -35,6 +35,7 @@ from ampmem.recorder.sources import choose
 from ampmem.recorder.sources.cuda.device import TorchCuda
 from ampmem.recorder.sources.cuda.oom import KEPT
 from ampmem.recorder.sources.cuda.source import CudaSource
+from ampmem.recorder.sources.storages import Storages
 from ampmem.recording import RecordingWriter, read
 from ampmem.reporters.text.table import render
 from ampmem.vocabulary import SourceKind
@@ -297,8 +298,8 @@ def test_auto_takes_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(choose, "cuda_available", lambda: True)
     monkeypatch.setattr(TorchCuda, "problem", lambda self: None)
     options = Options(path=tmp_path / "run.ampmem", script="train.py")
-    assert isinstance(choose.choose_source(options, None), CudaSource)  # type: ignore[arg-type]
-    assert choose.choose_source(replace(options, device="cpu"), None).device_type == "cpu"  # type: ignore[arg-type]
+    assert isinstance(choose.choose_source(options, Storages()), CudaSource)
+    assert choose.choose_source(replace(options, device="cpu"), Storages()).device_type == "cpu"
 
 
 DYING = """

@@ -74,7 +74,8 @@ class Diary:
 def test_one_step_as_the_hooks_report_it() -> None:
     diary = Diary()
     listener: Listener = diary
-    log, texts = Log(RealAddresses()), Texts()
+    texts = Texts()
+    log = Log(RealAddresses(), texts)
     models = Models(texts, log)
     update = RunningUpdate(log, Stacks(enabled=False), texts)
     hooks = [

@@ -41,6 +41,7 @@ class CudaSource:
     device_type = "cuda"
     addresses = RealAddresses()
     uses_profiler = uses_history = True
+    see = None
 
     def __init__(self, *, stacks: bool = True, synchronize: bool = True, api: CudaApi | None = None) -> None:
         self._api: CudaApi = TorchCuda() if api is None else api

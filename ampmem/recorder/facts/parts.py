@@ -1,0 +1,72 @@
+"""The tensors that have the memory of a tensor: most have their own, wrappers and sparse tensors have others'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ampmem.recorder.torch_private_tensors import is_wrapper, sparse_parts, wrapped_names
+
+_PLAIN = (torch.Tensor, nn.Parameter)
+_FOUR_BIT = "quant_state"
+"""What a 4-bit parameter of bitsandbytes has: the scales of its blocks, and the shape that it stands for."""
+
+
+def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors in whose storages ``tensor``'s elements lie: itself, or what it wraps.
+
+    DTensor and torchao's tensors wrap others (``__tensor_flatten__``), which may be wrappers again; a sparse tensor
+    has indices and values.
+    """
+    if type(tensor) in _PLAIN and tensor.layout is torch.strided:
+        return (tensor,)
+    try:
+        return tuple(_parts(tensor)) or (tensor,)
+    except Exception:  # code of the script's or of its libraries, which must not fail on our account
+        return (tensor,)
+
+
+def elements_of(tensor: torch.Tensor) -> int:
+    """How many numbers ``tensor`` stands for in this process: of a shard its own, of a quantized tensor all."""
+    state = getattr(tensor, _FOUR_BIT, None)
+    if state is not None and isinstance(getattr(state, "shape", None), torch.Size):
+        return int(state.shape.numel())
+    parts = parts_of(tensor)
+    if len(parts) == 1 and parts[0].dtype == tensor.dtype:
+        return parts[0].numel()
+    return tensor.numel()
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """Bytes of the elements of all parts of ``tensor``."""
+    return sum(part.numel() * part.element_size() for part in parts_of(tensor))
+
+
+def dtype_of(tensor: torch.Tensor) -> torch.dtype:
+    """The type of the largest part of ``tensor``."""
+    return max(parts_of(tensor), key=lambda part: part.numel() * part.element_size()).dtype
+
+
+def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    if is_wrapper(tensor):
+        for inner in wrapped_names(tensor):
+            part = getattr(tensor, inner)
+            if isinstance(part, torch.Tensor):
+                yield from parts_of(part)
+    elif tensor.layout is not torch.strided:
+        yield from sparse_parts(tensor)
+    else:
+        yield tensor
+        yield from _scales(getattr(tensor, _FOUR_BIT, None))
+
+
+def _scales(state: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a ``quant_state``, and of the one that it may have in turn."""
+    for value in getattr(state, "__dict__", {}).values():
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif hasattr(value, "absmax"):
+            yield from _scales(value)

@@ -1,0 +1,238 @@
+"""One stream of allocator events out of what the profiler saw, the process's total, and the deaths of storages.
+
+The profiler sees one thread; its running total counts all. What the total has beyond the blocks that are known is
+held by other threads, and stands in the events as one block of their own, at :data:`~ampmem.events.OTHER_THREADS`.
+Where the total has less, blocks that are known died on another thread: those of which that can be told are freed;
+what cannot be told stays a difference between the events and the total.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from time import time_ns
+from typing import TypeAlias
+
+import numpy as np
+
+from ampmem.events import OTHER_THREADS, UNKNOWN, Action, Column
+from ampmem.recorder.sources.base import RawEvents
+from ampmem.recorder.sources.mappings import Mappings
+from ampmem.recorder.sources.missing_frees import freed_elsewhere, reused
+from ampmem.recorder.sources.storages import Died, Seen, Storages
+
+ELSEWHERE = "other threads"
+"""The op of what no event of the recorded thread accounts for."""
+MAPPED = "mapped memory"
+"""The op of what lies in a mapping: a file, or memory that processes share."""
+
+
+Event: TypeAlias = tuple[int, int, int, int, int, int]
+"""An allocation or a free, as the profiler has it: (time, address, signed bytes, the process's total after it, index of
+the node's name, its sequence number or -1). Of mapped memory no total is kept, and it is 0.
+"""
+
+
+class Ledger:
+    """Which blocks are alive, and what their sum has to be."""
+
+    def __init__(self, storages: Storages) -> None:
+        self._storages = storages
+        self._blocks: dict[int, int] = {}
+        """Those that are in torch's total, oldest first."""
+        self._counted = 0
+        """Their sum."""
+        self._foreign: dict[int, int] = {}
+        """Those that are not: the baseline, parts of mapped files, memory that torch did not allocate."""
+        self._uncounted = 0
+        self._mappings = Mappings()
+        self._stale: int | None = None
+        """What the total has of earlier profiles in the process; ``None`` before the first event."""
+        self._balance = 0
+        """What the total had beyond the blocks at the last event; below 0 where frees are missing."""
+        self._others = 0
+        """Size of the block of the other threads."""
+        self._dead: set[int] = set()
+        """Addresses of blocks whose storages are dead."""
+        self._pending: list[tuple[int, int, int]] = []
+        """What of the baseline is still to be written: (time, address, bytes)."""
+        self._elsewhere = self._mapping = 0
+        """Indices of the two among the ops."""
+        self._rows = _Rows()
+
+    def add_baseline(self, blocks: Mapping[int, int]) -> None:
+        """These blocks (address to bytes) are alive."""
+        now = time_ns()
+        self._pending = [(now, address, size) for address, size in blocks.items()]
+
+    def settle(self, events: Sequence[Event], times: Iterable[int], ops: dict[str, int]) -> RawEvents:
+        """The events since the last call at ``times``, and what happened beside them, in order.
+
+        ``ops`` are the names of the nodes; the one for other threads is added.
+        """
+        rows = self._rows = _Rows()
+        self._elsewhere = ops.setdefault(ELSEWHERE, len(ops))
+        self._mapping = ops.setdefault(MAPPED, len(ops))
+        for time, address, size in self._pending:
+            self._add_foreign(time, address, size, Action.BASELINE)
+        self._pending = []
+        self._mappings.expect(seen := self._storages.take_seen())
+        beside: list[Seen | Died] = sorted([*seen, *self._storages.take_died()], reverse=True)
+        for place, (time, event) in enumerate(zip(times, events, strict=True)):
+            while beside and beside[-1][0] <= time:
+                self._beside(beside.pop())
+            _, address, size, total, _, _ = event
+            if total == 0 and (size > 0 or address in self._mappings):
+                self._mapped(time, event)
+            else:
+                self._counted_event(time, event, events, place)
+        while beside:
+            self._beside(beside.pop())
+        return rows.events(tuple(ops))
+
+    def _counted_event(self, time: int, event: Event, events: Sequence[Event], place: int) -> None:
+        _, address, size, total, op, sequence = event
+        if self._stale is None:
+            self._stale = total - size - self._counted
+        own = size < 0 and address in self._blocks
+        if size > 0:
+            self._make_way(time, address)
+            self._counted += size
+        elif own:
+            self._counted += size
+        elif address in self._foreign and address not in self._mappings.parts:  # counted by an earlier profile
+            self._stale += size
+            self._free_foreign(time, address)
+        elif self._others < -size:  # of an earlier profile, and unknown to us
+            self._stale += size
+        balance = total - self._stale - self._counted
+        if balance != self._balance:
+            self._settle_others(time, balance, events, place)
+        now = total - self._stale + self._uncounted
+        if size > 0:
+            self._blocks[address] = size
+            self._rows.add((time, Action.ALLOC, address, size, now, op, sequence))
+        elif own:
+            self._rows.add((time, Action.FREE, address, self._blocks.pop(address), now, 0, -1))
+
+    def _make_way(self, time: int, address: int) -> None:
+        """Memory is handed out at ``address``: what was there has died, unseen."""
+        self._dead.discard(address)
+        if address in self._blocks:
+            self._free(time, address)
+        elif address in self._foreign and address not in self._mappings.parts:
+            self._free_foreign(time, address)
+
+    def _settle_others(self, time: int, balance: int, events: Sequence[Event], place: int) -> None:
+        """The total has ``balance`` bytes beyond the blocks."""
+        if balance < 0:
+            missing = -balance - max(-self._balance, 0)
+            if missing > 0:
+                for address in self._freed_elsewhere(missing, events, place):
+                    balance += self._blocks[address]
+                    self._free(time, address)
+        self._balance = balance
+        self._hold_elsewhere(time, max(balance, 0))
+
+    def _freed_elsewhere(self, missing: int, events: Sequence[Event], place: int) -> list[int]:
+        """Addresses of the blocks that make up ``missing`` bytes of frees."""
+        proven = [address for address in self._dead if address in self._blocks]
+        later = ((address, size) for _, address, size, *_ in events[place:])
+        proven += [address for address in reused(later, self._blocks) if address not in self._dead]
+        rest = {address: size for address, size in self._blocks.items() if not self._storages.alive(address)}
+        return freed_elsewhere(missing, self._blocks, proven, rest)
+
+    def _hold_elsewhere(self, time: int, size: int) -> None:
+        if size != self._others:
+            if self._others:
+                self._rows.add((time, Action.FREE, OTHER_THREADS, self._others, UNKNOWN, 0, -1))
+            if size:
+                self._rows.add((time, Action.ALLOC, OTHER_THREADS, size, UNKNOWN, self._elsewhere, -1))
+            self._others = size
+
+    def _mapped(self, time: int, event: Event) -> None:
+        """A file or shared memory was mapped, or unmapped: of that the profiler keeps no total."""
+        _, address, size, *_ = event
+        for part in self._mappings.remove(address):
+            self._free_foreign(time, part)
+        if size > 0:
+            self._map(time, address, size)
+
+    def _map(self, time: int, address: int, size: int) -> None:
+        for part, part_size in self._mappings.add(address, size):
+            self._add_foreign(time, part, part_size, Action.ALLOC, self._mapping)
+
+    def _beside(self, what: Seen | Died) -> None:
+        """A storage was seen, or died."""
+        if isinstance(what, Seen):
+            self._saw(what)
+            return
+        time, address = what
+        if address in self._blocks:
+            self._dead.add(address)
+        elif address in self._foreign and address not in self._mappings.parts:
+            self._free_foreign(time, address)
+
+    def _saw(self, seen: Seen) -> None:
+        """A hook has seen a storage: if its block is not known, it is now."""
+        time, address, size, resizable, kept = seen
+        if address in self._blocks or address in self._foreign:
+            return
+        mapping = self._mappings.around(address)
+        if mapping is not None:
+            for part in self._mappings.remove(mapping.address):
+                self._free_foreign(time, part)
+            self._map(time, mapping.address, mapping.bytes)
+        elif resizable and size <= self._others:  # another thread allocated it
+            self._blocks[address] = size
+            self._counted += size
+            self._balance -= size
+            self._hold_elsewhere(time, self._others - size)
+            self._rows.add((time, Action.ALLOC, address, size, UNKNOWN, self._elsewhere, -1))
+        elif kept and not self._inside_block(address):
+            self._add_foreign(time, address, size, Action.ALLOC)
+
+    def _inside_block(self, address: int) -> bool:
+        return any(start <= address < start + size for start, size in self._blocks.items())
+
+    def _add_foreign(self, time: int, address: int, size: int, action: Action, op: int = 0) -> None:
+        self._foreign[address] = size
+        self._uncounted += size
+        self._rows.add((time, action, address, size, UNKNOWN, op, -1))
+
+    def _free_foreign(self, time: int, address: int) -> None:
+        size = self._foreign.pop(address)
+        self._uncounted -= size
+        self._rows.add((time, Action.FREE, address, size, UNKNOWN, 0, -1))
+
+    def _free(self, time: int, address: int) -> None:
+        """A block of torch's died where no event shows it."""
+        size = self._blocks.pop(address)
+        self._counted -= size
+        self._dead.discard(address)
+        self._rows.add((time, Action.FREE, address, size, UNKNOWN, 0, -1))
+
+
+class _Rows:
+    """Collects rows of :class:`RawEvents`."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, ...]] = []
+        self.add = self._rows.append
+
+    def events(self, ops: tuple[str, ...]) -> RawEvents:
+        flat = np.fromiter(chain.from_iterable(self._rows), dtype=np.int64, count=7 * len(self._rows))
+        columns: list[Column] = list(np.ascontiguousarray(flat.reshape(-1, 7).T))
+        time, action, address, size, allocated, op, sequence = columns
+        return RawEvents(
+            time_ns=time,
+            action=action,
+            address=address,
+            bytes=size,
+            block_bytes=size,
+            stream=np.zeros_like(size),
+            allocated=allocated,
+            op=op,
+            sequence=sequence,
+            ops=ops,
+        )

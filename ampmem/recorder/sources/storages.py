@@ -1,0 +1,103 @@
+"""The storages of the script's tensors: those alive when a recording starts, and those that hooks see later."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterable
+from time import time_ns
+from typing import NamedTuple
+
+import torch
+
+
+class Seen(NamedTuple):
+    """A storage that a hook has seen; ``resizable`` where torch's allocator handed its memory out."""
+
+    time_ns: int
+    address: int
+    bytes: int
+    resizable: bool
+    kept: bool
+    """Whether it is the script's for long: a parameter, a buffer, optimizer state."""
+
+
+class Died(NamedTuple):
+    """The storage that was known at ``address`` is dead."""
+
+    time_ns: int
+    address: int
+
+
+class Storages:
+    """Knows CPU storages and notes when each dies.
+
+    The profiler reports neither the free of a block that it did not see allocated nor what other threads do; a weak
+    reference to the storage tells its death, since the storage's Python object lives as long as the storage.
+    """
+
+    def __init__(self) -> None:
+        self.baseline: dict[int, int] = {}
+        """Address of each live storage to its bytes, at the start."""
+        self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._seen: list[Seen] = []
+        self._died: list[Died] = []
+
+    def add(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Take the storages of ``tensors`` into the baseline."""
+        for tensor in tensors:
+            storage = _storage(tensor)
+            # Memory that torch's allocator did not hand out (numpy's, a mapped file's) cannot be resized.
+            if storage is not None and storage.resizable() and storage.data_ptr() not in self.baseline:
+                self.baseline[storage.data_ptr()] = storage.nbytes()
+                self._watch(storage)
+
+    def see(self, tensor: torch.Tensor, *, kept: bool) -> None:
+        """A hook has found ``tensor`` to be the script's; nothing new where it was seen before."""
+        storage = _storage(tensor)
+        if storage is None:
+            return
+        address = storage.data_ptr()
+        known = self._references.get(address)
+        if known is None or known() is not storage:
+            self._seen.append(Seen(time_ns(), address, storage.nbytes(), storage.resizable(), kept))
+            self._watch(storage)
+
+    def alive(self, address: int) -> bool:
+        """Whether a storage that was seen at ``address`` lives."""
+        known = self._references.get(address)
+        return known is not None and known() is not None
+
+    def take_seen(self) -> list[Seen]:
+        """What was seen since the last call, in order."""
+        seen, self._seen = self._seen, []
+        return seen
+
+    def take_died(self) -> list[Died]:
+        """What died since the last call, in order."""
+        died, self._died = self._died, []
+        return died
+
+    def forget(self) -> None:
+        """Drop the weak references."""
+        self._references.clear()
+        self._seen.clear()
+        self._died.clear()
+
+    def _watch(self, storage: torch.UntypedStorage) -> None:
+        address = storage.data_ptr()
+        self._references[address] = weakref.ref(storage, functools.partial(self._note_death, address))
+
+    def _note_death(self, address: int, reference: object) -> None:
+        self._died.append(Died(time_ns(), address))
+        if self._references.get(address) is reference:
+            del self._references[address]
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """``tensor``'s storage; ``None`` where it has no memory of the CPU's. Fake and functorch tensors have none."""
+    try:
+        storage = tensor.untyped_storage()
+        return storage if storage.device.type == "cpu" and storage.data_ptr() and storage.nbytes() else None
+    except (RuntimeError, NotImplementedError):
+        return None

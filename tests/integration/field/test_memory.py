@@ -1,0 +1,50 @@
+"""Every byte of programs whose memory does not all come from the training thread's allocations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from field import Ran, record
+
+from ampmem.events import OTHER_THREADS, Action
+from ampmem.recording import read
+
+
+def conserved(ran: Ran) -> bool:
+    return ran.exit_code == 0 and ran.summary["conservation"]["residual_bytes"] == 0
+
+
+def test_batches_of_workers_are_inputs(tmp_path: Path) -> None:
+    ran = record(tmp_path, "worker_batches")
+    assert conserved(ran)
+    assert ran.last["after_optimizer"]["inputs"] == ran.counted["batch"]
+    assert ran.last["after_optimizer"]["other"] == ran.counted["loaded"]
+
+
+@pytest.mark.parametrize("program", ["mapped_weights", "shared_model"])
+def test_tensors_in_one_mapping_are_counted_each_with_its_own_bytes(tmp_path: Path, program: str) -> None:
+    ran = record(tmp_path, program)
+    assert conserved(ran)
+    for category, size in ran.counted.items():
+        assert [step["marks"]["after_forward"][category] for step in ran.summary["steps"]] == [size] * len(
+            ran.summary["steps"]
+        )
+
+
+def test_what_another_thread_drops_is_dead(tmp_path: Path) -> None:
+    ran = record(tmp_path, "dropped_elsewhere", "--steps", "6")
+    assert conserved(ran)
+    assert sum(ran.last["after_optimizer"].values()) == ran.counted["alive"]
+    assert "steady-growth" not in {finding["code"] for finding in ran.summary["findings"]}
+
+
+def test_weights_that_threads_allocated_are_parameters_and_the_rest_is_theirs(tmp_path: Path) -> None:
+    ran = record(tmp_path, "loaded_by_threads")
+    assert conserved(ran)
+    assert ran.last["after_optimizer"]["parameters"] == ran.counted["parameters"]
+    assert ran.last["after_optimizer"]["other"] == ran.counted["elsewhere"]
+    events = read(tmp_path / "run.ampmem").events
+    held = events.bytes[(events.address == OTHER_THREADS) & (events.action == Action.ALLOC)]
+    assert held[-1] == ran.counted["elsewhere"]
+    assert "other threads" in [large["op"] for large in ran.summary["top"] if large["category"] == "other"]
