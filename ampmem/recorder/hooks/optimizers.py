@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MemberDescriptorType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.amp.grad_scaler import GradScaler
@@ -20,7 +21,8 @@ from ampmem.patching import hook, patch
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.listener import Listener
-from ampmem.recorder.models.models import Models, parameter_record
+from ampmem.recorder.models.models import Models, Slot, parameter_record
+from ampmem.recorder.models.twins import twins_of
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
 from ampmem.recorder.torch_private import (
     OPTIMIZER_INIT,
@@ -33,6 +35,18 @@ from ampmem.recorder.torch_private import (
     scale_of,
 )
 from ampmem.recorder.update import RunningUpdate
+
+_Names: TypeAlias = dict[int, list[tuple[int, int]]]
+"""``id`` of each parameter to the text ids of its name and module; of a flat copy to those of all that are in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Own:
+    """A parameter that only an optimizer has: what it is, and of which parameters."""
+
+    parameter: weakref.ref[torch.Tensor]
+    fact: Fact
+    names: list[tuple[int, int]]
 
 
 class OptimizerHooks:
@@ -49,6 +63,8 @@ class OptimizerHooks:
         self._records: dict[int, OptimizerRecord] = {}
         self.own_parameters: dict[str, ParameterRecord] = {}
         """Parameters that only an optimizer knows, no module."""
+        self._own: dict[int, _Own] = {}
+        """By ``id``, those of them that were seen."""
         self._numbers: dict[int, int] = {}
         """``id`` of each optimizer in ``_records`` to its place there."""
         self._counts: dict[int, int] = {}
@@ -109,25 +125,27 @@ class OptimizerHooks:
 
     def note_gradients(self, optimizer: Optimizer) -> None:
         """Log the gradients that ``optimizer`` is about to use, master copies' among them."""
-        names = self._names()
+        names = self._names(optimizer, before=True)
         for _, _, parameter in _parameters(optimizer):
             if parameter.grad is not None:
-                self._log.about(Fact.GRADIENT, parameter.grad, *names.get(id(parameter), (0, 0)))
+                for name, path in names.get(id(parameter), [(0, 0)]):
+                    self._log.about(Fact.GRADIENT, parameter.grad, name, path)
 
     def note_state(self, optimizer: Optimizer) -> None:
         """Log ``optimizer``'s state and the parameters that are its own."""
-        names = self._names()
+        names = self._names(optimizer)
         self._note_optimizer(optimizer, names)
         for parameter, state in list(optimizer.state.items()):
-            name_id, path = names.get(id(parameter), (0, 0))
-            of = self._texts.value(name_id)
-            for key, tensor in _tensors(state, ""):
-                text = self._texts.id(str(StateName(state=key, parameter=of)))
-                self._log.about(Fact.OPTIMIZER_STATE, tensor, text, path)
+            tensors = list(_tensors(state, ""))
+            for name, path in names.get(id(parameter), [(0, 0)]):
+                of = self._texts.value(name)
+                for key, tensor in tensors:
+                    text = self._texts.id(str(StateName(state=key, parameter=of)))
+                    self._log.about(Fact.OPTIMIZER_STATE, tensor, text, path)
 
-    def _note_optimizer(self, optimizer: Optimizer, names: dict[int, tuple[int, int]]) -> None:
+    def _note_optimizer(self, optimizer: Optimizer, names: _Names) -> None:
         """``optimizer`` has made an update, or a GradScaler has left its update out."""
-        self._note_own_parameters(optimizer, names)
+        self._note_own_parameters(optimizer)
         count = sum(len(group["params"]) for group in optimizer.param_groups)
         if self._counts.get(id(optimizer)) == count:
             return
@@ -136,31 +154,52 @@ class OptimizerHooks:
         self._records[id(optimizer)] = _record(optimizer)
         number = self._numbers.setdefault(id(optimizer), len(self._numbers))
         for _, _, parameter in _parameters(optimizer):
-            self._optimized[self._texts.value(names[id(parameter)][0])] = number
+            for name, _ in names[id(parameter)]:
+                self._optimized[self._texts.value(name)] = number
 
-    def _names(self) -> dict[int, tuple[int, int]]:
-        """``id`` of each module parameter to the text ids of its name and module."""
-        return {id(p): (slot.name_id, slot.path_id) for slot, p in self._models.parameters()}
+    def _names(self, optimizer: Optimizer, *, before: bool = False) -> _Names:
+        """Whose each parameter is, of the modules and of ``optimizer``.
 
-    def _note_own_parameters(self, optimizer: Optimizer, names: dict[int, tuple[int, int]]) -> None:
-        """Twins of module parameters are master copies; tensors no module knows are parameters."""
+        ``before`` an update a copy still has its parameter's values, but the model may not have run.
+        """
+        names = {id(p): [(slot.name_id, slot.path_id)] for slot, p in self._models.parameters()}
         optimized = {id(parameter) for _, _, parameter in _parameters(optimizer)}
-        twinless = [(slot, p) for slot, p in self._models.parameters() if id(p) not in optimized]
+        twinless = [pair for pair in self._models.parameters() if id(pair[1]) not in optimized]
         for group, index, parameter in _parameters(optimizer):
-            if id(parameter) in names:
+            if id(parameter) not in names:
+                known = self._own.get(id(parameter))
+                if known is None or known.parameter() is not parameter:
+                    known = self._copy_of(parameter, twinless)
+                    if known is None and before:
+                        continue
+                    known = known or self._only_in(optimizer, group, index, parameter)
+                    self._own[id(parameter)] = known
+                names[id(parameter)] = known.names
+                twinless = [pair for pair in twinless if (pair[0].name_id, pair[0].path_id) not in known.names]
+        return names
+
+    def _copy_of(self, parameter: torch.Tensor, twinless: Sequence[tuple[Slot, torch.Tensor]]) -> _Own | None:
+        """``parameter`` as a copy of some of those that have none yet; ``None`` where it is none."""
+        twins = twins_of(parameter, [candidate for _, candidate in twinless])
+        names = [(twinless[place][0].name_id, twinless[place][0].path_id) for place in twins]
+        return _Own(parameter=weakref.ref(parameter), fact=Fact.MASTER_COPY, names=names) if names else None
+
+    def _only_in(self, optimizer: Optimizer, group: int, index: int, parameter: torch.Tensor) -> _Own:
+        """A parameter that no module has."""
+        text = f"{type(optimizer).__name__}.param_groups[{group}][{index}]"
+        self.own_parameters[text] = parameter_record(text, parameter)
+        return _Own(parameter=weakref.ref(parameter), fact=Fact.PARAMETER, names=[(self._texts.id(text), 0)])
+
+    def _note_own_parameters(self, optimizer: Optimizer) -> None:
+        """Twins of module parameters are master copies; tensors no module knows are parameters."""
+        for _, _, parameter in _parameters(optimizer):
+            own = self._own.get(id(parameter))
+            if own is None or own.parameter() is not parameter:
                 continue
-            twin = next((pair for pair in twinless if _is_twin(pair[1], parameter)), None)
-            if twin is not None:
-                twinless.remove(twin)
-                name, path, fact = twin[0].name_id, twin[0].path_id, Fact.MASTER_COPY
-            else:
-                text = f"{type(optimizer).__name__}.param_groups[{group}][{index}]"
-                self.own_parameters[text] = parameter_record(text, parameter)
-                name, path, fact = self._texts.id(text), 0, Fact.PARAMETER
-            names[id(parameter)] = (name, path)
-            self._log.about(fact, parameter, name, path)
-            if parameter.grad is not None:
-                self._log.about(Fact.GRADIENT, parameter.grad, name, path)
+            for name, path in own.names:
+                self._log.about(own.fact, parameter, name, path)
+                if parameter.grad is not None:
+                    self._log.about(Fact.GRADIENT, parameter.grad, name, path)
 
     def _wrap_init(self, original: Callable[..., Any]) -> Callable[..., Any]:
         listener = self._listener
@@ -186,7 +225,7 @@ class OptimizerHooks:
             result = original(scaler, optimizer, *args, **kwargs)
             if self._updates == updates:
                 if listener.recording:
-                    self._note_optimizer(optimizer, self._names())
+                    self._note_optimizer(optimizer, self._names(optimizer))
                 self._updated(optimizer, True)
             return result
 
@@ -222,11 +261,6 @@ def _parameters(optimizer: Optimizer) -> Iterator[tuple[int, int, torch.Tensor]]
             yield group_index, index, parameter
 
 
-def _is_twin(parameter: torch.Tensor, copy: torch.Tensor) -> bool:
-    """Whether ``copy`` can be ``parameter`` in another precision."""
-    return parameter.shape == copy.shape and parameter.dtype != copy.dtype
-
-
 def _tensors(value: Any, key: str, seen: frozenset[int] = frozenset()) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor in a state of any nesting and class, with its dotted key."""
     if id(value) in seen or isinstance(value, (str, bytes, int, float, type(None))):
@@ -237,7 +271,10 @@ def _tensors(value: Any, key: str, seen: frozenset[int] = frozenset()) -> Iterat
         if not hasattr(value, "__tensor_flatten__"):
             yield key, value
             return
-        parts = ((name, getattr(value, name)) for name in value.__tensor_flatten__()[0])
+        inner = [(name, getattr(value, name)) for name in value.__tensor_flatten__()[0]]
+        inner = [(name, part) for name, part in inner if isinstance(part, torch.Tensor)]
+        # What wraps one tensor, as DTensor does, is called as that tensor would be.
+        parts = inner if len(inner) > 1 else [("", part) for _, part in inner]
     elif isinstance(value, Mapping):
         parts = value.items()
     elif isinstance(value, (list, tuple, set, frozenset, deque)):
@@ -245,7 +282,7 @@ def _tensors(value: Any, key: str, seen: frozenset[int] = frozenset()) -> Iterat
     else:
         parts = _attributes(value)
     for name, part in parts:
-        yield from _tensors(part, f"{key}.{name}" if key else str(name), seen)
+        yield from _tensors(part, ".".join(filter(None, (key, str(name)))), seen)
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:

@@ -24,7 +24,7 @@ ROOT = "(model)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Slot:
+class Slot:
     """Where a parameter or buffer hangs; what hangs there is looked up anew each time."""
 
     module: weakref.ref[nn.Module]
@@ -82,8 +82,8 @@ class Models:
         self._log = log
         self._roots: list[tuple[weakref.ref[nn.Module], str]] = []
         self._path_ids: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
-        self._parameters: list[_Slot] = []
-        self._buffers: list[_Slot] = []
+        self._parameters: list[Slot] = []
+        self._buffers: list[Slot] = []
         self._records: dict[str, ParameterRecord] = {}
         self._registered: dict[int, weakref.ref[nn.Module]] = {}
         self.changed = True
@@ -147,7 +147,7 @@ class Models:
                 self.buffers_at.add(buffer, slot.name_id)
                 self._log.about(Fact.BUFFER, buffer, slot.name_id, slot.path_id)
 
-    def parameters(self) -> Iterator[tuple[_Slot, nn.Parameter]]:
+    def parameters(self) -> Iterator[tuple[Slot, nn.Parameter]]:
         """Every live parameter with where it hangs."""
         for slot in self._parameters:
             parameter = slot.tensor(PARAMETERS)
@@ -207,7 +207,7 @@ class Models:
                     seen.add(id(tensor))
                     name = f"{path}.{key}" if path else key
                     name_id = self._texts.id(name)
-                    slots.append(_Slot(module=reference, key=key, name=name, name_id=name_id, path_id=path_id))
+                    slots.append(Slot(module=reference, key=key, name=name, name_id=name_id, path_id=path_id))
 
 
 def parameter_record(

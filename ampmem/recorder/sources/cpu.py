@@ -21,8 +21,10 @@ from ampmem.recorder.sources.ledger import Event, Ledger
 from ampmem.recorder.sources.process_total import NOT_COUNTED, count_all_threads
 from ampmem.recorder.sources.storages import Storages
 from ampmem.recorder.sources.window import MARKER, Marks, Window, check_free, install, shift_between
+from ampmem.units import format_bytes
 from ampmem.vocabulary import SourceKind
 
+TOLD_BY_SIZE = "{size} were freed by other threads than the recorded one; which tensors those were is told by sizes"
 _ALLOCATION = "[memory]"
 """The profiler's name for every allocation and free; cheaper to compare than a node's tag."""
 
@@ -78,7 +80,8 @@ class ProfilerSource:
 
     def notes(self) -> list[str]:
         """What a reader of the recording has to know."""
-        return self._notes
+        told = self._ledger.told_by_size
+        return [*self._notes, TOLD_BY_SIZE.format(size=format_bytes(told))] if told else self._notes
 
     def _events(self, result: Any, marks: Marks) -> RawEvents:
         walk = _Walk(result.experimental_event_tree())

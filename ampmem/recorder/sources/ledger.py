@@ -18,7 +18,7 @@ import numpy as np
 from ampmem.events import OTHER_THREADS, UNKNOWN, Action, Column
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.mappings import Mappings
-from ampmem.recorder.sources.missing_frees import freed_elsewhere, reused
+from ampmem.recorder.sources.missing_frees import proven_dead, reused, told_by_size
 from ampmem.recorder.sources.storages import Died, Seen, Storages
 
 ELSEWHERE = "other threads"
@@ -59,6 +59,8 @@ class Ledger:
         self._elsewhere = self._mapping = 0
         """Indices of the two among the ops."""
         self._rows = _Rows()
+        self.told_by_size = 0
+        """Bytes of blocks that other threads have freed, as only their sizes tell."""
 
     def add_baseline(self, blocks: Mapping[int, int]) -> None:
         """These blocks (address to bytes) are alive."""
@@ -103,7 +105,7 @@ class Ledger:
         elif address in self._foreign and address not in self._mappings.parts:  # counted by an earlier profile
             self._stale += size
             self._free_foreign(time, address)
-        elif self._others < -size:  # of an earlier profile, and unknown to us
+        elif total - self._stale < self._counted:  # unknown to us, and of an earlier profile
             self._stale += size
         balance = total - self._stale - self._counted
         if balance != self._balance:
@@ -126,21 +128,24 @@ class Ledger:
     def _settle_others(self, time: int, balance: int, events: Sequence[Event], place: int) -> None:
         """The total has ``balance`` bytes beyond the blocks."""
         if balance < 0:
-            missing = -balance - max(-self._balance, 0)
-            if missing > 0:
-                for address in self._freed_elsewhere(missing, events, place):
-                    balance += self._blocks[address]
-                    self._free(time, address)
+            for address in self._freed_elsewhere(-balance - max(-self._balance, 0), events, place):
+                balance += self._blocks[address]
+                self._free(time, address)
         self._balance = balance
         self._hold_elsewhere(time, max(balance, 0))
 
     def _freed_elsewhere(self, missing: int, events: Sequence[Event], place: int) -> list[int]:
-        """Addresses of the blocks that make up ``missing`` bytes of frees."""
-        proven = [address for address in self._dead if address in self._blocks]
+        """Addresses of the blocks that make up ``missing`` bytes of frees, as far as that can be told."""
+        if missing <= 0:
+            return []
         later = ((address, size) for _, address, size, *_ in events[place:])
-        proven += [address for address in reused(later, self._blocks) if address not in self._dead]
-        rest = {address: size for address, size in self._blocks.items() if not self._storages.alive(address)}
-        return freed_elsewhere(missing, self._blocks, proven, rest)
+        dead = dict.fromkeys([*(self._dead & self._blocks.keys()), *reused(later, self._blocks)])
+        proven = proven_dead(missing, self._blocks, dead)
+        missing -= sum(map(self._blocks.__getitem__, proven))
+        alive = {*proven, *filter(self._storages.alive, self._blocks)}
+        told = told_by_size(missing, {block: size for block, size in self._blocks.items() if block not in alive})
+        self.told_by_size += sum(map(self._blocks.__getitem__, told))
+        return proven + told
 
     def _hold_elsewhere(self, time: int, size: int) -> None:
         if size != self._others:

@@ -11,11 +11,17 @@ from ampmem.recorder.sources.storages import Seen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mapping:
-    """Mapped memory, and its parts: address and bytes of each."""
+    """Mapped memory, the storages in it (address and bytes of each), and in the same way what lies around them."""
 
     address: int
     bytes: int
-    parts: tuple[tuple[int, int], ...]
+    storages: tuple[tuple[int, int], ...]
+    rest: tuple[tuple[int, int], ...]
+
+    @property
+    def parts(self) -> tuple[tuple[int, int], ...]:
+        """All of it."""
+        return self.rest + self.storages
 
 
 class Mappings:
@@ -34,16 +40,15 @@ class Mappings:
 
     def expect(self, seen: Iterable[Seen]) -> None:
         """These storages were seen since the last call: some may lie in mappings that are still to be added."""
-        inside = [each for mapping in self._mappings.values() for each in mapping.parts]
+        inside = [storage for mapping in self._mappings.values() for storage in mapping.storages]
         self._seen = dict(inside) | {each.address: each.bytes for each in seen}
         self._sorted = sorted(self._seen)
 
     def add(self, address: int, size: int) -> tuple[tuple[int, int], ...]:
         """``size`` bytes are mapped at ``address``; their parts."""
-        parts = tuple(self._divide(address, size))
-        self._mappings[address] = Mapping(address=address, bytes=size, parts=parts)
-        self.parts.update(start for start, _ in parts)
-        return parts
+        mapping = self._mappings[address] = self._divide(address, size)
+        self.parts.update(start for start, _ in mapping.parts)
+        return mapping.parts
 
     def remove(self, address: int) -> list[int]:
         """The mapping at ``address`` is no more; the addresses of its parts. None where there is no such mapping."""
@@ -59,9 +64,9 @@ class Mappings:
                 return mapping
         return None
 
-    def _divide(self, address: int, size: int) -> list[tuple[int, int]]:
+    def _divide(self, address: int, size: int) -> Mapping:
         end, reached, rest_at = address + size, address, None
-        parts: list[tuple[int, int]] = []
+        storages: list[tuple[int, int]] = []
         for start in self._sorted[bisect_left(self._sorted, address) :]:
             if start >= end:
                 break
@@ -69,9 +74,10 @@ class Mappings:
                 continue
             if start > reached and rest_at is None:
                 rest_at = reached
-            parts.append((start, self._seen[start]))
+            storages.append((start, self._seen[start]))
             reached = start + self._seen[start]
         if reached < end and rest_at is None:
             rest_at = reached
-        rest = size - sum(part for _, part in parts)
-        return parts if rest_at is None else [(rest_at, rest), *parts]
+        left = size - sum(each for _, each in storages)
+        rest = () if rest_at is None else ((rest_at, left),)
+        return Mapping(address=address, bytes=size, storages=tuple(storages), rest=rest)

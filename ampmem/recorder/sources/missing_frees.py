@@ -16,21 +16,22 @@ def reused(events: Iterable[tuple[int, int]], blocks: Mapping[int, int]) -> list
     return found
 
 
-def freed_elsewhere(
-    missing: int, sizes: Mapping[int, int], proven: Iterable[int], others: Mapping[int, int]
-) -> list[int]:
-    """Addresses of blocks that together have ``missing`` bytes; as many as can be told.
-
-    Those that are ``proven`` dead come first. Of the ``others`` (address to bytes, oldest first) those count that
-    make up all the rest: one block, several of one size, or several that were allocated in a row.
-    """
+def proven_dead(missing: int, blocks: Mapping[int, int], dead: Iterable[int]) -> list[int]:
+    """Those of the ``blocks`` at the addresses ``dead`` that fit into ``missing`` bytes of frees."""
     found: list[int] = []
-    for address in proven:
-        if sizes[address] <= missing:
+    for address in dead:
+        if blocks[address] <= missing:
             found.append(address)
-            missing -= sizes[address]
-    rest = {address: size for address, size in others.items() if address not in found}
-    return found + (_of_one_size(missing, rest) or _in_a_row(missing, rest) if missing else [])
+            missing -= blocks[address]
+    return found
+
+
+def told_by_size(missing: int, blocks: Mapping[int, int]) -> list[int]:
+    """Those of the ``blocks`` (address to bytes, oldest first) that make up ``missing`` bytes; none where none do.
+
+    That is one block, or several of one size, or several that were allocated in a row.
+    """
+    return (_of_one_size(missing, blocks) or _in_a_row(missing, blocks)) if missing else []
 
 
 def _of_one_size(missing: int, blocks: Mapping[int, int]) -> list[int]:

@@ -48,3 +48,20 @@ def test_weights_that_threads_allocated_are_parameters_and_the_rest_is_theirs(tm
     held = events.bytes[(events.address == OTHER_THREADS) & (events.action == Action.ALLOC)]
     assert held[-1] == ran.counted["elsewhere"]
     assert "other threads" in [large["op"] for large in ran.summary["top"] if large["category"] == "other"]
+
+
+@pytest.mark.parametrize("program", ["sharded", "wrapped_weight"])
+def test_wrappers_are_what_they_wrap(tmp_path: Path, program: str) -> None:
+    ran = record(tmp_path, program)
+    assert conserved(ran)
+    assert {category: ran.last["after_optimizer"][category] for category in ran.counted} == ran.counted
+    model = [part for part in ran.summary["static_model"] if part["mark"] == "after_optimizer"]
+    assert all(part["holds"] for part in model)
+
+
+def test_a_flat_fp32_copy_of_half_weights_is_a_master_copy(tmp_path: Path) -> None:
+    ran = record(tmp_path, "flat_master")
+    assert conserved(ran)
+    assert {category: ran.last["after_optimizer"][category] for category in ran.counted} == ran.counted
+    assert ran.summary["static_recipe"]["precision"].startswith("half-master")
+    assert all(part["holds"] for part in ran.summary["static_model"])

@@ -1,0 +1,66 @@
+"""Which parameters an optimizer's own tensor is a copy of, in another precision: one, or a row of them, flat."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+PADDING = 4096
+"""A flat copy may be so many elements longer than the parameters in it: engines round it up for their ranks."""
+_LOOKED_AT = 4
+"""Elements at the start of each parameter that are compared."""
+_TOLERANCE = 2**-7
+"""Of a value that went through bfloat16, which has 8 bits."""
+
+
+def twins_of(copy: torch.Tensor, parameters: Sequence[torch.Tensor]) -> range:
+    """Where in ``parameters`` those are, one after the other, that ``copy`` has in another precision; empty for none.
+
+    Numbers of elements must agree, and on the CPU the values too, before an update has made them differ. On a device
+    values are not looked at: that would wait for it.
+    """
+    for place, parameter in enumerate(parameters):
+        if parameter.shape == copy.shape and _is_copy(copy, 0, parameter):
+            return range(place, place + 1)
+    if copy.dim() == 1:
+        for first in range(len(parameters)):
+            row = _row_from(first, copy, parameters)
+            if row:
+                return row
+    return range(0)
+
+
+def _row_from(first: int, copy: torch.Tensor, parameters: Sequence[torch.Tensor]) -> range:
+    """The longest row from ``first`` on that ``copy`` consists of, but for its padding."""
+    reached, last = 0, first
+    for parameter in parameters[first:]:
+        if reached + parameter.numel() > copy.numel() or not _is_copy(copy, reached, parameter):
+            break
+        reached, last = reached + parameter.numel(), last + 1
+    return range(first, last) if reached and copy.numel() - reached < min(PADDING, reached) else range(0)
+
+
+def _is_copy(copy: torch.Tensor, offset: int, parameter: torch.Tensor) -> bool:
+    """Whether ``copy`` can have ``parameter`` from its element ``offset`` on."""
+    if parameter.dtype == copy.dtype or not (parameter.is_floating_point() and copy.is_floating_point()):
+        return False
+    mine, theirs = _values(copy, offset), _values(parameter, 0)
+    if mine is None or theirs is None:
+        return True
+    return all(map(_close, mine, theirs))
+
+
+def _values(tensor: torch.Tensor, offset: int) -> list[float] | None:
+    """Some elements in a row; ``None`` where they cannot be had without waiting, or without memory."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type != "cpu":
+        return None
+    if not tensor.is_contiguous():
+        return None
+    values: list[float] = tensor.detach().view(-1)[offset : offset + _LOOKED_AT].tolist()
+    return values
+
+
+def _close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=_TOLERANCE, abs_tol=1e-6)

@@ -1,0 +1,235 @@
+"""What the CPU's events come to when the profiler sees one thread and its total counts all."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from ampmem.events import OTHER_THREADS, UNKNOWN, Action  # noqa: E402
+from ampmem.recorder.sources.base import RawEvents  # noqa: E402
+from ampmem.recorder.sources.ledger import ELSEWHERE, MAPPED, Event, Ledger  # noqa: E402
+from ampmem.recorder.sources.missing_frees import told_by_size  # noqa: E402
+from ampmem.recorder.sources.storages import Died, Seen, Storages  # noqa: E402
+
+
+class Tensors(Storages):
+    """Storages of a script that is not there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+
+    def saw(self, address: int, size: int, *, resizable: bool = True, kept: bool = True) -> None:
+        self._seen.append(Seen(self.now, address, size, resizable, kept))
+
+    def lost(self, address: int) -> None:
+        self._died.append(Died(self.now, address))
+
+
+class Process:
+    """A process with a recorded thread and others, and the total that its allocator keeps."""
+
+    def __init__(self) -> None:
+        self.tensors = Tensors()
+        self.ledger = Ledger(self.tensors)
+        self.events: list[Event] = []
+        self.alive: dict[int, int] = {}
+        self._next = 0x1000
+
+    @property
+    def total(self) -> int:
+        return sum(self.alive.values())
+
+    def allocate(self, size: int, *, elsewhere: bool = False, at: int | None = None) -> int:
+        address = self._next if at is None else at
+        self._next += 0x1000
+        self.alive[address] = size
+        if not elsewhere:
+            self._event(address, size, self.total)
+        return address
+
+    def free(self, address: int, *, elsewhere: bool = False) -> None:
+        size = self.alive.pop(address)
+        if not elsewhere:
+            self._event(address, -size, self.total)
+
+    def map(self, address: int, size: int) -> None:
+        self._event(address, size, 0)
+
+    def _event(self, address: int, size: int, total: int) -> None:
+        self.tensors.now += 10
+        self.events.append((self.tensors.now, address, size, total, 0, -1))
+        self.tensors.now += 10
+
+    def settle(self) -> RawEvents:
+        events, self.events = self.events, []
+        return self.ledger.settle(events, [event[0] for event in events], {"": 0})
+
+
+def left(raw: RawEvents) -> dict[int, int]:
+    """Address and bytes of what the events leave alive; each address must be taken and given back in turn."""
+    alive: dict[int, int] = {}
+    for action, address, size in zip(raw.action, raw.address, raw.bytes, strict=True):
+        if action == Action.FREE:
+            assert alive.pop(int(address)) == size
+        else:
+            assert int(address) not in alive
+            alive[int(address)] = int(size)
+    return alive
+
+
+def test_what_other_threads_hold_is_one_block() -> None:
+    process = Process()
+    own = process.allocate(100)
+    process.allocate(5000, elsewhere=True)
+    process.free(process.allocate(7))
+    raw = process.settle()
+    assert left(raw) == {own: 100, OTHER_THREADS: 5000}
+    assert raw.ops[raw.op[raw.address == OTHER_THREADS][0]] == ELSEWHERE
+    assert raw.allocated[-1] == 5100
+
+
+def test_a_block_of_another_thread_that_the_recorded_one_frees_was_theirs() -> None:
+    process = Process()
+    process.allocate(1)
+    theirs = process.allocate(5000, elsewhere=True)
+    process.allocate(2)
+    process.free(theirs)
+    assert OTHER_THREADS not in left(process.settle())
+
+
+def test_a_storage_that_is_seen_is_no_longer_theirs() -> None:
+    process = Process()
+    process.allocate(1)
+    weight = process.allocate(4000, elsewhere=True)
+    process.allocate(1000, elsewhere=True)
+    process.allocate(2)
+    process.tensors.saw(weight, 4000)
+    raw = process.settle()
+    assert {size for address, size in left(raw).items() if address in (weight, OTHER_THREADS)} == {4000, 1000}
+    process.free(weight)
+    raw = process.settle()
+    assert raw.address.tolist() == [weight]
+    assert raw.allocated[-1] == 1003
+
+
+@pytest.mark.parametrize("sizes", [[300], [300, 300, 300], [300, 7, 41]])
+def test_what_another_thread_frees_dies(sizes: list[int]) -> None:
+    process = Process()
+    kept = process.allocate(64)
+    blocks = [process.allocate(size) for size in sizes]
+    for block in blocks:
+        process.free(block, elsewhere=True)
+    last = process.allocate(9)
+    raw = process.settle()
+    assert left(raw) == {kept: 64, last: 9}
+    assert raw.allocated[-1] == 73
+    assert process.ledger.told_by_size == sum(sizes)
+
+
+def test_a_storage_that_is_known_to_be_dead_goes_first() -> None:
+    process = Process()
+    first, second = process.allocate(300), process.allocate(300)
+    process.tensors.lost(second)
+    process.free(second, elsewhere=True)
+    last = process.allocate(9)
+    assert left(process.settle()) == {first: 300, last: 9}
+    assert process.ledger.told_by_size == 0
+
+
+def test_an_address_that_is_handed_out_again_was_free() -> None:
+    process = Process()
+    first, second = process.allocate(300), process.allocate(300)
+    process.free(second, elsewhere=True)
+    process.allocate(9)
+    process.allocate(20, at=second)
+    alive = left(process.settle())
+    assert (alive[first], alive[second]) == (300, 20)
+
+
+def test_frees_that_nobody_can_tell_stay_a_difference() -> None:
+    process = Process()
+    blocks = [process.allocate(size) for size in (100, 30, 7)]
+    process.free(blocks[0], elsewhere=True)
+    process.free(blocks[2], elsewhere=True)  # 107 bytes: no block, and none in a row
+    process.allocate(9)
+    raw = process.settle()
+    assert sum(left(raw).values()) - raw.allocated[-1] == 107
+
+
+def test_a_mapping_is_divided_into_the_storages_in_it() -> None:
+    process = Process()
+    process.map(0x90000, 1000)
+    process.tensors.saw(0x90040, 400, resizable=False)
+    process.tensors.saw(0x90240, 300, resizable=False)
+    raw = process.settle()
+    assert left(raw) == {0x90000: 300, 0x90040: 400, 0x90240: 300}
+    assert {raw.ops[op] for op in raw.op} == {MAPPED}
+    process.map(0x90000, -1000)
+    process.events[-1] = (*process.events[-1][:3], 0, 0, -1)
+    assert (process.settle().action == Action.FREE).all()
+
+
+def test_a_storage_that_is_seen_in_a_mapping_of_before_divides_it() -> None:
+    process = Process()
+    process.map(0x90000, 1000)
+    assert left(process.settle()) == {0x90000: 1000}
+    process.tensors.saw(0x90040, 400, resizable=False)
+    raw = process.settle()
+    assert raw.action.tolist() == [Action.FREE, Action.ALLOC, Action.ALLOC]
+    assert raw.bytes.tolist() == [1000, 600, 400]
+
+
+def test_blocks_of_before_are_freed_as_their_storages_die() -> None:
+    process = Process()
+    process.tensors.baseline[0x5000] = 50
+    process.ledger.add_baseline(process.tensors.baseline)
+    own = process.allocate(8)
+    process.tensors.lost(0x5000)
+    raw = process.settle()
+    assert left(raw) == {own: 8}
+    assert raw.allocated[raw.address == own].tolist() == [58]
+
+
+@pytest.mark.parametrize(
+    ("missing", "expected"), [(5, ["b"]), (6, ["d", "e"]), (19, ["b", "c", "d"]), (4, []), (0, [])]
+)
+def test_sizes_tell(missing: int, expected: list[str]) -> None:
+    sizes = {"a": 20, "b": 5, "c": 11, "d": 3, "e": 3}
+    numbers = {ord(name): size for name, size in sizes.items()}
+    assert [chr(address) for address in told_by_size(missing, numbers)] == expected
+
+
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from(("allocate", "free", "theirs", "they free theirs", "we free theirs")), st.integers(0, 9)),
+    max_size=40,
+)
+
+
+@given(ACTIONS, st.lists(st.integers(1, 10**6), min_size=40, max_size=40))
+def test_the_sum_is_the_processs_total_whatever_threads_do(actions: list[tuple[str, int]], sizes: list[int]) -> None:
+    process = Process()
+    own: list[int] = [process.allocate(1)]
+    theirs: list[int] = []
+    for (action, place), size in zip(actions, sizes, strict=False):
+        if action == "allocate":
+            own.append(process.allocate(size))
+        elif action == "theirs":
+            theirs.append(process.allocate(size, elsewhere=True))
+        elif action == "free" and own:
+            process.free(own.pop(place % len(own)))
+        elif theirs and action != "free":
+            process.free(theirs.pop(place % len(theirs)), elsewhere=action.startswith("they"))
+    process.allocate(1)
+    raw = process.settle()
+    alive = left(raw)
+    assert sum(alive.values()) == process.total
+    assert all(alive[address] == process.alive[address] for address in own)
+    running = 0
+    for action, size, total in zip(raw.action, raw.bytes, raw.allocated, strict=True):
+        running += -size if action == Action.FREE else size
+        assert total in (UNKNOWN, running)
