@@ -160,7 +160,7 @@ def _carry_out(plan: _Plan, audience: Audience, seed: int | None, times_into: Pa
 
 def _record(plan: _Plan, target: Target, audience: Audience) -> None:
     from ampmem.recorder.session import Session
-    from ampmem.recorder.stopping import Stopper
+    from ampmem.recorder.steering.stopping import Stopper
 
     wanted = plan.script.steps
     path = plan.path(target)
@@ -206,7 +206,7 @@ def _source_of(simulation: Simulation) -> SimulatedSource:
 def _time(plan: _Plan, target: Target, audience: Audience, recording: Path) -> None:
     """Run the steps that ``recording`` has once more, without instrumentation, and add their durations to it."""
     from ampmem.recorder.session import Session
-    from ampmem.recorder.stopping import Stopper
+    from ampmem.recorder.steering.stopping import Stopper
 
     path = recording.absolute()
     stopper = Stopper()

@@ -26,7 +26,6 @@ class DeviceWatch:
         self, source: Source, log: Log, texts: Texts, update: RunningUpdate, placement: Placement, *, stacks: bool
     ) -> None:
         self._source = source if isinstance(source, DeviceSource) else None
-        self._notes = source.notes
         self._placement = placement
         self._log = log
         self._texts = texts
@@ -59,8 +58,8 @@ class DeviceWatch:
         return ([], []) if self._source is None else (self._source.take_layers(), self._source.take_ooms())
 
     def notes(self) -> list[str]:
-        """What a reader of the recording has to know."""
-        return [*self._notes(), *self._placement.notes()]
+        """What a reader has to know of where the models were."""
+        return self._placement.notes()
 
     def elsewhere(self) -> str | None:
         """Why what was recorded says nothing of the model; ``None`` when it does."""

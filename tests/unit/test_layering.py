@@ -50,7 +50,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "update sources rounds",
         "hooks device steps",
         "writing follower",
-        "session stopping",
+        "session",
     ),
     "recorder/sources": (
         "base missing_frees process_total storages window",

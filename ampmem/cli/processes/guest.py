@@ -15,7 +15,7 @@ from ampmem.recorder.script import Target
 
 if TYPE_CHECKING:
     from ampmem.recorder.session import Session
-    from ampmem.recorder.stopping import Stopper
+    from ampmem.recorder.steering.stopping import Stopper
 
 
 def run_script(

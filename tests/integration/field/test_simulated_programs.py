@@ -135,3 +135,10 @@ def test_an_assumption_that_cannot_be_meant_is_refused(tmp_path: Path, text: str
     (tmp_path / "train.py").write_text("", encoding="utf-8")
     for command in ("profile", "compare"):
         assert message in refused(tmp_path, command, "--device", "sim", "--assume", text, "train.py")
+
+
+def test_parameters_that_stay_on_the_cpu_are_told_of(tmp_path: Path) -> None:
+    ran = record(tmp_path, "partly_on_gpu", "--device", "sim")
+    assert ran.exit_code == 0
+    assert ran.last["after_optimizer"]["parameters"] == ran.counted["parameters"]
+    assert "2 of 4 parameters were never on cuda (such as Linear.weight, on cpu)" in " ".join(ran.said.split())

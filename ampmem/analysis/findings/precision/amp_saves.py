@@ -123,7 +123,9 @@ def _from(run: TrainingRun, copies: int, saved: int) -> str:
         return f"; by that it saves from batch size {first} on"
     if saved <= 0 or saved > copies:
         return ""
-    return f"; by that it saves once the activations are more than {copies / saved:.2g} times as large as here"
+    times = copies / saved
+    factor = f"{times:.2g}" if times < 10 else f"{times:,.0f}"
+    return f"; by that it saves once the activations are more than {factor} times as large as here"
 
 
 def _batch_size(run: TrainingRun) -> int:
