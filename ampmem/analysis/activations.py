@@ -24,8 +24,8 @@ class ActivationGroup:
     """Activations of one kind and type.
 
     ``kind`` is what they are for: ``norms``, ``softmax``, ``loss``, ``masks``, ``indices``, ``workspace of`` an op
-    whose library keeps it for backward, or else the op that saved them, or that made them where none did.
-    ``dtype`` is ``None`` where no hook saw it; of a workspace it says nothing of the precision.
+    whose library keeps it for backward, or else the op that saved them; where none was seen to, ``unsaved`` with the
+    op that made them. ``dtype`` is ``None`` where no hook saw it; of a workspace it says nothing of the precision.
     """
 
     kind: str
@@ -53,7 +53,8 @@ def activation_groups(history: MemoryHistory, saved: Saved, position: int) -> tu
     sums: dict[tuple[str, str | None], tuple[int, int]] = {}
     for allocation in mine.tolist():
         name, kept = texts[saved.op[allocation]], texts[saved.dtype[allocation]] or None
-        group = (_kind(name or texts[history.lifetimes.op[allocation]], kept), kept)
+        made = texts[history.lifetimes.op[allocation]]
+        group = (_kind(name, kept) if name else f"unsaved {made}".strip(), kept)
         tensors, size = sums.get(group, (0, 0))
         sums[group] = (tensors + 1, size + int(history.lifetimes.bytes[allocation]))
     groups = [

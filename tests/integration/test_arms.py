@@ -145,4 +145,4 @@ def test_the_command_forces_the_arm_on_the_reuse_workload(arm: str, copies: int,
     count = 4 * 1024 * 1024
     assert summary.parameters.count == count
     assert (total.model_bytes, total.measured_bytes, total.holds) == (16 * count, 16 * count + 16, True)
-    assert [(term.why, term.bytes, term.tensors) for term in total.terms] == [("scalar step counters", 16, 4)]
+    assert [(term.why, term.bytes, term.tensors) for term in total.terms] == [("scalars of the optimizer: step", 16, 4)]

@@ -64,8 +64,8 @@ def test_kinds(op: str, dtype: str, kind: str) -> None:
 
 
 def test_what_no_op_saved_is_named_after_the_op_that_made_it() -> None:
-    assert groups(("", "", 10)) == [("aten::made", "float64", 1, 10)]
-    assert groups(("", "", 10), op="") == [("other", "float64", 1, 10)]
+    assert groups(("", "", 10)) == [("unsaved aten::made", "float64", 1, 10)]
+    assert groups(("", "", 10), op="") == [("unsaved", "float64", 1, 10)]
 
 
 def test_groups_are_of_one_kind_and_type_and_sorted_by_size() -> None:

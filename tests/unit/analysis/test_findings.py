@@ -51,7 +51,9 @@ def run(
 
 
 def with_batch(recording: Recording, batch_size: int) -> Recording:
-    return replace(recording, steps=tuple(replace(step, batch_size=batch_size) for step in recording.steps))
+    return replace(
+        recording, steps=tuple(replace(step, batch_size=batch_size, batch_loaded=True) for step in recording.steps)
+    )
 
 
 # -- the formula ------------------------------------------------------------------------------
@@ -84,6 +86,12 @@ def test_amp_saves_or_does_not() -> None:
     even = told(run(Story(), activation=2000).recording())["amp-saves-nothing"]
     assert even.bytes is None  # as much as, and no batch size known
     assert "batch size" not in even.message
+    # Where no DataLoader made the batch, the first dimension may count tokens.
+    recording = with_batch(run(Story(), activation=1000).recording(), 8)
+    steps = tuple(replace(step, batch_loaded=False) for step in recording.steps)
+    unknown = told(replace(recording, steps=steps))["amp-saves-nothing"]
+    assert "more than 2 times as large as here" in unknown.message
+    assert "batch" not in unknown.message and "batch_size" not in unknown.change
 
 
 def test_nothing_in_low_precision_never_pays() -> None:
