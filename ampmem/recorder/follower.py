@@ -180,8 +180,8 @@ class Follower:
         self._log.enter_phase(Phase.BACKWARD)
         self._device.mark(Mark.AFTER_FORWARD)
 
-    def backward_ended(self) -> None:
-        """The autograd engine has returned or raised."""
+    def backward_ended(self, *, differentiable: bool) -> None:
+        """The autograd engine has returned or raised; its gradients are ``differentiable`` where it made a graph."""
         ended_ns = time_ns()
         if self.recording:
             self._in_engine = False
@@ -190,6 +190,9 @@ class Follower:
         inside_forward, self._inside_forward = self._inside_forward, False
         if inside_forward:  # torch.func.grad, or a model that computes forces
             self._begin_forward()
+            self._forward.enter()
+        elif differentiable and self.recording and self._log.step != NO_STEP and not self._update.stepping:
+            self._log.enter_phase(Phase.FORWARD)  # a penalty on gradients: what follows is part of the loss
             self._forward.enter()
         elif not self.manual_steps:
             self._after_backward(ended_ns)

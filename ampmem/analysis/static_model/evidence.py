@@ -94,7 +94,7 @@ class Fates:
 class Evidence:
     """Everything at one instant of one step.
 
-    ``cast`` are the parameters that the step has cast by then; ``casts_seen`` says whether the recording has any
+    ``copied`` are parameters of modules that did not run. ``cast`` are the parameters that the step has cast by then; ``casts_seen`` says whether the recording has any
     cast of a parameter. ``fates`` and ``states_fate`` say of parameters' tensors, and of optimizer states, what
     became of them. ``had_gradient`` are the names of the parameters of which a gradient was seen before, ``sparse``
     of those with a sparse one, ``have_gradients`` of all that ever have one.
@@ -105,6 +105,7 @@ class Evidence:
     parameters: tuple[ParameterRecord, ...]
     live: Breakdown
     memories: Mapping[Category, tuple[NamedMemory, ...]]
+    copied: tuple[NamedMemory, ...]
     fates: Mapping[Category, Fates]
     states: tuple[StateMemory, ...]
     states_fate: Fates
@@ -157,6 +158,7 @@ def evidence_at(history: MemoryHistory, ledger: Ledger, instant_ns: int, index: 
         parameters=recording.parameters,
         live=history.timeline.breakdown(position),
         memories={name: _memories(history, alive & history.classes.of(name), fact) for name, fact in _LINKS.items()},
+        copied=_copied(history, alive),
         fates={name: _fates(history, fact, position) for name, fact in _LINKS.items()},
         states=_states(history, alive & history.classes.of(Category.OPTIMIZER_STATE)),
         states_fate=_fates(history, Fact.OPTIMIZER_STATE, position),
@@ -228,6 +230,12 @@ def _memories(history: MemoryHistory, mine: Mask, fact: Fact) -> tuple[NamedMemo
     return tuple(
         NamedMemory(bytes=int(history.lifetimes.bytes[allocation]), names=found) for allocation, found in names.items()
     )
+
+
+def _copied(history: MemoryHistory, alive: Mask) -> tuple[NamedMemory, ...]:
+    """What of the parameters' memory belongs to modules that did not run."""
+    memories = _memories(history, alive & history.classes.of(Category.PARAMETERS), Fact.PARAMETER_COPY)
+    return tuple(memory for memory in memories if memory.names)
 
 
 def _states(history: MemoryHistory, mine: Mask) -> tuple[StateMemory, ...]:

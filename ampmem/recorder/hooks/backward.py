@@ -80,9 +80,19 @@ class BackwardHooks:
                 return original(*args, **kwargs)
             finally:
                 self._running = False
-                listener.backward_ended()
+                listener.backward_ended(differentiable=_creates_graph(original.__name__, args, kwargs))
 
         return run
+
+
+_CREATE_GRAPH = {"backward": 3, "grad": 4}
+"""Which argument of the entries is ``create_graph``."""
+
+
+def _creates_graph(entry: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether backward makes a graph of its own, so that more is computed from the gradients."""
+    place = _CREATE_GRAPH.get(entry, 3)  # of the engine's function, too
+    return bool(kwargs.get("create_graph", args[place] if len(args) > place else False))
 
 
 def _scalar(roots: Any) -> float | LateNumber | None:

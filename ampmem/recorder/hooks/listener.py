@@ -33,8 +33,8 @@ class Listener(Protocol):
     def backward_started(self, loss: float | LateNumber | None) -> None:
         """The autograd engine is about to run, from ``loss`` where it starts at one number."""
 
-    def backward_ended(self) -> None:
-        """The autograd engine has returned or raised."""
+    def backward_ended(self, *, differentiable: bool) -> None:
+        """The autograd engine has returned or raised; its gradients are ``differentiable`` where it made a graph."""
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
         """``optimizer`` exists."""

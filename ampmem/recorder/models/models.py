@@ -168,6 +168,27 @@ class Models:
             if parameter is not None:
                 yield slot, parameter  # type: ignore[misc]
 
+    def idle(self, modules: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters of those of ``modules`` that are no part of a model, each with a name.
+
+        A module whose parameters have the shapes of a model's, in the same order, is called a copy of that.
+        """
+        strangers = [module for module in modules if self._known_path(module) is None]
+        parents = _parents(strangers)
+        models = [(_shapes(root), prefix, root) for reference, prefix in self._roots if (root := reference())]
+        for module in strangers:
+            if id(module) in parents:
+                continue
+            names = [name for name, _ in module.named_parameters()]
+            for shapes, prefix, root in models:
+                if names and shapes == _shapes(module):
+                    lead = "" if prefix == ROOT else f"{prefix}."
+                    names = [f"copy of {lead}{name}" for name, _ in root.named_parameters()]
+                    break
+            else:
+                names = [f"{type(module).__name__}.{name}" for name in names]
+            yield from zip(names, module.parameters(), strict=True)
+
     def refresh(self) -> None:
         """Name everything below the roots again."""
         self.changed = False
@@ -245,6 +266,10 @@ def parameter_record(
 
 def _has_parameters(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
+
+
+def _shapes(module: nn.Module) -> list[torch.Size]:
+    return [parameter.shape for parameter in module.parameters()]
 
 
 def _root_of(module: nn.Module) -> nn.Module:

@@ -46,7 +46,7 @@ class Diary:
     def backward_started(self, loss: float | LateNumber | None) -> None:
         self.heard.append(f"backward of {loss}")
 
-    def backward_ended(self) -> None:
+    def backward_ended(self, *, differentiable: bool) -> None:
         self.heard.append("backward ended")
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
