@@ -16,9 +16,11 @@ from ampmem.analysis.parameters import own_elements
 from ampmem.analysis.static_model.evidence import ITEMSIZES, dtype_bytes, itemsize
 from ampmem.analysis.static_model.states import SCALAR
 from ampmem.analysis.static_model.static_model import (
+    ADAM_8BIT,
     OPTIMIZERS,
     OptimizerModel,
     StateTensor,
+    is_bitsandbytes,
     optimizer_forms,
     optimizer_model,
 )
@@ -73,8 +75,16 @@ def _unassigned(optimizers: Sequence[OptimizerRecord]) -> OptimizerModel:
     """What the first optimizer keeps where no parameter is known to be its."""
     if not optimizers:
         return OPTIMIZERS["sgd"]
-    first = optimizers[0]
-    return optimizer_model((first.class_name, *first.bases), first.settings) or _as_seen(first, _Seen())
+    return _named(optimizers[0])
+
+
+def _named(optimizer: OptimizerRecord) -> OptimizerModel:
+    """What the names of its classes say, while no state of it has been seen."""
+    classes = (optimizer.class_name, *optimizer.bases)
+    named = optimizer_model(classes, optimizer.settings)
+    if named is None or (named == ADAM_8BIT and not is_bitsandbytes(classes)):
+        return _as_seen(optimizer, _Seen())
+    return named
 
 
 def _models(
@@ -97,7 +107,7 @@ def _models(
             found[record.name] = empty
     # What had no update yet, or is too small to tell its states from scalars, is taken to be like the others.
     largest = max(found.values(), key=lambda model: len(model.states), default=None)
-    rest = largest or optimizer_model(classes, optimizer.settings) or _as_seen(optimizer, _Seen())
+    rest = largest or _named(optimizer)
     return {record.name: found.get(record.name, rest) for record in mine}
 
 
