@@ -17,7 +17,6 @@ from ampmem.analysis.static_model.evidence import ITEMSIZES, dtype_bytes, itemsi
 from ampmem.analysis.static_model.states import SCALAR
 from ampmem.analysis.static_model.static_model import (
     ADAM_8BIT,
-    OPTIMIZERS,
     OptimizerModel,
     StateTensor,
     is_bitsandbytes,
@@ -27,6 +26,9 @@ from ampmem.analysis.static_model.static_model import (
 from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.events import Column, Fact, OptimizerRecord, ParameterRecord
 from ampmem.names import StateName
+
+NONE = OptimizerModel(key="none", title="no optimizer of torch.optim", states=(), source="this recording")
+"""Of a run in which none was seen: what the script updates with, if it does, keeps no state that is known."""
 
 _Sizes = dict[str, set["int | None"]]
 """By state, bytes per element; ``None`` for those of what is optimized, 0 for what has no whole number of them."""
@@ -74,7 +76,7 @@ def optimizers_of(history: MemoryHistory) -> Optimizers:
 def _unassigned(optimizers: Sequence[OptimizerRecord]) -> OptimizerModel:
     """What the first optimizer keeps where no parameter is known to be its."""
     if not optimizers:
-        return OPTIMIZERS["sgd"]
+        return NONE
     return _named(optimizers[0])
 
 
