@@ -26,7 +26,7 @@ from ampmem.analysis.parameters import own_bytes, own_elements
 from ampmem.analysis.schema import schema_of
 from ampmem.analysis.static_model.verdict import StaticComponent, StaticRecipe
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
-from ampmem.analysis.timeline.marks import Instants, failure_ns, phase_at
+from ampmem.analysis.timeline.marks import Instants, failure_ns, phase_at, trains
 from ampmem.analysis.timeline.timeline import ByPhase, PhaseName
 from ampmem.errors import NothingRecorded
 from ampmem.events import AllocatorRecord, Fact, Phase, Recording, StepRecord
@@ -107,6 +107,8 @@ class Step:
     finished: bool
     skipped_update: bool
     loss: float | None
+    """Of the last of :attr:`backwards`: several are micro-batches, or losses of their own; it is no sum of them."""
+    backwards: int
     loss_scale: float | None
     batch_size: int | None
     """The first dimension of what the model was given."""
@@ -262,9 +264,10 @@ def _require_training(recording: Recording) -> None:
             "nothing to show: no step ended while it was recorded; "
             "a step ends with an optimizer update, so let the script run until optimizer.step() has been called"
         )
-    if not (recording.phases.phase == Phase.BACKWARD).any():
+    if trains(recording) and not (recording.phases.phase == Phase.BACKWARD).any():
         raise NothingRecorded(
-            "nothing to show: no backward pass was recorded; call loss.backward() in the steps that are recorded"
+            "nothing to show: no backward pass was recorded; call loss.backward() in the steps that are recorded, "
+            "or record inference with --step-on forward"
         )
     if not recording.parameters:
         raise NothingRecorded(
@@ -280,6 +283,7 @@ def _step(analysis: Analysis, step: StepRecord, marks: Instants, position: int) 
         finished=step.finished,
         skipped_update=step.skipped_update,
         loss=step.loss,
+        backwards=step.backwards,
         loss_scale=step.loss_scale,
         batch_size=step.batch_size,
         batch_loaded=step.batch_loaded,

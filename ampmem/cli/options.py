@@ -11,15 +11,15 @@ from typing import Any
 import click
 
 from ampmem.allocator.gpus import GPUS, GpuSpec, find_gpu
+from ampmem.cli.assume import ASSUMABLE
 from ampmem.errors import UsageError
 from ampmem.recorder import script
+from ampmem.recorder.marker import FORMS, step_on_of
 from ampmem.recorder.script import Target
 from ampmem.vocabulary import AutocastDtype, Device
 
 DEFAULT_GPU = "a100-80"
 """What is simulated unless ``--gpu`` says otherwise."""
-ASSUMABLE = ("nonzero", "unique")
-"""Ops whose result depends on the data, of which ``--assume`` can say how much it is; masks are ``nonzero``."""
 
 _DEVICES = (Device.AUTO, Device.CUDA, Device.CPU, Device.SIMULATED)
 
@@ -53,9 +53,9 @@ _SHARED: tuple[Decorator, ...] = (
     click.option(
         "--assume",
         multiple=True,
-        metavar="OP=FRACTION",
-        help="On a simulated device, the fraction of the elements that an op finds whose result depends on the data: "
-        f"{' or '.join(ASSUMABLE)}. May be repeated.",
+        metavar="OP=FRACTION|FILE:LINE=NUMBER",
+        help="On a simulated device, which has no data: the fraction of the elements that an op finds "
+        f"({' or '.join(ASSUMABLE)}), or the number that a line of the script reads. May be repeated.",
     ),
     click.option(
         "--sync/--no-sync",
@@ -65,6 +65,12 @@ _SHARED: tuple[Decorator, ...] = (
         help="On a GPU, wait for it at the end of each step.",
     ),
     click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="How many steps to record."),
+    click.option(
+        "--step-on",
+        metavar="WHAT",
+        help=f"What ends a step: {FORMS}.  [default: updates, put together where several optimizers take turns; "
+        "backward where there is no optimizer]",
+    ),
     click.option("--skip", type=click.IntRange(min=0), default=0, show_default=True, help="Steps to let pass before."),
     click.option("--stacks/--no-stacks", default=True, show_default=True, help="Record the Python stack of every op."),
     click.option("--force", is_flag=True, help="Replace files that exist."),
@@ -86,6 +92,7 @@ class ScriptOptions:
     assume: tuple[str, ...]
     synchronize: bool = True
     steps: int
+    step_on: str | None = None
     skip: int
     stacks: bool = True
     force: bool
@@ -115,6 +122,7 @@ def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
         dtype = shared.pop("dtype")
         shared |= {"dtype": None if dtype is None else AutocastDtype(dtype)}
         shared |= {"device": Device(shared["device"])} if "device" in shared else {}
+        step_on_of(shared.get("step_on"))  # what is wrong with it is said before anything runs
         return command(options=ScriptOptions(**shared), **given)
 
     decorated: Callable[..., Any] = with_options
@@ -130,24 +138,3 @@ def simulated_gpu(device: Device, gpu: str | None) -> GpuSpec | None:
             raise UsageError("--gpu names the GPU to simulate, so it needs --device sim")
         return None
     return find_gpu(gpu or DEFAULT_GPU)
-
-
-def assumed_fractions(device: Device, assume: tuple[str, ...]) -> dict[str, float]:
-    """What each ``--assume`` says. Raises :class:`UsageError` for what cannot be meant."""
-    if assume and device != Device.SIMULATED:
-        raise UsageError("--assume says what a simulated device takes for granted, so it needs --device sim")
-    fractions: dict[str, float] = {}
-    for text in assume:
-        op, _, number = text.partition("=")
-        if op not in ASSUMABLE:
-            raise UsageError(f"--assume {text}: there is no op {op!r} to assume of; there are {', '.join(ASSUMABLE)}")
-        if op in fractions:
-            raise UsageError(f"--assume: {op} is there twice")
-        try:
-            fraction = float(number)
-        except ValueError:
-            fraction = -1.0
-        if not 0 <= fraction <= 1:
-            raise UsageError(f"--assume {text}: it takes a fraction of the elements, from 0 to 1, such as {op}=0.5")
-        fractions[op] = fraction
-    return fractions

@@ -79,12 +79,10 @@ def test_a_forced_arm_allocates_as_the_script_with_autocast_does_without_ampmem(
         gc.collect()
         results.append(measure._rng())
 
-    events = record(unlike, arm).events
-    allocs = events.bytes[events.action == Action.ALLOC]
-    frees = events.bytes[events.action == Action.FREE]
+    recording = record(unlike, arm)
     assert without.allocs
-    assert [size for size in allocs.tolist() if size > measure.SCALAR] == without.allocs
-    assert sorted(size for size in frees.tolist() if size > measure.SCALAR) == without.frees
+    assert measure.sizes_of(recording, Action.ALLOC) == without.allocs
+    assert sorted(measure.sizes_of(recording, Action.FREE)) == without.frees
     assert results == [without.result, without.rng]
 
 

@@ -27,7 +27,8 @@ def install(listener: Listener) -> Callable[[], None]:
                 batch = original(iterator)
                 return batch
             finally:
-                listener.data_ended(before, samples=_samples(iterator, batch))
+                listener.batch_loaded(_samples(iterator, batch))
+                listener.data_ended(before)
 
         return __next__
 

@@ -95,6 +95,8 @@ class Models:
         """Text ids of the parameters' names, as of the last :meth:`note`."""
         self.buffers_at = Places(log)
         """The same of the buffers."""
+        self._strangers: dict[int, weakref.ref[nn.Module]] = {}
+        """Modules without parameters that hang below none that has some, as far as is known."""
 
     def add(self, module: nn.Module) -> None:
         """Make ``module`` a root, named after its class unless it is the only one with parameters."""
@@ -104,6 +106,7 @@ class Models:
     def registered(self, module: nn.Module) -> None:
         """Something was registered with ``module``: it may be a root, and names may have changed."""
         self.changed = True
+        self._strangers.clear()
         if id(module) not in self._registered:
             self._registered[id(module)] = weakref.ref(module)
 
@@ -118,6 +121,20 @@ class Models:
         if roots:
             self._add_roots(roots, alone=len(roots) == 1 and not any(self._live_roots_with_parameters()))
 
+    def owns(self, module: nn.Module) -> bool:
+        """Whether ``module`` is a part of a model: it has parameters, or hangs below a module that has."""
+        stranger = self._strangers.get(id(module))
+        if stranger is not None and stranger() is module:
+            return False
+        if self._known_path(module) is not None or _has_parameters(module):
+            return True
+        if self.changed:
+            self.refresh()
+        if self._known_path(module) is not None or _has_parameters(_root_of(module)):
+            return True
+        self._strangers[id(module)] = weakref.ref(module)
+        return False
+
     def path_id(self, module: nn.Module) -> int:
         """Text id of ``module``'s path; a module never seen before is looked for, or becomes a root."""
         found = self._known_path(module)
@@ -125,11 +142,7 @@ class Models:
             self.refresh()
             found = self._known_path(module)
         if found is None:  # it existed before, or was copied or unpickled, which registers nothing
-            parents = _parents(live_objects().modules)
-            root = module
-            while id(root) in parents:
-                root = parents[id(root)]
-            self.add(root)
+            self.add(_root_of(module))
             found = self._known_path(module)
         return found or 0
 
@@ -232,6 +245,15 @@ def parameter_record(
 
 def _has_parameters(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
+
+
+def _root_of(module: nn.Module) -> nn.Module:
+    """The module below which ``module`` hangs, however deep."""
+    parents = _parents(live_objects().modules)
+    root = module
+    while id(root) in parents:
+        root = parents[id(root)]
+    return root
 
 
 def _parents(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:

@@ -81,7 +81,7 @@ class Describer:
 
     def changed(self) -> bool:
         """Whether something was seen since the last call that a description would say."""
-        notes = self._notes.beside(self._source.notes())
+        notes = self._all_notes()
         known = (self._models.generation, self._optimizers.generation, self._arm_seen.copy(), notes)
         changed, self._described = known != self._described, known
         return changed
@@ -94,9 +94,12 @@ class Describer:
             arm=arm_record(self._arm_seen, parameters, forced=self._forced, wrapped=wrapped),
             parameters=tuple(map(self._optimizers.assign, parameters)),
             optimizers=tuple(self._optimizers.records()),
-            notes=self._notes.beside(self._source.notes()),
+            notes=self._all_notes(),
             device_name=self._source.device_name,
             prediction=self._device.prediction(),
             allocator=self._device.allocator(),
             failure=self._outcome.failure,
         )
+
+    def _all_notes(self) -> tuple[str, ...]:
+        return self._notes.beside([*self._source.notes(), *self._device.notes()])

@@ -8,6 +8,7 @@ from ampmem.analysis.compare import BASELINE, Comparison, Entry, Instant, StepTi
 from ampmem.analysis.fit.estimate import Prediction
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown
+from ampmem.names import is_warning
 from ampmem.reporters.text.estimate import fit_in_short
 from ampmem.reporters.text.out_of_memory import in_short
 from ampmem.reporters.text.plain_text import ABSENT, WIDTH, chunks, shorten, table, wrapped
@@ -38,8 +39,11 @@ def render(comparison: Comparison) -> str:
 
 
 def _warnings(entries: Sequence[Entry]) -> str:
-    known = [(entry.label, entry.summary) for entry in entries if entry.summary is not None]
-    found = [render_warnings(summary, of=shorten(label, 40)) for label, summary in known]
+    found = [
+        render_warnings(entry.summary, entry.notes, of=shorten(entry.label, 40))
+        for entry in entries
+        if entry.summary is not None
+    ]
     return "\n".join(filter(None, found))
 
 
@@ -212,6 +216,8 @@ def _foot(comparison: Comparison) -> str:
     for remark in comparison.remarks:
         lines += wrapped(f"note: {remark}")
     for note, labels in _notes(comparison.entries).items():
+        if is_warning(note):
+            continue  # said at the start
         lines += wrapped(f"note ({', '.join(shorten(label, 40) for label in labels)}): {note}")
     return "\n".join(lines)
 

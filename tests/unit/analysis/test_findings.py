@@ -104,6 +104,26 @@ def test_no_estimate_without_the_types_of_the_activations() -> None:
     assert not {"amp-saves", "amp-saves-nothing"} & told(run(Story(), low="").recording()).keys()
 
 
+@pytest.mark.parametrize(("kept", "sure"), [(200, True), (201, False)])
+def test_no_estimate_when_a_librarys_workspace_could_change_it(kept: int, sure: bool) -> None:
+    """It may be as large in FP32, or twice as large; the rest saves 2,000 bytes."""
+    story = run(Story(), steps=1)
+    story.begin(1)
+    story.enter(Phase.FORWARD)
+    for address, size, dtype, name in (
+        (0x2000, 2000, "bfloat16", "aten::mm"),
+        (0x3000, 4000, "bfloat16", "aten::relu"),
+        (0x5000, kept, "uint8", "aten::mkldnn_rnn_layer"),
+    ):
+        story.alloc(address, size, op="aten::_to_copy")
+        story.fact(Fact.SAVED, address, name, dtype=dtype)
+    story.fact(Fact.CAST_COPY, 0x2000, "weight")
+    story.enter(Phase.BACKWARD)
+    story.free(0x2000, 0x3000, 0x5000)
+    story.end()
+    assert ("amp-saves" in told(story.recording())) == sure
+
+
 @pytest.mark.parametrize(("original_dies", "copies", "saved"), [(False, 1, -1000), (True, 1, 1000), (True, 3, -1000)])
 def test_copies_of_activations(original_dies: bool, copies: int, saved: int) -> None:
     """One FP32 tensor serves instead of all copies of it; it is there already when the original lives on."""

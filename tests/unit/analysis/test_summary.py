@@ -17,7 +17,7 @@ from ampmem.events import Fact, Phase, Recording
 
 ZERO = dict.fromkeys(map(str, CATEGORIES), 0)
 NONE = {"copies": 0, "bytes": 0}
-NO_PHASE = dict.fromkeys(("setup", "data", "forward", "backward", "optimizer", "between"), 0)
+NO_PHASE = dict.fromkeys(("setup", "data", "forward", "backward", "optimizer", "between", "evaluation"), 0)
 
 
 def as_json(recording: Recording) -> Any:
@@ -78,7 +78,7 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
     steps = result.pop("steps")
     assert [list(step) for step in steps] == [
         [
-            *("index", "finished", "skipped_update", "loss", "loss_scale"),
+            *("index", "finished", "skipped_update", "loss", "backwards", "loss_scale"),
             *("batch_size", "batch_loaded", "autocast_in_backward"),
             *("duration_ns", "marks", "peak", "peak_reserved"),
         ]

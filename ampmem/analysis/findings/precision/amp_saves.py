@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ampmem.analysis.activations import is_workspace
 from ampmem.analysis.findings.base import Finding, Section, TrainingRun
 from ampmem.analysis.fit.break_even import break_even, first_saving
 from ampmem.analysis.timeline.categories import CODES, Category
@@ -16,8 +15,9 @@ _GIVEN = (Category.INPUTS, Category.BUFFERS)
 _MADE = (Category.ACTIVATIONS, Category.TEMPORARIES)
 _KNOWN_SHARE = 0.5
 """Of the activations' bytes: with the type of fewer known, no estimate is made."""
-_OPAQUE_SHARE = 0.1
-"""Nor where more of them are workspaces of libraries, whose size in FP32 nobody tells."""
+_UNSURE_SHARE = 0.1
+"""Of what the estimate says: when a library's workspaces, of which no one knows what they were in FP32, could change it
+by more, none is made."""
 
 
 def check(run: TrainingRun) -> Finding | None:
@@ -27,7 +27,7 @@ def check(run: TrainingRun) -> Finding | None:
         return None
     saved = estimate_saved(run, position)
     copies = run.live(Category.CAST_COPIES, position)
-    if saved is None or (copies == 0 and saved <= 0):
+    if saved is None or (copies == 0 and saved <= 0) or _unsure(run, position) > _UNSURE_SHARE * abs(saved - copies):
         return None
     return _pays(run, position, copies, saved) if saved > copies else _does_not_pay(run, position, copies, saved)
 
@@ -43,8 +43,6 @@ def estimate_saved(run: TrainingRun, position: int) -> int | None:
     mine = run.analysis.classes.of(Category.ACTIVATIONS) & alive
     if size[mine & (run.analysis.saved_as.dtype != 0)].sum() < _KNOWN_SHARE * size[mine].sum():
         return None
-    if _workspaces(run, mine) > _OPAQUE_SHARE * size[mine].sum():
-        return None
     copied = run.with_fact(Fact.OTHER_CAST) > 0
     saved = int(size[mine & low & ~copied].sum())
     served: set[int] = set()
@@ -58,15 +56,10 @@ def estimate_saved(run: TrainingRun, position: int) -> int | None:
     return saved
 
 
-def _workspaces(run: TrainingRun, mine: Mask) -> int:
-    """Bytes of those of ``mine`` that an op keeps in a form of its own."""
-    saved = run.analysis.saved_as
-    found = [
-        allocation
-        for allocation in np.flatnonzero(mine).tolist()
-        if is_workspace(run.text(saved.op[allocation]), run.text(saved.dtype[allocation]))
-    ]
-    return int(run.analysis.lifetimes.bytes[found].sum())
+def _unsure(run: TrainingRun, position: int) -> int:
+    """Bytes that workspaces alive at ``position`` would at most take more in FP32: as much again."""
+    mine = run.analysis.classes.of(Category.ACTIVATIONS) & run.analysis.lifetimes.alive_at(position)
+    return int(run.analysis.lifetimes.bytes[mine & run.analysis.saved_as.workspace].sum())
 
 
 def _original(run: TrainingRun, copy: int, low: Mask) -> int | None:

@@ -14,6 +14,7 @@ from ampmem.analysis.summary import RunPeak, Step, Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown, Category
 from ampmem.analysis.timeline.timeline import PHASES
 from ampmem.events import Column
+from ampmem.names import is_warning
 from ampmem.reporters.html.data import (
     BreakdownView,
     CastsView,
@@ -37,6 +38,7 @@ from ampmem.reporters.text.table import (
     describe_allocator,
     describe_arm,
     describe_devices,
+    describe_loss,
     describe_optimizers,
     describe_update,
 )
@@ -58,6 +60,7 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
     """
     steps = tuple(_steps(summary, analysis))
     run_peak = _peak(summary.peak, steps)
+    notes = analysis.recording.notes
     casts, static_model = _casts(summary.casts), static_model_view(summary)
     there = {
         Section.CASTS: casts,
@@ -71,8 +74,8 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
         label=entry.label,
         title=entry.script,
         facts=tuple(_facts(summary)),
-        notes=(*sentences(summary.prediction), *analysis.recording.notes),
-        warnings=warnings(summary),
+        notes=(*sentences(summary.prediction), *(note for note in notes if not is_warning(note))),
+        warnings=warnings(summary, notes),
         headlines=headlines(summary, None),
         out_of_memory=out_of_memory_view(summary.out_of_memory, analysis),
         findings=tuple(_finding(finding, absent) for finding in summary.findings),
@@ -170,7 +173,7 @@ def _steps(summary: Summary, analysis: Analysis) -> Iterator[StepView]:
             peak_bytes=step.peak.bytes,
             peak_reserved=step.peak_reserved,
             phase=step.peak.phase,
-            loss=short(step.loss),
+            loss=describe_loss(step),
             loss_scale=short(step.loss_scale),
             update=describe_update(step),
             took=format_duration(step.duration_ns),
