@@ -142,8 +142,8 @@ class Follower:
         if self._log.phase == Phase.FORWARD:
             self.open_step.batch_size = size
 
-    def forward_ended(self) -> None:
-        """The outermost module has returned or raised."""
+    def forward_ended(self, *, raised: bool) -> None:
+        """The outermost module has returned or ``raised``."""
         if self._log.phase == Phase.BACKWARD:
             for address in self._forward.take_recomputed():
                 self._log.fact(Fact.RECOMPUTED, address)
@@ -158,7 +158,7 @@ class Follower:
         self._forward.forward_ended()
         if not torch.is_grad_enabled():
             self._log.enter_phase(self._resting_phase())
-        if self._outcome.step_on is StepOn.FORWARD and self.recording and not self.manual_steps:
+        if self._outcome.step_on is StepOn.FORWARD and self.recording and not (self.manual_steps or raised):
             self.leave_forward()
             self._holders.note()
             self._finish()
@@ -177,8 +177,8 @@ class Follower:
         self._log.enter_phase(Phase.BACKWARD)
         self._device.mark(Mark.AFTER_FORWARD)
 
-    def backward_ended(self) -> None:
-        """The autograd engine has returned or raised."""
+    def backward_ended(self, *, raised: bool) -> None:
+        """The autograd engine has returned or ``raised``."""
         ended_ns = time_ns()
         if self.recording:
             self._in_engine = False
@@ -188,7 +188,7 @@ class Follower:
         if inside_forward:  # torch.func.grad, or a model that computes forces
             self._begin_forward()
             self._forward.enter()
-        elif not self.manual_steps:
+        elif not (self.manual_steps or raised):
             self._after_backward(ended_ns)
 
     def _after_backward(self, ended_ns: int) -> None:
@@ -248,8 +248,11 @@ class Follower:
     def function_returned(self) -> None:
         """The function has returned whose returns end steps."""
         self._outcome.returned = True
-        if not self.manual_steps and not (self.recording and self._log.step == NO_STEP):
-            self._finish()
+        if self.manual_steps or (self.recording and self._log.step == NO_STEP):
+            return
+        if self.recording and self._outcome.backwards == 0:  # inference
+            self._holders.note()
+        self._finish()
 
     def process_started(self) -> None:
         """The script has started a child process."""

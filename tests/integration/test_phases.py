@@ -120,3 +120,13 @@ def test_a_step_of_ones_own_wins_over_backward() -> None:
             weight.zero_grad()
             prof.step()
     assert [step.backwards for step in prof.recording().steps][-1:] == [3]
+
+
+@pytest.mark.parametrize("step_on", ["forward", "backward"])
+def test_what_raises_ends_no_step(step_on: str) -> None:
+    model, _ = make()
+    with ampmem.profile(model, step_on=step_on) as prof:
+        model(torch.rand(4, 8)).sum().backward()
+        with pytest.raises(RuntimeError):
+            model(torch.rand(4, 9)) if step_on == "forward" else model(torch.rand(4, 8)).backward()
+    assert len(prof.recording().steps) == 1

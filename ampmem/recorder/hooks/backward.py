@@ -76,11 +76,14 @@ class BackwardHooks:
             self._running = True
             roots = args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
             listener.backward_started(_scalar(roots) if listener.recording else None)
+            raised = True
             try:
-                return original(*args, **kwargs)
+                result = original(*args, **kwargs)
+                raised = False
+                return result
             finally:
                 self._running = False
-                listener.backward_ended()
+                listener.backward_ended(raised=raised)
 
         return run
 

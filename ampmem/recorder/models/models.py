@@ -122,8 +122,7 @@ class Models:
 
     def owns(self, module: nn.Module) -> bool:
         """Whether ``module`` is a part of a model: it has parameters, or hangs below a module that has."""
-        stranger = self._strangers.get(id(module))
-        if stranger is not None and stranger() is module:
+        if self._is_stranger(module):
             return False
         if self._known_path(module) is not None or _has_parameters(module):
             return True
@@ -141,7 +140,7 @@ class Models:
             self.refresh()
             found = self._known_path(module)
         if found is None:  # it existed before, or was copied or unpickled, which registers nothing
-            self.add(_root_of(module))
+            self.add(module if self._is_stranger(module) else _root_of(module))
             found = self._known_path(module)
         return found or 0
 
@@ -191,6 +190,10 @@ class Models:
             kind = "" if module is None else type(module).__name__
             self._records[slot.name] = parameter_record(slot.name, parameter, kind=kind, shares=shares)
         return list(self._records.values())
+
+    def _is_stranger(self, module: nn.Module) -> bool:
+        stranger = self._strangers.get(id(module))
+        return stranger is not None and stranger() is module
 
     def _live_roots_with_parameters(self) -> Iterator[bool]:
         return (_has_parameters(module) for root, _ in self._roots if (module := root()) is not None)
