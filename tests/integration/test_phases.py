@@ -55,6 +55,18 @@ def test_a_transform_in_the_loop_is_data_and_its_loss_is_forward() -> None:
     assert not any("Normalize" in text for text in recording.texts)
 
 
+def test_the_batch_is_what_the_model_is_fed_and_not_the_loss() -> None:
+    model, optimizer = make()
+    criterion = nn.MSELoss()
+    with ampmem.profile(model, optimizer) as prof:
+        for _ in range(3):
+            criterion(model(torch.rand(4, 8)).view(-1), torch.rand(32)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            nn.Linear(8, 8)  # what is registered makes ampmem look anew
+    assert [step.batch_size for step in prof.recording().steps] == [4, 4, 4]
+
+
 def test_a_model_inside_what_looks_like_a_transform_starts_forward() -> None:
     model, optimizer = make()
     wrapper = Wrapper(model)
