@@ -25,3 +25,7 @@ class RecordingError(AmpmemError):
 
 class NothingRecorded(AmpmemError):
     """The run ended without what a recording needs: a model, a backward or a step."""
+
+
+class ModelElsewhere(NothingRecorded):
+    """The model was not on the device that was recorded: what was recorded says nothing of it."""

@@ -202,7 +202,7 @@ class StepRecord:
 
     ``loss`` is what the last of the step's ``backwards`` started from, unscaled; ``None`` unless that is one number.
     ``batch_size`` is the first dimension of the first tensor that the last outermost module was called
-    with. ``autocast_in_backward`` says that a backward of the step ran inside an autocast region.
+    with, ``batch_loaded`` that a DataLoader batched those, ``autocast_in_backward`` that a backward ran under autocast.
     """
 
     index: int
@@ -214,6 +214,7 @@ class StepRecord:
     batch_size: int | None = None
     autocast_in_backward: bool = False
     finished: bool = True
+    batch_loaded: bool = False
     backwards: int = 1
 
 
@@ -221,8 +222,8 @@ class StepRecord:
 class ParameterRecord:
     """One parameter tensor; one that is registered twice appears once, under its first name.
 
-    ``kind`` is the class of its module, ``optimizer`` the index of the optimizer that updates it (or its
-    master copy), ``shares`` the name of the parameter in whose memory it lies when that is not its own.
+    ``kind`` is its module's class, ``optimizer`` the index of what updates it (or its master copy), ``shares`` the
+    parameter whose memory is its own too, ``overlap`` how many bytes lie in those of others before it, if not all.
     """
 
     name: str
@@ -234,6 +235,7 @@ class ParameterRecord:
     kind: str = ""
     optimizer: int | None = None
     shares: str | None = None
+    overlap: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

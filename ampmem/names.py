@@ -28,3 +28,21 @@ class StateName:
 def not_modelled(what: str) -> str:
     """The note of a simulated run that ``what`` is in none of its numbers."""
     return f"not modelled: {what}"
+
+
+_WARNING = "warning: "
+
+
+def warning(what: str) -> str:
+    """The note that ``what`` makes the numbers doubtful: it is shown before them."""
+    return f"{_WARNING}{what}"
+
+
+def is_warning(note: str) -> bool:
+    """Whether ``note`` is one of those."""
+    return note.startswith(_WARNING)
+
+
+def said_in(warning: str) -> str:
+    """What a note that is a warning says."""
+    return warning.removeprefix(_WARNING)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from types import FrameType
 
 _PACKAGE = Path(__file__).parent
 
@@ -12,3 +14,16 @@ OWN_FOLDERS = tuple(str(_PACKAGE / name) + os.sep for name in ("cli", "recorder"
 
 RUNNER = str(_PACKAGE / "recorder" / "script.py")
 """The file that runs the script: what called it is none of the script's."""
+
+_TORCH = str(Path("site-packages", "torch")) + os.sep
+
+
+def script_line() -> str:
+    """``FILE:LINE`` of the nearest frame that runs and is neither torch's nor ampmem's own."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if _TORCH not in file and not file.startswith((*OWN_FOLDERS, "<")):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "the script"

@@ -384,8 +384,8 @@ def _allocator(row: dict[str, Any] | None) -> AllocatorRecord | None:
 
 
 def _step(row: dict[str, Any]) -> StepRecord:
-    flags = {key: bool(row[key]) for key in ("skipped_update", "autocast_in_backward", "finished")}
-    return StepRecord(**row | flags)
+    flags = ("skipped_update", "autocast_in_backward", "finished", "batch_loaded")
+    return StepRecord(**row | {key: bool(row[key]) for key in flags if key in row})
 
 
 def _parameter(row: dict[str, Any]) -> ParameterRecord:

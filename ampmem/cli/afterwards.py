@@ -7,22 +7,46 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ampmem.cli.processes.gpu_option import how_to_use_the_gpu
 from ampmem.cli.processes.messages import Audience
-from ampmem.errors import AmpmemError, NothingRecorded
+from ampmem.errors import AmpmemError, ModelElsewhere, NothingRecorded
+from ampmem.recorder.script import Target
 
 if TYPE_CHECKING:
     from ampmem.recorder.session import Session
+    from ampmem.recorder.steering.stopping import Stopper
     from ampmem.simulator.start import Simulation
 
 
-def recorded(session: Session, path: Path, *, stopped: bool) -> str:
-    """What was recorded; raises :class:`NothingRecorded`, and removes the recording, when that is nothing."""
+def check(session: Session, target: Target) -> None:
+    """Raise :class:`NothingRecorded`, and remove the recording, when there is nothing in it."""
     try:
         session.check()
+    except ModelElsewhere as error:
+        session.options.path.unlink(missing_ok=True)
+        if session.device_type != "cuda":
+            raise
+        remedy = how_to_use_the_gpu(target.file, session.options.arguments)
+        raise ModelElsewhere(f"{error}; {remedy}") from None
     except NothingRecorded:
         if session.outcome.recorded == 0:
             session.options.path.unlink(missing_ok=True)
         raise
+
+
+_CATCHES = "as an except without a class does"
+
+
+def let_go(path: Path) -> str:
+    """That the script cannot be stopped."""
+    return (
+        f"the script catches every stop, {_CATCHES}, and is let run to its end, unrecorded; all steps that were "
+        f"asked for are in {path}, so Ctrl-C loses nothing"
+    )
+
+
+def recorded(session: Session, path: Path, stopper: Stopper | None) -> str:
+    """What was recorded, and how the script ended; ``stopper`` is what stopped it, if it was to be stopped."""
     message = f"recorded {_steps(session)} in {path}"
     if session.outcome.stopped_by:
         message += f"; then {session.outcome.stopped_by}"
@@ -30,13 +54,28 @@ def recorded(session: Session, path: Path, *, stopped: bool) -> str:
         message += " and what there was when the device ran out of memory; then the script ended"
     elif session.outcome.recorded != session.options.steps:
         message += "; then the script ended"
-    elif stopped:
-        message += " and stopped the script (--run-to-end lets it finish)"
+    elif stopper is not None:
+        message += _stopped(stopper)
     return message
 
 
-def kept(session: Session, path: Path) -> str:
+def _stopped(stopper: Stopper) -> str:
+    """How the script took the stop."""
+    if not stopper.caught:
+        return " and stopped the script (--run-to-end lets it finish)"
+    caught = f"caught the stop {_times(stopper.caught)}, {_CATCHES},"
+    if stopper.stopped:
+        return f"; the script {caught} went on, and was then stopped at {stopper.line} (--run-to-end lets it finish)"
+    return f"; the script {caught} and went on to its end"
+
+
+def kept(session: Session, path: Path, stopper: Stopper) -> str:
     """What is left of a script that failed; removes a recording of nothing."""
+    if stopper.caught:
+        return (
+            f"recorded {_steps(session)} in {path}; the script caught the stop {_times(stopper.caught)}, {_CATCHES}, "
+            "went on, and then failed"
+        )
     ended = f"{_steps(session)} that had ended"
     if session.outcome.unfinished is not None:
         before = f"{ended}, and " if session.outcome.recorded else ""
@@ -84,6 +123,10 @@ def write_page(recording: Path, page: Path, *, force: bool) -> None:
     from ampmem.reporters.html import write
 
     write([recording], page, force=force)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _steps(session: Session) -> str:

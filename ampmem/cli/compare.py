@@ -9,7 +9,8 @@ import click
 
 from ampmem.analysis.compare import Entry, entry_of
 from ampmem.analysis.compare import compare as compare_entries
-from ampmem.cli.options import ScriptOptions, assumed_fractions, shared_options, simulated_gpu
+from ampmem.cli.assume import assumed_data
+from ampmem.cli.options import ScriptOptions, shared_options, simulated_gpu
 from ampmem.cli.processes import launch
 from ampmem.cli.processes.children import chosen_arms, profile_arguments, progress_line, say_tail
 from ampmem.errors import NothingRecorded, RecordingError
@@ -51,7 +52,7 @@ def compare(arms: str, seed: int, times: bool, output: str | None, html: Path | 
     """
     chosen = chosen_arms(arms, options.dtype)
     simulated_gpu(options.device, options.gpu)
-    assumed_fractions(options.device, options.assume)
+    assumed_data(options.device, options.assume)
     target = options.find()
     prefix = (output or target.title).removesuffix(SUFFIX)
     plan = _Plan(script=options, arms=chosen, seed=seed, times=times, prefix=prefix, html=html)

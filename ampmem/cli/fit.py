@@ -14,7 +14,8 @@ from ampmem.allocator.gpus import GpuSpec
 from ampmem.analysis.fit.document import document, fit_schema
 from ampmem.analysis.fit.fit import FitResult, arm_fits, break_evens
 from ampmem.analysis.fit.search import wanted
-from ampmem.cli.options import ScriptOptions, assumed_fractions, shared_options, simulated_gpu
+from ampmem.cli.assume import assumed_data
+from ampmem.cli.options import ScriptOptions, shared_options, simulated_gpu
 from ampmem.cli.processes.children import chosen_arms
 from ampmem.cli.processes.points import RunPlan, run_points
 from ampmem.cli.schema import schema_option
@@ -100,7 +101,7 @@ def fit(
     varied = varied_arguments(specs, options.arguments)
     if options.steps < STEPS:
         raise UsageError(f"--steps: at least {STEPS}, as the optimizer's state comes with the end of the first step")
-    assumed_fractions(Device.SIMULATED, options.assume)
+    assumed_data(Device.SIMULATED, options.assume)
     gpu = simulated_gpu(Device.SIMULATED, options.gpu)
     assert gpu is not None
     options.find()

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from ampmem.allocator.gpus import GPUS, GpuSpec, find_gpu
+from ampmem.cli.assume import ASSUMABLE
 from ampmem.errors import UsageError
 from ampmem.recorder import script
 from ampmem.recorder.marker import FORMS, step_on_of
@@ -19,8 +20,6 @@ from ampmem.vocabulary import AutocastDtype, Device
 
 DEFAULT_GPU = "a100-80"
 """What is simulated unless ``--gpu`` says otherwise."""
-ASSUMABLE = ("nonzero", "unique")
-"""Ops whose result depends on the data, of which ``--assume`` can say how much it is; masks are ``nonzero``."""
 
 _DEVICES = (Device.AUTO, Device.CUDA, Device.CPU, Device.SIMULATED)
 
@@ -54,9 +53,9 @@ _SHARED: tuple[Decorator, ...] = (
     click.option(
         "--assume",
         multiple=True,
-        metavar="OP=FRACTION",
-        help="On a simulated device, the fraction of the elements that an op finds whose result depends on the data: "
-        f"{' or '.join(ASSUMABLE)}. May be repeated.",
+        metavar="OP=FRACTION|FILE:LINE=NUMBER",
+        help="On a simulated device, which has no data: the fraction of the elements that an op finds "
+        f"({' or '.join(ASSUMABLE)}), or the number that a line of the script reads. May be repeated.",
     ),
     click.option(
         "--sync/--no-sync",
@@ -139,24 +138,3 @@ def simulated_gpu(device: Device, gpu: str | None) -> GpuSpec | None:
             raise UsageError("--gpu names the GPU to simulate, so it needs --device sim")
         return None
     return find_gpu(gpu or DEFAULT_GPU)
-
-
-def assumed_fractions(device: Device, assume: tuple[str, ...]) -> dict[str, float]:
-    """What each ``--assume`` says. Raises :class:`UsageError` for what cannot be meant."""
-    if assume and device != Device.SIMULATED:
-        raise UsageError("--assume says what a simulated device takes for granted, so it needs --device sim")
-    fractions: dict[str, float] = {}
-    for text in assume:
-        op, _, number = text.partition("=")
-        if op not in ASSUMABLE:
-            raise UsageError(f"--assume {text}: there is no op {op!r} to assume of; there are {', '.join(ASSUMABLE)}")
-        if op in fractions:
-            raise UsageError(f"--assume: {op} is there twice")
-        try:
-            fraction = float(number)
-        except ValueError:
-            fraction = -1.0
-        if not 0 <= fraction <= 1:
-            raise UsageError(f"--assume {text}: it takes a fraction of the elements, from 0 to 1, such as {op}=0.5")
-        fractions[op] = fraction
-    return fractions

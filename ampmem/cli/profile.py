@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ampmem.cli import afterwards
-from ampmem.cli.options import ScriptOptions, assumed_fractions, choices, shared_options, simulated_gpu
+from ampmem.cli.assume import assumed_data
+from ampmem.cli.options import ScriptOptions, choices, shared_options, simulated_gpu
 from ampmem.cli.processes.guest import end_as, run_script
 from ampmem.cli.processes.messages import Audience, Parent, Person, StepEnded
 from ampmem.errors import AmpmemError, UsageError
@@ -101,7 +102,8 @@ class _Plan:
     def simulate(self) -> Simulation | None:
         """Put the device in place that is to be simulated, if there is one."""
         gpu = simulated_gpu(self.script.device, self.script.gpu)
-        if gpu is None:
+        assumed = assumed_data(self.script.device, self.script.assume)
+        if gpu is None or assumed is None:
             return None
         try:
             from ampmem.simulator.start import Simulation
@@ -109,7 +111,7 @@ class _Plan:
             from ampmem.simulator.refusal import refusal
 
             raise refusal(error) from error
-        return Simulation(gpu, fractions=assumed_fractions(self.script.device, self.script.assume))
+        return Simulation(gpu, assumed=assumed)
 
     def options(self, path: Path, *, timed: bool = False) -> Options:
         """What the recorder is told. Importing torch takes seconds: what is wrong is said before that."""
@@ -140,7 +142,7 @@ def _carry_out(plan: _Plan, audience: Audience, seed: int | None, times_into: Pa
     if script.dtype is not None and not plan.arm.autocast:
         raise UsageError(f"--dtype is what autocast casts to, so it needs --arm amp or amp-nocache, not {plan.arm}")
     simulated_gpu(script.device, script.gpu)
-    assumed_fractions(script.device, script.assume)
+    assumed_data(script.device, script.assume)
     target = script.find()
     if times_into is None:
         for file in (plan.path(target), plan.html):
@@ -157,31 +159,37 @@ def _carry_out(plan: _Plan, audience: Audience, seed: int | None, times_into: Pa
 
 
 def _record(plan: _Plan, target: Target, audience: Audience) -> None:
-    from ampmem.recorder import script
     from ampmem.recorder.session import Session
+    from ampmem.recorder.steering.stopping import Stopper
 
     wanted = plan.script.steps
     path = plan.path(target)
     options = plan.options(path)
     simulation = plan.simulate()
+    stopper = Stopper(on_give_up=lambda: audience.say(afterwards.let_go(path)))
     session = Session(
         options,
         source=None if simulation is None else _source_of(simulation),
         on_step=lambda done: audience.step(StepEnded(done=done, wanted=wanted)),
-        on_done=None if plan.run_to_end else script.stop,
+        on_done=None if plan.run_to_end else stopper.stop,
     )
     page = None if plan.html is None else plan.html.absolute()  # the script may change the directory
     session.start()
     audience.say(f"recording to {path}")
-    failure = run_script(target, plan.script.arguments, session, audience)
-    if simulation is not None:
-        audience.say(afterwards.predicted(simulation, failed=failure is not None))
+    failure = run_script(target, plan.script.arguments, session, stopper, audience)
+    predicted = None if simulation is None else afterwards.predicted(simulation, failed=failure is not None)
+    if failure is None:
+        afterwards.check(session, target)  # of what was not recorded nothing is predicted
+    if simulation is not None and predicted is not None:
+        for doubt in simulation.device.warnings if plan.quiet or failure is not None else ():  # else the tables have it
+            audience.say(doubt)
+        audience.say(predicted)
     if failure is not None:
         if session.outcome.unfinished is not None:
             afterwards.show_shortage(options.path, page, audience, quiet=plan.quiet, force=plan.script.force)
-        audience.say(afterwards.kept(session, path))
+        audience.say(afterwards.kept(session, path, stopper))
         end_as(failure)
-    audience.say(afterwards.recorded(session, path, stopped=not plan.run_to_end))
+    audience.say(afterwards.recorded(session, path, None if plan.run_to_end else stopper))
     if not plan.quiet:
         afterwards.show(options.path)
     if page is not None:
@@ -197,13 +205,14 @@ def _source_of(simulation: Simulation) -> SimulatedSource:
 
 def _time(plan: _Plan, target: Target, audience: Audience, recording: Path) -> None:
     """Run the steps that ``recording`` has once more, without instrumentation, and add their durations to it."""
-    from ampmem.recorder import script
     from ampmem.recorder.session import Session
+    from ampmem.recorder.steering.stopping import Stopper
 
     path = recording.absolute()
-    session = Session(plan.options(path, timed=True), on_done=script.stop)
+    stopper = Stopper()
+    session = Session(plan.options(path, timed=True), on_done=stopper.stop)
     session.start()
-    failure = run_script(target, plan.script.arguments, session, audience)
+    failure = run_script(target, plan.script.arguments, session, stopper, audience)
     if failure is not None:
         end_as(failure)
     add_plain_steps(path, session.stopwatch.durations_ns[plan.script.skip :])

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from ampmem.events import AllocatorRecord, LayersRecord, OomRecord, Phase, PredictionRecord
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.models.placement import Placement
 from ampmem.recorder.models.stacks import current_stack
 from ampmem.recorder.sources.base import DeviceSource, Place, Source
 from ampmem.recorder.update import RunningUpdate
@@ -18,10 +19,14 @@ Taken: TypeAlias = tuple[list[LayersRecord], list[OomRecord]]
 
 
 class DeviceWatch:
-    """Takes marks, tags phases and says where a failure was; does nothing where ``source`` is of another kind."""
+    """Takes marks, tags phases and says where a failure was; where ``source`` is of another kind it only looks
+    at the marks whether the models are on its device."""
 
-    def __init__(self, source: Source, log: Log, texts: Texts, update: RunningUpdate, *, stacks: bool) -> None:
+    def __init__(
+        self, source: Source, log: Log, texts: Texts, update: RunningUpdate, placement: Placement, *, stacks: bool
+    ) -> None:
         self._source = source if isinstance(source, DeviceSource) else None
+        self._placement = placement
         self._log = log
         self._texts = texts
         self._update = update
@@ -43,12 +48,22 @@ class DeviceWatch:
 
     def mark(self, mark: Mark) -> None:
         """The script is at ``mark`` of the running step."""
+        self._placement.note()
         if self._source is not None and self._log.step >= 0:
             self._source.mark(self._log.step, mark)
 
     def take(self) -> Taken:
-        """What the source has settled since the last call."""
+        """What the source has settled since the last call; a step has ended."""
+        self._placement.note()
         return ([], []) if self._source is None else (self._source.take_layers(), self._source.take_ooms())
+
+    def notes(self) -> list[str]:
+        """What a reader has to know of where the models were."""
+        return self._placement.notes()
+
+    def elsewhere(self) -> str | None:
+        """Why what was recorded says nothing of the model; ``None`` when it does."""
+        return self._placement.missing()
 
     def allocator(self) -> AllocatorRecord | None:
         """How the caching allocator was set and used by now."""

@@ -71,6 +71,8 @@ class Follower:
         self.recording = False
         """Whether allocator events are being recorded now."""
         self.open_step = OpenStep()
+        self._loaded: int | None = None
+        """How many samples a DataLoader made into the newest batch, where that is known."""
         self.optimizers = Optimizers()
         self.manual_steps = False
         """Whether the user says when steps end; then updates no longer do."""
@@ -141,6 +143,7 @@ class Follower:
         """The outermost module is fed tensors whose first dimension is ``size``."""
         if self._log.phase == Phase.FORWARD:
             self.open_step.batch_size = size
+            self.open_step.batch_loaded = size == self._loaded
 
     def forward_ended(self, *, raised: bool) -> None:
         """The outermost module has returned or ``raised``."""
@@ -315,6 +318,10 @@ class Follower:
         if before in (Phase.SETUP, Phase.BETWEEN):
             self._log.enter_phase(Phase.DATA)
         return before
+
+    def batch_loaded(self, samples: int | None) -> None:
+        """A DataLoader has made a batch, of ``samples`` where that is a dimension of all its tensors."""
+        self._loaded = samples
 
     def transform_started(self) -> Phase:
         """A module that is no part of a model is about to run; returns the phase to go back to."""

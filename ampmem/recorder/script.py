@@ -21,11 +21,6 @@ class StopScript(BaseException):
     """Raised inside the script, at a step's end, to stop it once the recording is complete."""
 
 
-def stop() -> None:
-    """Stop the script that is running."""
-    raise StopScript
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """What to run: compiled, but not started. ``argv0`` and ``path0`` are what Python would set."""
@@ -131,12 +126,12 @@ def _without_ours(entries: list[TracebackType]) -> list[TracebackType]:
     return kept
 
 
-def was_stopped(error: BaseException | None) -> bool:
-    """Whether ``error`` is our stop, or came up while the script was unwinding from it."""
+def stops_in(error: BaseException | None) -> int:
+    """How many of our stops are in ``error``: it is one, or came up while the script was unwinding from one."""
     seen: set[int] = set()
+    stops = 0
     while error is not None and id(error) not in seen:
-        if isinstance(error, StopScript):
-            return True
+        stops += isinstance(error, StopScript)
         seen.add(id(error))
         error = error.__context__
-    return False
+    return stops

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch.optim import Optimizer
 
-from ampmem.errors import NothingRecorded, RecordingError, UsageError
+from ampmem.errors import ModelElsewhere, NothingRecorded, RecordingError, UsageError
 from ampmem.events import NO_STEP, Phase, StepRecord
 from ampmem.failure import FailureRecord
 from ampmem.patching import Undo
@@ -28,6 +28,7 @@ from ampmem.recorder.marker import Marker
 from ampmem.recorder.models.holders import Holders
 from ampmem.recorder.models.live import collection_paused, live_objects
 from ampmem.recorder.models.models import Models
+from ampmem.recorder.models.placement import Placement
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.options import Options
 from ampmem.recorder.outcome import Outcome
@@ -86,7 +87,8 @@ class Session:
         if options.arm != Arm.AS_IS:
             self._steering = Steering(options.arm, options.dtype, self._source.device_type, self._notes.add)
         self._update = RunningUpdate(self.log, stacks, texts)
-        self._device = DeviceWatch(self._source, self.log, texts, self._update, stacks=options.stacks)
+        placement = Placement(self.models, self._source.kind, self._source.device_type)
+        self._device = DeviceWatch(self._source, self.log, texts, self._update, placement, stacks=options.stacks)
         self._make_hooks(texts, stacks, arm_seen)
         self._writer = None if options.timed else self._open(texts, stacks, arm_seen)
 
@@ -209,12 +211,23 @@ class Session:
                 self._writer.close()
 
     def check(self) -> None:
-        """Raise :class:`NothingRecorded` when there is no step, no model or no backward to show."""
+        """Raise :class:`NothingRecorded` when there is no step, no model or no backward to show.
+
+        It is a :class:`ModelElsewhere` when the model was not on the device that was recorded.
+        """
         if self._calls is not None:
             self.outcome.elsewhere = self._calls.elsewhere
         missing = self.outcome.missing()
         if missing is not None:
             raise NothingRecorded(missing)
+        elsewhere = self._device.elsewhere()
+        if elsewhere is not None and self.outcome.unfinished is None:
+            raise ModelElsewhere(elsewhere)
+
+    @property
+    def device_type(self) -> str:
+        """The type of torch device whose memory is recorded."""
+        return self._source.device_type
 
     def on_thread(self) -> bool:
         """Whether what the calling thread does is recorded."""

@@ -26,6 +26,7 @@ class OpenStep:
     backwards: int = 0
     loss_scale: float | LateNumber | None = None
     batch_size: int | None = None
+    batch_loaded: bool = False
     skips: list[float | LateNumber | None] = field(default_factory=list)
     """Of each update, something other than 0 when it was skipped."""
     due: bool = False
@@ -45,6 +46,7 @@ class OpenStep:
             loss=loss,
             loss_scale=scale,
             batch_size=self.batch_size,
+            batch_loaded=self.batch_loaded,
             autocast_in_backward=self.autocast_in_backward,
             finished=finished,
             backwards=self.backwards,

@@ -15,6 +15,7 @@ from ampmem.allocator.model.caching import DeviceCachingAllocator
 from ampmem.allocator.model.oom import OutOfMemory
 from ampmem.allocator.settings import MIB, Settings
 from ampmem.events import Action, PredictionRecord
+from ampmem.names import warning
 from ampmem.simulator.peaks import Highest, Peaks, prediction
 from ampmem.simulator.private import running_node, storage_key
 
@@ -66,6 +67,8 @@ class SimulatedDevice:
         """The last request that could not be served."""
         self.assumptions: dict[str, None] = {}
         """What this run took for granted, in the order in which it came up."""
+        self.warnings: dict[str, None] = {}
+        """What makes its numbers doubtful, likewise."""
         self.unmodelled: dict[str, None] = {}
         """What it left out, likewise."""
         self._peaks = Peaks(self.allocator.counters)
@@ -79,6 +82,14 @@ class SimulatedDevice:
     def assume(self, text: str) -> None:
         """Keep ``text``, once, for the recording's notes."""
         self.assumptions[text] = None
+
+    def warn(self, text: str) -> None:
+        """Keep ``text``, once, for the warnings."""
+        self.warnings[warning(text)] = None
+
+    def retract(self, text: str) -> None:
+        """What :meth:`warn` was given is true no longer."""
+        self.warnings.pop(warning(text), None)
 
     def leave_out(self, what: str) -> None:
         """``what`` a GPU would have allocated is in none of the numbers."""

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from ampmem.simulator.assumed import NOTHING, Assumed
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.engine import Accumulation
 from ampmem.simulator.extras import Extras
-from ampmem.simulator.ops import KERNELS
+from ampmem.simulator.ops import KERNELS, no_layout
 from ampmem.simulator.private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -33,6 +34,7 @@ aten = torch.ops.aten
 
 _DEVICE = torch.ops.prim.device.default
 _META = torch.device("meta")
+_DENSE = (None, torch.strided)
 
 LARGE = 1 << 18
 """From so many elements on a tensor made on the CPU without data is fake."""
@@ -52,15 +54,14 @@ _FILLS = {aten.zeros.default: 0, aten.ones.default: 1, aten.zeros_like.default: 
 class SimulatedMode(FakeTensorMode):
     """Active for as long as the script runs; below every mode of the script's own and of the recorder's."""
 
-    def __init__(self, device: SimulatedDevice, fractions: Mapping[str, float] | None = None) -> None:
+    def __init__(self, device: SimulatedDevice, assumed: Assumed = NOTHING) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.device_model = device
-        self.fractions = fractions or {}
-        """What ``--assume`` says: the fraction of the elements that an op finds whose result depends on the data."""
+        self._fractions = assumed.fractions
         self.values = KnownNumbers()
         self.likely = KnownNumbers()
         """Answers that are not known, but likely."""
-        self.guesses = Guesses(device)
+        self.guesses = Guesses(device, assumed)
         self.accumulation = Accumulation()
         self.extras = Extras(device)
         self.everything = device.label == "cpu"
@@ -114,6 +115,8 @@ class SimulatedMode(FakeTensorMode):
         kwargs = kwargs or {}
         if not self._concerns(func, types, args, kwargs):
             return func(*args, **kwargs)
+        if kwargs.get("layout") not in _DENSE:
+            raise stop(no_layout(kwargs["layout"]))
         special = self._special.get(func)
         if special is not None:
             return special(func, args, kwargs)
@@ -122,6 +125,7 @@ class SimulatedMode(FakeTensorMode):
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run ``func`` on fake tensors and give what it makes its memory."""
         if in_backward():
+            self.guesses.backward_seen = True
             func = self.accumulation.choose(func, args)
         args, kwargs = self._faked(args), self._faked(kwargs)
         whole = not is_composite(func)
@@ -178,6 +182,10 @@ class SimulatedMode(FakeTensorMode):
         """A fake tensor of the same shape, strides and dtype as ``real``; it gets no memory of the device's."""
         if type(real) not in (torch.Tensor, torch.nn.Parameter):
             raise stop(f"tensors of class {type(real).__name__} cannot be simulated")
+        if real.layout not in _DENSE:
+            raise stop(no_layout(real.layout))
+        if real.is_nested or real.is_quantized:
+            raise stop(f"{'nested' if real.is_nested else 'quantized'} tensors cannot be simulated; use plain ones")
         with below_modes():
             meta = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
         return FakeTensor(self, meta, device)
@@ -202,7 +210,9 @@ class SimulatedMode(FakeTensorMode):
 
     def _item(self, func: Any, args: Any, kwargs: Any) -> Number:
         tensor = args[0]
-        known = self.values.get(tensor)
+        known = self.guesses.assumed(tensor.dtype)
+        if known is None:
+            known = self.values.get(tensor)
         if known is not None:
             return known
         likely = self.likely.get(tensor)
@@ -210,9 +220,10 @@ class SimulatedMode(FakeTensorMode):
         if tensor.dtype == torch.bool:
             where = "the device" if tensor.fake_device.type == "cuda" else "a large tensor without values"
             self.guesses.note(f"a yes-or-no question to {where} was answered {'yes' if number else 'no'}")
+        elif isinstance(number, int):
+            self.guesses.note_integer(f"an integer that the script read from the device was taken as {number}")
         else:
-            kind = "an integer" if isinstance(number, int) else "a number"
-            self.guesses.note(f"{kind} that the script read from the device was taken as {number}")
+            self.guesses.note(f"a number that the script read from the device was taken as {number}")
         return number
 
     def _all(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -236,7 +247,7 @@ class SimulatedMode(FakeTensorMode):
 
     def _found(self, op: str, elements: int) -> int:
         """How many of ``elements`` an op finds."""
-        fraction = self.fractions.get(op)
+        fraction = self._fractions.get(op)
         if fraction is None:
             raise stop(
                 f"how much aten.{op} finds depends on the data, and a simulated device has none; say which fraction "
@@ -257,10 +268,13 @@ class SimulatedMode(FakeTensorMode):
             and source.fake_device.type == "cuda"
             and source.numel() < LARGE
         ):
-            known = self.values.get(source)
+            known = self.guesses.assumed(source.dtype)
+            if known is None:
+                known = self.values.get(source)
             if known is None:
                 known = guess(source.dtype)
-                self.guesses.note(f"the values that the script copied to the CPU were taken as {known}")
+                note = self.guesses.note_integer if type(known) is int else self.guesses.note
+                note(f"the values that the script copied to the CPU were taken as {known}")
             dtype = kwargs.get("dtype") or source.dtype
             return torch.full(source.shape, known, dtype=dtype, requires_grad=False)
         result = self.run(func, (source,), kwargs)

@@ -29,17 +29,31 @@ def _nothing(found: Found, *_: Any, **__: Any) -> None:
     """Fused optimizers work in place and ask for no memory."""
 
 
+def no_layout(layout: torch.layout) -> str:
+    """What is said of tensors of another layout than the strided one."""
+    name = str(layout).removeprefix("torch.").lstrip("_")
+    kind = "sparse" if name.startswith("sparse") else name
+    return (
+        f"{kind} tensors cannot be simulated; make them dense, which takes another amount of memory, or record the "
+        "script on a GPU or with --device cpu"
+    )
+
+
 def _no_sparse(found: Found, *_: Any, **__: Any) -> Any:
-    raise stop("sparse tensors cannot be simulated; leave sparse=True out (Embedding, EmbeddingBag)")
+    raise stop(no_layout(torch.sparse_coo))
+
+
+def _no_sparse_gradient() -> Any:
+    raise stop("sparse gradients cannot be simulated; leave sparse=True out (Embedding, EmbeddingBag)")
 
 
 def _embedding(found: Found, weight: Tensor, indices: Tensor, *how: Any) -> Any:
     """Said here and not in backward, where the engine cannot pass it on."""
-    return _no_sparse(found) if len(how) > 2 and how[2] else NotImplemented
+    return _no_sparse_gradient() if len(how) > 2 and how[2] else NotImplemented
 
 
 def _embedding_bag(found: Found, weight: Tensor, indices: Tensor, offsets: Tensor, *how: Any) -> Any:
-    return _no_sparse(found) if len(how) > 2 and how[2] else NotImplemented
+    return _no_sparse_gradient() if len(how) > 2 and how[2] else NotImplemented
 
 
 def _gru_cell(found: Found, input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *_: Any, **__: Any) -> Any:
@@ -169,7 +183,19 @@ KERNELS: dict[Any, OpAnswer] = {
         for name in ("_fused_sgd_", "_fused_adagrad_", "_fused_adam_", "_fused_adamw_")
         for overload in getattr(aten, name).overloads()
     },
-    aten._sparse_coo_tensor_with_dims_and_tensors.default: _no_sparse,
+    **{
+        getattr(getattr(aten, name), overload): _no_sparse
+        for name in (
+            "_sparse_coo_tensor_with_dims_and_tensors",
+            "_to_sparse",
+            "_to_sparse_csr",
+            "_to_sparse_csc",
+            "_to_sparse_bsr",
+            "_to_sparse_bsc",
+        )
+        for overload in getattr(aten, name).overloads()
+        if overload != "out"
+    },
     aten.embedding.default: _embedding,
     aten._embedding_bag.default: _embedding_bag,
     aten._thnn_fused_gru_cell.default: _gru_cell,

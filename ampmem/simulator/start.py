@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
 from contextlib import ExitStack
 
 from ampmem.allocator.gpus import GpuSpec
@@ -13,6 +12,7 @@ from ampmem.errors import UsageError
 from ampmem.events import PredictionRecord
 from ampmem.patching import added
 from ampmem.simulator import private, selftest
+from ampmem.simulator.assumed import NOTHING, Assumed
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.refusal import refusal
@@ -23,11 +23,11 @@ class Simulation:
     """One simulated GPU, from now until :meth:`end`.
 
     To be made before the first backward of the process. The registration of the device with torch stays.
-    ``label`` is the type of torch device that it stands for. ``fractions`` says of ops whose result depends on
-    the data how many of the elements they find. Raises ``UsageError`` where torch has not what it takes.
+    ``label`` is the type of torch device that it stands for. ``assumed`` is what
+    is said of the data that it has not. Raises ``UsageError`` where torch has not what it takes.
     """
 
-    def __init__(self, gpu: GpuSpec, *, label: str = "cuda", fractions: Mapping[str, float] | None = None) -> None:
+    def __init__(self, gpu: GpuSpec, *, label: str = "cuda", assumed: Assumed = NOTHING) -> None:
         settings = settings_of_environment(os.environ)
         try:
             with ExitStack() as doubt:
@@ -42,7 +42,7 @@ class Simulation:
             raise refusal(error) from error
         with ExitStack() as undo:
             self.device = SimulatedDevice(gpu, settings, label=label)
-            mode = _install(SimulatedMode(self.device, fractions), undo)
+            mode = _install(SimulatedMode(self.device, assumed), undo)
             mode.accumulation.alone = tried.accumulation.alone
             self._undo = undo.pop_all()
 

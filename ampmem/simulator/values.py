@@ -9,12 +9,14 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
+from ampmem.own_code import script_line
+from ampmem.simulator.assumed import NOTHING, Assumed
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.private import writes
-from ampmem.simulator.where import script_line
 
 Number = int | float | bool
 
@@ -49,6 +51,13 @@ def guess(dtype: torch.dtype) -> Number:
     return 1.0 if dtype.is_floating_point or dtype.is_complex else 1
 
 
+def _of(dtype: torch.dtype, number: float) -> Number:
+    """``number`` as reading it from a tensor of ``dtype`` gives it."""
+    if dtype == torch.bool:
+        return bool(number)
+    return float(number) if dtype.is_floating_point or dtype.is_complex else int(number)
+
+
 class Guesses:
     """The notes of what was taken for granted, and on which lines of the script: one per kind, however many lines."""
 
@@ -57,9 +66,43 @@ class Guesses:
     MANY = 10_000
     """So many times on one line may be a loop that waits for a number to change, and it never will."""
 
-    def __init__(self, device: SimulatedDevice) -> None:
+    def __init__(self, device: SimulatedDevice, assumed: Assumed = NOTHING) -> None:
         self._device = device
+        self._assumed = assumed
+        self._unused = {line: _changed_nothing(line) for line in assumed.numbers}
+        for text in self._unused.values():
+            device.warn(text)
         self._lines: dict[str, Counter[str]] = {}
+        self._warned: Counter[str] = Counter()
+        self.backward_seen = False
+        """Whether the script trains: what it reads from then on are losses and counts."""
+
+    def assumed(self, dtype: torch.dtype) -> Number | None:
+        """What the user says of the number that is read on the line that runs, as ``dtype`` has it."""
+        if not self._assumed.numbers:
+            return None
+        found = self._assumed.number(script_line())
+        if found is None:
+            return None
+        line, number = found
+        if line in self._unused:
+            self._device.retract(self._unused.pop(line))
+        self._device.assume(f"assumed: {number} is read at {line}, as --assume says")
+        return _of(dtype, number)
+
+    def note_integer(self, what: str) -> None:
+        """The same of integers. Before the first backward one may well be a size, such as a number of classes."""
+        line = script_line()
+        if self.backward_seen or (line not in self._warned and len(self._warned) == self.SHOWN):
+            self.note(what)
+            return
+        self._warned[line] += 1
+        path, _, number = line.rpartition(":")
+        self._device.warn(
+            f"{line}: {what}, as the device has no data. If a size depends on it, the numbers here are of a wrong "
+            f"size: --assume {Path(path).name}:{number}=NUMBER says what is read there"
+        )
+        self._see_whether_it_waits(line, self._warned[line], what)
 
     def note(self, what: str) -> None:
         """``what`` was taken for granted on the line that runs."""
@@ -71,12 +114,19 @@ class Guesses:
         lines[line] += 1
         if not known:
             self._device.assume(_listed(what, lines))
-        if lines[line] == self.MANY:
+        self._see_whether_it_waits(line, lines[line], what)
+
+    def _see_whether_it_waits(self, line: str, times: int, what: str) -> None:
+        if times == self.MANY:
             print(
                 f"ampmem: {line} has asked {self.MANY} times so far: {what}. If the script waits there for that to "
                 "change, it waits for ever: Ctrl-C ends it",
                 file=sys.stderr,
             )
+
+
+def _changed_nothing(line: str) -> str:
+    return f"--assume for {line} changed nothing: no number was read from the device on that line"
 
 
 def _listed(what: str, lines: Mapping[str, int]) -> str:

@@ -236,6 +236,10 @@ STOPS = {
     "second_stream": ("torch.cuda.Stream(device=1)", "run the script on one device"),
     "compile": ("torch.compile(model)", "leave torch.compile out"),
     "sparse": ("nn.Embedding(9, 8, sparse=True).cuda()(x.long())", "leave sparse=True out"),
+    "sparse_input": ("torch.eye(4).to_sparse().cuda()", "sparse tensors cannot be simulated; make them dense"),
+    "sparse_made": ("torch.sparse_coo_tensor(size=(4, 4), device='cuda')", "sparse tensors cannot be simulated"),
+    "to_sparse": ("x.to_sparse()", "sparse tensors cannot be simulated"),
+    "quantized": ("torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8).cuda()", "quantized tensors"),
     "saved": ("torch.save(model.state_dict(), 'm.pt'); torch.load('m.pt')", "leave the load out"),
     "ctc": ("torch._use_cudnn_ctc_loss(x, x.long(), [1], [1], 0)", "has no meta kernel"),
 }

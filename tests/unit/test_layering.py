@@ -60,7 +60,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "choose",
     ),
     "simulator": (
-        "peaks private refusal where",
+        "assumed peaks private refusal where",
         "device engine ops scratch",
         "extras values",
         "mode",
@@ -68,14 +68,14 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "start",
     ),
     "analysis": (
-        "jsonable",
+        "jsonable parameters",
         "schema timeline",
         "activations allocator casts fit largest modules",
-        "static_model",
+        "conservation static_model",
         "analyse",
         "findings",
         "summary",
-        "compare measured",
+        "compare measured soundness",
     ),
     "reporters/html": ("data palette progress safety", "stream", "views", "page", "write"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ampmem.analysis.analyse import Analysis
+from ampmem.analysis.findings import residual
 from ampmem.analysis.findings.base import Check, Finding, Section, TrainingRun
 from ampmem.analysis.findings.copies import (
     autocast_in_backward,
@@ -58,6 +59,6 @@ def findings(analysis: Analysis) -> tuple[Finding, ...]:
     """What the checks found: what is wrong before what could be better, each in the order of the checks."""
     run = TrainingRun(analysis=analysis)
     of_steps = CHECKS if trains(analysis.recording) else OF_INFERENCE
-    checks = (out_of_memory.check, *(of_steps if run.steps else ()))
+    checks = (out_of_memory.check, residual.check, *(of_steps if run.steps else ()))
     found = [finding for check in checks if (finding := check(run)) is not None]
     return tuple(sorted(found, key=lambda finding: _SEVERITIES.index(finding.severity)))

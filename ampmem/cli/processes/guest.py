@@ -15,18 +15,22 @@ from ampmem.recorder.script import Target
 
 if TYPE_CHECKING:
     from ampmem.recorder.session import Session
+    from ampmem.recorder.steering.stopping import Stopper
 
 
 def run_script(
-    target: Target, arguments: tuple[str, ...], session: Session, audience: Audience
+    target: Target, arguments: tuple[str, ...], session: Session, stopper: Stopper, audience: Audience
 ) -> BaseException | None:
-    """Run the script under ``session``; what ended it, unless that was its end or our stop."""
+    """Run the script under ``session``; what ended it, unless that was its end or the stop of ``stopper``."""
     failure: BaseException | None = None
     try:
         script.run(target, arguments)
     except BaseException as error:  # whatever it is, it is the script's, and end_as passes it on
         finished = isinstance(error, SystemExit) and error.code in (None, 0)
-        failure = None if finished or script.was_stopped(error) else error
+        failure = None if finished or script.stops_in(error) else error
+        stopper.ended(error)
+    else:
+        stopper.ended(None)
     if failure is not None:
         why = failure_of(failure)
         session.failed(why)

@@ -54,6 +54,9 @@ class Listener(Protocol):
     def data_started(self) -> Phase:
         """A DataLoader is about to make a batch; returns the phase to go back to."""
 
+    def batch_loaded(self, samples: int | None) -> None:
+        """A DataLoader has made a batch, of ``samples`` where that is a dimension of all its tensors."""
+
     def transform_started(self) -> Phase:
         """A module that is no part of a model is about to run; returns the phase to go back to."""
 

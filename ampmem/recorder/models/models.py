@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from ampmem.events import Fact, ParameterRecord
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.parts import bytes_of, dtype_of, elements_of, parts_of
 from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.models.covered import Covered
 from ampmem.recorder.models.live import live_objects
 from ampmem.recorder.torch_private import BUFFERS, CHILDREN, PARAMETERS
 
@@ -184,14 +185,17 @@ class Models:
 
     def records(self) -> list[ParameterRecord]:
         """Every parameter ever seen, by name, with the first that lies in the same memory."""
-        first: dict[tuple[int, int], str] = {}
+        first: dict[tuple[tuple[int, int], ...], str] = {}
+        covered = Covered(self._log.data_address)
         for slot, parameter in self.parameters():
-            place = (self._log.data_address(parts_of(parameter)[0]), parameter.numel())
-            owner = first.setdefault(place, slot.name) if place[0] else slot.name
+            place = covered.place(parameter)
+            owner = first.setdefault(place, slot.name) if place else slot.name
             shares = None if owner == slot.name else owner
             module = slot.module()
             kind = "" if module is None else type(module).__name__
-            self._records[slot.name] = parameter_record(slot.name, parameter, kind=kind, shares=shares)
+            record = parameter_record(slot.name, parameter, kind=kind, shares=shares)
+            overlap = covered.overlap(place, record.bytes) if shares is None else 0
+            self._records[slot.name] = replace(record, overlap=overlap)
         return list(self._records.values())
 
     def _is_part(self, module: nn.Module) -> bool:

@@ -32,12 +32,18 @@ from ampmem.recorder.sources.base import Place, RawEvents
 from ampmem.simulator.device import CONTEXT, Event, SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private import running_node
+from ampmem.simulator.where import take_stops
 from ampmem.units import format_bytes
 from ampmem.vocabulary import Mark, SourceKind
 
 ALWAYS = (
     "simulated: no GPU was used; tensors had no values, and the step times are this machine's",
     f"assumed: {format_bytes(CONTEXT)} of the device is used outside of the allocator (CUDA context, libraries)",
+)
+
+_ONE_STEP = (
+    "one step was recorded: what its update left on the device, such as the optimizer's state, is alive all through "
+    "the next, whose peak may be higher"
 )
 
 _NOWHERE = Place(step=NO_STEP, op="", module="", stack="")
@@ -61,7 +67,8 @@ class SimulatedSource:
         self._texts = Texts()
         self._events: list[Event] = []
         self._segments = SegmentLog()
-        self._step = NO_STEP
+        self._first_step = True
+        """Whether no step has ended so far, and none passed before."""
         self._marks: dict[tuple[int, Mark], LayersRecord] = {}
         self._peak: LayersRecord | None = None
         self._layers: list[LayersRecord] = []
@@ -90,6 +97,7 @@ class SimulatedSource:
         """Begin. ``baseline`` is ignored: the device knows what is alive."""
         now = time_ns()
         total = 0
+        self._first_step = not self._device.live()
         for address, (size, block) in self._device.live().items():
             total += size
             self._events.append(Event(now, Action.BASELINE, address, size, block, total, "", -1))
@@ -103,7 +111,23 @@ class SimulatedSource:
             self._workspace(address, library)
 
     def drain(self) -> RawEvents:
-        """The events since the last call."""
+        """The events since the last call; a step has ended."""
+        for what in take_stops():
+            self._device.warn(f"{what} (the script caught this and went on)")
+        self._see_whether_state_is_missing()
+        return self._drain()
+
+    def _see_whether_state_is_missing(self) -> None:
+        """What the first update leaves behind is alive in forward and backward from the second step on."""
+        left = {mark: layers.requested for (_, mark), layers in self._marks.items()}
+        grew = left.get(Mark.AFTER_OPTIMIZER, 0) > left.get(Mark.AFTER_BACKWARD, 0)
+        if self._first_step and grew:
+            self._device.warn(_ONE_STEP)
+        else:
+            self._device.retract(_ONE_STEP)
+        self._first_step = False
+
+    def _drain(self) -> RawEvents:
         if self._peak is not None:
             self._layers.append(self._peak)
             self._peak = None
@@ -117,7 +141,7 @@ class SimulatedSource:
         self._device.recorder = self._device.on_workspace = self._device.on_out_of_memory = None
         self._device.on_scratch = None
         self._device.allocator.driver.observer = None
-        return self.drain()
+        return self._drain()
 
     def mark(self, step: int, mark: Mark) -> None:
         """Take the model's statistics."""
@@ -149,7 +173,7 @@ class SimulatedSource:
 
     def notes(self) -> list[str]:
         """What was taken for granted, and what was left out."""
-        return [*ALWAYS, *self._device.assumptions, *map(not_modelled, self._device.unmodelled)]
+        return [*self._device.warnings, *ALWAYS, *self._device.assumptions, *map(not_modelled, self._device.unmodelled)]
 
     def prediction(self) -> PredictionRecord:
         """What the run comes to on the simulated GPU, by now."""

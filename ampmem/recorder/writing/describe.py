@@ -10,7 +10,6 @@ import torch
 from ampmem.events import RunRecord
 from ampmem.recorder.device import DeviceWatch
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
-from ampmem.recorder.marker import Marker
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.options import Options
 from ampmem.recorder.outcome import Outcome
@@ -19,7 +18,7 @@ from ampmem.recorder.steering.arms import ArmSeen, arm_record
 from ampmem.recorder.steering.steering import Steering
 from ampmem.recording import Description
 from ampmem.version import __version__
-from ampmem.vocabulary import Arm, StepOn
+from ampmem.vocabulary import Arm
 
 
 def run_record(options: Options, source: Source) -> RunRecord:
@@ -35,14 +34,7 @@ def run_record(options: Options, source: Source) -> RunRecord:
         world_size=1,
         script=options.script,
         arguments=options.arguments,
-        step_on=_words(options.step_on),
     )
-
-
-def _words(step_on: StepOn | Marker) -> str:
-    if isinstance(step_on, Marker):
-        return step_on.text
-    return "" if step_on is StepOn.FOUND else step_on.value
 
 
 class Notes:
@@ -89,7 +81,7 @@ class Describer:
 
     def changed(self) -> bool:
         """Whether something was seen since the last call that a description would say."""
-        notes = self._notes.beside(self._source.notes())
+        notes = self._all_notes()
         known = (self._models.generation, self._optimizers.generation, self._arm_seen.copy(), notes)
         changed, self._described = known != self._described, known
         return changed
@@ -102,9 +94,12 @@ class Describer:
             arm=arm_record(self._arm_seen, parameters, forced=self._forced, wrapped=wrapped),
             parameters=tuple(map(self._optimizers.assign, parameters)),
             optimizers=tuple(self._optimizers.records()),
-            notes=self._notes.beside(self._source.notes()),
+            notes=self._all_notes(),
             device_name=self._source.device_name,
             prediction=self._device.prediction(),
             allocator=self._device.allocator(),
             failure=self._outcome.failure,
         )
+
+    def _all_notes(self) -> tuple[str, ...]:
+        return self._notes.beside([*self._source.notes(), *self._device.notes()])

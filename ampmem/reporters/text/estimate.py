@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ampmem.analysis.fit.estimate import Fit, Prediction, Terms
-from ampmem.names import not_modelled
+from ampmem.names import is_warning, not_modelled
 from ampmem.reporters.text.plain_text import table, wrapped
 from ampmem.units import format_bytes
 
@@ -97,9 +97,9 @@ def sentences(prediction: Prediction | None) -> Iterator[str]:
 
 
 def other_notes(prediction: Prediction | None, notes: Sequence[str]) -> list[str]:
-    """The notes that :func:`render_prediction` does not show."""
+    """The notes that neither :func:`render_prediction` nor the warnings show."""
     shown = set() if prediction is None else set(map(not_modelled, prediction.not_modelled))
-    return [note for note in notes if note not in shown]
+    return [note for note in notes if note not in shown and not is_warning(note)]
 
 
 def _table(prediction: Prediction) -> str:

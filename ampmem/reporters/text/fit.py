@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampmem.analysis.fit.fit import BASELINE, ArmFit, BreakEven, FitResult, Verdict
+from ampmem.names import is_warning, said_in
 from ampmem.reporters.text.plain_text import ABSENT, chunks, table, wrapped
 from ampmem.reporters.text.words import signed
 from ampmem.units import format_bytes, format_count
@@ -25,7 +26,7 @@ def render(fit: FitResult) -> str:
 
 
 def facts(fit: FitResult) -> list[tuple[str, str]]:
-    """What was run, as names and texts."""
+    """What was run, as names and texts, and what makes its numbers doubtful."""
     vary = fit.vary
     outside = (
         "" if fit.outside is None else f", {format_bytes(fit.outside)} of it assumed in use outside of the allocator"
@@ -36,6 +37,7 @@ def facts(fit: FitResult) -> list[tuple[str, str]]:
         ("varied", f"{vary.name} from {format_count(vary.low)} to {high}"),
         ("gpu", f"{fit.gpu} (simulated), {format_bytes(fit.total)}{outside}"),
         ("runs", f"{format_count(fit.runs)}, of {fit.steps} steps each"),
+        *(("warning", said_in(note)) for note in fit.notes if is_warning(note)),
     ]
 
 
@@ -50,7 +52,7 @@ def break_even_lines(fit: FitResult) -> list[str]:
 
 
 def remarks(fit: FitResult) -> list[str]:
-    """What is odd about the points, then the notes of the runs."""
+    """What is odd about the points, then the notes of the runs that :func:`facts` has not."""
     found = []
     for arm in fit.arms:
         if arm.gaps:
@@ -61,7 +63,7 @@ def remarks(fit: FitResult) -> list[str]:
                 f"{arm.name}: the peak is the same at {fit.vary.shown(arm.flat_from)} and at {arm.largest_fitting}: "
                 f"does the script use {fit.vary.name}, and has it data enough?"
             )
-    return [*found, *fit.notes]
+    return [*found, *(note for note in fit.notes if not is_warning(note))]
 
 
 def _head(fit: FitResult) -> str:

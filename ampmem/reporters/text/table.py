@@ -17,6 +17,7 @@ from ampmem.reporters.text.frames import user_frame
 from ampmem.reporters.text.out_of_memory import render_out_of_memory
 from ampmem.reporters.text.plain_text import ABSENT, WIDTH, per_parameter, shorten, table, wrapped
 from ampmem.reporters.text.static_model import render_activations, render_static_model
+from ampmem.reporters.text.warnings import render_warnings
 from ampmem.units import format_bytes, format_count, format_duration
 
 MODULES = 15
@@ -45,6 +46,7 @@ def render(
     """One summary as text. ``title`` says what was run; ``notes`` are the recorder's remarks."""
     shown = summary.steps if all_steps else tuple(_shown_steps(summary))
     sections = [
+        render_warnings(summary, notes),
         _run(summary, title),
         render_out_of_memory(summary),
         render_prediction(summary.prediction, summary.device.name),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ampmem.own_code import script_line
 from ampmem.patching import replace_all
 from ampmem.simulator.device import CONTEXT, SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
@@ -23,7 +24,6 @@ from ampmem.simulator.private import (
 )
 from ampmem.simulator.torch_cuda import tensors, unsupported
 from ampmem.simulator.torch_cuda.streams import Event, Region, Stream, check_device, counted
-from ampmem.simulator.where import script_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from ampmem.own_code import script_line
 from ampmem.patching import replace_all
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode, check_index
 from ampmem.simulator.private import FakeTensor, tree_leaves, tree_map, without_modes
 from ampmem.simulator.torch_cuda.streams import ONE_STREAM
-from ampmem.simulator.where import script_line, stop
+from ampmem.simulator.where import stop
 
 
 def install(mode: SimulatedMode) -> Callable[[], None]:

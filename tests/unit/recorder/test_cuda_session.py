@@ -26,7 +26,7 @@ from ampmem.analysis.findings.training_loop import out_of_memory
 from ampmem.analysis.summary import summarize
 from ampmem.analysis.timeline.marks import instants
 from ampmem.cli.main import run
-from ampmem.errors import UsageError
+from ampmem.errors import ModelElsewhere, UsageError
 from ampmem.events import LayersRecord, OomRecord, Phase, Recording
 from ampmem.recorder import session as session_module
 from ampmem.recorder.options import Options
@@ -86,7 +86,8 @@ def test_a_recording_has_layers_marks_and_the_device(tmp_path: Path, monkeypatch
     gpu = ModelCuda(time_ns)
     kept = gpu.malloc(1000)
     session = record(tmp_path / "run.ampmem", monkeypatch, gpu, two_steps)
-    session.check()
+    with pytest.raises(ModelElsewhere, match="is on cpu: none of its 2 parameters was on cuda, whose memory was"):
+        session.check()  # the GPU is modelled: the model's tensors are not on it
     recording = read(tmp_path / "run.ampmem")
     assert (recording.run.source, recording.run.device_type) == (SourceKind.CUDA, "cuda")
     assert recording.run.device_name == "Model 0"

@@ -75,6 +75,9 @@ class Diary:
     def process_started(self) -> None:
         self.heard.append("process")
 
+    def batch_loaded(self, samples: int | None) -> None:
+        self.heard.append(f"batch of {samples}")
+
     def data_ended(self, before: Phase) -> None:
         self.heard.append(f"data ended in {before.name}")
 
@@ -109,8 +112,10 @@ def test_one_step_as_the_hooks_report_it() -> None:
     assert diary.heard == [
         "made SGD",
         "data",
+        "batch of 2",
         "data ended in SETUP",
         "data",
+        "batch of None",
         "data ended in SETUP",
         "forward",
         "batch of 2",

@@ -270,6 +270,7 @@ from ampmem.recorder.sources.cuda.source import CudaSource
 
 gpu = ModelCuda(time_ns)
 session.choose_source = lambda options, baseline: CudaSource(api=gpu)
+session.Placement.missing = lambda placement: None  # no tensor is on a modelled GPU
 running = session.Session(Options(path=Path("gpu.ampmem"), script="train.py"))
 running.start()
 kept = gpu.malloc(1000)

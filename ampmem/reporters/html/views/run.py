@@ -14,6 +14,7 @@ from ampmem.analysis.summary import RunPeak, Step, Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown, Category
 from ampmem.analysis.timeline.timeline import PHASES
 from ampmem.events import Column
+from ampmem.names import is_warning
 from ampmem.reporters.html.data import (
     BreakdownView,
     CastsView,
@@ -41,6 +42,7 @@ from ampmem.reporters.text.table import (
     describe_optimizers,
     describe_update,
 )
+from ampmem.reporters.text.warnings import warnings
 from ampmem.reporters.text.words import IN_SHORT, short
 from ampmem.units import format_bytes, format_count, format_duration
 from ampmem.vocabulary import STEP_MARKS
@@ -58,6 +60,7 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
     """
     steps = tuple(_steps(summary, analysis))
     run_peak = _peak(summary.peak, steps)
+    notes = analysis.recording.notes
     casts, static_model = _casts(summary.casts), static_model_view(summary)
     there = {
         Section.CASTS: casts,
@@ -71,7 +74,8 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
         label=entry.label,
         title=entry.script,
         facts=tuple(_facts(summary)),
-        notes=(*sentences(summary.prediction), *analysis.recording.notes),
+        notes=(*sentences(summary.prediction), *(note for note in notes if not is_warning(note))),
+        warnings=warnings(summary, notes),
         headlines=headlines(summary, None),
         out_of_memory=out_of_memory_view(summary.out_of_memory, analysis),
         findings=tuple(_finding(finding, absent) for finding in summary.findings),

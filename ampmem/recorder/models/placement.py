@@ -1,0 +1,50 @@
+"""Where the script's models were: on the device whose memory is recorded, or elsewhere."""
+
+from __future__ import annotations
+
+from ampmem.recorder.models.models import Models
+from ampmem.vocabulary import SourceKind
+
+
+class Placement:
+    """Looks at every mark of a step: a model that is moved to the device for its forward alone was there too."""
+
+    def __init__(self, models: Models, kind: SourceKind, device_type: str) -> None:
+        self._models = models
+        self._simulated = kind is SourceKind.SIMULATED
+        self._device_type = device_type
+        self._here: set[str] = set()
+        """Names of the parameters that were on the device at a mark."""
+        self._elsewhere: dict[str, str] = {}
+        """The device of each parameter that was not there so far."""
+
+    def note(self) -> None:
+        """See where each parameter is now."""
+        for slot, parameter in self._models.parameters():
+            if slot.name in self._here:
+                continue
+            if parameter.device.type == self._device_type:
+                self._here.add(slot.name)
+                self._elsewhere.pop(slot.name, None)
+            else:
+                self._elsewhere[slot.name] = parameter.device.type
+
+    def missing(self) -> str | None:
+        """Why the recording says nothing of the model; ``None`` when it does."""
+        if self._here or not self._elsewhere:
+            return None
+        places = " and ".join(sorted(set(self._elsewhere.values())))
+        where = "the simulated GPU" if self._simulated else f"{self._device_type}, whose memory was recorded"
+        return f"the model is on {places}: none of its {len(self._elsewhere)} parameters was on {where}"
+
+    def notes(self) -> list[str]:
+        """What is in none of the numbers."""
+        if not (self._here and self._elsewhere):
+            return []
+        name, place = next(iter(self._elsewhere.items()))
+        count, all_of_them = len(self._elsewhere), len(self._elsewhere) + len(self._here)
+        were, their = ("was", "its") if count == 1 else ("were", "their")
+        return [
+            f"{count} of {all_of_them} parameters {were} never on {self._device_type} (such as {name}, on {place}): "
+            f"{their} memory was not recorded"
+        ]
