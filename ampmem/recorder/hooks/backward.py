@@ -76,11 +76,15 @@ class BackwardHooks:
             self._running = True
             roots = args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
             listener.backward_started(_scalar(roots) if listener.recording else None)
+            raised = True
             try:
-                return original(*args, **kwargs)
+                result = original(*args, **kwargs)
+                raised = False
+                return result
             finally:
                 self._running = False
-                listener.backward_ended(differentiable=_creates_graph(original.__name__, args, kwargs))
+                made_graph = not raised and _creates_graph(original.__name__, args, kwargs)
+                listener.backward_ended(raised=raised, differentiable=made_graph)
 
         return run
 
