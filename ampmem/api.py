@@ -71,6 +71,7 @@ def profile(
     stacks: bool = True,
     force: bool = False,
     device: str = "auto",
+    step_on: str | None = None,
 ) -> Profile:
     """Record the training steps inside a ``with`` block.
 
@@ -83,12 +84,25 @@ def profile(
         stacks: record the Python stack of every op of the forward pass.
         force: replace ``output`` when it exists.
         device: whose memory to record: ``cuda``, ``cpu``, or ``auto`` for the GPU where torch sees one.
+        step_on: what ends a step: ``backward``, ``optimizer``, ``forward`` for inference, or each return of a function,
+            as ``FILE.py:FUNCTION`` or ``MODULE.FUNCTION``; found by itself when it is left out.
 
     Raises:
         UsageError: on entering, when another ``profile`` is active, when ``output`` cannot be
-            written, when ``device`` cannot be recorded, or when torch.profiler is running.
+            written, when ``device`` cannot be recorded, when ``step_on`` says nothing that there is, or when
+            torch.profiler is running.
     """
-    return Profile(model, optimizer, output=output, steps=steps, skip=skip, stacks=stacks, force=force, device=device)
+    return Profile(
+        model,
+        optimizer,
+        output=output,
+        steps=steps,
+        skip=skip,
+        stacks=stacks,
+        force=force,
+        device=device,
+        step_on=step_on,
+    )
 
 
 class Profile:
@@ -105,6 +119,7 @@ class Profile:
         stacks: bool,
         force: bool,
         device: str = "auto",
+        step_on: str | None = None,
     ) -> None:
         self._model = model
         self._optimizer = optimizer
@@ -113,6 +128,7 @@ class Profile:
         self._stacks = stacks
         self._force = force
         self._device = device
+        self._step_on = step_on
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         if output is None:
             self._folder = tempfile.TemporaryDirectory(prefix="ampmem-")
@@ -123,6 +139,7 @@ class Profile:
         self._failure: NothingRecorded | None = None
 
     def __enter__(self) -> Self:
+        from ampmem.recorder.marker import step_on_of
         from ampmem.recorder.options import Options, device_named
         from ampmem.recorder.session import Session
 
@@ -135,6 +152,7 @@ class Profile:
             stacks=self._stacks,
             force=self._force,
             device=device_named(self._device),
+            step_on=step_on_of(self._step_on),
         )
         session = Session(options)
         if self._model is not None:

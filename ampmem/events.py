@@ -16,8 +16,13 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ampmem.allocator_records import AllocatorRecord as AllocatorRecord
+from ampmem.allocator_records import LayersRecord as LayersRecord
+from ampmem.allocator_records import OomRecord as OomRecord
+from ampmem.allocator_records import PredictionRecord as PredictionRecord
+from ampmem.allocator_records import TermsRecord as TermsRecord
 from ampmem.failure import FailureRecord
-from ampmem.vocabulary import Arm, Mark, SourceKind
+from ampmem.vocabulary import Arm, SourceKind
 
 Column: TypeAlias = NDArray[np.int64]
 
@@ -61,6 +66,8 @@ class Phase(IntEnum):
     BACKWARD = 4
     OPTIMIZER = 5
     BETWEEN = 6
+    EVALUATION = 7
+    """A model runs forward with gradients off, in a script that trains."""
 
 
 class Fact(IntEnum):
@@ -100,6 +107,8 @@ class Fact(IntEnum):
     """What other facts say of this storage was concluded from frames, sizes and lifetimes, not seen by a hook."""
     SCRATCH = 17
     """What the op ``name`` allocates for itself and gives back before it returns."""
+    HELD = 19
+    """Alive when a step of inference ended, in the object ``name``: ``DynamicCache.layers[0].keys``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,9 +200,9 @@ NO_SEGMENTS = SegmentColumns(**{name: np.zeros(0, dtype=np.int64) for name in Se
 class StepRecord:
     """One step that ended; or one in which memory ran out and the recording with it, which is not ``finished``.
 
-    ``loss`` is what the step's last backward started from, unscaled; ``None`` unless that is one number.
+    ``loss`` is what the last of the step's ``backwards`` started from, unscaled; ``None`` unless that is one number.
     ``batch_size`` is the first dimension of the first tensor that the last outermost module was called
-    with. ``autocast_in_backward`` says that a backward of the step ran inside an autocast region.
+    with, ``batch_loaded`` that a DataLoader batched those, ``autocast_in_backward`` that a backward ran under autocast.
     """
 
     index: int
@@ -205,14 +214,16 @@ class StepRecord:
     batch_size: int | None = None
     autocast_in_backward: bool = False
     finished: bool = True
+    batch_loaded: bool = False
+    backwards: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterRecord:
     """One parameter tensor; one that is registered twice appears once, under its first name.
 
-    ``kind`` is the class of its module, ``optimizer`` the index of the optimizer that updates it (or its
-    master copy), ``shares`` the name of the parameter in whose memory it lies when that is not its own.
+    ``kind`` is its module's class, ``optimizer`` the index of what updates it (or its master copy), ``shares`` the
+    parameter whose memory is its own too, ``overlap`` how many bytes lie in those of others before it, if not all.
     """
 
     name: str
@@ -224,6 +235,7 @@ class ParameterRecord:
     kind: str = ""
     optimizer: int | None = None
     shares: str | None = None
+    overlap: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +269,7 @@ class ArmRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """What was run, on what, with which versions; and why the script failed, if it did."""
+    """What was run, on what, with which versions; why the script failed, if so; what ``--step-on`` said, if given."""
 
     ampmem: str
     torch: str
@@ -270,98 +282,7 @@ class RunRecord:
     script: str
     arguments: tuple[str, ...]
     failure: FailureRecord | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayersRecord:
-    """The allocator's own statistics at a mark of a step; bytes.
-
-    ``requested`` leaves out the blocks that were freed and await other streams, as ``allocated`` does and ``active``
-    does not. ``device_used`` is what anybody holds of the device's memory and ``process_used`` what this process
-    does, as the driver counts; ``None`` where it was not asked.
-    """
-
-    step: int
-    mark: Mark
-    requested: int
-    allocated: int
-    active: int
-    reserved: int
-    device_used: int | None
-    process_used: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OomRecord:
-    """One request that there was no memory for.
-
-    ``asked`` is the block that was needed, the request rounded up; ``segment`` what the device was asked for.
-    ``total`` is the device's memory, or what the process may take of it; ``free`` what the driver had left.
-    ``op``, ``module`` and ``stack`` say who asked; empty where not known. ``segments`` has the allocator's
-    segments at that moment, as :func:`ampmem.allocator.shortage.pack` writes them.
-    """
-
-    time_ns: int
-    step: int
-    device: int
-    stream: int
-    pool: str
-    asked: int
-    segment: int
-    total: int
-    free: int
-    op: str
-    module: str
-    stack: str
-    segments: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TermsRecord:
-    """What a simulated allocator held at one instant; bytes.
-
-    ``tensors``, ``workspaces`` and ``scratch`` are what was asked for, the last two by the library and by the op that
-    asked; with ``rounding`` they are what was allocated, and with ``cached`` what was reserved.
-    """
-
-    tensors: int
-    workspaces: Mapping[str, int]
-    scratch: Mapping[str, int]
-    rounding: int
-    cached: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredictionRecord:
-    """What a simulated run comes to on its GPU: the first instants of the most allocated and the most reserved.
-
-    ``total`` is the device's memory and ``outside`` what others are taken to use of it. ``highest_allocated`` and
-    ``highest_reserved`` are the same peaks with the most that is assumed for what is not known, which ``bounds`` has by
-    name: the largest single request. ``unmodelled`` names what was left out. ``ran_out`` says that a request failed.
-    """
-
-    total: int
-    outside: int
-    allocated: TermsRecord
-    reserved: TermsRecord
-    highest_allocated: int
-    highest_reserved: int
-    bounds: Mapping[str, int]
-    unmodelled: tuple[str, ...]
-    ran_out: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocatorRecord:
-    """How the caching allocator was set (``settings``, in ``variable``) and used; ``peaks`` are bytes, by device."""
-
-    variable: str
-    settings: str
-    expandable_segments: bool
-    streams: int
-    private_pools: int
-    device: int
-    peaks: tuple[int, ...]
+    step_on: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -224,6 +224,8 @@ def _run_rows(run: RunRecord) -> dict[str, object]:
     """``run`` for the header; ``failure``, which came later than the format, has a row that older readers skip."""
     rows = asdict(run)
     failure = rows.pop("failure")
+    if not run.step_on:  # it came later than the format, too
+        del rows["step_on"]
     return {"run": rows} if failure is None else {"run": rows, "failure": failure}
 
 
@@ -382,8 +384,8 @@ def _allocator(row: dict[str, Any] | None) -> AllocatorRecord | None:
 
 
 def _step(row: dict[str, Any]) -> StepRecord:
-    flags = {key: bool(row[key]) for key in ("skipped_update", "autocast_in_backward", "finished")}
-    return StepRecord(**row | flags)
+    flags = ("skipped_update", "autocast_in_backward", "finished", "batch_loaded")
+    return StepRecord(**row | {key: bool(row[key]) for key in flags if key in row})
 
 
 def _parameter(row: dict[str, Any]) -> ParameterRecord:

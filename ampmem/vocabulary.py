@@ -47,6 +47,18 @@ class Device(StrEnum):
     """A GPU that is not there."""
 
 
+class StepOn(StrEnum):
+    """What ends a step."""
+
+    FOUND = "found"
+    """What ampmem finds: updates of optimizers, or backward where there are none."""
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    """Each single update."""
+    FORWARD = "forward"
+    """Each outermost forward of a model: inference."""
+
+
 class SourceKind(StrEnum):
     """Where the allocator events of a recording come from."""
 

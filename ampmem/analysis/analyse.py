@@ -9,6 +9,7 @@ from ampmem.analysis.activations import Saved, saved_as
 from ampmem.analysis.allocator.layers import Layers, layers_of
 from ampmem.analysis.allocator.out_of_memory import FailedRequest, failed_request
 from ampmem.analysis.casts import Casts, Ledger, casts_of, ledger_of
+from ampmem.analysis.conservation import Conservation, conservation_of
 from ampmem.analysis.static_model.verdict import StaticVerdict, judge
 from ampmem.analysis.timeline.classify import classify, view_of
 from ampmem.analysis.timeline.history import MemoryHistory
@@ -50,7 +51,12 @@ class Analysis(MemoryHistory):
     @cached_property
     def verdict(self) -> StaticVerdict | None:
         """The static model against the last step with a backward; ``None`` when there is none."""
-        return judge(self, self.ledger)
+        return judge(self, self.ledger, breach=self.conservation.breach)
+
+    @cached_property
+    def conservation(self) -> Conservation:
+        """How far the sums are from the allocator's own totals."""
+        return conservation_of(self, self.layers)
 
     @cached_property
     def failed_request(self) -> FailedRequest | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampmem.analysis.jsonable import Positive
+from ampmem.analysis.parameters import own_elements
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import ALIVE, JoinedFacts, Mask
@@ -187,7 +188,7 @@ def cast_eligible(recording: Recording) -> int | None:
         return None
     ids = np.unique(recording.facts.name[recording.facts.fact == Fact.CAST_COPY])
     seen = {recording.texts[index] for index in ids}
-    return sum(record.elements for record in recording.parameters if record.name in seen and record.shares is None)
+    return sum(own_elements(record) for record in recording.parameters if record.name in seen)
 
 
 def _counts(facts: JoinedFacts, fact: Fact, allocations: int) -> Column:

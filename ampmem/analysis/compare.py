@@ -96,7 +96,8 @@ class Comparison:
     """The share of its activations after forward that an entry has in a 16-bit type."""
     break_even: tuple[float | None, ...]
     """The batch size from which on an entry under autocast saves memory at the end of forward, measured against
-    the baseline's activations; see :func:`ampmem.analysis.fit.break_even.break_even`."""
+    the baseline's activations; see :func:`ampmem.analysis.fit.break_even.break_even`. Known only where a DataLoader
+    made the batch: otherwise nothing says which dimension is it."""
     step_time: tuple[StepTime | None, ...]
     losses: tuple[StepLoss, ...]
     """Of every step that an entry has."""
@@ -231,6 +232,8 @@ def _break_evens(
 
 def _break_even(step: Step | None, base: Step | None) -> float | None:
     if step is None or base is None or not step.batch_size or step.batch_size != base.batch_size:
+        return None
+    if not (step.batch_loaded and base.batch_loaded):
         return None
     mine, full = step.marks.after_forward, base.marks.after_forward
     if mine is None or full is None:

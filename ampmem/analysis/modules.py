@@ -28,12 +28,13 @@ class ModuleMemory:
 
 
 def modules(history: MemoryHistory) -> tuple[ModuleMemory, ...]:
-    """The modules at the last step with a backward, each parent before its children; none without such a step.
+    """The modules at the last step with a backward, each parent before its children; of inference, at the last step.
 
     Where memory ran out before there was one, they are as of then.
     Activations made outside every module (a loss function called by the script) are nobody's.
     """
-    marks = [mark for mark in history.marks if mark.after_forward is not None and mark.after_backward is not None]
+    forward = [mark for mark in history.marks if mark.after_forward is not None]
+    marks = [mark for mark in forward if mark.after_backward is not None] or forward
     failed = failure_ns(history.recording)
     if not marks and failed is None:
         return ()

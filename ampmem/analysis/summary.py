@@ -12,22 +12,24 @@ from typing import Annotated
 import numpy as np
 
 from ampmem.analysis.activations import ActivationGroup, activation_groups
-from ampmem.analysis.allocator.layers import marks_residual, outside_in, process_outside_in, reserved_residual
+from ampmem.analysis.allocator.layers import outside_in, process_outside_in
 from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.casts import Casts, cast_eligible
+from ampmem.analysis.conservation import Conservation
 from ampmem.analysis.findings import Finding, findings
 from ampmem.analysis.fit.estimate import Prediction, prediction_of
 from ampmem.analysis.jsonable import AtLeast, Json, OneOf, Positive, Signed, named, plain
 from ampmem.analysis.largest import LargeAllocation, largest
 from ampmem.analysis.modules import ModuleMemory, modules
+from ampmem.analysis.parameters import own_bytes, own_elements
 from ampmem.analysis.schema import schema_of
 from ampmem.analysis.static_model.verdict import StaticComponent, StaticRecipe
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
-from ampmem.analysis.timeline.marks import Instants, failure_ns, phase_at
+from ampmem.analysis.timeline.marks import Instants, failure_ns, phase_at, trains
 from ampmem.analysis.timeline.timeline import ByPhase, PhaseName
 from ampmem.errors import NothingRecorded
-from ampmem.events import UNKNOWN, AllocatorRecord, Fact, Phase, Recording, StepRecord
+from ampmem.events import AllocatorRecord, Fact, Phase, Recording, StepRecord
 from ampmem.vocabulary import Arm, SourceKind
 
 SCHEMA = "ampmem.summary/1"
@@ -105,8 +107,13 @@ class Step:
     finished: bool
     skipped_update: bool
     loss: float | None
+    """Of the last of :attr:`backwards`: several are micro-batches, or losses of their own; it is no sum of them."""
+    backwards: int
     loss_scale: float | None
     batch_size: int | None
+    """The first dimension of what the model was given."""
+    batch_loaded: bool
+    """Whether a DataLoader has made so many samples into a batch: only then does that dimension surely count them."""
     autocast_in_backward: bool
     duration_ns: int
     marks: Marks
@@ -127,18 +134,6 @@ class Allocator:
     outside: int | None
     outside_process: Signed | None
     """What of ``outside`` is this process's, as the driver counts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conservation:
-    """How far our sums ever were from the allocator's own totals; 0 when they agree.
-
-    ``residual_bytes`` is of the categories, ``reserved_residual_bytes`` of the segments at the steps' marks.
-    """
-
-    events: int
-    residual_bytes: int | None
-    reserved_residual_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +164,8 @@ class Summary:
     """Bytes at the peak that are in their category by conclusion: no hook saw what they are."""
     static_recipe: StaticRecipe | None
     static_model: tuple[StaticComponent, ...]
+    static_problem: str | None
+    """Why the static model is no verdict on this run, whatever its components say; ``None`` where it is one."""
     activations: tuple[ActivationGroup, ...]
     casts: Casts
     modules: tuple[ModuleMemory, ...]
@@ -243,10 +240,11 @@ def summary_of(analysis: Analysis) -> Summary:
         allocator=_allocator(analysis, position, steps[top].index),
         prediction=None if recording.prediction is None else prediction_of(recording.prediction),
         caching_allocator=recording.allocator,
-        conservation=_conservation(analysis),
+        conservation=analysis.conservation,
         inferred=_inferred(analysis, position),
         static_recipe=None if verdict is None else verdict.recipe,
         static_model=() if verdict is None else verdict.components,
+        static_problem=None if verdict is None else verdict.problem,
         activations=_activations(analysis),
         casts=analysis.casts,
         modules=modules(analysis),
@@ -266,9 +264,10 @@ def _require_training(recording: Recording) -> None:
             "nothing to show: no step ended while it was recorded; "
             "a step ends with an optimizer update, so let the script run until optimizer.step() has been called"
         )
-    if not (recording.phases.phase == Phase.BACKWARD).any():
+    if trains(recording) and not (recording.phases.phase == Phase.BACKWARD).any():
         raise NothingRecorded(
-            "nothing to show: no backward pass was recorded; call loss.backward() in the steps that are recorded"
+            "nothing to show: no backward pass was recorded; call loss.backward() in the steps that are recorded, "
+            "or record inference with --step-on forward"
         )
     if not recording.parameters:
         raise NothingRecorded(
@@ -284,8 +283,10 @@ def _step(analysis: Analysis, step: StepRecord, marks: Instants, position: int) 
         finished=step.finished,
         skipped_update=step.skipped_update,
         loss=step.loss,
+        backwards=step.backwards,
         loss_scale=step.loss_scale,
         batch_size=step.batch_size,
+        batch_loaded=step.batch_loaded,
         autocast_in_backward=step.autocast_in_backward,
         duration_ns=step.end_ns - step.start_ns,
         marks=Marks(
@@ -338,11 +339,11 @@ def _run_peak(step: Step) -> RunPeak:
 
 
 def _parameters(recording: Recording) -> Parameters:
-    records = [record for record in recording.parameters if record.shares is None]
+    records = recording.parameters
     return Parameters(
-        count=sum(record.elements for record in records),
-        trainable=sum(record.elements for record in records if record.trainable),
-        bytes=sum(record.bytes for record in records),
+        count=sum(own_elements(record) for record in records),
+        trainable=sum(own_elements(record) for record in records if record.trainable),
+        bytes=sum(own_bytes(record) for record in records),
         cast_eligible=cast_eligible(recording),
     )
 
@@ -359,21 +360,6 @@ def _allocator(analysis: Analysis, position: int, step: int) -> Allocator:
         reserved=reserved,
         outside=outside_in(analysis.recording, step),
         outside_process=process_outside_in(analysis.recording, step),
-    )
-
-
-def _conservation(analysis: Analysis) -> Conservation:
-    events = analysis.recording.events
-    known = events.allocated != UNKNOWN
-    residual = marks_residual(analysis)
-    if known.any():
-        # Of the categories and not of the total: an allocation lost on the way to a category must show.
-        categories = analysis.timeline.live.sum(axis=0)[1:]
-        residual = max(residual or 0, int(np.abs(categories[known] - events.allocated[known]).max()))
-    return Conservation(
-        events=len(events),
-        residual_bytes=residual,
-        reserved_residual_bytes=reserved_residual(analysis, analysis.layers),
     )
 
 

@@ -14,6 +14,7 @@ from ampmem.allocator.gpus import GPUS, GpuSpec, find_gpu
 from ampmem.cli.assume import ASSUMABLE
 from ampmem.errors import UsageError
 from ampmem.recorder import script
+from ampmem.recorder.marker import FORMS, step_on_of
 from ampmem.recorder.script import Target
 from ampmem.vocabulary import AutocastDtype, Device
 
@@ -64,6 +65,12 @@ _SHARED: tuple[Decorator, ...] = (
         help="On a GPU, wait for it at the end of each step.",
     ),
     click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="How many steps to record."),
+    click.option(
+        "--step-on",
+        metavar="WHAT",
+        help=f"What ends a step: {FORMS}.  [default: updates, put together where several optimizers take turns; "
+        "backward where there is no optimizer]",
+    ),
     click.option("--skip", type=click.IntRange(min=0), default=0, show_default=True, help="Steps to let pass before."),
     click.option("--stacks/--no-stacks", default=True, show_default=True, help="Record the Python stack of every op."),
     click.option("--force", is_flag=True, help="Replace files that exist."),
@@ -85,6 +92,7 @@ class ScriptOptions:
     assume: tuple[str, ...]
     synchronize: bool = True
     steps: int
+    step_on: str | None = None
     skip: int
     stacks: bool = True
     force: bool
@@ -114,6 +122,7 @@ def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
         dtype = shared.pop("dtype")
         shared |= {"dtype": None if dtype is None else AutocastDtype(dtype)}
         shared |= {"device": Device(shared["device"])} if "device" in shared else {}
+        step_on_of(shared.get("step_on"))  # what is wrong with it is said before anything runs
         return command(options=ScriptOptions(**shared), **given)
 
     decorated: Callable[..., Any] = with_options

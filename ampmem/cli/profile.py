@@ -70,6 +70,7 @@ def profile(
     \b
     ampmem profile train.py --epochs 1
     ampmem profile --arm amp --dtype bf16 train.py
+    ampmem profile --step-on forward generate.py
     ampmem profile --steps 5 -o run.ampmem -m ampmem.workloads.gpt --preset tiny
     """
     plan = _Plan(script=options, arm=Arm(arm), run_to_end=run_to_end, output=output, html=html, quiet=quiet)
@@ -114,6 +115,7 @@ class _Plan:
 
     def options(self, path: Path, *, timed: bool = False) -> Options:
         """What the recorder is told. Importing torch takes seconds: what is wrong is said before that."""
+        from ampmem.recorder.marker import step_on_of
         from ampmem.recorder.options import DTYPES, Options
 
         script = self.script
@@ -131,6 +133,7 @@ class _Plan:
             dtype=None if script.dtype is None else DTYPES[script.dtype],
             device=script.device,
             synchronize=script.synchronize,
+            step_on=step_on_of(script.step_on),
         )
 
 

@@ -10,9 +10,10 @@ import click
 from ampmem.allocator.settings import parse_settings
 from ampmem.allocator.trace import WhatIf, trace_of_events, what_if
 from ampmem.analysis.compare import Entry, compare, distinct, entry_of
+from ampmem.analysis.soundness import faults, soundness
 from ampmem.analysis.summary import summarize, summary_schema
 from ampmem.cli.schema import schema_option
-from ampmem.errors import NothingRecorded, RecordingError, UsageError
+from ampmem.errors import AmpmemError, NothingRecorded, RecordingError, UsageError
 from ampmem.recording import read
 from ampmem.reporters.base import Report, Reporter
 from ampmem.reporters.export.json import JsonReporter
@@ -37,14 +38,31 @@ from ampmem.vocabulary import SourceKind
     help="For recordings of a GPU: what the caching allocator would have reserved with this setting of "
     "PYTORCH_ALLOC_CONF, such as expandable_segments or max_split_size_mb=128; may be given several times.",
 )
+@click.option(
+    "--check",
+    "checking",
+    is_flag=True,
+    help="Print one line per file, and exit with 1 unless in each the sums are the allocator's own and the static "
+    "model holds.",
+)
 @click.option("--steps", "all_steps", is_flag=True, help="Break every step down, not only the last one.")
+@click.pass_context
 def show(
-    files: tuple[Path, ...], as_json: bool, each: bool, ledger: bool, settings: tuple[str, ...], all_steps: bool
+    context: click.Context,
+    files: tuple[Path, ...],
+    as_json: bool,
+    each: bool,
+    ledger: bool,
+    settings: tuple[str, ...],
+    checking: bool,
+    all_steps: bool,
 ) -> None:
     """Print what recordings come to: where the memory of each step went, and what is largest at the peak.
 
     Several recordings are laid side by side.
     """
+    if checking:
+        context.exit(1 if [path for path in files if not _is_sound(path)] else 0)
     if settings:
         click.echo("\n\n".join(f"{path}\n\n{render_what_if(what_ifs(path, settings))}" for path in files))
         return
@@ -56,6 +74,18 @@ def show(
         click.echo(f"\n{'=' * WIDTH}\n")
     reporter: Reporter = JsonReporter() if as_json else TableReporter(all_steps=all_steps, ledger=ledger)
     click.echo(reporter.render([report_of(path) for path in files]))
+
+
+def _is_sound(path: Path) -> bool:
+    """Whether the recording at ``path`` may be trusted; says so, or what speaks against it."""
+    try:
+        summary = report_of(path).summary
+        found = faults(summary)
+    except AmpmemError as error:
+        click.echo(str(error))
+        return False
+    click.echo(f"{path}: {'; '.join(found)}" if found else f"{path}: ok, {soundness(summary)}")
+    return not found
 
 
 def entry_at(path: Path) -> Entry:

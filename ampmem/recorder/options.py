@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from ampmem.errors import UsageError
-from ampmem.vocabulary import Arm, AutocastDtype, Device
+from ampmem.recorder.marker import Marker
+from ampmem.vocabulary import Arm, AutocastDtype, Device, StepOn
 
 DTYPES = {AutocastDtype.BF16: torch.bfloat16, AutocastDtype.FP16: torch.float16}
 
@@ -21,7 +22,7 @@ class Options:
     pass before. ``timed`` only times ``steps`` steps and writes nothing. ``baseline`` says that the
     script is running already, so storages may be alive. ``arm`` is the precision to force on the
     script, ``dtype`` what autocast is to cast to; ``None`` for what the script says. ``device`` is whose
-    memory to record. ``synchronize`` waits for a CUDA device at each step's end.
+    memory to record. ``synchronize`` waits for a CUDA device at each step's end. ``step_on`` is what ends a step.
     """
 
     path: Path
@@ -37,6 +38,7 @@ class Options:
     dtype: torch.dtype | None = None
     device: Device = Device.AUTO
     synchronize: bool = True
+    step_on: StepOn | Marker = StepOn.FOUND
 
 
 def device_named(name: str) -> Device:

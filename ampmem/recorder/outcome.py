@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ampmem.failure import FailureRecord
+from ampmem.recorder.marker import FORMS, Marker
+from ampmem.vocabulary import StepOn
 
 
 @dataclass(slots=True, kw_only=True)
@@ -13,9 +15,21 @@ class Outcome:
 
     skip: int
     """How many steps are to pass before the recording begins."""
+    step_on: StepOn | Marker = StepOn.FOUND
+    """What ends a step."""
     model: bool = False
     """Whether a model with parameters has run."""
     backwards: int = 0
+    evaluations: int = 0
+    """Outermost forwards of a model with gradients off."""
+    children: int = 0
+    """Child processes that the script has started, but for those that load data."""
+    optimizer: bool = False
+    """Whether there is, or was, a ``torch.optim`` optimizer."""
+    returned: bool = False
+    """Whether the function has returned whose returns end steps."""
+    elsewhere: str | None = None
+    """Where another function of that name has run."""
     steps: int = 0
     """Steps that have ended, those that were skipped too."""
     recorded: int = 0
@@ -33,15 +47,50 @@ class Outcome:
             return None
         if self.stopped_by and self.recorded == 0:
             return f"no step was recorded: {self.stopped_by}"
+        if isinstance(self.step_on, Marker) and not self.returned:
+            return self._never_returned(self.step_on)
+        why = self._why_nothing()
+        if why is None or self.children == 0:
+            return why
+        many = "a child process" if self.children == 1 else f"{self.children} child processes"
+        return (
+            f"{why.partition(':')[0]} in the script's own process: it started {many}, and what happens there is not "
+            "recorded; if it trains there, have it call the function that trains without multiprocessing"
+        )
+
+    def _why_nothing(self) -> str | None:
         if self.steps < self.skip:
             return f"no step was recorded: the script made {self.steps} steps and --skip is {self.skip}; skip fewer"
         if not self.model:
             return "no model was seen: ampmem follows torch.nn.Module forwards, and none with parameters ran"
-        if self.backwards == 0:
-            return "no backward was seen: there is no training step to show; does the script train?"
+        if self.backwards == 0 and self.step_on in (StepOn.FOUND, StepOn.OPTIMIZER, StepOn.BACKWARD):
+            return f"no backward was seen: {self._without_backward()}"
         if self.recorded == 0:
-            return (
-                "no step ended: no torch.optim optimizer made an update; call prof.step() at the end of each "
-                "iteration (with ampmem.profile() as prof) when the script updates by other means"
-            )
+            return f"no step ended: {self._without_end()}"
         return None
+
+    def _without_backward(self) -> str:
+        instead = "to record inference, say --step-on forward (step_on='forward' in Python)"
+        if self.evaluations:
+            times = "once" if self.evaluations == 1 else f"{self.evaluations} times"
+            return f"a model ran {times}, with gradients off; {instead}"
+        return f"there is no training step to show; does the script train? {instead[0].upper()}{instead[1:]}"
+
+    def _without_end(self) -> str:
+        if self.step_on is StepOn.FORWARD:
+            return "a forward began and none returned"
+        if isinstance(self.step_on, Marker):
+            return f"{self.step_on.text} returned before any model had run"
+        if self.step_on is StepOn.OPTIMIZER or self.optimizer:
+            return (
+                "no torch.optim optimizer made an update; where the script updates by other means, say --step-on "
+                "backward, or name the function that makes a step: --step-on FILE.py:FUNCTION"
+            )
+        return "no backward ended after a model had run forward; name the function that makes a step: --step-on"
+
+    def _never_returned(self, marker: Marker) -> str:
+        there = f"; one of that name returned in {self.elsewhere}" if self.elsewhere else ""
+        return (
+            f"no step ended: --step-on {marker.text} names a function that never returned{there}. "
+            f"Name one that the script calls once for each step: --step-on takes {FORMS}"
+        )

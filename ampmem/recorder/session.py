@@ -17,12 +17,15 @@ from ampmem.recorder.device import DeviceWatch, Taken
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.follower import Follower
-from ampmem.recorder.hooks import data, memory_history, torch_profiler
+from ampmem.recorder.hooks import children, data, memory_history, skimming, torch_profiler
 from ampmem.recorder.hooks.backward import BackwardHooks, GradientHooks
+from ampmem.recorder.hooks.calls import Calls
 from ampmem.recorder.hooks.casts import CastHooks
 from ampmem.recorder.hooks.forward import ForwardMode, ForwardObserver, SavedTensors
 from ampmem.recorder.hooks.modules import ModuleHooks
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
+from ampmem.recorder.marker import Marker
+from ampmem.recorder.models.holders import Holders
 from ampmem.recorder.models.live import collection_paused, live_objects
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.placement import Placement
@@ -41,7 +44,7 @@ from ampmem.recorder.writing.describe import Describer, Notes, run_record
 from ampmem.recorder.writing.join import Joiner
 from ampmem.recorder.writing.writer import StepWriter
 from ampmem.recording import RecordingWriter
-from ampmem.vocabulary import Arm
+from ampmem.vocabulary import Arm, StepOn
 
 _active: Session | None = None
 
@@ -68,11 +71,12 @@ class Session:
             )
         self._notes = Notes(check_torch(options))
         self.options = options
-        self.outcome = Outcome(skip=options.skip)
+        self.outcome = Outcome(skip=options.skip, step_on=options.step_on)
         self.stopwatch = Stopwatch(synchronize=options.synchronize)
         self._on_step = on_step
         self._on_done = on_done
         self._undo = ExitStack()
+        self._calls: Calls | None = None
         self._storages = Storages()
         self._source = choose_source(options, self._storages) if source is None else source
         texts, stacks = Texts(), Stacks(options.stacks)
@@ -97,6 +101,7 @@ class Session:
         listener = self._follower = Follower(
             log=log,
             models=models,
+            holders=Holders(log, texts),
             forward=forward,
             gradients=self._gradients,
             update=self._update,
@@ -104,14 +109,25 @@ class Session:
             arm_seen=arm_seen,
             steering=self._steering,
             outcome=self.outcome,
+            note=self._notes.add,
             end_step=self._end_step,
+            skim=self._skim,
             stop=self._stop_recording,
         )
         self._optimizers = OptimizerHooks(listener, log, models, texts, self._update)
+        self._modules = ModuleHooks(listener, log, models, texts, arm_seen)
+        self._unskim: Undo | None = None
+        self._early_hooks: list[Callable[[], Undo]] = [
+            self._optimizers.install,
+            BackwardHooks(listener).install,
+            partial(children.install, listener),
+        ]
+        if isinstance(self.options.step_on, Marker):
+            self._calls = Calls(self.options.step_on, listener)
+            self._early_hooks.append(self._calls.install)
         self._hooks: list[Callable[[], Undo]] = [
             self._source.install,
-            ModuleHooks(listener, log, models, texts, arm_seen).install,
-            BackwardHooks(listener).install,
+            self._modules.install,
             forward.install,
             self._casts.install,
             partial(data.install, listener),
@@ -157,11 +173,24 @@ class Session:
     def _install(self) -> None:
         if self._steering is not None:  # first, so that a region of ours is left before an update is marked
             self._undo.callback(self._steering.install())
-        self._undo.callback(self._optimizers.install())
+        for install in self._early_hooks:  # these say when steps end that are not recorded, too
+            self._undo.callback(install())
         if self.options.timed:
             self._undo.callback(self.stopwatch.install())
         elif self.options.skip == 0:
             self._begin()
+        elif self.options.baseline:
+            for optimizer in live_objects().optimizers:
+                self.add_optimizer(optimizer)
+        if self.options.step_on is StepOn.FORWARD:
+            self._skim()
+
+    def _skim(self) -> None:
+        """From now on follow the forwards of a script that is not recorded, if nobody does yet."""
+        to_come = self.options.timed or self.outcome.steps < self.options.skip
+        if self._unskim is None and to_come:
+            self._unskim = skimming.install(self._follower, self._modules.before)
+            self._undo.callback(self._unskim)
 
     def close(self, failure: BaseException | None = None) -> None:
         """Stop recording, undo every hook, write what is left. Does nothing the second time.
@@ -171,6 +200,8 @@ class Session:
         if _active is not self:
             return
         try:
+            if failure is None:
+                self._follower.script_over()
             if self._follower.recording:
                 with collection_paused():
                     self._end_recording(failure)
@@ -184,6 +215,8 @@ class Session:
 
         It is a :class:`ModelElsewhere` when the model was not on the device that was recorded.
         """
+        if self._calls is not None:
+            self.outcome.elsewhere = self._calls.elsewhere
         missing = self.outcome.missing()
         if missing is not None:
             raise NothingRecorded(missing)
@@ -215,13 +248,18 @@ class Session:
 
     def manual_step(self) -> None:
         """The user says that a step ends here; from now on only that counts."""
-        self._follower.manual_steps = True
         if self.log.step == NO_STEP and self._follower.recording:
-            raise UsageError("prof.step() was called before any model ran forward; call it at the end of an iteration")
-        self._end_step()
+            self._follower.manual_steps = True
+            raise UsageError(
+                "prof.step() was called before any model ran forward; call it at the end of an iteration "
+                "(for inference, which runs with gradients off, pass step_on='forward')"
+            )
+        self._follower.manual_step()
 
     def _begin(self) -> None:
         """Start the source and the hooks that only matter while it runs."""
+        if self._unskim is not None:
+            self._unskim()
         self._source.check()
         if self.options.baseline or self.options.skip:
             live = live_objects()

@@ -207,6 +207,13 @@ NEXT_BATCH: Place = patched(
     "what is born while a DataLoader makes a batch",
     without="what a DataLoader allocates is in no phase of its own",
 )
+SAMPLER = attribute(
+    "torch.utils.data.dataloader._BaseDataLoaderIter.__init__",
+    "_index_sampler",
+    "how many samples a DataLoader puts into a batch",
+    without="no dimension is known to be the batch, so nothing is said of batch sizes",
+    example=lambda: SimpleNamespace(**dict.fromkeys(NEXT_BATCH[0].__init__.__code__.co_names)),
+)
 
 # -- the CPU profiler -------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ampmem
-from ampmem.events import UNKNOWN, Action, Recording
+from ampmem.events import OTHER_THREADS, UNKNOWN, Action, Recording
 from ampmem.workloads.common import Options
 
 WORKLOADS = ("gpt", "bert", "resnet", "reuse", "gan", "accumulate", "checkpointed")
@@ -251,13 +251,17 @@ def observed(function: Callable[[], Any]) -> tuple[Observed, Recording]:
         gc.collect()
         rng = _rng()
     recording = profile.recording()
+    return Observed(sizes_of(recording, Action.ALLOC), sorted(sizes_of(recording, Action.FREE)), result, rng), recording
+
+
+def sizes_of(recording: Recording, action: Action) -> list[int]:
+    """Bytes of every alloc or free of the recorded thread, in order, but for scalar wrappers.
+
+    The threads on which a kernel runs take scratch too, as many bytes at a time as chance has it.
+    """
     events = recording.events
-    allocs = events.bytes[events.action == Action.ALLOC].tolist()
-    frees = events.bytes[events.action == Action.FREE].tolist()
-    return (
-        Observed([n for n in allocs if n > SCALAR], sorted(n for n in frees if n > SCALAR), result, rng),
-        recording,
-    )
+    mine = (events.action == action) & (events.address != OTHER_THREADS) & (events.bytes > SCALAR)
+    return list(events.bytes[mine].tolist())
 
 
 def _seed() -> None:

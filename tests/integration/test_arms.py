@@ -79,12 +79,10 @@ def test_a_forced_arm_allocates_as_the_script_with_autocast_does_without_ampmem(
         gc.collect()
         results.append(measure._rng())
 
-    events = record(unlike, arm).events
-    allocs = events.bytes[events.action == Action.ALLOC]
-    frees = events.bytes[events.action == Action.FREE]
+    recording = record(unlike, arm)
     assert without.allocs
-    assert [size for size in allocs.tolist() if size > measure.SCALAR] == without.allocs
-    assert sorted(size for size in frees.tolist() if size > measure.SCALAR) == without.frees
+    assert measure.sizes_of(recording, Action.ALLOC) == without.allocs
+    assert sorted(measure.sizes_of(recording, Action.FREE)) == without.frees
     assert results == [without.result, without.rng]
 
 
@@ -147,4 +145,4 @@ def test_the_command_forces_the_arm_on_the_reuse_workload(arm: str, copies: int,
     count = 4 * 1024 * 1024
     assert summary.parameters.count == count
     assert (total.model_bytes, total.measured_bytes, total.holds) == (16 * count, 16 * count + 16, True)
-    assert [(term.why, term.bytes, term.tensors) for term in total.terms] == [("scalar step counters", 16, 4)]
+    assert [(term.why, term.bytes, term.tensors) for term in total.terms] == [("scalars of the optimizer: step", 16, 4)]

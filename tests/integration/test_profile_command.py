@@ -166,6 +166,7 @@ main()
 NO_STEP = """
 import torch
 model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters())
 model(torch.randn(1, 2)).sum().backward()
 """
 OWN_PROFILER = """

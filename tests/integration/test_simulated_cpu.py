@@ -11,7 +11,7 @@ import pytest
 from commands import python
 from simulated_runs import STEPS
 
-from ampmem.events import Action, Recording
+from ampmem.events import OTHER_THREADS, Action, Recording
 from ampmem.recording import read
 
 WRAPPED = 16
@@ -51,9 +51,9 @@ def simulated(folder: Path, name: str) -> Recording:
 
 
 def born(recording: Recording) -> list[tuple[int, str]]:
-    """Every allocation's bytes and op, in order."""
+    """Every allocation's bytes and op, in order; without those of the threads that kernels run on."""
     events = recording.events
-    kept = (events.action == Action.ALLOC) & (events.bytes > WRAPPED)
+    kept = (events.action == Action.ALLOC) & (events.address != OTHER_THREADS) & (events.bytes > WRAPPED)
     return [
         (size, recording.texts[op])
         for size, op in zip(events.bytes[kept].tolist(), events.op[kept].tolist(), strict=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ampmem.analysis.timeline.categories import CATEGORIES
 
-PHASES = ("setup", "data", "forward", "backward", "optimizer", "between")
+PHASES = ("setup", "data", "forward", "backward", "optimizer", "between", "evaluation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
         "errors failure names own_code patching units version vocabulary",
-        "outputs",
+        "outputs allocator_records",
         "events",
         "recording",
         "allocator",
@@ -41,12 +41,13 @@ STRANGERS = {"recorder": "analysis", "analysis": "recorder"}
 
 INSIDE: dict[str, tuple[str, ...]] = {
     "recorder": (
-        "outcome script seed options torch_entries",
+        "script seed torch_entries marker",
+        "outcome options",
         "torch_private torch_private_cuda",
         "torch_private_tensors",
         "facts",
         "models steering",
-        "update sources",
+        "update sources rounds",
         "hooks device steps",
         "writing follower",
         "session",
@@ -67,14 +68,14 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "start",
     ),
     "analysis": (
-        "jsonable",
+        "jsonable parameters",
         "schema timeline",
         "activations allocator casts fit largest modules",
-        "static_model",
+        "conservation static_model",
         "analyse",
         "findings",
         "summary",
-        "compare measured",
+        "compare measured soundness",
     ),
     "reporters/html": ("data palette progress safety", "stream", "views", "page", "write"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ampmem.analysis.analyse import Analysis
+from ampmem.analysis.findings import residual
 from ampmem.analysis.findings.base import Check, Finding, Section, TrainingRun
 from ampmem.analysis.findings.copies import (
     autocast_in_backward,
@@ -23,6 +24,7 @@ from ampmem.analysis.findings.training_loop import (
     state_not_there_yet,
     steady_growth,
 )
+from ampmem.analysis.timeline.marks import trains
 
 __all__ = ["CHECKS", "Finding", "Section", "findings"]
 
@@ -47,12 +49,16 @@ CHECKS: tuple[Check, ...] = (
 )
 """All that look at steps that ended, in order."""
 
+OF_INFERENCE: tuple[Check, ...] = (cache_off_saves.check, no_autocast_effect.check)
+"""Those that are true of steps without a backward and an update, too."""
+
 _SEVERITIES = ("warning", "advice", "info")
 
 
 def findings(analysis: Analysis) -> tuple[Finding, ...]:
     """What the checks found: what is wrong before what could be better, each in the order of the checks."""
     run = TrainingRun(analysis=analysis)
-    checks = (out_of_memory.check, *(CHECKS if run.steps else ()))
+    of_steps = CHECKS if trains(analysis.recording) else OF_INFERENCE
+    checks = (out_of_memory.check, residual.check, *(of_steps if run.steps else ()))
     found = [finding for check in checks if (finding := check(run)) is not None]
     return tuple(sorted(found, key=lambda finding: _SEVERITIES.index(finding.severity)))

@@ -171,6 +171,15 @@ class TrainingRun:
         """Bytes of the allocations in ``mine``."""
         return int(self.analysis.lifetimes.bytes[mine].sum())
 
+    def kept_by_autograd(self, position: int) -> Mask:
+        """The activations alive at ``position`` that autograd was seen to save, or that were made again for backward.
+
+        What else is alive then, as a bucket of communication is, is none that a script can name.
+        """
+        saved = self.with_fact(Fact.SAVED) + self.with_fact(Fact.RECOMPUTED) > 0
+        mine: Mask = saved & self.analysis.classes.of(Category.ACTIVATIONS)
+        return mine & self.analysis.lifetimes.alive_at(position)
+
     def text(self, index: int) -> str:
         """The text behind an id."""
         return self.analysis.recording.texts[index]
@@ -178,7 +187,7 @@ class TrainingRun:
     def describe(self, allocation: int) -> str:
         """One allocation in words: what it is and where it was made."""
         lifetimes, classes = self.analysis.lifetimes, self.analysis.classes
-        words = [self.text(lifetimes.op[allocation]), self.text(classes.name[allocation])]
+        words = list(dict.fromkeys((self.text(lifetimes.op[allocation]), self.text(classes.name[allocation]))))
         module, stack = self.text(lifetimes.module[allocation]), self.text(lifetimes.stack[allocation])
         if module:
             words.append(f"in {module}")

@@ -11,14 +11,21 @@ from ampmem.analysis.casts import Ledger
 from ampmem.analysis.static_model.static_model import COMPONENTS
 from ampmem.analysis.timeline.categories import CODES, Breakdown, Category
 from ampmem.analysis.timeline.history import MemoryHistory
-from ampmem.analysis.timeline.lifetimes import Mask
-from ampmem.events import Fact, ParameterRecord, Recording
+from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
+from ampmem.events import Fact, ParameterRecord, Phase, Recording
 from ampmem.names import StateName
 
 ITEMSIZES = (1, 2, 4, 8)
 """Bytes that an element can have."""
 
-_DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+_DTYPES = {
+    **dict.fromkeys(("int8", "uint8", "bool", "float8_e4m3fn", "float8_e5m2"), 1),
+    "bfloat16": 2,
+    "float16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex64": 8,
+}
 _LINKS = {
     Category.PARAMETERS: Fact.PARAMETER,
     Category.GRADIENTS: Fact.GRADIENT,
@@ -48,33 +55,64 @@ class StateMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """A live cast copy; ``cached`` and ``saved`` say who holds it or did, ``view`` that it is of a view."""
+    """A live cast copy; ``cached`` and ``saved`` say who holds it or did, ``view`` that it is of a view.
+
+    ``earlier`` says that a step before made it.
+    """
 
     bytes: int
     cached: bool
     saved: bool
     view: bool
+    earlier: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cast:
+    """What became of the copies of one parameter that a step has made by some instant.
+
+    ``saved`` says that autograd saved one of them, ``again`` that the step's backward makes another, as where
+    forward is run again.
+    """
+
+    saved: bool
+    again: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fates:
+    """Names of what had memory before an instant, ``gone`` when it is no more, and of what has some only ``later``.
+
+    Both are seen, from allocations that the facts are about: a name that is in neither was not seen to be without.
+    """
+
+    gone: frozenset[str]
+    later: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """Everything at one instant of one step.
 
-    ``cast`` are the names of the parameters that the step has cast by then, each with whether autograd
-    saved a copy; ``had_gradient`` and ``had_state`` of those that had a gradient, or optimizer state, at some
-    time before; ``sparse`` of those with a sparse one. ``updated`` says whether
-    an optimizer update was done by then, ``skipped`` whether a loss scaler left one out. ``rounding`` is what
-    the allocator set aside for the static categories beyond what was requested.
+    ``cast`` are the parameters that the step has cast by then; ``casts_seen`` says whether the recording has any
+    cast of a parameter. ``fates`` and ``states_fate`` say of parameters' tensors, and of optimizer states, what
+    became of them. ``had_gradient`` are the names of the parameters of which a gradient was seen before, ``sparse``
+    of those with a sparse one, ``have_gradients`` of all that ever have one.
+    ``updated`` says whether an optimizer update was done by then, ``skipped`` whether a loss scaler left one out.
+    ``rounding`` is what the allocator set aside for the static categories beyond what was requested.
     """
 
     parameters: tuple[ParameterRecord, ...]
     live: Breakdown
     memories: Mapping[Category, tuple[NamedMemory, ...]]
+    fates: Mapping[Category, Fates]
     states: tuple[StateMemory, ...]
+    states_fate: Fates
     copies: Mapping[str, Sequence[Copy]]
-    cast: Mapping[str, bool]
+    cast: Mapping[str, Cast]
+    casts_seen: bool
     had_gradient: frozenset[str]
-    had_state: frozenset[str]
+    have_gradients: frozenset[str]
     sparse: frozenset[str]
     autocast: bool
     updated: bool
@@ -95,6 +133,11 @@ def itemsize(record: ParameterRecord) -> int:
     return record.bytes // record.elements if record.elements else 4
 
 
+def dtype_bytes(dtype: str) -> int | None:
+    """Bytes per element of that type; ``None`` where it is not known."""
+    return _DTYPES.get(dtype)
+
+
 def evidence_at(history: MemoryHistory, ledger: Ledger, instant_ns: int, index: int) -> Evidence:
     """What is there at ``instant_ns``, in the step at ``index``; ``ledger`` has the cast copies."""
     recording, lifetimes = history.recording, history.lifetimes
@@ -107,18 +150,22 @@ def evidence_at(history: MemoryHistory, ledger: Ledger, instant_ns: int, index: 
         for step, marks in zip(past, history.marks, strict=False)
         if marks.after_optimizer is not None and marks.after_optimizer <= instant_ns
     ]
+    step = recording.steps[index].index
+    facts = recording.facts
+    gradients = facts.fact == Fact.GRADIENT
     return Evidence(
         parameters=recording.parameters,
         live=history.timeline.breakdown(position),
         memories={name: _memories(history, alive & history.classes.of(name), fact) for name, fact in _LINKS.items()},
+        fates={name: _fates(history, fact, position) for name, fact in _LINKS.items()},
         states=_states(history, alive & history.classes.of(Category.OPTIMIZER_STATE)),
-        copies=_copies(history, ledger, alive, instant_ns),
-        cast=_cast(history, ledger, recording.steps[index].index, position),
-        had_gradient=_named(history, Fact.GRADIENT, instant_ns),
-        sparse=_sparse(recording, instant_ns),
-        had_state=frozenset(
-            StateName.read(name).parameter for name in _named(history, Fact.OPTIMIZER_STATE, instant_ns)
-        ),
+        states_fate=_fates(history, Fact.OPTIMIZER_STATE, position),
+        copies=_copies(history, ledger, alive, instant_ns, step),
+        cast=_cast(history, ledger, step, position),
+        casts_seen=bool((facts.fact == Fact.CAST_COPY).any()),
+        had_gradient=_named(history, gradients & (facts.time_ns < instant_ns)),
+        have_gradients=_named(history, gradients),
+        sparse=_named(history, gradients & (facts.time_ns < instant_ns) & _of_integers(recording)),
         autocast=recording.arm.dtype is not None,
         updated=not all(ended),
         skipped=any(ended),
@@ -126,12 +173,10 @@ def evidence_at(history: MemoryHistory, ledger: Ledger, instant_ns: int, index: 
     )
 
 
-def _sparse(recording: Recording, before_ns: int) -> frozenset[str]:
-    """Parameters with a gradient of which a part is integers: the indices of a sparse one."""
-    facts, texts = recording.facts, recording.texts
-    integers = [number for number, text in enumerate(texts) if text in ("int32", "int64")]
-    mine = (facts.fact == Fact.GRADIENT) & (facts.time_ns < before_ns) & np.isin(facts.dtype, integers)
-    return frozenset(texts[name] for name in np.unique(facts.name[mine]))
+def _of_integers(recording: Recording) -> Mask:
+    """Which facts are about integers; of a gradient, those are the indices of a sparse one."""
+    integers = [number for number, text in enumerate(recording.texts) if text in ("int32", "int64")]
+    return np.isin(recording.facts.dtype, integers)
 
 
 def credit(
@@ -139,8 +184,9 @@ def credit(
 ) -> Credits:
     """Share ``memories`` out among the parameters that they are linked to.
 
-    Each gets the bytes of its tensor there; what is left of a memory is beyond. A memory that is linked
-    to no known parameter is nobody's, nor is what its parameters lack in one that is too small for them.
+    Each gets the bytes of its tensor there, all of the memory where what it has of those is ``sparse``; what is left
+    of a memory is beyond. A memory that is linked to no known parameter is nobody's, nor is what its parameters lack
+    in one that is too small for them.
     """
     records = {record.name: record for record in parameters}
     of: dict[str, list[int]] = {}
@@ -191,7 +237,7 @@ def _states(history: MemoryHistory, mine: Mask) -> tuple[StateMemory, ...]:
     )
 
 
-def _copies(history: MemoryHistory, ledger: Ledger, alive: Mask, instant_ns: int) -> dict[str, list[Copy]]:
+def _copies(history: MemoryHistory, ledger: Ledger, alive: Mask, instant_ns: int, step: int) -> dict[str, list[Copy]]:
     cached = ledger.in_cache(history, instant_ns)
     found: dict[str, list[Copy]] = {}
     for place in np.flatnonzero(alive[ledger.allocation]).tolist():
@@ -200,19 +246,35 @@ def _copies(history: MemoryHistory, ledger: Ledger, alive: Mask, instant_ns: int
             cached=bool(cached[place]),
             saved=bool(ledger.saves[place]),
             view=bool(ledger.view[place]),
+            earlier=bool(ledger.step[place] < step),
         )
         found.setdefault(history.recording.texts[ledger.parameter[place]], []).append(copy)
     return found
 
 
-def _cast(history: MemoryHistory, ledger: Ledger, step: int, position: int) -> dict[str, bool]:
+def _cast(history: MemoryHistory, ledger: Ledger, step: int, position: int) -> dict[str, Cast]:
     mine = (ledger.step == step) & (history.lifetimes.born[ledger.allocation] < position)
     saved = np.unique(ledger.parameter[mine & (ledger.saves > 0)])
-    return {history.recording.texts[name]: name in saved for name in np.unique(ledger.parameter[mine])}
+    again = np.unique(ledger.parameter[(ledger.step == step) & ~mine & (ledger.phase == Phase.BACKWARD)])
+    return {
+        history.recording.texts[name]: Cast(saved=name in saved, again=name in again)
+        for name in np.unique(ledger.parameter[mine])
+    }
 
 
-def _named(history: MemoryHistory, fact: Fact, before_ns: int, *, placed: bool = True) -> frozenset[str]:
-    """What ``fact`` was seen of before then; ``placed`` tells what has memory from what has none of its own."""
-    facts = history.recording.facts
-    ids = np.unique(facts.name[(facts.fact == fact) & (facts.time_ns < before_ns) & ((facts.address != 0) == placed)])
-    return frozenset(history.recording.texts[name] for name in ids)
+def _fates(history: MemoryHistory, fact: Fact, position: int) -> Fates:
+    facts, lifetimes, texts = history.facts, history.lifetimes, history.recording.texts
+    rows = facts.fact == fact
+    name, allocation = facts.name[rows], facts.allocation[rows]
+    died, later = lifetimes.died[allocation], lifetimes.born[allocation] >= position
+    gone = (died != ALIVE) & (died < position)
+    return Fates(
+        gone=frozenset(texts[index] for index in np.unique(name[gone])),
+        later=frozenset(texts[index] for index in np.unique(name[later])),
+    )
+
+
+def _named(history: MemoryHistory, rows: Mask) -> frozenset[str]:
+    """The names in those ``rows`` of the recording's facts, of tensors without memory of their own too."""
+    recording = history.recording
+    return frozenset(recording.texts[name] for name in np.unique(recording.facts.name[rows]))

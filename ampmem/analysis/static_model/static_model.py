@@ -288,6 +288,13 @@ _EIGHT_BIT = frozenset({"Adam8bit", "AdamW8bit", "PagedAdam8bit", "PagedAdamW8bi
 _BITSANDBYTES = frozenset({"Optimizer8bit", "Optimizer1State", "Optimizer2State"})
 _ONE_FORM = frozenset({"Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop", "Adafactor"})
 """Classes whose states do not depend on the settings."""
+_FORMS = {
+    "Adam": ("adam", "amsgrad"),
+    "AdamW": ("adamw", "amsgrad"),
+    "SGD": ("sgd", "sgd-momentum"),
+    "RMSprop": ("rmsprop", "rmsprop-momentum", "rmsprop-centered", "rmsprop-centered-momentum"),
+}
+"""The models of classes whose states do."""
 
 
 def recipe(precision: str, optimizer: str) -> Recipe:
@@ -311,6 +318,18 @@ def optimizer_model(class_names: Sequence[str], settings: Mapping[str, object]) 
         if key is not None:
             return OPTIMIZERS[key]
     return None
+
+
+def optimizer_forms(class_names: Sequence[str]) -> tuple[OptimizerModel, ...]:
+    """All that an optimizer of those classes may keep, by the options of a parameter group; empty when not known."""
+    for name in class_names:
+        if name in _FORMS:
+            return tuple(OPTIMIZERS[key] for key in _FORMS[name])
+        if name in _ONE_FORM:
+            return (OPTIMIZERS[name.lower()],)
+        if name in _EIGHT_BIT:
+            return (ADAM_8BIT,)
+    return ()
 
 
 def adafactor_state(shape: Sequence[int], itemsize: int) -> int:

@@ -8,15 +8,17 @@ residual is a real check: it is 0 only when the terms account for every byte.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated
-
-import numpy as np
 
 from ampmem.analysis.casts import Ledger
 from ampmem.analysis.jsonable import OneOf, Signed
-from ampmem.analysis.static_model.evidence import ITEMSIZES, Evidence, credit, evidence_at, itemsize
+from ampmem.analysis.parameters import own_bytes, own_elements
+from ampmem.analysis.static_model.evidence import Evidence, credit, evidence_at, itemsize
+from ampmem.analysis.static_model.explain import cast_terms, gradient_terms, master_terms, parameter_terms
+from ampmem.analysis.static_model.optimizers import Optimizers, optimizers_of
+from ampmem.analysis.static_model.states import state_terms
 from ampmem.analysis.static_model.static_model import (
     AUTOCAST,
     COMPONENTS,
@@ -24,29 +26,14 @@ from ampmem.analysis.static_model.static_model import (
     HALF_MASTER,
     HALF_MASTER_FP32_ACCUMULATION,
     HALF_MASTER_FP32_GRADIENTS,
-    OPTIMIZERS,
     PURE_HALF,
-    OptimizerModel,
     Precision,
-    Recipe,
-    StateTensor,
-    optimizer_model,
 )
-from ampmem.analysis.static_model.terms import (
-    SCALAR,
-    Term,
-    TermKind,
-    TermSums,
-    cast_terms,
-    gradient_terms,
-    master_terms,
-    parameter_terms,
-    state_terms,
-)
+from ampmem.analysis.static_model.terms import Term, TermKind, TermSums
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.history import MemoryHistory
-from ampmem.events import Fact, OptimizerRecord, ParameterRecord, Recording
-from ampmem.names import StateName
+from ampmem.events import Fact, ParameterRecord, Recording
+from ampmem.units import format_count
 from ampmem.vocabulary import AUTOCAST_ARMS, STEP_MARKS, Mark
 
 TOTAL = "total"
@@ -56,7 +43,8 @@ TOTAL = "total"
 class StaticComponent:
     """One component at one mark: what the recipe tells, what was measured, and why they differ.
 
-    ``residual_bytes`` is ``measured_bytes - model_bytes`` less the terms; ``holds`` says that it is 0. The
+    ``residual_bytes`` is ``measured_bytes - model_bytes`` less the terms. ``explained`` says that it is 0, and not only
+    because differences without evidence cancel out; ``holds`` that the recording's sums are right besides. The
     component ``total`` is measured in the allocator's blocks, so rounding is a term there.
     """
 
@@ -68,6 +56,7 @@ class StaticComponent:
     measured_bytes_per_param: float
     residual_bytes: Signed
     terms: tuple[Term, ...]
+    explained: bool
     holds: bool
 
 
@@ -84,11 +73,16 @@ class StaticRecipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticVerdict:
-    """The recipe, and the components in order of mark; those of the step with this index."""
+    """The recipe, and the components in order of mark; those of the step with this index.
+
+    ``problem`` says why nothing holds, whatever the components' residuals are: the recording's sums are wrong, or the
+    parameters were not found in it. In the latter case there are no components.
+    """
 
     step: int
     recipe: StaticRecipe
     components: tuple[StaticComponent, ...]
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,23 +90,24 @@ class _Model:
     """What the run is measured against: a precision, and the model of each optimizer."""
 
     precision: Precision
-    optimizers: tuple[OptimizerModel, ...]
+    optimizers: Optimizers
     count: int
-    """Elements of all parameters."""
-
-    def optimizer_of(self, parameter: ParameterRecord) -> OptimizerModel:
-        """The model of the optimizer that has ``parameter``; of the first one for a parameter that none has."""
-        return self.optimizers[parameter.optimizer or 0]
+    """Elements of all parameters, each counted once."""
+    state: float
+    """Bytes of optimizer state of all of them."""
 
     def state_per_element(self, parameter: ParameterRecord) -> float:
         """Bytes of optimizer state per element."""
-        return self.optimizer_of(parameter).bytes_per_element(self.precision.optimized_itemsize)
+        return self.optimizers.model_of(parameter).bytes_per_element(self.precision.optimized_itemsize)
 
 
-def judge(history: MemoryHistory, ledger: Ledger, index: int | None = None) -> StaticVerdict | None:
+def judge(
+    history: MemoryHistory, ledger: Ledger, index: int | None = None, *, breach: str | None = None
+) -> StaticVerdict | None:
     """The verdict on the step at ``index`` (a position in the recording's steps).
 
     By default that is the last step with a backward, of those that ended if there is one; ``None`` when there is none.
+    ``breach`` says how the recording's sums are off, where they are.
     """
     recording = history.recording
     if index is None:
@@ -125,19 +120,38 @@ def judge(history: MemoryHistory, ledger: Ledger, index: int | None = None) -> S
         name: evidence_at(history, ledger, instant, index) for name, instant in marks.items() if instant is not None
     }
     model = _model(history, evidence.values())
-    components = tuple(component for mark, seen in evidence.items() for component in _components(model, mark, seen))
-    return StaticVerdict(step=recording.steps[index].index, recipe=_recipe(model), components=components)
+    step, recipe = recording.steps[index].index, _recipe(model)
+    lost = _lost_parameters(evidence)
+    if lost is not None:
+        return StaticVerdict(step=step, recipe=recipe, components=(), problem=lost)
+    components = [component for mark, seen in evidence.items() for component in _components(model, mark, seen)]
+    if breach is not None:
+        components = [replace(component, holds=False) for component in components]
+    return StaticVerdict(step=step, recipe=recipe, components=tuple(components), problem=breach)
+
+
+def _lost_parameters(evidence: Mapping[Mark, Evidence]) -> str | None:
+    """What to say where a mark has nothing of the model's parameters: then they are somewhere else in the sums."""
+    for mark, seen in evidence.items():
+        size = sum(own_bytes(record) for record in seen.parameters)
+        if size and not seen.live[Category.PARAMETERS]:
+            when = str(mark).replace("_", " ")
+            return (
+                f"none of the model's parameters ({format_count(size)} bytes) was found in the recorded memory {when}: "
+                "they lie where ampmem did not look, and are not in the sums under their name"
+            )
+    return None
 
 
 def _model(history: MemoryHistory, evidence: Collection[Evidence]) -> _Model:
     recording = history.recording
-    own = [record for record in recording.parameters if record.shares is None]
-    models = tuple(_optimizer_model(history, index, record) for index, record in enumerate(recording.optimizers))
-    return _Model(
-        precision=_precision(recording, evidence),
-        optimizers=models or (OPTIMIZERS["sgd"],),
-        count=sum(record.elements for record in own),
+    precision, optimizers = _precision(recording, evidence), optimizers_of(history)
+    state = sum(
+        optimizers.model_of(record).bytes_per_element(precision.optimized_itemsize) * own_elements(record)
+        for record in recording.parameters
     )
+    count = sum(own_elements(record) for record in recording.parameters)
+    return _Model(precision=precision, optimizers=optimizers, count=count, state=state)
 
 
 def _precision(recording: Recording, evidence: Collection[Evidence]) -> Precision:
@@ -163,46 +177,18 @@ def _gradient_itemsizes(evidence: Evidence) -> Iterator[int]:
             yield size // (elements[name] or 1)
 
 
-def _optimizer_model(history: MemoryHistory, index: int, record: OptimizerRecord) -> OptimizerModel:
-    """What the optimizer is known to keep; for an unknown one, what it was seen to keep of each element."""
-    known = optimizer_model((record.class_name, *record.bases), record.settings)
-    if known is not None:
-        return known
-    seen = _seen_itemsizes(history, index)
-    states = tuple(
-        StateTensor(name=key, elements=1.0, itemsize=next(iter(sizes)))
-        for key, sizes in seen.items()
-        if len(sizes) == 1 and sizes <= {None, *ITEMSIZES}
-    )
-    return OptimizerModel(key="as-seen", title=f"{record.class_name}, as seen", states=states, source="this recording")
-
-
-def _seen_itemsizes(history: MemoryHistory, index: int) -> dict[str, set[int | None]]:
-    """Bytes per element of each state of the optimizer; ``None`` for those of the parameter, 0 for a part of one."""
-    records = {record.name: record for record in history.recording.parameters if record.optimizer == index}
-    facts, texts = history.facts, history.recording.texts
-    rows = np.flatnonzero(facts.fact == Fact.OPTIMIZER_STATE)
-    _, first = np.unique(facts.allocation[rows] * len(texts) + facts.name[rows], return_index=True)
-    seen: dict[str, set[int | None]] = {}
-    for row in np.sort(rows[first]).tolist():
-        name = StateName.read(texts[facts.name[row]])
-        size = int(history.lifetimes.bytes[facts.allocation[row]])
-        if name.parameter in records and size > SCALAR:
-            owner = records[name.parameter]
-            per_element, rest = divmod(size, owner.elements or 1)
-            per_element = 0 if rest else per_element
-            seen.setdefault(name.state, set()).add(None if per_element == itemsize(owner) else per_element)
-    return seen
-
-
 def _recipe(model: _Model) -> StaticRecipe:
-    recipe = Recipe(precision=model.precision, optimizer=model.optimizers[0])
+    precision = model.precision
+    usual = model.optimizers.default.bytes_per_element(precision.optimized_itemsize)
+    state = model.state / model.count if model.count else usual
+    lasting = precision.parameters + precision.gradients + precision.master_copies + state
+    static = lasting + (0.0 if precision.transient_casts else precision.cast_copies)
     return StaticRecipe(
-        precision=model.precision.key,
-        title=model.precision.title,
-        optimizer=tuple(dict.fromkeys(each.title for each in model.optimizers)),
-        bytes_per_param=recipe.static,
-        peak_bytes_per_param=recipe.peak,
+        precision=precision.key,
+        title=precision.title,
+        optimizer=model.optimizers.titles,
+        bytes_per_param=static,
+        peak_bytes_per_param=lasting + precision.cast_copies,
     )
 
 
@@ -214,16 +200,14 @@ def _components(model: _Model, mark: Mark, evidence: Evidence) -> list[StaticCom
         Category.CAST_COPIES: casts * model.count,
         Category.GRADIENTS: precision.gradients * model.count,
         Category.MASTER_COPIES: precision.master_copies * model.count,
-        Category.OPTIMIZER_STATE: sum(
-            model.state_per_element(record) * record.elements for record in evidence.parameters if record.shares is None
-        ),
+        Category.OPTIMIZER_STATE: model.state,
     }
     terms = {
         Category.PARAMETERS: parameter_terms(evidence, precision.parameters),
         Category.CAST_COPIES: cast_terms(evidence, casts),
         Category.GRADIENTS: gradient_terms(evidence, precision.gradients),
         Category.MASTER_COPIES: master_terms(evidence, precision.master_copies),
-        Category.OPTIMIZER_STATE: state_terms(evidence, model.optimizer_of, model.state_per_element),
+        Category.OPTIMIZER_STATE: state_terms(evidence, model.optimizers.model_of, model.state_per_element),
     }
     live = evidence.live
     parts = [_component(model, mark, name, round(sizes[name]), live[name], terms[name]) for name in COMPONENTS]
@@ -236,6 +220,7 @@ def _components(model: _Model, mark: Mark, evidence: Evidence) -> list[StaticCom
 def _component(model: _Model, mark: Mark, name: str, size: int, measured: int, terms: TermSums) -> StaticComponent:
     listed = terms.listed()
     residual = measured - size - sum(term.bytes for term in listed)
+    explained = residual == 0 and terms.complete
     return StaticComponent(
         mark=mark,
         component=str(name),
@@ -245,5 +230,6 @@ def _component(model: _Model, mark: Mark, name: str, size: int, measured: int, t
         measured_bytes_per_param=measured / model.count if model.count else 0.0,
         residual_bytes=residual,
         terms=listed,
-        holds=residual == 0,
+        explained=explained,
+        holds=explained,
     )

@@ -12,7 +12,7 @@ import numpy as np
 
 from ampmem.analysis.timeline.categories import CODES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, JoinedFacts, Lifetimes, Mask
-from ampmem.analysis.timeline.marks import failure_ns
+from ampmem.analysis.timeline.marks import failure_ns, trains
 from ampmem.events import Column, Fact, Phase, Recording, StepRecord
 
 
@@ -39,6 +39,8 @@ class View:
     step_end_ns: Column
     next_backward_ns: Column
     failure_ns: Column
+    soon: int = 1
+    """In how many steps after its own a temporary is dead: the output of inference is the input of the next step."""
 
     def has(self, *facts: Fact) -> Mask:
         """Which allocations any of ``facts`` is about."""
@@ -111,7 +113,7 @@ def is_cast_copy(view: View) -> Mask:
 
 def is_input(view: View) -> Mask:
     """The batch: what a root module was given, unless a module made it; what loading made; saved but made outside."""
-    made_by_module: Mask = view.born_in(Phase.FORWARD) & (view.module != 0)
+    made_by_module: Mask = view.born_in(Phase.FORWARD, Phase.EVALUATION) & (view.module != 0)
     given = view.has(Fact.INPUT) & ~made_by_module
     saved = view.has(Fact.SAVED) & view.born_in(Phase.SETUP, Phase.BETWEEN)
     return given | view.born_in(Phase.DATA) | saved
@@ -119,7 +121,7 @@ def is_input(view: View) -> Mask:
 
 def is_workspace(view: View) -> Mask:
     """A library's scratch; scratch that an op of forward kept to itself and did not give back within the step."""
-    hidden: Mask = view.born_in(Phase.FORWARD) & view.kernels[view.op] & (view.facts == 0)
+    hidden: Mask = view.born_in(Phase.FORWARD, Phase.EVALUATION) & view.kernels[view.op] & (view.facts == 0)
     return view.has(Fact.WORKSPACE) | (hidden & view.outlives(view.step_end_ns))
 
 
@@ -130,9 +132,14 @@ def is_activation(view: View) -> Mask:
     return view.has(Fact.SAVED, Fact.RECOMPUTED) | waiting
 
 
+def is_held(view: View) -> Mask:
+    """What a step of inference leaves behind in an object, such as a key-value cache."""
+    return view.has(Fact.HELD)
+
+
 def is_temporary(view: View) -> Mask:
-    """Dead within its step or the one after; or in use by the backward or the update in which memory ran out."""
-    soon: Mask = (view.died_ns != FOREVER) & (view.died_step - view.step <= 1)
+    """Dead soon: within its step or the next ones; or in use by the backward or the update in which memory ran out."""
+    soon: Mask = (view.died_ns != FOREVER) & (view.died_step - view.step <= view.soon)
     in_use = view.born_in(Phase.BACKWARD, Phase.OPTIMIZER) & view.outlives(view.failure_ns)
     return soon | in_use
 
@@ -147,6 +154,7 @@ RULES: tuple[Rule, ...] = (
     Rule(category=Category.INPUTS, names=(Fact.INPUT,), applies=is_input),
     Rule(category=Category.WORKSPACE, names=(Fact.WORKSPACE,), applies=is_workspace),
     Rule(category=Category.ACTIVATIONS, names=(Fact.SAVED, Fact.RECOMPUTED), applies=is_activation),
+    Rule(category=Category.OTHER, names=(Fact.HELD,), applies=is_held),
     Rule(category=Category.TEMPORARIES, names=(Fact.SCRATCH,), applies=is_temporary),
 )
 """In order of precedence; what no rule matches is ``other``."""
@@ -172,6 +180,7 @@ def view_of(lifetimes: Lifetimes, facts: JoinedFacts, recording: Recording) -> V
         step_end_ns=_step_ends(lifetimes.step, steps),
         next_backward_ns=backward[np.searchsorted(backward, lifetimes.born_ns, side="left")],
         failure_ns=_failures(lifetimes, recording),
+        soon=1 if trains(recording) else 2,
     )
 
 

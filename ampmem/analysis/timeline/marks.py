@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ampmem.events import Column, Phase, PhaseColumns, Recording, StepRecord
+from ampmem.vocabulary import StepOn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +15,7 @@ class Instants:
     """Nanoseconds; the state at an instant is that after all events before it. ``None`` where it never came."""
 
     after_forward: int | None
-    """Just before the last backward starts."""
+    """Just before the last backward starts; in a step of inference, which has none, when the last forward ended."""
     after_backward: int | None
     """Just after the last backward ended."""
     after_optimizer: int | None
@@ -32,13 +33,28 @@ def marks_of(recording: Recording) -> tuple[Instants, ...]:
     """Where the marks of each step are; in one in which memory ran out, those that came before that."""
     failed = failure_ns(recording)
     return tuple(
-        instants(recording.phases, step) if failed is None or step.finished else _before(recording, step, failed)
+        _instants(recording, step) if failed is None or step.finished else _before(recording, step, failed)
         for step in recording.steps
     )
 
 
+def trains(recording: Recording) -> bool:
+    """Whether each step has to have a backward; inference is recorded by steps of another kind."""
+    return recording.run.step_on in ("", StepOn.BACKWARD, StepOn.OPTIMIZER)
+
+
+def _instants(recording: Recording, step: StepRecord) -> Instants:
+    found, phases = instants(recording.phases, step), recording.phases
+    forward = None if trains(recording) or found.after_backward is not None else _last_row(phases, step, Phase.FORWARD)
+    return (
+        found
+        if forward is None
+        else replace(found, after_forward=min(_end(phases.time_ns, forward, step), step.end_ns))
+    )
+
+
 def instants(phases: PhaseColumns, step: StepRecord) -> Instants:
-    """Where ``step``'s marks are."""
+    """Where the marks are of a ``step`` that trains."""
     backward = _last_row(phases, step, Phase.BACKWARD)
     optimizer = _last_row(phases, step, Phase.OPTIMIZER)
     return Instants(

@@ -35,6 +35,8 @@ def profile_arguments(script: ScriptOptions, arm: Arm, seed: int, *options: str)
     arguments = [*options, "--arm", arm, "--seed", str(seed), "--steps", str(script.steps), "--skip", str(script.skip)]
     arguments += ["--device", script.device, "--sync" if script.synchronize else "--no-sync"]
     arguments.append("--stacks" if script.stacks else "--no-stacks")
+    if script.step_on is not None:
+        arguments += ["--step-on", script.step_on]
     if script.gpu is not None:
         arguments += ["--gpu", script.gpu]
     for assumption in script.assume:

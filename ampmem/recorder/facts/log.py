@@ -114,6 +114,15 @@ class Log:
         if self.stamp is not None:
             self.stamp(now)
 
+    def begin_step(self, since_ns: int, step: int) -> None:
+        """What came after ``since_ns`` belongs to ``step``, as turns out now."""
+        width = len(PhaseColumns.names())
+        for row in range(len(self._phases) - width, -1, -width):
+            if self._phases[row] < since_ns:
+                break
+            self._phases[row + 1] = step
+        self.step = step
+
     def enter_module(self, module: int) -> None:
         """From now on code of ``module`` (a text id) runs."""
         self.module = module

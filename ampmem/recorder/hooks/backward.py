@@ -71,10 +71,11 @@ class BackwardHooks:
 
         @functools.wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:
-            if self._running or not listener.recording or not listener.on_thread() or in_backward():
+            if self._running or not listener.on_thread() or in_backward():
                 return original(*args, **kwargs)
             self._running = True
-            listener.backward_started(_scalar(args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))))
+            roots = args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
+            listener.backward_started(_scalar(roots) if listener.recording else None)
             try:
                 return original(*args, **kwargs)
             finally:

@@ -6,9 +6,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from ampmem.patching import patch
 from ampmem.recorder.hooks.listener import Listener
-from ampmem.recorder.torch_private import NEXT_BATCH
+from ampmem.recorder.torch_private import NEXT_BATCH, SAMPLER, tree_leaves
 
 
 def install(listener: Listener) -> Callable[[], None]:
@@ -20,11 +22,21 @@ def install(listener: Listener) -> Callable[[], None]:
             if not listener.recording or not listener.on_thread():
                 return original(iterator)
             before = listener.data_started()
+            batch = None
             try:
-                return original(iterator)
+                batch = original(iterator)
+                return batch
             finally:
+                listener.batch_loaded(_samples(iterator, batch))
                 listener.data_ended(before)
 
         return __next__
 
     return patch(*NEXT_BATCH, wrap)
+
+
+def _samples(iterator: Any, batch: Any) -> int | None:
+    """How many samples a DataLoader has made into ``batch``, where that is the first dimension of all tensors in it."""
+    samples = getattr(getattr(iterator, SAMPLER, None), "batch_size", None)
+    sizes = {leaf.shape[:1] for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)}
+    return samples if isinstance(samples, int) and sizes == {(samples,)} else None

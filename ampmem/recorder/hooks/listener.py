@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from torch import nn
 from torch.optim import Optimizer
 
 from ampmem.events import Phase
@@ -20,8 +21,8 @@ class Listener(Protocol):
     def on_thread(self) -> bool:
         """Whether the calling thread is the one that is recorded, or a device's thread that runs its backward."""
 
-    def forward_started(self, *, recomputing: bool) -> None:
-        """An outermost module is about to run; ``recomputing`` when backward computes a forward again."""
+    def forward_started(self, module: nn.Module, *, recomputing: bool) -> None:
+        """An outermost ``module`` is about to run; ``recomputing`` when backward computes a forward again."""
 
     def batch_seen(self, size: int) -> None:
         """The outermost module is fed tensors whose first dimension is ``size``."""
@@ -53,8 +54,20 @@ class Listener(Protocol):
     def data_started(self) -> Phase:
         """A DataLoader is about to make a batch; returns the phase to go back to."""
 
+    def batch_loaded(self, samples: int | None) -> None:
+        """A DataLoader has made a batch, of ``samples`` where that is a dimension of all its tensors."""
+
+    def transform_started(self) -> Phase:
+        """A module that is no part of a model is about to run; returns the phase to go back to."""
+
     def data_ended(self, before: Phase) -> None:
-        """The batch is made, or there is none left."""
+        """The batch is made or transformed, or there is none left."""
+
+    def function_returned(self) -> None:
+        """The function has returned whose returns end steps."""
+
+    def process_started(self) -> None:
+        """The script has started a child process."""
 
     def stop_recording(self, why: str) -> None:
         """The script needs what only one can have: the recording ends, the script goes on."""

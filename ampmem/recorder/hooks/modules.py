@@ -1,4 +1,8 @@
-"""Global module hooks: when forward starts and ends, which module runs, what the root is fed."""
+"""Global module hooks: when forward starts and ends, which module runs, what the root is fed.
+
+Forward starts with a module that is a part of a model (it has parameters, or belongs to one that has), or that is fed
+what a gradient goes through. Any other is a transform of the batch, and none of the model's modules.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ampmem.events import Fact
+from ampmem.events import Fact, Phase
 from ampmem.patching import added, hook
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
@@ -38,7 +42,13 @@ class ModuleHooks:
         self._texts = texts
         self._arm_seen = arm_seen
         self._running: list[tuple[int, int]] = []
-        """(id, path) of each module whose forward is running, outermost first."""
+        """(id, path) of each module whose forward is running, outermost first; a transform has no path."""
+        self._started_at: int | None = None
+        """How many transforms run above the module with which forward started; ``None`` outside of forward."""
+        self._before_transform: Phase | None = None
+        """The phase to go back to after the outermost transform."""
+        self._feeds_batch = False
+        """Whether the module that forward started with is a part of a model: a loss is fed the targets."""
 
     def install(self) -> Callable[[], None]:
         """Register the hooks; returns what removes them."""
@@ -46,7 +56,7 @@ class ModuleHooks:
             after = on_module_after(self._after, with_kwargs=True, always_call=True)
             undo.callback(hooks_with_kwargs.pop, after.id, None)  # the handle forgets this one entry
             undo.callback(added("torch.nn.modules.module", "register_module_forward_hook", after.remove))
-            undo.callback(hook(on_module_before, self._before))
+            undo.callback(hook(on_module_before, self.before))
             undo.callback(hook(on_new_parameter, self._changed))
             undo.callback(hook(on_new_buffer, self._changed))
             undo.callback(hook(on_new_module, self._changed))
@@ -55,20 +65,31 @@ class ModuleHooks:
     def _changed(self, module: nn.Module, *_: object) -> None:
         self._models.registered(module)
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """``module`` is about to run."""
         # Asked first: dynamo traces the hooks too, and must find nothing in them that breaks the script's graph.
         if torch.compiler.is_compiling() or not self._listener.on_thread():
             return
-        outermost = not self._running
-        if outermost:
+        if self._started_at is None:
             self._models.add_registered()
-        path = self._models.path_id(module)
-        if outermost:
-            self._listener.forward_started(recomputing=in_backward() and torch.is_grad_enabled())
+            owned = self._models.owns(module)
+            if not owned and not _needs_gradient(args):
+                self._transform(module)
+                return
+            path = self._models.path_id(module)
+            self._started_at, self._feeds_batch = len(self._running), owned
+            self._listener.forward_started(module, recomputing=in_backward() and torch.is_grad_enabled())
             self._note_inputs(args)
+        else:
+            path = self._models.path_id(module)
         self._arm_seen.sample()
         self._running.append((id(module), path))
         self._log.enter_module(path)
+
+    def _transform(self, module: nn.Module) -> None:
+        if not self._running:
+            self._before_transform = self._listener.transform_started()
+        self._running.append((id(module), 0))
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any = None, result: Any = None) -> None:
         # Called with (module, args, result) instead when the forward raised.
@@ -79,11 +100,17 @@ class ModuleHooks:
             return
         while running and running.pop()[0] != id(module):
             pass
-        self._log.enter_module(running[-1][1] if running else 0)
-        if not running:
-            if isinstance(kwargs, dict):
-                self._note_inputs(kwargs)
-            self._listener.forward_ended()
+        started_at = self._started_at
+        if started_at is not None:
+            self._log.enter_module(running[-1][1] if running else 0)
+            if len(running) <= started_at:
+                if isinstance(kwargs, dict):
+                    self._note_inputs(kwargs)
+                self._started_at = None
+                self._listener.forward_ended()
+        if not running and self._before_transform is not None:
+            before, self._before_transform = self._before_transform, None
+            self._listener.data_ended(before)
 
     def _note_inputs(self, arguments: Any) -> None:
         sizes: list[int] = []
@@ -91,5 +118,12 @@ class ModuleHooks:
             if isinstance(leaf, torch.Tensor) and leaf.grad_fn is None and not isinstance(leaf, nn.Parameter):
                 self._log.about(Fact.INPUT, leaf)
                 sizes.extend(leaf.shape[:1])
-        if sizes:
+        if sizes and self._feeds_batch:
             self._listener.batch_seen(sizes[0])
+
+
+def _needs_gradient(args: tuple[Any, ...]) -> bool:
+    """Whether any of ``args`` is a tensor that a gradient goes through."""
+    if not torch.is_grad_enabled():
+        return False
+    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_leaves(args))

@@ -104,6 +104,8 @@ class OptimizerHooks:
         stepping.append(id(optimizer))
         if self._listener.recording:
             self.note_gradients(optimizer)
+            if id(optimizer) not in self._records and optimizer.state:  # which this update may replace
+                self._note_tensors(optimizer, self._names(optimizer, before=True), named=True)
             self._listener.optimizer_started(type(optimizer).__name__)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -135,7 +137,13 @@ class OptimizerHooks:
         """Log ``optimizer``'s state and the parameters that are its own."""
         names = self._names(optimizer)
         self._note_optimizer(optimizer, names)
+        self._note_tensors(optimizer, names)
+
+    def _note_tensors(self, optimizer: Optimizer, names: _Names, *, named: bool = False) -> None:
+        """Log the tensors in ``optimizer``'s state; ``named``: only those of parameters that have a name."""
         for parameter, state in list(optimizer.state.items()):
+            if named and id(parameter) not in names:
+                continue
             tensors = list(_tensors(state, ""))
             for name, path in names.get(id(parameter), [(0, 0)]):
                 of = self._texts.value(name)

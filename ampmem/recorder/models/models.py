@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from ampmem.events import Fact, ParameterRecord
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.parts import bytes_of, dtype_of, elements_of, parts_of
 from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.models.covered import Covered
 from ampmem.recorder.models.live import live_objects
 from ampmem.recorder.torch_private import BUFFERS, CHILDREN, PARAMETERS
 
@@ -94,6 +95,8 @@ class Models:
         """Text ids of the parameters' names, as of the last :meth:`note`."""
         self.buffers_at = Places(log)
         """The same of the buffers."""
+        self._strangers: dict[int, weakref.ref[nn.Module]] = {}
+        """Modules without parameters that hang below none that has some, as far as is known."""
 
     def add(self, module: nn.Module) -> None:
         """Make ``module`` a root, named after its class unless it is the only one with parameters."""
@@ -103,6 +106,7 @@ class Models:
     def registered(self, module: nn.Module) -> None:
         """Something was registered with ``module``: it may be a root, and names may have changed."""
         self.changed = True
+        self._strangers.clear()
         if id(module) not in self._registered:
             self._registered[id(module)] = weakref.ref(module)
 
@@ -117,6 +121,20 @@ class Models:
         if roots:
             self._add_roots(roots, alone=len(roots) == 1 and not any(self._live_roots_with_parameters()))
 
+    def owns(self, module: nn.Module) -> bool:
+        """Whether ``module`` is a part of a model: it has parameters, or hangs below a module that has."""
+        stranger = self._strangers.get(id(module))
+        if stranger is not None and stranger() is module:
+            return False
+        if self._known_path(module) is not None or _has_parameters(module):
+            return True
+        if self.changed:
+            self.refresh()
+        if self._known_path(module) is not None or _has_parameters(_root_of(module)):
+            return True
+        self._strangers[id(module)] = weakref.ref(module)
+        return False
+
     def path_id(self, module: nn.Module) -> int:
         """Text id of ``module``'s path; a module never seen before is looked for, or becomes a root."""
         found = self._known_path(module)
@@ -124,11 +142,7 @@ class Models:
             self.refresh()
             found = self._known_path(module)
         if found is None:  # it existed before, or was copied or unpickled, which registers nothing
-            parents = _parents(live_objects().modules)
-            root = module
-            while id(root) in parents:
-                root = parents[id(root)]
-            self.add(root)
+            self.add(_root_of(module))
             found = self._known_path(module)
         return found or 0
 
@@ -169,14 +183,17 @@ class Models:
 
     def records(self) -> list[ParameterRecord]:
         """Every parameter ever seen, by name, with the first that lies in the same memory."""
-        first: dict[tuple[int, int], str] = {}
+        first: dict[tuple[tuple[int, int], ...], str] = {}
+        covered = Covered(self._log.data_address)
         for slot, parameter in self.parameters():
-            place = (self._log.data_address(parts_of(parameter)[0]), parameter.numel())
-            owner = first.setdefault(place, slot.name) if place[0] else slot.name
+            place = covered.place(parameter)
+            owner = first.setdefault(place, slot.name) if place else slot.name
             shares = None if owner == slot.name else owner
             module = slot.module()
             kind = "" if module is None else type(module).__name__
-            self._records[slot.name] = parameter_record(slot.name, parameter, kind=kind, shares=shares)
+            record = parameter_record(slot.name, parameter, kind=kind, shares=shares)
+            overlap = covered.overlap(place, record.bytes) if shares is None else 0
+            self._records[slot.name] = replace(record, overlap=overlap)
         return list(self._records.values())
 
     def _live_roots_with_parameters(self) -> Iterator[bool]:
@@ -228,6 +245,15 @@ def parameter_record(
 
 def _has_parameters(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
+
+
+def _root_of(module: nn.Module) -> nn.Module:
+    """The module below which ``module`` hangs, however deep."""
+    parents = _parents(live_objects().modules)
+    root = module
+    while id(root) in parents:
+        root = parents[id(root)]
+    return root
 
 
 def _parents(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:

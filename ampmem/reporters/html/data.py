@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 from ampmem.analysis.activations import ActivationGroup
 from ampmem.analysis.casts import ParameterCasts, StepCasts
+from ampmem.analysis.conservation import Conservation
 from ampmem.analysis.jsonable import named
 from ampmem.analysis.static_model.terms import Term
-from ampmem.analysis.summary import Allocator, Conservation
+from ampmem.analysis.summary import Allocator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +137,7 @@ class ComponentView:
     measured: int
     terms: tuple[Term, ...]
     residual: int
+    explained: bool
     holds: bool
 
 
@@ -208,6 +210,8 @@ class RunView:
     title: str
     facts: tuple[str, ...]
     notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+    """Why the numbers of this run prove nothing; empty where they add up."""
     headlines: tuple[Headline, ...]
     out_of_memory: OutOfMemoryView | None
     findings: tuple[FindingView, ...]

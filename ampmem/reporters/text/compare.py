@@ -9,11 +9,12 @@ from ampmem.analysis.fit.estimate import Prediction
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown
 from ampmem.names import is_warning
-from ampmem.reporters.text.estimate import fit_in_short, warnings
+from ampmem.reporters.text.estimate import fit_in_short
 from ampmem.reporters.text.out_of_memory import in_short
 from ampmem.reporters.text.plain_text import ABSENT, WIDTH, chunks, shorten, table, wrapped
 from ampmem.reporters.text.static_models import render_static_models
 from ampmem.reporters.text.table import conserved, describe_arm, describe_optimizers, indented, size_cells
+from ampmem.reporters.text.warnings import render_warnings
 from ampmem.reporters.text.words import AT_MARK, percent, short, signed, times
 from ampmem.units import format_bytes, format_count, format_duration
 from ampmem.vocabulary import AUTOCAST_ARMS, Mark
@@ -29,13 +30,21 @@ _LABEL = 15
 
 def render(comparison: Comparison) -> str:
     """The comparison as text, without a newline at its end."""
-    notes = _notes(comparison.entries)
-    sections = [_head(comparison), "\n".join(warnings(list(notes)))]
+    sections = [_warnings(comparison.entries), _head(comparison)]
     if any(entry.summary is not None for entry in comparison.entries):
         sections += [_block(comparison, instant) for instant in comparison.instants if any(instant.live)]
         sections += [render_static_models(comparison.entries), _figures(comparison), _losses(comparison)]
     sections.append(_foot(comparison))
     return "\n\n".join(section for section in sections if section)
+
+
+def _warnings(entries: Sequence[Entry]) -> str:
+    found = [
+        render_warnings(entry.summary, entry.notes, of=shorten(entry.label, 40))
+        for entry in entries
+        if entry.summary is not None
+    ]
+    return "\n".join(filter(None, found))
 
 
 def _head(comparison: Comparison) -> str:

@@ -97,14 +97,9 @@ def sentences(prediction: Prediction | None) -> Iterator[str]:
 
 
 def other_notes(prediction: Prediction | None, notes: Sequence[str]) -> list[str]:
-    """The notes that neither :func:`render_prediction` nor :func:`warnings` shows."""
+    """The notes that neither :func:`render_prediction` nor the warnings show."""
     shown = set() if prediction is None else set(map(not_modelled, prediction.not_modelled))
     return [note for note in notes if note not in shown and not is_warning(note)]
-
-
-def warnings(notes: Sequence[str]) -> list[str]:
-    """Those of the notes that make the numbers doubtful, as lines."""
-    return [line for note in notes if is_warning(note) for line in wrapped(note)]
 
 
 def _table(prediction: Prediction) -> str:

@@ -29,6 +29,8 @@ def render_static_model(summary: Summary) -> str:
         size += f", {trimmed(recipe.peak_bytes_per_param)} while the casts live"
     head = f"static memory: {recipe.title}, with {' and '.join(recipe.optimizer)}: {size}"
     parts = ["\n".join(wrapped(head))]
+    if not summary.static_model:
+        return "\n".join([*parts, *wrapped(judgement(summary))])
     before: list[StaticComponent] = []
     for mark in STEP_MARKS:
         words = AT_MARK[mark]
@@ -38,7 +40,7 @@ def render_static_model(summary: Summary) -> str:
         elif rows:
             parts.append(_mark(words, rows, summary.parameters.count))
         before = rows
-    return "\n\n".join([*parts, _judgement(summary.static_model)])
+    return "\n\n".join([*parts, "\n".join(wrapped(judgement(summary)))])
 
 
 def _content(rows: Sequence[StaticComponent]) -> list[tuple[str, int, int, tuple[Term, ...]]]:
@@ -63,30 +65,48 @@ def _mark(words: str, rows: Sequence[StaticComponent], parameters: int) -> str:
 
 
 def _why(row: StaticComponent) -> str:
+    broken = [] if row.explained else [not_explained(row).replace("not explained", "NOT EXPLAINED")]
     if row.component == TOTAL:
-        texts = ["the sum of the above" if row.holds else _residual(row)]
-        texts += [_term(term) for term in row.terms if term.kind is TermKind.ROUNDING]
+        texts = broken or ["the sum of the above"]
+        texts += [_term(row, term) for term in row.terms if term.kind is TermKind.ROUNDING]
     else:
-        texts = [_term(term) for term in row.terms] or ["as told"]
-        texts += [] if row.holds else [_residual(row)]
+        texts = [_term(row, term) for term in row.terms] or ([] if broken else ["as told"])
+        texts += broken
     return "\n".join(line for text in texts for line in wrapped(text, width=_WHY_WIDTH))
 
 
-def _term(term: Term) -> str:
-    tensors = f" ({format_count(term.tensors)} tensors)" if term.tensors > 1 else ""
-    return f"{signed(term.bytes)} {term.why}{tensors}"
+def _term(row: StaticComponent, term: Term) -> str:
+    told = f"; {share(abs(term.bytes), row.model_bytes)} of told" if row.model_bytes else ""
+    of = tensors_of(term)
+    return f"{signed(term.bytes)} {term.why}" + (f" ({of}{told})" if of else "")
 
 
-def _residual(row: StaticComponent) -> str:
-    return f"{signed(row.residual_bytes)} not explained"
+def tensors_of(term: Term) -> str:
+    """How many tensors a term is about, and the names of the largest: ``h.0.weight, h.1.weight and 10 more``."""
+    more = term.tensors - len(term.names)
+    if not term.names:
+        return f"{format_count(more)} tensors" if more > 1 else ""
+    return ", ".join(term.names) + (f" and {format_count(more)} more" if more > 0 else "")
 
 
-def _judgement(rows: Sequence[StaticComponent]) -> str:
-    broken = [row for row in rows if not row.holds and row.component != TOTAL]
-    if not broken:
+def not_explained(row: StaticComponent) -> str:
+    """What of a component nothing explains, in words."""
+    if row.residual_bytes:
+        return f"{signed(row.residual_bytes)} not explained"
+    return "not explained: more in some tensors and as much less in others"
+
+
+def judgement(summary: Summary) -> str:
+    """Whether the static model holds, in a sentence."""
+    if not summary.static_model:
+        return f"no verdict: {summary.static_problem}"
+    broken = [row for row in summary.static_model if not row.explained and row.component != TOTAL]
+    if not broken and summary.static_problem is None:
         return "the model holds: every byte between told and measured has a name, residual 0 B"
-    places = ", ".join(f"{signed(row.residual_bytes)} of {row.component} {AT_MARK[row.mark]}" for row in broken)
-    return "\n".join(wrapped(f"the model does not hold: not explained are {places}"))
+    reasons = [] if summary.static_problem is None else [summary.static_problem]
+    if broken:
+        reasons.append("; ".join(f"{row.component} {AT_MARK[row.mark]}: {not_explained(row)}" for row in broken))
+    return f"the model does not hold: {'; '.join(reasons)}"
 
 
 def render_activations(summary: Summary) -> str:

@@ -8,6 +8,7 @@ from ampmem.analysis.compare import Entry
 from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent
 from ampmem.analysis.summary import Summary
 from ampmem.reporters.text.plain_text import ABSENT, chunks, per_parameter, shorten, table, wrapped
+from ampmem.reporters.text.static_model import judgement, not_explained, tensors_of
 from ampmem.reporters.text.words import AT_MARK, signed
 from ampmem.vocabulary import Mark
 
@@ -18,16 +19,18 @@ _LABEL = 12
 def render_static_models(entries: Sequence[Entry]) -> str:
     """Bytes per parameter at the end of forward and after backward, then the reasons; empty without a verdict."""
     judged = [(entry.label, entry.summary) for entry in entries if entry.summary is not None]
+    lost = [(label, summary) for label, summary in judged if summary.static_recipe and not summary.static_model]
     judged = [(label, summary) for label, summary in judged if summary.static_model]
+    unjudged = [line for label, summary in lost for line in wrapped(f"{shorten(label, 40)}: {judgement(summary)}")]
     if not judged:
-        return ""
+        return "\n".join(unjudged)
     lines = ["static memory, in bytes per parameter: what the model tells, and what was measured"]
     for label, summary in judged:
         recipe = summary.static_recipe
         if recipe is not None:
             lines += wrapped(f"{shorten(label, 40)}: {recipe.title}, with {' and '.join(recipe.optimizer)}")
     tables = [_table(mark, [judged[i] for i in chunk]) for mark in _SHOWN for chunk in chunks(len(judged))]
-    return "\n\n".join(["\n".join(lines), *filter(None, tables), _reasons(judged)])
+    return "\n\n".join(["\n".join([*lines, *unjudged]), *filter(None, tables), _reasons(judged)])
 
 
 def _table(mark: Mark, judged: Sequence[tuple[str, Summary]]) -> str:
@@ -73,13 +76,18 @@ def _reasons(judged: Sequence[tuple[str, Summary]]) -> str:
             if row.mark not in _SHOWN or row.component == TOTAL:
                 continue
             for term in row.terms:
-                reason = f"{row.component} {AT_MARK[row.mark]}: {term.why}"
+                of = tensors_of(term)
+                reason = f"{row.component} {AT_MARK[row.mark]}: {term.why}" + (f" ({of})" if of else "")
                 reasons.setdefault(reason, {}).setdefault(term.bytes, []).append(shorten(label, _LABEL))
-            if not row.holds:
-                broken.append(f"{signed(row.residual_bytes)} of {row.component} {AT_MARK[row.mark]} ({label})")
+            if not row.explained:
+                broken.append(f"{row.component} {AT_MARK[row.mark]} ({label}): {not_explained(row)}")
     lines = ["why they differ"]
     for reason, sizes in reasons.items():
         amounts = ", ".join(f"{signed(size)} ({', '.join(labels)})" for size, labels in sizes.items())
         lines += wrapped(f"{reason}: {amounts}")
-    verdict = f"not explained: {'; '.join(broken)}" if broken else "every byte has a name: residual 0 B in each"
+    problems = [f"{label}: {summary.static_problem}" for label, summary in judged if summary.static_problem]
+    if broken or problems:
+        verdict = f"the model does not hold: {'; '.join([*problems, *broken])}"
+    else:
+        verdict = "every byte has a name: residual 0 B in each"
     return "\n".join([*lines, *wrapped(verdict)])

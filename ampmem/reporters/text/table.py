@@ -11,12 +11,13 @@ from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Br
 from ampmem.events import AllocatorRecord
 from ampmem.reporters.base import Report
 from ampmem.reporters.text.casts import render_casts
-from ampmem.reporters.text.estimate import other_notes, render_prediction, warnings
+from ampmem.reporters.text.estimate import other_notes, render_prediction
 from ampmem.reporters.text.findings import render_findings
 from ampmem.reporters.text.frames import user_frame
 from ampmem.reporters.text.out_of_memory import render_out_of_memory
 from ampmem.reporters.text.plain_text import ABSENT, WIDTH, per_parameter, shorten, table, wrapped
 from ampmem.reporters.text.static_model import render_activations, render_static_model
+from ampmem.reporters.text.warnings import render_warnings
 from ampmem.units import format_bytes, format_count, format_duration
 
 MODULES = 15
@@ -45,8 +46,8 @@ def render(
     """One summary as text. ``title`` says what was run; ``notes`` are the recorder's remarks."""
     shown = summary.steps if all_steps else tuple(_shown_steps(summary))
     sections = [
+        render_warnings(summary, notes),
         _run(summary, title),
-        "\n".join(warnings(notes)),
         render_out_of_memory(summary),
         render_prediction(summary.prediction, summary.device.name),
         _steps(summary.steps),
@@ -143,7 +144,7 @@ def _steps(steps: Sequence[Step]) -> str:
     rows = [
         [
             str(step.index),
-            ABSENT if step.loss is None else f"{step.loss:.6g}",
+            describe_loss(step),
             ABSENT if step.loss_scale is None else f"{step.loss_scale:.6g}",
             describe_update(step),
             format_bytes(step.peak.bytes),
@@ -167,11 +168,20 @@ def _shown_steps(summary: Summary) -> Iterator[Step]:
         yield last
 
 
+def describe_loss(step: Step) -> str:
+    """The loss of the step's last backward, and of how many: ``0.6931 (last of 4)``."""
+    if step.loss is None:
+        return ABSENT
+    return f"{step.loss:.6g}" if step.backwards <= 1 else f"{step.loss:.6g} (last of {step.backwards})"
+
+
 def describe_update(step: Step) -> str:
     """What became of the step's update, in words."""
     if not step.finished:
         return "out of memory"
-    return "skipped" if step.skipped_update else "done"
+    if step.skipped_update:
+        return "skipped"
+    return "done" if step.marks.after_optimizer is not None else "none seen"
 
 
 def _breakdown(step: Step, parameters: int) -> str:

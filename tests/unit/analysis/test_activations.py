@@ -46,6 +46,13 @@ def groups(*saved: tuple[str, str, int], op: str = "aten::made") -> list[tuple[s
         ("aten::binary_cross_entropy_with_logits", "float32", "loss"),
         ("aten::masked_fill", "bool", "masks"),
         ("aten::native_dropout", "uint8", "masks"),
+        ("aten::masked_fill", "uint8", "masks"),
+        ("aten::where", "bool", "masks"),
+        ("aten::mkldnn_rnn_layer", "uint8", "workspace of mkldnn_rnn_layer"),
+        ("aten::mkldnn_rnn_layer", "float32", "aten::mkldnn_rnn_layer"),
+        ("aten::_cudnn_rnn", "uint8", "workspace of _cudnn_rnn"),
+        ("aten::cudnn_batch_norm", "uint8", "workspace of cudnn_batch_norm"),
+        ("Quantized", "uint8", "Quantized"),
         ("aten::embedding", "int64", "indices"),
         ("aten::nll_loss_forward", "int64", "indices"),
         ("aten::addmm", "bfloat16", "aten::addmm"),
@@ -57,8 +64,8 @@ def test_kinds(op: str, dtype: str, kind: str) -> None:
 
 
 def test_what_no_op_saved_is_named_after_the_op_that_made_it() -> None:
-    assert groups(("", "", 10)) == [("aten::made", "float64", 1, 10)]
-    assert groups(("", "", 10), op="") == [("other", "float64", 1, 10)]
+    assert groups(("", "", 10)) == [("unsaved aten::made", "float64", 1, 10)]
+    assert groups(("", "", 10), op="") == [("unsaved", "float64", 1, 10)]
 
 
 def test_groups_are_of_one_kind_and_type_and_sorted_by_size() -> None:

@@ -85,6 +85,7 @@ def test_the_rules_have_one_order_and_one_category_each() -> None:
         Category.INPUTS,
         Category.WORKSPACE,
         Category.ACTIVATIONS,
+        Category.OTHER,
         Category.TEMPORARIES,
     ]
 

@@ -99,10 +99,11 @@ optimizer_state     8.00        0.00    8.00        0.00
 total              16.00        8.00   16.00        8.00
 
 why they differ
-gradients at the end of forward: gradients freed before this mark (zero_grad sets them to None):
-  -400 B (fp32, amp)
-optimizer_state at the end of forward: parameters that no optimizer updates: -800 B (fp32, amp)
-optimizer_state after backward: parameters that no optimizer updates: -800 B (fp32, amp)
+gradients at the end of forward: gradients freed before this mark (weight): -400 B (fp32, amp)
+optimizer_state at the end of forward: parameters that no optimizer has updated (weight): -800 B
+  (fp32, amp)
+optimizer_state after backward: parameters that no optimizer has updated (weight): -800 B (fp32,
+  amp)
 every byte has a name: residual 0 B in each
 
                         fp32               amp    amp-nocache

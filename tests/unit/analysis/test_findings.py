@@ -51,7 +51,9 @@ def run(
 
 
 def with_batch(recording: Recording, batch_size: int) -> Recording:
-    return replace(recording, steps=tuple(replace(step, batch_size=batch_size) for step in recording.steps))
+    return replace(
+        recording, steps=tuple(replace(step, batch_size=batch_size, batch_loaded=True) for step in recording.steps)
+    )
 
 
 # -- the formula ------------------------------------------------------------------------------
@@ -84,6 +86,12 @@ def test_amp_saves_or_does_not() -> None:
     even = told(run(Story(), activation=2000).recording())["amp-saves-nothing"]
     assert even.bytes is None  # as much as, and no batch size known
     assert "batch size" not in even.message
+    # Where no DataLoader made the batch, the first dimension may count tokens.
+    recording = with_batch(run(Story(), activation=1000).recording(), 8)
+    steps = tuple(replace(step, batch_loaded=False) for step in recording.steps)
+    unknown = told(replace(recording, steps=steps))["amp-saves-nothing"]
+    assert "more than 2 times as large as here" in unknown.message
+    assert "batch" not in unknown.message and "batch_size" not in unknown.change
 
 
 def test_nothing_in_low_precision_never_pays() -> None:
@@ -94,6 +102,26 @@ def test_nothing_in_low_precision_never_pays() -> None:
 
 def test_no_estimate_without_the_types_of_the_activations() -> None:
     assert not {"amp-saves", "amp-saves-nothing"} & told(run(Story(), low="").recording()).keys()
+
+
+@pytest.mark.parametrize(("kept", "sure"), [(200, True), (201, False)])
+def test_no_estimate_when_a_librarys_workspace_could_change_it(kept: int, sure: bool) -> None:
+    """It may be as large in FP32, or twice as large; the rest saves 2,000 bytes."""
+    story = run(Story(), steps=1)
+    story.begin(1)
+    story.enter(Phase.FORWARD)
+    for address, size, dtype, name in (
+        (0x2000, 2000, "bfloat16", "aten::mm"),
+        (0x3000, 4000, "bfloat16", "aten::relu"),
+        (0x5000, kept, "uint8", "aten::mkldnn_rnn_layer"),
+    ):
+        story.alloc(address, size, op="aten::_to_copy")
+        story.fact(Fact.SAVED, address, name, dtype=dtype)
+    story.fact(Fact.CAST_COPY, 0x2000, "weight")
+    story.enter(Phase.BACKWARD)
+    story.free(0x2000, 0x3000, 0x5000)
+    story.end()
+    assert ("amp-saves" in told(story.recording())) == sure
 
 
 @pytest.mark.parametrize(("original_dies", "copies", "saved"), [(False, 1, -1000), (True, 1, 1000), (True, 3, -1000)])

@@ -17,7 +17,7 @@ from ampmem.events import Fact, Phase, Recording
 
 ZERO = dict.fromkeys(map(str, CATEGORIES), 0)
 NONE = {"copies": 0, "bytes": 0}
-NO_PHASE = dict.fromkeys(("setup", "data", "forward", "backward", "optimizer", "between"), 0)
+NO_PHASE = dict.fromkeys(("setup", "data", "forward", "backward", "optimizer", "between", "evaluation"), 0)
 
 
 def as_json(recording: Recording) -> Any:
@@ -57,6 +57,7 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
         "inferred",
         "static_recipe",
         "static_model",
+        "static_problem",
         "activations",
         "casts",
         "modules",
@@ -77,7 +78,8 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
     steps = result.pop("steps")
     assert [list(step) for step in steps] == [
         [
-            *("index", "finished", "skipped_update", "loss", "loss_scale", "batch_size", "autocast_in_backward"),
+            *("index", "finished", "skipped_update", "loss", "backwards", "loss_scale"),
+            *("batch_size", "batch_loaded", "autocast_in_backward"),
             *("duration_ns", "marks", "peak", "peak_reserved"),
         ]
     ] * 2
@@ -91,6 +93,7 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
     assert list(steps[0]["marks"]) == ["after_forward", "after_backward", "after_optimizer"]
     top = result.pop("top")
     static_model = result.pop("static_model")
+    assert result.pop("static_problem") is None
     assert [(row["mark"], row["component"]) for row in static_model] == [
         (mark, component)
         for mark in ("after_forward", "after_backward", "after_optimizer")
@@ -104,13 +107,22 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
         "measured_bytes": 200,
         "measured_bytes_per_param": 200 / 150,
         "residual_bytes": 0,
-        "terms": [{"why": "parameters that no op needed in low precision", "bytes": -100, "tensors": 1}],
+        "terms": [
+            {
+                "why": "other parameters of which no cast was made",
+                "bytes": -100,
+                "tensors": 1,
+                "names": ["layers.1.weight"],
+            }
+        ],
+        "explained": True,
         "holds": True,
     }
-    # One tensor of two times the parameter's bytes, where Adam keeps two of once those.
+    # One tensor of two times the parameter's bytes, where Adam keeps two of once those: that they cancel out is no
+    # explanation.
     assert {(row["component"], row["residual_bytes"]) for row in static_model if not row["holds"]} == {
-        ("optimizer_state", 400),
-        ("total", 400),
+        ("optimizer_state", 0),
+        ("total", 0),
     }
     assert result == {
         "schema": "ampmem.summary/1",

@@ -161,8 +161,10 @@ def test_a_run_that_dies_in_its_first_step_has_that_step(tmp_path: Path, monkeyp
     gpu = ModelCuda(time_ns, total=64 * MIB)
 
     def train(model: Net) -> None:
+        optimizer = torch.optim.SGD(model.parameters())
         try:
             dies(model)
+            optimizer.step()
         except torch.OutOfMemoryError as error:
             failure.append(error)
 
@@ -315,6 +317,7 @@ class Net(torch.nn.Linear):
         return super().forward(x)
 
 model = Net(4, 2)
+optimizer = torch.optim.SGD(model.parameters())
 model(torch.ones(3, 4)).sum().backward()
 model(torch.ones(3, 4))
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
@@ -33,7 +34,7 @@ class Diary:
     def on_thread(self) -> bool:
         return True
 
-    def forward_started(self, *, recomputing: bool) -> None:
+    def forward_started(self, module: nn.Module, *, recomputing: bool) -> None:
         self.heard.append("recomputing" if recomputing else "forward")
 
     def batch_seen(self, size: int) -> None:
@@ -63,6 +64,9 @@ class Diary:
     def data_started(self) -> Phase:
         self.heard.append("data")
         return Phase.SETUP
+
+    def batch_loaded(self, samples: int | None) -> None:
+        self.heard.append(f"batch of {samples}")
 
     def data_ended(self, before: Phase) -> None:
         self.heard.append(f"data ended in {before.name}")
@@ -98,8 +102,10 @@ def test_one_step_as_the_hooks_report_it() -> None:
     assert diary.heard == [
         "made SGD",
         "data",
+        "batch of 2",
         "data ended in SETUP",
         "data",
+        "batch of None",
         "data ended in SETUP",
         "forward",
         "batch of 2",

@@ -15,6 +15,9 @@ _GIVEN = (Category.INPUTS, Category.BUFFERS)
 _MADE = (Category.ACTIVATIONS, Category.TEMPORARIES)
 _KNOWN_SHARE = 0.5
 """Of the activations' bytes: with the type of fewer known, no estimate is made."""
+_UNSURE_SHARE = 0.1
+"""Of what the estimate says: when a library's workspaces, of which no one knows what they were in FP32, could change it
+by more, none is made."""
 
 
 def check(run: TrainingRun) -> Finding | None:
@@ -24,7 +27,7 @@ def check(run: TrainingRun) -> Finding | None:
         return None
     saved = estimate_saved(run, position)
     copies = run.live(Category.CAST_COPIES, position)
-    if saved is None or (copies == 0 and saved <= 0):
+    if saved is None or (copies == 0 and saved <= 0) or _unsure(run, position) > _UNSURE_SHARE * abs(saved - copies):
         return None
     return _pays(run, position, copies, saved) if saved > copies else _does_not_pay(run, position, copies, saved)
 
@@ -53,6 +56,12 @@ def estimate_saved(run: TrainingRun, position: int) -> int | None:
     return saved
 
 
+def _unsure(run: TrainingRun, position: int) -> int:
+    """Bytes that workspaces alive at ``position`` would at most take more in FP32: as much again."""
+    mine = run.analysis.classes.of(Category.ACTIVATIONS) & run.analysis.lifetimes.alive_at(position)
+    return int(run.analysis.lifetimes.bytes[mine & run.analysis.saved_as.workspace].sum())
+
+
 def _original(run: TrainingRun, copy: int, low: Mask) -> int | None:
     """What ``copy`` was made from, as far as sizes tell; no fact names it.
 
@@ -73,13 +82,11 @@ def _original(run: TrainingRun, copy: int, low: Mask) -> int | None:
 
 
 def _pays(run: TrainingRun, position: int, copies: int, saved: int) -> Finding:
-    first = _first(run, copies, saved)
-    even = "" if first is None else f"; by that it saves from batch size {first} on"
     return Finding(
         code="amp-saves",
         severity="info",
         section=Section.ACTIVATIONS,
-        message=f"AMP saves about {format_bytes(saved - copies)} at the end of forward{even} "
+        message=f"AMP saves about {format_bytes(saved - copies)} at the end of forward{_from(run, copies, saved)} "
         "(an estimate from this run alone).",
         bytes=saved - copies,
         change="ampmem compare measures it against FP32",
@@ -88,41 +95,54 @@ def _pays(run: TrainingRun, position: int, copies: int, saved: int) -> Finding:
 
 
 def _does_not_pay(run: TrainingRun, position: int, copies: int, saved: int) -> Finding:
-    first = _first(run, copies, saved)
-    even = "" if first is None else f"; by that it saves from batch size {first} on"
     gain = f"save about {format_bytes(saved)}" if saved > 0 else "save nothing"
     return Finding(
         code="amp-saves-nothing",
         severity="warning",
         section=Section.ACTIVATIONS,
         message=f"AMP saves no memory at the end of forward: the cast copies take {format_bytes(copies)} and "
-        f"low-precision activations {gain}{even} (an estimate from this run alone).",
+        f"low-precision activations {gain}{_from(run, copies, saved)} (an estimate from this run alone).",
         bytes=copies - saved or None,
-        change="train on larger batches or longer sequences, or keep FP32 if memory is the reason for AMP"
-        if first is None
-        else f"batch_size >= {first}, or keep FP32 if memory is the reason for AMP",
+        change=_change(run, copies, saved),
         evidence=_numbers(run, position, copies, saved),
     )
 
 
+def _change(run: TrainingRun, copies: int, saved: int) -> str:
+    if saved <= 0:
+        return "keep FP32 if memory is the reason for AMP; larger batches change nothing while activations save nothing"
+    first = first_saving(_batch_size(run), copies, saved)
+    larger = "train on larger batches or longer sequences" if first is None else f"batch_size >= {first}"
+    return f"{larger}, or keep FP32 if memory is the reason for AMP"
+
+
+def _from(run: TrainingRun, copies: int, saved: int) -> str:
+    """From where on it pays: a batch size where one is known, or else how large the activations have to be."""
+    first = first_saving(_batch_size(run), copies, saved)
+    if first is not None and copies:
+        return f"; by that it saves from batch size {first} on"
+    if saved <= 0 or saved > copies:
+        return ""
+    times = copies / saved
+    factor = f"{times:.2g}" if times < 10 else f"{times:,.0f}"
+    return f"; by that it saves once the activations are more than {factor} times as large as here"
+
+
 def _batch_size(run: TrainingRun) -> int:
-    """Of the last step with a forward; 0 when it is not known."""
-    steps = zip(run.steps, run.after_forward, strict=True)
-    return [step.batch_size or 0 for step, position in steps if position is not None][-1]
-
-
-def _first(run: TrainingRun, copies: int, saved: int) -> int | None:
-    return first_saving(_batch_size(run), copies, saved)
+    """Of the last step with a forward; 0 where no DataLoader made the batch: then no dimension is known to be it."""
+    steps = [step for step, position in zip(run.steps, run.after_forward, strict=True) if position is not None]
+    return (steps[-1].batch_size or 0) if steps[-1].batch_loaded else 0
 
 
 def _numbers(run: TrainingRun, position: int, copies: int, saved: int) -> tuple[str, ...]:
     batch = _batch_size(run)
     even = break_even(batch, copies, saved)
+    low = run.low_precision[run.analysis.saved_as.dtype] & run.analysis.lifetimes.alive_at(position)
+    kept = run.bytes_of(run.kept_by_autograd(position) | (low & run.analysis.classes.of(Category.ACTIVATIONS)))
     lines = [
         f"cast copies at the end of forward: {format_bytes(copies)}",
-        f"activations at the end of forward: {format_bytes(run.live(Category.ACTIVATIONS, position))}, "
-        f"in FP32 about {format_bytes(run.live(Category.ACTIVATIONS, position) + saved)}",
+        f"activations then: {format_bytes(kept)}, in FP32 about {format_bytes(kept + saved)}",
     ]
-    if even is not None:
+    if even is not None and copies:
         lines.append(f"break-even at batch size {even:.2f}: {batch} * {copies} / {saved}")
     return tuple(lines)

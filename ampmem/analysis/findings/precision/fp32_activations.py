@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from ampmem.analysis.findings.base import NOTABLE_BYTES, Finding, Section, TrainingRun
-from ampmem.analysis.timeline.categories import Category
 from ampmem.units import format_bytes
 
 _SHARE = 0.5
@@ -34,7 +33,7 @@ def check(run: TrainingRun) -> Finding | None:
     if not run.autocast or position is None:
         return None
     by_op = _float32_by_op(run, position)
-    size, activations = sum(by_op.values()), run.live(Category.ACTIVATIONS, position)
+    size, activations = sum(by_op.values()), run.bytes_of(run.kept_by_autograd(position))
     if size <= _SHARE * activations or size < NOTABLE_BYTES:
         return None
     ordered = sorted(by_op.items(), key=lambda item: (-item[1], item[0]))
@@ -42,7 +41,7 @@ def check(run: TrainingRun) -> Finding | None:
         code="fp32-activations",
         severity="advice",
         section=Section.ACTIVATIONS,
-        message=f"{format_bytes(size)} of {format_bytes(activations)} of activations are float32 at the end of "
+        message=f"{format_bytes(size)} of {format_bytes(activations)} that autograd keeps are float32 at the end of "
         "forward in spite of autocast.",
         bytes=size,
         change=_change(ordered[0][0]),
@@ -54,7 +53,7 @@ def _float32_by_op(run: TrainingRun, position: int) -> dict[str, int]:
     """Bytes of the float32 activations by the op that saved them, or else by the one that made them."""
     saved = run.analysis.saved_as
     lifetimes = run.analysis.lifetimes
-    mine = np.flatnonzero(run.analysis.classes.of(Category.ACTIVATIONS) & lifetimes.alive_at(position))
+    mine = np.flatnonzero(run.kept_by_autograd(position))
     found: dict[str, int] = {}
     for allocation in mine.tolist():
         if run.text(saved.dtype[allocation]) == "float32":

@@ -1,4 +1,4 @@
-"""What a Python variable keeps alive of a forward whose backward is done."""
+"""What the script keeps alive of a forward whose backward is done."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ def check(run: TrainingRun) -> Finding | None:
     """Results of forward that are alive at the last step's peak though no backward needs them any more.
 
     Those of the step before, as ``logits`` and ``loss`` are until they are assigned again, and when the peak comes
-    after the step's last backward also its own. Told from :meth:`TrainingRun.notable` on.
+    after the step's last backward also its own. Told from :meth:`TrainingRun.notable` on, and of what an op was seen to
+    return; not where the recording's sums are wrong, since then what seems alive may be dead.
     """
-    if not run.peaks:
+    if not run.peaks or run.analysis.conservation.breach is not None:
         return None
     position = run.peaks[-1]
     kept = _left_over(run, position) & run.analysis.lifetimes.alive_at(position)
@@ -28,9 +29,9 @@ def check(run: TrainingRun) -> Finding | None:
         severity="advice",
         section=Section.ALLOCATIONS,
         message=f"{format_bytes(size)} of a forward whose backward is done are still alive at the peak: "
-        "a variable keeps them.",
+        "something in the script holds them.",
         bytes=size,
-        change="del logits, loss (whatever holds them) after backward; keep numbers with loss.item()",
+        change="del whatever holds them (outputs, loss) after backward; keep numbers with loss.item()",
         evidence=run.largest(kept),
     )
 
@@ -38,7 +39,7 @@ def check(run: TrainingRun) -> Finding | None:
 def _left_over(run: TrainingRun, position: int) -> Mask:
     """What forward made and backward is done with when the last step has reached ``position``."""
     lifetimes, classes = run.analysis.lifetimes, run.analysis.classes
-    made = (lifetimes.phase == Phase.FORWARD) & (lifetimes.step >= 0)
+    made = (lifetimes.phase == Phase.FORWARD) & (lifetimes.step >= 0) & (run.with_fact(Fact.OUTPUT) > 0)
     made &= classes.of(Category.ACTIVATIONS) | classes.of(Category.TEMPORARIES)
     step = run.steps[-1]
     # What never dies is a leak, which is a finding of its own; the newest may just not have died yet.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ampmem.analysis.findings.base import Finding, Section, TrainingRun
+from ampmem.analysis.parameters import own_elements
 from ampmem.analysis.timeline.categories import Category
 from ampmem.units import format_bytes
 
@@ -38,5 +39,5 @@ def _modelled(run: TrainingRun) -> int:
     verdict = run.analysis.verdict
     parts = () if verdict is None or verdict.step not in [step.index for step in run.steps] else verdict.components
     per_element = [part.model_bytes_per_param for part in parts if part.component == str(Category.OPTIMIZER_STATE)]
-    own = [record for record in run.recording.parameters if record.trainable and record.shares is None]
-    return round(per_element[-1] * sum(record.elements for record in own)) if per_element else 0
+    trained = sum(own_elements(record) for record in run.recording.parameters if record.trainable)
+    return round(per_element[-1] * trained) if per_element else 0

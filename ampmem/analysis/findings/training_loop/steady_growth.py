@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
 import numpy as np
 
 from ampmem.analysis.findings.base import NOTABLE_BYTES, Finding, Section, TrainingRun, own_frame
 from ampmem.analysis.timeline.categories import CODES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE
-from ampmem.events import Action
+from ampmem.events import OTHER_THREADS, Action
 from ampmem.units import format_bytes, format_count
 
 _STEPS = 3
@@ -20,13 +24,28 @@ _MEANT_TO_STAY = (
 )
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class _Place:
+    """Who allocated, as far as it is known: text ids, 0 for what is not."""
+
+    op: int
+    module: int
+    stack: int
+
+    @property
+    def known(self) -> bool:
+        """Whether anything names it."""
+        return bool(self.op or self.module or self.stack)
+
+
 def check(run: TrainingRun) -> Finding | None:
     """Allocations of one place (op, module and stack) that every step from the second on makes and never frees.
 
     The last step's own results are alive at its end too; they count only where the steps before it left some
-    behind as well. Told from 1 KiB per step on, however large the peak is: it grows.
+    behind as well. Told from 1 KiB per step on, however large the peak is: it grows. Where the recording's sums are
+    wrong, what seems alive may be dead, and nothing is told.
     """
-    if len(run.steps) < _STEPS:
+    if len(run.steps) < _STEPS or run.analysis.conservation.breach is not None:
         return None
     steps = [step.index for step in run.steps[1:]]
     places = {
@@ -34,36 +53,59 @@ def check(run: TrainingRun) -> Finding | None:
         for place, by_step in _left_behind(run).items()
         if all(by_step.get(step, 0) > 0 for step in steps)
     }
-    each = [sum(by_step[step] for by_step in places.values()) for step in steps]
-    if not each or min(each) < NOTABLE_BYTES:
-        return None
+    known = {place: by_step for place, by_step in places.items() if place.known}
+    each = [sum(by_step[step] for by_step in known.values()) for step in steps]
+    if each and min(each) >= NOTABLE_BYTES:
+        return _leak(run, known, steps, each)
+    nameless = [sum(by_step[step] for by_step in places.values()) - own for step, own in zip(steps, each, strict=True)]
+    grown = [here + there for here, there in zip(nameless, _grown_elsewhere(run), strict=True)]
+    return _nameless(steps, grown) if grown and min(grown) >= NOTABLE_BYTES else None
+
+
+def _leak(run: TrainingRun, places: dict[_Place, dict[int, int]], steps: Sequence[int], each: Sequence[int]) -> Finding:
     ordered = sorted(places, key=lambda place: -places[place][steps[-1]])
     return Finding(
         code="steady-growth",
         severity="warning",
         section=Section.TIMELINE,
-        message=f"every step leaves memory behind, the last one {format_bytes(each[-1])}: nothing frees it.",
+        message=f"every step leaves memory behind, the last one {format_bytes(each[-1])}: nothing has freed it by the "
+        "end of the recording.",
         bytes=each[-1],
         change="append numbers, not tensors: losses.append(loss.item()), or loss.detach().cpu(); "
         "clear what collects from step to step",
         evidence=(
-            f"left behind by the steps {steps[0]} to {steps[-1]}: {', '.join(map(format_bytes, each))}",
+            _by_step(steps, each),
             *(_words(run, place, places[place][steps[-1]]) for place in ordered[:3]),
         ),
     )
 
 
-def _left_behind(run: TrainingRun) -> dict[tuple[int, int, int], dict[int, int]]:
-    """Bytes that were never freed, by op, module and stack (text ids), and by step."""
+def _nameless(steps: Sequence[int], grown: Sequence[int]) -> Finding:
+    return Finding(
+        code="steady-growth",
+        severity="info",
+        section=Section.TIMELINE,
+        message=f"memory that nothing names grows with every step, in the last one by {format_bytes(grown[-1])}: who "
+        "holds it was not seen, so it may be another thread's or a library's, and need not be a leak.",
+        bytes=grown[-1],
+        change="look at what runs beside the training (loaders, threads, libraries), and record more steps",
+        evidence=(_by_step(steps, grown),),
+    )
+
+
+def _by_step(steps: Sequence[int], each: Sequence[int]) -> str:
+    return f"left behind by the steps {steps[0]} to {steps[-1]}: {', '.join(map(format_bytes, each))}"
+
+
+def _left_behind(run: TrainingRun) -> dict[_Place, dict[int, int]]:
+    """Bytes that were never freed, by place and by step; without those that stand for other threads."""
     lifetimes, events = run.analysis.lifetimes, run.recording.events
     meant = np.isin(run.analysis.classes.category, [CODES[name] for name in _MEANT_TO_STAY])
     mine = (lifetimes.died == ALIVE) & ~meant & (events.action[lifetimes.born] == Action.ALLOC)
-    found: dict[tuple[int, int, int], dict[int, int]] = {}
-    for allocation in np.flatnonzero(mine).tolist():
-        place = (
-            int(lifetimes.op[allocation]),
-            int(lifetimes.module[allocation]),
-            int(lifetimes.stack[allocation]),
+    found: dict[_Place, dict[int, int]] = {}
+    for allocation in np.flatnonzero(mine & (lifetimes.address != OTHER_THREADS)).tolist():
+        place = _Place(
+            int(lifetimes.op[allocation]), int(lifetimes.module[allocation]), int(lifetimes.stack[allocation])
         )
         by_step = found.setdefault(place, {})
         step = int(lifetimes.step[allocation])
@@ -71,7 +113,17 @@ def _left_behind(run: TrainingRun) -> dict[tuple[int, int, int], dict[int, int]]
     return found
 
 
-def _words(run: TrainingRun, place: tuple[int, int, int], size: int) -> str:
-    op, module, stack = (run.text(index) for index in place)
+def _grown_elsewhere(run: TrainingRun) -> list[int]:
+    """How much more other threads held at the end of each step from the second on than at the end of the one before."""
+    lifetimes, timeline = run.analysis.lifetimes, run.analysis.timeline
+    theirs = lifetimes.address == OTHER_THREADS
+    held = [
+        int(lifetimes.bytes[theirs & lifetimes.alive_at(timeline.position(step.end_ns))].sum()) for step in run.steps
+    ]
+    return [later - earlier for earlier, later in pairwise(held)]
+
+
+def _words(run: TrainingRun, place: _Place, size: int) -> str:
+    op, module, stack = run.text(place.op), run.text(place.module), run.text(place.stack)
     words = [op or "unknown op", f"in {module}" if module else "", f"at {own_frame(stack)}" if stack else ""]
     return f"{' '.join(word for word in words if word)}: {format_bytes(size)} ({format_count(size)} bytes) per step"

@@ -38,9 +38,11 @@ from ampmem.reporters.text.table import (
     describe_allocator,
     describe_arm,
     describe_devices,
+    describe_loss,
     describe_optimizers,
     describe_update,
 )
+from ampmem.reporters.text.warnings import warnings
 from ampmem.reporters.text.words import IN_SHORT, short
 from ampmem.units import format_bytes, format_count, format_duration
 from ampmem.vocabulary import STEP_MARKS
@@ -71,8 +73,9 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
     return RunView(
         label=entry.label,
         title=entry.script,
-        facts=(*filter(is_warning, notes), *_facts(summary)),
+        facts=tuple(_facts(summary)),
         notes=(*sentences(summary.prediction), *(note for note in notes if not is_warning(note))),
+        warnings=warnings(summary, notes),
         headlines=headlines(summary, None),
         out_of_memory=out_of_memory_view(summary.out_of_memory, analysis),
         findings=tuple(_finding(finding, absent) for finding in summary.findings),
@@ -170,7 +173,7 @@ def _steps(summary: Summary, analysis: Analysis) -> Iterator[StepView]:
             peak_bytes=step.peak.bytes,
             peak_reserved=step.peak_reserved,
             phase=step.peak.phase,
-            loss=short(step.loss),
+            loss=describe_loss(step),
             loss_scale=short(step.loss_scale),
             update=describe_update(step),
             took=format_duration(step.duration_ns),

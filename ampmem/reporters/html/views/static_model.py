@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent, StaticRecipe
+from ampmem.analysis.static_model.verdict import StaticRecipe
 from ampmem.analysis.summary import Summary
 from ampmem.reporters.html.data import ComponentView, MarkComponents, StaticModelView
-from ampmem.reporters.text.words import AT_MARK, IN_SHORT, signed, trimmed
+from ampmem.reporters.text.static_model import judgement
+from ampmem.reporters.text.words import IN_SHORT, trimmed
 from ampmem.vocabulary import STEP_MARKS, Mark
 
 
@@ -16,7 +17,7 @@ def static_model_view(summary: Summary) -> StaticModelView | None:
     marks = tuple(MarkComponents(name=IN_SHORT[mark], rows=_rows(summary, mark)) for mark in STEP_MARKS)
     return StaticModelView(
         head=_head(summary.static_recipe),
-        verdict=_verdict(summary.static_model),
+        verdict=judgement(summary),
         marks=tuple(mark for mark in marks if mark.rows),
     )
 
@@ -29,6 +30,7 @@ def _rows(summary: Summary, mark: Mark) -> tuple[ComponentView, ...]:
             measured=row.measured_bytes,
             terms=row.terms,
             residual=row.residual_bytes,
+            explained=row.explained,
             holds=row.holds,
         )
         for row in summary.static_model
@@ -41,11 +43,3 @@ def _head(recipe: StaticRecipe) -> str:
     if recipe.peak_bytes_per_param != recipe.bytes_per_param:
         size += f", {trimmed(recipe.peak_bytes_per_param)} while the casts live"
     return f"{recipe.title}, with {' and '.join(recipe.optimizer)}: {size}"
-
-
-def _verdict(rows: tuple[StaticComponent, ...]) -> str:
-    broken = [row for row in rows if not row.holds and row.component != TOTAL]
-    if not broken:
-        return "the model holds: every byte between told and measured has a name, residual 0 B"
-    places = ", ".join(f"{signed(row.residual_bytes)} of {row.component} {AT_MARK[row.mark]}" for row in broken)
-    return f"the model does not hold: not explained are {places}"

@@ -138,17 +138,19 @@ def test_the_static_model_speaks_as_the_table_does_and_adds_up() -> None:
     for mark in view.marks:
         for row in mark.rows:
             assert row.model + sum(term.bytes for term in row.terms) + row.residual == row.measured
-            assert row.holds == (row.residual == 0)
+            assert row.holds == row.explained
+            assert row.residual == 0 or not row.explained
 
 
 def test_a_model_that_does_not_hold_says_where() -> None:
     recording, (_, summary) = small_run().recording(), analysed(small_run().recording())
     first = summary.static_model[0]
-    broken = replace(summary, static_model=(replace(first, residual_bytes=-7, holds=False), *summary.static_model[1:]))
+    first = replace(first, residual_bytes=-7, explained=False, holds=False)
+    broken = replace(summary, static_model=(first, *summary.static_model[1:]))
     view = run_view(entry_of(recording, summary=broken), broken, analyse(recording), LIMIT).static_model
     assert view is not None
-    assert view.verdict.startswith("the model does not hold: not explained are -7 B of parameters")
-    assert view.verdict.split(" of ")[0] in " ".join(render_static_model(broken).split())
+    assert view.verdict.startswith("the model does not hold: parameters at the end of forward: -7 B not explained")
+    assert view.verdict.split(";")[0] in " ".join(render_static_model(broken).split())
 
 
 def test_the_ledger_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ export interface RunView {
   title: string;
   facts: Array<string>;
   notes: Array<string>;
+  warnings: Array<string>;
   headlines: Array<Headline>;
   out_of_memory: OutOfMemoryView | null;
   findings: Array<FindingView>;
@@ -138,6 +139,7 @@ export interface ComponentView {
   measured: number;
   terms: Array<Term>;
   residual: number;
+  explained: boolean;
   holds: boolean;
 }
 
@@ -145,6 +147,7 @@ export interface Term {
   why: string;
   bytes: number;
   tensors: number;
+  names: Array<string>;
 }
 
 export interface ActivationGroup {

@@ -75,7 +75,7 @@ export class Kinds {
 
   /** @param {number} kind */
   phase(kind) {
-    return ["setup", "data", "forward", "backward", "optimizer", "between"][this.header.kinds.phase[kind]] ?? "";
+    return ["setup", "data", "forward", "backward", "optimizer", "between", "evaluation"][this.header.kinds.phase[kind]] ?? "";
   }
 }
 

@@ -28,7 +28,10 @@ function headline({ label, value, detail, bytes }) {
 export function showSummary(run) {
   byId("summary-title").textContent = run.title;
   fill(byId("facts"), ...run.facts.map((fact) => make("li", {}, fact)));
-  fill(byId("notes"), ...notesOf(run.notes));
+  const warnings = run.warnings.map((text) =>
+    make("p", { class: "note bad", role: "alert" }, make("strong", {}, "Warning: "), text),
+  );
+  fill(byId("notes"), ...warnings, ...notesOf(run.notes));
   fill(byId("headlines"), ...run.headlines.map(headline));
   byId("summary").hidden = false;
 }

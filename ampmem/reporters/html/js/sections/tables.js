@@ -5,7 +5,7 @@ import { compositionBars } from "../figures/bars.js";
 import { showSection } from "./section.js";
 /** @import { Row, Table } from "../common/dom.js" */
 /** @import { Allocator, BreakdownView, CastsView, CellRow, ComponentView, CompositionView } from "../common/page.js" */
-/** @import { Holders, MarkComponents, RunView } from "../common/page.js" */
+/** @import { Holders, MarkComponents, RunView, Term } from "../common/page.js" */
 /** @import { CategoryOf } from "../figures/bars.js" */
 
 const FEW = 10;
@@ -157,6 +157,24 @@ export function showSteps(run, categoryOf, toStep) {
   );
 }
 
+/**
+ * Which tensors a term is about, and how much of what is told; empty where they have no names and are one.
+ * @param {ComponentView} row
+ * @param {Term} term
+ */
+function ofTensors(row, term) {
+  const more = term.tensors - term.names.length;
+  if (!term.names.length) return more > 1 ? `${formatCount(more)} tensors` : "";
+  const names = term.names.join(", ") + (more > 0 ? ` and ${formatCount(more)} more` : "");
+  return row.told ? `${names}; ${formatShare(Math.abs(term.bytes), row.told)} of told` : names;
+}
+
+/** @param {ComponentView} row */
+function verdictOf(row) {
+  if (row.holds) return make("span", { class: "chip good" }, "✓ explained");
+  return make("span", { class: "chip bad" }, row.explained ? "✗ not proven" : "✗ not explained");
+}
+
 /** @param {ComponentView} row */
 function whyOf(row) {
   // The total's terms are those of the rows above it again, but for roundings.
@@ -166,7 +184,7 @@ function whyOf(row) {
       "li",
       {},
       `${formatSigned(term.bytes)} ${term.why}`,
-      term.tensors > 1 ? make("span", { class: "quiet" }, ` (${formatCount(term.tensors)} tensors)`) : null,
+      ofTensors(row, term) ? make("span", { class: "quiet" }, ` (${ofTensors(row, term)})`) : null,
     ),
   );
   if (row.residual) terms.push(make("li", { class: "bad" }, `${formatSigned(row.residual)} not explained`));
@@ -196,7 +214,7 @@ function markTable(mark, parameters, categoryOf) {
     formatBytes(row.measured),
     formatPerParameter(row.measured, parameters),
     whyOf(row),
-    make("span", { class: row.holds ? "chip good" : "chip bad" }, row.holds ? "✓ explained" : "✗ not explained"),
+    verdictOf(row),
   ]);
   return tableOf({ caption: mark.name, columns, rows, foot: mark.rows.at(-1)?.component === "total", class: "model" });
 }

@@ -1,0 +1,55 @@
+"""Whether what was recorded adds up to what the allocator itself says is allocated and reserved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ampmem.analysis.allocator.layers import Layers, marks_residual, reserved_residual
+from ampmem.analysis.timeline.history import MemoryHistory
+from ampmem.events import UNKNOWN
+from ampmem.units import format_bytes, format_count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conservation:
+    """How far our sums ever were from the allocator's own totals; 0 when they agree.
+
+    ``residual_bytes`` is of the categories, ``reserved_residual_bytes`` of the segments at the steps' marks.
+    """
+
+    events: int
+    residual_bytes: int | None
+    reserved_residual_bytes: int | None
+
+    @property
+    def breach(self) -> str | None:
+        """How far the sums are off, in words; ``None`` where all that could be compared agrees."""
+        parts = []
+        if self.residual_bytes:
+            parts.append(f"the categories are up to {_exactly(self.residual_bytes)} off the allocator's own total")
+        if self.reserved_residual_bytes:
+            size = _exactly(self.reserved_residual_bytes)
+            parts.append(f"the segments are up to {size} off what the allocator says it has reserved")
+        return ", and ".join(parts) or None
+
+
+def conservation_of(history: MemoryHistory, layers: Layers | None) -> Conservation:
+    """Compare the sums with the allocator's totals at every event that has one, and at the steps' marks."""
+    events = history.recording.events
+    known = events.allocated != UNKNOWN
+    residual = marks_residual(history)
+    if known.any():
+        # Of the categories and not of the total: an allocation lost on the way to a category must show.
+        categories = history.timeline.live.sum(axis=0)[1:]
+        residual = max(residual or 0, int(np.abs(categories[known] - events.allocated[known]).max()))
+    return Conservation(
+        events=len(events),
+        residual_bytes=residual,
+        reserved_residual_bytes=reserved_residual(history, layers),
+    )
+
+
+def _exactly(size: int) -> str:
+    return f"{format_bytes(size)} ({format_count(size)} bytes)"

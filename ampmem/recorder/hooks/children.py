@@ -1,0 +1,40 @@
+"""Child processes that the script starts: they are not recorded, which must not go unsaid."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from types import FrameType
+from typing import Any
+
+from ampmem.patching import Undo, patch
+from ampmem.recorder.hooks.listener import Listener
+
+PLACE = (BaseProcess, "start")
+_NOT_TRAINING = ("torch.utils.data.", "multiprocessing.managers")
+"""Modules whose children load data, or keep objects that processes share."""
+
+
+def install(listener: Listener) -> Undo:
+    """Count them; returns what undoes it."""
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def start(process: BaseProcess) -> Any:
+            if not _is_helper(sys._getframe(1)):
+                listener.process_started()
+            return original(process)
+
+        return start
+
+    return patch(*PLACE, wrap)
+
+
+def _is_helper(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if str(frame.f_globals.get("__name__", "")).startswith(_NOT_TRAINING):
+            return True
+        frame = frame.f_back
+    return False

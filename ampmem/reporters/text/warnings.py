@@ -1,0 +1,34 @@
+"""What must be said before any number of a run: that its sums are wrong, or what they stand on doubtful."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ampmem.analysis.summary import Summary
+from ampmem.names import is_warning, said_in
+from ampmem.reporters.text.plain_text import wrapped
+
+_INDENT = " " * 9
+
+
+def warnings(summary: Summary, notes: Sequence[str] = ()) -> tuple[str, ...]:
+    """Why the numbers of this run prove nothing, or less, a sentence each; empty where they add up.
+
+    ``notes`` are the recorder's, of which some are warnings.
+    """
+    found = []
+    breach = summary.conservation.breach
+    if breach is not None:
+        found.append(
+            f"{breach}. Some of the memory below has a wrong name, or none, and the static model proves nothing."
+        )
+    if summary.static_problem not in (None, breach):
+        found.append(f"{summary.static_problem}.")
+    return (*found, *(said_in(note) for note in notes if is_warning(note)))
+
+
+def render_warnings(summary: Summary, notes: Sequence[str] = (), *, of: str = "") -> str:
+    """The :func:`warnings` as lines; ``of`` is which of several runs it is. Empty where there are none."""
+    label = f"{of}: " if of else ""
+    texts = warnings(summary, notes)
+    return "\n".join(line for text in texts for line in wrapped(f"WARNING  {label}{text}", indent=_INDENT))

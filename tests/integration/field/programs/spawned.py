@@ -1,0 +1,27 @@
+"""All training is in child processes, as with ``torch.multiprocessing.spawn``; with ``--test`` the parent evaluates."""
+
+import json
+import sys
+
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+
+
+def train(rank, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+
+
+def main():
+    model = nn.Linear(8, 8)
+    mp.spawn(train, args=(model,), nprocs=2)
+    if "--test" in sys.argv:
+        with torch.no_grad():
+            model(torch.randn(4, 8))
+    print(json.dumps({"children": 2}))
+
+
+if __name__ == "__main__":
+    main()

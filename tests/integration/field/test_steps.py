@@ -1,0 +1,159 @@
+"""What a step is in programs of many kinds: who updates, when, and what runs beside training."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from field import PROGRAMS, Ran, record
+
+from ampmem.recorder.rounds import PATIENCE
+
+pytest.importorskip("torch")
+
+ALL = ("--steps", "99")
+
+
+def ended(ran: Ran) -> list[dict[str, Any]]:
+    steps: list[dict[str, Any]] = [step for step in ran.summary["steps"] if step["finished"]]
+    return steps
+
+
+def query(folder: Path, sql: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(folder / "run.ampmem")) as database:
+        return database.execute(sql).fetchall()
+
+
+def test_a_transform_is_data_and_validation_is_evaluation(tmp_path: Path) -> None:
+    ran = record(tmp_path, "normalized", *ALL)
+    steps = ended(ran)
+    assert len(steps) == ran.counted["updates"]
+    assert [step["batch_size"] for step in steps] == [ran.counted["batch"]] * len(steps)
+    for step in steps:  # zero_grad comes before forward
+        assert step["marks"]["after_forward"]["gradients"] == 0
+        assert step["marks"]["after_backward"]["gradients"] == ran.counted["parameters"]
+    assert [step["peak"]["phase"] == "evaluation" for step in steps] == [False, False, True, False]
+    assert not any("Normalize" in module["name"] for module in ran.summary["modules"])
+    assert "gradients-through-forward" not in {finding["code"] for finding in ran.summary["findings"]}
+    image = query(tmp_path, "SELECT DISTINCT phase FROM allocator_event WHERE bytes = 256 AND action = 'alloc'")
+    assert image == [("data",)]
+
+
+@pytest.mark.parametrize(
+    ("order", "how", "steps"),
+    [
+        ("AAAABBBB", "apart", 8),
+        ("AAAABBBBAAAABBBB", "apart", 16),
+        ("ABABAB", "both", 3),
+        ("AAAAABAAAAABAAAAAB", "both", 3),
+        ("A" * (PATIENCE + 3), "both", 4),
+        ("A" * 11, "apart", 11),
+        ("A" * 11, "thread", 11),
+    ],
+    ids=["in turn", "in turn, twice", "GAN", "critic five times", "idle, and runs", "idle", "trained elsewhere"],
+)
+def test_whose_updates_are_one_step(tmp_path: Path, order: str, how: str, steps: int) -> None:
+    ran = record(tmp_path, "two_optimizers", *ALL, arguments=(order, how))
+    assert ran.exit_code == 0, ran.said
+    assert len(ended(ran)) == steps
+    notes = [note for (note,) in query(tmp_path, "SELECT message FROM note") if "put together" in note]
+    assert bool(notes) == (steps < ran.counted["updates"])
+
+
+def test_the_note_says_whose_updates_are_put_together(tmp_path: Path) -> None:
+    ran = record(tmp_path, "two_optimizers", *ALL, arguments=("AAABAAAB", "both"))
+    assert (
+        "the updates of several optimizers are put together into one step: SGD 3 times, another SGD once"
+        in " ".join(ran.said.split())
+    )
+
+
+@pytest.mark.parametrize(("order", "skip", "steps"), [("ABABABAB", 2, 2), ("AAAABBBB", 3, 5)])
+def test_steps_that_are_skipped_are_the_same(tmp_path: Path, order: str, skip: int, steps: int) -> None:
+    how = "both" if order.startswith("AB") else "apart"
+    ran = record(tmp_path, "two_optimizers", "--skip", str(skip), *ALL, arguments=(order, how))
+    assert len(ended(ran)) == steps, ran.said
+    assert [step["batch_size"] for step in ended(ran)] == [4] * steps
+
+
+def test_without_an_optimizer_backward_ends_steps(tmp_path: Path) -> None:
+    ran = record(tmp_path, "manual_sgd", *ALL)
+    assert len(ended(ran)) == ran.counted["batches"]
+    assert "no torch.optim optimizer: a step ends with each backward" in " ".join(ran.said.split())
+    for step in ended(ran):
+        assert step["marks"]["after_backward"]["gradients"] == ran.counted["parameters"]
+        assert step["marks"]["after_optimizer"] is None
+
+
+@pytest.mark.parametrize(
+    "marker", ["backward", "manual_sgd.py:train_one_batch", "programs/manual_sgd.py:train_one_batch"]
+)
+def test_what_ends_a_step_can_be_said(tmp_path: Path, marker: str) -> None:
+    ran = record(tmp_path, "manual_sgd", "--step-on", marker, *ALL)
+    assert ran.exit_code == 0, ran.said
+    assert [step["loss"] for step in ended(ran)] == pytest.approx(ran.counted["losses"])
+
+
+def test_a_function_that_is_called_later_is_skipped_and_stopped_at(tmp_path: Path) -> None:
+    ran = record(tmp_path, "manual_sgd", "--step-on", "__main__.train_one_batch", "--skip", "1", "--steps", "2")
+    assert [step["index"] for step in ended(ran)] == [1, 2]
+
+
+def test_each_update_alone_can_be_a_step(tmp_path: Path) -> None:
+    ran = record(tmp_path, "two_optimizers", "--step-on", "optimizer", *ALL, arguments=("ABAB", "both"))
+    assert len(ended(ran)) == 4
+    assert "put together" not in ran.said
+
+
+@pytest.mark.parametrize(
+    ("marker", "said"),
+    [
+        ("manual_sgd.py:train_batch", "--step-on manual_sgd.py:train_batch names a function that never returned"),
+        ("other.py:train_one_batch", f"one of that name returned in {PROGRAMS / 'manual_sgd.py'}:train_one_batch"),
+        ("train_one_batch", "--step-on train_one_batch: it takes backward, optimizer, forward"),
+    ],
+)
+def test_a_marker_that_is_never_met_is_one_clear_error(tmp_path: Path, marker: str, said: str) -> None:
+    ran = record(tmp_path, "manual_sgd", "--step-on", marker, *ALL)
+    assert ran.exit_code in (1, 2)
+    assert said in ran.said
+    assert "backward, optimizer, forward, or a function as FILE.py:FUNCTION" in ran.said
+    assert not (tmp_path / "run.ampmem").exists()
+
+
+def test_each_forward_of_inference_is_a_step(tmp_path: Path) -> None:
+    ran = record(tmp_path, "generate", "--step-on", "forward", *ALL)
+    steps = ended(ran)
+    assert ran.exit_code == 0, ran.said
+    assert len(steps) == len(ran.counted["cache"])
+    for step, cache in zip(steps, ran.counted["cache"], strict=True):
+        live = step["marks"]["after_forward"]
+        assert live["parameters"] == ran.counted["parameters"]
+        assert live["other"] == cache
+        assert step["marks"]["after_backward"] is None
+    held = [item for item in ran.summary["top"] if item["category"] == "other"]
+    assert {item["name"] for item in held} == {"Cache.keys[0]"}
+    assert ran.summary["conservation"]["residual_bytes"] == 0
+
+
+def test_inference_without_saying_so_is_told_how(tmp_path: Path) -> None:
+    ran = record(tmp_path, "generate", *ALL)
+    assert ran.exit_code == 1
+    assert "a model ran 6 times, with gradients off; to record inference, say --step-on forward" in ran.said
+
+
+def test_the_loss_is_that_of_the_last_micro_batch_and_says_so(tmp_path: Path) -> None:
+    ran = record(tmp_path, "accumulate", *ALL)
+    assert [step["backwards"] for step in ended(ran)] == [4, 4]
+    assert [step["loss"] for step in ended(ran)] == pytest.approx([losses[-1] for losses in ran.counted])
+    assert "(last of 4)" in ran.said
+
+
+@pytest.mark.parametrize("arguments", [(), ("--test",)])
+def test_training_in_child_processes_is_said_to_be_unseen(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    ran = record(tmp_path, "spawned", *ALL, arguments=arguments)
+    assert ran.exit_code == 1
+    assert "it started 2 child processes, and what happens there is not recorded" in ran.said

@@ -1,0 +1,122 @@
+"""Which phase the script is in, by what runs, and under which grad mode."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import pytest
+import torch
+from torch import nn
+
+import ampmem
+from ampmem.errors import UsageError
+from ampmem.events import Phase, Recording
+
+
+class Normalize(nn.Module):
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return (image - 0.5) * 2
+
+
+class Wrapper(nn.Module):
+    """Runs a model that is no child of it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.models = [model]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.models[0](x)
+        return output
+
+
+def make() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def phases(recording: Recording, step: int) -> list[str]:
+    """The phases of a step, in order."""
+    rows = recording.phases.phase[recording.phases.step == step].tolist()
+    return [Phase(code).name.lower() for code, _ in groupby(rows) if code != Phase.BETWEEN]
+
+
+def test_a_transform_in_the_loop_is_data_and_its_loss_is_forward() -> None:
+    model, optimizer = make()
+    normalize, criterion = Normalize(), nn.MSELoss()
+    with ampmem.profile(model, optimizer) as prof:
+        for _ in range(2):
+            image = normalize(torch.rand(4, 8))
+            optimizer.zero_grad()
+            criterion(model(image), image).backward()
+            optimizer.step()
+    recording = prof.recording()
+    assert phases(recording, 1) == ["data", "forward", "backward", "optimizer"]
+    assert not any("Normalize" in text for text in recording.texts)
+
+
+def test_a_model_inside_what_looks_like_a_transform_starts_forward() -> None:
+    model, optimizer = make()
+    wrapper = Wrapper(model)
+    with ampmem.profile(model, optimizer) as prof:
+        for _ in range(2):
+            wrapper(torch.rand(4, 8)).sum().backward()
+            optimizer.step()
+    assert phases(prof.recording(), 1) == ["data", "forward", "backward", "optimizer"]
+
+
+def test_a_teacher_is_evaluation_inside_a_forward_that_goes_on() -> None:
+    model, optimizer = make()
+    teacher = nn.Linear(8, 8)
+    with ampmem.profile(model, optimizer) as prof:
+        for _ in range(2):
+            output = model(torch.rand(4, 8))
+            with torch.no_grad():
+                target = teacher(torch.rand(6, 8))[:4]
+            (output - target).square().mean().backward()
+            optimizer.step()
+    recording = prof.recording()
+    assert phases(recording, 1) == ["forward", "evaluation", "forward", "backward", "optimizer"]
+    assert [step.batch_size for step in recording.steps] == [4, 4]
+    seen = {recording.texts[op] for op in recording.events.op[recording.events.phase == Phase.FORWARD]}
+    assert "aten::sub" in seen  # the loss is observed after the teacher, too
+
+
+def test_evaluation_before_training_is_in_no_step() -> None:
+    model, optimizer = make()
+    with ampmem.profile(model, optimizer) as prof:
+        with torch.inference_mode():
+            model.eval()(torch.rand(512, 8))
+        model.train()(torch.rand(4, 8)).sum().backward()
+        optimizer.step()
+    recording = prof.recording()
+    assert phases(recording, 0) == ["forward", "backward", "optimizer"]
+    assert "evaluation" in phases(recording, -1)
+    assert [step.batch_size for step in recording.steps] == [4]
+
+
+def test_inference_in_code() -> None:
+    model, _ = make()
+    with ampmem.profile(model, step_on="forward", steps=2) as prof, torch.no_grad():
+        for _ in range(3):
+            model(torch.rand(4, 8))
+    summary = prof.summary()
+    assert [step.index for step in summary.steps] == [0, 1]
+    assert summary.static_model == ()
+    assert [module.name for module in summary.modules][:1] == ["(model)"]
+
+
+def test_what_ends_a_step_must_be_something() -> None:
+    with pytest.raises(UsageError, match="--step-on epoch: it takes"), ampmem.profile(step_on="epoch"):
+        pass
+
+
+def test_a_step_of_ones_own_wins_over_backward() -> None:
+    weight = nn.Linear(8, 8)
+    with ampmem.profile(weight) as prof:
+        for _ in range(2):
+            for _ in range(3):
+                weight(torch.rand(4, 8)).sum().backward()
+            weight.zero_grad()
+            prof.step()
+    assert [step.backwards for step in prof.recording().steps][-1:] == [3]

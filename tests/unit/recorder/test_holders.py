@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from torch import nn
+
+from ampmem.recorder.models.holders import names_of_holders
+
+
+class Layer:
+    keys: torch.Tensor
+
+
+class Cache:
+    def __init__(self) -> None:
+        self.layers = [Layer(), Layer()]
+
+
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.past = [torch.ones(3)]
+
+
+def module_with(**variables: object) -> ModuleType:
+    module = ModuleType("script")
+    module.__dict__.update(variables)
+    return module
+
+
+def test_a_tensor_is_named_after_the_object_that_holds_it() -> None:
+    cache, decoder, script = Cache(), Decoder(), module_with(KEPT={"past": torch.ones(3)})
+    for layer in cache.layers:
+        layer.keys = torch.ones(3)
+    names = names_of_holders([cache.layers[1].keys, decoder.past[0], script.KEPT["past"]])
+    assert names == ["Cache.layers[1].keys", "Decoder.past[0]", "KEPT['past']"]
+
+
+def test_what_a_local_container_holds_is_named_after_that() -> None:
+    past = {"keys": (torch.ones(3), torch.ones(3))}
+    assert names_of_holders([past["keys"][1]]) == ["dict['keys'][1]"]
+
+
+def test_what_a_local_variable_holds_has_no_name() -> None:
+    tensor = torch.ones(3)
+    assert names_of_holders([tensor]) == [""]
+    assert names_of_holders([]) == []
