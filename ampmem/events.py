@@ -110,7 +110,7 @@ class Fact(IntEnum):
     PARAMETER_COPY = 18
     """A parameter of a module that did not run while it was recorded, such as an EMA's; ``name`` says whose."""
     HELD = 19
-    """Alive in the object ``name`` when a step of inference, or the recording, ended: ``DynamicCache.layers[0].keys``."""
+    """Alive in ``name`` when a step of inference, or the recording, ended: ``DynamicCache.layers[0].keys``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -181,7 +181,7 @@ class Follower:
         self._device.mark(Mark.AFTER_FORWARD)
 
     def backward_ended(self, *, raised: bool, differentiable: bool) -> None:
-        """The autograd engine has returned, or ``raised``; its gradients are ``differentiable`` where it made a graph."""
+        """The autograd engine has returned, or ``raised``; ``differentiable``: it made a graph of its own."""
         ended_ns = time_ns()
         if self.recording:
             self._in_engine = False

@@ -34,7 +34,7 @@ class Listener(Protocol):
         """The autograd engine is about to run, from ``loss`` where it starts at one number."""
 
     def backward_ended(self, *, raised: bool, differentiable: bool) -> None:
-        """The autograd engine has returned, or ``raised``; its gradients are ``differentiable`` where it made a graph."""
+        """The autograd engine has returned, or ``raised``; ``differentiable``: it made a graph of its own."""
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
         """``optimizer`` exists."""

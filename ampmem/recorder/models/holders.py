@@ -45,7 +45,7 @@ class Holders:
             self._note_holders(self._left_behind())
 
     def note_rest(self, models: Models, optimizers: Iterable[Optimizer]) -> None:
-        """Log the parameters of modules that did not run, and who holds what else nothing is known of, if it is much."""
+        """Log parameters of modules that did not run, and who holds what else nothing is known of, if that is much."""
         with collection_paused():
             self._note_holders(self._unknown(models, optimizers))
 
