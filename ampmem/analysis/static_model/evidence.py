@@ -232,8 +232,9 @@ def _memories(history: MemoryHistory, mine: Mask, fact: Fact) -> tuple[NamedMemo
     rows = np.flatnonzero((facts.fact == fact) & mine[facts.allocation])
     # The same is seen again in every step: once is enough.
     _, first = np.unique(facts.allocation[rows] * len(texts) + facts.name[rows], return_index=True)
-    # The parts of one tensor are noted one right after the other.
+    # The parts of one tensor are noted one right after the other, for the same instant.
     again = (facts.fact[1:] == fact) & (facts.fact[:-1] == fact) & (facts.name[1:] == facts.name[:-1])
+    again &= facts.time_ns[1:] == facts.time_ns[:-1]
     for row in np.sort(rows[first]).tolist():
         allocation, name = int(facts.allocation[row]), texts[facts.name[row]]
         names[allocation][name] = texts[facts.dtype[row]]
