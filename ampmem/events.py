@@ -107,8 +107,10 @@ class Fact(IntEnum):
     """What other facts say of this storage was concluded from frames, sizes and lifetimes, not seen by a hook."""
     SCRATCH = 17
     """What the op ``name`` allocates for itself and gives back before it returns."""
+    PARAMETER_COPY = 18
+    """A parameter of a module that did not run while it was recorded, such as an EMA's; ``name`` says whose."""
     HELD = 19
-    """Alive when a step of inference ended, in the object ``name``: ``DynamicCache.layers[0].keys``."""
+    """Alive in ``name`` when a step of inference, or the recording, ended: ``DynamicCache.layers[0].keys``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -145,8 +145,8 @@ class Follower:
             self.open_step.batch_size = size
             self.open_step.batch_loaded = size == self._loaded
 
-    def forward_ended(self) -> None:
-        """The outermost module has returned or raised."""
+    def forward_ended(self, *, raised: bool) -> None:
+        """The outermost module has returned or ``raised``."""
         if self._log.phase == Phase.BACKWARD:
             for address in self._forward.take_recomputed():
                 self._log.fact(Fact.RECOMPUTED, address)
@@ -161,7 +161,7 @@ class Follower:
         self._forward.forward_ended()
         if not torch.is_grad_enabled():
             self._log.enter_phase(self._resting_phase())
-        if self._outcome.step_on is StepOn.FORWARD and self.recording and not self.manual_steps:
+        if self._outcome.step_on is StepOn.FORWARD and self.recording and not (self.manual_steps or raised):
             self.leave_forward()
             self._holders.note()
             self._finish()
@@ -180,8 +180,8 @@ class Follower:
         self._log.enter_phase(Phase.BACKWARD)
         self._device.mark(Mark.AFTER_FORWARD)
 
-    def backward_ended(self) -> None:
-        """The autograd engine has returned or raised."""
+    def backward_ended(self, *, raised: bool, differentiable: bool) -> None:
+        """The autograd engine has returned, or ``raised``; ``differentiable``: it made a graph of its own."""
         ended_ns = time_ns()
         if self.recording:
             self._in_engine = False
@@ -191,7 +191,10 @@ class Follower:
         if inside_forward:  # torch.func.grad, or a model that computes forces
             self._begin_forward()
             self._forward.enter()
-        elif not self.manual_steps:
+        elif differentiable and self.recording and self._log.step != NO_STEP and not self._update.stepping:
+            self._log.enter_phase(Phase.FORWARD)  # a penalty on gradients: what follows is part of the loss
+            self._forward.enter()
+        elif not (self.manual_steps or raised):
             self._after_backward(ended_ns)
 
     def _after_backward(self, ended_ns: int) -> None:
@@ -251,8 +254,11 @@ class Follower:
     def function_returned(self) -> None:
         """The function has returned whose returns end steps."""
         self._outcome.returned = True
-        if not self.manual_steps and not (self.recording and self._log.step == NO_STEP):
-            self._finish()
+        if self.manual_steps or (self.recording and self._log.step == NO_STEP):
+            return
+        if self.recording and self._outcome.backwards == 0:  # inference
+            self._holders.note()
+        self._finish()
 
     def process_started(self) -> None:
         """The script has started a child process."""

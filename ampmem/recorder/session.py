@@ -95,13 +95,14 @@ class Session:
     def _make_hooks(self, texts: Texts, stacks: Stacks, arm_seen: ArmSeen) -> None:
         log, models = self.log, self.models
         self._casts = CastHooks(log, models, texts)
+        self._holders = Holders(log, texts)
         mode = ForwardMode(log, self._casts, stacks, texts)
         forward = ForwardObserver(log, mode, SavedTensors(log, texts), self._source.owns_mode, self._notes.add)
         self._gradients = GradientHooks(log, models, texts)
         listener = self._follower = Follower(
             log=log,
             models=models,
-            holders=Holders(log, texts),
+            holders=self._holders,
             forward=forward,
             gradients=self._gradients,
             update=self._update,
@@ -343,6 +344,8 @@ class Session:
         if ended_with(failure, taken[1], self._follower.forward_ns):
             step = self._unfinished_step()
         self.models.note()  # as every forward does when it starts
+        if failure is None:
+            self._holders.note_rest(self.models, self._follower.optimizers)
         try:
             self._write(raw, taken, step)
         except RecordingError as error:  # as in _give_up: the script goes on

@@ -55,6 +55,18 @@ def test_a_transform_in_the_loop_is_data_and_its_loss_is_forward() -> None:
     assert not any("Normalize" in text for text in recording.texts)
 
 
+def test_the_batch_is_what_the_model_is_fed_and_not_the_loss() -> None:
+    model, optimizer = make()
+    criterion = nn.MSELoss()
+    with ampmem.profile(model, optimizer) as prof:
+        for _ in range(3):
+            criterion(model(torch.rand(4, 8)).view(-1), torch.rand(32)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            nn.Linear(8, 8)  # what is registered makes ampmem look anew
+    assert [step.batch_size for step in prof.recording().steps] == [4, 4, 4]
+
+
 def test_a_model_inside_what_looks_like_a_transform_starts_forward() -> None:
     model, optimizer = make()
     wrapper = Wrapper(model)
@@ -120,3 +132,13 @@ def test_a_step_of_ones_own_wins_over_backward() -> None:
             weight.zero_grad()
             prof.step()
     assert [step.backwards for step in prof.recording().steps][-1:] == [3]
+
+
+@pytest.mark.parametrize("step_on", ["forward", "backward"])
+def test_what_raises_ends_no_step(step_on: str) -> None:
+    model, _ = make()
+    with ampmem.profile(model, step_on=step_on) as prof:
+        model(torch.rand(4, 8)).sum().backward()
+        with pytest.raises(RuntimeError):
+            model(torch.rand(4, 9)) if step_on == "forward" else model(torch.rand(4, 8)).backward()
+    assert len(prof.recording().steps) == 1

@@ -38,11 +38,13 @@ _LINKS = {
 class NamedMemory:
     """A live allocation with the names that facts give it, in the order in which they were seen.
 
-    Each name comes with the dtype of the tensor that it was given for, empty where no hook knew it.
+    Each name comes with the dtype of the tensor that it was given for, empty where no hook knew it. ``further`` are
+    those names of which this is one more part: of a tensor that wraps several, or of a sparse one.
     """
 
     bytes: int
     names: Mapping[str, str]
+    further: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,17 +96,18 @@ class Fates:
 class Evidence:
     """Everything at one instant of one step.
 
-    ``cast`` are the parameters that the step has cast by then; ``casts_seen`` says whether the recording has any
-    cast of a parameter. ``fates`` and ``states_fate`` say of parameters' tensors, and of optimizer states, what
-    became of them. ``had_gradient`` are the names of the parameters of which a gradient was seen before, ``sparse``
-    of those with a sparse one, ``have_gradients`` of all that ever have one.
-    ``updated`` says whether an optimizer update was done by then, ``skipped`` whether a loss scaler left one out.
+    ``copied`` are parameters of modules that did not run. ``cast`` are the parameters that the step has cast by then;
+    ``casts_seen`` says whether the recording has any cast of a parameter. ``fates`` and ``states_fate`` say of
+    parameters' tensors, and of optimizer states, what became of them. ``had_gradient`` are the names of the parameters
+    of which a gradient was seen before, ``sparse`` of those with a sparse one, ``have_gradients`` of all that ever have
+    one. ``updated`` says whether an optimizer update was done by then, ``skipped`` whether a loss scaler left one out.
     ``rounding`` is what the allocator set aside for the static categories beyond what was requested.
     """
 
     parameters: tuple[ParameterRecord, ...]
     live: Breakdown
     memories: Mapping[Category, tuple[NamedMemory, ...]]
+    copied: tuple[NamedMemory, ...]
     fates: Mapping[Category, Fates]
     states: tuple[StateMemory, ...]
     states_fate: Fates
@@ -157,6 +160,7 @@ def evidence_at(history: MemoryHistory, ledger: Ledger, instant_ns: int, index: 
         parameters=recording.parameters,
         live=history.timeline.breakdown(position),
         memories={name: _memories(history, alive & history.classes.of(name), fact) for name, fact in _LINKS.items()},
+        copied=_copied(history, alive),
         fates={name: _fates(history, fact, position) for name, fact in _LINKS.items()},
         states=_states(history, alive & history.classes.of(Category.OPTIMIZER_STATE)),
         states_fate=_fates(history, Fact.OPTIMIZER_STATE, position),
@@ -199,7 +203,11 @@ def credit(
             for owner, dtype in owners.items()
         }
         for name, share in shares.items():
-            of.setdefault(name, []).append(share)
+            sizes = of.setdefault(name, [])
+            if sizes and name in memory.further:
+                sizes[-1] += share
+            else:
+                sizes.append(share)
         if shares:
             beyond += max(memory.bytes - sum(shares.values()), 0)
     return Credits(of=of, beyond=beyond)
@@ -220,14 +228,28 @@ def _share(memory: NamedMemory, owner: ParameterRecord, dtype: str, *, alone: bo
 def _memories(history: MemoryHistory, mine: Mask, fact: Fact) -> tuple[NamedMemory, ...]:
     facts, texts = history.facts, history.recording.texts
     names: dict[int, dict[str, str]] = {int(allocation): {} for allocation in np.flatnonzero(mine)}
+    further: dict[int, set[str]] = {allocation: set() for allocation in names}
     rows = np.flatnonzero((facts.fact == fact) & mine[facts.allocation])
     # The same is seen again in every step: once is enough.
     _, first = np.unique(facts.allocation[rows] * len(texts) + facts.name[rows], return_index=True)
+    # The parts of one tensor are noted one right after the other, for the same instant.
+    again = (facts.fact[1:] == fact) & (facts.fact[:-1] == fact) & (facts.name[1:] == facts.name[:-1])
+    again &= facts.time_ns[1:] == facts.time_ns[:-1]
     for row in np.sort(rows[first]).tolist():
-        names[int(facts.allocation[row])][texts[facts.name[row]]] = texts[facts.dtype[row]]
+        allocation, name = int(facts.allocation[row]), texts[facts.name[row]]
+        names[allocation][name] = texts[facts.dtype[row]]
+        if row > 0 and again[row - 1] and facts.allocation[row - 1] != allocation:
+            further[allocation].add(name)
     return tuple(
-        NamedMemory(bytes=int(history.lifetimes.bytes[allocation]), names=found) for allocation, found in names.items()
+        NamedMemory(bytes=int(history.lifetimes.bytes[allocation]), names=found, further=frozenset(further[allocation]))
+        for allocation, found in names.items()
     )
+
+
+def _copied(history: MemoryHistory, alive: Mask) -> tuple[NamedMemory, ...]:
+    """What of the parameters' memory belongs to modules that did not run."""
+    memories = _memories(history, alive & history.classes.of(Category.PARAMETERS), Fact.PARAMETER_COPY)
+    return tuple(memory for memory in memories if memory.names)
 
 
 def _states(history: MemoryHistory, mine: Mask) -> tuple[StateMemory, ...]:

@@ -38,6 +38,8 @@ def parameter_terms(evidence: Evidence, per_element: float) -> TermSums:
             terms.add(_missing_parameter(evidence.fates[Category.PARAMETERS], record), -record.bytes, record.name)
         elif len(found) > 1:
             terms.add(TermKind.PARAMETERS_MOVED, sum(found[:-1]), record.name, tensors=len(found) - 1)
+    for memory in evidence.copied:
+        terms.add(TermKind.PARAMETER_COPIES, memory.bytes, next(iter(memory.names)))
     terms.add(TermKind.AROUND_PARAMETERS, credits.beyond)
     return terms
 

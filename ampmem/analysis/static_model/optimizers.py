@@ -16,15 +16,19 @@ from ampmem.analysis.parameters import own_elements
 from ampmem.analysis.static_model.evidence import ITEMSIZES, dtype_bytes, itemsize
 from ampmem.analysis.static_model.states import SCALAR
 from ampmem.analysis.static_model.static_model import (
-    OPTIMIZERS,
+    ADAM_8BIT,
     OptimizerModel,
     StateTensor,
+    is_bitsandbytes,
     optimizer_forms,
     optimizer_model,
 )
 from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.events import Column, Fact, OptimizerRecord, ParameterRecord
 from ampmem.names import StateName
+
+NONE = OptimizerModel(key="none", title="no optimizer of torch.optim", states=(), source="this recording")
+"""Of a run in which none was seen: what the script updates with, if it does, keeps no state that is known."""
 
 _Sizes = dict[str, set["int | None"]]
 """By state, bytes per element; ``None`` for those of what is optimized, 0 for what has no whole number of them."""
@@ -72,9 +76,17 @@ def optimizers_of(history: MemoryHistory) -> Optimizers:
 def _unassigned(optimizers: Sequence[OptimizerRecord]) -> OptimizerModel:
     """What the first optimizer keeps where no parameter is known to be its."""
     if not optimizers:
-        return OPTIMIZERS["sgd"]
-    first = optimizers[0]
-    return optimizer_model((first.class_name, *first.bases), first.settings) or _as_seen(first, _Seen())
+        return NONE
+    return _named(optimizers[0])
+
+
+def _named(optimizer: OptimizerRecord) -> OptimizerModel:
+    """What the names of its classes say, while no state of it has been seen."""
+    classes = (optimizer.class_name, *optimizer.bases)
+    named = optimizer_model(classes, optimizer.settings)
+    if named is None or (named == ADAM_8BIT and not is_bitsandbytes(classes)):
+        return _as_seen(optimizer, _Seen())
+    return named
 
 
 def _models(
@@ -97,7 +109,7 @@ def _models(
             found[record.name] = empty
     # What had no update yet, or is too small to tell its states from scalars, is taken to be like the others.
     largest = max(found.values(), key=lambda model: len(model.states), default=None)
-    rest = largest or optimizer_model(classes, optimizer.settings) or _as_seen(optimizer, _Seen())
+    rest = largest or _named(optimizer)
     return {record.name: found.get(record.name, rest) for record in mine}
 
 

@@ -332,6 +332,11 @@ def optimizer_forms(class_names: Sequence[str]) -> tuple[OptimizerModel, ...]:
     return ()
 
 
+def is_bitsandbytes(class_names: Sequence[str]) -> bool:
+    """Whether an optimizer of those classes is one of bitsandbytes: other libraries use the same names."""
+    return bool(_BITSANDBYTES.intersection(class_names))
+
+
 def adafactor_state(shape: Sequence[int], itemsize: int) -> int:
     """Bytes that ``torch.optim.Adafactor`` keeps for a parameter of that shape, without the scalar ``step``.
 

@@ -26,6 +26,7 @@ class TermKind(StrEnum):
     PARAMETERS_GONE = "parameters freed before this mark"
     PARAMETERS_LATER = "parameters made after this mark"
     PARAMETERS_MOVED = "earlier memory of a parameter that is still alive"
+    PARAMETER_COPIES = "parameters of modules that did not run, such as copies of the model"
     AROUND_PARAMETERS = "memory around parameters that are views of a larger buffer"
 
     GRADIENT_TYPE = "gradients in {about}"

@@ -132,8 +132,13 @@ def is_activation(view: View) -> Mask:
     return view.has(Fact.SAVED, Fact.RECOMPUTED) | waiting
 
 
+def is_parameter_copy(view: View) -> Mask:
+    """Memory of a parameter in a module that did not run."""
+    return view.has(Fact.PARAMETER_COPY)
+
+
 def is_held(view: View) -> Mask:
-    """What a step of inference leaves behind in an object, such as a key-value cache."""
+    """What a step of inference, or the recording, leaves behind in an object, such as a key-value cache."""
     return view.has(Fact.HELD)
 
 
@@ -149,6 +154,7 @@ RULES: tuple[Rule, ...] = (
     Rule(category=Category.MASTER_COPIES, names=(Fact.MASTER_COPY,), applies=is_master_copy),
     Rule(category=Category.GRADIENTS, names=(Fact.GRADIENT,), applies=is_gradient),
     Rule(category=Category.OPTIMIZER_STATE, names=(Fact.OPTIMIZER_STATE,), applies=is_optimizer_state),
+    Rule(category=Category.PARAMETERS, names=(Fact.PARAMETER_COPY,), applies=is_parameter_copy),
     Rule(category=Category.BUFFERS, names=(Fact.BUFFER,), applies=is_buffer),
     Rule(category=Category.CAST_COPIES, names=(Fact.CAST_COPY,), applies=is_cast_copy),
     Rule(category=Category.INPUTS, names=(Fact.INPUT,), applies=is_input),

@@ -150,12 +150,14 @@ def _outcome(path: Path, ended: launch.Ended, steps: int) -> _Outcome:
         try:
             recording = read(path)
             notes = recording.remarks
+            ended_steps = sum(step.finished for step in recording.steps)
             if recording.ooms:
                 failure = None  # whatever the script made of it
-            elif failure is None and (ended_steps := sum(step.finished for step in recording.steps)) < steps:
-                failure = f"it ended after {ended_steps} of {steps} steps; let it train for longer"
-            elif failure is None:
+            elif ended_steps >= steps:
+                failure = None  # of a script that caught the stop, and went on without what it missed
                 memory = memory_of(recording)
+            elif failure is None:
+                failure = f"it ended after {ended_steps} of {steps} steps; let it train for longer"
         except RecordingError as error:
             failure = failure or str(error)
     return _Outcome(memory=memory, notes=notes, failure=failure, ended=ended)

@@ -76,9 +76,10 @@ class Log:
         self._facts += (time_ns() if at is None else at, address, fact, name, module, dtype)
 
     def about(self, fact: Fact, tensor: torch.Tensor, name: int = 0, module: int = 0) -> None:
-        """``fact`` is true of all memory of ``tensor``."""
+        """``fact`` is true of all memory of ``tensor``: of all its parts at the same instant."""
+        now = time_ns()
         for part in parts_of(tensor):
-            self.fact(fact, self.storage_address(part), name, module, self._texts.dtype_id(part.dtype))
+            self.fact(fact, self.storage_address(part), name, module, self._texts.dtype_id(part.dtype), at=now)
             if self._see is not None and fact in _TOLD:
                 self._see(part, kept=fact != Fact.INPUT)
 

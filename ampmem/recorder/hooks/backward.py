@@ -76,13 +76,27 @@ class BackwardHooks:
             self._running = True
             roots = args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
             listener.backward_started(_scalar(roots) if listener.recording else None)
+            raised = True
             try:
-                return original(*args, **kwargs)
+                result = original(*args, **kwargs)
+                raised = False
+                return result
             finally:
                 self._running = False
-                listener.backward_ended()
+                made_graph = not raised and _creates_graph(original.__name__, args, kwargs)
+                listener.backward_ended(raised=raised, differentiable=made_graph)
 
         return run
+
+
+_CREATE_GRAPH = {"backward": 3, "grad": 4}
+"""Which argument of the entries is ``create_graph``."""
+
+
+def _creates_graph(entry: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether backward makes a graph of its own, so that more is computed from the gradients."""
+    place = _CREATE_GRAPH.get(entry, 3)  # of the engine's function, too
+    return bool(kwargs.get("create_graph", args[place] if len(args) > place else False))
 
 
 def _scalar(roots: Any) -> float | LateNumber | None:

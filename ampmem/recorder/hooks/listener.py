@@ -27,14 +27,14 @@ class Listener(Protocol):
     def batch_seen(self, size: int) -> None:
         """The outermost module is fed tensors whose first dimension is ``size``."""
 
-    def forward_ended(self) -> None:
-        """The outermost module has returned or raised."""
+    def forward_ended(self, *, raised: bool) -> None:
+        """The outermost module has returned or ``raised``."""
 
     def backward_started(self, loss: float | LateNumber | None) -> None:
         """The autograd engine is about to run, from ``loss`` where it starts at one number."""
 
-    def backward_ended(self) -> None:
-        """The autograd engine has returned or raised."""
+    def backward_ended(self, *, raised: bool, differentiable: bool) -> None:
+        """The autograd engine has returned, or ``raised``; ``differentiable``: it made a graph of its own."""
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
         """``optimizer`` exists."""

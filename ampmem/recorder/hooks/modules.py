@@ -107,7 +107,7 @@ class ModuleHooks:
                 if isinstance(kwargs, dict):
                     self._note_inputs(kwargs)
                 self._started_at = None
-                self._listener.forward_ended()
+                self._listener.forward_ended(raised=not isinstance(kwargs, dict))
         if not running and self._before_transform is not None:
             before, self._before_transform = self._before_transform, None
             self._listener.data_ended(before)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import gc
 import operator
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ampmem.events import Fact
 from ampmem.recorder.facts.log import Log
+from ampmem.recorder.facts.parts import parts_of
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.models.live import collection_paused, live_objects
+from ampmem.recorder.models.models import Models
 
 _LEVELS = 8
 """How far up is looked: from a tensor to the object that a script knows by name."""
@@ -25,8 +28,12 @@ _LOOKED_AT = 64
 """How many storages are asked for, the largest first: each level costs a walk through all objects."""
 
 
+_SHARE = 100
+"""At a recording's end holders are looked for when nothing is known of more than one in so many bytes."""
+
+
 class Holders:
-    """Logs what a step of inference leaves behind in objects."""
+    """Logs who holds what a step of inference leaves behind, and what nothing is known of when a recording ends."""
 
     def __init__(self, log: Log, texts: Texts) -> None:
         self._log = log
@@ -35,20 +42,63 @@ class Holders:
     def note(self) -> None:
         """Log each large storage that an object holds now, and where it hangs there."""
         with collection_paused():
-            tensors = self._largest()
-            for tensor, name in zip(tensors, names_of_holders(tensors), strict=True):
-                if name:
-                    self._log.fact(Fact.HELD, self._log.storage_address(tensor), self._texts.id(name))
+            self._note_holders(self._left_behind())
 
-    def _largest(self) -> list[Tensor]:
+    def note_rest(self, models: Models, optimizers: Iterable[Optimizer]) -> None:
+        """Log parameters of modules that did not run, and who holds what else nothing is known of, if that is much."""
+        with collection_paused():
+            self._note_holders(self._unknown(models, optimizers))
+
+    def _note_holders(self, tensors: list[Tensor]) -> None:
+        """Nothing else of ours may hold ``tensors`` now: it would be found."""
+        for tensor, name in zip(tensors, names_of_holders(tensors), strict=True):
+            if name:
+                self._log.fact(Fact.HELD, self._log.storage_address(tensor), self._texts.id(name))
+
+    def _left_behind(self) -> list[Tensor]:
         """One tensor of each of the largest storages, parameters left out."""
-        by_address: dict[int, tuple[int, Tensor]] = {}
-        for tensor in live_objects().tensors:
-            address = 0 if isinstance(tensor, nn.Parameter) else self._log.storage_address(tensor)
-            if address and address not in by_address:
-                by_address[address] = (tensor.untyped_storage().nbytes(), tensor)
-        ordered = sorted(by_address.values(), key=lambda entry: entry[0], reverse=True)
-        return [tensor for _, tensor in ordered[:_LOOKED_AT]]
+        tensors = [tensor for tensor in live_objects().tensors if not isinstance(tensor, nn.Parameter)]
+        return _largest(self._by_address(tensors))
+
+    def _unknown(self, models: Models, optimizers: Iterable[Optimizer]) -> list[Tensor]:
+        """One tensor of each of the largest storages of which nothing is known; none where they come to little."""
+        live = live_objects()
+        storages = self._by_address(live.tensors)
+        known = self._known(models, optimizers)
+        for name, parameter in models.idle(live.modules):
+            address = self._log.storage_address(parameter)
+            if address not in known:
+                known.add(address)
+                self._log.fact(Fact.PARAMETER_COPY, address, self._texts.id(name))
+        rest = {address: found for address, found in storages.items() if address not in known}
+        much = sum(size for size, _ in rest.values()) * _SHARE > sum(size for size, _ in storages.values())
+        return _largest(rest) if much else []
+
+    def _by_address(self, tensors: Iterable[Tensor]) -> dict[int, tuple[int, Tensor]]:
+        """The storages with their bytes, and one tensor of each."""
+        found: dict[int, tuple[int, Tensor]] = {}
+        for tensor in tensors:
+            address = self._log.storage_address(tensor)
+            if address and address not in found:
+                found[address] = (tensor.untyped_storage().nbytes(), tensor)
+        return found
+
+    def _known(self, models: Models, optimizers: Iterable[Optimizer]) -> set[int]:
+        """Addresses of parameters, their gradients, and optimizer state."""
+        parameters: list[Tensor] = [parameter for _, parameter in models.parameters()]
+        state = [value for each in optimizers for kept in each.state.values() for value in _values(kept)]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        tensors = [*parameters, *gradients, *(value for value in state if isinstance(value, Tensor))]
+        return {self._log.storage_address(part) for tensor in tensors for part in parts_of(tensor)}
+
+
+def _largest(storages: dict[int, tuple[int, Tensor]]) -> list[Tensor]:
+    ordered = sorted(storages.values(), key=lambda entry: entry[0], reverse=True)
+    return [tensor for _, tensor in ordered[:_LOOKED_AT]]
+
+
+def _values(kept: Any) -> list[Any]:
+    return list(kept.values()) if isinstance(kept, dict) else []
 
 
 def names_of_holders(tensors: list[Tensor]) -> list[str]:

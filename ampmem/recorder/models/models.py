@@ -95,6 +95,8 @@ class Models:
         """Text ids of the parameters' names, as of the last :meth:`note`."""
         self.buffers_at = Places(log)
         """The same of the buffers."""
+        self._parts: set[int] = set()
+        """``id`` of each module that is, or hangs below, a root with parameters; a loss may be a root without."""
         self._strangers: dict[int, weakref.ref[nn.Module]] = {}
         """Modules without parameters that hang below none that has some, as far as is known."""
 
@@ -123,14 +125,13 @@ class Models:
 
     def owns(self, module: nn.Module) -> bool:
         """Whether ``module`` is a part of a model: it has parameters, or hangs below a module that has."""
-        stranger = self._strangers.get(id(module))
-        if stranger is not None and stranger() is module:
+        if self._is_stranger(module):
             return False
-        if self._known_path(module) is not None or _has_parameters(module):
+        if self._is_part(module) or _has_parameters(module):
             return True
         if self.changed:
             self.refresh()
-        if self._known_path(module) is not None or _has_parameters(_root_of(module)):
+        if self._is_part(module) or _has_parameters(_root_of(module)):
             return True
         self._strangers[id(module)] = weakref.ref(module)
         return False
@@ -142,7 +143,7 @@ class Models:
             self.refresh()
             found = self._known_path(module)
         if found is None:  # it existed before, or was copied or unpickled, which registers nothing
-            self.add(_root_of(module))
+            self.add(module if self._is_stranger(module) else _root_of(module))
             found = self._known_path(module)
         return found or 0
 
@@ -168,11 +169,33 @@ class Models:
             if parameter is not None:
                 yield slot, parameter  # type: ignore[misc]
 
+    def idle(self, modules: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters of those of ``modules`` that are no part of a model, each with a name.
+
+        A module whose parameters have the shapes of a model's, in the same order, is called a copy of that.
+        """
+        strangers = [module for module in modules if self._known_path(module) is None]
+        parents = _parents(strangers)
+        models = [(_shapes(root), prefix, root) for reference, prefix in self._roots if (root := reference())]
+        for module in strangers:
+            if id(module) in parents:
+                continue
+            names = [name for name, _ in module.named_parameters()]
+            for shapes, prefix, root in models:
+                if names and shapes == _shapes(module):
+                    lead = "" if prefix == ROOT else f"{prefix}."
+                    names = [f"copy of {lead}{name}" for name, _ in root.named_parameters()]
+                    break
+            else:
+                names = [f"{type(module).__name__}.{name}" for name in names]
+            yield from zip(names, module.parameters(), strict=True)
+
     def refresh(self) -> None:
         """Name everything below the roots again."""
         self.changed = False
         self.generation += 1
         self._path_ids.clear()
+        self._parts.clear()
         self._parameters.clear()
         self._buffers.clear()
         seen: set[int] = set()
@@ -196,6 +219,13 @@ class Models:
             self._records[slot.name] = replace(record, overlap=overlap)
         return list(self._records.values())
 
+    def _is_part(self, module: nn.Module) -> bool:
+        return id(module) in self._parts and self._known_path(module) is not None
+
+    def _is_stranger(self, module: nn.Module) -> bool:
+        stranger = self._strangers.get(id(module))
+        return stranger is not None and stranger() is module
+
     def _live_roots_with_parameters(self) -> Iterator[bool]:
         return (_has_parameters(module) for root, _ in self._roots if (module := root()) is not None)
 
@@ -213,10 +243,13 @@ class Models:
 
     def _name_tree(self, root: nn.Module, prefix: str, seen: set[int]) -> None:
         lead = "" if prefix == ROOT else prefix
+        has_parameters = _has_parameters(root)
         for path, module in root.named_modules(prefix=lead):
             reference = weakref.ref(module)
             path_id = self._texts.id(path or prefix)
             self._path_ids.setdefault(id(module), (reference, path_id))
+            if has_parameters:
+                self._parts.add(id(module))
             for kind, slots in ((PARAMETERS, self._parameters), (BUFFERS, self._buffers)):
                 for key, tensor in module.__dict__[kind].items():
                     if tensor is None or id(tensor) in seen:
@@ -245,6 +278,10 @@ def parameter_record(
 
 def _has_parameters(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
+
+
+def _shapes(module: nn.Module) -> list[torch.Size]:
+    return [parameter.shape for parameter in module.parameters()]
 
 
 def _root_of(module: nn.Module) -> nn.Module:

@@ -10,6 +10,7 @@ import torch
 from ampmem.events import RunRecord
 from ampmem.recorder.device import DeviceWatch
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
+from ampmem.recorder.marker import Marker
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.options import Options
 from ampmem.recorder.outcome import Outcome
@@ -18,7 +19,7 @@ from ampmem.recorder.steering.arms import ArmSeen, arm_record
 from ampmem.recorder.steering.steering import Steering
 from ampmem.recording import Description
 from ampmem.version import __version__
-from ampmem.vocabulary import Arm
+from ampmem.vocabulary import Arm, StepOn
 
 
 def run_record(options: Options, source: Source) -> RunRecord:
@@ -34,7 +35,14 @@ def run_record(options: Options, source: Source) -> RunRecord:
         world_size=1,
         script=options.script,
         arguments=options.arguments,
+        step_on=_words(options.step_on),
     )
+
+
+def _words(step_on: StepOn | Marker) -> str:
+    if isinstance(step_on, Marker):
+        return step_on.text
+    return "" if step_on is StepOn.FOUND else step_on.value
 
 
 class Notes:

@@ -155,6 +155,7 @@ class StaticModelView:
 
     head: str
     verdict: str
+    holds: bool
     marks: tuple[MarkComponents, ...]
 
 

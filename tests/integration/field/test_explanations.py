@@ -118,12 +118,3 @@ def test_a_recording_that_adds_up_passes_the_check(tmp_path: Path, program: str)
     checked = ampmem(tmp_path, "show", "--check", "run.ampmem")
     assert checked.returncode == 0
     assert checked.stdout.startswith("run.ampmem: ok, ")
-
-
-def test_the_workspace_of_a_recurrent_layer_is_no_mask_and_no_estimate_stands_on_it(tmp_path: Path) -> None:
-    ran = record(tmp_path, "recurrent", "--arm", "amp")
-    kinds = {group["kind"]: group["bytes"] for group in ran.summary["activations"]}
-    assert "masks" not in kinds
-    assert kinds.get("workspace of aten::mkldnn_rnn_layer", 0) == ran.counted["workspaces"]
-    # A CPU may have no such library.
-    assert not ran.counted["workspaces"] or not {"amp-saves", "amp-saves-nothing"} & told(ran).keys()

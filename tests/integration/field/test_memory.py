@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from field import Ran, record
+from field import Ran, plain, record
 
 from ampmem.events import OTHER_THREADS, Action
 from ampmem.recording import read
@@ -65,3 +65,26 @@ def test_a_flat_fp32_copy_of_half_weights_is_a_master_copy(tmp_path: Path) -> No
     assert {category: ran.last["after_optimizer"][category] for category in ran.counted} == ran.counted
     assert ran.summary["static_recipe"]["precision"].startswith("half-master")
     assert all(part["holds"] for part in ran.summary["static_model"])
+
+
+@pytest.mark.parametrize("arm", ["fp32", "amp"])
+def test_what_a_graph_of_backward_saves_are_activations(tmp_path: Path, arm: str) -> None:
+    ran = record(tmp_path, "gradient_penalty", "--arm", arm)
+    assert conserved(ran)
+    if arm == "fp32":
+        counted = plain(tmp_path, "gradient_penalty", "count")["activations"]
+        assert ran.last["after_forward"]["activations"] == counted
+    # What the model was fed is made of the batch, which a variable holds.
+    assert ran.last["after_forward"]["other"] == ran.counted["batch"]
+
+
+def test_averages_of_the_weights_have_names(tmp_path: Path) -> None:
+    ran = record(tmp_path, "ema")
+    assert conserved(ran)
+    assert {category: ran.last["after_optimizer"][category] for category in ran.counted} == ran.counted
+    large = {(entry["category"], entry["name"]) for entry in ran.summary["top"]}
+    assert {("parameters", "copy of 0.weight"), ("other", "Average.shadow[0]")} <= large
+    assert all(part["holds"] for part in ran.summary["static_model"])
+    (copies,) = (part for part in ran.summary["static_model"][:1] for part in part["terms"])
+    assert copies["why"] == "parameters of modules that did not run, such as copies of the model"
+    assert 2 * copies["bytes"] == ran.counted["parameters"]

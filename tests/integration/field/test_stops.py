@@ -32,7 +32,7 @@ def test_a_script_that_goes_on_is_stopped_at_its_next_forward(tmp_path: Path) ->
     assert done.returncode == 0
     assert done.stdout == "interrupted\n"
     assert "recorded 3 steps in run.ampmem; the script caught the stop once" in done.stderr
-    forward = line_of("    model(torch.ones(4, 8)).sum().backward()")
+    forward = line_of("    model(torch.ones(4, 8, device=device)).sum().backward()")
     assert f"went on, and was then stopped at {PROGRAM}:{forward}" in done.stderr
 
 
@@ -77,3 +77,11 @@ def test_to_the_end_nothing_is_stopped(tmp_path: Path, how: str) -> None:
     assert done.returncode == 0
     assert len(json.loads(done.stdout)) == (12 if how == "each_batch" else 24)
     assert "caught" not in done.stderr
+
+
+@pytest.mark.slow
+def test_what_fits_is_found_of_a_script_that_fails_for_the_stop(tmp_path: Path) -> None:
+    options = ("--gpu", "2GiB", "--arms", "fp32", "--points", "0")
+    done = ampmem(tmp_path, "fit", *options, str(PROGRAM), "then_fails", "cuda", "--vary", "--size=1:2")
+    assert done.returncode == 0, done.stderr
+    assert "fp32: --size=2 fits" in done.stdout

@@ -39,6 +39,7 @@ def born_in(phase: Phase, *, op: str = "", module: str = "") -> Story:
         (Fact.MASTER_COPY, Category.MASTER_COPIES),
         (Fact.GRADIENT, Category.GRADIENTS),
         (Fact.OPTIMIZER_STATE, Category.OPTIMIZER_STATE),
+        (Fact.PARAMETER_COPY, Category.PARAMETERS),
         (Fact.BUFFER, Category.BUFFERS),
         (Fact.CAST_COPY, Category.CAST_COPIES),
         (Fact.INPUT, Category.INPUTS),
@@ -59,6 +60,7 @@ ORDER = [
     Fact.MASTER_COPY,
     Fact.GRADIENT,
     Fact.OPTIMIZER_STATE,
+    Fact.PARAMETER_COPY,
     Fact.BUFFER,
     Fact.CAST_COPY,
     Fact.INPUT,
@@ -74,12 +76,13 @@ def test_of_two_facts_the_earlier_rule_decides_and_names(strong: Fact, weak: Fac
     assert name_of(story) == "strong"
 
 
-def test_the_rules_have_one_order_and_one_category_each() -> None:
+def test_the_rules_have_one_order() -> None:
     assert [rule.category for rule in RULES] == [
         Category.PARAMETERS,
         Category.MASTER_COPIES,
         Category.GRADIENTS,
         Category.OPTIMIZER_STATE,
+        Category.PARAMETERS,
         Category.BUFFERS,
         Category.CAST_COPIES,
         Category.INPUTS,

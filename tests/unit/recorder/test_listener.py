@@ -40,13 +40,13 @@ class Diary:
     def batch_seen(self, size: int) -> None:
         self.heard.append(f"batch of {size}")
 
-    def forward_ended(self) -> None:
+    def forward_ended(self, *, raised: bool) -> None:
         self.heard.append("forward ended")
 
     def backward_started(self, loss: float | LateNumber | None) -> None:
         self.heard.append(f"backward of {loss}")
 
-    def backward_ended(self) -> None:
+    def backward_ended(self, *, raised: bool, differentiable: bool) -> None:
         self.heard.append("backward ended")
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
@@ -64,6 +64,16 @@ class Diary:
     def data_started(self) -> Phase:
         self.heard.append("data")
         return Phase.SETUP
+
+    def transform_started(self) -> Phase:
+        self.heard.append("transform")
+        return Phase.SETUP
+
+    def function_returned(self) -> None:
+        self.heard.append("function returned")
+
+    def process_started(self) -> None:
+        self.heard.append("process")
 
     def batch_loaded(self, samples: int | None) -> None:
         self.heard.append(f"batch of {samples}")

@@ -12,7 +12,7 @@ from ampmem.units import format_bytes
 def check(run: TrainingRun) -> Finding | None:
     """Copies made in one step that are still alive when the forward of a later one starts."""
     forward = _last_forward_of_a_later_step(run)
-    if forward is None:
+    if forward is None or run.analysis.conservation.breach is not None:  # then what seems alive may be dead
         return None
     step, start = forward
     ledger = run.analysis.ledger

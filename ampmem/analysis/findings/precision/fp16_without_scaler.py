@@ -14,7 +14,7 @@ def check(run: TrainingRun) -> Finding | None:
         code="fp16-without-scaler",
         severity="warning",
         section=Section.STEPS,
-        message="autocast casts to float16 and no GradScaler was seen: small gradients become zero.",
+        message="autocast casts to float16 and no GradScaler was seen: small gradients may become zero.",
         bytes=None,
         change="scaler = torch.amp.GradScaler(device); scaler.scale(loss).backward(); scaler.step(optimizer); "
         "scaler.update() - or autocast to torch.bfloat16, which needs none",

@@ -8,23 +8,26 @@ from ampmem.analysis.findings.base import NOTABLE_BYTES, Finding, Section, Train
 from ampmem.units import format_bytes
 
 _SHARE = 0.5
+_OTHERWISE = "look at where the input of these ops becomes float32, and cast it there: x = x.to(torch.bfloat16)"
 
 # autocast's own lists: https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference. On CUDA and XPU rms_norm
 # is in the float32 list since torch 2.12 (pytorch/pytorch#174824), layer_norm has always been.
 _CHANGES = (
     (
-        ("log_softmax", "cross_entropy", "nll_loss", "loss"),
+        ("log_softmax", "cross_entropy", "nll_loss"),
         "the loss is computed in float32: compute it in chunks of the logits, or drop logits that have no target",
     ),
+    ("loss", "the loss is computed in float32: compute it in chunks of the batch"),
+    # This one is what F.scaled_dot_product_attention runs where no kernel does all of it.
+    ("_safe_softmax", _OTHERWISE),
     ("softmax", "F.scaled_dot_product_attention(q, k, v) instead of softmax(q @ k.transpose(-2, -1)) @ v"),
     (
-        "norm",
+        ("layer_norm", "rms_norm"),
         "norms keep their float32 input: make the residual stream low precision, x = x.to(torch.bfloat16) after the "
         "embedding. On a GPU autocast itself runs layer_norm, and since torch 2.12 rms_norm, in float32; "
         "with torch.autocast(x.device.type, enabled=False): norm(x) in the type of x if the norm's weight has it too",
     ),
 )
-_OTHERWISE = "look at where the input of these ops becomes float32, and cast it there: x = x.to(torch.bfloat16)"
 
 
 def check(run: TrainingRun) -> Finding | None:

@@ -52,9 +52,9 @@ def _late(run: TrainingRun, mine: Column) -> Finding:
         severity="advice",
         section=Section.TIMELINE,
         message=f"{format_bytes(size)} of gradients that the optimizer has used already are alive when forward starts "
-        "and are freed only later: zero_grad() comes after forward.",
+        "and are freed only later.",
         bytes=size,
-        change="optimizer.zero_grad() right after optimizer.step(), before the next forward",
+        change="drop them before the next forward: optimizer.zero_grad() right after optimizer.step()",
         evidence=_names(run, mine),
     )
 

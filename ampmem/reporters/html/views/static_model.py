@@ -18,6 +18,7 @@ def static_model_view(summary: Summary) -> StaticModelView | None:
     return StaticModelView(
         head=_head(summary.static_recipe),
         verdict=judgement(summary),
+        holds=bool(summary.static_model) and all(row.holds for row in summary.static_model),
         marks=tuple(mark for mark in marks if mark.rows),
     )
 

@@ -8,7 +8,8 @@ from torch import nn
 
 ROUNDS = 12
 
-model = nn.Linear(8, 8)
+device = sys.argv[2] if len(sys.argv) > 2 else "cpu"
+model = nn.Linear(8, 8).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 steps: list[int] = []
 """The rounds that went through."""
@@ -16,7 +17,7 @@ steps: list[int] = []
 
 def step(i: int) -> None:
     optimizer.zero_grad()
-    model(torch.ones(4, 8)).sum().backward()
+    model(torch.ones(4, 8, device=device)).sum().backward()
     optimizer.step()
     steps.append(i)
 
@@ -63,7 +64,7 @@ def cleans_up() -> None:
     try:
         train()
     finally:
-        model(torch.ones(1, 8))
+        model(torch.ones(1, 8, device=device))
 
 
 {function.__name__: function for function in (each_batch, once, to_the_end, then_fails, cleans_up)}[sys.argv[1]]()

@@ -125,6 +125,7 @@ export interface CellRow {
 export interface StaticModelView {
   head: string;
   verdict: string;
+  holds: boolean;
   marks: Array<MarkComponents>;
 }
 

@@ -187,7 +187,10 @@ function whyOf(row) {
       ofTensors(row, term) ? make("span", { class: "quiet" }, ` (${ofTensors(row, term)})`) : null,
     ),
   );
-  if (row.residual) terms.push(make("li", { class: "bad" }, `${formatSigned(row.residual)} not explained`));
+  if (!row.explained) {
+    const size = row.residual ? formatSigned(row.residual) : "differences that cancel out:";
+    terms.push(make("li", { class: "bad" }, `${size} not explained`));
+  }
   if (row.component === "total") terms.unshift(make("li", {}, "the sum of the above"));
   return terms.length ? make("ul", { class: "why" }, ...terms) : "as told";
 }
@@ -233,7 +236,15 @@ export function showStatic(run, categoryOf) {
       { class: "quiet" },
       `Told: ${model.head}. What the rule of thumb says the model and the optimizer cost, against what was recorded.`,
     ),
-    make("p", {}, make("strong", { class: "verdict" }, model.verdict.charAt(0).toUpperCase() + model.verdict.slice(1))),
+    make(
+      "p",
+      {},
+      make(
+        "strong",
+        { class: model.holds ? "verdict" : "verdict bad" },
+        model.verdict.charAt(0).toUpperCase() + model.verdict.slice(1),
+      ),
+    ),
     ...model.marks.map((mark) => markTable(mark, run.parameters, categoryOf)),
   );
 }

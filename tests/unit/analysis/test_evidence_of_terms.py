@@ -1,0 +1,152 @@
+"""A term needs evidence: what is not there is explained only where facts say what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from build import ARM, Story
+
+from ampmem.analysis.analyse import analyse
+from ampmem.analysis.static_model.verdict import StaticComponent
+from ampmem.events import Fact, OptimizerRecord, Phase, Recording
+
+FP32 = replace(ARM, name="fp32", dtype=None, cache=None)
+
+
+def component(recording: Recording, mark: str, name: str) -> StaticComponent:
+    verdict = analyse(recording).verdict
+    assert verdict is not None
+    (found,) = [part for part in verdict.components if (part.mark, part.component) == (mark, name)]
+    return found
+
+
+def reasons(recording: Recording, mark: str, name: str) -> dict[str, tuple[str, ...]]:
+    """The names of the tensors, by reason."""
+    return {term.why: term.names for term in component(recording, mark, name).terms}
+
+
+def story_of(steps: int = 1, *, gradients_at: int = 0x5000) -> Story:
+    """Two parameters, of which the facts of the gradients say that they lie at that address and after it."""
+    story = Story()
+    story.parameter(0x1000, "up.weight", 100)
+    story.parameter(0x2000, "down.weight", 50)
+    for step in range(steps):
+        story.begin(step)
+        story.enter(Phase.FORWARD)
+        story.enter(Phase.BACKWARD)
+        story.alloc(0x5000, 400)
+        story.alloc(0x6000, 200)
+        story.fact(Fact.GRADIENT, gradients_at, "up.weight", dtype="float32")
+        story.fact(Fact.GRADIENT, gradients_at + 0x1000, "down.weight", dtype="float32")
+        story.enter(Phase.OPTIMIZER)
+        story.enter(Phase.BETWEEN)
+        story.end()
+        story.free(0x5000, 0x6000)
+    return story
+
+
+def test_gradients_count_as_freed_only_where_their_memory_was_seen_to_die() -> None:
+    freed = story_of(2).recording(arm=FP32)
+    assert reasons(freed, "after_forward", "gradients") == {
+        "gradients freed before this mark": ("up.weight", "down.weight")
+    }
+    # Nothing is known of the memory that these facts are about.
+    lost = story_of(2, gradients_at=0xA000).recording(arm=FP32)
+    for mark in ("after_forward", "after_backward"):
+        found = component(lost, mark, "gradients")
+        assert (found.terms, found.residual_bytes, found.explained) == ((), -600, False)
+
+
+def test_a_parameter_is_not_there_yet_gone_or_not_explained() -> None:
+    story = story_of()
+    records = story.recording(arm=FP32).parameters
+    late, never = (replace(records[1], name=name) for name in ("late", "never"))
+    story.alloc(0x7000, 200)
+    story.fact(Fact.PARAMETER, 0x7000, "late")
+    recording = story.recording(arm=FP32)
+    found = component(replace(recording, parameters=(*records, late)), "after_forward", "parameters")
+    assert [(term.why, term.bytes, term.names) for term in found.terms] == [
+        ("parameters made after this mark", -200, ("late",))
+    ]
+    found = component(replace(recording, parameters=(*records, never)), "after_forward", "parameters")
+    assert (found.terms, found.residual_bytes, found.holds) == ((), -200, False)
+
+
+def test_overlapping_parameters_are_told_with_their_own_bytes() -> None:
+    recording = story_of().recording(arm=FP32)
+    up, down = recording.parameters
+    # ``down`` lies in the memory of ``up`` but for 20 of its bytes: then 20 are all that it may add.
+    overlapping = replace(recording, parameters=(up, replace(down, overlap=180)))
+    assert component(overlapping, "after_backward", "parameters").model_bytes == 420
+    gradients = component(overlapping, "after_backward", "gradients")
+    assert (gradients.model_bytes, gradients.measured_bytes, gradients.explained) == (420, 600, True)
+    why = "parameters that lie in part in another's memory: a tensor for the whole of each"
+    assert [(term.why, term.bytes, term.names) for term in gradients.terms] == [(why, 180, ("down.weight",))]
+
+
+def test_copies_of_an_earlier_step_are_not_made_again() -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 100)
+    for step in range(2):
+        story.begin(step)
+        story.enter(Phase.FORWARD)
+        story.alloc(0x3000 + step, 200)  # the first is never freed
+        story.fact(Fact.CAST_COPY, 0x3000 + step, "weight", dtype="bfloat16")
+        story.enter(Phase.BACKWARD)
+        story.end()
+    assert reasons(story.recording(), "after_forward", "cast_copies") == {
+        "copies of an earlier step that are still alive": ("weight",)
+    }
+
+
+def test_where_no_cast_was_ever_seen_none_is_said_not_to_have_been_made() -> None:
+    found = component(story_of().recording(), "after_forward", "cast_copies")
+    assert (found.terms, found.residual_bytes, found.explained) == ((), -300, False)
+
+
+def with_states(*keys: str, class_name: str = "AdamW", settings: dict[str, float] | None = None) -> Recording:
+    """One update that keeps those states of the first parameter, each of its size."""
+    story = story_of()
+    story.begin(1)
+    story.enter(Phase.BACKWARD)
+    story.enter(Phase.OPTIMIZER)
+    for number, key in enumerate(keys):
+        story.alloc(0x8000 + number, 400)
+        story.fact(Fact.OPTIMIZER_STATE, 0x8000 + number, f"{key} of up.weight")
+    story.enter(Phase.BETWEEN)
+    story.end()
+    recording = story.recording(arm=FP32)
+    record = OptimizerRecord(class_name=class_name, implementation="for-loop", settings=settings or {})
+    parameters = tuple(replace(each, optimizer=0) for each in recording.parameters)
+    return replace(recording, parameters=parameters[:1], optimizers=(record,))
+
+
+def titles(recording: Recording) -> tuple[str, ...]:
+    verdict = analyse(recording).verdict
+    assert verdict is not None
+    return verdict.recipe.optimizer
+
+
+def test_a_name_is_no_proof_of_what_an_optimizer_keeps() -> None:
+    assert titles(with_states("exp_avg", "exp_avg_sq")) == ("AdamW",)
+    assert titles(with_states("exp_avg", "exp_avg_sq", "max_exp_avg_sq")) == ("Adam or AdamW with amsgrad",)
+    assert titles(with_states("m", "v")) == ("AdamW, as seen",)
+    assert component(with_states("m", "v"), "after_optimizer", "optimizer_state").explained
+    assert titles(with_states("exp_avg")) == ("AdamW, as seen",)
+
+
+def test_a_group_with_other_settings_than_the_first_has_the_model_of_its_states() -> None:
+    assert titles(with_states("momentum_buffer", class_name="SGD")) == ("SGD with momentum",)
+    # It had a gradient, an update was made, and there is no state: its momentum is 0, whatever the first group says.
+    assert titles(with_states(class_name="SGD", settings={"momentum": 0.9})) == ("SGD",)
+    # An Adam without state after an update is nothing that is known.
+    adam = component(with_states(), "after_optimizer", "optimizer_state")
+    assert (adam.terms, adam.residual_bytes) == ((), -800)
+
+
+def test_the_eight_bits_of_another_library_are_not_bitsandbytes() -> None:
+    recording = with_states(class_name="AdamW8bit")
+    assert titles(recording) == ("AdamW8bit, as seen",)
+    (torchao,) = recording.optimizers
+    theirs = replace(torchao, bases=("Optimizer2State", "Optimizer8bit", "Optimizer"))
+    assert titles(replace(recording, optimizers=(theirs,))) == ("8-bit Adam or AdamW of bitsandbytes",)
