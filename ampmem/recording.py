@@ -230,8 +230,8 @@ def _run_rows(run: RunRecord) -> dict[str, object]:
 
 
 def _cell(value: object) -> object:
-    """``value`` as SQLite can hold it."""
-    return json.dumps(value) if isinstance(value, (tuple, dict)) else value
+    """``value`` as SQLite can hold it, which takes NaN for NULL."""
+    return json.dumps(value) if isinstance(value, (tuple, dict)) or value != value else value
 
 
 def add_plain_steps(path: Path, durations_ns: Sequence[int]) -> None:
@@ -385,7 +385,8 @@ def _allocator(row: dict[str, Any] | None) -> AllocatorRecord | None:
 
 def _step(row: dict[str, Any]) -> StepRecord:
     flags = ("skipped_update", "autocast_in_backward", "finished", "batch_loaded")
-    return StepRecord(**row | {key: bool(row[key]) for key in flags if key in row})
+    not_numbers = {key: float(row[key]) for key in ("loss", "loss_scale") if row[key] == "NaN"}
+    return StepRecord(**row | {key: bool(row[key]) for key in flags if key in row} | not_numbers)
 
 
 def _parameter(row: dict[str, Any]) -> ParameterRecord:

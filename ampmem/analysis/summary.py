@@ -6,8 +6,9 @@ The dataclasses have the names and the order of the JSON. ``None`` is what could
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -108,6 +109,8 @@ class Step:
     skipped_update: bool
     loss: float | None
     """Of the last of :attr:`backwards`: several are micro-batches, or losses of their own; it is no sum of them."""
+    loss_not_finite: Literal["nan", "inf", "-inf"] | None
+    """What the loss was where it was no finite number, which JSON does not have: ``loss`` is null there then."""
     backwards: int
     loss_scale: float | None
     batch_size: int | None
@@ -283,6 +286,7 @@ def _step(analysis: Analysis, step: StepRecord, marks: Instants, position: int) 
         finished=step.finished,
         skipped_update=step.skipped_update,
         loss=step.loss,
+        loss_not_finite=_not_finite(step.loss),
         backwards=step.backwards,
         loss_scale=step.loss_scale,
         batch_size=step.batch_size,
@@ -297,6 +301,14 @@ def _step(analysis: Analysis, step: StepRecord, marks: Instants, position: int) 
         peak=_peak(analysis, step, position),
         peak_reserved=None if layers is None else layers.peak_between(*between),
     )
+
+
+def _not_finite(loss: float | None) -> Literal["nan", "inf", "-inf"] | None:
+    if loss is None or math.isfinite(loss):
+        return None
+    if math.isnan(loss):
+        return "nan"
+    return "inf" if loss > 0 else "-inf"
 
 
 def _activations(analysis: Analysis) -> tuple[ActivationGroup, ...]:

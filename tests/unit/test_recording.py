@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sqlite3
@@ -154,6 +155,16 @@ def test_describing_again_replaces(tmp_path: Path) -> None:
     assert again.notes == ("second", "third")
     assert again.parameters == recording.parameters
     assert again.optimizers == recording.optimizers
+
+
+def test_what_is_no_number_is_not_taken_for_unknown(tmp_path: Path) -> None:
+    story = small_run()
+    for step, number in ((2, math.nan), (3, math.inf), (4, None)):
+        story.begin(step)
+        story.end(loss=number, scale=number)
+    steps = read(write(tmp_path / "run.ampmem", story.recording())).steps[2:]
+    found = [(str(step.loss), str(step.loss_scale)) for step in steps]
+    assert found == [("nan", "nan"), ("inf", "inf"), ("None", "None")]
 
 
 def test_the_event_view_has_words_in_order(tmp_path: Path) -> None:

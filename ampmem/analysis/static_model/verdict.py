@@ -17,6 +17,12 @@ from ampmem.analysis.jsonable import OneOf, Signed
 from ampmem.analysis.parameters import own_bytes, own_elements
 from ampmem.analysis.static_model.evidence import Evidence, credit, evidence_at, itemsize
 from ampmem.analysis.static_model.explain import cast_terms, gradient_terms, master_terms, parameter_terms
+from ampmem.analysis.static_model.inference import (
+    INFERENCE_AUTOCAST,
+    INFERENCE_FP32,
+    INFERENCE_HALF,
+    NO_OPTIMIZERS,
+)
 from ampmem.analysis.static_model.optimizers import Optimizers, optimizers_of
 from ampmem.analysis.static_model.states import state_terms
 from ampmem.analysis.static_model.static_model import (
@@ -32,6 +38,7 @@ from ampmem.analysis.static_model.static_model import (
 from ampmem.analysis.static_model.terms import Term, TermKind, TermSums
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.history import MemoryHistory
+from ampmem.analysis.timeline.marks import trains
 from ampmem.events import Fact, ParameterRecord, Recording
 from ampmem.units import format_count
 from ampmem.vocabulary import AUTOCAST_ARMS, STEP_MARKS, Mark
@@ -106,12 +113,12 @@ def judge(
 ) -> StaticVerdict | None:
     """The verdict on the step at ``index`` (a position in the recording's steps).
 
-    By default that is the last step with a backward, of those that ended if there is one; ``None`` when there is none.
-    ``breach`` says how the recording's sums are off, where they are.
+    By default that is the last step with a backward, in a recording of inference with a forward, of those that ended
+    if there is one; ``None`` when there is none. ``breach`` says how the recording's sums are off, where they are.
     """
     recording = history.recording
     if index is None:
-        judged = [place for place, marks in enumerate(history.marks) if marks.after_backward is not None]
+        judged = _worth_judging(history)
         if not judged:
             return None
         index = ([place for place in judged if recording.steps[place].finished] or judged)[-1]
@@ -130,6 +137,18 @@ def judge(
     return StaticVerdict(step=step, recipe=recipe, components=tuple(components), problem=breach)
 
 
+def _worth_judging(history: MemoryHistory) -> list[int]:
+    """The steps that came far enough."""
+    if _is_inference(history):
+        return [place for place, marks in enumerate(history.marks) if marks.after_forward is not None]
+    return [place for place, marks in enumerate(history.marks) if marks.after_backward is not None]
+
+
+def _is_inference(history: MemoryHistory) -> bool:
+    """Whether no step has a backward, nor has to have one."""
+    return not trains(history.recording) and all(marks.after_backward is None for marks in history.marks)
+
+
 def _lost_parameters(evidence: Mapping[Mark, Evidence]) -> str | None:
     """What to say where a mark has nothing of the model's parameters: then they are somewhere else in the sums."""
     for mark, seen in evidence.items():
@@ -145,7 +164,10 @@ def _lost_parameters(evidence: Mapping[Mark, Evidence]) -> str | None:
 
 def _model(history: MemoryHistory, evidence: Collection[Evidence]) -> _Model:
     recording = history.recording
-    precision, optimizers = _precision(recording, evidence), optimizers_of(history)
+    if _is_inference(history):
+        precision, optimizers = _precision_of_inference(recording), NO_OPTIMIZERS
+    else:
+        precision, optimizers = _precision(recording, evidence), optimizers_of(history)
     state = sum(
         optimizers.model_of(record).bytes_per_element(precision.optimized_itemsize) * own_elements(record)
         for record in recording.parameters
@@ -156,10 +178,7 @@ def _model(history: MemoryHistory, evidence: Collection[Evidence]) -> _Model:
 
 def _precision(recording: Recording, evidence: Collection[Evidence]) -> Precision:
     """The recipe's precision, by the type that most elements have, the arm, and the gradients of master copies."""
-    elements: dict[int, int] = {}
-    for record in recording.parameters:
-        elements[itemsize(record)] = elements.get(itemsize(record), 0) + record.elements
-    if max(elements, key=lambda size: elements[size], default=4) != 2:
+    if not _mostly_half(recording):
         return AUTOCAST if recording.arm.name in AUTOCAST_ARMS else FP32
     if not (recording.facts.fact == Fact.MASTER_COPY).any():
         return PURE_HALF
@@ -167,6 +186,20 @@ def _precision(recording: Recording, evidence: Collection[Evidence]) -> Precisio
     if {2, 4} <= sizes:
         return HALF_MASTER_FP32_ACCUMULATION
     return HALF_MASTER_FP32_GRADIENTS if 4 in sizes else HALF_MASTER
+
+
+def _precision_of_inference(recording: Recording) -> Precision:
+    if _mostly_half(recording):
+        return INFERENCE_HALF
+    return INFERENCE_AUTOCAST if recording.arm.name in AUTOCAST_ARMS else INFERENCE_FP32
+
+
+def _mostly_half(recording: Recording) -> bool:
+    """Whether most elements of parameters have two bytes."""
+    elements: dict[int, int] = {}
+    for record in recording.parameters:
+        elements[itemsize(record)] = elements.get(itemsize(record), 0) + record.elements
+    return max(elements, key=lambda size: elements[size], default=4) == 2
 
 
 def _gradient_itemsizes(evidence: Evidence) -> Iterator[int]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ampmem.analysis.activations import LOW_PRECISION
 from ampmem.analysis.static_model.terms import Term, TermKind
-from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent
+from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent, StaticRecipe
 from ampmem.analysis.summary import Summary
 from ampmem.reporters.text.plain_text import WIDTH, per_parameter, shorten, table, wrapped
 from ampmem.reporters.text.words import AT_MARK, signed, trimmed
@@ -27,7 +27,7 @@ def render_static_model(summary: Summary) -> str:
     size = f"{trimmed(recipe.bytes_per_param)} bytes per parameter"
     if recipe.peak_bytes_per_param != recipe.bytes_per_param:
         size += f", {trimmed(recipe.peak_bytes_per_param)} while the casts live"
-    head = f"static memory: {recipe.title}, with {' and '.join(recipe.optimizer)}: {size}"
+    head = f"static memory: {in_words(recipe)}: {size}"
     parts = ["\n".join(wrapped(head))]
     if not summary.static_model:
         return "\n".join([*parts, *wrapped(judgement(summary))])
@@ -41,6 +41,11 @@ def render_static_model(summary: Summary) -> str:
             parts.append(_mark(words, rows, summary.parameters.count))
         before = rows
     return "\n\n".join([*parts, "\n".join(wrapped(judgement(summary)))])
+
+
+def in_words(recipe: StaticRecipe) -> str:
+    """The recipe, with what its optimizers are; inference has none."""
+    return ", with ".join(filter(None, (recipe.title, " and ".join(recipe.optimizer))))
 
 
 def _content(rows: Sequence[StaticComponent]) -> list[tuple[str, int, int, tuple[Term, ...]]]:

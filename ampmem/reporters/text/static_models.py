@@ -8,7 +8,7 @@ from ampmem.analysis.compare import Entry
 from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent
 from ampmem.analysis.summary import Summary
 from ampmem.reporters.text.plain_text import ABSENT, chunks, per_parameter, shorten, table, wrapped
-from ampmem.reporters.text.static_model import judgement, not_explained, tensors_of
+from ampmem.reporters.text.static_model import in_words, judgement, not_explained, tensors_of
 from ampmem.reporters.text.words import AT_MARK, signed
 from ampmem.vocabulary import Mark
 
@@ -28,7 +28,7 @@ def render_static_models(entries: Sequence[Entry]) -> str:
     for label, summary in judged:
         recipe = summary.static_recipe
         if recipe is not None:
-            lines += wrapped(f"{shorten(label, 40)}: {recipe.title}, with {' and '.join(recipe.optimizer)}")
+            lines += wrapped(f"{shorten(label, 40)}: {in_words(recipe)}")
     tables = [_table(mark, [judged[i] for i in chunk]) for mark in _SHOWN for chunk in chunks(len(judged))]
     return "\n\n".join(["\n".join([*lines, *unjudged]), *filter(None, tables), _reasons(judged)])
 

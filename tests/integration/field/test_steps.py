@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import ampmem
 from field import PROGRAMS, Ran, record
 
 from ampmem.recorder.rounds import PATIENCE
@@ -139,6 +140,34 @@ def test_each_forward_of_inference_is_a_step(tmp_path: Path) -> None:
     assert ran.summary["conservation"]["residual_bytes"] == 0
 
 
+@pytest.mark.parametrize(
+    ("how", "recipe", "parameter"),
+    [
+        ("fp32", "inference-fp32", 4),
+        ("half", "inference-half", 2),
+        ("once", "inference-autocast", 4),
+        ("each", "inference-autocast", 4),
+        ("frozen", "inference-autocast", 4),
+    ],
+)
+def test_the_static_model_of_inference_is_parameters_and_casts(
+    tmp_path: Path, how: str, recipe: str, parameter: int
+) -> None:
+    ran = record(tmp_path, "infer", "--step-on", "forward", *ALL, arguments=(how,))
+    assert ran.exit_code == 0, ran.said
+    told = ran.summary["static_recipe"]
+    assert (told["precision"], told["bytes_per_param"], told["optimizer"]) == (recipe, parameter, [])
+    kept = ran.counted["cast"] if how in ("once", "each") else 0  # autocast keeps no copy of what needs no gradient
+    rows = {row["component"]: row for row in ran.summary["static_model"]}
+    assert {row["mark"] for row in rows.values()} == {"after_forward"}
+    assert rows["parameters"]["measured_bytes"] == rows["parameters"]["model_bytes"] == ran.counted["parameters"]
+    assert rows["cast_copies"]["measured_bytes"] == kept
+    assert rows["gradients"]["model_bytes"] == rows["optimizer_state"]["model_bytes"] == 0
+    assert rows["total"]["measured_bytes"] == ran.counted["parameters"] + kept
+    checked = ampmem(tmp_path, "show", "--check", "run.ampmem")
+    assert (checked.returncode, "the static model holds" in checked.stdout) == (0, True)
+
+
 def test_inference_without_saying_so_is_told_how(tmp_path: Path) -> None:
     ran = record(tmp_path, "generate", *ALL)
     assert ran.exit_code == 1
@@ -150,6 +179,14 @@ def test_the_loss_is_that_of_the_last_micro_batch_and_says_so(tmp_path: Path) ->
     assert [step["backwards"] for step in ended(ran)] == [4, 4]
     assert [step["loss"] for step in ended(ran)] == pytest.approx([losses[-1] for losses in ran.counted])
     assert "(last of 4)" in ran.said
+
+
+def test_a_loss_that_diverged_is_shown_as_what_it_is(tmp_path: Path) -> None:
+    ran = record(tmp_path, "diverges", *ALL)
+    assert ran.counted[1:] == ["inf", "nan"]
+    assert [step["loss_not_finite"] for step in ended(ran)] == [None, "inf", "nan"]
+    shown = [line.split()[:2] for line in ran.said.splitlines()]
+    assert [loss in shown for loss in (["1", "inf"], ["2", "nan"])] == [True, True]
 
 
 @pytest.mark.parametrize("arguments", [(), ("--test",)])

@@ -78,7 +78,7 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
     steps = result.pop("steps")
     assert [list(step) for step in steps] == [
         [
-            *("index", "finished", "skipped_update", "loss", "backwards", "loss_scale"),
+            *("index", "finished", "skipped_update", "loss", "loss_not_finite", "backwards", "loss_scale"),
             *("batch_size", "batch_loaded", "autocast_in_backward"),
             *("duration_ns", "marks", "peak", "peak_reserved"),
         ]
@@ -291,6 +291,17 @@ def test_what_could_not_be_measured_is_null() -> None:
     assert set(result["steps"][2]["marks"].values()) == {None}
     assert result["peak"]["step"] == 2
     assert result["modules"][0]["activations"] == 1000  # of step 1, the last with a backward
+
+
+@pytest.mark.parametrize("loss", ["nan", "inf", "-inf"])
+def test_a_loss_that_is_no_finite_number_is_named_beside_the_null(loss: str) -> None:
+    story = small_run()
+    story.begin(2)
+    story.end(loss=float(loss))
+    result = as_json(story.recording())
+    validate(result)
+    assert [step["loss_not_finite"] for step in result["steps"]] == [None, None, loss]
+    assert result["steps"][2]["loss"] is None
 
 
 def test_no_autocast_copies_under_autocast_are_a_zero() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ampmem.analysis.static_model.verdict import StaticRecipe
 from ampmem.analysis.summary import Summary
 from ampmem.reporters.html.data import ComponentView, MarkComponents, StaticModelView
-from ampmem.reporters.text.static_model import judgement
+from ampmem.reporters.text.static_model import in_words, judgement
 from ampmem.reporters.text.words import IN_SHORT, trimmed
 from ampmem.vocabulary import STEP_MARKS, Mark
 
@@ -43,4 +43,4 @@ def _head(recipe: StaticRecipe) -> str:
     size = f"{trimmed(recipe.bytes_per_param)} bytes per parameter"
     if recipe.peak_bytes_per_param != recipe.bytes_per_param:
         size += f", {trimmed(recipe.peak_bytes_per_param)} while the casts live"
-    return f"{recipe.title}, with {' and '.join(recipe.optimizer)}: {size}"
+    return f"{in_words(recipe)}: {size}"

@@ -12,6 +12,7 @@ from ampmem.analysis.summary import Summary, summarize
 from ampmem.cli.show import show
 from ampmem.errors import NothingRecorded, RecordingError
 from ampmem.events import Fact, Phase
+from ampmem.recording import read
 from ampmem.reporters.text.frames import user_frame
 from ampmem.reporters.text.plain_text import WIDTH, per_parameter, shorten
 from ampmem.reporters.text.table import MODULES, render
@@ -187,6 +188,15 @@ def test_a_missing_mark_is_no_zero() -> None:
     text = render(summarize(story.recording()), [])
     assert ["parameters", *["-"] * 6, "600", "B", "4.00"] in [line.split() for line in text.splitlines()]
     assert "2       -          1024  skipped" in text
+
+
+@pytest.mark.parametrize("loss", ["nan", "inf", "-inf"])
+def test_a_loss_that_is_no_finite_number_is_shown(loss: str, tmp_path: Path) -> None:
+    story = small_run()
+    story.begin(2)
+    story.end(loss=float(loss))
+    text = render(summarize(read(write(tmp_path / "run.ampmem", story.recording()))), [])
+    assert ["2", loss, "-"] in [line.split()[:3] for line in text.splitlines()]
 
 
 def test_precision_copies_are_shown_even_when_there_are_none() -> None:
