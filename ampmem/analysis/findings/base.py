@@ -185,15 +185,18 @@ class TrainingRun:
         return self.analysis.recording.texts[index]
 
     def describe(self, allocation: int) -> str:
-        """One allocation in words: what it is and where it was made."""
+        """One allocation in words: what it is and where it was made; for which op, if autograd saved it for another."""
         lifetimes, classes = self.analysis.lifetimes, self.analysis.classes
-        words = list(dict.fromkeys((self.text(lifetimes.op[allocation]), self.text(classes.name[allocation]))))
+        op, name = self.text(lifetimes.op[allocation]), self.text(classes.name[allocation])
+        saved = name not in ("", op) and classes.of(Category.ACTIVATIONS)[allocation]
+        words = [op] if saved else list(dict.fromkeys((op, name)))
         module, stack = self.text(lifetimes.module[allocation]), self.text(lifetimes.stack[allocation])
         if module:
             words.append(f"in {module}")
         if stack:
             words.append(f"at {own_frame(stack)}")
-        return " ".join(word for word in words if word) or "unknown"
+        made = " ".join(word for word in words if word)
+        return ", ".join(filter(None, (made, f"saved for {name}" if saved else ""))) or "unknown"
 
     def largest(self, mine: Mask, limit: int = 3) -> tuple[str, ...]:
         """The largest allocations in ``mine``, in words, with their bytes."""

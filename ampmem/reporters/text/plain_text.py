@@ -51,9 +51,12 @@ def table(rows: Sequence[Sequence[str]], headers: Sequence[str], align: Sequence
 
 
 def wrapped(text: str, *, width: int = WIDTH, indent: str = "  ") -> list[str]:
-    """``text`` as lines of at most ``width`` characters, the second and later ones indented."""
+    """``text`` as lines of at most ``width`` characters, the second and later ones indented.
+
+    No word is broken, at a hyphen neither, unless it is longer than a line.
+    """
     clean = printable(text)
-    return textwrap.wrap(clean, width, subsequent_indent=indent) or [clean]
+    return textwrap.wrap(clean, width, subsequent_indent=indent, break_on_hyphens=False) or [clean]
 
 
 def chunks(count: int) -> list[range]:

@@ -17,6 +17,8 @@ ACTIVATIONS = 10
 """Groups of activations that are shown."""
 
 _WHY_WIDTH = 42
+_NAME_WIDTH = 38
+"""A name is on one line there, with the indent before it and what stands right before and after it."""
 
 
 def render_static_model(summary: Summary) -> str:
@@ -82,16 +84,21 @@ def _why(row: StaticComponent) -> str:
 
 def _term(row: StaticComponent, term: Term) -> str:
     told = f"; {share(abs(term.bytes), row.model_bytes)} of told" if row.model_bytes else ""
-    of = tensors_of(term)
+    of = tensors_of(term, _NAME_WIDTH)
     return f"{signed(term.bytes)} {term.why}" + (f" ({of}{told})" if of else "")
 
 
-def tensors_of(term: Term) -> str:
-    """How many tensors a term is about, and the names of the largest: ``h.0.weight, h.1.weight and 10 more``."""
+def tensors_of(term: Term, width: int) -> str:
+    """How many tensors a term is about, and the names of the largest: ``h.0.weight, h.1.weight and 10 more``.
+
+    Each name has at most ``width`` characters.
+    """
     more = term.tensors - len(term.names)
     if not term.names:
         return f"{format_count(more)} tensors" if more > 1 else ""
-    return ", ".join(term.names) + (f" and {format_count(more)} more" if more > 0 else "")
+    return ", ".join(shorten(name, width) for name in term.names) + (
+        f" and {format_count(more)} more" if more > 0 else ""
+    )
 
 
 def not_explained(row: StaticComponent) -> str:

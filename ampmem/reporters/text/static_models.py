@@ -14,6 +14,7 @@ from ampmem.vocabulary import Mark
 
 _SHOWN = (Mark.AFTER_FORWARD, Mark.AFTER_BACKWARD)
 _LABEL = 12
+_NAME = 60
 
 
 def render_static_models(entries: Sequence[Entry]) -> str:
@@ -76,7 +77,7 @@ def _reasons(judged: Sequence[tuple[str, Summary]]) -> str:
             if row.mark not in _SHOWN or row.component == TOTAL:
                 continue
             for term in row.terms:
-                of = tensors_of(term)
+                of = tensors_of(term, _NAME)
                 reason = f"{row.component} {AT_MARK[row.mark]}: {term.why}" + (f" ({of})" if of else "")
                 reasons.setdefault(reason, {}).setdefault(term.bytes, []).append(shorten(label, _LABEL))
             if not row.explained:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from build import ARM, Story, small_run
 
@@ -293,6 +294,28 @@ def test_what_to_do_about_float32_activations(op: str, word: str) -> None:
     assert word in found.change
     assert found.evidence == (f"kept for {op}: 4.9 KiB",)
     assert fp32_activations.check(TrainingRun(analysis=analyse(story.recording(arm=FP32)))) is None
+
+
+@pytest.mark.parametrize(
+    ("op", "saved_for", "words"),
+    [
+        ("aten::addmm", "aten::pow", "aten::addmm in fc at net.py:3 forward, saved for aten::pow"),
+        ("aten::sigmoid", "aten::sigmoid", "aten::sigmoid in fc at net.py:3 forward"),
+        ("", "aten::pow", "in fc at net.py:3 forward, saved for aten::pow"),
+    ],
+)
+def test_what_made_a_tensor_is_told_from_what_it_was_saved_for(op: str, saved_for: str, words: str) -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    story.alloc(0x2000, 4096, op=op, module="fc", stack="net.py:3 forward")
+    story.fact(Fact.SAVED, 0x2000, saved_for)
+    story.enter(Phase.BACKWARD)
+    story.end()
+    found = TrainingRun(analysis=analyse(story.recording(arm=FP32)))
+    (place,) = np.flatnonzero(found.analysis.lifetimes.bytes == 4096)
+    assert found.describe(int(place)) == words
 
 
 def test_the_frame_that_is_told_is_the_scripts_own() -> None:

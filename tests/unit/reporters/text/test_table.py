@@ -8,6 +8,7 @@ import pytest
 from build import ARM, Story, small_run, write
 from click.testing import CliRunner
 
+from ampmem.analysis.compare import Entry
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.cli.show import show
 from ampmem.errors import NothingRecorded, RecordingError
@@ -15,6 +16,8 @@ from ampmem.events import Fact, Phase
 from ampmem.recording import read
 from ampmem.reporters.text.frames import user_frame
 from ampmem.reporters.text.plain_text import WIDTH, per_parameter, shorten
+from ampmem.reporters.text.static_model import render_static_model
+from ampmem.reporters.text.static_models import render_static_models
 from ampmem.reporters.text.table import MODULES, render
 
 GOLDEN = """\
@@ -197,6 +200,26 @@ def test_a_loss_that_is_no_finite_number_is_shown(loss: str, tmp_path: Path) -> 
     story.end(loss=float(loss))
     text = render(summarize(read(write(tmp_path / "run.ampmem", story.recording()))), [])
     assert ["2", loss, "-"] in [line.split()[:3] for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("name", [f"encoder.layers.{'0.' * 40}in_proj_weight", f"a-{'b-' * 15}c", "w" * 38])
+def test_names_in_the_static_model_are_shortened_and_never_broken(name: str) -> None:
+    story = Story()
+    story.parameter(0x1000, name, 10)
+    story.parameter(0x2000, f"{name}.too", 20)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    story.enter(Phase.BACKWARD)
+    story.fact(Fact.GRADIENT, 0x9000, "another")
+    story.end()
+    summary = summarize(story.recording())
+    (term,) = next(row for row in summary.static_model if row.component == "gradients").terms
+    assert term.names == (f"{name}.too", name)
+    several = render_static_models([Entry(label=label, summary=summary) for label in ("one", "other")])
+    for width, text in ((38, render_static_model(summary)), (60, several)):
+        words = [word.strip("(),;:") for word in text.split()]
+        assert [words.count(shorten(each, width)) > 0 for each in term.names] == [True, True]
+        assert max(map(len, text.splitlines())) <= WIDTH
 
 
 def test_precision_copies_are_shown_even_when_there_are_none() -> None:
