@@ -1,13 +1,15 @@
-"""The largest allocations alive at an instant."""
+"""The largest allocations alive at an instant, and who holds what nothing else is known of."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
 
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.analysis.timeline.history import MemoryHistory
+from ampmem.events import OTHER_THREADS
 
 LARGEST = 50
 """How many a summary lists."""
@@ -23,6 +25,30 @@ class LargeAllocation:
     module: str | None
     op: str | None
     stack: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Allocations of which nothing is known but ``holder``: the class of an object, or a variable of a script.
+
+    ``None`` where that is not known, as of what only a local variable holds.
+    """
+
+    holder: str | None
+    bytes: int
+    tensors: int
+
+
+def held(history: MemoryHistory, position: int) -> tuple[Held, ...]:
+    """What in ``other`` is alive at ``position``, by who holds it, that with the most bytes first."""
+    lifetimes, classes, texts = history.lifetimes, history.classes, history.recording.texts
+    mine = lifetimes.alive_at(position) & classes.of(Category.OTHER) & (lifetimes.address != OTHER_THREADS)
+    sizes: dict[str, list[int]] = {}
+    for index in np.flatnonzero(mine).tolist():
+        holder = re.split(r"[.\[]", texts[classes.name[index]], maxsplit=1)[0]
+        sizes.setdefault(holder, []).append(int(lifetimes.bytes[index]))
+    found = [Held(holder=name or None, bytes=sum(each), tensors=len(each)) for name, each in sizes.items()]
+    return tuple(sorted(found, key=lambda entry: -entry.bytes))
 
 
 def largest(history: MemoryHistory, position: int, limit: int = LARGEST) -> tuple[LargeAllocation, ...]:

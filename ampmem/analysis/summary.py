@@ -21,7 +21,7 @@ from ampmem.analysis.conservation import Conservation
 from ampmem.analysis.findings import Finding, findings
 from ampmem.analysis.fit.estimate import Prediction, prediction_of
 from ampmem.analysis.jsonable import AtLeast, Json, OneOf, Positive, Signed, named, plain
-from ampmem.analysis.largest import LargeAllocation, largest
+from ampmem.analysis.largest import Held, LargeAllocation, held, largest
 from ampmem.analysis.modules import ModuleMemory, modules
 from ampmem.analysis.parameters import own_bytes, own_elements
 from ampmem.analysis.schema import schema_of
@@ -173,6 +173,8 @@ class Summary:
     casts: Casts
     modules: tuple[ModuleMemory, ...]
     top: tuple[LargeAllocation, ...]
+    held: tuple[Held, ...]
+    """What is in ``other`` when the last step ends, such as a key-value cache, by who holds it."""
     findings: tuple[Finding, ...]
 
     def to_json(self) -> str:
@@ -252,6 +254,7 @@ def summary_of(analysis: Analysis) -> Summary:
         casts=analysis.casts,
         modules=modules(analysis),
         top=largest(analysis, position),
+        held=held(analysis, analysis.timeline.position(recording.steps[-1].end_ns)),
         findings=findings(analysis),
     )
 

@@ -22,6 +22,7 @@ from ampmem.units import format_bytes, format_count, format_duration
 
 MODULES = 15
 ALLOCATIONS = 10
+HOLDERS = 4
 
 
 class TableReporter:
@@ -52,6 +53,7 @@ def render(
         render_prediction(summary.prediction, summary.device.name),
         _steps(summary.steps),
         *(_breakdown(step, summary.parameters.count) for step in shown),
+        _held(summary),
         render_static_model(summary),
         render_activations(summary),
         *([render_casts(summary)] if ledger else []),
@@ -234,6 +236,24 @@ def _by_phase(peak: Peak, parameters: int) -> list[list[str]]:
         for phase, size in peak.temporaries_by_phase.items()
         if size
     ]
+
+
+def _held(summary: Summary) -> str:
+    """Who holds what nothing else is known of; empty where that is known of nothing."""
+    if not any(entry.holder for entry in summary.held):
+        return ""
+    parts = [
+        f"{format_bytes(entry.bytes)} {_by(entry.holder)} ({_counted(entry.tensors, 'tensor')})"
+        for entry in summary.held[:HOLDERS]
+    ]
+    rest = summary.held[HOLDERS:]
+    if rest:
+        parts.append(f"{format_bytes(sum(entry.bytes for entry in rest))} by {_counted(len(rest), 'other')}")
+    return "\n".join(wrapped(f"other at the end of step {summary.steps[-1].index}: {', '.join(parts)}"))
+
+
+def _by(holder: str | None) -> str:
+    return "whose holder is not known" if holder is None else f"held by {shorten(holder, 40)}"
 
 
 def _modules(modules: Sequence[ModuleMemory]) -> str:

@@ -13,7 +13,8 @@ from ampmem.analysis.static_model.static_model import COMPONENTS
 from ampmem.analysis.summary import Summary, summarize, summary_of, summary_schema
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.errors import NothingRecorded, RecordingError
-from ampmem.events import Fact, Phase, Recording
+from ampmem.events import OTHER_THREADS, Fact, Phase, Recording
+from ampmem.reporters.text.table import render
 
 ZERO = dict.fromkeys(map(str, CATEGORIES), 0)
 NONE = {"copies": 0, "bytes": 0}
@@ -62,6 +63,7 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
         "casts",
         "modules",
         "top",
+        "held",
         "findings",
     ]
     fixed = live(parameters=600, other=64, inputs=32)
@@ -91,6 +93,7 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
         "after_optimizer": fixed | {"gradients": 400, "optimizer_state": 800},
     }
     assert list(steps[0]["marks"]) == ["after_forward", "after_backward", "after_optimizer"]
+    assert result.pop("held") == [{"holder": None, "bytes": 64, "tensors": 1}]
     top = result.pop("top")
     static_model = result.pop("static_model")
     assert result.pop("static_problem") is None
@@ -296,6 +299,33 @@ def test_what_could_not_be_measured_is_null() -> None:
     assert set(result["steps"][2]["marks"].values()) == {None}
     assert result["peak"]["step"] == 2
     assert result["modules"][0]["activations"] == 1000  # of step 1, the last with a backward
+
+
+def test_who_holds_what_nothing_else_is_known_of() -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    for address, size, name in (
+        (0x2000, 50, ""),
+        (0x3000, 30, "Cache.layers[0].keys"),
+        (0x4000, 40, "Cache.layers[1]"),
+    ):
+        story.alloc(address, size)
+        if name:
+            story.fact(Fact.HELD, address, name)
+    story.alloc(OTHER_THREADS, 999)
+    story.end()
+    recording = story.recording(run=replace(RUN, step_on="forward"))
+    assert as_json(recording)["held"] == [
+        {"holder": "Cache", "bytes": 70, "tensors": 2},
+        {"holder": None, "bytes": 50, "tensors": 1},
+    ]
+    text = render(summarize(recording), [])
+    assert (
+        "other at the end of step 0: 70 B held by Cache (2 tensors), 50 B whose holder is not known (1 tensor)"
+        in " ".join(text.split())
+    )
 
 
 @pytest.mark.parametrize("loss", ["nan", "inf", "-inf"])
