@@ -38,7 +38,9 @@ class Slot:
     def tensor(self, kind: str) -> torch.Tensor | None:
         module = self.module()
         tensor = None if module is None else module.__dict__[kind].get(self.key)
-        return None if tensor is None or is_lazy(tensor) else tensor  # a lazy one has neither shape nor memory, and raises when asked
+        if tensor is None or is_lazy(tensor):  # a lazy one has neither shape nor memory, and raises when asked
+            return None
+        return tensor
 
 
 class Places:

@@ -1,4 +1,4 @@
-"""Compiles ``torch.func.grad``, which refuses to run under saved-tensor hooks, between its steps."""
+"""Compiles ``torch.func.grad``, which refuses to run under saved-tensor hooks, and its loss."""
 
 import json
 
@@ -8,6 +8,7 @@ from torch import nn
 torch.manual_seed(0)
 model = nn.Linear(64, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loss = torch.compile(lambda output: output.square().mean(), backend="aot_eager")
 
 
 @torch.compile(backend="aot_eager")
@@ -18,9 +19,9 @@ def sensitivity(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 total = 0.0
 for _ in range(3):
     x = torch.randn(4, 64)
-    total += sensitivity(x, torch.ones(64, 8)).abs().sum().item()
-    model(x).square().mean().backward()
+    loss(model(x)).backward()
     optimizer.step()
     optimizer.zero_grad()
+    total += sensitivity(x, torch.ones(64, 8)).abs().sum().item()
 parameters = sum(parameter.nbytes for parameter in model.parameters())
 print(json.dumps({"parameters": parameters, "total": total}))
