@@ -8,7 +8,7 @@ import numpy as np
 
 from ampmem.analysis.allocator.layers import Layers, marks_residual, reserved_residual
 from ampmem.analysis.timeline.history import MemoryHistory
-from ampmem.events import UNKNOWN
+from ampmem.events import OTHER_THREADS, UNKNOWN
 from ampmem.units import format_bytes, format_count
 
 
@@ -17,11 +17,13 @@ class Conservation:
     """How far our sums ever were from the allocator's own totals; 0 when they agree.
 
     ``residual_bytes`` is of the categories, ``reserved_residual_bytes`` of the segments at the steps' marks.
+    ``other_threads_bytes`` is the most that threads held which are not recorded: it is in ``other``, without names.
     """
 
     events: int
     residual_bytes: int | None
     reserved_residual_bytes: int | None
+    other_threads_bytes: int
 
     @property
     def breach(self) -> str | None:
@@ -48,6 +50,7 @@ def conservation_of(history: MemoryHistory, layers: Layers | None) -> Conservati
         events=len(events),
         residual_bytes=residual,
         reserved_residual_bytes=reserved_residual(history, layers),
+        other_threads_bytes=int(events.bytes[events.address == OTHER_THREADS].max(initial=0)),
     )
 
 

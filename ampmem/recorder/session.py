@@ -345,7 +345,7 @@ class Session:
             step = self._unfinished_step()
         self.models.note()  # as every forward does when it starts
         if failure is None:
-            self._holders.note_rest(self.models, self._follower.optimizers)
+            self._holders.note_rest(self.models, self._follower.optimizers, self._source.blocks())
         try:
             self._write(raw, taken, step)
         except RecordingError as error:  # as in _give_up: the script goes on

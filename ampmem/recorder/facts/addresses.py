@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
+
+
+class Blocks(NamedTuple):
+    """What a source knows to be alive: address and bytes of the blocks that no hook has seen, and the bytes of all."""
+
+    unseen: dict[int, int]
+    total: int
 
 
 class Addresses(Protocol):

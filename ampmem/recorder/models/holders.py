@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampmem.events import Fact
+from ampmem.recorder.facts.addresses import Blocks
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.parts import parts_of
 from ampmem.recorder.facts.texts import Texts
@@ -44,10 +45,18 @@ class Holders:
         with collection_paused():
             self._note_holders(self._left_behind())
 
-    def note_rest(self, models: Models, optimizers: Iterable[Optimizer]) -> None:
-        """Log parameters of modules that did not run, and who holds what else nothing is known of, if that is much."""
+    def note_rest(self, models: Models, optimizers: Iterable[Optimizer], blocks: Blocks | None) -> None:
+        """Log parameters of modules that did not run, and who holds what else nothing is known of, if that is much.
+
+        ``blocks`` are those that are alive, where the source knows them: then nobody is asked in vain.
+        """
+        known = self._known(models, optimizers)
+        if blocks is not None:
+            unknown = sum(size for address, size in blocks.unseen.items() if address not in known)
+            if unknown * _SHARE <= blocks.total:
+                return
         with collection_paused():
-            self._note_holders(self._unknown(models, optimizers))
+            self._note_holders(self._unknown(models, known))
 
     def _note_holders(self, tensors: list[Tensor]) -> None:
         """Nothing else of ours may hold ``tensors`` now: it would be found."""
@@ -60,11 +69,10 @@ class Holders:
         tensors = [tensor for tensor in live_objects().tensors if not isinstance(tensor, nn.Parameter)]
         return _largest(self._by_address(tensors))
 
-    def _unknown(self, models: Models, optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    def _unknown(self, models: Models, known: set[int]) -> list[Tensor]:
         """One tensor of each of the largest storages of which nothing is known; none where they come to little."""
         live = live_objects()
         storages = self._by_address(live.tensors)
-        known = self._known(models, optimizers)
         for name, parameter in models.idle(live.modules):
             address = self._log.storage_address(parameter)
             if address not in known:

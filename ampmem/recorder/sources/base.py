@@ -17,7 +17,7 @@ from ampmem.events import (
     PredictionRecord,
     SegmentColumns,
 )
-from ampmem.recorder.facts.addresses import Addresses
+from ampmem.recorder.facts.addresses import Addresses, Blocks
 from ampmem.recorder.facts.log import Log, See
 from ampmem.recorder.facts.texts import Texts
 from ampmem.vocabulary import Mark, SourceKind
@@ -108,6 +108,9 @@ class Source(Protocol):
 
     def stop(self) -> RawEvents:
         """The events since the last :meth:`drain`; records no more."""
+
+    def blocks(self) -> Blocks | None:
+        """What is alive, by the last events; ``None`` where that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ampmem.events import Column
-from ampmem.recorder.facts.addresses import RealAddresses
+from ampmem.recorder.facts.addresses import Blocks, RealAddresses
 from ampmem.recorder.facts.log import See
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.ledger import Event, Ledger
@@ -77,6 +77,10 @@ class ProfilerSource:
                 self._notes = [NOT_COUNTED.format(why=problem)]
             undo.callback(install())
             return undo.pop_all().close
+
+    def blocks(self) -> Blocks:
+        """What is alive, by the last events."""
+        return self._ledger.blocks()
 
     def notes(self) -> list[str]:
         """What a reader of the recording has to know."""

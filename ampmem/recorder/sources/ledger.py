@@ -16,6 +16,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ampmem.events import OTHER_THREADS, UNKNOWN, Action, Column
+from ampmem.recorder.facts.addresses import Blocks
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.mappings import Mappings
 from ampmem.recorder.sources.missing_frees import proven_dead, reused, told_by_size
@@ -66,6 +67,12 @@ class Ledger:
         """These blocks (address to bytes) are alive."""
         now = time_ns()
         self._pending = [(now, address, size) for address, size in blocks.items()]
+
+    def blocks(self) -> Blocks:
+        """What is alive."""
+        alive = self._blocks | self._foreign
+        unseen = {address: size for address, size in alive.items() if not self._storages.alive(address)}
+        return Blocks(unseen, sum(alive.values()))
 
     def settle(self, events: Sequence[Event], times: Iterable[int], ops: dict[str, int]) -> RawEvents:
         """The events since the last call at ``times``, and what happened beside them, in order.

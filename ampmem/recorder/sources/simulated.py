@@ -136,6 +136,9 @@ class SimulatedSource:
         events, self._events = self._events, []
         return _raw(events, self._segments.take())
 
+    def blocks(self) -> None:
+        """Which are alive is not kept."""
+
     def stop(self) -> RawEvents:
         """The last events."""
         self._device.recorder = self._device.on_workspace = self._device.on_out_of_memory = None

@@ -296,6 +296,8 @@ def conserved(summary: Summary) -> str:
     words.append("no total to check against" if residual is None else f"residual {format_bytes(residual)}")
     if reserved is not None:
         words.append(f"of reserved memory {format_bytes(reserved)}")
+    if conservation.other_threads_bytes:
+        words.append(f"other threads held up to {format_bytes(conservation.other_threads_bytes)}")
     return ", ".join(words)
 
 

@@ -47,6 +47,8 @@ def test_weights_that_threads_allocated_are_parameters_and_the_rest_is_theirs(tm
     events = read(tmp_path / "run.ampmem").events
     held = events.bytes[(events.address == OTHER_THREADS) & (events.action == Action.ALLOC)]
     assert held[-1] == ran.counted["elsewhere"]
+    assert ran.summary["conservation"]["other_threads_bytes"] >= ran.counted["elsewhere"]
+    assert "other threads held up to" in ran.said
     assert "other threads" in [large["op"] for large in ran.summary["top"] if large["category"] == "other"]
 
 
@@ -59,8 +61,9 @@ def test_wrappers_are_what_they_wrap(tmp_path: Path, program: str) -> None:
     assert all(part["holds"] for part in model)
 
 
-def test_a_flat_fp32_copy_of_half_weights_is_a_master_copy(tmp_path: Path) -> None:
-    ran = record(tmp_path, "flat_master")
+@pytest.mark.parametrize("arguments", [(), ("views",)])
+def test_a_flat_fp32_copy_of_half_weights_is_a_master_copy(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    ran = record(tmp_path, "flat_master", arguments=arguments)
     assert conserved(ran)
     assert {category: ran.last["after_optimizer"][category] for category in ran.counted} == ran.counted
     assert ran.summary["static_recipe"]["precision"].startswith("half-master")

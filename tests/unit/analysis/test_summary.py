@@ -156,7 +156,12 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
         },
         "caching_allocator": None,
         "prediction": None,
-        "conservation": {"events": 32, "residual_bytes": 0, "reserved_residual_bytes": None},
+        "conservation": {
+            "events": 32,
+            "residual_bytes": 0,
+            "reserved_residual_bytes": None,
+            "other_threads_bytes": 0,
+        },
         "inferred": live(),
         "static_recipe": {
             "precision": "autocast",
@@ -320,7 +325,9 @@ def test_the_residual_is_the_largest_difference_either_way() -> None:
     allocated[3] += 7
     allocated[9] -= 5
     assert summarize(replace(recording, events=replace(recording.events, allocated=allocated))).conservation == (
-        summarize(recording).conservation.__class__(events=32, residual_bytes=7, reserved_residual_bytes=None)
+        summarize(recording).conservation.__class__(
+            events=32, residual_bytes=7, reserved_residual_bytes=None, other_threads_bytes=0
+        )
     )
 
 

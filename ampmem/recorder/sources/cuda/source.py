@@ -130,6 +130,9 @@ class CudaSource:
         """The events since the last call."""
         return self._take(go_on=True)
 
+    def blocks(self) -> None:
+        """Which are alive is not kept."""
+
     def stop(self) -> RawEvents:
         """The last events; switches off what :meth:`start` has switched on."""
         events = self._take(go_on=False)

@@ -222,6 +222,7 @@ export interface Conservation {
   events: number;
   residual_bytes: number | null;
   reserved_residual_bytes: number | null;
+  other_threads_bytes: number;
 }
 
 export interface AddressMapView {

@@ -97,6 +97,8 @@ export function showPeak(run, categoryOf) {
     residual === null
       ? "the allocator gave no total to check against"
       : `residual against the allocator's own total: ${formatBytes(residual)}`;
+  const held = conservation.other_threads_bytes;
+  const elsewhere = held ? `; other threads held up to ${formatBytes(held)}` : "";
   return showSection(
     "peak",
     make(
@@ -107,7 +109,7 @@ export function showPeak(run, categoryOf) {
     compositionBars(composition, categoryOf),
     temporariesOf(composition),
     allocatorOf(run.allocator),
-    make("p", { class: "quiet" }, `${formatCount(conservation.events)} allocator events, ${check}.`),
+    make("p", { class: "quiet" }, `${formatCount(conservation.events)} allocator events, ${check}${elsewhere}.`),
   );
 }
 
