@@ -37,7 +37,7 @@ class Slot:
 
     def tensor(self, kind: str) -> torch.Tensor | None:
         module = self.module()
-        tensor = None if module is None else module.__dict__[kind].get(self.key)
+        tensor: torch.Tensor | None = None if module is None else module.__dict__[kind].get(self.key)
         if tensor is None or is_lazy(tensor):  # a lazy one has neither shape nor memory, and raises when asked
             return None
         return tensor
