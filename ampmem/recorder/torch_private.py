@@ -103,10 +103,13 @@ saved_hooks_refused: Callable[[], str | None] = needed(
     "_saved_tensors_hooks_get_disabled_error_message",
     "torch.func, which refuses to run under hooks",
 )
-REFUSES_SAVED_HOOKS: Place = patched(
-    "torch.autograd.graph",
-    "disable_saved_tensors_hooks",
-    "torch.func, which enters it and finds no hooks in place then",
+DISABLE_SAVED_HOOKS: Place = patched(
+    "torch._C._autograd",
+    "_saved_tensors_hooks_disable",
+    "torch.func, compiled or not, which calls it and finds no hooks in place then",
+)
+ENABLE_SAVED_HOOKS: Place = patched(
+    "torch._C._autograd", "_saved_tensors_hooks_enable", "the end of what refuses to run under hooks"
 )
 _UNNAMED = "what a Function saves may be named after an op"
 SAVES: Place = patched(

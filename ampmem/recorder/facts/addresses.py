@@ -25,14 +25,17 @@ class Addresses(Protocol):
 
 
 class RealAddresses:
-    """Those of tensors in memory. Meta, fake and functorch tensors have no storage of their own."""
+    """Those of tensors in memory. Meta, fake and functorch tensors have no storage of their own.
+
+    A lazy module's parameter has none yet, and says so with a ``ValueError``.
+    """
 
     @staticmethod
     def storage_address(tensor: torch.Tensor) -> int:
         """The address of the first byte of ``tensor``'s storage; 0 when it has none that can be read."""
         try:
             return tensor.untyped_storage().data_ptr()
-        except (RuntimeError, NotImplementedError):
+        except (RuntimeError, NotImplementedError, ValueError):
             return 0
 
     @staticmethod
@@ -40,5 +43,5 @@ class RealAddresses:
         """The address of ``tensor``'s first element; 0 when it has none that can be read."""
         try:
             return tensor.data_ptr()
-        except (RuntimeError, NotImplementedError):
+        except (RuntimeError, NotImplementedError, ValueError):
             return 0

@@ -7,9 +7,11 @@ The hooks stay on throughout, since autograd saves tensors wherever grad mode is
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
+from threading import get_ident
 from time import time_ns
 from typing import Any
 
@@ -25,7 +27,8 @@ from ampmem.recorder.hooks.functions import FunctionSaves
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.torch_private import (
     DEVICE,
-    REFUSES_SAVED_HOOKS,
+    DISABLE_SAVED_HOOKS,
+    ENABLE_SAVED_HOOKS,
     TO_COPY,
     TorchDispatchMode,
     current_mode,
@@ -128,13 +131,17 @@ class SavedTensors:
         self.functions = FunctionSaves()
 
     def pack(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """Log ``tensor``; keep an alias of it, since the tensor itself would be a reference cycle."""
+        """Log ``tensor``; keep an alias of it, since the tensor itself could be a reference cycle.
+
+        A leaf has no graph to be in a cycle with. Autograd keeps that itself, so that backward sees what the script
+        has put into its ``data`` since.
+        """
         self._log.paused = True
         try:
             if os.getpid() == self._process:  # else in a child that was forked
                 name = self.functions.next_saved()
                 self._log.saved(tensor, self._texts.id(name) if name else 0)
-            return unseen_detach(tensor), version_of(tensor)
+            return tensor if tensor.is_leaf else unseen_detach(tensor), version_of(tensor)
         finally:
             self._log.paused = False
 
@@ -171,6 +178,8 @@ class ForwardObserver:
         self._pop_hooks: Undo | None = None
         self._leave_with_forward = False
         self._installed = False
+        self._suspended_on: int | None = None
+        """The thread on which the hooks are off while something refuses to run under them."""
 
     @property
     def active(self) -> bool:
@@ -235,23 +244,28 @@ class ForwardObserver:
         for pack, unpack in reversed(above):
             push_saved_hooks(pack, unpack)
 
-    def suspend_hooks(self, original: Any) -> Any:
-        """Wrap ``disable_saved_tensors_hooks``, which torch.func uses and which refuses to run under hooks."""
-        observer = self
+    def _wrap_disable(self, original: Callable[..., None]) -> Callable[..., None]:
+        """torch.func, and what Dynamo makes of it, call this, which refuses to run while there are hooks."""
 
-        @contextmanager
-        def disable_saved_tensors_hooks(error_message: str) -> Generator[None, None, None]:
-            suspended = observer._pop_hooks is not None and observer._hooks_on_top()
-            if suspended:
-                observer._leave_hooks()
-            try:
-                with original(error_message):
-                    yield
-            finally:
-                if suspended and observer._installed:
-                    observer._enter_hooks()
+        @functools.wraps(original)
+        def disable(error_message: str, fail_if_non_empty: bool = True) -> None:
+            if fail_if_non_empty and self._pop_hooks is not None and self._hooks_on_top():
+                self._leave_hooks()
+                self._suspended_on = get_ident()
+            original(error_message, fail_if_non_empty)
 
-        return disable_saved_tensors_hooks
+        return disable
+
+    def _wrap_enable(self, original: Callable[[], None]) -> Callable[[], None]:
+        @functools.wraps(original)
+        def enable() -> None:
+            original()
+            if self._suspended_on == get_ident():  # hooks are a thread's own
+                self._suspended_on = None
+                if self._installed:
+                    self._enter_hooks()
+
+        return enable
 
     def _hooks_on_top(self) -> bool:
         return _top_hooks() == self._hooks
@@ -259,7 +273,8 @@ class ForwardObserver:
     def install(self) -> Callable[[], None]:
         """Push the hooks; patch what cannot run under them, and what tells a Function's; returns what undoes it."""
         with ExitStack() as undo:
-            undo.callback(patch(*REFUSES_SAVED_HOOKS, self.suspend_hooks))
+            undo.callback(patch(*DISABLE_SAVED_HOOKS, self._wrap_disable))
+            undo.callback(patch(*ENABLE_SAVED_HOOKS, self._wrap_enable))
             undo.callback(self._functions.install(self._hooks_on_top))
             undo.callback(self._uninstall)
             self._installed = True

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ampmem.events import Fact, ParameterRecord
 from ampmem.recorder.facts.log import Log
@@ -36,7 +37,10 @@ class Slot:
 
     def tensor(self, kind: str) -> torch.Tensor | None:
         module = self.module()
-        return None if module is None else module.__dict__[kind].get(self.key)
+        tensor: torch.Tensor | None = None if module is None else module.__dict__[kind].get(self.key)
+        if tensor is None or is_lazy(tensor):  # a lazy one has neither shape nor memory, and raises when asked
+            return None
+        return tensor
 
 
 class Places:
@@ -180,15 +184,16 @@ class Models:
         for module in strangers:
             if id(module) in parents:
                 continue
-            names = [name for name, _ in module.named_parameters()]
+            parameters = _made(module)
+            names = [name for name, _ in parameters]
             for shapes, prefix, root in models:
                 if names and shapes == _shapes(module):
                     lead = "" if prefix == ROOT else f"{prefix}."
-                    names = [f"copy of {lead}{name}" for name, _ in root.named_parameters()]
+                    names = [f"copy of {lead}{name}" for name, _ in _made(root)]
                     break
             else:
                 names = [f"{type(module).__name__}.{name}" for name in names]
-            yield from zip(names, module.parameters(), strict=True)
+            yield from zip(names, (parameter for _, parameter in parameters), strict=True)
 
     def refresh(self) -> None:
         """Name everything below the roots again."""
@@ -281,7 +286,12 @@ def _has_parameters(module: nn.Module) -> bool:
 
 
 def _shapes(module: nn.Module) -> list[torch.Size]:
-    return [parameter.shape for parameter in module.parameters()]
+    return [parameter.shape for _, parameter in _made(module)]
+
+
+def _made(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that there are: those of lazy modules come with their first forward."""
+    return [(name, parameter) for name, parameter in module.named_parameters() if not is_lazy(parameter)]
 
 
 def _root_of(module: nn.Module) -> nn.Module:

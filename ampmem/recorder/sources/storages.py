@@ -95,9 +95,9 @@ class Storages:
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """``tensor``'s storage; ``None`` where it has no memory of the CPU's. Fake and functorch tensors have none."""
+    """``tensor``'s storage; ``None`` where it has no memory of the CPU's."""
     try:
         storage = tensor.untyped_storage()
         return storage if storage.device.type == "cpu" and storage.data_ptr() and storage.nbytes() else None
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError, ValueError):  # fake, functorch and lazy tensors
         return None
