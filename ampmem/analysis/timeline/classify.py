@@ -13,7 +13,7 @@ import numpy as np
 from ampmem.analysis.timeline.categories import CODES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, JoinedFacts, Lifetimes, Mask
 from ampmem.analysis.timeline.marks import failure_ns, trains
-from ampmem.events import Column, Fact, Phase, Recording, StepRecord
+from ampmem.events import OTHER_THREADS, Column, Fact, Phase, Recording, StepRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +26,8 @@ class View:
     """
 
     facts: Column
+    elsewhere: Mask
+    """Which are the block that stands for the other threads."""
     phase: Column
     step: Column
     died_step: Column
@@ -78,6 +80,11 @@ class Classes:
         """Which allocations are in ``category``."""
         mask: Mask = self.category == CODES[category]
         return mask
+
+
+def is_elsewhere(view: View) -> Mask:
+    """What threads hold that are not recorded."""
+    return view.elsewhere
 
 
 def is_parameter(view: View) -> Mask:
@@ -150,6 +157,7 @@ def is_temporary(view: View) -> Mask:
 
 
 RULES: tuple[Rule, ...] = (
+    Rule(category=Category.OTHER, names=(), applies=is_elsewhere),
     Rule(category=Category.PARAMETERS, names=(Fact.PARAMETER,), applies=is_parameter),
     Rule(category=Category.MASTER_COPIES, names=(Fact.MASTER_COPY,), applies=is_master_copy),
     Rule(category=Category.GRADIENTS, names=(Fact.GRADIENT,), applies=is_gradient),
@@ -175,6 +183,7 @@ def view_of(lifetimes: Lifetimes, facts: JoinedFacts, recording: Recording) -> V
     backward = np.append(phases.time_ns[phases.phase == Phase.BACKWARD], FOREVER)
     return View(
         facts=bits,
+        elsewhere=lifetimes.address == OTHER_THREADS,
         phase=lifetimes.phase,
         step=lifetimes.step,
         died_step=lifetimes.died_step,

@@ -3,13 +3,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from build import Story
 
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.timeline.categories import CATEGORIES, Category
+from ampmem.analysis.timeline.categories import CATEGORIES, CODES, Category
 from ampmem.analysis.timeline.classify import RULES
-from ampmem.events import Fact, Phase
+from ampmem.events import OTHER_THREADS, Fact, Phase
 
 IT = 0x10
 """The address of the allocation that a test is about; it is always the first."""
@@ -78,6 +79,7 @@ def test_of_two_facts_the_earlier_rule_decides_and_names(strong: Fact, weak: Fac
 
 def test_the_rules_have_one_order() -> None:
     assert [rule.category for rule in RULES] == [
+        Category.OTHER,
         Category.PARAMETERS,
         Category.MASTER_COPIES,
         Category.GRADIENTS,
@@ -225,3 +227,13 @@ def test_temporaries_die_soon(steps_later: int, category: str) -> None:
 
 def test_what_never_dies_is_no_temporary() -> None:
     assert category_of(born_in(Phase.OPTIMIZER)) == Category.OTHER
+
+
+@pytest.mark.parametrize("phase", [Phase.DATA, Phase.FORWARD, Phase.BACKWARD])
+def test_what_other_threads_hold_is_other_wherever_it_was_born(phase: Phase) -> None:
+    story = born_in(phase)
+    story.alloc(OTHER_THREADS, 8)
+    story.free(OTHER_THREADS)
+    analysis = analyse(story.recording())
+    (found,) = np.flatnonzero(analysis.lifetimes.address == OTHER_THREADS)
+    assert analysis.classes.category[found] == CODES[Category.OTHER]
