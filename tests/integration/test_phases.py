@@ -114,7 +114,11 @@ def test_inference_in_code() -> None:
             model(torch.rand(4, 8))
     summary = prof.summary()
     assert [step.index for step in summary.steps] == [0, 1]
-    assert summary.static_model == ()
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    assert {part.component: part.measured_bytes for part in summary.static_model if part.measured_bytes} == {
+        "parameters": size,
+        "total": size,
+    }
     assert [module.name for module in summary.modules][:1] == ["(model)"]
 
 

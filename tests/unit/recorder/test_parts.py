@@ -27,6 +27,7 @@ def test_a_wrapper_has_the_parts_of_what_it_wraps() -> None:
     assert (elements_of(wrapper), bytes_of(wrapper)) == (12, 3 * 48)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
 def test_a_sparse_tensor_has_indices_and_values(layout: torch.layout) -> None:
     tensor = torch.eye(5).to_sparse(layout=layout)
