@@ -174,7 +174,8 @@ def _name(item: Any, up: dict[int, tuple[Any, str]]) -> str:
             name = name if objects else type(item).__name__ + path
         else:
             name, objects = type(item).__name__ + path, objects + 1
-    return name
+    # A tuple that nothing holds is the arguments of a call that is running, such as that of a hook.
+    return "" if type(item) is tuple and path.count("[") == 1 else name
 
 
 def _as_attribute(path: str) -> str:

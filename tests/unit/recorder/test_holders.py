@@ -42,6 +42,12 @@ def test_what_a_local_container_holds_is_named_after_that() -> None:
     assert names_of_holders([past["keys"][1]]) == ["dict['keys'][1]"]
 
 
+def test_the_arguments_of_a_call_hold_nothing() -> None:
+    arguments, past = (torch.ones(3), None), ((torch.ones(3), torch.ones(3)), None)
+    assert names_of_holders([arguments[0]]) == [""]
+    assert names_of_holders([past[0][1]]) == ["tuple[0][1]"]
+
+
 def test_what_a_local_variable_holds_has_no_name() -> None:
     tensor = torch.ones(3)
     assert names_of_holders([tensor]) == [""]
