@@ -10,7 +10,8 @@ from torch import nn
 
 from ampmem.recorder.torch_private_tensors import is_wrapper, sparse_parts, wrapped_names
 
-_PLAIN = (torch.Tensor, nn.Parameter)
+PLAIN = (torch.Tensor, nn.Parameter)
+"""The types of tensors that run no code of a subclass."""
 _FOUR_BIT = "quant_state"
 """What a 4-bit parameter of bitsandbytes has: the scales of its blocks, and the shape that it stands for."""
 
@@ -21,7 +22,7 @@ def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     DTensor and torchao's tensors wrap others (``__tensor_flatten__``), which may be wrappers again; a sparse tensor
     has indices and values.
     """
-    if type(tensor) in _PLAIN and tensor.layout is torch.strided:
+    if type(tensor) in PLAIN and tensor.layout is torch.strided:
         return (tensor,)
     try:
         return tuple(_parts(tensor)) or (tensor,)

@@ -20,7 +20,7 @@ import torch
 from ampmem.events import Fact
 from ampmem.patching import Undo, added, patch
 from ampmem.recorder.facts.log import Log
-from ampmem.recorder.facts.parts import parts_of
+from ampmem.recorder.facts.parts import PLAIN, parts_of
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.casts import CastHooks
 from ampmem.recorder.hooks.functions import FunctionSaves
@@ -288,7 +288,7 @@ class ForwardObserver:
 
 def unseen_detach(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor.detach()`` that no dispatch mode sees: the script's own modes count only what the script does."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+    if type(tensor) not in PLAIN:
         return tensor.detach()  # a subclass is its own dispatch
     with without_dispatch():
         return tensor.detach()

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
+from ampmem.recorder.facts.parts import PLAIN
+
 PADDING = 4096
 """A flat copy may be so many elements longer than the parameters in it: engines round it up for their ranks."""
 _LOOKED_AT = 4
@@ -54,7 +56,7 @@ def _is_copy(copy: torch.Tensor, offset: int, parameter: torch.Tensor) -> bool:
 
 def _values(tensor: torch.Tensor, offset: int) -> list[float] | None:
     """Some elements in a row; ``None`` where they cannot be had without waiting, or without memory."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type != "cpu":
+    if type(tensor) not in PLAIN or tensor.device.type != "cpu":
         return None
     if not tensor.is_contiguous():
         return None

@@ -109,7 +109,7 @@ class Ledger:
             self._counted += size
         elif own:
             self._counted += size
-        elif address in self._foreign and address not in self._mappings.parts:  # counted by an earlier profile
+        elif self._is_whole(address):  # counted by an earlier profile
             self._stale += size
             self._free_foreign(time, address)
         elif total - self._stale < self._counted:  # unknown to us, and of an earlier profile
@@ -129,7 +129,7 @@ class Ledger:
         self._dead.discard(address)
         if address in self._blocks:
             self._free(time, address)
-        elif address in self._foreign and address not in self._mappings.parts:
+        elif self._is_whole(address):
             self._free_foreign(time, address)
 
     def _settle_others(self, time: int, balance: int, events: Sequence[Event], place: int) -> None:
@@ -165,12 +165,18 @@ class Ledger:
     def _mapped(self, time: int, event: Event) -> None:
         """A file or shared memory was mapped, or unmapped: of that the profiler keeps no total."""
         _, address, size, *_ = event
-        for part in self._mappings.remove(address):
-            self._free_foreign(time, part)
         if size > 0:
             self._map(time, address, size)
+        else:
+            self._unmap(time, address)
+
+    def _unmap(self, time: int, address: int) -> None:
+        for part in self._mappings.remove(address):
+            self._free_foreign(time, part)
 
     def _map(self, time: int, address: int, size: int) -> None:
+        """Divide what is mapped at ``address``, anew if it was there before."""
+        self._unmap(time, address)
         for part, part_size in self._mappings.add(address, size):
             self._add_foreign(time, part, part_size, Action.ALLOC, self._mapping)
 
@@ -182,7 +188,7 @@ class Ledger:
         time, address = what
         if address in self._blocks:
             self._dead.add(address)
-        elif address in self._foreign and address not in self._mappings.parts:
+        elif self._is_whole(address):
             self._free_foreign(time, address)
 
     def _saw(self, seen: Seen) -> None:
@@ -192,8 +198,6 @@ class Ledger:
             return
         mapping = self._mappings.around(address)
         if mapping is not None:
-            for part in self._mappings.remove(mapping.address):
-                self._free_foreign(time, part)
             self._map(time, mapping.address, mapping.bytes)
         elif resizable and size <= self._others:  # another thread allocated it
             self._blocks[address] = size
@@ -203,6 +207,10 @@ class Ledger:
             self._rows.add((time, Action.ALLOC, address, size, UNKNOWN, self._elsewhere, -1))
         elif kept and not self._inside_block(address):
             self._add_foreign(time, address, size, Action.ALLOC)
+
+    def _is_whole(self, address: int) -> bool:
+        """Whether a block lies there that torch does not count, and that is no part of a mapping."""
+        return address in self._foreign and address not in self._mappings.parts
 
     def _inside_block(self, address: int) -> bool:
         return any(start <= address < start + size for start, size in self._blocks.items())
