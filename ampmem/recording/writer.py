@@ -1,0 +1,173 @@
+"""Writes a recording: appended to as the run goes.
+
+One transaction per step, so whatever ends the process leaves every finished step readable.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+from ampmem.errors import RecordingError, UsageError
+from ampmem.events import (
+    NO_SEGMENTS,
+    AllocatorRecord,
+    ArmRecord,
+    Columns,
+    EventColumns,
+    FactColumns,
+    LayersRecord,
+    OomRecord,
+    OptimizerRecord,
+    ParameterRecord,
+    PhaseColumns,
+    PredictionRecord,
+    RunRecord,
+    SegmentColumns,
+    StepRecord,
+)
+from ampmem.failure import FailureRecord
+from ampmem.outputs import make_way
+from ampmem.recording.layout import COLUMN_TABLES, FORMAT_VERSION, schema
+from ampmem.recording.reader import read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What one transaction adds: the events, segments, facts, phases and layers of a step, and the step itself.
+
+    ``texts`` are the texts seen for the first time, in the order of their ids. ``step`` is ``None``
+    when the script ended before the step did.
+    """
+
+    texts: Sequence[str]
+    events: EventColumns
+    facts: FactColumns
+    phases: PhaseColumns
+    step: StepRecord | None
+    layers: Sequence[LayersRecord] = ()
+    ooms: Sequence[OomRecord] = ()
+    segments: SegmentColumns = NO_SEGMENTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """What is known of the run as a whole; ``device_name`` is empty where it is what the run began with."""
+
+    arm: ArmRecord
+    parameters: tuple[ParameterRecord, ...]
+    optimizers: tuple[OptimizerRecord, ...]
+    notes: tuple[str, ...]
+    device_name: str = ""
+    prediction: PredictionRecord | None = None
+    allocator: AllocatorRecord | None = None
+    failure: FailureRecord | None = None
+
+
+class RecordingWriter:
+    """Appends to a new recording; every :meth:`append` is one transaction on disk."""
+
+    def __init__(self, path: Path, run: RunRecord, *, force: bool = False) -> None:
+        self.path = path
+        self._run = run
+        self._description: Description | None = None
+        make_way(path, path.with_name(f"{path.name}-journal"), force=force)
+        try:
+            self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            # A killed process loses nothing that it handed to the kernel; only a power cut could.
+            self._database.execute("PRAGMA synchronous = OFF")
+            self._database.executescript("BEGIN;" + schema() + "COMMIT;")
+        except (OSError, sqlite3.Error) as error:
+            raise UsageError(f"cannot write {path}: {error}") from error
+        self._write_meta({"format_version": FORMAT_VERSION} | _run_rows(run))
+
+    def append(self, batch: Batch) -> None:
+        """Write ``batch`` and commit it. Raises :class:`RecordingError` when the disk refuses."""
+        with self._transaction():
+            self._database.executemany("INSERT INTO text (value) VALUES (?)", ((text,) for text in batch.texts))
+            columns = (batch.events, batch.facts, batch.phases, batch.segments)
+            for (table, _), part in zip(COLUMN_TABLES, columns, strict=True):
+                self._insert_columns(table, part)
+            if batch.step is not None:
+                self._insert_records("step", [batch.step])
+            self._insert_records("layers", batch.layers)
+            self._insert_records("oom", batch.ooms)
+
+    def describe(self, description: Description) -> None:
+        """Replace what is known of the run as a whole; called again whenever more may be known."""
+        if description == self._description:
+            return
+        self._description = description
+        with self._transaction():
+            device_name = description.device_name or self._run.device_name
+            run = replace(self._run, device_name=device_name, failure=description.failure or self._run.failure)
+            self._write_meta({"arm": asdict(description.arm)} | _run_rows(run))
+            if description.prediction is not None:
+                self._write_meta({"prediction": asdict(description.prediction)})
+            if description.allocator is not None:
+                self._write_meta({"allocator": asdict(description.allocator)})
+            for table, records in (("parameter", description.parameters), ("optimizer", description.optimizers)):
+                self._database.execute(f"DELETE FROM {table}")
+                self._insert_records(table, records)
+            self._database.execute("DELETE FROM note")
+            self._database.executemany("INSERT INTO note VALUES (?)", ((note,) for note in description.notes))
+
+    def close(self) -> None:
+        """Close the file; appending afterwards is an error."""
+        self._database.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All of it or nothing on disk."""
+        try:
+            self._database.execute("BEGIN")
+            yield
+            self._database.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise RecordingError(f"cannot append to {self.path}: {error}; what was written so far is kept") from error
+
+    def _write_meta(self, entries: dict[str, object]) -> None:
+        rows = [(key, json.dumps(value)) for key, value in entries.items()]
+        self._database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
+
+    def _insert_columns(self, table: str, columns: Columns) -> None:
+        arrays = [getattr(columns, name).tolist() for name in columns.names()]
+        marks = ", ".join("?" * len(arrays))
+        self._database.executemany(f"INSERT INTO {table} VALUES ({marks})", zip(*arrays, strict=True))
+
+    def _insert_records(self, table: str, records: Sequence[object]) -> None:
+        rows = [tuple(_cell(getattr(record, field.name)) for field in fields(record)) for record in records]  # type: ignore[arg-type]
+        if rows:
+            self._database.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
+
+
+def _run_rows(run: RunRecord) -> dict[str, object]:
+    """``run`` for the header; ``failure``, which came later than the format, has a row that older readers skip."""
+    rows = asdict(run)
+    failure = rows.pop("failure")
+    if not run.step_on:  # it came later than the format, too
+        del rows["step_on"]
+    return {"run": rows} if failure is None else {"run": rows, "failure": failure}
+
+
+def _cell(value: object) -> object:
+    """``value`` as SQLite can hold it, which takes NaN for NULL."""
+    return json.dumps(value) if isinstance(value, (tuple, dict)) or value != value else value
+
+
+def add_plain_steps(path: Path, durations_ns: Sequence[int]) -> None:
+    """Add to the recording at ``path`` how long its steps take without instrumentation.
+
+    Raises :class:`RecordingError` when it is no recording or cannot be written.
+    """
+    read(path)
+    try:
+        with closing(sqlite3.connect(path)) as database, database:
+            database.execute("DELETE FROM plain_step")
+            database.executemany("INSERT INTO plain_step VALUES (?)", ((duration,) for duration in durations_ns))
+    except sqlite3.Error as error:
+        raise RecordingError(f"cannot append to {path}: {error}") from error
