@@ -1,92 +1,40 @@
-"""Reads a recording, whole."""
+"""Reads a recording, whole, from whoever it comes: each cell is checked once, and nothing in the file is ever run."""
 
 from __future__ import annotations
 
-import json
 import sqlite3
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
-
-import numpy as np
+from typing import TypeVar
 
 from ampmem.errors import RecordingError, UsageError
 from ampmem.events import (
-    Action,
     AllocatorRecord,
     ArmRecord,
-    Column,
-    Columns,
     EventColumns,
-    Fact,
     FactColumns,
     LayersRecord,
     OomRecord,
     OptimizerRecord,
     ParameterRecord,
-    Phase,
     PhaseColumns,
     PredictionRecord,
     Recording,
     RunRecord,
-    SegmentAction,
     SegmentColumns,
     StepRecord,
-    TermsRecord,
 )
-from ampmem.failure import FailureKind, FailureRecord, failure_in
-from ampmem.recording.layout import FORMAT_VERSION
-from ampmem.vocabulary import Arm, Mark, SourceKind
+from ampmem.failure import FailureRecord, failure_in
+from ampmem.recording.bounds import MOST, check
+from ampmem.recording.cells import integer, parsed, record_of, text
+from ampmem.recording.database import Database, opened
+from ampmem.vocabulary import Arm
 
-_ColumnsT = TypeVar("_ColumnsT", bound=Columns)
+_RecordT = TypeVar("_RecordT")
 
-
-class _Reader:
-    """An open recording; only :func:`read` uses it."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._database.close()
-
-    def meta(self) -> dict[str, Any]:
-        version = self._database.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:  # any other program's database, or an empty file
-            raise RecordingError(f"{self._path} is not an ampmem recording")
-        if version != FORMAT_VERSION:
-            raise RecordingError(
-                f"{self._path} has recording format {version}, this ampmem reads format {FORMAT_VERSION}; "
-                "read it with the version of ampmem that wrote it"
-            )
-        return {key: json.loads(value) for key, value in self._database.execute("SELECT key, value FROM meta")}
-
-    def columns(self, table: str, kind: type[_ColumnsT]) -> _ColumnsT:
-        names = kind.names()
-        count = self._database.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0]
-        rows = self._database.execute(f"SELECT {', '.join(names)} FROM {table} ORDER BY rowid")
-        flat = np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=count * len(names))
-        by_column = np.ascontiguousarray(flat.reshape(count, len(names)).T)
-        return kind(**dict(zip(names, by_column, strict=True)))
-
-    def records(self, table: str) -> list[dict[str, Any]]:
-        cursor = self._database.execute(f"SELECT * FROM {table} ORDER BY rowid")
-        names = [column[0] for column in cursor.description]
-        return [dict(zip(names, row, strict=True)) for row in cursor]
-
-    def texts(self, query: str) -> tuple[str, ...]:
-        return tuple(row[0] for row in self._database.execute(query))
-
-    def numbers(self, query: str) -> tuple[int, ...]:
-        return tuple(int(row[0]) for row in self._database.execute(query))
+_HEADER = ("run", "failure", "arm", "prediction", "allocator")
+"""What is read of the header; a later version may have more in it."""
 
 
 def read(path: Path) -> Recording:
@@ -95,100 +43,79 @@ def read(path: Path) -> Recording:
         raise UsageError(f"{path} does not exist")
     if path.is_dir():
         raise UsageError(f"{path} is a directory, not a recording")
+    if not path.is_file():
+        raise UsageError(f"{path} is not a file")
     try:
-        with _Reader(path) as reader:
-            recording = _recording(reader)
-            _check_codes(recording)
-            return recording
-    except (sqlite3.Error, KeyError, TypeError, ValueError) as error:
-        raise RecordingError(f"{path} is not an ampmem recording, or it is damaged ({error})") from error
+        with opened(path) as database:
+            recording = _recording(database)
+        check(recording)
+        return recording
+    except (sqlite3.Error, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise RecordingError(f"{path} is not an ampmem recording, or it is damaged ({_said(error)})") from error
 
 
-def _check_codes(recording: Recording) -> None:
-    """Raise ``ValueError`` for a number that stands for nothing: an unknown enum member, a text that is not there."""
-    events, facts, phases, texts = recording.events, recording.facts, recording.phases, len(recording.texts)
-    segments = recording.segments
-    bounds: tuple[tuple[str, Column, int, int], ...] = (
-        ("action", events.action, min(Action), max(Action)),
-        ("phase", events.phase, min(Phase), max(Phase)),
-        ("phase", phases.phase, min(Phase), max(Phase)),
-        ("fact", facts.fact, min(Fact), max(Fact)),
-        ("segment action", segments.action, min(SegmentAction), max(SegmentAction)),
-        ("position", segments.position, 0, len(events)),
-        *(("text", column, 0, texts - 1) for column in (events.op, events.module, events.stack)),
-        *(("text", column, 0, texts - 1) for column in (facts.name, facts.module, facts.dtype)),
-    )
-    for what, column, low, high in bounds:
-        if len(column) and not low <= int(column.min()) <= int(column.max()) <= high:
-            raise ValueError(f"a column holds an unknown {what}")
+def _said(error: Exception) -> str:
+    """What SQLite or a check says, which may have words of the file's in it, in a line that only shows."""
+    said = "it takes more work than a whole file" if str(error) == "interrupted" else str(error)
+    return "".join(character if character.isprintable() else "?" for character in said[:300])
 
 
-def _recording(reader: _Reader) -> Recording:
-    meta = reader.meta()
-    notes = reader.texts("SELECT message FROM note ORDER BY rowid")
+def _recording(database: Database) -> Recording:
+    header = _header(database)
+    notes = tuple(text(message) for (message,) in database.rows("note", "message"))
     return Recording(
-        run=_run(meta["run"], _failure(meta.get("failure"), notes)),
-        arm=_arm(meta.get("arm")),
-        texts=reader.texts("SELECT value FROM text ORDER BY id"),
-        events=reader.columns("event", EventColumns),
-        facts=reader.columns("fact", FactColumns),
-        phases=reader.columns("phase", PhaseColumns),
-        steps=tuple(map(_step, reader.records("step"))),
-        parameters=tuple(map(_parameter, reader.records("parameter"))),
-        optimizers=tuple(map(_optimizer, reader.records("optimizer"))),
+        run=_run(header["run"], header.get("failure"), notes),
+        arm=_arm(header.get("arm")),
+        texts=_texts(database),
+        events=database.columns("event", EventColumns),
+        facts=database.columns("fact", FactColumns),
+        phases=database.columns("phase", PhaseColumns),
+        steps=tuple(record_of(StepRecord, row) for row in database.records("step")),
+        parameters=tuple(record_of(ParameterRecord, row) for row in database.records("parameter")),
+        optimizers=tuple(record_of(OptimizerRecord, row) for row in database.records("optimizer")),
         notes=notes,
-        plain_step_ns=reader.numbers("SELECT duration_ns FROM plain_step ORDER BY rowid"),
-        layers=tuple(map(_layers, reader.records("layers"))),
-        ooms=tuple(OomRecord(**row) for row in reader.records("oom")),
-        segments=reader.columns("segment", SegmentColumns),
-        prediction=_prediction(meta.get("prediction")),
-        allocator=_allocator(meta.get("allocator")),
+        plain_step_ns=tuple(integer(each, (0, MOST)) for (each,) in database.rows("plain_step", "duration_ns")),
+        layers=tuple(record_of(LayersRecord, row) for row in database.records("layers")),
+        ooms=tuple(record_of(OomRecord, row) for row in database.records("oom")),
+        segments=database.columns("segment", SegmentColumns),
+        prediction=_optional(PredictionRecord, header.get("prediction")),
+        allocator=_optional(AllocatorRecord, header.get("allocator")),
     )
 
 
-def _run(row: dict[str, Any], failure: FailureRecord | None) -> RunRecord:
-    known = {"source": SourceKind(row["source"]), "arguments": tuple(row["arguments"]), "failure": failure}
-    return RunRecord(**row | known)
+def _header(database: Database) -> dict[str, Mapping[str, object]]:
+    header: dict[str, Mapping[str, object]] = {}
+    for key, value in database.rows("meta", "key", "value"):
+        if key in _HEADER:
+            row = parsed(value)
+            if not isinstance(row, dict) or key in header:
+                raise ValueError(f"its header has {key} as what it cannot be")
+            header[key] = row
+    return header
 
 
-def _failure(row: dict[str, Any] | None, notes: Sequence[str]) -> FailureRecord | None:
-    """Why the script failed. The first files of this format have no row for it, but a note."""
-    return failure_in(notes) if row is None else FailureRecord(**row | {"kind": FailureKind(row["kind"])})
+def _texts(database: Database) -> tuple[str, ...]:
+    """The texts, whose ids count from 0."""
+    texts = []
+    for number, (index, value) in enumerate(database.rows("text", "id", "value")):
+        if index != number:
+            raise ValueError(f"text {number} is missing")
+        texts.append(text(value))
+    return tuple(texts)
 
 
-def _arm(row: dict[str, Any] | None) -> ArmRecord:
+def _run(row: Mapping[str, object], failure: Mapping[str, object] | None, notes: Sequence[str]) -> RunRecord:
+    """The run; why the script failed has a row of its own, and in the first files of this format but a note."""
+    failed = failure_in(notes) if failure is None else record_of(FailureRecord, failure)
+    return replace(record_of(RunRecord, {**row, "failure": None}), failure=failed)
+
+
+def _arm(row: Mapping[str, object] | None) -> ArmRecord:
     """The arm; nothing is known of it until the first step has ended."""
     if row is None:
         return ArmRecord(name=Arm.AS_IS, dtype=None, cache=None, scaler=False)
-    return ArmRecord(**row | {"name": Arm(row["name"])})
+    return record_of(ArmRecord, row)
 
 
-def _layers(row: dict[str, Any]) -> LayersRecord:
-    return LayersRecord(**row | {"mark": Mark(row["mark"])})
-
-
-def _prediction(row: dict[str, Any] | None) -> PredictionRecord | None:
-    if row is None:
-        return None
-    terms = {key: TermsRecord(**row[key]) for key in ("allocated", "reserved")}
-    return PredictionRecord(**row | terms | {"unmodelled": tuple(row["unmodelled"])})
-
-
-def _allocator(row: dict[str, Any] | None) -> AllocatorRecord | None:
-    return None if row is None else AllocatorRecord(**row | {"peaks": tuple(row["peaks"])})
-
-
-def _step(row: dict[str, Any]) -> StepRecord:
-    flags = ("skipped_update", "autocast_in_backward", "finished", "batch_loaded")
-    not_numbers = {key: float(row[key]) for key in ("loss", "loss_scale") if row[key] == "NaN"}
-    return StepRecord(**row | {key: bool(row[key]) for key in flags if key in row} | not_numbers)
-
-
-def _parameter(row: dict[str, Any]) -> ParameterRecord:
-    shape = tuple(int(size) for size in json.loads(row["shape"]))
-    return ParameterRecord(**row | {"trainable": bool(row["trainable"]), "shape": shape})
-
-
-def _optimizer(row: dict[str, Any]) -> OptimizerRecord:
-    bases, settings = tuple(json.loads(row["bases"])), dict(json.loads(row["settings"]))
-    return OptimizerRecord(**row | {"bases": bases, "settings": settings})
+def _optional(kind: type[_RecordT], row: Mapping[str, object] | None) -> _RecordT | None:
+    return None if row is None else record_of(kind, row)

@@ -38,6 +38,7 @@ from ampmem.events import (
 )
 from ampmem.failure import FailureKind, FailureRecord, failure_of
 from ampmem.recording import Description, RecordingWriter, read
+from ampmem.recording.bounds import integers_of
 from ampmem.vocabulary import Arm, SourceKind
 
 EVENT_VIEW = [
@@ -49,6 +50,12 @@ TEXT = st.text(max_size=8)
 FLOAT = st.none() | st.floats(allow_nan=False)
 
 
+def within(name: str) -> st.SearchStrategy[int]:
+    """What a column or a field of that name may hold; of sizes as much as can be added up."""
+    low, high = integers_of(name)
+    return st.integers(low, high // 5 if name.endswith("bytes") else high)
+
+
 def members(kind: type[Action | Phase | Fact | SegmentAction]) -> st.SearchStrategy[int]:
     return st.sampled_from([int(member) for member in kind])
 
@@ -56,10 +63,11 @@ def members(kind: type[Action | Phase | Fact | SegmentAction]) -> st.SearchStrat
 @st.composite
 def columns(draw: st.DrawFn, kind: type[Columns], texts: int, events: int = 0) -> Columns:
     actions = members(SegmentAction if kind is SegmentColumns else Action)
-    strategies = {"phase": members(Phase), "action": actions, "fact": members(Fact)}
+    strategies: dict[str, st.SearchStrategy[int]] = {"phase": members(Phase), "action": actions, "fact": members(Fact)}
     strategies |= {"position": st.integers(0, events)}
     strategies |= dict.fromkeys(("op", "module", "stack", "name", "dtype"), st.integers(0, texts - 1))
-    rows = draw(st.lists(st.tuples(*(strategies.get(name, INT64) for name in kind.names())), max_size=5))
+    cells = st.tuples(*(strategies[name] if name in strategies else within(name) for name in kind.names()))
+    rows = draw(st.lists(cells, max_size=5))
     by_name = list(zip(*rows, strict=True)) if rows else [()] * len(kind.names())
     arrays = (np.array(column, dtype=np.int64) for column in by_name)
     return kind(**dict(zip(kind.names(), arrays, strict=True)))
@@ -67,19 +75,18 @@ def columns(draw: st.DrawFn, kind: type[Columns], texts: int, events: int = 0) -
 
 STEPS = st.builds(
     StepRecord,
-    **dict.fromkeys(("index", "start_ns", "end_ns"), INT64),
+    **{name: within(name) for name in ("index", "start_ns", "end_ns")},
     **dict.fromkeys(("skipped_update", "autocast_in_backward", "finished"), st.booleans()),
     **dict.fromkeys(("loss", "loss_scale"), FLOAT),
-    batch_size=st.none() | INT64,
+    batch_size=st.none() | within("batch_size"),
 )
 PARAMETERS = st.builds(
     ParameterRecord,
     **dict.fromkeys(("name", "dtype", "kind"), TEXT),
-    elements=st.integers(0, 2**40),
-    bytes=INT64,
+    elements=within("elements"),
+    bytes=within("bytes"),
     trainable=st.booleans(),
-    shape=st.lists(INT64, max_size=3).map(tuple),
-    optimizer=st.none() | INT64,
+    shape=st.lists(within("shape"), max_size=3).map(tuple),
     shares=st.none() | TEXT,
 )
 OPTIMIZERS = st.builds(
@@ -106,6 +113,10 @@ ARMS = st.builds(
 )
 
 
+def in_order(steps: list[StepRecord]) -> list[StepRecord]:
+    return sorted(steps, key=lambda step: step.index)
+
+
 @st.composite
 def recordings(draw: st.DrawFn) -> Recording:
     texts = ("", *draw(st.lists(TEXT, max_size=4)))
@@ -118,11 +129,11 @@ def recordings(draw: st.DrawFn) -> Recording:
         facts=draw(columns(FactColumns, len(texts))),  # type: ignore[arg-type]
         phases=draw(columns(PhaseColumns, len(texts))),  # type: ignore[arg-type]
         segments=draw(columns(SegmentColumns, len(texts), len(events))),  # type: ignore[arg-type]
-        steps=tuple(draw(st.lists(STEPS, max_size=3))),
+        steps=tuple(draw(st.lists(STEPS, max_size=3, unique_by=lambda step: step.index).map(in_order))),
         parameters=tuple(draw(st.lists(PARAMETERS, max_size=3))),
         optimizers=tuple(draw(st.lists(OPTIMIZERS, max_size=2))),
         notes=tuple(draw(st.lists(TEXT, max_size=2))),
-        plain_step_ns=tuple(draw(st.lists(INT64, max_size=3))),
+        plain_step_ns=tuple(draw(st.lists(within("plain_step_ns"), max_size=3))),
     )
 
 

@@ -1,0 +1,127 @@
+"""What the cells of a recording may hold: the bounds that a file is held against before anything is made of it.
+
+A recording may come from anybody. What is within these bounds can be added up in 64 bits and held in the memory that
+a file of its size is worth; what a run really writes is far inside of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+import numpy as np
+
+from ampmem.events import NO_STEP, UNKNOWN, Action, Column, Columns, EventColumns, Fact, Phase, Recording, SegmentAction
+
+MOST = 1 << 62
+"""The largest size, address or time: two of them can be added in 64 bits. The year is 2116."""
+
+INT64 = (-(1 << 63), (1 << 63) - 1)
+
+INTEGERS: Mapping[str, tuple[int, int]] = {
+    **dict.fromkeys(("time_ns", "start_ns", "end_ns"), (-(1 << 60), MOST)),  # before a clock's zero, too
+    "step": (NO_STEP, 1 << 40),
+    "index": (0, 1 << 40),
+    "allocated": (UNKNOWN, MOST),
+    "stream": INT64,  # an address on the device, or a number
+    "device": (-1, 1 << 20),
+    "rank": (0, 1 << 30),
+    "world_size": (1, 1 << 30),
+    "elements": (0, 1 << 53),
+    "small": (0, 1),
+    "expandable": (0, 1),
+}
+"""The least and the most of each column and field of that name; all others are from 0 to :data:`MOST`."""
+
+ROWS: Mapping[str, int] = {
+    "meta": 100,
+    "note": 10_000,
+    "optimizer": 10_000,
+    "oom": 10_000,
+    "step": 100_000,
+    "plain_step": 100_000,
+    "layers": 400_000,
+    "parameter": 1_000_000,
+    "text": 10_000_000,
+}
+"""How many rows a table may have; events, facts, phases and segments as many as the file has room for."""
+
+NAME = 10_000
+"""Characters of a name: of a module, a parameter, an op, a class, a device."""
+
+NAMES_ABOVE = 1 << 26
+"""Characters of all names of modules and parameters together, each with the names of the modules above it."""
+
+TEXT = 1 << 20
+"""Characters of a longer text: a stack, a note, an error's message, an argument."""
+
+STATE = 1 << 23
+"""Characters of the state of an allocator that ran out of memory, or of a row of the header."""
+
+ITEMS = 1 << 20
+"""Entries of a list in a cell, such as a script's arguments."""
+
+DIMENSIONS = 1_000
+"""Of a tensor's shape."""
+
+
+def integers_of(name: str) -> tuple[int, int]:
+    """The least and the most that a column or a field called ``name`` may hold."""
+    return INTEGERS.get(name, (0, MOST))
+
+
+def check(recording: Recording) -> None:
+    """Raise ``ValueError`` for what is in no recording, though each row of it may be well formed.
+
+    Numbers out of bounds and sums that 64 bits do not hold, numbers that stand for nothing (a text that is not there,
+    an unknown enum member), steps that do not follow each other, and names that are too long to make a tree of.
+    """
+    for table, columns in (
+        ("event", recording.events),
+        ("fact", recording.facts),
+        ("phase", recording.phases),
+        ("segment", recording.segments),
+    ):
+        _check_columns(table, columns, _codes(recording))
+    sizes = (recording.events.bytes, recording.events.block_bytes, recording.segments.bytes)
+    if any(size.sum(dtype=np.float64) > MOST for size in sizes):
+        raise ValueError("its sizes add up to more than there is memory on earth")
+    steps = [step.index for step in recording.steps]
+    if any(second <= first for first, second in pairwise(steps)):
+        raise ValueError("its steps do not follow each other")
+    _check_names(recording)
+
+
+def _codes(recording: Recording) -> Mapping[str, tuple[int, int]]:
+    """The bounds of the columns that hold numbers of something else."""
+    text = (0, len(recording.texts) - 1)
+    return {
+        **dict.fromkeys(("op", "module", "stack", "name", "dtype"), text),
+        "phase": (min(Phase), max(Phase)),
+        "fact": (min(Fact), max(Fact)),
+        "position": (0, len(recording.events)),
+    }
+
+
+def _check_columns(table: str, columns: Columns, codes: Mapping[str, tuple[int, int]]) -> None:
+    if not len(columns):
+        return
+    actions = Action if isinstance(columns, EventColumns) else SegmentAction
+    bounds = {**codes, "action": (min(actions), max(actions))}
+    for name in columns.names():
+        low, high = bounds.get(name) or integers_of(name)
+        column: Column = getattr(columns, name)
+        if not low <= int(column.min()) <= int(column.max()) <= high:
+            raise ValueError(f"{table}.{name} holds what is not from {low} to {high}")
+
+
+def _check_names(recording: Recording) -> None:
+    """A path of modules is shown with all that are above it, each by its full name: that must stay in proportion."""
+    texts = recording.texts
+    columns = (recording.events.module, recording.events.op, recording.facts.name, recording.facts.module)
+    used = {texts[index] for column in columns for index in np.unique(column).tolist()}
+    used |= {record.name for record in recording.parameters}
+    if max(map(len, used), default=0) > NAME:
+        raise ValueError(f"a name has more than {NAME} characters")
+    if sum(len(name) * (1 + name.count(".")) for name in used) > NAMES_ABOVE:
+        raise ValueError("its modules are nested too deeply")

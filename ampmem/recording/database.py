@@ -1,0 +1,169 @@
+"""Opens a ``.ampmem`` file that anybody may have made: plain tables alone, and no more work than a file can be worth.
+
+Nothing in the file can make SQLite run anything: what is asked is asked of tables, which are what the layout says.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from array import array
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ampmem.errors import RecordingError
+from ampmem.events import Columns
+from ampmem.recording.bounds import ROWS
+from ampmem.recording.layout import FORMAT_VERSION, schema
+
+_ColumnsT = TypeVar("_ColumnsT", bound=Columns)
+
+_LAYOUT = {name: kind.lower() for kind, name in re.findall(r"CREATE (TABLE|VIEW) (\w+)", schema())}
+"""Everything that there is in a recording, and what it is."""
+
+_COLUMN = r'(?:\w+|"\w+")(?: INTEGER| TEXT)?(?: NOT NULL| PRIMARY KEY)*'
+_TABLE = re.compile(rf"CREATE TABLE (\w+) \({_COLUMN}(?:, {_COLUMN})*\)", re.ASCII)
+"""A table of the layout, of whatever columns: nothing in it is computed."""
+
+_INDEX = "sqlite_autoindex_meta_1"
+"""What SQLite makes by itself, for the keys of the header."""
+
+_SCHEMA_ROWS = 40
+_SCHEMA_TEXT = 10_000
+
+_JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
+"""What a journal ends with that names another file: SQLite would read that file, and may delete it.
+
+Source: "Database File Format", sqlite.org/fileformat2.html, and ``readSuperJournal`` in SQLite's ``pager.c``.
+"""
+
+_ROWS_AT_ONCE = 2048
+
+_STEPS_BETWEEN_LOOKS = 50_000
+_STEPS_FOR_ANY_FILE = 2_000_000
+
+
+class Database:
+    """An open recording, whose tables are those of the layout."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self._path = path
+        self._connection = connection
+        self._steps = 0
+        self._size = self._steps_allowed = 0
+        self._text_left = _SCHEMA_ROWS * _SCHEMA_TEXT
+        connection.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, _SCHEMA_TEXT)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_EXPR_DEPTH, 100)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+        connection.set_progress_handler(self._worked, _STEPS_BETWEEN_LOOKS)
+        for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0"):
+            connection.execute(f"PRAGMA {pragma}")
+        self._check_version()
+        self._check_schema()
+        self._size = self._number("page_count") * self._number("page_size")
+        self._text_left = self._size
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max(self._size, _SCHEMA_TEXT))
+
+    def columns(self, table: str, kind: type[_ColumnsT]) -> _ColumnsT:
+        """The rows of ``table``. Raises ``ValueError`` or ``TypeError`` for what is no whole number."""
+        names = kind.names()
+        cursor, left = self._select(table, names), self._most(table, names)
+        cells = array("q")  # unlike a numpy column it takes whole numbers only
+        while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+            left -= len(rows)
+            if left < 0:
+                raise self._too_many(table)
+            cells.fromlist(list(chain.from_iterable(rows)))
+        by_column = np.ascontiguousarray(np.frombuffer(cells, dtype=np.int64).reshape(-1, len(names)).T)
+        return kind(**dict(zip(names, by_column, strict=True)))
+
+    def rows(self, table: str, *names: str) -> Iterator[tuple[Any, ...]]:
+        """Those columns of ``table``."""
+        most = self._most(table, names)
+        for number, row in enumerate(self._select(table, names)):
+            if number >= most:
+                raise self._too_many(table)
+            self._count(row)
+            yield row
+
+    def records(self, table: str) -> Iterator[dict[str, object]]:
+        """The rows of ``table``, by the names of the columns that the file has."""
+        names = tuple(column[0] for column in self._connection.execute(f"SELECT * FROM {table} LIMIT 0").description)
+        return (dict(zip(names, row, strict=True)) for row in self.rows(table, *names))
+
+    def _select(self, table: str, names: tuple[str, ...]) -> sqlite3.Cursor:
+        columns = ", ".join(f'"{name}"' for name in names)
+        return self._connection.execute(f"SELECT {columns} FROM {table} ORDER BY rowid")
+
+    def _most(self, table: str, names: tuple[str, ...]) -> int:
+        """Each row takes a byte for each column and five more, at least; only pages that form a circle have more."""
+        return min(self._size // (len(names) + 5), ROWS.get(table, self._size))
+
+    def _too_many(self, table: str) -> ValueError:
+        return ValueError(f"the table {table} has more rows than a recording, or a file of its size, can have")
+
+    def _count(self, row: tuple[Any, ...]) -> None:
+        """All texts together are no longer than the file, unless several rows share one."""
+        self._text_left -= sum(len(cell) for cell in row if isinstance(cell, (str, bytes)))
+        if self._text_left < 0:
+            raise ValueError("its texts are longer than the file")
+
+    def _worked(self) -> bool:
+        """Called by SQLite every now and then: whether to give up."""
+        self._steps += _STEPS_BETWEEN_LOOKS
+        return self._steps > _STEPS_FOR_ANY_FILE + 2 * self._size
+
+    def _number(self, pragma: str) -> int:
+        return int(self._connection.execute(f"PRAGMA {pragma}").fetchone()[0])
+
+    def _check_version(self) -> None:
+        version = self._number("user_version")
+        if version == 0:  # any other program's database, or an empty file
+            raise RecordingError(f"{self._path} is not an ampmem recording")
+        if version != FORMAT_VERSION:
+            raise RecordingError(
+                f"{self._path} has recording format {version}, this ampmem reads format {FORMAT_VERSION}; "
+                "read it with the version of ampmem that wrote it"
+            )
+
+    def _check_schema(self) -> None:
+        """Raise ``ValueError`` for what the layout does not have; of a table that is missing SQLite speaks itself."""
+        rows = self._connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema")
+        for number, (kind, name, table, sql) in enumerate(rows):
+            known = kind == _LAYOUT.get(name) and name == table and (kind == "view" or _is_plain(name, sql))
+            if not (known or (kind, name, sql) == ("index", _INDEX, None)) or number >= _SCHEMA_ROWS:
+                raise ValueError(f"it has the {kind} {name!r:.100}, which is in no recording")
+
+
+def _is_plain(name: str, sql: object) -> bool:
+    """Whether ``sql`` makes the table ``name``, and nothing in it is computed."""
+    match = _TABLE.fullmatch(sql) if isinstance(sql, str) and len(sql) <= _SCHEMA_TEXT else None
+    return match is not None and match[1] == name
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Database]:
+    """The recording at ``path``.
+
+    It is opened for writing, too: a run that was killed has left a journal, and SQLite undoes what that says.
+    """
+    _check_journal(path)
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as connection:
+        yield Database(path, connection)
+
+
+def _check_journal(path: Path) -> None:
+    """Raise ``ValueError`` for a journal that speaks of other files than ``path``; ampmem never writes one."""
+    whole = path.resolve()
+    journal = whole.with_name(f"{whole.name}-journal")
+    if not journal.is_file() or journal.stat().st_size < len(_JOURNAL_MAGIC):
+        return
+    with journal.open("rb") as stream:
+        stream.seek(-len(_JOURNAL_MAGIC), 2)
+        if stream.read() == _JOURNAL_MAGIC:
+            raise ValueError(f"its journal {journal.name} names another file")
