@@ -173,6 +173,7 @@ class Follower:
         self._in_engine = True
         self._inside_forward = self._forward.active and self._log.module != 0
         self.leave_forward()
+        self._forward.backward_started()
         self._outcome.backwards += 1
         self.open_step.loss = loss
         self.open_step.backwards += 1
@@ -183,6 +184,7 @@ class Follower:
     def backward_ended(self, *, raised: bool, differentiable: bool) -> None:
         """The autograd engine has returned, or ``raised``; ``differentiable``: it made a graph of its own."""
         ended_ns = time_ns()
+        self._forward.backward_ended()
         if self.recording:
             self._in_engine = False
             self._log.enter_phase(self._resting_phase())

@@ -97,7 +97,7 @@ class Session:
         self._casts = CastHooks(log, models, texts)
         self._holders = Holders(log, texts)
         mode = ForwardMode(log, self._casts, stacks, texts)
-        forward = ForwardObserver(log, mode, SavedTensors(log, texts), self._source.owns_mode, self._notes.add)
+        forward = ForwardObserver(log, mode, SavedTensors(log), self._source.owns_mode, self._notes.add)
         self._gradients = GradientHooks(log, models, texts)
         listener = self._follower = Follower(
             log=log,

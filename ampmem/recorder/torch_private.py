@@ -45,6 +45,10 @@ without_dispatch: Callable[[], Any] = needed(
 )
 TO_COPY = needed("torch.ops.aten._to_copy", "default", "the op by which autocast and `to` make a copy")
 DEVICE = needed("torch.ops.prim.device", "default", "a question that only fake tensors ask by an op")
+DETACH = needed("torch.ops.aten.detach", "default", "which autograd calls for each result that it saves")
+without_functions: Callable[[], Any] = needed(
+    "torch._C", "DisableTorchFunction", "looking at tensors, which the script's function modes must not see"
+)
 _SCHEMA = attribute(
     "torch._ops.OpOverload",
     "_schema",
@@ -89,33 +93,6 @@ def in_backward() -> bool:
     return graph_task() != -1
 
 
-push_saved_hooks: Callable[..., None] = needed(
-    "torch._C._autograd", "_push_saved_tensors_default_hooks", "to hear of every tensor that autograd saves"
-)
-pop_saved_hooks: Callable[[], None] = needed(
-    "torch._C._autograd", "_pop_saved_tensors_default_hooks", "to hear no more of them"
-)
-top_saved_hooks: Callable[[bool], tuple[Any, Any] | None] = needed(
-    "torch._C._autograd", "_top_saved_tensors_default_hooks", "to pop no hooks but our own"
-)
-saved_hooks_refused: Callable[[], str | None] = needed(
-    "torch._C._autograd",
-    "_saved_tensors_hooks_get_disabled_error_message",
-    "torch.func, which refuses to run under hooks",
-)
-DISABLE_SAVED_HOOKS: Place = patched(
-    "torch._C._autograd",
-    "_saved_tensors_hooks_disable",
-    "torch.func, compiled or not, which calls it and finds no hooks in place then",
-)
-ENABLE_SAVED_HOOKS: Place = patched(
-    "torch._C._autograd", "_saved_tensors_hooks_enable", "the end of what refuses to run under hooks"
-)
-_UNNAMED = "what a Function saves may be named after an op"
-SAVES: Place = patched(
-    "torch.autograd.function.FunctionCtx", "save_for_backward", "for which Function a tensor is saved", without=_UNNAMED
-)
-TO_SAVE = attribute("torch._C._FunctionBase", "to_save", "whether a Function's forward still runs", without=_UNNAMED)
 ENGINE: Place = patched(
     "torch.autograd",
     "_engine_run_backward",

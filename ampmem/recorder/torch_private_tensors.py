@@ -1,12 +1,14 @@
-"""The private names of torch that tell where the memory of a tensor is that has none of its own."""
+"""The private names of torch that tell of the memory of tensors: where that of wrappers is, and what autograd saves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import methodcaller
+from typing import Any
 
 import torch
 
-from ampmem.recorder.torch_entries import attribute, optional
+from ampmem.recorder.torch_entries import Place, attribute, needed, optional, patched
 from ampmem.recorder.torch_private import without_dispatch
 
 _WRAPPED = "what wraps other tensors, such as DTensor, is in no category"
@@ -43,3 +45,68 @@ def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The indices and values of a sparse tensor; none of a layout that shows none."""
     with without_dispatch(), torch.no_grad():  # the script's own modes count only what the script does
         return [getattr(tensor, name)() for name in _COMPRESSED.get(tensor.layout, ())]
+
+
+# -- what autograd saves ----------------------------------------------------------------------------
+
+
+def _made_node() -> Any:
+    return torch.ones((), requires_grad=True).exp().grad_fn
+
+
+node_number: Callable[[Any], int] = methodcaller(
+    attribute("torch.autograd.graph.Node", "_sequence_nr", "which op made a node", example=_made_node)
+)
+_RAW = attribute("torch.autograd.graph.Node", "_raw_saved_result", "which tensors a node saves", example=_made_node)
+
+
+def saved_names(kind: type) -> tuple[str, ...]:
+    """The attributes of a node of this class that are tensors that it saved, or tuples of such."""
+    names = (name.removeprefix("_raw") for name in dir(kind) if name.startswith("_raw"))
+    return tuple(name for name in names if hasattr(kind, name))
+
+
+push_saved_hooks: Callable[..., None] = needed(
+    "torch._C._autograd", "_push_saved_tensors_default_hooks", "to hear of every tensor that autograd saves"
+)
+pop_saved_hooks: Callable[[], None] = needed(
+    "torch._C._autograd", "_pop_saved_tensors_default_hooks", "to hear no more of them"
+)
+top_saved_hooks: Callable[[bool], tuple[Any, Any] | None] = needed(
+    "torch._C._autograd", "_top_saved_tensors_default_hooks", "to pop no hooks but our own"
+)
+saved_hooks_refused: Callable[[], str | None] = needed(
+    "torch._C._autograd",
+    "_saved_tensors_hooks_get_disabled_error_message",
+    "torch.func, which refuses to run under hooks",
+)
+DISABLE_SAVED_HOOKS: Place = patched(
+    "torch._C._autograd",
+    "_saved_tensors_hooks_disable",
+    "torch.func, compiled or not, which calls it and finds no hooks in place then",
+)
+ENABLE_SAVED_HOOKS: Place = patched(
+    "torch._C._autograd", "_saved_tensors_hooks_enable", "the end of what refuses to run under hooks"
+)
+_UNNAMED = "what a Function saves is in the recording only where ops saved it, too"
+SAVES: Place = patched(
+    "torch.autograd.function.FunctionCtx", "save_for_backward", "that a Function saves tensors", without=_UNNAMED
+)
+_FUNCTION = "torch._C._FunctionBase"
+_TO_SAVE = attribute(_FUNCTION, "to_save", "whether a Function's forward still runs", without=_UNNAMED)
+_SAVED = attribute(_FUNCTION, "saved_tensors", "what a Function has saved", without=_UNNAMED)
+
+
+def to_save(function: Any) -> Any:
+    """What ``function`` is going to save when its forward is over; ``None`` afterwards."""
+    return _own(_TO_SAVE).__get__(function)
+
+
+def saved_by(function: Any) -> tuple[torch.Tensor | None, ...]:
+    """What ``function`` has saved, past what its class may say."""
+    saved: tuple[torch.Tensor | None, ...] = _own(_SAVED).__get__(function)
+    return saved
+
+
+def _own(name: str) -> Any:
+    return getattr(torch.autograd.Function, name)

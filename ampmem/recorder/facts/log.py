@@ -12,6 +12,7 @@ import torch
 
 from ampmem.events import NO_STEP, Column, Columns, Fact, FactColumns, Phase, PhaseColumns
 from ampmem.recorder.facts.addresses import Addresses
+from ampmem.recorder.facts.misses import Misses
 from ampmem.recorder.facts.parts import parts_of
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.torch_private import next_node
@@ -36,8 +37,6 @@ class See(Protocol):
 
 
 _TOLD = frozenset({Fact.PARAMETER, Fact.BUFFER, Fact.OPTIMIZER_STATE, Fact.MASTER_COPY, Fact.INPUT})
-_FACT_NAME = FactColumns.names().index("name")
-_OP_NAME = OpColumns.names().index("name") - len(OpColumns.names())
 
 
 class Log:
@@ -50,6 +49,8 @@ class Log:
         """Where a tensor's first element lies."""
         self._texts = texts
         self._see = see
+        self.misses = Misses()
+        """What could not be looked at."""
         self.step = NO_STEP
         self.phase = Phase.SETUP
         self.module = 0
@@ -57,15 +58,11 @@ class Log:
         self.running_op = 0
         """Text id of the op that is running on the recorded thread, in forward."""
         self._facts: list[int] = []
-        self.saved_for_next: list[int] = []
-        """Where in the facts the op that saved is still to be named."""
         self._phases: list[int] = [time_ns(), self.step, self.phase]
         self._modules: list[int] = []
         self._ops: list[int] = []
         self.observed = False
         """Whether ops are being logged."""
-        self.paused = False
-        """Whether ops that run now are the recorder's own."""
         self.stamp: Callable[[int], None] | None = None
         """Tags what the calling thread allocates from an instant on, for sources whose own clock is coarse."""
 
@@ -83,25 +80,9 @@ class Log:
             if self._see is not None and fact in _TOLD:
                 self._see(part, kept=fact != Fact.INPUT)
 
-    def saved(self, tensor: torch.Tensor, function: int = 0) -> None:
-        """Autograd saved ``tensor``, for a Python ``function`` (a text id) or else for an op.
-
-        A result is saved right after its op ran. An argument is saved before, when the op's autograd node
-        is made already: the op that comes next names it.
-        """
-        name = function
-        if name == 0 and self.observed and self._ops and self._ops[-1] == next_node() - 1:
-            name = self._ops[_OP_NAME]
-        for part in parts_of(tensor):
-            if name == 0 and self.observed:
-                self.saved_for_next.append(len(self._facts) + _FACT_NAME)
-            self.fact(Fact.SAVED, self.storage_address(part), name, dtype=self._texts.dtype_id(part.dtype))
-
-    def name_saved(self, op: int) -> None:
-        """The op with this text id is about to run: what was saved just now is for it."""
-        for place in self.saved_for_next:
-            self._facts[place] = op
-        self.saved_for_next.clear()
+    def missed(self, error: Exception) -> None:
+        """Something of the script's could not be looked at: it is left out, which must not go unsaid."""
+        self.misses.add(error)
 
     def enter_phase(self, phase: Phase, *, step: int | None = None) -> None:
         """From now on the script is in ``phase``, and in ``step`` when that is given."""
@@ -136,7 +117,6 @@ class Log:
     def take_facts(self) -> FactColumns:
         """The facts since the last call."""
         columns, self._facts = self._facts, []
-        self.saved_for_next.clear()
         return FactColumns(**_split(columns, FactColumns))
 
     def take_phases(self) -> PhaseColumns:

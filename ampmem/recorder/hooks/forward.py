@@ -1,15 +1,16 @@
-"""What sees into forward: the dispatch mode, and the saved-tensor hooks.
+"""What sees into forward: the dispatch mode, and in backward the saved-tensor hooks.
 
 The mode is pushed when the outermost forward starts and popped before backward and the optimizer: active in
 backward it would change what the script allocates, since the autograd engine then adds gradients out of place.
-The hooks stay on throughout, since autograd saves tensors wherever grad mode is on.
+While it is on, what autograd saves is read from its nodes. Hooks would take the place of what autograd keeps: they are
+on only in backward, for what a gradient of a gradient saves.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from threading import get_ident
 from time import time_ns
@@ -23,22 +24,26 @@ from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.parts import PLAIN, parts_of
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.casts import CastHooks
-from ampmem.recorder.hooks.functions import FunctionSaves
+from ampmem.recorder.hooks.saved import SavedByNodes
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.torch_private import (
+    DETACH,
     DEVICE,
-    DISABLE_SAVED_HOOKS,
-    ENABLE_SAVED_HOOKS,
     TO_COPY,
     TorchDispatchMode,
     current_mode,
+    schema_of,
+    version_of,
+    without_dispatch,
+    without_functions,
+)
+from ampmem.recorder.torch_private_tensors import (
+    DISABLE_SAVED_HOOKS,
+    ENABLE_SAVED_HOOKS,
     pop_saved_hooks,
     push_saved_hooks,
     saved_hooks_refused,
-    schema_of,
     top_saved_hooks,
-    version_of,
-    without_dispatch,
 )
 
 _OVERWRITTEN = (
@@ -59,6 +64,7 @@ class ForwardMode(TorchDispatchMode):
         self._casts = casts
         self._stacks = stacks
         self._texts = texts
+        self.saved = SavedByNodes(log, texts)
         self._ops: dict[Any, tuple[int, bool, bool]] = {}
         self.recomputed: list[int] | None = None
         """Addresses of what ops returned, while forward is run again inside backward."""
@@ -73,17 +79,10 @@ class ForwardMode(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._log.paused or func is DEVICE:
+        if func is DETACH or func is DEVICE:
             return func(*args, **kwargs) if kwargs else func(*args)
-        op = self._ops.get(func)
-        if op is None:
-            op = self._ops[func] = self._new_op(func)
-        name, makes_storage, reads = op
         log = self._log
-        if log.saved_for_next:
-            log.name_saved(name)
-        if reads and self._casts.copies:
-            self._casts.used(args, name)
+        name, makes_storage, reads = self._before(func, args)
         start = time_ns()
         if log.stamp is not None:
             log.stamp(start)
@@ -93,11 +92,44 @@ class ForwardMode(TorchDispatchMode):
         finally:
             log.running_op = 0
         log.op(start, name, self._stacks.capture())
-        if makes_storage:
-            self._note(name, result)
-            if func is TO_COPY:
-                self._casts.made(args[0], result, log.module)
+        if reads:
+            try:
+                with without_functions():
+                    self._after(func, name, args, result, makes_storage)
+            except Exception as error:
+                log.missed(error)
         return result
+
+    def _before(self, func: Any, args: Any) -> tuple[int, bool, bool]:
+        try:
+            with without_functions():
+                self.saved.read()
+                op = self._ops.get(func)
+                if op is None:
+                    op = self._ops[func] = self._new_op(func)
+                if op[2] and self._casts.copies:
+                    self._casts.used(args, op[0])
+                return op
+        except Exception as error:
+            self._log.missed(error)
+            return 0, False, False
+
+    def _after(self, func: Any, name: int, args: Any, result: Any, makes_storage: bool) -> None:
+        """``func``, which does not make a view, returns ``result``."""
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        self.saved.returned(name, results)
+        if makes_storage:
+            self._note(name, results)
+            if func is TO_COPY:
+                self._casts.made(args[0], result, self._log.module)
+
+    def read_saved(self) -> None:
+        """Look at what autograd has saved for the newest op."""
+        try:
+            with without_functions():
+                self.saved.read()
+        except Exception as error:
+            self._log.missed(error)
 
     def _new_op(self, func: Any) -> tuple[int, bool, bool]:
         """Text id of the op's name; whether it returns storages of its own, no view, in-place or out=; no view."""
@@ -108,9 +140,9 @@ class ForwardMode(TorchDispatchMode):
         view = any(not alias.is_write for alias in aliases)
         return self._texts.id(str(schema.name)), not aliases, not view
 
-    def _note(self, name: int, result: Any) -> None:
+    def _note(self, name: int, results: Sequence[Any]) -> None:
         log = self._log
-        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+        for tensor in results:
             if isinstance(tensor, torch.Tensor):
                 log.about(Fact.OUTPUT, tensor, name, log.module)
                 if self.recomputed is not None:
@@ -118,17 +150,15 @@ class ForwardMode(TorchDispatchMode):
 
 
 class SavedTensors:
-    """Hooks that log what autograd saves and otherwise change nothing.
+    """Hooks that log what autograd saves in backward and otherwise change nothing.
 
     With hooks in place autograd no longer checks whether a saved tensor was overwritten, so the
     unpack hook does, with the same error.
     """
 
-    def __init__(self, log: Log, texts: Texts) -> None:
+    def __init__(self, log: Log) -> None:
         self._log = log
-        self._texts = texts
         self._process = os.getpid()
-        self.functions = FunctionSaves()
 
     def pack(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
         """Log ``tensor``; keep an alias of it, since the tensor itself could be a reference cycle.
@@ -136,14 +166,14 @@ class SavedTensors:
         A leaf has no graph to be in a cycle with. Autograd keeps that itself, so that backward sees what the script
         has put into its ``data`` since.
         """
-        self._log.paused = True
-        try:
+        with without_functions():
             if os.getpid() == self._process:  # else in a child that was forked
-                name = self.functions.next_saved()
-                self._log.saved(tensor, self._texts.id(name) if name else 0)
+                try:
+                    if not self._log.observed:  # else it is read from the node, with its name
+                        self._log.about(Fact.SAVED, tensor)
+                except Exception as error:
+                    self._log.missed(error)
             return tensor if tensor.is_leaf else unseen_detach(tensor), version_of(tensor)
-        finally:
-            self._log.paused = False
 
     def unpack(self, packed: tuple[torch.Tensor, int]) -> torch.Tensor:
         """What :meth:`pack` kept; raises ``RuntimeError`` when it was overwritten since."""
@@ -172,12 +202,13 @@ class ForwardObserver:
         self._mode = mode
         self._owns_mode = owns_mode
         self._note = note
-        self._functions = saved.functions
         self._hooks = (saved.pack, saved.unpack)
         self._pop_mode: Undo | None = None
         self._pop_hooks: Undo | None = None
         self._leave_with_forward = False
-        self._installed = False
+        self._thread = get_ident()
+        """The one whose forward is observed: modes and hooks are a thread's own."""
+        self._in_backward = False
         self._suspended_on: int | None = None
         """The thread on which the hooks are off while something refuses to run under them."""
 
@@ -198,7 +229,7 @@ class ForwardObserver:
         self._pop_mode = added("dispatch modes", "ForwardMode", self._exit_mode)
         self._mode.recomputed = [] if recomputing else None
         self._log.observed = True
-        self._enter_hooks()
+        self._thread = get_ident()
 
     def forward_ended(self) -> None:
         """The outermost forward ended: leave when grad is off, or when we sit on someone else's mode."""
@@ -209,6 +240,7 @@ class ForwardObserver:
         """Stop observing ops, unless the script put a mode on top: then ours stays until that is gone."""
         if self._pop_mode is not None:
             if current_mode() is self._mode:
+                self._mode.read_saved()
                 self._pop_mode()
                 self._pop_mode = None
                 self._log.observed = False
@@ -223,8 +255,19 @@ class ForwardObserver:
     def _exit_mode(self) -> None:
         self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
+    def backward_started(self) -> None:
+        """The engine is about to run, and forward is left."""
+        self._in_backward = True
+        self._enter_hooks()
+
+    def backward_ended(self) -> None:
+        """The engine has returned."""
+        self._in_backward = False
+        self._leave_hooks()
+        self._take_hooks_out()  # the engine puts back at each node what was there at its start
+
     def _enter_hooks(self) -> None:
-        if self._pop_hooks is None and _top_hooks() is None and _hooks_allowed():
+        if self._in_backward and self._pop_hooks is None and _top_hooks() is None and _hooks_allowed():
             push_saved_hooks(*self._hooks)
             self._pop_hooks = added("saved-tensor hooks", "SavedTensors", self._take_hooks_out)
 
@@ -262,28 +305,25 @@ class ForwardObserver:
             original()
             if self._suspended_on == get_ident():  # hooks are a thread's own
                 self._suspended_on = None
-                if self._installed:
-                    self._enter_hooks()
+                self._enter_hooks()
 
         return enable
 
     def _hooks_on_top(self) -> bool:
         return _top_hooks() == self._hooks
 
+    def _reads_nodes(self) -> bool:
+        """Whether forward is observed on this thread, and no hooks of the script's keep what is saved in its nodes."""
+        return self.active and get_ident() == self._thread and _top_hooks() in (None, self._hooks)
+
     def install(self) -> Callable[[], None]:
-        """Push the hooks; patch what cannot run under them, and what tells a Function's; returns what undoes it."""
+        """Patch what cannot run under hooks, and what tells a Function's saves; returns what undoes it."""
         with ExitStack() as undo:
             undo.callback(patch(*DISABLE_SAVED_HOOKS, self._wrap_disable))
             undo.callback(patch(*ENABLE_SAVED_HOOKS, self._wrap_enable))
-            undo.callback(self._functions.install(self._hooks_on_top))
-            undo.callback(self._uninstall)
-            self._installed = True
-            self._enter_hooks()
+            undo.callback(self._mode.saved.install(self._reads_nodes))
+            undo.callback(self.backward_ended)
             return undo.pop_all().close
-
-    def _uninstall(self) -> None:
-        self._installed = False
-        self._leave_hooks()
 
 
 def unseen_detach(tensor: torch.Tensor) -> torch.Tensor:
