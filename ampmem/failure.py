@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+LONGEST = 10_000
+"""Characters of a message that are kept; of one that fills a disk the beginning says enough."""
 
 
 class FailureKind(StrEnum):
@@ -54,13 +57,29 @@ _NOTE = "the script failed: "
 
 
 def failure_of(error: BaseException) -> FailureRecord:
-    """What ``error`` says of the script that raised it."""
+    """What ``error`` says of the script that raised it, however it is made: nothing is raised here."""
     if isinstance(error, SystemExit):
-        return FailureRecord(kind=FailureKind.EXITED, message=repr(error.code))
+        return FailureRecord(kind=FailureKind.EXITED, message=_first_line(lambda: repr(error.code)))
     kind = type(error)
-    place = "" if kind.__module__ in ("__main__", "builtins") else f"{kind.__module__}."
-    lines = str(error).strip().splitlines()
-    return FailureRecord(kind=FailureKind.RAISED, error=place + kind.__qualname__, message=lines[0] if lines else "")
+    place = _first_line(lambda: kind.__module__)
+    name = _first_line(lambda: kind.__qualname__)
+    return FailureRecord(
+        kind=FailureKind.RAISED,
+        error=name if place in ("__main__", "builtins", "") else f"{place}.{name}",
+        message=_first_line(lambda: str(error)),
+    )
+
+
+def _first_line(text_of: Callable[[], object]) -> str:
+    """The first line of a text that code of the script's makes: no more than a person reads, and all of it UTF-8."""
+    try:
+        text = text_of()
+        # As str itself does it: the text may be of a class of the script's.
+        start = str.__getitem__(text, slice(LONGEST)) if isinstance(text, str) else ""
+    except BaseException:  # Python's own traceback prints it as that, too
+        return "<exception str() failed>"
+    clean = start.encode("utf-8", "replace").decode("utf-8")
+    return next(iter(clean.strip().splitlines()), "")
 
 
 def failure_in(notes: Sequence[str]) -> FailureRecord | None:

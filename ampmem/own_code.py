@@ -12,8 +12,8 @@ _PACKAGE = Path(__file__).parent
 OWN_FOLDERS = tuple(str(_PACKAGE / name) + os.sep for name in ("cli", "recorder", "simulator"))
 """What the file of a frame of ampmem's own starts with; ``ampmem.workloads`` are scripts like any other."""
 
-RUNNER = str(_PACKAGE / "recorder" / "script.py")
-"""The file that runs the script: what called it is none of the script's."""
+RUNNER, RUNNER_LINE = ("sys", 1) if sys.version_info < (3, 13) else ("<sys>", 0)
+"""The file and the line of the frame that runs the script: those that Python names where a script has no caller."""
 
 _TORCH = str(Path("site-packages", "torch")) + os.sep
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from ampmem.cli.processes.gpu_option import how_to_use_the_gpu
 from ampmem.cli.processes.messages import Audience
-from ampmem.errors import AmpmemError, ModelElsewhere, NothingRecorded
+from ampmem.errors import ModelElsewhere, NothingRecorded
 from ampmem.recorder.script import Target
 
 if TYPE_CHECKING:
@@ -96,26 +94,23 @@ def predicted(simulation: Simulation, *, failed: bool) -> str:
     return headline(prediction_of(record), simulation.device.gpu.name, stopped=stopped, failure=failure)
 
 
-def show(recording: Path) -> None:
-    """Print the tables to stderr."""
+def show(recording: Path, audience: Audience) -> None:
+    """Show the tables."""
     from ampmem.cli.show import report_of
     from ampmem.reporters.text.table import TableReporter
 
-    click.echo("\n" + TableReporter().render([report_of(recording)]), err=True)
+    audience.show(TableReporter().render([report_of(recording)]))
 
 
 def show_shortage(recording: Path, page: Path | None, audience: Audience, *, quiet: bool, force: bool) -> None:
-    """Say what the run died of that ran out of memory; the exit code stays the script's, come what may."""
+    """Say what the run died of that ran out of memory."""
     from ampmem.cli.show import report_of
     from ampmem.reporters.text.out_of_memory import render_out_of_memory
 
-    try:
-        if not quiet:
-            click.echo(f"\n{render_out_of_memory(report_of(recording).summary)}\n", err=True)
-        if page is not None:
-            write_page(recording, page, force=force)
-    except AmpmemError as error:
-        audience.say(str(error))
+    if not quiet:
+        audience.show(render_out_of_memory(report_of(recording).summary))
+    if page is not None:
+        write_page(recording, page, force=force)
 
 
 def write_page(recording: Path, page: Path, *, force: bool) -> None:

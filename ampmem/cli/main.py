@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from errno import ENOSPC
 from importlib import import_module
+from io import StringIO
 from keyword import iskeyword
 from typing import NoReturn
 
 import click
 
 from ampmem.errors import AmpmemError
+from ampmem.terminal import Terminal
 from ampmem.version import __version__
 
 PROGRAM = "ampmem"
@@ -72,23 +75,34 @@ def main() -> NoReturn:
     Exit codes: 0 ok, 1 the tool or a check failed, 2 wrong usage, 130 Ctrl-C. What a profiled script
     raises is none of ampmem's errors and goes through unchanged.
     """
+    terminal = Terminal(sys.stderr)
     try:
         code = run(sys.argv[1:])
-        # Here and not when the interpreter exits, where a closed pipe could only be complained about.
-        sys.stdout.flush()
+        # Here and not when the interpreter exits, where a closed pipe could only be complained about. A script that
+        # was run in this process has raised its end, and its output is left to Python.
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except AmpmemError as error:
-        _say(str(error))
+        terminal.say(str(error))
         code = error.exit_code
     except click.ClickException as error:
-        error.show()
+        said = StringIO()
+        error.show(said)
+        terminal.show(said.getvalue().rstrip("\n"))
         code = error.exit_code
     except KeyboardInterrupt:
-        _say("interrupted")
+        terminal.say("interrupted")
         code = INTERRUPTED
     except BrokenPipeError:
         _discard_output()
         code = 1
-    sys.exit(code)
+    except OSError as error:
+        if error.errno != ENOSPC:
+            raise
+        terminal.say(f"cannot write: {error.strerror}")
+        _discard_output()
+        code = 1
+    raise SystemExit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -103,10 +117,6 @@ def run(arguments: Sequence[str]) -> int:
     except click.exceptions.Exit as request:
         return request.exit_code
     return 0
-
-
-def _say(message: str) -> None:
-    print(f"{PROGRAM}: {message}", file=sys.stderr)
 
 
 def _discard_output() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -14,7 +14,7 @@ from ampmem.cli.options import ScriptOptions, choices, shared_options, simulated
 from ampmem.cli.processes.guest import end_as, run_script
 from ampmem.cli.processes.messages import Audience, Parent, Person, StepEnded
 from ampmem.errors import AmpmemError, UsageError
-from ampmem.failure import FailureKind, FailureRecord
+from ampmem.failure import FailureKind, FailureRecord, failure_of
 from ampmem.outputs import check_output
 from ampmem.recorder.script import Target
 from ampmem.recording import SUFFIX, add_plain_steps
@@ -22,7 +22,9 @@ from ampmem.vocabulary import Arm
 
 if TYPE_CHECKING:
     from ampmem.recorder.options import Options
+    from ampmem.recorder.session import Session
     from ampmem.recorder.sources.simulated import SimulatedSource
+    from ampmem.recorder.steering.stopping import Stopper
     from ampmem.simulator.start import Simulation
 
 
@@ -36,7 +38,11 @@ if TYPE_CHECKING:
     "amp-nocache does so without its weight cache.",
 )
 @click.option("--seed", type=int, help="Seed Python's, numpy's and torch's random numbers before the script starts.")
-@click.option("--run-to-end", is_flag=True, help="Let the script finish, uninstrumented, once the steps are recorded.")
+@click.option(
+    "--run-to-end",
+    is_flag=True,
+    help="Let the script finish, uninstrumented, once the steps are recorded; the exit code is the script's.",
+)
 @click.option(
     "-o",
     "--output",
@@ -158,7 +164,7 @@ def _carry_out(plan: _Plan, audience: Audience, seed: int | None, times_into: Pa
         _time(plan, target, audience, times_into)
 
 
-def _record(plan: _Plan, target: Target, audience: Audience) -> None:
+def _record(plan: _Plan, target: Target, audience: Audience) -> NoReturn:
     from ampmem.recorder.session import Session
     from ampmem.recorder.steering.stopping import Stopper
 
@@ -174,26 +180,71 @@ def _record(plan: _Plan, target: Target, audience: Audience) -> None:
         on_done=None if plan.run_to_end else stopper.stop,
     )
     page = None if plan.html is None else plan.html.absolute()  # the script may change the directory
-    session.start()
-    audience.say(f"recording to {path}")
-    failure = run_script(target, plan.script.arguments, session, stopper, audience)
-    predicted = None if simulation is None else afterwards.predicted(simulation, failed=failure is not None)
-    if failure is None:
-        afterwards.check(session, target)  # of what was not recorded nothing is predicted
-    if simulation is not None and predicted is not None:
-        for doubt in simulation.device.warnings if plan.quiet or failure is not None else ():  # else the tables have it
-            audience.say(doubt)
-        audience.say(predicted)
-    if failure is not None:
-        if session.outcome.unfinished is not None:
-            afterwards.show_shortage(options.path, page, audience, quiet=plan.quiet, force=plan.script.force)
-        audience.say(afterwards.kept(session, path, stopper))
-        end_as(failure)
-    audience.say(afterwards.recorded(session, path, None if plan.run_to_end else stopper))
-    if not plan.quiet:
-        afterwards.show(options.path)
-    if page is not None:
-        afterwards.write_page(options.path, page, force=plan.script.force)
+    run = _Run(plan=plan, target=target, audience=audience, session=session, stopper=stopper, page=page)
+    ended = run_script(target, plan.script.arguments, session, stopper, audience, f"recording to {path}")
+    try:
+        if ended.trouble is not None:
+            raise ended.trouble
+        run.conclude(simulation, ended.failure)
+    except BaseException as trouble:
+        if ended.failure is None and not plan.run_to_end:
+            raise
+        audience.say(_in_words(trouble))
+    end_as(ended.failure)
+
+
+def _in_words(trouble: BaseException) -> str:
+    """What kept ampmem from its work, where the exit code is the script's."""
+    if isinstance(trouble, AmpmemError):
+        return str(trouble)
+    if isinstance(trouble, KeyboardInterrupt):
+        return "interrupted"
+    return f"a fault of ampmem's own, and none of the script's: {failure_of(trouble).line}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """A script that was recorded."""
+
+    plan: _Plan
+    target: Target
+    audience: Audience
+    session: Session
+    stopper: Stopper
+    page: Path | None
+
+    def conclude(self, simulation: Simulation | None, failure: BaseException | None) -> None:
+        """Say and show what came of it."""
+        plan, say = self.plan, self.audience.say
+        predicted = None if simulation is None else afterwards.predicted(simulation, failed=failure is not None)
+        if failure is None:
+            afterwards.check(self.session, self.target)  # of what was not recorded nothing is predicted
+        if simulation is not None and predicted is not None:
+            for doubt in simulation.device.warnings if plan.quiet or failure is not None else ():  # or the tables do
+                say(doubt)
+            say(predicted)
+        if failure is None:
+            self._show()
+        else:
+            self._show_failure()
+
+    def _show(self) -> None:
+        plan, recording = self.plan, self.session.options.path
+        stopper = None if plan.run_to_end else self.stopper
+        self.audience.say(afterwards.recorded(self.session, plan.path(self.target), stopper))
+        if not plan.quiet:
+            afterwards.show(recording, self.audience)
+        if self.page is not None:
+            afterwards.write_page(recording, self.page, force=plan.script.force)
+
+    def _show_failure(self) -> None:
+        plan, recording = self.plan, self.session.options.path
+        try:
+            if self.session.outcome.unfinished is not None:
+                force = plan.script.force
+                afterwards.show_shortage(recording, self.page, self.audience, quiet=plan.quiet, force=force)
+        finally:
+            self.audience.say(afterwards.kept(self.session, plan.path(self.target), self.stopper))
 
 
 def _source_of(simulation: Simulation) -> SimulatedSource:
@@ -211,8 +262,9 @@ def _time(plan: _Plan, target: Target, audience: Audience, recording: Path) -> N
     path = recording.absolute()
     stopper = Stopper()
     session = Session(plan.options(path, timed=True), on_done=stopper.stop)
-    session.start()
-    failure = run_script(target, plan.script.arguments, session, stopper, audience)
-    if failure is not None:
-        end_as(failure)
+    ended = run_script(target, plan.script.arguments, session, stopper, audience, f"timing the steps of {path}")
+    if ended.failure is not None:
+        end_as(ended.failure)
+    if ended.trouble is not None:
+        raise ended.trouble
     add_plain_steps(path, session.stopwatch.durations_ns[plan.script.skip :])

@@ -22,6 +22,7 @@ from ampmem.recorder.models.models import Models
 from ampmem.recorder.outcome import Outcome
 from ampmem.recorder.rounds import Optimizers
 from ampmem.recorder.sources.cuda.late import LateNumber
+from ampmem.recorder.steering import depth
 from ampmem.recorder.steering.arms import ArmSeen
 from ampmem.recorder.steering.steering import Steering
 from ampmem.recorder.steps import OpenStep
@@ -98,6 +99,7 @@ class Follower:
 
     def leave_forward(self) -> None:
         """What is active in forward only must be active no longer."""
+        depth.take_room()
         self._forward.leave()
         if self._steering is not None:
             self._steering.leave()
@@ -118,6 +120,7 @@ class Follower:
             self.optimizers.ran(module)
             self._begin_forward()
         self._forward.enter(recomputing=recomputing)
+        depth.make_room()
 
     def _begin_forward(self) -> None:
         evaluates = self._evaluates()
@@ -147,6 +150,7 @@ class Follower:
 
     def forward_ended(self, *, raised: bool) -> None:
         """The outermost module has returned or ``raised``."""
+        depth.take_room()
         if self._log.phase == Phase.BACKWARD:
             for address in self._forward.take_recomputed():
                 self._log.fact(Fact.RECOMPUTED, address)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.machinery
+import builtins
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType, TracebackType
+from types import CodeType, FunctionType, ModuleType, TracebackType
+from typing import Any
 
 from ampmem.errors import UsageError
-from ampmem.own_code import OWN_FOLDERS
+from ampmem.own_code import OWN_FOLDERS, RUNNER, RUNNER_LINE
 
 _OP_CALLER = str(Path("torch", "_ops.py"))
+_WHAT = ("-c", "-m")
+"""Options of Python's that say what it runs."""
+
+# A class of the script's may have others of these names.
+_TRACEBACK: Any = vars(BaseException)["__traceback__"]
+_CAUSE: Any = vars(BaseException)["__cause__"]
+_CONTEXT: Any = vars(BaseException)["__context__"]
 
 
 class StopScript(BaseException):
@@ -71,41 +79,86 @@ def find_module(name: str) -> Target:
     return Target(code=code, file=spec.origin, argv0=spec.origin, path0=here, spec=spec, title=name.rpartition(".")[2])
 
 
-def run(target: Target, arguments: Sequence[str]) -> None:
-    """Execute ``target`` as ``__main__``; whatever it raises comes out.
+def prepare(target: Target, arguments: Sequence[str]) -> ModuleType:
+    """Set all that Python sets before it runs ``target``, and return the module that is to be its ``__main__``.
 
     ``sys.argv``, ``sys.path`` and ``sys.modules['__main__']`` stay the script's afterwards: its
     exit handlers and threads may still look at them.
     """
-    main = ModuleType("__main__")
-    main.__file__ = target.file
-    main.__spec__ = target.spec
-    main.__package__ = target.spec.parent if target.spec is not None else None
-    main.__loader__ = (
-        target.spec.loader if target.spec is not None else importlib.machinery.SourceFileLoader("__main__", target.file)
-    )
-    main.__dict__["__builtins__"] = __builtins__
+    main = _new_main(target)
     sys.modules["__main__"] = main
+    what = [target.argv0] if target.spec is None else ["-m", target.spec.name.removesuffix(".__main__")]
+    sys.orig_argv[:] = [*_interpreter(sys.orig_argv), *what, *arguments]
     sys.argv[:] = [target.argv0, *arguments]
     sys.path[: not sys.flags.safe_path] = [target.path0]
-    _execute(target.code, main)
+    return main
 
 
-def _execute(code: CodeType, main: ModuleType) -> None:
-    exec(code, main.__dict__)
+def _new_main(target: Target) -> ModuleType:
+    """Its attributes in the order in which Python makes them."""
+    main = ModuleType("__main__")
+    spec = target.spec
+    main.__package__ = None if spec is None else spec.parent
+    main.__loader__ = SourceFileLoader("__main__", target.file) if spec is None else spec.loader
+    main.__spec__ = spec
+    if sys.version_info < (3, 14):
+        main.__annotations__ = {}
+    main.__dict__["__builtins__"] = builtins
+    main.__file__ = target.file
+    if sys.version_info < (3, 15):
+        main.__dict__["__cached__"] = None if spec is None else spec.cached
+    return main
+
+
+def _interpreter(command: Sequence[str]) -> list[str]:
+    """The start of ``command``, which started Python: the executable and its own options."""
+    options = 1
+    while options < len(command) and command[options].startswith("-") and not command[options].startswith(_WHAT):
+        options += 2 if command[options] in ("-W", "-X") else 1
+    return list(command[:options])
+
+
+def _runner() -> Callable[[CodeType, ModuleType], None]:
+    """What executes the script, seen as Python's own: a warning about the script's caller names the file of this."""
+    run = lambda code, main: exec(code, main.__dict__)  # noqa: E731
+    code = run.__code__.replace(
+        co_filename=RUNNER, co_firstlineno=RUNNER_LINE, co_name="<module>", co_qualname="<module>"
+    )
+    return FunctionType(code, {"__name__": "sys", "__builtins__": builtins})
+
+
+execute = _runner()
+"""Runs a target's code in its ``__main__``; whatever it raises comes out."""
 
 
 def own_traceback(error: BaseException) -> TracebackType | None:
-    """``error``'s traceback as it would be without ampmem, which also leaves its causes so."""
-    for linked in (error.__cause__, error.__context__):
-        if linked is not None:
-            linked.__traceback__ = own_traceback(linked)
+    """``error``'s traceback as it would be without ampmem, which also leaves all errors linked to it so."""
+    seen: dict[int, BaseException] = {}
+    pending = [error]
+    while pending:
+        each = pending.pop()
+        if id(each) not in seen:
+            seen[id(each)] = each
+            pending += _linked(each)
+            _TRACEBACK.__set__(each, _own(_TRACEBACK.__get__(each)))
+    own: TracebackType | None = _TRACEBACK.__get__(error)
+    return own
+
+
+def _linked(error: BaseException) -> list[BaseException]:
+    """Its cause, what it came up in, and the errors of a group."""
+    linked = [_CAUSE.__get__(error), _CONTEXT.__get__(error)]
+    if isinstance(error, BaseExceptionGroup):
+        linked += BaseExceptionGroup.exceptions.__get__(error)
+    return [each for each in linked if each is not None]
+
+
+def _own(trace: TracebackType | None) -> TracebackType | None:
     entries = []
-    trace = error.__traceback__
     while trace is not None:
         entries.append(trace)
         trace = trace.tb_next
-    started = [i for i, entry in enumerate(entries) if entry.tb_frame.f_code is _execute.__code__]
+    started = [i for i, entry in enumerate(entries) if entry.tb_frame.f_code is execute.__code__]
     kept = _without_ours(entries[started[0] + 1 :] if started else entries)
     rebuilt: TracebackType | None = None
     for entry in reversed(kept):
@@ -133,5 +186,5 @@ def stops_in(error: BaseException | None) -> int:
     while error is not None and id(error) not in seen:
         stops += isinstance(error, StopScript)
         seen.add(id(error))
-        error = error.__context__
+        error = _CONTEXT.__get__(error)
     return stops

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2] / PACKAGE
 ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "errors failure names own_code patching units version vocabulary",
+        "errors failure names own_code patching terminal units version vocabulary",
         "outputs allocator_records",
         "events",
         "recording",

@@ -10,6 +10,7 @@ from ampmem.cli.options import ScriptOptions
 from ampmem.cli.processes import launch
 from ampmem.errors import UsageError
 from ampmem.reporters.text.plain_text import shorten
+from ampmem.terminal import Terminal, printable
 from ampmem.vocabulary import Arm
 
 _one_at_a_time = Lock()
@@ -52,16 +53,17 @@ def profile_arguments(script: ScriptOptions, arm: Arm, seed: int, *options: str)
 
 def progress_line(text: str, *, last: bool = False) -> None:
     """Show ``text`` on stderr: on a terminal over the line before, unless that was the last; else only the last."""
+    terminal = Terminal(sys.stderr)
     with _one_at_a_time:
-        if sys.stderr.isatty():
+        if terminal.is_screen():
             width = shutil.get_terminal_size().columns - 1
-            shown = text if last else shorten(text, width)
-            print(f"\r\x1b[K{shown}", end="\n" if last else "", file=sys.stderr, flush=True)
+            shown = printable(text) if last else shorten(text, width)
+            terminal.write(f"\r\x1b[K{shown}" + "\n" * last)
         elif last:
-            print(text, file=sys.stderr, flush=True)
+            terminal.show(text)
 
 
 def say_tail(ended: launch.Ended) -> None:
     """The last lines that a child printed, below the line that names it."""
     for line in ended.tail:
-        print(f"    {shorten(line.expandtabs(), len(line) * 8)}", file=sys.stderr)
+        Terminal(sys.stderr).show(f"    {shorten(line.expandtabs(), len(line) * 8)}")

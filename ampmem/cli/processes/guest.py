@@ -6,54 +6,133 @@ import atexit
 import os
 import signal
 import sys
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from ampmem.cli.processes.messages import Audience
 from ampmem.failure import failure_of
 from ampmem.recorder import script
 from ampmem.recorder.script import Target
+from ampmem.recorder.steering import depth
 
 if TYPE_CHECKING:
     from ampmem.recorder.session import Session
     from ampmem.recorder.steering.stopping import Stopper
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a run of the script ended.
+
+    ``failure`` is what ended the script, unless that was its end or our stop. ``trouble`` is what ampmem itself has
+    met since the script started.
+    """
+
+    failure: BaseException | None
+    trouble: BaseException | None = None
+
+
 def run_script(
-    target: Target, arguments: tuple[str, ...], session: Session, stopper: Stopper, audience: Audience
-) -> BaseException | None:
-    """Run the script under ``session``; what ended it, unless that was its end or the stop of ``stopper``."""
+    target: Target, arguments: tuple[str, ...], session: Session, stopper: Stopper, audience: Audience, greeting: str
+) -> Ended:
+    """Run the script under ``session``, which is started before and closed after it, come what may.
+
+    ``greeting`` is said once all is in place. Raises what keeps the script from being started, and nothing else.
+    """
     failure: BaseException | None = None
+    started = False
     try:
-        script.run(target, arguments)
-    except BaseException as error:  # whatever it is, it is the script's, and end_as passes it on
-        finished = isinstance(error, SystemExit) and error.code in (None, 0)
-        failure = None if finished or script.stops_in(error) else error
-        stopper.ended(error)
+        try:
+            session.start()
+            audience.say(greeting)
+            started = True
+            failure = _run(target, arguments, stopper)
+            if failure is not None:
+                why = failure_of(failure)
+                audience.failed(why)
+                session.failed(why)
+        finally:
+            session.close(failure)
+    except BaseException as trouble:
+        if not started:
+            raise
+        ended = Ended(failure=_told(failure), trouble=trouble)
     else:
-        stopper.ended(None)
-    if failure is not None:
-        why = failure_of(failure)
-        session.failed(why)
-        audience.failed(why)
-    session.close(failure)
-    if failure is not None and not isinstance(failure, SystemExit):
-        sys.excepthook(type(failure), failure.with_traceback(script.own_traceback(failure)), failure.__traceback__)
+        ended = Ended(failure=_told(failure))
+    return ended
+
+
+def _run(target: Target, arguments: tuple[str, ...], stopper: Stopper) -> BaseException | None:
+    """Run the script; what it failed with."""
+    main = script.prepare(target, arguments)
+    as_deep = depth.install(frames=1)
+    try:
+        script.execute(target.code, main)
+    except BaseException as error:  # whatever it is, it is the script's, and end_as passes it on
+        stopper.ended(error)
+        return None if script.stops_in(error) or _exits_well(error) else error
+    finally:
+        as_deep()
+    stopper.ended(None)
+    return None
+
+
+def _exits_well(error: BaseException) -> bool:
+    """Whether Python ends with 0 for ``error``: it looks at whole numbers only, the rest it prints."""
+    if not isinstance(error, SystemExit):
+        return False
+    try:
+        code = error.code
+    except BaseException:  # a class of the script's
+        return False
+    return code is None or (isinstance(code, int) and int.__eq__(code, 0))
+
+
+def _told(failure: BaseException | None) -> BaseException | None:
+    """Do what Python does with what nobody caught: leave it to debuggers, and call the script's excepthook.
+
+    Returns what is to end the process: an excepthook may exit.
+    """
+    if failure is None or isinstance(failure, SystemExit):
+        return failure
+    trace = script.own_traceback(failure)
+    sys.last_type, sys.last_value, sys.last_traceback = type(failure), failure, trace
+    if sys.version_info >= (3, 12):
+        sys.last_exc = failure
+    try:
+        sys.excepthook(type(failure), failure, trace)
+    except SystemExit as exits:
+        return exits
+    except BaseException as second:
+        hook_trace = second.__traceback__
+        with suppress(Exception):
+            sys.stderr.write("Error in sys.excepthook:\n")
+            sys.__excepthook__(type(second), second, None if hook_trace is None else hook_trace.tb_next)
+            sys.stderr.write("\nOriginal exception was:\n")
+            sys.__excepthook__(type(failure), failure, trace)
     return failure
 
 
-def end_as(failure: BaseException) -> NoReturn:
+def end_as(failure: BaseException | None) -> NoReturn:
     """End this process as the script would have ended without ampmem; its traceback is out already."""
+    if failure is None:
+        raise SystemExit(0)
     if isinstance(failure, SystemExit):
         raise failure
-    if isinstance(failure, KeyboardInterrupt):
+    if type(failure) is KeyboardInterrupt:
         _die_of_sigint()
-    sys.exit(1)
+    raise SystemExit(1)
 
 
 def _die_of_sigint() -> None:
-    """Let the process end by SIGINT, as Python does, after the script's own exit handlers."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Let the process end by SIGINT, as Python does, after the script's threads and its own exit handlers."""
+    with suppress(Exception):
+        threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with suppress(Exception):
+            stream.flush()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGINT)

@@ -13,6 +13,10 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from ampmem.failure import FailureKind, FailureRecord
+from ampmem.terminal import Terminal
+
+# Taken now: a script may put others in their place.
+_open, _write, _close, _dumps = os.open, os.write, os.close, json.dumps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +31,10 @@ class Audience(Protocol):
     """Whom ``ampmem profile`` speaks to."""
 
     def say(self, message: str) -> None:
-        """Something for people only."""
+        """Something for people only, in one line."""
+
+    def show(self, text: str) -> None:
+        """Tables, for people only."""
 
     def step(self, ended: StepEnded) -> None:
         """How far the script has got."""
@@ -39,15 +46,21 @@ class Audience(Protocol):
 class Person:
     """Reads standard error; steps are shown on a terminal only, in one line that changes."""
 
+    def __init__(self) -> None:
+        self._terminal = Terminal(sys.stderr)  # the script may put another in its place
+
     def say(self, message: str) -> None:
         """A line of its own."""
-        print(f"ampmem: {message}", file=sys.stderr)
+        self._terminal.say(message)
+
+    def show(self, text: str) -> None:
+        """All of it, between empty lines."""
+        self._terminal.show(f"\n{text}\n")
 
     def step(self, ended: StepEnded) -> None:
         """Over the line before."""
-        if sys.stderr.isatty():
-            end = "\n" if ended.done == ended.wanted else ""
-            print(f"\rampmem: step {ended.done} of {ended.wanted}", end=end, file=sys.stderr, flush=True)
+        last = ended.done == ended.wanted
+        self._terminal.step(f"step {ended.done} of {ended.wanted}", last=last)
 
     def failed(self, failure: FailureRecord) -> None:
         """Nothing: a person has the traceback, or gets ampmem's own message when the command ends."""
@@ -62,6 +75,9 @@ class Parent:
     def say(self, message: str) -> None:
         """Nothing."""
 
+    def show(self, text: str) -> None:
+        """Nothing."""
+
     def step(self, ended: StepEnded) -> None:
         """One line."""
         self._append({"step": asdict(ended)})
@@ -73,11 +89,11 @@ class Parent:
     def _append(self, message: dict[str, object]) -> None:
         with suppress(OSError):  # a file that is gone or a full disk is none of the script's business
             # Opened for each line: no descriptor of ours is open for the script to close or to hand on.
-            descriptor = os.open(self._file, os.O_WRONLY | os.O_APPEND)
+            descriptor = _open(self._file, os.O_WRONLY | os.O_APPEND)
             try:
-                os.write(descriptor, f"{json.dumps(message)}\n".encode())
+                _write(descriptor, f"{_dumps(message)}\n".encode())
             finally:
-                os.close(descriptor)
+                _close(descriptor)
 
 
 class Inbox:

@@ -8,6 +8,8 @@ from itertools import pairwise
 
 from tabulate import tabulate
 
+from ampmem.terminal import printable
+
 WIDTH = 100
 """No line of a text report is longer."""
 
@@ -25,11 +27,6 @@ def shorten(text: str, width: int) -> str:
         return clean
     tail = width // 2
     return f"{clean[: width - 1 - tail]}…{clean[len(clean) - tail :]}"
-
-
-def printable(text: str) -> str:
-    """``text`` with a question mark for each character that a terminal might act on."""
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def per_parameter(size: int, parameters: int) -> str:

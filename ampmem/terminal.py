@@ -1,0 +1,77 @@
+"""The one way to say something of ampmem's own on a terminal: clean, and dropped where nobody can hear it."""
+
+from __future__ import annotations
+
+import os
+import select
+from contextlib import suppress
+from typing import TextIO
+
+# Taken now: a script may put others in their place.
+_write, _poll = os.write, select.poll
+
+
+def printable(text: str) -> str:
+    """``text`` with a question mark for each character that a terminal might act on, or that has no bytes."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+class Terminal:
+    """Speaks on ``stream``, which is ``None`` where Python has found the descriptor closed.
+
+    A line that cannot be said is no error, and stays in no buffer: Python would try it again at its end, fail, and
+    exit with 120.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    def say(self, message: str) -> None:
+        """One line, whose beginning says that it is ampmem's."""
+        self.write(f"ampmem: {printable(message)}\n")
+
+    def show(self, text: str) -> None:
+        """Lines that need no name before them."""
+        self.write("\n".join(map(printable, text.split("\n"))) + "\n")
+
+    def step(self, message: str, *, last: bool) -> None:
+        """Over the line before, where there is a screen."""
+        if self.is_screen():
+            self.write(f"\rampmem: {printable(message)}" + "\n" * last)
+
+    def is_screen(self) -> bool:
+        """Whether what is written can be written over."""
+        try:
+            return self._stream is not None and self._stream.isatty()
+        except (OSError, ValueError):  # it is closed
+            return False
+
+    def write(self, text: str) -> None:
+        """``text`` as it is, after all that is on its way there already."""
+        stream = self._stream
+        if stream is None:
+            return
+        with suppress(OSError, ValueError):
+            stream.flush()
+            if _has_descriptor(stream):
+                _write_all(stream.fileno(), text.encode(stream.encoding, "backslashreplace"))
+            else:
+                stream.write(text)
+
+
+def _has_descriptor(stream: TextIO) -> bool:
+    try:
+        stream.fileno()
+    except OSError:  # a stream in memory; ValueError says that it is closed
+        return False
+    return True
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        # Asked first: where the script has SIGPIPE end it, writing for a reader that is gone would.
+        asked = _poll()
+        asked.register(descriptor, select.POLLOUT)
+        if any(state & (select.POLLERR | select.POLLNVAL) for _, state in asked.poll(0)):
+            return
+        data = data[_write(descriptor, data) :]
