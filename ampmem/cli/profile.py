@@ -177,6 +177,8 @@ def _record(plan: _Plan, target: Target, audience: Audience) -> None:
     session.start()
     audience.say(f"recording to {path}")
     failure = run_script(target, plan.script.arguments, session, stopper, audience)
+    if session.forked:
+        return end_as(failure)
     predicted = None if simulation is None else afterwards.predicted(simulation, failed=failure is not None)
     if failure is None:
         afterwards.check(session, target)  # of what was not recorded nothing is predicted
@@ -213,6 +215,6 @@ def _time(plan: _Plan, target: Target, audience: Audience, recording: Path) -> N
     session = Session(plan.options(path, timed=True), on_done=stopper.stop)
     session.start()
     failure = run_script(target, plan.script.arguments, session, stopper, audience)
-    if failure is not None:
+    if failure is not None or session.forked:
         end_as(failure)
     add_plain_steps(path, session.stopwatch.durations_ns[plan.script.skip :])
