@@ -11,7 +11,6 @@ from typing import TextIO
 
 from ampmem.errors import UsageError
 
-
 _EXISTS = "{path} exists already; give another name with -o, or --force to replace it"
 
 
