@@ -215,6 +215,10 @@ class Session:
             if self._writer is not None:
                 self._writer.close()
 
+    def forked_child(self) -> None:
+        """This process has forked a child."""
+        children.forked(self._follower)
+
     def forget(self) -> None:
         """This process is a child that was just forked: the recording is its parent's, and nothing of it stays here."""
         self.forked = True
@@ -402,9 +406,14 @@ def active() -> Session | None:
     return _active
 
 
-def _forked() -> None:
+def _after_fork_in_parent() -> None:
+    if _active is not None:
+        _active.forked_child()
+
+
+def _after_fork_in_child() -> None:
     if _active is not None:
         _active.forget()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

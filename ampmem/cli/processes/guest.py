@@ -41,13 +41,13 @@ def run_script(
     return failure
 
 
-def end_as(failure: BaseException) -> NoReturn:
+def end_as(failure: BaseException | None) -> NoReturn:
     """End this process as the script would have ended without ampmem; its traceback is out already."""
     if isinstance(failure, SystemExit):
         raise failure
     if isinstance(failure, KeyboardInterrupt):
         _die_of_sigint()
-    sys.exit(1)
+    sys.exit(0 if failure is None else 1)
 
 
 def _die_of_sigint() -> None:
