@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 import tempfile
 import warnings
+import weakref
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +35,12 @@ class NotebookSummary(Summary):
         from ampmem.reporters.html.page.notebook import render
 
         return render(self)
+
+
+def _remove_folder(folder: str, process: int) -> None:
+    """``process`` made it: a child that was forked comes here, too, when it ends."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def load(path: str | Path) -> Recording:
@@ -129,10 +138,10 @@ class Profile:
         self._force = force
         self._device = device
         self._step_on = step_on
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
         if output is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="ampmem-")
-            output = Path(self._folder.name) / f"profile{SUFFIX}"
+            folder = tempfile.mkdtemp(prefix="ampmem-")
+            weakref.finalize(self, _remove_folder, folder, os.getpid())
+            output = Path(folder) / f"profile{SUFFIX}"
         self.path = Path(output).absolute()
         """The recording."""
         self._session: Session | None = None

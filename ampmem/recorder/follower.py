@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from time import time_ns
@@ -79,7 +78,7 @@ class Follower:
         """Whether the user says when steps end; then updates no longer do."""
         self.forward_ns = 0
         """When the last outermost forward began."""
-        self._process, self._thread = os.getpid(), threading.get_ident()
+        self._thread: int | None = threading.get_ident()
         self._in_engine = False
         self._inside_forward = False
         """Whether the engine was started inside a forward."""
@@ -93,8 +92,9 @@ class Follower:
 
     def on_thread(self) -> bool:
         """Whether the calling thread is the one that is recorded, or a device's thread that runs its backward."""
-        if threading.get_ident() == self._thread:
-            return os.getpid() == self._process  # in a forked worker of a DataLoader this thread seems to go on
+        return threading.get_ident() == self._thread or self._on_device_thread()
+
+    def _on_device_thread(self) -> bool:
         return self._arm_seen.device_type != "cpu" and self._in_engine and in_backward()
 
     def leave_forward(self) -> None:
@@ -103,6 +103,12 @@ class Follower:
         self._forward.leave()
         if self._steering is not None:
             self._steering.leave()
+
+    def forget(self) -> None:
+        """In a child that was forked: nothing that happens here is the recording's."""
+        self.leave_forward()
+        self.recording = self._in_engine = self._inside_forward = False
+        self._thread = self._ended_ns = None
 
     def begin_step(self) -> None:
         """A step begins."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 
 import torch
@@ -32,6 +33,7 @@ from ampmem.recorder.models.placement import Placement
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.options import Options
 from ampmem.recorder.outcome import Outcome
+from ampmem.recorder.process.forks import leave_to_parent
 from ampmem.recorder.sources.base import RawEvents, Source
 from ampmem.recorder.sources.choose import check_torch, choose_source
 from ampmem.recorder.sources.cuda.oom import ended_with
@@ -76,6 +78,8 @@ class Session:
         self._on_step = on_step
         self._on_done = on_done
         self._undo = ExitStack()
+        self.forked = False
+        """Whether this process is a child of the one that is recorded."""
         self._calls: Calls | None = None
         self._storages = Storages()
         self._source = choose_source(options, self._storages) if source is None else source
@@ -211,11 +215,32 @@ class Session:
             if self._writer is not None:
                 self._writer.close()
 
+    def forked_child(self) -> None:
+        """This process has forked a child."""
+        children.forked(self._follower)
+
+    def forget(self) -> None:
+        """This process is a child that was just forked: the recording is its parent's, and nothing of it stays here."""
+        self.forked = True
+        recording = self._follower.recording
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            leave_to_parent(writer, self.options.path)
+        with suppress(Exception):  # whatever fails, it is none of the script's
+            self._follower.forget()
+            if recording:
+                self._source.abandon()
+        with suppress(Exception):
+            self._undo.close()
+
     def check(self) -> None:
         """Raise :class:`NothingRecorded` when there is no step, no model or no backward to show.
 
-        It is a :class:`ModelElsewhere` when the model was not on the device that was recorded.
+        It is a :class:`ModelElsewhere` when the model was not on the device that was recorded. A child that was
+        forked has nothing to show and is not to say so.
         """
+        if self.forked:
+            return
         if self._calls is not None:
             self.outcome.elsewhere = self._calls.elsewhere
         missing = self.outcome.missing()
@@ -249,6 +274,8 @@ class Session:
 
     def manual_step(self) -> None:
         """The user says that a step ends here; from now on only that counts."""
+        if self.forked:
+            return
         if self.log.step == NO_STEP and self._follower.recording:
             self._follower.manual_steps = True
             raise UsageError(
@@ -280,6 +307,8 @@ class Session:
 
     def _end_step(self) -> None:
         """A step has ended: write it, then go on or stop."""
+        if _active is not self:  # it was forgotten in the middle of a step
+            return
         if self.options.timed:
             self._end_timed_step()
         elif self._follower.recording:
@@ -375,3 +404,16 @@ class Session:
 def active() -> Session | None:
     """The session that is recording in this process."""
     return _active
+
+
+def _after_fork_in_parent() -> None:
+    if _active is not None:
+        _active.forked_child()
+
+
+def _after_fork_in_child() -> None:
+    if _active is not None:
+        _active.forget()
+
+
+os.register_at_fork(after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

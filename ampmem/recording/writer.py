@@ -69,10 +69,6 @@ class Description:
     failure: FailureRecord | None = None
 
 
-_inherited: list[sqlite3.Connection] = []
-"""Connections that a forked child must not close: that could end the parent's transaction."""
-
-
 class RecordingWriter:
     """Appends to a new recording; every :meth:`append` is one transaction on disk.
 
@@ -124,11 +120,6 @@ class RecordingWriter:
         """Close the file; appending afterwards is an error."""
         self._database.close()
         self._unlock()
-
-    def forget(self) -> None:
-        """In a forked child: leave the file to the parent, which still keeps others from it."""
-        self._unlock()
-        _inherited.append(self._database)
 
     def _unlock(self) -> None:
         if self._lock is not None:

@@ -425,21 +425,3 @@ def test_a_recording_that_is_being_written_is_refused_to_others(tmp_path: Path) 
         assert read(path).steps == (first.step,)
     RecordingWriter(path, replace(RUN, script="other.py"), force=True).close()
     assert read(path).run.script == "other.py"
-
-
-def test_in_a_forked_child_the_file_stays_the_parents(tmp_path: Path) -> None:
-    path = tmp_path / "run.ampmem"
-    first, second = as_batches(small_run().recording(), 2)
-    with closing(RecordingWriter(path, RUN)) as writer:
-        child = os.fork()
-        if child == 0:
-            try:
-                writer.forget()
-            finally:
-                os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-        with pytest.raises(UsageError, match="another ampmem is writing it"):
-            RecordingWriter(path, RUN, force=True)
-        writer.append(first)
-        writer.append(second)
-    assert len(read(path).steps) == 2

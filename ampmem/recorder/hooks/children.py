@@ -15,6 +15,8 @@ from ampmem.recorder.hooks.listener import Listener
 PLACE = (BaseProcess, "start")
 _NOT_TRAINING = ("torch.utils.data.", "multiprocessing.managers")
 """Modules whose children load data, or keep objects that processes share."""
+_FORKING = (*_NOT_TRAINING, "multiprocessing.", "subprocess")
+"""Modules whose forks are seen elsewhere, or run other programs."""
 
 
 def install(listener: Listener) -> Undo:
@@ -23,7 +25,7 @@ def install(listener: Listener) -> Undo:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def start(process: BaseProcess) -> Any:
-            if not _is_helper(sys._getframe(1)):
+            if not _within(_NOT_TRAINING, sys._getframe(1)):
                 listener.process_started()
             return original(process)
 
@@ -32,9 +34,16 @@ def install(listener: Listener) -> Undo:
     return patch(*PLACE, wrap)
 
 
-def _is_helper(frame: FrameType | None) -> bool:
+def forked(listener: Listener) -> None:
+    """A child was forked; called in its parent, by ``os.fork``."""
+    if not _within(_FORKING, sys._getframe(1)):
+        listener.process_started()
+
+
+def _within(modules: tuple[str, ...], frame: FrameType | None) -> bool:
+    """Whether code of one of the ``modules`` called ``frame``, or is there."""
     while frame is not None:
-        if str(frame.f_globals.get("__name__", "")).startswith(_NOT_TRAINING):
+        if str(frame.f_globals.get("__name__", "")).startswith(modules):
             return True
         frame = frame.f_back
     return False

@@ -109,6 +109,9 @@ class Source(Protocol):
     def stop(self) -> RawEvents:
         """The events since the last :meth:`drain`; records no more."""
 
+    def abandon(self) -> None:
+        """Record no more in this process, a child that was forked; the recording goes on in its parent."""
+
     def blocks(self) -> Blocks | None:
         """What is alive, by the last events; ``None`` where that is not known."""
 

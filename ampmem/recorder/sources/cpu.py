@@ -64,6 +64,10 @@ class ProfilerSource:
         """The last events."""
         return self._events(*self._window.close())
 
+    def abandon(self) -> None:
+        """Switch the profiler off."""
+        self._window.abandon()
+
     def owns_mode(self, mode: object) -> bool:
         """A CPU keeps no mode."""
         return False

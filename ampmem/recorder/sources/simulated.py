@@ -146,6 +146,10 @@ class SimulatedSource:
         self._device.allocator.driver.observer = None
         return self._drain()
 
+    def abandon(self) -> None:
+        """Let go of the device, which goes on in the child."""
+        self.stop()
+
     def mark(self, step: int, mark: Mark) -> None:
         """Take the model's statistics."""
         self._marks[(step, mark)] = self._statistics(step, mark)

@@ -5,6 +5,7 @@ Its times are shifted with one marker at each end of the window.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from torch.profiler import ProfilerActivity
 from ampmem.errors import UsageError
 from ampmem.events import Column
 from ampmem.patching import patch
+from ampmem.recorder.sources.kineto import thread_ended
 from ampmem.recorder.torch_private import (
     BACKWARD_SCOPE,
     ENTER_SCOPE,
@@ -28,6 +30,7 @@ from ampmem.recorder.torch_private import (
     enable_record_function,
     enter_scope,
     exit_scope,
+    in_backward,
     prepare_profiler,
     profiler_enabled,
 )
@@ -76,7 +79,8 @@ class Window:
         previous = os.environ.get("KINETO_LOG_LEVEL")
         os.environ["KINETO_LOG_LEVEL"] = "99"  # read at the first start: silences its lines on stderr
         try:
-            self._start()
+            with thread_ended():
+                self._start()
             self._opened = True
         finally:
             if previous is None:
@@ -88,6 +92,15 @@ class Window:
         """End; torch's result, and the two marks."""
         marks = (self._mark, _mark())
         return disable_profiler(), marks
+
+    def abandon(self) -> None:
+        """End in a child that was forked, where the profile of the thread that forked goes on."""
+        if not profiler_enabled():  # that was another thread
+            return
+        if in_backward():  # what the profiler saw begin must not end after it
+            atexit.register(disable_profiler)
+        else:
+            disable_profiler()
 
     def _start(self) -> None:
         config = profile(profile_memory=self._memory).config()

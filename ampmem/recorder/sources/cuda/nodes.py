@@ -58,6 +58,12 @@ class NodeRecorder:
         self._window.open()
         self.running = True
 
+    def abandon(self) -> None:
+        """End in a child that was forked."""
+        if self.running:
+            self.running = False
+            self._window.abandon()
+
     def take(self, *, go_on: bool) -> Nodes:
         """The nodes since the last call, or since :meth:`start`."""
         if not self.running:

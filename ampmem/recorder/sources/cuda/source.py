@@ -148,6 +148,11 @@ class CudaSource:
                     self._tag("")
         return events
 
+    def abandon(self) -> None:
+        """Hear of nothing any more. A child cannot use the CUDA of its parent, so there is nothing to switch off."""
+        self._wanted = self._on = False
+        self._nodes.abandon()
+
     def take_layers(self) -> list[LayersRecord]:
         """The settled marks."""
         taken, self._layers = self._layers, []

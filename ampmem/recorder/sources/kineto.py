@@ -1,0 +1,70 @@
+"""The thread that kineto, torch's profiler, starts with the first profile of a process, and that ampmem ends.
+
+It looks for orders to profile, which nobody gives here. A child that is forked beside it hangs when it ends: the thread
+is not there, but its condition variable still counts it, and C++ waits for it with the last destructors. With the
+thread ended, a process has as many threads as it would have without ampmem. Source: ``ConfigLoader.cpp`` of
+https://github.com/pytorch/kineto.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+
+import torch
+
+_INSTANCE = "_ZN9libkineto12ConfigLoader8instanceEv"
+_STOP_THREAD = "_ZN9libkineto12ConfigLoader10stopThreadEv"
+_SIZE = 4096
+"""More bytes than a ``ConfigLoader`` has."""
+_PATIENCE_S = 1.0
+"""How long to wait for the thread to wait, which it does a tenth of a millisecond after it has started."""
+
+
+@contextmanager
+def thread_ended() -> Iterator[None]:
+    """End the thread if the first profile of the process is started in here."""
+    before = _threads()
+    yield
+    started = _threads() - before
+    if len(started) == 1:
+        _end(started.pop())
+
+
+def _threads() -> set[str]:
+    """The ids of this process's threads."""
+    return {path.name for path in Path("/proc/self/task").glob("*")}
+
+
+def _end(thread: str) -> None:
+    """Have kineto end its ``thread``. It goes on where this torch does not export how."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        instance, stop = getattr(library, _INSTANCE), getattr(library, _STOP_THREAD)
+    except (OSError, AttributeError):
+        return
+    instance.restype, stop.argtypes, stop.restype = ctypes.c_void_p, (ctypes.c_void_p,), None
+    loader = instance()
+    # It is told by a condition variable. Told before it waits there, it would sleep for minutes first.
+    deadline = monotonic() + _PATIENCE_S
+    while monotonic() < deadline:
+        waits_for = _waits_for(thread)
+        if waits_for is None:
+            return
+        if loader <= waits_for < loader + _SIZE:
+            stop(loader)
+            return
+        os.sched_yield()
+
+
+def _waits_for(thread: str) -> int | None:
+    """What ``thread`` has asked the kernel to wait for, an address; 0 while it runs, ``None`` where nobody says."""
+    try:
+        call = Path(f"/proc/self/task/{thread}/syscall").read_text().split()
+    except OSError:
+        return None
+    return int(call[1], 16) if len(call) > 1 else 0
