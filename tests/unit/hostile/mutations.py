@@ -123,7 +123,7 @@ def _in_sql(change: Callable[[sqlite3.Connection, random.Random], None]) -> Call
             with closing(sqlite3.connect(path)) as database, database:
                 database.execute("PRAGMA synchronous = OFF")
                 change(database, chance)
-        except (sqlite3.Error, ValueError, OverflowError):
+        except (sqlite3.Error, ValueError, OverflowError, RecursionError):
             pass
 
     return changed
