@@ -15,6 +15,7 @@ from ampmem.analysis.timeline.classify import classify, view_of
 from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import join_facts, pair
 from ampmem.analysis.timeline.marks import marks_of
+from ampmem.analysis.timeline.order import in_order
 from ampmem.analysis.timeline.timeline import timeline
 from ampmem.events import Recording
 
@@ -66,6 +67,7 @@ class Analysis(MemoryHistory):
 
 def analyse(recording: Recording) -> Analysis:
     """Raises :class:`~ampmem.errors.RecordingError` when the events contradict each other."""
+    recording = in_order(recording)
     lifetimes = pair(recording.events)
     facts = join_facts(recording.events, lifetimes, recording.facts)
     classes = classify(view_of(lifetimes, facts, recording), facts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,10 +11,9 @@ from ampmem.analysis.jsonable import Positive
 from ampmem.analysis.parameters import own_elements
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.history import MemoryHistory
-from ampmem.analysis.timeline.lifetimes import ALIVE, JoinedFacts, Mask
-from ampmem.analysis.timeline.marks import Instants
+from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, JoinedFacts, Mask
 from ampmem.analysis.timeline.timeline import PhaseName
-from ampmem.events import Column, Fact, Phase, Recording, StepRecord
+from ampmem.events import Column, Fact, Phase, Recording
 from ampmem.vocabulary import AUTOCAST_ARMS
 
 
@@ -113,9 +112,10 @@ class Ledger:
         hits: Column = np.where(self.cached, np.maximum(self.uses - 1, 0), 0)
         return hits
 
-    def count(self, mine: Mask) -> CopyCount:
+    def count(self, mine: Column | Mask) -> CopyCount:
         """Copies and bytes of ``mine``."""
-        return CopyCount(copies=int(mine.sum()), bytes=int(self.bytes[mine].sum()))
+        sizes = self.bytes[mine]
+        return CopyCount(copies=len(sizes), bytes=int(sizes.sum()))
 
     def alive_at(self, history: MemoryHistory, position: int) -> Mask:
         """Which copies live once the first ``position`` events have happened."""
@@ -168,17 +168,13 @@ def _never_cleared(history: MemoryHistory, copies: Column, parameter: Column, vi
 
 def casts_of(history: MemoryHistory, ledger: Ledger) -> Casts:
     """The ledger as the summary has it; parameters by bytes, largest first."""
-    others = np.flatnonzero(_counts(history.facts, Fact.OTHER_CAST, len(history.lifetimes)) > 0)
     return Casts(
         copies=len(ledger.bytes),
         bytes=int(ledger.bytes.sum()),
         peak_bytes=int(history.timeline.series(Category.CAST_COPIES).max()),
         cache_hits=int(ledger.hits.sum()),
         by_parameter=_by_parameter(history.recording, ledger),
-        steps=tuple(
-            _step(history, ledger, others, step, marks)
-            for step, marks in zip(history.recording.steps, history.marks, strict=True)
-        ),
+        steps=tuple(_steps(history, ledger)),
     )
 
 
@@ -224,27 +220,42 @@ def _by_parameter(recording: Recording, ledger: Ledger) -> tuple[ParameterCasts,
     return tuple(sorted(found, key=lambda item: (-item.bytes, item.name)))
 
 
-def _step(history: MemoryHistory, ledger: Ledger, others: Column, step: StepRecord, marks: Instants) -> StepCasts:
-    mine = ledger.step == step.index
-    start, end = history.timeline.position(step.start_ns), history.timeline.position(step.end_ns)
-    other = others[history.lifetimes.step[others] == step.index]
-    return StepCasts(
-        index=step.index,
-        phases=_phases(ledger, mine),
-        after_forward=_holders(history, ledger, marks.after_forward),
-        peak_bytes=int(history.timeline.series(Category.CAST_COPIES)[start : end + 1].max()),
-        recomputed=ledger.count(mine & (ledger.phase == Phase.BACKWARD)),
-        views=ledger.count(mine & ledger.view),
-        others=CopyCount(copies=len(other), bytes=int(history.lifetimes.bytes[other].sum())),
-        surviving=ledger.count(ledger.alive_at(history, end)),
-    )
+def _steps(history: MemoryHistory, ledger: Ledger) -> Iterator[StepCasts]:
+    """The ledger of each step, at a cost that grows with the steps and with the copies, and not with both."""
+    steps, timeline, lifetimes = history.recording.steps, history.timeline, history.lifetimes
+    others = np.flatnonzero(_counts(history.facts, Fact.OTHER_CAST, len(lifetimes)) > 0)
+    indices = [step.index for step in steps]
+    mine_of, others_of = _rows_of(indices, ledger.step), _rows_of(indices, lifetimes.step[others])
+    holders, surviving = _holders(history, ledger), _surviving(history, ledger)
+    live = timeline.series(Category.CAST_COPIES)
+    for place, step in enumerate(steps):
+        mine, other = mine_of[place], others[others_of[place]]
+        phase, start, end = ledger.phase[mine], timeline.position(step.start_ns), timeline.position(step.end_ns)
+        yield StepCasts(
+            index=step.index,
+            phases=_phases(ledger, mine) if len(mine) else {},
+            after_forward=holders[place],
+            peak_bytes=int(live[start : end + 1].max()),
+            recomputed=ledger.count(mine[phase == Phase.BACKWARD]),
+            views=ledger.count(mine[ledger.view[mine]]),
+            others=CopyCount(copies=len(other), bytes=int(lifetimes.bytes[other].sum())),
+            surviving=surviving[place],
+        )
 
 
-def _phases(ledger: Ledger, mine: Mask) -> dict[str, PhaseCasts]:
+def _rows_of(indices: Sequence[int], step: Column) -> list[Column]:
+    """For each step index the rows with that ``step``, in their order."""
+    order = np.argsort(step, kind="stable")
+    first = np.searchsorted(step[order], indices, side="left").tolist()
+    last = np.searchsorted(step[order], indices, side="right").tolist()
+    return [order[begin:end] for begin, end in zip(first, last, strict=True)]
+
+
+def _phases(ledger: Ledger, mine: Column) -> dict[str, PhaseCasts]:
     phases = {}
     for phase in Phase:
-        made = mine & (ledger.phase == phase)
-        if made.any():
+        made = mine[ledger.phase[mine] == phase]
+        if len(made):
             count = ledger.count(made)
             phases[phase.name.lower()] = PhaseCasts(
                 copies=count.copies, bytes=count.bytes, cache_hits=int(ledger.hits[made].sum())
@@ -252,15 +263,67 @@ def _phases(ledger: Ledger, mine: Mask) -> dict[str, PhaseCasts]:
     return phases
 
 
-def _holders(history: MemoryHistory, ledger: Ledger, instant_ns: int | None) -> Holders | None:
-    if instant_ns is None:
-        return None
-    alive = ledger.alive_at(history, history.timeline.position(instant_ns))
+def _surviving(history: MemoryHistory, ledger: Ledger) -> list[CopyCount]:
+    """For each step the copies that are alive when it ends."""
+    ends = np.array([history.timeline.position(step.end_ns) for step in history.recording.steps], dtype=np.int64)
+    order = np.argsort(ends, kind="stable")
+    counts = _between(*_alive_between(history, ledger, ends[order]), ledger.bytes, len(ends))
+    return _in_order(order, counts)
+
+
+def _holders(history: MemoryHistory, ledger: Ledger) -> list[Holders | None]:
+    """For each step who holds the copies at the end of its forward, where it has one."""
+    instants = np.array([FOREVER if marks.after_forward is None else marks.after_forward for marks in history.marks])
+    order = np.argsort(instants, kind="stable")
+    when = instants[order]
+    positions = np.array([history.timeline.position(instant) for instant in when.tolist()], dtype=np.int64)
+    born, died = _alive_between(history, ledger, positions)
+    # The cache lets go of all that it holds at once; up to then it has held what it had.
+    let_go = np.where(ledger.cached, np.searchsorted(when, _cleared_ns(history)[ledger.allocation], side="right"), 0)
     saved = ledger.saves > 0
-    cached = ledger.in_cache(history, instant_ns)
-    return Holders(
-        cache=ledger.count(alive & cached & ~saved),
-        autograd=ledger.count(alive & ~cached & saved),
-        both=ledger.count(alive & cached & saved),
-        neither=ledger.count(alive & ~cached & ~saved),
-    )
+    groups = [
+        _in_order(order, _between(born[mine], np.minimum(died, let_go)[mine], ledger.bytes[mine], len(when)))
+        for mine in (~saved, saved)
+    ] + [
+        _in_order(order, _between(np.maximum(born, let_go)[mine], died[mine], ledger.bytes[mine], len(when)))
+        for mine in (~saved, saved)
+    ]
+    return [
+        None
+        if marks.after_forward is None
+        else Holders(cache=groups[0][place], both=groups[1][place], neither=groups[2][place], autograd=groups[3][place])
+        for place, marks in enumerate(history.marks)
+    ]
+
+
+def _cleared_ns(history: MemoryHistory) -> Column:
+    """When autocast's cache was first seen to let go of each allocation; ``FOREVER`` for never."""
+    facts = history.facts
+    rows = facts.fact == Fact.CACHED
+    cleared = np.full(len(history.lifetimes), FOREVER, dtype=np.int64)
+    np.minimum.at(cleared, facts.allocation[rows], facts.time_ns[rows])
+    return cleared
+
+
+def _alive_between(history: MemoryHistory, ledger: Ledger, positions: Column) -> tuple[Column, Column]:
+    """For each copy the first of the growing ``positions`` at which it lives, and the first at which no more."""
+    born, died = history.lifetimes.born[ledger.allocation], history.lifetimes.died[ledger.allocation]
+    last = np.where(died == ALIVE, len(positions), np.searchsorted(positions, died, side="right"))
+    return np.searchsorted(positions, born, side="right"), last
+
+
+def _between(first: Column, last: Column, sizes: Column, count: int) -> list[CopyCount]:
+    """What there is at each of ``count`` places: of each size from its ``first`` one up to, not including, its last."""
+    real = first < last
+    sums = []
+    for weights in (np.ones_like(sizes), sizes):
+        change = np.zeros(count + 1, dtype=np.int64)
+        np.add.at(change, first[real], weights[real])
+        np.subtract.at(change, last[real], weights[real])
+        sums.append(np.cumsum(change)[:-1].tolist())
+    return [CopyCount(copies=copies, bytes=size) for copies, size in zip(*sums, strict=True)]
+
+
+def _in_order(order: Column, counts: Sequence[CopyCount]) -> list[CopyCount]:
+    """``counts``, which are in the sorted ``order``, as they were before."""
+    return [count for _, count in sorted(zip(order.tolist(), counts, strict=True), key=lambda entry: entry[0])]

@@ -141,12 +141,11 @@ class TrainingRun:
     def last_starts(self, phase: Phase) -> list[int]:
         """The same of the last step that ended and has ``phase``: one step shows what all do, at a fixed cost."""
         phases = self.recording.phases
-        for step in reversed(self.steps):
-            mine = (phases.step == step.index) & (phases.phase == phase)
-            if mine.any():
-                found: list[int] = phases.time_ns[mine].tolist()
-                return found
-        return []
+        entered = phases.phase == phase
+        with_it = set(phases.step[entered].tolist())
+        last = next((step.index for step in reversed(self.steps) if step.index in with_it), None)
+        found: list[int] = [] if last is None else phases.time_ns[entered & (phases.step == last)].tolist()
+        return found
 
     def with_fact(self, fact: Fact, after_ns: int | None = None, before_ns: int | None = None) -> Column:
         """How often each allocation had ``fact``; where given, only from ``after_ns`` and up to ``before_ns``."""

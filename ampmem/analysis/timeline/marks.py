@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ampmem.events import Column, Phase, PhaseColumns, Recording, StepRecord
+from ampmem.events import Phase, PhaseColumns, Recording, StepRecord
 from ampmem.vocabulary import StepOn
 
 
@@ -31,11 +31,37 @@ def failure_ns(recording: Recording) -> int | None:
 
 def marks_of(recording: Recording) -> tuple[Instants, ...]:
     """Where the marks of each step are; in one in which memory ran out, those that came before that."""
-    failed = failure_ns(recording)
+    failed, rows = failure_ns(recording), PhaseRows(recording.phases)
     return tuple(
-        _instants(recording, step) if failed is None or step.finished else _before(recording, step, failed)
+        _instants(recording, rows, step) if failed is None or step.finished else _before(rows, step, failed)
         for step in recording.steps
     )
+
+
+class PhaseRows:
+    """Where each step entered its phases; made once for all steps, of which there may be very many."""
+
+    def __init__(self, phases: PhaseColumns) -> None:
+        self._times, self._phases = phases.time_ns.tolist(), phases.phase.tolist()
+        self._last = {pair: row for row, pair in enumerate(zip(phases.step.tolist(), self._phases, strict=True))}
+        self._start = list(range(len(self._phases)))
+        """Of each row, the row at which the backward that it ends began."""
+        for row in range(2, len(self._phases)):
+            # Updates inside a backward, which follow it directly, do not end it.
+            if self._phases[row - 2 : row] == [Phase.BACKWARD, Phase.OPTIMIZER]:
+                self._start[row] = self._start[row - 2]
+
+    def last(self, step: StepRecord, phase: Phase) -> int | None:
+        """The last row at which ``step`` entered ``phase``."""
+        return self._last.get((step.index, phase))
+
+    def backward_start(self, row: int) -> int:
+        """When the backward that ``row`` ends began."""
+        return int(self._times[self._start[row]])
+
+    def end(self, row: int, step: StepRecord) -> int:
+        """When the phase of ``row`` ended: when the next one began, or else with the step."""
+        return int(self._times[row + 1]) if row + 1 < len(self._times) else step.end_ns
 
 
 def trains(recording: Recording) -> bool:
@@ -43,24 +69,21 @@ def trains(recording: Recording) -> bool:
     return recording.run.step_on in ("", StepOn.BACKWARD, StepOn.OPTIMIZER)
 
 
-def _instants(recording: Recording, step: StepRecord) -> Instants:
-    found, phases = instants(recording.phases, step), recording.phases
-    forward = None if trains(recording) or found.after_backward is not None else _last_row(phases, step, Phase.FORWARD)
-    return (
-        found
-        if forward is None
-        else replace(found, after_forward=min(_end(phases.time_ns, forward, step), step.end_ns))
-    )
+def _instants(recording: Recording, rows: PhaseRows, step: StepRecord) -> Instants:
+    found = instants(rows, step)
+    if trains(recording) or found.after_backward is not None:
+        return found
+    forward = rows.last(step, Phase.FORWARD)
+    return found if forward is None else replace(found, after_forward=min(rows.end(forward, step), step.end_ns))
 
 
-def instants(phases: PhaseColumns, step: StepRecord) -> Instants:
+def instants(rows: PhaseRows, step: StepRecord) -> Instants:
     """Where the marks are of a ``step`` that trains."""
-    backward = _last_row(phases, step, Phase.BACKWARD)
-    optimizer = _last_row(phases, step, Phase.OPTIMIZER)
+    backward, optimizer = rows.last(step, Phase.BACKWARD), rows.last(step, Phase.OPTIMIZER)
     return Instants(
-        after_forward=None if backward is None else _backward_start(phases, backward),
-        after_backward=None if backward is None else _end(phases.time_ns, backward, step),
-        after_optimizer=None if optimizer is None else _end(phases.time_ns, optimizer, step),
+        after_forward=None if backward is None else rows.backward_start(backward),
+        after_backward=None if backward is None else rows.end(backward, step),
+        after_optimizer=None if optimizer is None else rows.end(optimizer, step),
     )
 
 
@@ -70,26 +93,8 @@ def phase_at(phases: PhaseColumns, instant_ns: int) -> Phase:
     return Phase.SETUP if row < 0 else Phase(int(phases.phase[row]))
 
 
-def _before(recording: Recording, step: StepRecord, failed: int) -> Instants:
-    found = instants(recording.phases, step)
+def _before(rows: PhaseRows, step: StepRecord, failed: int) -> Instants:
+    found = instants(rows, step)
     reached = (found.after_forward, found.after_backward, found.after_optimizer)
     forward, backward, optimizer = (None if at is None or at > failed else at for at in reached)
     return Instants(after_forward=forward, after_backward=backward, after_optimizer=optimizer)
-
-
-def _last_row(phases: PhaseColumns, step: StepRecord, phase: Phase) -> int | None:
-    rows = np.flatnonzero((phases.step == step.index) & (phases.phase == phase))
-    return int(rows[-1]) if len(rows) else None
-
-
-def _backward_start(phases: PhaseColumns, row: int) -> int:
-    """When the backward that ``row`` ends began; updates inside it, which follow it directly, do not end it."""
-    inside = (Phase.BACKWARD, Phase.OPTIMIZER)
-    while row >= 2 and (phases.phase[row - 2], phases.phase[row - 1]) == inside:
-        row -= 2
-    return int(phases.time_ns[row])
-
-
-def _end(times: Column, row: int, step: StepRecord) -> int:
-    """When the phase of ``row`` ended: when the next one began, or else with the step."""
-    return int(times[row + 1]) if row + 1 < len(times) else step.end_ns

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from build import Story
 
-from ampmem.analysis.timeline.marks import Instants, instants, phase_at
+from ampmem.analysis.timeline.marks import Instants, PhaseRows, instants, phase_at
 from ampmem.events import Phase
 
 
@@ -20,7 +20,7 @@ def test_marks_are_around_the_last_backward_and_after_the_last_update() -> None:
     story.end()
     recording = story.recording()
     expected = Instants(after_forward=backward, after_backward=done, after_optimizer=updated)
-    assert instants(recording.phases, recording.steps[0]) == expected
+    assert instants(PhaseRows(recording.phases), recording.steps[0]) == expected
 
 
 def test_updates_inside_a_backward_do_not_end_it() -> None:
@@ -35,7 +35,7 @@ def test_updates_inside_a_backward_do_not_end_it() -> None:
     story.end()
     recording = story.recording()
     expected = Instants(after_forward=backward, after_backward=done, after_optimizer=updated)
-    assert instants(recording.phases, recording.steps[0]) == expected
+    assert instants(PhaseRows(recording.phases), recording.steps[0]) == expected
 
 
 def test_a_phase_that_nothing_follows_ends_with_the_step() -> None:
@@ -45,7 +45,7 @@ def test_a_phase_that_nothing_follows_ends_with_the_step() -> None:
     optimizer = story.enter(Phase.OPTIMIZER)
     end = story.end()
     recording = story.recording()
-    marks = instants(recording.phases, recording.steps[0])
+    marks = instants(PhaseRows(recording.phases), recording.steps[0])
     assert (marks.after_backward, marks.after_optimizer) == (optimizer, end)
 
 
@@ -58,7 +58,7 @@ def test_what_did_not_happen_has_no_mark() -> None:
     story.enter(Phase.FORWARD)
     story.end()
     recording = story.recording()
-    first, second = (instants(recording.phases, step) for step in recording.steps)
+    first, second = (instants(PhaseRows(recording.phases), step) for step in recording.steps)
     assert first.after_forward == backward
     assert first.after_backward == end + 10  # when step 1 began
     assert first.after_optimizer is None

@@ -24,7 +24,7 @@ from ampmem.analysis.analyse import analyse
 from ampmem.analysis.findings.base import TrainingRun
 from ampmem.analysis.findings.training_loop import out_of_memory
 from ampmem.analysis.summary import summarize
-from ampmem.analysis.timeline.marks import instants
+from ampmem.analysis.timeline.marks import PhaseRows, instants
 from ampmem.cli.main import run
 from ampmem.errors import ModelElsewhere, UsageError
 from ampmem.events import LayersRecord, OomRecord, Phase, Recording
@@ -118,7 +118,7 @@ def test_a_recording_has_layers_marks_and_the_device(tmp_path: Path, monkeypatch
 def test_a_count_of_the_allocator_that_differs_shows_as_a_residual() -> None:
     recording = small_run().recording()
     steps = recording.steps
-    at = instants(recording.phases, steps[1]).after_backward
+    at = instants(PhaseRows(recording.phases), steps[1]).after_backward
     assert at is not None
     analysis = analyse(recording)
     live = int(analysis.timeline.total[analysis.timeline.position(at)])

@@ -116,11 +116,16 @@ def _left_behind(run: TrainingRun) -> dict[_Place, dict[int, int]]:
 def _grown_elsewhere(run: TrainingRun) -> list[int]:
     """How much more other threads held at the end of each step from the second on than at the end of the one before."""
     lifetimes, timeline = run.analysis.lifetimes, run.analysis.timeline
-    theirs = lifetimes.address == OTHER_THREADS
-    held = [
-        int(lifetimes.bytes[theirs & lifetimes.alive_at(timeline.position(step.end_ns))].sum()) for step in run.steps
-    ]
-    return [later - earlier for earlier, later in pairwise(held)]
+    # One block at a time stands for them.
+    blocks = np.flatnonzero(lifetimes.address == OTHER_THREADS)
+    positions = np.array([timeline.position(step.end_ns) for step in run.steps], dtype=np.int64)
+    last = np.searchsorted(lifetimes.born[blocks], positions, side="left") - 1
+    alive = last >= 0
+    block = blocks[last[alive]]
+    died = lifetimes.died[block]
+    held = np.zeros(len(positions), dtype=np.int64)
+    held[alive] = np.where((died == ALIVE) | (died >= positions[alive]), lifetimes.bytes[block], 0)
+    return [later - earlier for earlier, later in pairwise(held.tolist())]
 
 
 def _words(run: TrainingRun, place: _Place, size: int) -> str:

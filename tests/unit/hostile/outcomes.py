@@ -1,0 +1,165 @@
+"""What becomes of a file that may be hostile: a right answer, or a clear line."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import jsonschema
+
+import ampmem
+from ampmem.analysis.analyse import analyse
+from ampmem.analysis.compare import compare, distinct, entry_of
+from ampmem.analysis.soundness import faults
+from ampmem.analysis.summary import Summary, summary_of, summary_schema
+from ampmem.cli.show import what_ifs
+from ampmem.errors import AmpmemError, NothingRecorded, RecordingError, UsageError
+from ampmem.recording import read
+from ampmem.reporters.base import Report
+from ampmem.reporters.export.csv import write_csv
+from ampmem.reporters.export.perfetto import write_perfetto
+from ampmem.reporters.export.snapshot import write_snapshot
+from ampmem.reporters.html.page.page import page_view
+from ampmem.reporters.html.page.plain import plain
+from ampmem.reporters.html.safety import json_for_script
+from ampmem.reporters.html.views.comparison import comparison_view
+from ampmem.reporters.html.views.run import run_view
+from ampmem.reporters.html.write import STREAM_LIMIT
+from ampmem.reporters.text.compare import render as render_comparison
+from ampmem.reporters.text.table import TableReporter
+
+SECONDS = 10.0
+"""Of the processor, for everything that is made of one file."""
+
+_WATCHED = tuple(f"{Path(ampmem.__file__).parent / folder}/" for folder in ("recording", "analysis"))
+
+
+class TooSlow(BaseException):
+    """It took more than :data:`SECONDS`."""
+
+
+def outcome(path: Path) -> str | None:
+    """What is wrong with what ampmem makes of the file at ``path``; ``None`` for a right answer or a clear line."""
+    try:
+        with _limited():
+            return _use(path)
+    except TooSlow:
+        return f"more than {SECONDS:.0f} seconds"
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
+
+
+def _use(path: Path) -> str | None:
+    """Everything that can be made of a recording, each alone: one may refuse what another can do."""
+    try:
+        recording = read(path)
+    except (RecordingError, UsageError) as error:
+        return _unclear(str(error), path)
+    try:
+        analysis = analyse(recording)
+    except RecordingError as error:
+        return _unclear(str(error), None)
+    with tempfile.TemporaryDirectory() as folder:
+        for write in (write_csv, write_perfetto, write_snapshot):
+            write(analysis, Path(folder) / "out")
+            (Path(folder) / "out").unlink()
+        try:
+            summary = summary_of(analysis)
+        except (NothingRecorded, RecordingError) as error:
+            return _unclear(str(error), None)
+    faults(summary)
+    report = Report(title=recording.run.script, summary=summary, notes=recording.notes)
+    TableReporter(all_steps=True, ledger=True).render([report])
+    entry = entry_of(recording, summary=summary)
+    comparison = compare(distinct([entry, entry], [path.name] * 2))
+    render_comparison(comparison)
+    run = run_view(entry, summary, analysis, STREAM_LIMIT)
+    json_for_script(plain(page_view((run, run), comparison_view(comparison))))
+    try:
+        what_ifs(path, ["expandable_segments"])
+    except AmpmemError as error:
+        return _unclear(str(error), None) or _wrong(summary)
+    return _wrong(summary)
+
+
+def _wrong(summary: Summary) -> str | None:
+    """Why ``summary`` cannot be right, whatever the recording says."""
+    data = json.loads(summary.to_json())
+    problem = next(_schema().iter_errors(data), None)
+    if problem is not None:
+        return f"JSON: {problem.json_path}: {problem.message[:200]}"
+    for step in summary.steps:
+        if sum(step.peak.categories.values()) != step.peak.bytes:
+            return f"the categories of step {step.index} do not add up"
+    return None
+
+
+def _unclear(line: str, path: Path | None) -> str | None:
+    """Why ``line`` is no clear message."""
+    if "\n" in line or not line.isprintable() or len(line) > 700:
+        return f"no line for a terminal: {line!r:.300}"
+    return None if path is None or str(path) in line else f"which file? {line}"
+
+
+@cache
+def _schema() -> Any:
+    return jsonschema.Draft202012Validator(summary_schema())
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise TooSlow
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+class Reached:
+    """The lines of reading and analysis that were ever run while it was on."""
+
+    def __init__(self) -> None:
+        self._left: dict[Any, set[int]] = {}
+        """Of each function that is not whole yet, the lines that nothing has reached."""
+        self.lines = 0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Count the lines that the block runs."""
+        before = sys.gettrace()
+        sys.settrace(self._called)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
+    def _called(self, frame: FrameType, event: str, argument: object) -> Any:
+        code = frame.f_code
+        left = self._left.get(code)
+        if left is None:
+            ours = code.co_filename.startswith(_WATCHED)
+            left = {line for _, _, line in code.co_lines() if line is not None} if ours else set()
+            self._left[code] = left
+        return self._line if left else None
+
+    def _line(self, frame: FrameType, event: str, argument: object) -> Any:
+        left = self._left[frame.f_code]
+        if event == "line" and frame.f_lineno in left:
+            left.discard(frame.f_lineno)
+            self.lines += 1
+        return self._line
