@@ -81,6 +81,7 @@ class Session:
         self._source = choose_source(options, self._storages) if source is None else source
         texts, stacks = Texts(), Stacks(options.stacks)
         self.log = Log(self._source.addresses, texts, self._source.see)
+        self.log.misses.note = self._notes.add
         self.models = Models(texts, self.log)
         arm_seen = ArmSeen(device_type=self._source.device_type)
         self._steering: Steering | None = None
@@ -120,7 +121,7 @@ class Session:
         self._unskim: Undo | None = None
         self._early_hooks: list[Callable[[], Undo]] = [
             self._optimizers.install,
-            BackwardHooks(listener).install,
+            BackwardHooks(listener, log.misses).install,
             partial(children.install, listener),
         ]
         if isinstance(self.options.step_on, Marker):
@@ -131,7 +132,7 @@ class Session:
             self._modules.install,
             forward.install,
             self._casts.install,
-            partial(data.install, listener),
+            partial(data.install, listener, log.misses),
         ]
         if self._source.uses_profiler:
             self._hooks.append(partial(torch_profiler.install, listener))

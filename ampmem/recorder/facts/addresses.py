@@ -6,6 +6,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from ampmem.recorder.facts.parts import PLAIN
+
 
 class Blocks(NamedTuple):
     """What a source knows to be alive: address and bytes of the blocks that no hook has seen, and the bytes of all."""
@@ -34,7 +36,9 @@ class RealAddresses:
     def storage_address(tensor: torch.Tensor) -> int:
         """The address of the first byte of ``tensor``'s storage; 0 when it has none that can be read."""
         try:
-            return tensor.untyped_storage().data_ptr()
+            storage = tensor.untyped_storage()
+            # A fake tensor's pointer is one that torch warns of.
+            return storage.data_ptr() if type(tensor) in PLAIN or storage.device.type != "meta" else 0
         except (RuntimeError, NotImplementedError, ValueError):
             return 0
 
@@ -42,6 +46,6 @@ class RealAddresses:
     def data_address(tensor: torch.Tensor) -> int:
         """The address of ``tensor``'s first element; 0 when it has none that can be read."""
         try:
-            return tensor.data_ptr()
+            return tensor.data_ptr() if RealAddresses.storage_address(tensor) else 0
         except (RuntimeError, NotImplementedError, ValueError):
             return 0

@@ -6,17 +6,23 @@ the recording, and a note says so.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import ParamSpec, TypeVar
 
 from ampmem.own_code import OWN_FOLDERS
+from ampmem.recorder.torch_private import without_functions
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 _MOST = 10
 """So many are told apart."""
 
-seen: list[BaseException] = []
-"""All of this process, the oldest first, no more than :data:`_MOST`: for tests, which know what they expect."""
+seen: list[str] = []
+"""What all recordings of this process could not look at, the oldest first: tests know what they expect."""
 
 
 class Misses:
@@ -32,9 +38,26 @@ class Misses:
         if text in self._said or len(self._said) == _MOST:
             return
         self._said.add(text)
-        seen.append(error.with_traceback(None))
+        seen.append(text)
         if self.note is not None:
             self.note(f"something in the script could not be looked at, and is not in this recording: {text}")
+
+    def guarded(self, look: Callable[_P, _R]) -> Callable[_P, _R | None]:
+        """``look``, but nothing that goes wrong in it comes out: ``None`` does.
+
+        It is ``Exception`` that is kept: what stops the script on purpose is none.
+        """
+
+        @functools.wraps(look)
+        def run(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
+            try:
+                with without_functions():
+                    return look(*args, **kwargs)
+            except Exception as error:
+                self.add(error)
+                return None
+
+        return run
 
 
 def _kind(error: BaseException) -> str:

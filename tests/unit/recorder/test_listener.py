@@ -94,7 +94,7 @@ def test_one_step_as_the_hooks_report_it() -> None:
     update = RunningUpdate(log, Stacks(enabled=False), texts)
     hooks = [
         ModuleHooks(listener, log, models, texts, ArmSeen(device_type="cpu")),
-        BackwardHooks(listener),
+        BackwardHooks(listener, log.misses),
         OptimizerHooks(listener, log, models, texts, update),
     ]
     undo = [*(each.install() for each in hooks), data.install(listener)]
