@@ -221,7 +221,7 @@ class Session:
             self.outcome.elsewhere = self._calls.elsewhere
         missing = self.outcome.missing()
         if missing is not None:
-            raise NothingRecorded(missing)
+            raise NothingRecorded(missing + self.log.misses.why())
         elsewhere = self._device.elsewhere()
         if elsewhere is not None and self.outcome.unfinished is None:
             raise ModelElsewhere(elsewhere)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import GetSetDescriptorType
+from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ def attributes_of(value: object) -> dict[str, Any]:
     """The dictionary of ``value`` itself, whatever its class makes of ``__dict__``; empty where it has none."""
     for base in type(value).__mro__:
         found = base.__dict__.get("__dict__")
-        if type(found) is GetSetDescriptorType:
+        if type(found) in (GetSetDescriptorType, MemberDescriptorType):  # a module's is the latter
             attributes: dict[str, Any] = found.__get__(value)
             return attributes
     return {}

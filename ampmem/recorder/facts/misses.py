@@ -30,17 +30,21 @@ class Misses:
 
     def __init__(self) -> None:
         self.note: Callable[[str], None] | None = None
-        self._said: set[str] = set()
+        self._said: dict[str, None] = {}
 
     def add(self, error: BaseException) -> None:
         """``error`` was raised where something of the script's was looked at."""
         text = f"{_kind(error)} at {_where(error.__traceback__)}"
         if text in self._said or len(self._said) == _MOST:
             return
-        self._said.add(text)
+        self._said[text] = None
         seen.append(text)
         if self.note is not None:
             self.note(f"something in the script could not be looked at, and is not in this recording: {text}")
+
+    def why(self) -> str:
+        """What to add to a message that something was not seen at all."""
+        return f" ({'; '.join(self._said)})" if self._said else ""
 
     def guarded(self, look: Callable[_P, _R]) -> Callable[_P, _R | None]:
         """``look``, but nothing that goes wrong in it comes out: ``None`` does.

@@ -13,12 +13,14 @@ from ampmem.recorder.facts.guests import attributes_of
 from ampmem.recorder.torch_private import CHILDREN, PARAMETERS, TRACED
 
 
-def held(module: nn.Module, kind: str) -> dict[str, torch.Tensor]:
-    """The tensors of ``module`` itself, by name: its parameters or its buffers.
+def named(module: nn.Module, kind: str) -> dict[str, torch.Tensor]:
+    """The parameters or the buffers of ``module`` itself, by name; those of lazy modules may not be made yet."""
+    return {key: tensor for key, tensor in _own(module, kind).items() if tensor is not None}
 
-    Those of lazy modules that are not made yet are left out: they have neither shape nor memory.
-    """
-    return {key: tensor for key, tensor in _own(module, kind).items() if tensor is not None and not is_lazy(tensor)}
+
+def held(module: nn.Module, kind: str) -> dict[str, torch.Tensor]:
+    """Those of them that are made: others have neither shape nor memory."""
+    return {key: tensor for key, tensor in named(module, kind).items() if not is_lazy(tensor)}
 
 
 def held_as(module: nn.Module, kind: str, key: str) -> torch.Tensor | None:

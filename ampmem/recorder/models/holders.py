@@ -159,7 +159,7 @@ def _parts(owner: Any) -> Iterator[tuple[Any, str]]:
             yield from ((item, f"[{index}]") for index, item in enumerate(list(kind.__iter__(owner))))
     if issubclass(type(owner), dict):
         yield from ((item, f"[{_key(key)}]") for key, item in list(dict.items(owner)))
-    if type(owner) is not type:
+    if not issubclass(type(owner), type):
         attributes = attributes_of(owner)
         yield attributes, ""
         yield from ((item, f".{key}") for key, item in list(attributes.items()))

@@ -16,7 +16,7 @@ from ampmem.events import Fact, ParameterRecord
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.parts import bytes_of, dtype_of, elements_of, parts_of
 from ampmem.recorder.facts.texts import Texts
-from ampmem.recorder.models.anatomy import children, has_parameters, held, held_as, named_parameters, tree
+from ampmem.recorder.models.anatomy import children, has_parameters, held_as, named, named_parameters, tree
 from ampmem.recorder.models.covered import Covered
 from ampmem.recorder.models.live import live_objects
 from ampmem.recorder.torch_private import BUFFERS, PARAMETERS
@@ -253,7 +253,7 @@ class Models:
             if part_of_model:
                 self._parts.add(id(module))
             for kind, slots in ((PARAMETERS, self._parameters), (BUFFERS, self._buffers)):
-                for key, tensor in held(module, kind).items():
+                for key, tensor in named(module, kind).items():
                     if id(tensor) in seen:
                         continue
                     seen.add(id(tensor))
