@@ -24,6 +24,7 @@ from torch.amp.autocast_mode import autocast
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import optimizer as torch_optimizer
 
+from ampmem.patching import passed_over
 from ampmem.recorder.torch_entries import Place as Place
 from ampmem.recorder.torch_entries import Use as Use
 from ampmem.recorder.torch_entries import attribute, needed, optional, patched
@@ -371,6 +372,7 @@ _exec_strategy, _exec_strategies, _actions = (
 def never_compiled(function: _FunctionT) -> _FunctionT:
     """Have dynamo run ``function`` as it is: it compiles what is called at a break in the graph of compiled code."""
     if None not in (_exec_strategy, _exec_strategies, _actions):
+        passed_over(function)  # as a patch is, which makes another code of it
         skip = _actions.SKIP
         _exec_strategy(function.__code__, _exec_strategies(skip, skip))
     return function

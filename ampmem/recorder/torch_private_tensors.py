@@ -19,6 +19,9 @@ is_wrapper: Callable[[torch.Tensor], bool] = optional(
     without=_WRAPPED,
     otherwise=lambda _: False,
 )
+_LAYOUT: Any = torch.Tensor.layout
+layout_of: Callable[[torch.Tensor], torch.layout] = _LAYOUT.__get__
+"""Torch's own, whatever the class of a tensor makes of it."""
 
 
 def wrapped_names(tensor: torch.Tensor) -> Sequence[str]:

@@ -22,7 +22,7 @@ def is_parameter(value: object) -> bool:
 def attributes_of(value: object) -> dict[str, Any]:
     """The dictionary of ``value`` itself, whatever its class makes of ``__dict__``; empty where it has none."""
     for base in type(value).__mro__:
-        found = base.__dict__.get("__dict__")
+        found: Any = base.__dict__.get("__dict__")
         if type(found) in (GetSetDescriptorType, MemberDescriptorType):  # a module's is the latter
             attributes: dict[str, Any] = found.__get__(value)
             return attributes

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from ampmem.events import Fact, OptimizerRecord, ParameterRecord
 from ampmem.names import StateName
-from ampmem.patching import hook, patch
+from ampmem.patching import added, hook, patch
 from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
@@ -59,6 +59,8 @@ class OptimizerHooks:
         self._models = models
         self._texts = texts
         self._update = update
+        self._handle: Any = None
+        """Of the hook that is called after a step."""
         self._updates = 0
         """Updates seen so far, skipped ones too."""
         self._records: dict[int, OptimizerRecord] = {}
@@ -80,7 +82,8 @@ class OptimizerHooks:
         """Register the hooks and wrap ``GradScaler.step``; returns what undoes it."""
         with ExitStack() as undo:
             undo.callback(hook(on_step_before, self._log.misses.guarded(self._before)))
-            undo.callback(hook(on_step_after, self._log.misses.guarded(self._after)))
+            handle = self._handle = on_step_after(self._log.misses.guarded(self._after))
+            undo.callback(added(on_step_after.__module__, on_step_after.__name__, handle.remove))
             undo.callback(patch(*SCALER_STEP, self._wrap_scaler))
             undo.callback(patch(*OPTIMIZER_INIT, self._wrap_init))
             return undo.pop_all().close
@@ -95,6 +98,7 @@ class OptimizerHooks:
         return record if optimizer is None else replace(record, optimizer=optimizer)
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._go_last()
         if not self._listener.on_thread():
             return
         stepping = self._update.stepping
@@ -109,6 +113,12 @@ class OptimizerHooks:
             if id(optimizer) not in self._records and optimizer.state:  # which this update may replace
                 self._note_tensors(optimizer, self._names(optimizer, before=True), named=True)
             self._listener.optimizer_started(type(optimizer).__name__)
+
+    def _go_last(self) -> None:
+        """Torch goes through the hooks themselves after a step: ours, with which a recording may end, must come last."""
+        hooks = None if self._handle is None else self._handle.hooks_dict_ref()
+        if hooks and next(reversed(hooks)) != self._handle.id:
+            hooks.move_to_end(self._handle.id)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         stepping = self._update.stepping

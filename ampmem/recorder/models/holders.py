@@ -90,7 +90,7 @@ class Holders:
         for tensor in tensors:
             address = self._log.storage_address(tensor)
             if address and address not in found:
-                found[address] = (tensor.untyped_storage().nbytes(), tensor)
+                found[address] = (Tensor.untyped_storage(tensor).nbytes(), tensor)
         return found
 
     def _known(self, models: Models, optimizers: Iterable[Optimizer]) -> set[int]:

@@ -100,7 +100,7 @@ def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """``tensor``'s storage; ``None`` where it has no memory of the CPU's."""
     try:
         with without_functions():
-            storage = tensor.untyped_storage()
+            storage = torch.Tensor.untyped_storage(tensor)
         return storage if storage.device.type == "cpu" and storage.data_ptr() and storage.nbytes() else None
     except Exception:  # fake, functorch and lazy tensors; those of classes that do not let it be asked
         return None

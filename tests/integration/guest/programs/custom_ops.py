@@ -1,4 +1,4 @@
-"""Ops and Functions of the script's own: custom_op, a nested Function, one that fails, one that marks what it changed."""
+"""Ops and Functions of the script's own: custom_op, a nested Function, one that fails, one that changes its input."""
 
 from __future__ import annotations
 

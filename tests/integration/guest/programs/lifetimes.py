@@ -22,9 +22,9 @@ class Watching(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.body(x)
-        for name, value in (("linear", y), ("cos", z := y.cos()), ("node", z.grad_fn)):
-            weakref.finalize(value, died.append, name)
-        del value
+        z = y.cos()
+        weakref.finalize(y, died.append, "linear")
+        weakref.finalize(z, died.append, "cos")
         w = z + 1
         died.append("added")
         del y, z

@@ -71,4 +71,4 @@ with model[2].register_forward_pre_hook(failing):
 train(model, optimizer)
 for handle in handles:
     handle.remove()
-print({name: len(value) for name, value in vars(torch_module).items() if name.startswith("_global") and value})
+print({name: len(value) for name, value in vars(torch_module).items() if name.endswith("_hooks") and value})

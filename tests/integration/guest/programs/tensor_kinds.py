@@ -29,7 +29,6 @@ class Kinds(nn.Module):
         y = y + (y * self.complex).abs() + self.quantized.dequantize()
         print(tuple((self.meta + 1).shape), self.sparse.is_coalesced())
         y = y + torch.view_as_real(torch.fft.fft(y)).sum(-1)
-        y = y.rename("batch", "width").rename(None)
         if torch.backends.mkldnn.is_available():
             y = y + torch.ones(4, 4).to_mkldnn().to_dense()
         nested = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=torch.jagged)
