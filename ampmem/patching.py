@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
-from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+_FunctionT = TypeVar("_FunctionT")
 Undo = Callable[[], None]
 """Puts back what was there before; does nothing the second time."""
 
@@ -41,6 +42,7 @@ class _Entry:
     former: Any = None
 
 
+_PASSED_OVER = " (importlib, _bootstrap)"
 _ABSENT = object()
 """What an owner has instead of an attribute that it inherits, or gets by asking elsewhere."""
 
@@ -55,7 +57,19 @@ def in_place() -> list[InPlace]:
 
 def patch(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> Undo:
     """Replace ``owner.name``, which ``owner`` itself must have, by ``wrapper(original)``."""
-    return _put(owner, name, wrapper(vars(owner)[name]))
+    return _put(owner, name, passed_over(wrapper(vars(owner)[name])))
+
+
+def passed_over(function: _FunctionT) -> _FunctionT:
+    """Let warnings that count frames of callers (``stacklevel``) leave out that of ``function``, which is ours.
+
+    Python leaves out the frames of its import machinery, and knows them by two words in their file's name.
+    """
+    if isinstance(function, FunctionType):
+        code = function.__code__
+        if not code.co_filename.endswith(_PASSED_OVER):
+            function.__code__ = code.replace(co_filename=code.co_filename + _PASSED_OVER)
+    return function
 
 
 def replace_all(owners: tuple[Any, ...], values: Mapping[str, Any]) -> Undo:

@@ -85,6 +85,7 @@ class Session:
         self._source = choose_source(options, self._storages) if source is None else source
         texts, stacks = Texts(), Stacks(options.stacks)
         self.log = Log(self._source.addresses, texts, self._source.see)
+        self.log.misses.note = self._notes.add
         self.models = Models(texts, self.log)
         arm_seen = ArmSeen(device_type=self._source.device_type)
         self._steering: Steering | None = None
@@ -124,7 +125,7 @@ class Session:
         self._unskim: Undo | None = None
         self._early_hooks: list[Callable[[], Undo]] = [
             self._optimizers.install,
-            BackwardHooks(listener).install,
+            BackwardHooks(listener, log.misses).install,
             partial(children.install, listener),
         ]
         if isinstance(self.options.step_on, Marker):
@@ -135,7 +136,7 @@ class Session:
             self._modules.install,
             forward.install,
             self._casts.install,
-            partial(data.install, listener),
+            partial(data.install, listener, log.misses),
         ]
         if self._source.uses_profiler:
             self._hooks.append(partial(torch_profiler.install, listener))
@@ -245,7 +246,7 @@ class Session:
             self.outcome.elsewhere = self._calls.elsewhere
         missing = self.outcome.missing()
         if missing is not None:
-            raise NothingRecorded(missing)
+            raise NothingRecorded(missing + self.log.misses.why())
         elsewhere = self._device.elsewhere()
         if elsewhere is not None and self.outcome.unfinished is None:
             raise ModelElsewhere(elsewhere)

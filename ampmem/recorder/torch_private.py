@@ -14,7 +14,7 @@ import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable
-from operator import attrgetter, methodcaller
+from operator import attrgetter
 from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,6 +24,7 @@ from torch.amp.autocast_mode import autocast
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import optimizer as torch_optimizer
 
+from ampmem.patching import passed_over
 from ampmem.recorder.torch_entries import Place as Place
 from ampmem.recorder.torch_entries import Use as Use
 from ampmem.recorder.torch_entries import attribute, needed, optional, patched
@@ -64,18 +65,6 @@ def schema_of(op: Any) -> Any:
 
 tree_leaves: Callable[[Any], list[Any]] = needed(
     "torch.utils._pytree", "tree_leaves", "the tensors that a model is fed"
-)
-
-# -- tensors --------------------------------------------------------------------------------------
-
-version_of: Callable[[torch.Tensor], int] = attrgetter(
-    attribute("torch.Tensor", "_version", "whether a saved tensor was overwritten")
-)
-is_view: Callable[[torch.Tensor], bool] = methodcaller(
-    attribute("torch.Tensor", "_is_view", "casts of views, which autocast does not cache")
-)
-use_count: Callable[[torch.Tensor], int] = methodcaller(
-    attribute("torch.Tensor", "_use_count", "whether autocast's cache holds a copy")
 )
 
 # -- autograd -------------------------------------------------------------------------------------
@@ -124,6 +113,8 @@ def below_functorch(tensor: torch.Tensor) -> torch.Tensor | None:
 PARAMETERS = attribute("torch.nn.Module", "_parameters", "a module's own, past its __getattr__", example=nn.Module)
 BUFFERS = attribute("torch.nn.Module", "_buffers", "a module's own, past its __getattr__", example=nn.Module)
 CHILDREN = attribute("torch.nn.Module", "_modules", "a module's own, past its __getattr__", example=nn.Module)
+TRACED = "_actual_script_module"
+"""What a module that torch.jit.trace made has in place of these; where it is named otherwise, it has nothing."""
 on_module_before, on_module_after, on_new_parameter, on_new_buffer, on_new_module = (
     needed("torch.nn.modules.module", f"register_module_{name}_hook", why)
     for name, why in (
@@ -141,6 +132,21 @@ hooks_with_kwargs: dict[int, Any] = optional(
     without="an empty entry of a hook may stay in torch after the recording",
     otherwise={},
 )
+HAS_HOOKS: Place = patched(
+    "torch.nn.modules.module",
+    "_has_any_global_hook",
+    "a compiled module, which warns of hooks on all modules",
+    without="torch may warn that there are global hooks, which are ampmem's",
+)
+_HOOKS = tuple(
+    optional("torch.nn.modules.module", f"_global_{name}_hooks", "hooks of the script's", without="", otherwise={})
+    for name in ("backward_pre", "backward", "forward_pre", "forward")
+)
+
+
+def module_hooks() -> list[Any]:
+    """All hooks that are on all modules."""
+    return [hook for hooks in _HOOKS for hook in hooks.values()]
 
 
 OPTIMIZER_INIT: Place = patched("torch.optim.Optimizer", "__init__", "that an optimizer is made")
@@ -366,6 +372,7 @@ _exec_strategy, _exec_strategies, _actions = (
 def never_compiled(function: _FunctionT) -> _FunctionT:
     """Have dynamo run ``function`` as it is: it compiles what is called at a break in the graph of compiled code."""
     if None not in (_exec_strategy, _exec_strategies, _actions):
+        passed_over(function)  # as a patch is, which makes another code of it
         skip = _actions.SKIP
         _exec_strategy(function.__code__, _exec_strategies(skip, skip))
     return function

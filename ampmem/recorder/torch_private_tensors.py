@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import methodcaller
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import torch
@@ -19,6 +19,9 @@ is_wrapper: Callable[[torch.Tensor], bool] = optional(
     without=_WRAPPED,
     otherwise=lambda _: False,
 )
+_LAYOUT: Any = torch.Tensor.layout
+layout_of: Callable[[torch.Tensor], torch.layout] = _LAYOUT.__get__
+"""Torch's own, whatever the class of a tensor makes of it."""
 
 
 def wrapped_names(tensor: torch.Tensor) -> Sequence[str]:
@@ -45,6 +48,37 @@ def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The indices and values of a sparse tensor; none of a layout that shows none."""
     with without_dispatch(), torch.no_grad():  # the script's own modes count only what the script does
         return [getattr(tensor, name)() for name in _COMPRESSED.get(tensor.layout, ())]
+
+
+# -- one tensor --------------------------------------------------------------------------------------
+
+version_of: Callable[[torch.Tensor], int] = attrgetter(
+    attribute("torch.Tensor", "_version", "whether a saved tensor was overwritten")
+)
+is_view: Callable[[torch.Tensor], bool] = methodcaller(
+    attribute("torch.Tensor", "_is_view", "casts of views, which autocast does not cache")
+)
+use_count: Callable[[torch.Tensor], int] = methodcaller(
+    attribute("torch.Tensor", "_use_count", "whether autocast's cache holds a copy")
+)
+
+_GRADIENT_HOOKS = attribute(
+    "torch.Tensor",
+    "_post_accumulate_grad_hooks",
+    "the hooks on a parameter, which are gone with ours",
+    without="an empty list of hooks may stay at parameters after the recording",
+)
+
+
+def gradient_hooks(parameter: torch.Tensor) -> Any:
+    """The hooks that ``parameter`` has for its gradient; ``None`` where it never had any."""
+    return getattr(parameter, _GRADIENT_HOOKS, None)
+
+
+def forget_gradient_hooks(parameter: torch.Tensor) -> None:
+    """``parameter`` has no hooks: let it be as if it never had any."""
+    if gradient_hooks(parameter) is not None:
+        setattr(parameter, _GRADIENT_HOOKS, None)
 
 
 # -- what autograd saves ----------------------------------------------------------------------------

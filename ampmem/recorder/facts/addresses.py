@@ -6,6 +6,11 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from ampmem.recorder.facts.parts import PLAIN
+
+_storage_of, _first_of = torch.Tensor.untyped_storage, torch.Tensor.data_ptr
+"""Torch's own, whatever the class of a tensor makes of them."""
+
 
 class Blocks(NamedTuple):
     """What a source knows to be alive: address and bytes of the blocks that no hook has seen, and the bytes of all."""
@@ -34,7 +39,9 @@ class RealAddresses:
     def storage_address(tensor: torch.Tensor) -> int:
         """The address of the first byte of ``tensor``'s storage; 0 when it has none that can be read."""
         try:
-            return tensor.untyped_storage().data_ptr()
+            storage = _storage_of(tensor)
+            # A fake tensor's pointer is one that torch warns of.
+            return storage.data_ptr() if type(tensor) in PLAIN or storage.device.type != "meta" else 0
         except (RuntimeError, NotImplementedError, ValueError):
             return 0
 
@@ -42,6 +49,6 @@ class RealAddresses:
     def data_address(tensor: torch.Tensor) -> int:
         """The address of ``tensor``'s first element; 0 when it has none that can be read."""
         try:
-            return tensor.data_ptr()
+            return _first_of(tensor) if RealAddresses.storage_address(tensor) else 0
         except (RuntimeError, NotImplementedError, ValueError):
             return 0

@@ -75,10 +75,13 @@ class Log:
     def about(self, fact: Fact, tensor: torch.Tensor, name: int = 0, module: int = 0) -> None:
         """``fact`` is true of all memory of ``tensor``: of all its parts at the same instant."""
         now = time_ns()
-        for part in parts_of(tensor):
-            self.fact(fact, self.storage_address(part), name, module, self._texts.dtype_id(part.dtype), at=now)
-            if self._see is not None and fact in _TOLD:
-                self._see(part, kept=fact != Fact.INPUT)
+        try:
+            for part in parts_of(tensor):
+                self.fact(fact, self.storage_address(part), name, module, self._texts.dtype_id(part.dtype), at=now)
+                if self._see is not None and fact in _TOLD:
+                    self._see(part, kept=fact != Fact.INPUT)
+        except Exception as error:  # of a subclass that does not let it be asked
+            self.missed(error)
 
     def missed(self, error: Exception) -> None:
         """Something of the script's could not be looked at: it is left out, which must not go unsaid."""

@@ -6,17 +6,23 @@ the recording, and a note says so.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import ParamSpec, TypeVar
 
 from ampmem.own_code import OWN_FOLDERS
+from ampmem.recorder.torch_private import without_functions
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 _MOST = 10
 """So many are told apart."""
 
-seen: list[BaseException] = []
-"""All of this process, the oldest first, no more than :data:`_MOST`: for tests, which know what they expect."""
+seen: list[str] = []
+"""What all recordings of this process could not look at, the oldest first: tests know what they expect."""
 
 
 class Misses:
@@ -24,17 +30,38 @@ class Misses:
 
     def __init__(self) -> None:
         self.note: Callable[[str], None] | None = None
-        self._said: set[str] = set()
+        self._said: dict[str, None] = {}
 
     def add(self, error: BaseException) -> None:
         """``error`` was raised where something of the script's was looked at."""
         text = f"{_kind(error)} at {_where(error.__traceback__)}"
         if text in self._said or len(self._said) == _MOST:
             return
-        self._said.add(text)
-        seen.append(error.with_traceback(None))
+        self._said[text] = None
+        seen.append(text)
         if self.note is not None:
             self.note(f"something in the script could not be looked at, and is not in this recording: {text}")
+
+    def why(self) -> str:
+        """What to add to a message that something was not seen at all."""
+        return f" ({'; '.join(self._said)})" if self._said else ""
+
+    def guarded(self, look: Callable[_P, _R]) -> Callable[_P, _R | None]:
+        """``look``, but nothing that goes wrong in it comes out: ``None`` does.
+
+        It is ``Exception`` that is kept: what stops the script on purpose is none.
+        """
+
+        @functools.wraps(look)
+        def run(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
+            try:
+                with without_functions():
+                    return look(*args, **kwargs)
+            except Exception as error:
+                self.add(error)
+                return None
+
+        return run
 
 
 def _kind(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ampmem.recorder.torch_private_tensors import is_wrapper, sparse_parts, wrapped_names
+from ampmem.recorder.torch_private_tensors import is_wrapper, layout_of, sparse_parts, wrapped_names
 
 PLAIN = (torch.Tensor, nn.Parameter)
 """The types of tensors that run no code of a subclass."""
@@ -57,7 +57,7 @@ def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
             part = getattr(tensor, inner)
             if isinstance(part, torch.Tensor):
                 yield from parts_of(part)
-    elif tensor.layout is not torch.strided:
+    elif layout_of(tensor) is not torch.strided:
         yield from sparse_parts(tensor)
     else:
         yield tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -11,12 +12,20 @@ import torch
 
 from ampmem.events import Fact
 from ampmem.patching import Undo, hook, patch
+from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
+from ampmem.recorder.facts.misses import Misses
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
-from ampmem.recorder.torch_private import BACKWARD, below_functorch, in_backward, without_dispatch
+from ampmem.recorder.torch_private import (
+    BACKWARD,
+    below_functorch,
+    in_backward,
+    without_dispatch,
+)
+from ampmem.recorder.torch_private_tensors import forget_gradient_hooks, gradient_hooks
 
 
 class GradientHooks:
@@ -26,6 +35,7 @@ class GradientHooks:
         self._log = log
         self._models = models
         self._texts = texts
+        self._look = log.misses.guarded(self._note)
         self._watched: dict[int, Undo] = {}
         """By ``id``, the parameters that are hooked, and what undoes it."""
 
@@ -33,8 +43,13 @@ class GradientHooks:
         """Hook every parameter that gets a gradient and is not hooked yet."""
         for slot, parameter in self._models.parameters():
             if parameter.requires_grad and parameter.is_leaf and id(parameter) not in self._watched:
-                note = functools.partial(self._note, slot.name_id, slot.path_id)
-                self._watched[id(parameter)] = hook(parameter.register_post_accumulate_grad_hook, note)
+                note = functools.partial(self._look, slot.name_id, slot.path_id)
+                try:
+                    undo = hook(parameter.register_post_accumulate_grad_hook, note)
+                except Exception as error:  # of a subclass that does not let it be done
+                    self._log.missed(error)
+                    undo = _nothing
+                self._watched[id(parameter)] = functools.partial(_unhook, weakref.ref(parameter), undo)
 
     def remove(self) -> None:
         """Take all hooks away."""
@@ -47,6 +62,18 @@ class GradientHooks:
             self._log.about(Fact.GRADIENT, parameter.grad, name, path)
 
 
+def _nothing() -> None:
+    """What undoes nothing."""
+
+
+def _unhook(parameter: weakref.ref[torch.Tensor], undo: Undo) -> None:
+    """Take the hook away, and torch's list of hooks where it is empty then: a parameter without hooks has none."""
+    undo()
+    tensor = parameter()
+    if tensor is not None and not gradient_hooks(tensor):
+        forget_gradient_hooks(tensor)
+
+
 class BackwardHooks:
     """Wraps ``backward`` and ``grad`` of ``torch.autograd``, and the one function behind both.
 
@@ -54,8 +81,10 @@ class BackwardHooks:
     a script that imported ``backward`` by name before the session began is met at the engine.
     """
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, misses: Misses) -> None:
         self._listener = listener
+        self._misses = misses
+        self._read_loss = misses.guarded(_scalar)
         self._running = False
         """Whether the recorded thread is in the engine."""
 
@@ -68,14 +97,14 @@ class BackwardHooks:
 
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         listener = self._listener
+        started, ended = self._misses.guarded(self._started), self._misses.guarded(self._ended)
 
         @functools.wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:
             if self._running or not listener.on_thread() or in_backward():
                 return original(*args, **kwargs)
             self._running = True
-            roots = args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
-            listener.backward_started(_scalar(roots) if listener.recording else None)
+            started(args, kwargs)
             raised = True
             try:
                 result = original(*args, **kwargs)
@@ -83,10 +112,18 @@ class BackwardHooks:
                 return result
             finally:
                 self._running = False
-                made_graph = not raised and _creates_graph(original.__name__, args, kwargs)
-                listener.backward_ended(raised=raised, differentiable=made_graph)
+                ended(raised, original.__name__, args, kwargs)
 
         return run
+
+    def _started(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        roots = args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
+        loss = self._read_loss(roots) if self._listener.recording else None
+        self._listener.backward_started(loss)
+
+    def _ended(self, raised: bool, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        made_graph = not raised and _creates_graph(entry, args, kwargs)
+        self._listener.backward_ended(raised=raised, differentiable=made_graph)
 
 
 _CREATE_GRAPH = {"backward": 3, "grad": 4}
@@ -102,7 +139,7 @@ def _creates_graph(entry: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def _scalar(roots: Any) -> float | LateNumber | None:
     """The loss, when backward starts at exactly one number."""
     root = roots[0] if isinstance(roots, (tuple, list)) and len(roots) == 1 else roots
-    if not isinstance(root, torch.Tensor) or root.numel() != 1 or root.is_meta:
+    if not is_tensor(root) or root.numel() != 1 or root.is_meta:
         return None
     root = below_functorch(root)
     if type(root) is not torch.Tensor:

@@ -13,11 +13,13 @@ import torch
 
 from ampmem.events import Fact
 from ampmem.patching import patch
+from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.parts import parts_of
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.models.models import Models
-from ampmem.recorder.torch_private import CLEAR_CACHE, is_view, use_count
+from ampmem.recorder.torch_private import CLEAR_CACHE
+from ampmem.recorder.torch_private_tensors import is_view, use_count
 
 
 class CastHooks:
@@ -55,7 +57,7 @@ class CastHooks:
         """The op with this text id reads ``arguments``."""
         for argument in arguments:
             for tensor in argument if isinstance(argument, (list, tuple)) else (argument,):
-                if isinstance(tensor, torch.Tensor):
+                if is_tensor(tensor):
                     for part in parts_of(tensor):
                         self._used(part, op)
 
@@ -69,6 +71,18 @@ class CastHooks:
         """Drop what is known of copies that died."""
         self.copies = {address: copy for address, copy in self.copies.items() if copy() is not None}
 
+    def _held(self) -> dict[int, int]:
+        """How many hold each of the copies, by address."""
+        self.forget_dead()
+        return {address: _holders(copy) for address, copy in self.copies.items()}
+
+    def _cleared(self, held: dict[int, int], at: int) -> None:
+        """The cache was cleared: it held what fewer hold now."""
+        for address, copy in self.copies.items():
+            if _holders(copy) < held.get(address, 0):
+                self._log.fact(Fact.CACHED, address, at=at)
+        self.forget_dead()
+
     def install(self) -> Callable[[], None]:
         """Look at the copies whenever autocast's cache is cleared; returns what undoes it."""
 
@@ -78,16 +92,15 @@ class CastHooks:
                 if threading.get_ident() != self._thread:  # the cache is each thread's own
                     original()
                     return
-                self.forget_dead()
-                holders = {address: _holders(copy) for address, copy in self.copies.items()}
+                holders = before() or {}
                 cleared_ns = time_ns()
                 original()
-                for address, copy in self.copies.items():
-                    if _holders(copy) < holders[address]:
-                        self._log.fact(Fact.CACHED, address, at=cleared_ns)
-                self.forget_dead()
+                after(holders, cleared_ns)
 
             return clear_autocast_cache
+
+        guarded = self._log.misses.guarded
+        before, after = guarded(self._held), guarded(self._cleared)
 
         return patch(*CLEAR_CACHE, wrap)
 

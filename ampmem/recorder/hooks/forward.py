@@ -20,6 +20,7 @@ import torch
 
 from ampmem.events import Fact
 from ampmem.patching import Undo, added, patch
+from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.parts import PLAIN, parts_of
 from ampmem.recorder.facts.texts import Texts
@@ -33,7 +34,6 @@ from ampmem.recorder.torch_private import (
     TorchDispatchMode,
     current_mode,
     schema_of,
-    version_of,
     without_dispatch,
     without_functions,
 )
@@ -44,6 +44,7 @@ from ampmem.recorder.torch_private_tensors import (
     push_saved_hooks,
     saved_hooks_refused,
     top_saved_hooks,
+    version_of,
 )
 
 _OVERWRITTEN = (
@@ -143,7 +144,7 @@ class ForwardMode(TorchDispatchMode):
     def _note(self, name: int, results: Sequence[Any]) -> None:
         log = self._log
         for tensor in results:
-            if isinstance(tensor, torch.Tensor):
+            if is_tensor(tensor):
                 log.about(Fact.OUTPUT, tensor, name, log.module)
                 if self.recomputed is not None:
                     self.recomputed += map(log.storage_address, parts_of(tensor))

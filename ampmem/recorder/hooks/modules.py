@@ -6,23 +6,29 @@ what a gradient goes through. Any other is a transform of the batch, and none of
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import ExitStack
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import nn
 
 from ampmem.events import Fact, Phase
-from ampmem.patching import added, hook
+from ampmem.own_code import OWN_FOLDERS
+from ampmem.patching import added, hook, patch
+from ampmem.recorder.facts.guests import is_parameter, is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.steering.arms import ArmSeen
 from ampmem.recorder.torch_private import (
+    HAS_HOOKS,
     hooks_with_kwargs,
     in_backward,
+    module_hooks,
     on_module_after,
     on_module_before,
     on_new_buffer,
@@ -41,6 +47,7 @@ class ModuleHooks:
         self._models = models
         self._texts = texts
         self._arm_seen = arm_seen
+        self._look_before, self._look_after = log.misses.guarded(self._before), log.misses.guarded(self._ended)
         self._running: list[tuple[int, int]] = []
         """(id, path) of each module whose forward is running, outermost first; a transform has no path."""
         self._started_at: int | None = None
@@ -60,6 +67,7 @@ class ModuleHooks:
             undo.callback(hook(on_new_parameter, self._changed))
             undo.callback(hook(on_new_buffer, self._changed))
             undo.callback(hook(on_new_module, self._changed))
+            undo.callback(patch(*HAS_HOOKS, _wrap_has_hooks))
             return undo.pop_all().close
 
     def _changed(self, module: nn.Module, *_: object) -> None:
@@ -68,7 +76,11 @@ class ModuleHooks:
     def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """``module`` is about to run."""
         # Asked first: dynamo traces the hooks too, and must find nothing in them that breaks the script's graph.
-        if torch.compiler.is_compiling() or not self._listener.on_thread():
+        if not torch.compiler.is_compiling():
+            self._look_before(module, args)
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if not self._listener.on_thread():
             return
         if self._started_at is None:
             self._models.add_registered()
@@ -93,8 +105,10 @@ class ModuleHooks:
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any = None, result: Any = None) -> None:
         # Called with (module, args, result) instead when the forward raised.
-        if torch.compiler.is_compiling():
-            return
+        if not torch.compiler.is_compiling():
+            self._look_after(module, kwargs)
+
+    def _ended(self, module: nn.Module, kwargs: Any) -> None:
         running = self._running
         if not any(entry == id(module) for entry, _ in running):
             return
@@ -115,7 +129,7 @@ class ModuleHooks:
     def _note_inputs(self, arguments: Any) -> None:
         sizes: list[int] = []
         for leaf in tree_leaves(arguments):
-            if isinstance(leaf, torch.Tensor) and leaf.grad_fn is None and not isinstance(leaf, nn.Parameter):
+            if is_tensor(leaf) and leaf.grad_fn is None and not is_parameter(leaf):
                 self._log.about(Fact.INPUT, leaf)
                 sizes.extend(leaf.shape[:1])
         if sizes and self._feeds_batch:
@@ -126,4 +140,20 @@ def _needs_gradient(args: tuple[Any, ...]) -> bool:
     """Whether any of ``args`` is a tensor that a gradient goes through."""
     if not torch.is_grad_enabled():
         return False
-    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_leaves(args))
+    return any(is_tensor(leaf) and leaf.requires_grad for leaf in tree_leaves(args))
+
+
+def _wrap_has_hooks(original: Callable[[], Any]) -> Callable[[], Any]:
+    """A compiled module warns of global hooks, which it is to do for the script's alone."""
+
+    @functools.wraps(original)
+    def _has_any_global_hook() -> Any:
+        return original() and any(not _is_own(each) for each in module_hooks())
+
+    return _has_any_global_hook
+
+
+def _is_own(function: Any) -> bool:
+    """Whether ``function`` is ampmem's."""
+    code = getattr(function, "__code__", None) if type(function) in (FunctionType, MethodType) else None
+    return code is not None and code.co_filename.startswith(OWN_FOLDERS)

@@ -6,7 +6,7 @@ import functools
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from types import MemberDescriptorType
 from typing import Any, TypeAlias
@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 
 from ampmem.events import Fact, OptimizerRecord, ParameterRecord
 from ampmem.names import StateName
-from ampmem.patching import hook, patch
+from ampmem.patching import added, hook, patch
+from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.listener import Listener
@@ -58,6 +59,8 @@ class OptimizerHooks:
         self._models = models
         self._texts = texts
         self._update = update
+        self._handle: Any = None
+        """Of the hook that is called after a step."""
         self._updates = 0
         """Updates seen so far, skipped ones too."""
         self._records: dict[int, OptimizerRecord] = {}
@@ -71,14 +74,16 @@ class OptimizerHooks:
         """How many parameters each had when it was noted last."""
         self.generation = 0
         """How often something new was noted."""
+        self._look_into = log.misses.guarded(lambda state: list(_tensors(state, "")))
         self._optimized: dict[str, int] = {}
         """Name of each parameter to the number of the optimizer that updates it, or its master copy."""
 
     def install(self) -> Callable[[], None]:
         """Register the hooks and wrap ``GradScaler.step``; returns what undoes it."""
         with ExitStack() as undo:
-            undo.callback(hook(on_step_before, self._before))
-            undo.callback(hook(on_step_after, self._after))
+            undo.callback(hook(on_step_before, self._log.misses.guarded(self._before)))
+            handle = self._handle = on_step_after(self._log.misses.guarded(self._after))
+            undo.callback(added(on_step_after.__module__, on_step_after.__name__, handle.remove))
             undo.callback(patch(*SCALER_STEP, self._wrap_scaler))
             undo.callback(patch(*OPTIMIZER_INIT, self._wrap_init))
             return undo.pop_all().close
@@ -93,6 +98,7 @@ class OptimizerHooks:
         return record if optimizer is None else replace(record, optimizer=optimizer)
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._go_last()
         if not self._listener.on_thread():
             return
         stepping = self._update.stepping
@@ -107,6 +113,12 @@ class OptimizerHooks:
             if id(optimizer) not in self._records and optimizer.state:  # which this update may replace
                 self._note_tensors(optimizer, self._names(optimizer, before=True), named=True)
             self._listener.optimizer_started(type(optimizer).__name__)
+
+    def _go_last(self) -> None:
+        """Torch goes through the hooks themselves after a step: ours, with which a recording may end, must come last."""
+        hooks = None if self._handle is None else self._handle.hooks_dict_ref()
+        if hooks and next(reversed(hooks)) != self._handle.id:
+            hooks.move_to_end(self._handle.id)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         stepping = self._update.stepping
@@ -129,9 +141,10 @@ class OptimizerHooks:
         """Log the gradients that ``optimizer`` is about to use, master copies' among them."""
         names = self._names(optimizer, before=True)
         for _, _, parameter in _parameters(optimizer):
-            if parameter.grad is not None:
+            gradient = gradient_of(parameter)
+            if gradient is not None:
                 for name, path in names.get(id(parameter), [(0, 0)]):
-                    self._log.about(Fact.GRADIENT, parameter.grad, name, path)
+                    self._log.about(Fact.GRADIENT, gradient, name, path)
 
     def note_state(self, optimizer: Optimizer) -> None:
         """Log ``optimizer``'s state and the parameters that are its own."""
@@ -144,7 +157,7 @@ class OptimizerHooks:
         for parameter, state in list(optimizer.state.items()):
             if named and id(parameter) not in names:
                 continue
-            tensors = list(_tensors(state, ""))
+            tensors = self._look_into(state) or []
             for name, path in names.get(id(parameter), [(0, 0)]):
                 of = self._texts.value(name)
                 for key, tensor in tensors:
@@ -206,8 +219,9 @@ class OptimizerHooks:
                 continue
             for name, path in own.names:
                 self._log.about(own.fact, parameter, name, path)
-                if parameter.grad is not None:
-                    self._log.about(Fact.GRADIENT, parameter.grad, name, path)
+                gradient = gradient_of(parameter)
+                if gradient is not None:
+                    self._log.about(Fact.GRADIENT, gradient, name, path)
 
     def _wrap_init(self, original: Callable[..., Any]) -> Callable[..., Any]:
         listener = self._listener
@@ -215,29 +229,38 @@ class OptimizerHooks:
         @functools.wraps(original)
         def __init__(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             original(optimizer, *args, **kwargs)
-            listener.optimizer_made(optimizer)
+            made(optimizer)
 
+        made = self._log.misses.guarded(listener.optimizer_made)
         return __init__
 
     def _wrap_scaler(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        listener = self._listener
-
         @functools.wraps(original)
         def step(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            if not scaler.is_enabled() or not listener.on_thread():
-                return original(scaler, optimizer, *args, **kwargs)
-            scale = scale_of(scaler)  # get_scale would wait for a device
-            listener.scaled(scaler.get_scale() if scale is None else number_of(scale))
-            updates = self._updates
-            listener.optimizer_started(type(optimizer).__name__)
+            updates = started(scaler, optimizer)
             result = original(scaler, optimizer, *args, **kwargs)
-            if self._updates == updates:
-                if listener.recording:
-                    self._note_optimizer(optimizer, self._names(optimizer))
-                self._updated(optimizer, True)
+            if updates is not None and self._updates == updates:
+                skipped(optimizer)
             return result
 
+        guarded = self._log.misses.guarded
+        started, skipped = guarded(self._scaled), guarded(self._skipped)
         return step
+
+    def _scaled(self, scaler: GradScaler, optimizer: Optimizer) -> int | None:
+        """``scaler`` is about to update; how many updates there were before."""
+        if not self._listener.on_thread() or not scaler.is_enabled():
+            return None
+        scale = scale_of(scaler)  # get_scale would wait for a device
+        self._listener.scaled(scaler.get_scale() if scale is None else number_of(scale))
+        self._listener.optimizer_started(type(optimizer).__name__)
+        return self._updates
+
+    def _skipped(self, optimizer: Optimizer) -> None:
+        """A GradScaler has left out the update of ``optimizer``."""
+        if self._listener.recording:
+            self._note_optimizer(optimizer, self._names(optimizer))
+        self._updated(optimizer, True)
 
 
 def _record(optimizer: Optimizer) -> OptimizerRecord:
@@ -271,21 +294,24 @@ def _parameters(optimizer: Optimizer) -> Iterator[tuple[int, int, torch.Tensor]]
 
 def _tensors(value: Any, key: str, seen: frozenset[int] = frozenset()) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor in a state of any nesting and class, with its dotted key."""
-    if id(value) in seen or isinstance(value, (str, bytes, int, float, type(None))):
+    kind = type(value)
+    if id(value) in seen or issubclass(kind, (str, bytes, int, float, type(None))):
         return
     seen = seen | {id(value)}
     parts: Any
-    if isinstance(value, torch.Tensor):
+    if is_tensor(value):
         if not hasattr(value, "__tensor_flatten__"):
             yield key, value
             return
         inner = [(name, getattr(value, name)) for name in value.__tensor_flatten__()[0]]
-        inner = [(name, part) for name, part in inner if isinstance(part, torch.Tensor)]
+        inner = [(name, part) for name, part in inner if is_tensor(part)]
         # What wraps one tensor, as DTensor does, is called as that tensor would be.
         parts = inner if len(inner) > 1 else [("", part) for _, part in inner]
-    elif isinstance(value, Mapping):
+    elif issubclass(kind, dict):
+        parts = dict.items(value)  # not what its class makes of it
+    elif issubclass(kind, Mapping):
         parts = value.items()
-    elif isinstance(value, (list, tuple, set, frozenset, deque)):
+    elif issubclass(kind, (list, tuple, set, frozenset, deque)):
         parts = enumerate(value)
     else:
         parts = _attributes(value)
@@ -295,10 +321,11 @@ def _tensors(value: Any, key: str, seen: frozenset[int] = frozenset()) -> Iterat
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     """What an object of any class holds, in its dictionary and in its slots."""
-    yield from getattr(value, "__dict__", {}).items()
+    yield from list(attributes_of(value).items())
     for base in type(value).__mro__:
         slots = base.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
             member = base.__dict__.get(name)  # None for __dict__, __weakref__ and mangled names
-            if isinstance(member, MemberDescriptorType) and hasattr(value, name):
-                yield name, getattr(value, name)
+            if type(member) is MemberDescriptorType:
+                with suppress(AttributeError):  # nothing is in it
+                    yield name, member.__get__(value)

@@ -15,6 +15,7 @@ import torch
 
 from ampmem.events import Fact
 from ampmem.patching import patch
+from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.parts import PLAIN
 from ampmem.recorder.facts.texts import Texts
@@ -49,7 +50,7 @@ class SavedByNodes:
     def returned(self, op: int, results: Sequence[Any]) -> None:
         """The op with this text id returns ``results`` now."""
         if self._readable():
-            self._results = [weakref.ref(each) for each in results if isinstance(each, torch.Tensor)]
+            self._results = [weakref.ref(each) for each in results if is_tensor(each)]
             self._op, self._number = op, next_node() - 1
 
     def read(self) -> None:

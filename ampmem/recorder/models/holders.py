@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from ampmem.events import Fact
 from ampmem.recorder.facts.addresses import Blocks
+from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_parameter, is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.parts import parts_of
 from ampmem.recorder.facts.texts import Texts
@@ -25,6 +26,7 @@ _LEVELS = 8
 _OBJECTS = 2
 """How many objects of a class a name has at the most: a cache and its layer."""
 _CONTAINERS = (list, tuple, deque)
+_KEYS = (str, int, float, bool, bytes, type(None))
 _LOOKED_AT = 64
 """How many storages are asked for, the largest first: each level costs a walk through all objects."""
 
@@ -66,7 +68,7 @@ class Holders:
 
     def _left_behind(self) -> list[Tensor]:
         """One tensor of each of the largest storages, parameters left out."""
-        tensors = [tensor for tensor in live_objects().tensors if not isinstance(tensor, nn.Parameter)]
+        tensors = [tensor for tensor in live_objects().tensors if not is_parameter(tensor)]
         return _largest(self._by_address(tensors))
 
     def _unknown(self, models: Models, known: set[int]) -> list[Tensor]:
@@ -88,15 +90,15 @@ class Holders:
         for tensor in tensors:
             address = self._log.storage_address(tensor)
             if address and address not in found:
-                found[address] = (tensor.untyped_storage().nbytes(), tensor)
+                found[address] = (Tensor.untyped_storage(tensor).nbytes(), tensor)
         return found
 
     def _known(self, models: Models, optimizers: Iterable[Optimizer]) -> set[int]:
         """Addresses of parameters, their gradients, and optimizer state."""
         parameters: list[Tensor] = [parameter for _, parameter in models.parameters()]
         state = [value for each in optimizers for kept in each.state.values() for value in _values(kept)]
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        tensors = [*parameters, *gradients, *(value for value in state if isinstance(value, Tensor))]
+        gradients = [grad for parameter in parameters if (grad := gradient_of(parameter)) is not None]
+        tensors = [*parameters, *gradients, *filter(is_tensor, state)]
         return {self._log.storage_address(part) for tensor in tensors for part in parts_of(tensor)}
 
 
@@ -106,7 +108,7 @@ def _largest(storages: dict[int, tuple[int, Tensor]]) -> list[Tensor]:
 
 
 def _values(kept: Any) -> list[Any]:
-    return list(kept.values()) if isinstance(kept, dict) else []
+    return list(dict.values(kept)) if issubclass(type(kept), dict) else []
 
 
 def names_of_holders(tensors: list[Tensor]) -> list[str]:
@@ -127,7 +129,7 @@ def names_of_holders(tensors: list[Tensor]) -> list[str]:
                 id(item): (owner, part) for item, part in _parts(owner) if id(item) in wanted and id(item) not in up
             }
             up |= held
-            if held and id(owner) not in up and not isinstance(owner, (nn.Module, ModuleType)):
+            if held and id(owner) not in up and not issubclass(type(owner), (nn.Module, ModuleType)):
                 found.append(owner)
         own += up.values()
         level = found
@@ -138,26 +140,34 @@ def names_of_holders(tensors: list[Tensor]) -> list[str]:
 
 def _is_own(owner: Any, level: list[Any], own: list[Any]) -> bool:
     """Whether it is a frame, one of the lists above, or the arguments of the question itself."""
-    if isinstance(owner, FrameType) or owner is level or any(owner is each for each in own):
+    if type(owner) is FrameType or owner is level or any(owner is each for each in own):
         return True
-    return isinstance(owner, tuple) and len(owner) == len(level) and all(map(operator.is_, owner, level))
+    if not issubclass(type(owner), tuple) or tuple.__len__(owner) != len(level):
+        return False
+    return all(map(operator.is_, tuple.__iter__(owner), level))
 
 
 def _rank(owner: Any) -> int:
     """An object of a class tells the most, a dictionary the least."""
-    return 2 if isinstance(owner, dict) else isinstance(owner, _CONTAINERS)
+    return 2 if issubclass(type(owner), dict) else issubclass(type(owner), _CONTAINERS)
 
 
 def _parts(owner: Any) -> Iterator[tuple[Any, str]]:
-    """What ``owner`` holds, and as what."""
-    if isinstance(owner, dict):
-        yield from ((item, f"[{key!r}]") for key, item in list(owner.items()))
-    if isinstance(owner, _CONTAINERS):
-        yield from ((item, f"[{index}]") for index, item in enumerate(list(owner)))
-    attributes = getattr(owner, "__dict__", None)
-    if isinstance(attributes, dict):
+    """What ``owner`` holds, and as what. Its class is not asked."""
+    for kind in _CONTAINERS:
+        if issubclass(type(owner), kind):
+            yield from ((item, f"[{index}]") for index, item in enumerate(list(kind.__iter__(owner))))
+    if issubclass(type(owner), dict):
+        yield from ((item, f"[{_key(key)}]") for key, item in list(dict.items(owner)))
+    if not issubclass(type(owner), type):
+        attributes = attributes_of(owner)
         yield attributes, ""
         yield from ((item, f".{key}") for key, item in list(attributes.items()))
+
+
+def _key(key: Any) -> str:
+    """``key`` of a dictionary, as Python writes it; of a class of the script's only that class."""
+    return repr(key) if type(key) in _KEYS else type(key).__name__
 
 
 def _name(item: Any, up: dict[int, tuple[Any, str]]) -> str:
@@ -168,9 +178,9 @@ def _name(item: Any, up: dict[int, tuple[Any, str]]) -> str:
         seen.add(id(item))
         item, part = up[id(item)]
         path = _as_attribute(path) if part == "" else part + path
-        if isinstance(item, ModuleType):
+        if issubclass(type(item), ModuleType):
             return name if objects else path.lstrip(".")
-        if isinstance(item, (dict, *_CONTAINERS)):
+        if issubclass(type(item), (dict, *_CONTAINERS)):
             name = name if objects else type(item).__name__ + path
         else:
             name, objects = type(item).__name__ + path, objects + 1

@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from ampmem.events import Fact, ParameterRecord
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.parts import bytes_of, dtype_of, elements_of, parts_of
 from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.models.anatomy import children, has_parameters, held_as, named, named_parameters, tree
 from ampmem.recorder.models.covered import Covered
 from ampmem.recorder.models.live import live_objects
-from ampmem.recorder.torch_private import BUFFERS, CHILDREN, PARAMETERS
+from ampmem.recorder.torch_private import BUFFERS, PARAMETERS
 
 ROOT = "(model)"
 """Path of the only model's root module; with several models each has its class name instead."""
@@ -37,10 +37,7 @@ class Slot:
 
     def tensor(self, kind: str) -> torch.Tensor | None:
         module = self.module()
-        tensor: torch.Tensor | None = None if module is None else module.__dict__[kind].get(self.key)
-        if tensor is None or is_lazy(tensor):  # a lazy one has neither shape nor memory, and raises when asked
-            return None
-        return tensor
+        return None if module is None else held_as(module, kind, self.key)
 
 
 class Places:
@@ -106,7 +103,7 @@ class Models:
 
     def add(self, module: nn.Module) -> None:
         """Make ``module`` a root, named after its class unless it is the only one with parameters."""
-        alone = _has_parameters(module) and not any(self._live_roots_with_parameters())
+        alone = has_parameters(module) and not any(self._live_roots_with_parameters())
         self._add_roots([module], alone=alone)
 
     def registered(self, module: nn.Module) -> None:
@@ -123,7 +120,7 @@ class Models:
         if self.changed:
             self.refresh()  # what hangs below a root is named now, and no root itself
         parents = _parents(modules)
-        roots = [m for m in modules if self._known_path(m) is None and id(m) not in parents and _has_parameters(m)]
+        roots = [m for m in modules if self._known_path(m) is None and id(m) not in parents and has_parameters(m)]
         if roots:
             self._add_roots(roots, alone=len(roots) == 1 and not any(self._live_roots_with_parameters()))
 
@@ -131,11 +128,11 @@ class Models:
         """Whether ``module`` is a part of a model: it has parameters, or hangs below a module that has."""
         if self._is_stranger(module):
             return False
-        if self._is_part(module) or _has_parameters(module):
+        if self._is_part(module) or has_parameters(module):
             return True
         if self.changed:
             self.refresh()
-        if self._is_part(module) or _has_parameters(_root_of(module)):
+        if self._is_part(module) or has_parameters(_root_of(module)):
             return True
         self._strangers[id(module)] = weakref.ref(module)
         return False
@@ -184,12 +181,12 @@ class Models:
         for module in strangers:
             if id(module) in parents:
                 continue
-            parameters = _made(module)
+            parameters = list(named_parameters(module))
             names = [name for name, _ in parameters]
             for shapes, prefix, root in models:
                 if names and shapes == _shapes(module):
                     lead = "" if prefix == ROOT else f"{prefix}."
-                    names = [f"copy of {lead}{name}" for name, _ in _made(root)]
+                    names = [f"copy of {lead}{name}" for name, _ in named_parameters(root)]
                     break
             else:
                 names = [f"{type(module).__name__}.{name}" for name in names]
@@ -232,7 +229,7 @@ class Models:
         return stranger is not None and stranger() is module
 
     def _live_roots_with_parameters(self) -> Iterator[bool]:
-        return (_has_parameters(module) for root, _ in self._roots if (module := root()) is not None)
+        return (has_parameters(module) for root, _ in self._roots if (module := root()) is not None)
 
     def _known_path(self, module: nn.Module) -> int | None:
         entry = self._path_ids.get(id(module))
@@ -248,16 +245,16 @@ class Models:
 
     def _name_tree(self, root: nn.Module, prefix: str, seen: set[int]) -> None:
         lead = "" if prefix == ROOT else prefix
-        has_parameters = _has_parameters(root)
-        for path, module in root.named_modules(prefix=lead):
+        part_of_model = has_parameters(root)
+        for path, module in tree(root, lead):
             reference = weakref.ref(module)
             path_id = self._texts.id(path or prefix)
             self._path_ids.setdefault(id(module), (reference, path_id))
-            if has_parameters:
+            if part_of_model:
                 self._parts.add(id(module))
             for kind, slots in ((PARAMETERS, self._parameters), (BUFFERS, self._buffers)):
-                for key, tensor in module.__dict__[kind].items():
-                    if tensor is None or id(tensor) in seen:
+                for key, tensor in named(module, kind).items():
+                    if id(tensor) in seen:
                         continue
                     seen.add(id(tensor))
                     name = f"{path}.{key}" if path else key
@@ -281,17 +278,8 @@ def parameter_record(
     )
 
 
-def _has_parameters(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
-
-
 def _shapes(module: nn.Module) -> list[torch.Size]:
-    return [parameter.shape for _, parameter in _made(module)]
-
-
-def _made(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The parameters that there are: those of lazy modules come with their first forward."""
-    return [(name, parameter) for name, parameter in module.named_parameters() if not is_lazy(parameter)]
+    return [parameter.shape for _, parameter in named_parameters(module)]
 
 
 def _root_of(module: nn.Module) -> nn.Module:
@@ -305,7 +293,7 @@ def _root_of(module: nn.Module) -> nn.Module:
 
 def _parents(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
     """``id`` of each child to its parent."""
-    return {id(child): parent for parent in modules for child in parent.__dict__.get(CHILDREN, {}).values()}
+    return {id(child): parent for parent in modules for child in children(parent).values()}
 
 
 def _unused(name: str, taken: set[str]) -> str:

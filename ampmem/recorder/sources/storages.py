@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import torch
 
+from ampmem.recorder.torch_private import without_functions
+
 
 class Seen(NamedTuple):
     """A storage that a hook has seen; ``resizable`` where torch's allocator handed its memory out."""
@@ -97,7 +99,8 @@ class Storages:
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """``tensor``'s storage; ``None`` where it has no memory of the CPU's."""
     try:
-        storage = tensor.untyped_storage()
+        with without_functions():
+            storage = torch.Tensor.untyped_storage(tensor)
         return storage if storage.device.type == "cpu" and storage.data_ptr() and storage.nbytes() else None
-    except (RuntimeError, NotImplementedError, ValueError):  # fake, functorch and lazy tensors
+    except Exception:  # fake, functorch and lazy tensors; those of classes that do not let it be asked
         return None

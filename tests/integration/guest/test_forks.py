@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from commands import python
-from guest import NAMES, Beside, beside, without_ours
+from guest import NAMES, Beside, beside
 
 import ampmem
 from ampmem.analysis.summary import summarize

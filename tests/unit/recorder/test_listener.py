@@ -94,10 +94,10 @@ def test_one_step_as_the_hooks_report_it() -> None:
     update = RunningUpdate(log, Stacks(enabled=False), texts)
     hooks = [
         ModuleHooks(listener, log, models, texts, ArmSeen(device_type="cpu")),
-        BackwardHooks(listener),
+        BackwardHooks(listener, log.misses),
         OptimizerHooks(listener, log, models, texts, update),
     ]
-    undo = [*(each.install() for each in hooks), data.install(listener)]
+    undo = [*(each.install() for each in hooks), data.install(listener, log.misses)]
     try:
         model = torch.nn.Sequential(torch.nn.Linear(3, 1, bias=False))
         torch.nn.init.ones_(model[0].weight)

@@ -48,6 +48,8 @@ def damage(owner, name):
         torch.amp.autocast_mode.autocast_decorator = lambda region, function: function
     elif name == "found_inf":  # which this does not tell
         torch.amp.GradScaler.step = lambda scaler, optimizer: optimizer.step()
+    elif owner == "torch.autograd.graph.Node":  # C makes their classes
+        torch.Tensor.grad_fn = SimpleNamespace()
     elif isinstance(found, ModuleType):
         if hasattr(found, name):  # torch's own code goes on finding it
             setattr(builtins, name, getattr(found, name))

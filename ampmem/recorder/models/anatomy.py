@@ -1,0 +1,72 @@
+"""What modules consist of, past what their classes make of ``parameters``, ``named_modules`` and ``__getattr__``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ampmem.recorder.facts.guests import attributes_of
+from ampmem.recorder.torch_private import CHILDREN, PARAMETERS, TRACED
+
+
+def named(module: nn.Module, kind: str) -> dict[str, torch.Tensor]:
+    """The parameters or the buffers of ``module`` itself, by name; those of lazy modules may not be made yet."""
+    return {key: tensor for key, tensor in _own(module, kind).items() if tensor is not None}
+
+
+def held(module: nn.Module, kind: str) -> dict[str, torch.Tensor]:
+    """Those of them that are made: others have neither shape nor memory."""
+    return {key: tensor for key, tensor in named(module, kind).items() if not is_lazy(tensor)}
+
+
+def held_as(module: nn.Module, kind: str, key: str) -> torch.Tensor | None:
+    """The one of that name; ``None`` where there is none, or it is not made yet."""
+    tensor: torch.Tensor | None = _own(module, kind).get(key)
+    return None if tensor is None or is_lazy(tensor) else tensor
+
+
+def children(module: nn.Module) -> dict[str, nn.Module]:
+    """The modules that hang at ``module``, by name."""
+    return {key: child for key, child in _own(module, CHILDREN).items() if issubclass(type(child), nn.Module)}
+
+
+def tree(root: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    """``root`` and all below it with their paths, each once, as ``named_modules`` has them."""
+    seen: set[int] = set()
+    waiting = [(prefix, root)]
+    while waiting:
+        path, module = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield path, module
+        below = [(f"{path}.{name}" if path else name, child) for name, child in children(module).items()]
+        waiting += reversed(below)
+
+
+def named_parameters(root: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters below ``root`` that there are, each once: those of lazy modules come with their first forward."""
+    seen: set[int] = set()
+    for path, module in tree(root, ""):
+        for key, parameter in held(module, PARAMETERS).items():
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield f"{path}.{key}" if path else key, parameter  # type: ignore[misc]
+
+
+def has_parameters(root: nn.Module) -> bool:
+    """Whether there is a parameter below ``root``; one that is still to be made counts."""
+    return any(own is not None for _, module in tree(root, "") for own in _own(module, PARAMETERS).values())
+
+
+def _own(module: nn.Module, kind: str) -> Mapping[str, Any]:
+    """One of the dictionaries that a module has; nothing where its class has not made it, or the script deleted it."""
+    attributes = attributes_of(module)
+    if kind not in attributes and TRACED in attributes:
+        attributes = attributes_of(attributes[TRACED])
+    own: Mapping[str, Any] = attributes.get(kind, {})
+    return own if isinstance(own, dict) else dict(own.items())  # of a scripted module it is neither
