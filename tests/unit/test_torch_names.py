@@ -17,8 +17,8 @@ ROOMS = (
     "recorder/torch_private_tensors.py",
     "simulator/private.py",
 )
-NOT_TORCHS = frozenset({"_getframe", "_run_exitfuncs", "_replace", "_asdict", "_fields"})
-"""Of sys, atexit and named tuples."""
+NOT_TORCHS = frozenset({"_getframe", "_run_exitfuncs", "_shutdown", "_replace", "_asdict", "_fields"})
+"""Of sys, atexit, threading and named tuples."""
 
 
 def private(name: str) -> bool:

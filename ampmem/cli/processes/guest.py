@@ -106,10 +106,9 @@ def _told(failure: BaseException | None) -> BaseException | None:
     except SystemExit as exits:
         return exits
     except BaseException as second:
-        hook_trace = second.__traceback__
         with suppress(Exception):
             sys.stderr.write("Error in sys.excepthook:\n")
-            sys.__excepthook__(type(second), second, None if hook_trace is None else hook_trace.tb_next)
+            sys.__excepthook__(type(second), second, script.own_traceback(second))
             sys.stderr.write("\nOriginal exception was:\n")
             sys.__excepthook__(type(failure), failure, trace)
     return failure

@@ -7,6 +7,7 @@ lines that ampmem says itself.
 
 from __future__ import annotations
 
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +23,14 @@ OURS = "ampmem: "
 OPTIONS: dict[str, tuple[str, ...]] = {}
 """What ``ampmem profile`` is told for a program, where that is more than :data:`ALWAYS`."""
 
+FRESH = frozenset({"goes_deep", "warns_its_caller"})
+"""Programs that see how Python itself was started."""
+
 ALWAYS = ("--run-to-end", "--quiet", "--steps", "2", "-o", RECORDING)
 """Two steps are recorded, then the program goes on alone: what it prints last is seen without ampmem."""
+
+_STARTED = re.compile(r'^[ |]*File "(?:<frozen runpy>".*\n|[^"]*/ready_python\.py".*\n.*\n)', re.MULTILINE)
+"""The frames in a traceback that are there because a test runs the program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +63,7 @@ def beside(folder: Path, name: str, *options: str, arguments: tuple[str, ...] = 
     ``fresh`` where it matters how Python itself starts, which takes seconds longer.
     """
     script = str(PROGRAMS / f"{name}.py")
+    fresh = fresh or name in FRESH
     alone, profiled = folder / "plain", folder / "recorded"
     alone.mkdir(parents=True)
     profiled.mkdir()
@@ -66,7 +74,7 @@ def beside(folder: Path, name: str, *options: str, arguments: tuple[str, ...] = 
 
 
 def _plain(done: subprocess.CompletedProcess[str]) -> Ended:
-    return Ended(code=done.returncode, out=done.stdout, err=done.stderr)
+    return Ended(code=done.returncode, out=_STARTED.sub("", done.stdout), err=_STARTED.sub("", done.stderr))
 
 
 def without_ours(done: subprocess.CompletedProcess[str]) -> Ended:
@@ -74,4 +82,4 @@ def without_ours(done: subprocess.CompletedProcess[str]) -> Ended:
     lines = done.stderr.splitlines(keepends=True)
     said = tuple(line.rstrip("\n") for line in lines if line.startswith(OURS))
     err = "".join(line for line in lines if not line.startswith(OURS))
-    return Ended(code=done.returncode, out=done.stdout, err=err, said=said)
+    return Ended(code=done.returncode, out=_STARTED.sub("", done.stdout), err=_STARTED.sub("", err), said=said)

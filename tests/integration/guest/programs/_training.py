@@ -36,7 +36,14 @@ def train(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        print("loss", loss.item())
+        print("loss", loss.item(), flush=True)
+
+
+def train_alone(steps: int = 2) -> nn.Module:
+    """A model of its own, which is returned; prints its losses."""
+    model = small_model()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), steps=steps)
+    return model
 
 
 class Training:

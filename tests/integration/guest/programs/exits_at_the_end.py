@@ -1,0 +1,17 @@
+"""Handlers that run at the end, in their order, the last of which exits."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+
+from _training import train_alone
+
+atexit.register(sys.exit, 3)
+atexit.register(print, "second", flush=True)
+atexit.register(print, "first", flush=True)
+train_alone()
+go_on = threading.Event()
+threading.Thread(target=lambda: (go_on.wait(), print("thread", flush=True))).start()
+go_on.set()
