@@ -75,9 +75,9 @@ class BackwardHooks:
                 return original(*args, **kwargs)
             self._running = True
             roots = args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
-            listener.backward_started(_scalar(roots) if listener.recording else None)
             raised = True
             try:
+                listener.backward_started(_scalar(roots) if listener.recording else None)
                 result = original(*args, **kwargs)
                 raised = False
                 return result
