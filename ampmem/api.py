@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from ampmem.recorder.models.live import Module, Optimizer
     from ampmem.recorder.session import Session
 
+ENDS_LATER = (
+    "the block was left on another thread than it was entered on; the recording ends when that thread next runs a "
+    "module, a backward or an optimizer, or is over"
+)
+
 __all__ = ["Comparison", "Profile", "Recording", "Summary", "compare", "load", "profile"]
 
 
@@ -169,15 +174,20 @@ class Profile:
         if self._optimizer is not None:
             session.add_optimizer(self._optimizer)
         self._model = self._optimizer = None  # the recording must not keep them alive
-        session.start()
         self._session = session
+        session.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        from ampmem.recorder.process.active import active
+
         session = self._running()
         session.close(error)
+        if active() is session:
+            warnings.warn(f"ampmem: {ENDS_LATER}", RuntimeWarning, stacklevel=2)
+            return
         try:
             session.check()
         except NothingRecorded as nothing:

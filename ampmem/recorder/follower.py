@@ -19,6 +19,7 @@ from ampmem.recorder.marker import Marker
 from ampmem.recorder.models.holders import Holders
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.outcome import Outcome
+from ampmem.recorder.process.signals import HELD
 from ampmem.recorder.rounds import Optimizers
 from ampmem.recorder.sources.cuda.late import LateNumber
 from ampmem.recorder.steering import depth
@@ -28,6 +29,8 @@ from ampmem.recorder.steps import OpenStep
 from ampmem.recorder.torch_private import in_backward
 from ampmem.recorder.update import RunningUpdate
 from ampmem.vocabulary import Mark, StepOn
+
+_ENDED_ELSEWHERE = "the recording was ended by another thread, and went on until the recorded one next ran something"
 
 
 class Follower:
@@ -53,6 +56,7 @@ class Follower:
         end_step: Callable[[], None],
         skim: Callable[[], None],
         stop: Callable[[str], None],
+        end: Callable[[], None],
     ) -> None:
         self._log = log
         self._models = models
@@ -68,6 +72,9 @@ class Follower:
         self._end_step = end_step
         self._skim = skim
         self.stop_recording = stop
+        self._end = end
+        self.end_asked = False
+        """Whether another thread has asked for the end of the session, for which ``end`` is to be called here."""
         self.recording = False
         """Whether allocator events are being recorded now."""
         self.open_step = OpenStep()
@@ -92,15 +99,31 @@ class Follower:
 
     def on_thread(self) -> bool:
         """Whether the calling thread is the one that is recorded, or a device's thread that runs its backward."""
-        return threading.get_ident() == self._thread or self._on_device_thread()
-
-    def _on_device_thread(self) -> bool:
+        if self.on_own_thread():
+            if self.end_asked:
+                self.end_asked = False
+                self._note(_ENDED_ELSEWHERE)
+                self._end()
+            return True
         return self._arm_seen.device_type != "cpu" and self._in_engine and in_backward()
+
+    def on_own_thread(self) -> bool:
+        """Whether the calling thread is the one that is recorded."""
+        return threading.get_ident() == self._thread
+
+    def _observe_forward(self, *, recomputing: bool = False) -> None:
+        with HELD:
+            self._forward.enter(recomputing=recomputing)
+
+    def _leave_forward(self) -> None:
+        if self._forward.active:
+            with HELD:
+                self._forward.leave()
 
     def leave_forward(self) -> None:
         """What is active in forward only must be active no longer."""
         depth.take_room()
-        self._forward.leave()
+        self._leave_forward()
         if self._steering is not None:
             self._steering.leave()
 
@@ -125,7 +148,7 @@ class Follower:
                 return
             self.optimizers.ran(module)
             self._begin_forward()
-        self._forward.enter(recomputing=recomputing)
+        self._observe_forward(recomputing=recomputing)
         depth.make_room()
 
     def _begin_forward(self) -> None:
@@ -136,7 +159,8 @@ class Follower:
         self._model_ran = True
         self._models.note()
         self._outcome.model |= bool(self._models.parameters_at)
-        self._gradients.watch()
+        with HELD:
+            self._gradients.watch()
         if evaluates:
             self._outcome.evaluations += 1
             self._before_evaluation, self._observed_before = self._log.phase, self._forward.active
@@ -160,7 +184,7 @@ class Follower:
         if self._log.phase == Phase.BACKWARD:
             for address in self._forward.take_recomputed():
                 self._log.fact(Fact.RECOMPUTED, address)
-            self._forward.leave()
+            self._leave_forward()
             return
         if self._log.phase == Phase.EVALUATION:
             before = self._before_evaluation
@@ -202,10 +226,10 @@ class Follower:
         inside_forward, self._inside_forward = self._inside_forward, False
         if inside_forward:  # torch.func.grad, or a model that computes forces
             self._begin_forward()
-            self._forward.enter()
+            self._observe_forward()
         elif differentiable and self.recording and self._log.step != NO_STEP and not self._update.stepping:
             self._log.enter_phase(Phase.FORWARD)  # a penalty on gradients: what follows is part of the loss
-            self._forward.enter()
+            self._observe_forward()
         elif not (self.manual_steps or raised):
             self._after_backward(ended_ns)
 
@@ -298,7 +322,7 @@ class Follower:
     def optimizer_started(self, optimizer: str) -> None:
         """An optimizer of this class, or a GradScaler for it, is about to update."""
         if self.recording:
-            self._forward.leave()
+            self._leave_forward()
             self._log.enter_phase(Phase.OPTIMIZER)
             self._update.begin(optimizer)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -18,14 +17,11 @@ from ampmem.recorder.device import DeviceWatch, Taken
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.follower import Follower
-from ampmem.recorder.hooks import children, data, memory_history, skimming, torch_profiler
-from ampmem.recorder.hooks.backward import BackwardHooks, GradientHooks
-from ampmem.recorder.hooks.calls import Calls
+from ampmem.recorder.hooks import children, skimming
+from ampmem.recorder.hooks.backward import GradientHooks
 from ampmem.recorder.hooks.casts import CastHooks
+from ampmem.recorder.hooks.every import Hooks
 from ampmem.recorder.hooks.forward import ForwardMode, ForwardObserver, SavedTensors
-from ampmem.recorder.hooks.modules import ModuleHooks
-from ampmem.recorder.hooks.optimizers import OptimizerHooks
-from ampmem.recorder.marker import Marker
 from ampmem.recorder.models.holders import Holders
 from ampmem.recorder.models.live import collection_paused, live_objects
 from ampmem.recorder.models.models import Models
@@ -33,7 +29,10 @@ from ampmem.recorder.models.placement import Placement
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.options import Options
 from ampmem.recorder.outcome import Outcome
+from ampmem.recorder.process.active import active as active
+from ampmem.recorder.process.active import claim, release
 from ampmem.recorder.process.forks import leave_to_parent
+from ampmem.recorder.process.signals import HELD
 from ampmem.recorder.sources.base import RawEvents, Source
 from ampmem.recorder.sources.choose import check_torch, choose_source
 from ampmem.recorder.sources.cuda.oom import ended_with
@@ -47,8 +46,6 @@ from ampmem.recorder.writing.join import Joiner
 from ampmem.recorder.writing.writer import StepWriter
 from ampmem.recording import RecordingWriter
 from ampmem.vocabulary import Arm, StepOn
-
-_active: Session | None = None
 
 
 class Session:
@@ -66,11 +63,6 @@ class Session:
         on_step: Callable[[int], None] | None = None,
         on_done: Callable[[], None] | None = None,
     ) -> None:
-        if _active is not None:
-            raise UsageError(
-                "ampmem.profile() is active already and cannot be nested; leave the outer one first, "
-                "or call ampmem.profile() only once"
-            )
         self._notes = Notes(check_torch(options))
         self.options = options
         self.outcome = Outcome(skip=options.skip, step_on=options.step_on)
@@ -80,7 +72,6 @@ class Session:
         self._undo = ExitStack()
         self.forked = False
         """Whether this process is a child of the one that is recorded."""
-        self._calls: Calls | None = None
         self._storages = Storages()
         self._source = choose_source(options, self._storages) if source is None else source
         texts, stacks = Texts(), Stacks(options.stacks)
@@ -95,7 +86,8 @@ class Session:
         placement = Placement(self.models, self._source.kind, self._source.device_type)
         self._device = DeviceWatch(self._source, self.log, texts, self._update, placement, stacks=options.stacks)
         self._make_hooks(texts, stacks, arm_seen)
-        self._writer = None if options.timed else self._open(texts, stacks, arm_seen)
+        self._open_file = partial(self._open, texts, stacks, arm_seen)
+        self._writer: StepWriter | None = None
 
     def _make_hooks(self, texts: Texts, stacks: Stacks, arm_seen: ArmSeen) -> None:
         log, models = self.log, self.models
@@ -119,29 +111,19 @@ class Session:
             end_step=self._end_step,
             skim=self._skim,
             stop=self._stop_recording,
+            end=self.close,
         )
-        self._optimizers = OptimizerHooks(listener, log, models, texts, self._update)
-        self._modules = ModuleHooks(listener, log, models, texts, arm_seen)
+        self._hooks = Hooks(
+            listener, self._source, log, models, texts, self._update, arm_seen, step_on=self.options.step_on
+        )
         self._unskim: Undo | None = None
-        self._early_hooks: list[Callable[[], Undo]] = [
-            self._optimizers.install,
-            BackwardHooks(listener, log.misses).install,
-            partial(children.install, listener),
-        ]
-        if isinstance(self.options.step_on, Marker):
-            self._calls = Calls(self.options.step_on, listener)
-            self._early_hooks.append(self._calls.install)
-        self._hooks: list[Callable[[], Undo]] = [
+        self._recording_hooks: list[Callable[[], Undo]] = [
             self._source.install,
-            self._modules.install,
+            self._hooks.modules.install,
             forward.install,
             self._casts.install,
-            partial(data.install, listener, log.misses),
+            *self._hooks.others,
         ]
-        if self._source.uses_profiler:
-            self._hooks.append(partial(torch_profiler.install, listener))
-        if self._source.uses_history:
-            self._hooks.append(partial(memory_history.install, listener))
 
     def _open(self, texts: Texts, stacks: Stacks, arm_seen: ArmSeen) -> StepWriter:
         """Create the recording."""
@@ -151,7 +133,7 @@ class Session:
             source=self._source,
             device=self._device,
             models=self.models,
-            optimizers=self._optimizers,
+            optimizers=self._hooks.optimizers,
             arm_seen=arm_seen,
             steering=self._steering,
             notes=self._notes,
@@ -163,23 +145,26 @@ class Session:
     def start(self) -> None:
         """Install the hooks; recording begins at once or after the steps to skip.
 
-        Where that fails, nothing is left in place and no file stays.
+        Where that fails, nothing is left in place and no file stays. Raises :class:`UsageError` where another
+        session is active.
         """
-        global _active
-        _active = self
-        self._undo.callback(self._deactivate)
+        claim(self)
+        self._undo.callback(release, self)
         try:
-            self._install()
-        except BaseException:
-            self.close()
+            with HELD:
+                if not self.options.timed:
+                    self._writer = self._open_file()
+                self._install()
+        except BaseException as error:
+            self.close(error)
             if self._writer is not None:
-                self.options.path.unlink()
+                self.options.path.unlink(missing_ok=True)
             raise
 
     def _install(self) -> None:
         if self._steering is not None:  # first, so that a region of ours is left before an update is marked
             self._undo.callback(self._steering.install())
-        for install in self._early_hooks:  # these say when steps end that are not recorded, too
+        for install in self._hooks.early:  # these say when steps end that are not recorded, too
             self._undo.callback(install())
         if self.options.timed:
             self._undo.callback(self.stopwatch.install())
@@ -195,19 +180,31 @@ class Session:
         """From now on follow the forwards of a script that is not recorded, if nobody does yet."""
         to_come = self.options.timed or self.outcome.steps < self.options.skip
         if self._unskim is None and to_come:
-            self._unskim = skimming.install(self._follower, self._modules.before)
+            self._unskim = skimming.install(self._follower, self._hooks.modules.before)
             self._undo.callback(self._unskim)
 
     def close(self, failure: BaseException | None = None) -> None:
         """Stop recording, undo every hook, write what is left. Does nothing the second time.
 
-        ``failure`` is what the script ended with, if that was no end of its own.
+        ``failure`` is what the script ended with, if that was no end of its own. Some of what is in place is a
+        thread's own: called on another thread, this only asks for the end, which comes when the recorded one next
+        runs a module, a backward or an optimizer, or when it is over.
         """
-        if _active is not self:
+        if active() is not self:
+            return
+        if not self._follower.on_own_thread():
+            self._follower.end_asked = True
             return
         try:
             if failure is None:
                 self._follower.script_over()
+        finally:
+            if active() is self:  # else that was the last step
+                with HELD:
+                    self._end(failure)
+
+    def _end(self, failure: BaseException | None) -> None:
+        try:
             if self._follower.recording:
                 with collection_paused():
                     self._end_recording(failure)
@@ -242,8 +239,8 @@ class Session:
         """
         if self.forked:
             return
-        if self._calls is not None:
-            self.outcome.elsewhere = self._calls.elsewhere
+        if self._hooks.calls is not None:
+            self.outcome.elsewhere = self._hooks.calls.elsewhere
         missing = self.outcome.missing()
         if missing is not None:
             raise NothingRecorded(missing + self.log.misses.why())
@@ -277,6 +274,8 @@ class Session:
         """The user says that a step ends here; from now on only that counts."""
         if self.forked:
             return
+        if not self._follower.on_own_thread():
+            raise UsageError("prof.step() was called on another thread than the one that is recorded")
         if self.log.step == NO_STEP and self._follower.recording:
             self._follower.manual_steps = True
             raise UsageError(
@@ -297,7 +296,7 @@ class Session:
                 self.add_optimizer(optimizer)
         self._undo.callback(self._storages.forget)
         self._undo.callback(self._gradients.remove)
-        for install in self._hooks:
+        for install in self._recording_hooks:
             self._undo.callback(install())
         self._undo.callback(self._device.end)
         self._source.start(self._storages.baseline)
@@ -308,7 +307,7 @@ class Session:
 
     def _end_step(self) -> None:
         """A step has ended: write it, then go on or stop."""
-        if _active is not self:  # it was forgotten in the middle of a step
+        if active() is not self:  # it was forgotten in the middle of a step
             return
         if self.options.timed:
             self._end_timed_step()
@@ -327,12 +326,13 @@ class Session:
         self.outcome.steps += 1
         if self.outcome.steps == self.options.skip:
             try:
-                self._begin()
+                with HELD:
+                    self._begin()
             except UsageError as error:
                 self._give_up(str(error))
 
     def _end_recorded_step(self) -> None:
-        with collection_paused():
+        with HELD, collection_paused():
             try:
                 raw, taken = self._source.drain(), self._device.take()
                 self._write(raw, taken, self._follower.open_step.record(self.outcome.steps))
@@ -386,7 +386,7 @@ class Session:
         self.models.add_registered()
         for optimizer in self._follower.optimizers:
             if optimizer.state:
-                self._optimizers.note_state(optimizer)
+                self._hooks.optimizers.note_state(optimizer)
         if self.log.phase == Phase.OPTIMIZER:
             self._update.end()
         self.outcome.unfinished = self.outcome.steps
@@ -396,25 +396,3 @@ class Session:
         assert self._writer is not None
         self._writer.write(raw, taken, step, last=not self._follower.recording)
         self._casts.forget_dead()
-
-    def _deactivate(self) -> None:
-        global _active
-        _active = None
-
-
-def active() -> Session | None:
-    """The session that is recording in this process."""
-    return _active
-
-
-def _after_fork_in_parent() -> None:
-    if _active is not None:
-        _active.forked_child()
-
-
-def _after_fork_in_child() -> None:
-    if _active is not None:
-        _active.forget()
-
-
-os.register_at_fork(after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

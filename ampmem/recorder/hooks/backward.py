@@ -104,9 +104,9 @@ class BackwardHooks:
             if self._running or not listener.on_thread() or in_backward():
                 return original(*args, **kwargs)
             self._running = True
-            started(args, kwargs)
             raised = True
             try:
+                started(args, kwargs)
                 result = original(*args, **kwargs)
                 raised = False
                 return result

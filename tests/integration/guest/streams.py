@@ -127,7 +127,9 @@ _STREAMS = ("stdin", "stdout", "stderr")
 
 def _closed(*descriptors: int) -> str:
     """As Python finds them when it starts, and the shell has closed them."""
-    return "\n".join(f"os.close({each}); sys.{_STREAMS[each]} = sys.__{_STREAMS[each]}__ = None" for each in descriptors)
+    return "\n".join(
+        f"os.close({each}); sys.{_STREAMS[each]} = sys.__{_STREAMS[each]}__ = None" for each in descriptors
+    )
 
 
 def _is(file: str, *descriptors: int, flags: str = "os.O_WRONLY") -> str:

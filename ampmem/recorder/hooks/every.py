@@ -1,0 +1,56 @@
+"""Every hook of a session but those of forward: the ones that tell when steps end, and those of a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from ampmem.patching import Undo
+from ampmem.recorder.facts.log import Log
+from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.follower import Follower
+from ampmem.recorder.hooks import children, data, memory_history, torch_profiler
+from ampmem.recorder.hooks.backward import BackwardHooks
+from ampmem.recorder.hooks.calls import Calls
+from ampmem.recorder.hooks.modules import ModuleHooks
+from ampmem.recorder.hooks.optimizers import OptimizerHooks
+from ampmem.recorder.marker import Marker
+from ampmem.recorder.models.models import Models
+from ampmem.recorder.sources.base import Source
+from ampmem.recorder.steering.arms import ArmSeen
+from ampmem.recorder.update import RunningUpdate
+from ampmem.vocabulary import StepOn
+
+
+class Hooks:
+    """Makes them; whoever installs one gets back what undoes it."""
+
+    def __init__(
+        self,
+        listener: Follower,
+        source: Source,
+        log: Log,
+        models: Models,
+        texts: Texts,
+        update: RunningUpdate,
+        arm_seen: ArmSeen,
+        *,
+        step_on: StepOn | Marker,
+    ) -> None:
+        self.optimizers = OptimizerHooks(listener, log, models, texts, update)
+        self.modules = ModuleHooks(listener, log, models, texts, arm_seen)
+        self.calls = Calls(step_on, listener) if isinstance(step_on, Marker) else None
+        self.early: list[Callable[[], Undo]] = [
+            self.optimizers.install,
+            BackwardHooks(listener, log.misses).install,
+            partial(children.install, listener),
+        ]
+        """Those that say when steps end, which may not be recorded."""
+        if self.calls is not None:
+            self.early.append(self.calls.install)
+        self.others: list[Callable[[], Undo]] = [partial(data.install, listener, log.misses)]
+        """Those that only matter while there is a recording."""
+        if source.uses_profiler:
+            self.others.append(partial(torch_profiler.install, listener))
+        if source.uses_history:
+            self.others.append(partial(memory_history.install, listener))

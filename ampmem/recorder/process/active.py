@@ -1,0 +1,79 @@
+"""The one session of this process: it ends with its thread or with the process, and is forgotten in a child."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from typing import Protocol
+
+from ampmem.errors import UsageError
+from ampmem.recorder.process.signals import HELD
+
+
+class Recording(Protocol):
+    """A session, as far as it matters here."""
+
+    def close(self) -> None:
+        """End it, on its own thread or on another."""
+
+    def forked_child(self) -> None:
+        """This process has forked a child."""
+
+    def forget(self) -> None:
+        """This process is such a child."""
+
+
+_sessions: dict[str, Recording] = {}
+"""The active one, or none. Of several threads that call ``setdefault`` at once, one is first."""
+_ACTIVE = "active"
+
+
+class _Ending:
+    """Closes a session when the thread that made this ends, of which it is a local."""
+
+    def __init__(self, session: Recording) -> None:
+        self._session = session
+
+    def __del__(self) -> None:
+        if _sessions and active() is self._session:  # at the very end of Python there are no globals
+            self._session.close()
+
+
+_thread = threading.local()
+
+
+def active() -> Recording | None:
+    """The session that is recording in this process."""
+    return _sessions.get(_ACTIVE)
+
+
+def claim(session: Recording) -> None:
+    """From now on ``session`` is the active one. Raises :class:`UsageError` where there is one already."""
+    if _sessions.setdefault(_ACTIVE, session) is not session:
+        raise UsageError(
+            "ampmem.profile() is active already and cannot be nested; leave the outer one first, "
+            "or call ampmem.profile() only once"
+        )
+    _thread.ending = _Ending(session)
+    atexit.register(session.close)
+
+
+def release(session: Recording) -> None:
+    """It has ended."""
+    atexit.unregister(session.close)
+    _sessions.pop(_ACTIVE, None)
+
+
+def _after_fork_in_parent() -> None:
+    if (session := active()) is not None:
+        session.forked_child()
+
+
+def _after_fork_in_child() -> None:
+    HELD.forget()
+    if (session := active()) is not None:
+        session.forget()
+
+
+os.register_at_fork(after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
