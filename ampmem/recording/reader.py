@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -29,12 +29,19 @@ from ampmem.failure import FailureRecord, failure_in
 from ampmem.recording.bounds import MOST, check
 from ampmem.recording.cells import integer, parsed, record_of, text
 from ampmem.recording.database import Database, opened
+from ampmem.recording.layout import ROWS
 from ampmem.vocabulary import Arm
 
 _RecordT = TypeVar("_RecordT")
 
-_HEADER = ("run", "failure", "arm", "prediction", "allocator")
+_HEADER = ("run", "failure", "arm", "prediction", "allocator", ROWS)
 """What is read of the header; a later version may have more in it."""
+
+
+_TORN = (
+    "a part of a transaction is in it: where its run was killed, a journal, named as the recording with -journal after "
+    "it, was left beside it; copy both"
+)
 
 
 def read(path: Path) -> Recording:
@@ -57,11 +64,39 @@ def read(path: Path) -> Recording:
 def _said(error: Exception) -> str:
     """What SQLite or a check says, which may have words of the file's in it, in a line that only shows."""
     said = "it takes more work than a whole file" if str(error) == "interrupted" else str(error)
+    if isinstance(error, sqlite3.DatabaseError) and "malformed" in said:
+        said += f"; {_TORN}"
     return "".join(character if character.isprintable() else "?" for character in said[:300])
 
 
 def _recording(database: Database) -> Recording:
     header = _header(database)
+    recording = _read(database, header)
+    if ROWS in header:  # the first files of this format have none
+        _check_whole(recording, header[ROWS])
+    return recording
+
+
+def _check_whole(recording: Recording, rows: Mapping[str, object]) -> None:
+    """Raise ``ValueError`` unless each table has as many rows as the last transaction has left there."""
+    found: dict[str, Sized] = {
+        "text": recording.texts,
+        "event": recording.events,
+        "fact": recording.facts,
+        "phase": recording.phases,
+        "segment": recording.segments,
+        "step": recording.steps,
+        "layers": recording.layers,
+        "oom": recording.ooms,
+        "parameter": recording.parameters,
+        "optimizer": recording.optimizers,
+        "note": recording.notes,
+    }
+    if any(len(part) != rows.get(table, 0) for table, part in found.items()):
+        raise ValueError(_TORN)
+
+
+def _read(database: Database, header: Mapping[str, Mapping[str, object]]) -> Recording:
     notes = tuple(text(message) for (message,) in database.rows("note", "message"))
     return Recording(
         run=_run(header["run"], header.get("failure"), notes),

@@ -88,7 +88,7 @@ class RecordingWriter:
             # A killed process loses nothing that it handed to the kernel; only a power cut could.
             self._database.execute("PRAGMA synchronous = OFF")
             self._database.executescript("BEGIN;" + schema())
-            self._write_meta({"format_version": FORMAT_VERSION} | _run_rows(run))
+            self._write_meta({"format_version": FORMAT_VERSION, ROWS: self._rows} | _run_rows(run))
             self._database.execute("COMMIT")
         except (OSError, sqlite3.Error) as error:
             self._unlock()

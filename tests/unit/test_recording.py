@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -388,13 +389,27 @@ def test_wherever_a_run_is_killed_a_step_is_there_with_its_parameters_or_not_at_
         return subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
 
     total = enough - int(run(enough).stdout)
-    found = set()
+    found: set[int | str] = set()
     for steps in range(1, total, total // 24):
         assert run(steps).returncode == -signal.SIGKILL
+        copied = shutil.copy(path, tmp_path / "copy.ampmem")
         recording = read(path)
         found.add(len(recording.steps))
         assert recording.parameters == (whole.parameters if recording.steps else ())
-    assert found == {0, 1}
+        found.add(_without_journal(copied, recording))
+    assert found == {0, 1, "whole", "refused"}
+
+
+def _without_journal(copied: Path, recording: Recording) -> str:
+    """What comes of a copy that was made without its journal: what was there before the transaction, or one line."""
+    try:
+        again = read(copied)
+    except RecordingError as error:
+        assert "copy both" in str(error)
+        return "refused"
+    assert (again.steps, again.texts, again.parameters) == (recording.steps, recording.texts, recording.parameters)
+    assert again.events.time_ns.tolist() == recording.events.time_ns.tolist()
+    return "whole"
 
 
 def test_after_a_write_that_failed_nothing_more_is_written(tmp_path: Path) -> None:
