@@ -132,7 +132,8 @@ class Allocator:
     requested: int
     rounding: Signed
     allocated: int
-    cached: int | None
+    cached: Signed | None
+    """Negative only where the segments contradict the blocks, which ``conservation`` tells."""
     reserved: int | None
     outside: int | None
     outside_process: Signed | None

@@ -38,10 +38,10 @@ ROWS: Mapping[str, int] = {
     "note": 10_000,
     "optimizer": 10_000,
     "oom": 10_000,
-    "step": 100_000,
+    "step": 30_000,
     "plain_step": 100_000,
-    "layers": 400_000,
-    "parameter": 1_000_000,
+    "layers": 120_000,
+    "parameter": 100_000,
     "text": 10_000_000,
 }
 """How many rows a table may have; events, facts, phases and segments as many as the file has room for."""
@@ -49,8 +49,13 @@ ROWS: Mapping[str, int] = {
 NAME = 10_000
 """Characters of a name: of a module, a parameter, an op, a class, a device."""
 
-NAMES_ABOVE = 1 << 26
-"""Characters of all names of modules and parameters together, each with the names of the modules above it."""
+MODULES = 100_000
+"""Modules of all models together."""
+
+MODULE_NAMES = 1 << 26
+"""Characters of the full names of all modules together."""
+
+IMPLEMENTATIONS = ("foreach", "fused", "for-loop")
 
 TEXT = 1 << 20
 """Characters of a longer text: a stack, a note, an error's message, an argument."""
@@ -89,6 +94,8 @@ def check(recording: Recording) -> None:
     steps = [step.index for step in recording.steps]
     if any(second <= first for first, second in pairwise(steps)):
         raise ValueError("its steps do not follow each other")
+    if any(record.implementation not in IMPLEMENTATIONS for record in recording.optimizers):
+        raise ValueError("an optimizer updates in a way that there is not")
     _check_names(recording)
 
 
@@ -116,12 +123,21 @@ def _check_columns(table: str, columns: Columns, codes: Mapping[str, tuple[int, 
 
 
 def _check_names(recording: Recording) -> None:
-    """A path of modules is shown with all that are above it, each by its full name: that must stay in proportion."""
-    texts = recording.texts
-    columns = (recording.events.module, recording.events.op, recording.facts.name, recording.facts.module)
-    used = {texts[index] for column in columns for index in np.unique(column).tolist()}
-    used |= {record.name for record in recording.parameters}
-    if max(map(len, used), default=0) > NAME:
+    """A module is shown with all that are above it, each by its full name: that must stay in proportion."""
+    events, facts, texts = recording.events, recording.facts, recording.texts
+    parents = {record.name.rpartition(".")[0] for record in recording.parameters}
+    modules = parents | {
+        texts[index] for column in (events.module, facts.module) for index in np.unique(column).tolist()
+    }
+    names = {texts[index] for column in (events.op, facts.name) for index in np.unique(column).tolist()}
+    if any(len(name) > NAME for name in modules | names):
         raise ValueError(f"a name has more than {NAME} characters")
-    if sum(len(name) * (1 + name.count(".")) for name in used) > NAMES_ABOVE:
-        raise ValueError("its modules are nested too deeply")
+    tree: set[str] = set()
+    size = 0
+    for name in modules:
+        while name and name not in tree:
+            tree.add(name)
+            size += len(name)
+            if len(tree) > MODULES or size > MODULE_NAMES:
+                raise ValueError("it has too many modules, or they are nested too deeply")
+            name = name.rpartition(".")[0]

@@ -39,7 +39,7 @@ from ampmem.events import (
 )
 from ampmem.failure import FailureKind, FailureRecord, failure_of
 from ampmem.recording import Description, RecordingWriter, read
-from ampmem.recording.bounds import integers_of
+from ampmem.recording.bounds import IMPLEMENTATIONS, integers_of
 from ampmem.vocabulary import Arm, SourceKind
 
 EVENT_VIEW = [
@@ -92,7 +92,8 @@ PARAMETERS = st.builds(
 )
 OPTIMIZERS = st.builds(
     OptimizerRecord,
-    **dict.fromkeys(("class_name", "implementation"), TEXT),
+    class_name=TEXT,
+    implementation=st.sampled_from(IMPLEMENTATIONS),
     bases=st.lists(TEXT, max_size=2).map(tuple),
     settings=st.dictionaries(TEXT, FLOAT | st.booleans() | INT64 | TEXT, max_size=3),
 )

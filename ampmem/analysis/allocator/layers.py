@@ -13,6 +13,7 @@ import numpy as np
 from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.analysis.timeline.marks import Instants
+from ampmem.errors import RecordingError
 from ampmem.events import Column, LayersRecord, Recording, SegmentAction
 from ampmem.vocabulary import Mark
 
@@ -50,7 +51,7 @@ class Layers:
 
 
 def layers_of(history: MemoryHistory) -> Layers | None:
-    """``None`` where no segments are known."""
+    """``None`` where no segments are known. Raises :class:`RecordingError` for segments that contradict each other."""
     segments, events = history.recording.segments, history.recording.events
     if not len(segments):
         return None
@@ -59,6 +60,9 @@ def layers_of(history: MemoryHistory) -> Layers | None:
     there_at = np.where(segments.action == SegmentAction.BASELINE, 0, segments.position + 1)
     reserved = np.zeros(len(events) + 2, dtype=np.int64)
     np.add.at(reserved, there_at, delta)
+    level = np.cumsum(delta)
+    if min(level.min(), np.cumsum(reserved).min()) < 0:
+        raise RecordingError("the recording is damaged: more memory was given back to the device than taken from it")
     lives = history.lifetimes
     freed = np.flatnonzero(lives.died != ALIVE)
     allocated = np.zeros(len(events) + 1, dtype=np.int64)
@@ -67,7 +71,7 @@ def layers_of(history: MemoryHistory) -> Layers | None:
     return Layers(
         allocated=np.cumsum(allocated),
         reserved=np.cumsum(reserved)[:-1],
-        level=np.cumsum(delta),
+        level=level,
         time_ns=np.maximum.accumulate(segments.time_ns),
         position=np.maximum.accumulate(segments.position),
     )

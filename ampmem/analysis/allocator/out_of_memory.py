@@ -23,6 +23,7 @@ _REASONS = {
     Reason.WRONG_POOL: "drop CUDA graphs and memory pools that are no longer used, then call torch.cuda.empty_cache()",
     Reason.LIMITED: "allow the process more with torch.cuda.set_per_process_memory_fraction",
 }
+_MOST = 1 << 62
 _EXPANDABLE = "set PYTORCH_ALLOC_CONF=expandable_segments:True"
 _LARGEST = {
     Category.ACTIVATIONS: "make the batch smaller, or recompute activations with torch.utils.checkpoint",
@@ -149,9 +150,17 @@ def _state(oom: OomRecord) -> tuple[tuple[SnapshotSegment, ...], Candidates]:
     try:
         segments = unpack(oom.segments)
         first, second = map(int, oom.pool.split(","))
-    except (TypeError, ValueError) as error:
+        _check_sizes(segments)
+    except (TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
         raise RecordingError(f"the recording is damaged: its out-of-memory state cannot be read ({error})") from error
     return segments, candidates(segments, oom.asked, oom.stream, (first, second))
+
+
+def _check_sizes(segments: Sequence[SnapshotSegment]) -> None:
+    sizes = [segment.size for segment in segments]
+    sizes += [size for segment in segments for block in segment.blocks for size in (block.size, block.requested)]
+    if min(sizes, default=0) < 0 or sum(sizes) > _MOST:
+        raise ValueError("a size that no block has")
 
 
 def _changes(

@@ -64,8 +64,11 @@ def optimizers_of(history: MemoryHistory) -> Optimizers:
     stateless = _updated_with_a_gradient(history)
     of: dict[str, OptimizerModel] = {}
     default: OptimizerModel | None = None
+    theirs: dict[int | None, list[ParameterRecord]] = {}
+    for record in recording.parameters:
+        theirs.setdefault(record.optimizer, []).append(record)
     for index, optimizer in enumerate(recording.optimizers):
-        mine = [record for record in recording.parameters if record.optimizer == index]
+        mine = theirs.get(index, [])
         of |= _models(optimizer, mine, seen, stateless)
         default = default or _usual(of, mine)
     default = default or _unassigned(recording.optimizers)

@@ -15,6 +15,9 @@ from ampmem.outputs import open_output
 HEADER = ("born_ns", "died_ns", "bytes", "block_bytes", "category", "name", "module", "op", "step", "phase")
 """What the columns are; ``died_ns`` is empty for what was never freed, ``step`` for what was there before the first."""
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""What a cell begins with that a spreadsheet calculates, or takes off before it looks."""
+
 
 def write_csv(analysis: Analysis, path: Path, *, force: bool = False) -> None:
     """Raises :class:`~ampmem.errors.UsageError` when ``path`` cannot be written, or exists without ``force``."""
@@ -34,9 +37,17 @@ def _rows(analysis: Analysis) -> Iterator[tuple[object, ...]]:
             int(lives.bytes[index]),
             int(lives.block_bytes[index]),
             CATEGORIES[classes.category[index]],
-            texts[classes.name[index]],
-            texts[lives.module[index]] or texts[classes.module[index]],
-            texts[lives.op[index]],
+            _text(texts[classes.name[index]]),
+            _text(texts[lives.module[index]] or texts[classes.module[index]]),
+            _text(texts[lives.op[index]]),
             "" if step == NO_STEP else step,
             Phase(int(lives.phase[index])).name.lower(),
         )
+
+
+def _text(text: str) -> str:
+    """``text`` as a spreadsheet shows it: what it would take for a formula comes after an apostrophe.
+
+    Source: OWASP, "CSV Injection". Numbers are written as they are, and so stay numbers.
+    """
+    return f"'{text}" if text.startswith(_FORMULA) else text

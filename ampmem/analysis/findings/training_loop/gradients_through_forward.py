@@ -80,7 +80,8 @@ def _gradients(run: TrainingRun) -> _Gradients:
     pairs = np.unique(np.stack([facts.allocation[rows], facts.name[rows]]), axis=1)
     owners = np.bincount(pairs[0], minlength=len(run.analysis.lifetimes))
     phases = run.recording.phases
-    phase = phases.phase[np.searchsorted(phases.time_ns, facts.time_ns[rows], side="right") - 1]
+    # What comes before the first phase is in none.
+    phase = np.append(phases.phase, -1)[np.searchsorted(phases.time_ns, facts.time_ns[rows], side="right") - 1]
     written = rows[phase == Phase.BACKWARD]
     mine = np.flatnonzero(run.analysis.classes.of(Category.GRADIENTS) & (owners <= 1))
     return _Gradients(allocation=mine, touched=(facts.allocation[written], facts.time_ns[written]))
@@ -108,7 +109,9 @@ def _idle(run: TrainingRun, gradients: _Gradients, forward: int) -> Mask:
 def _one_backward_per_step(run: TrainingRun) -> bool:
     phases = run.recording.phases
     steps = phases.step[phases.phase == Phase.BACKWARD]
-    return all(int((steps == step.index).sum()) == 1 for step in run.steps)
+    index, count = np.unique(steps, return_counts=True)
+    once = set(index[count == 1].tolist())
+    return all(step.index in once for step in run.steps)
 
 
 def _names(run: TrainingRun, mine: Column) -> tuple[str, ...]:
