@@ -19,31 +19,12 @@ RECORDING = "run.ampmem"
 OURS = "ampmem: "
 """What each line begins with that ampmem says."""
 
-WHOLE = [
-    "checkpointed",
-    "compiled",
-    "copied_midway",
-    "copying_loop",
-    "counting_modes",
-    "custom_ops",
-    "defaults",
-    "distributed",
-    "double_backward",
-    "functional",
-    "hostile_modules",
-    "hostile_objects",
-    "hostile_optimizers",
-    "hostile_tensors",
-    "inference",
-    "lifetimes",
-    "odd_batches",
-    "overwritten",
-    "own_saved_hooks",
-    "scripted",
-    "strict_warnings",
-    "tensor_kinds",
-    "tracers",
-]
+WHOLE = (
+    *("checkpointed", "compiled", "copied_midway", "copying_loop", "counting_modes", "custom_ops", "defaults"),
+    *("distributed", "double_backward", "functional", "hostile_modules", "hostile_objects", "hostile_optimizers"),
+    *("hostile_tensors", "inference", "lifetimes", "odd_batches", "overwritten", "own_saved_hooks", "scripted"),
+    *("strict_warnings", "tensor_kinds", "tracers"),
+)
 """Programs that are recorded to their end: they do one thing after another."""
 
 OPTIONS: dict[str, tuple[str, ...]] = dict.fromkeys(WHOLE, ("--steps", "1000"))
