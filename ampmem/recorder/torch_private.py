@@ -113,6 +113,13 @@ def below_functorch(tensor: torch.Tensor) -> torch.Tensor | None:
 PARAMETERS = attribute("torch.nn.Module", "_parameters", "a module's own, past its __getattr__", example=nn.Module)
 BUFFERS = attribute("torch.nn.Module", "_buffers", "a module's own, past its __getattr__", example=nn.Module)
 CHILDREN = attribute("torch.nn.Module", "_modules", "a module's own, past its __getattr__", example=nn.Module)
+is_tracing: Callable[[], bool] = optional(
+    "torch.jit",
+    "is_tracing",
+    "a module that is traced computes nothing of a step",
+    without="torch.jit.trace may fail while a model is recorded",
+    otherwise=lambda: False,
+)
 TRACED = "_actual_script_module"
 """What a module that torch.jit.trace made has in place of these; where it is named otherwise, it has nothing."""
 on_module_before, on_module_after, on_new_parameter, on_new_buffer, on_new_module = (
@@ -361,12 +368,20 @@ _exec_strategy, _exec_strategies, _actions = (
         "torch._C._dynamo.eval_frame",
         name,
         "keeps torch.compile away from what ampmem puts in place",
-        without="torch.compile may compile what ampmem puts around autocast",
+        without="torch.compile may compile what ampmem puts in place",
         otherwise=None,
-        use=Use.ARM,
     )
     for name in ("set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction")
 )
+
+
+_UNTRACED = "_torchdynamo_disable"
+
+
+def untraced(function: _FunctionT) -> _FunctionT:
+    """Have dynamo break its graph where compiled code calls ``function``, and call it as it is."""
+    setattr(function, _UNTRACED, True)
+    return function
 
 
 def never_compiled(function: _FunctionT) -> _FunctionT:

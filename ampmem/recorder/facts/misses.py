@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from ampmem.own_code import OWN_FOLDERS
-from ampmem.recorder.torch_private import without_functions
+from ampmem.recorder.torch_private import never_compiled, untraced, without_functions
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -61,7 +61,7 @@ class Misses:
                 self.add(error)
                 return None
 
-        return run
+        return never_compiled(untraced(run))
 
 
 def _kind(error: BaseException) -> str:

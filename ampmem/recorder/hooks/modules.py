@@ -28,6 +28,7 @@ from ampmem.recorder.torch_private import (
     HAS_HOOKS,
     hooks_with_kwargs,
     in_backward,
+    is_tracing,
     module_hooks,
     on_module_after,
     on_module_before,
@@ -47,6 +48,7 @@ class ModuleHooks:
         self._models = models
         self._texts = texts
         self._arm_seen = arm_seen
+        self._look_at_new = log.misses.guarded(models.registered)
         self._look_before, self._look_after = log.misses.guarded(self._before), log.misses.guarded(self._ended)
         self._running: list[tuple[int, int]] = []
         """(id, path) of each module whose forward is running, outermost first; a transform has no path."""
@@ -71,7 +73,8 @@ class ModuleHooks:
             return undo.pop_all().close
 
     def _changed(self, module: nn.Module, *_: object) -> None:
-        self._models.registered(module)
+        if not torch.compiler.is_compiling():
+            self._look_at_new(module)
 
     def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """``module`` is about to run."""
@@ -80,7 +83,8 @@ class ModuleHooks:
             self._look_before(module, args)
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if not self._listener.on_thread():
+        # A module that torch.jit traces computes nothing of a step, and its tracer does not stand the dispatch mode.
+        if not self._listener.on_thread() or is_tracing():
             return
         if self._started_at is None:
             self._models.add_registered()

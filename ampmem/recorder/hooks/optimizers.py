@@ -115,7 +115,7 @@ class OptimizerHooks:
             self._listener.optimizer_started(type(optimizer).__name__)
 
     def _go_last(self) -> None:
-        """Torch goes through the hooks themselves after a step: ours, with which a recording may end, come last."""
+        """Torch iterates over these hooks: ours, with which a recording may end, must come last."""
         hooks = None if self._handle is None else self._handle.hooks_dict_ref()
         if hooks and next(reversed(hooks)) != self._handle.id:
             hooks.move_to_end(self._handle.id)

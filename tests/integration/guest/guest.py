@@ -20,7 +20,15 @@ RECORDING = "run.ampmem"
 OURS = "ampmem: "
 """What each line begins with that ampmem says."""
 
-OPTIONS: dict[str, tuple[str, ...]] = {}
+WHOLE = (
+    *("checkpointed", "compiled", "copied_midway", "copying_loop", "counting_modes", "custom_ops", "defaults"),
+    *("distributed", "double_backward", "functional", "hostile_modules", "hostile_objects", "hostile_optimizers"),
+    *("hostile_tensors", "inference", "lifetimes", "odd_batches", "overwritten", "own_saved_hooks", "scripted"),
+    *("strict_warnings", "tensor_kinds", "tracers"),
+)
+"""Programs that are recorded to their end: they do one thing after another."""
+
+OPTIONS: dict[str, tuple[str, ...]] = dict.fromkeys(WHOLE, ("--steps", "1000"))
 """What ``ampmem profile`` is told for a program, where that is more than :data:`ALWAYS`."""
 
 FRESH = frozenset({"goes_deep", "warns_its_caller"})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from _training import small_model, train
 
@@ -31,6 +33,15 @@ class Table(dict):
         raise RuntimeError("no table")
 
     items = keys = values = __iter__ = __len__ = _refuse
+
+
+class View(Mapping):
+    """Fails when it is looked through, which nothing can be known of without."""
+
+    def _refuse(self, *args):
+        raise ZeroDivisionError("no view")
+
+    __iter__ = __len__ = __getitem__ = _refuse
 
 
 class Pretending:
@@ -75,10 +86,18 @@ optimizer.state[weight]["endless"] = Endless()
 optimizer.state[weight]["loop"] = [optimizer.state]
 optimizer.state["a text"] = torch.ones(2)
 optimizer.state[model[0].bias] = None
-train(model, torch.optim.Adam(small_model().parameters()))
+model[2].requires_grad_(False)
+optimizer.param_groups[0]["params"] = optimizer.param_groups[0]["params"][2:]
+train(model, optimizer, steps=1)
 model = small_model()
 odd = Odd(model.parameters(), lr=0.1)
-odd.state[model[0].weight] = {"closed": Closed(), "table": table, "loop": odd, "list": [Closed(), Pretending()]}
+odd.state[model[0].weight] = {
+    "closed": Closed(),
+    "table": table,
+    "loop": odd,
+    "list": [Closed(), Pretending()],
+    "view": View(),
+}
 train(model, odd)
 del odd.state
 odd.__dict__["state"] = {model[0].weight: 3}

@@ -15,3 +15,7 @@ scripted = torch.jit.script(small_model())
 train(scripted)
 train(nn.Sequential(small_model(), torch.jit.script(nn.Linear(4, 4)), torch.jit.trace(nn.Tanh(), torch.ones(4, 4))))
 print(torch.jit.trace(small_model(), torch.ones(4, 8)).code)
+model = small_model()
+model(torch.ones(4, 8))  # without a backward
+print(torch.jit.trace(model, torch.ones(4, 8)).code)
+train(model)
