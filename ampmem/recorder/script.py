@@ -40,6 +40,13 @@ class Target:
     spec: ModuleSpec | None
     title: str
 
+    @property
+    def calls_below(self) -> int:
+        """How deep Python is where it runs this: a module is run by ``runpy``, which older versions call from C."""
+        if self.spec is None:
+            return 0
+        return 3 if sys.version_info < (3, 12) else 2
+
 
 def find_script(name: str) -> Target:
     """The script at path ``name``. Raises :class:`UsageError` when it is no Python file."""
@@ -59,10 +66,14 @@ def find_script(name: str) -> Target:
     )
 
 
-def find_module(name: str) -> Target:
-    """The module ``name``, as ``python -m`` finds it; a package's ``__main__`` for a package."""
-    here = str(Path.cwd())
+def find_module(name: str, arguments: Sequence[str] = ()) -> Target:
+    """The module ``name``, as ``python -m`` finds it; a package's ``__main__`` for a package.
+
+    The packages that it is in are imported for that, and see the ``arguments`` as they would.
+    """
+    here, argv = str(Path.cwd()), list(sys.argv)
     sys.path.insert(0, here)
+    sys.argv[:] = ["-m", *arguments]
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -73,6 +84,7 @@ def find_module(name: str) -> Target:
     except SyntaxError as error:
         raise UsageError(f"module {name} is not Python: {error}") from error
     finally:
+        sys.argv[:] = argv
         sys.path.remove(here)
     if spec is None or code is None or spec.origin is None:
         raise UsageError(f"there is no module {name} that can be run; is it installed, or below this directory?")
