@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
+from os import getpid  # taken now: a script may put another in its place
 from time import time_ns
 
 import torch
@@ -79,7 +79,7 @@ class Follower:
         """Whether the user says when steps end; then updates no longer do."""
         self.forward_ns = 0
         """When the last outermost forward began."""
-        self._process, self._thread = os.getpid(), threading.get_ident()
+        self._process, self._thread = getpid(), threading.get_ident()
         self._in_engine = False
         self._inside_forward = False
         """Whether the engine was started inside a forward."""
@@ -94,7 +94,7 @@ class Follower:
     def on_thread(self) -> bool:
         """Whether the calling thread is the one that is recorded, or a device's thread that runs its backward."""
         if threading.get_ident() == self._thread:
-            return os.getpid() == self._process  # in a forked worker of a DataLoader this thread seems to go on
+            return getpid() == self._process  # in a forked worker of a DataLoader this thread seems to go on
         return self._arm_seen.device_type != "cpu" and self._in_engine and in_backward()
 
     def leave_forward(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -56,14 +57,13 @@ def find_script(name: str) -> Target:
     if path.is_dir():
         raise UsageError(f"{name} is a directory; name the script in it, or use -m for a package")
     try:
-        code = compile(path.read_bytes(), path.absolute(), "exec", dont_inherit=True)
+        file = name if path.is_absolute() else os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118  # as it is named
+        code = compile(path.read_bytes(), file, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, UnicodeDecodeError) as error:
         raise UsageError(f"{name} is not a Python script: {error}") from error
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror}") from error
-    return Target(
-        code=code, file=str(path.absolute()), argv0=name, path0=str(path.resolve().parent), spec=None, title=path.stem
-    )
+    return Target(code=code, file=file, argv0=name, path0=str(path.resolve().parent), spec=None, title=path.stem)
 
 
 def find_module(name: str, arguments: Sequence[str] = ()) -> Target:

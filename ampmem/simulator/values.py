@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 
 from ampmem.own_code import script_line
-from ampmem.terminal import Terminal
 from ampmem.simulator.assumed import NOTHING, Assumed
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.private import writes
+from ampmem.terminal import Terminal
 
 Number = int | float | bool
 

@@ -9,8 +9,8 @@ from commands import ampmem, python
 from guest import PROGRAMS, beside
 
 CANNOT_BE = {
-    "frames below": "ampmem's calls lie below the program's, so a debugger, faulthandler and inspect.stack() show them; "
-    "Python has no way to run a program in its first thread with nothing below it but as the first thing it does",
+    "frames below": "ampmem's calls lie below the program's: debuggers, faulthandler and inspect.stack() show them. "
+    "Python runs nothing in its first thread without what started it below",
 }
 """What is not as without ampmem, and why."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch  # noqa: F401  # imports leave their marks, which are not what is looked at
-
 import builtins
 import gc
 import inspect
@@ -16,6 +14,9 @@ import sys
 import threading
 import traceback
 import warnings
+from pathlib import Path
+
+import torch  # noqa: F401  # what it leaves behind is not what is looked at
 
 
 def names_and_types(values: dict[str, object]) -> str:
@@ -74,7 +75,7 @@ print("warnings:", [(each[0], each[1] and each[1].pattern, each[2].__name__) for
 print("shown by:", warnings.showwarning.__module__, warnings.formatwarning.__module__)
 print("registry:", "__warningregistry__" in globals(), "__warningregistry__" in vars(sys))
 print("environment:", sorted(os.environ.items()))
-print("folder:", os.getcwd(), oct(os.umask(0o22)), locale.setlocale(locale.LC_ALL))
+print("folder:", Path.cwd(), oct(os.umask(0o22)), locale.setlocale(locale.LC_ALL))
 print("logging:", logging.getLogger().handlers, logging.getLogger().level, logging.getLogger().disabled)
 print("builtins:", [name for name in dir(builtins) if not name.startswith("_")])
 print("source:", inspect.getsource(depth), inspect.getmodule(depth) is sys.modules["__main__"], depth.__module__)
