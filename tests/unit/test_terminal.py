@@ -32,8 +32,9 @@ def test_it_comes_after_what_is_on_its_way(tmp_path: Path) -> None:
 def test_what_cannot_be_said_is_dropped_and_is_in_no_buffer() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    for stream in (os.fdopen(writer, "w"), Path("/dev/full").open("w"), Path("/dev/null").open()):
-        with stream:
+    full, read_only = os.open("/dev/full", os.O_WRONLY), os.open("/dev/null", os.O_RDONLY)
+    for descriptor in (writer, full, read_only):
+        with os.fdopen(descriptor, "w") as stream:
             Terminal(stream).say("x" * 10_000)
             stream.flush()  # or this would try it again
         Terminal(stream).say("to a stream that is closed")
