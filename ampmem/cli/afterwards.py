@@ -54,6 +54,8 @@ def recorded(session: Session, path: Path, stopper: Stopper | None) -> str:
         message += "; then the script ended"
     elif stopper is not None:
         message += _stopped(stopper)
+    if not session.options.path.exists():
+        message += "; that file is gone since"
     return message
 
 

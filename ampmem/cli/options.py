@@ -109,7 +109,9 @@ class ScriptOptions:
 
     def find(self) -> Target:
         """What to run. Raises :class:`UsageError` when there is no such thing."""
-        return (script.find_module if self.as_module else script.find_script)(self.script_or_module)
+        if self.as_module:
+            return script.find_module(self.script_or_module, self.arguments)
+        return script.find_script(self.script_or_module)
 
 
 def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:

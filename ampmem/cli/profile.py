@@ -149,11 +149,14 @@ def _carry_out(plan: _Plan, audience: Audience, seed: int | None, times_into: Pa
         raise UsageError(f"--dtype is what autocast casts to, so it needs --arm amp or amp-nocache, not {plan.arm}")
     simulated_gpu(script.device, script.gpu)
     assumed_data(script.device, script.assume)
-    target = script.find()
-    if times_into is None:
-        for file in (plan.path(target), plan.html):
-            if file is not None:
-                check_output(file, force=script.force)
+    try:
+        target = script.find()
+        if times_into is None:
+            for file in (plan.path(target), plan.html):
+                if file is not None:
+                    check_output(file, force=script.force)
+    except FileNotFoundError as error:
+        raise UsageError("the current directory is gone; go to one that is there, or give whole paths") from error
     if seed is not None:
         from ampmem.recorder.seed import seed_everything
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,13 @@ class Target:
     spec: ModuleSpec | None
     title: str
 
+    @property
+    def calls_below(self) -> int:
+        """How deep Python is where it runs this: a module is run by ``runpy``, which older versions call from C."""
+        if self.spec is None:
+            return 0
+        return 3 if sys.version_info < (3, 12) else 2
+
 
 def find_script(name: str) -> Target:
     """The script at path ``name``. Raises :class:`UsageError` when it is no Python file."""
@@ -49,20 +57,23 @@ def find_script(name: str) -> Target:
     if path.is_dir():
         raise UsageError(f"{name} is a directory; name the script in it, or use -m for a package")
     try:
-        code = compile(path.read_bytes(), path.absolute(), "exec", dont_inherit=True)
+        file = name if path.is_absolute() else os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118  # as it is named
+        code = compile(path.read_bytes(), file, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, UnicodeDecodeError) as error:
         raise UsageError(f"{name} is not a Python script: {error}") from error
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror}") from error
-    return Target(
-        code=code, file=str(path.absolute()), argv0=name, path0=str(path.resolve().parent), spec=None, title=path.stem
-    )
+    return Target(code=code, file=file, argv0=name, path0=str(path.resolve().parent), spec=None, title=path.stem)
 
 
-def find_module(name: str) -> Target:
-    """The module ``name``, as ``python -m`` finds it; a package's ``__main__`` for a package."""
-    here = str(Path.cwd())
+def find_module(name: str, arguments: Sequence[str] = ()) -> Target:
+    """The module ``name``, as ``python -m`` finds it; a package's ``__main__`` for a package.
+
+    The packages that it is in are imported for that, and see the ``arguments`` as they would.
+    """
+    here, argv = str(Path.cwd()), list(sys.argv)
     sys.path.insert(0, here)
+    sys.argv[:] = ["-m", *arguments]
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -73,6 +84,7 @@ def find_module(name: str) -> Target:
     except SyntaxError as error:
         raise UsageError(f"module {name} is not Python: {error}") from error
     finally:
+        sys.argv[:] = argv
         sys.path.remove(here)
     if spec is None or code is None or spec.origin is None:
         raise UsageError(f"there is no module {name} that can be run; is it installed, or below this directory?")

@@ -5,12 +5,12 @@ One transaction per step, so whatever ends the process leaves every finished ste
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
+from json import dumps  # taken now: a script may put another in its place
 from pathlib import Path
 
 from ampmem.errors import RecordingError, UsageError
@@ -169,7 +169,7 @@ class RecordingWriter:
         self._rows[table] = self._rows.get(table, 0) + added
 
     def _write_meta(self, entries: dict[str, object]) -> None:
-        rows = [(key, json.dumps(value)) for key, value in entries.items()]
+        rows = [(key, dumps(value)) for key, value in entries.items()]
         self._database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
 
     def _insert_columns(self, table: str, columns: Columns) -> None:
@@ -197,7 +197,7 @@ def _run_rows(run: RunRecord) -> dict[str, object]:
 
 def _cell(value: object) -> object:
     """``value`` as SQLite can hold it, which takes NaN for NULL."""
-    return json.dumps(value) if isinstance(value, (tuple, dict)) or value != value else value
+    return dumps(value) if isinstance(value, (tuple, dict)) or value != value else value
 
 
 def add_plain_steps(path: Path, durations_ns: Sequence[int]) -> None:

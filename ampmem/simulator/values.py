@@ -17,6 +17,7 @@ from ampmem.own_code import script_line
 from ampmem.simulator.assumed import NOTHING, Assumed
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.private import writes
+from ampmem.terminal import Terminal
 
 Number = int | float | bool
 
@@ -118,10 +119,9 @@ class Guesses:
 
     def _see_whether_it_waits(self, line: str, times: int, what: str) -> None:
         if times == self.MANY:
-            print(
-                f"ampmem: {line} has asked {self.MANY} times so far: {what}. If the script waits there for that to "
-                "change, it waits for ever: Ctrl-C ends it",
-                file=sys.stderr,
+            Terminal(sys.stderr).say(
+                f"{line} has asked {self.MANY} times so far: {what}. If the script waits there for that to "
+                "change, it waits for ever: Ctrl-C ends it"
             )
 
 

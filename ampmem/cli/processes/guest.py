@@ -67,7 +67,7 @@ def run_script(
 def _run(target: Target, arguments: tuple[str, ...], stopper: Stopper) -> BaseException | None:
     """Run the script; what it failed with."""
     main = script.prepare(target, arguments)
-    as_deep = depth.install(frames=1)
+    as_deep = depth.install(frames=1 - target.calls_below)
     try:
         script.execute(target.code, main)
     except BaseException as error:  # whatever it is, it is the script's, and end_as passes it on

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 
-from ampmem.patching import Undo, patch
+from ampmem.patching import Undo, replace_all
 
 _get, _set = sys.getrecursionlimit, sys.setrecursionlimit
 
@@ -14,6 +13,8 @@ _on_top: int | None = None
 """By how much the limit that Python has is above the script's, while a script runs."""
 _room = 0
 """What of that is for a forward that runs now."""
+_at_start = 0
+"""The limit that there was before the script."""
 
 
 def install(frames: int) -> Undo:
@@ -21,13 +22,13 @@ def install(frames: int) -> Undo:
 
     It asks for the limit and sets it as before, but is not told of what is on top.
     """
-    global _on_top
+    global _on_top, _at_start
+    _at_start = _get()
     _on_top = _depth() - 1 + frames  # but for the frame of this function
-    _set(_get() + _on_top)
+    _set(_at_start + _on_top)
     with ExitStack() as undo:
         undo.callback(_uninstall)
-        undo.callback(patch(sys, "getrecursionlimit", _asked_by_script))
-        undo.callback(patch(sys, "setrecursionlimit", _set_by_script))
+        undo.callback(replace_all((sys,), {each.__name__: each for each in (getrecursionlimit, setrecursionlimit)}))
         return undo.pop_all().close
 
 
@@ -35,7 +36,7 @@ def _uninstall() -> None:
     global _on_top, _room
     limit = _script_limit()
     _on_top, _room = None, 0
-    _set(limit)
+    _set(max(limit, _at_start))  # what is left to do must not fail for want of depth
 
 
 def make_room() -> None:
@@ -63,27 +64,23 @@ def _script_limit() -> int:
     return _get() - (_on_top or 0)
 
 
-def _asked_by_script(_: Callable[[], int]) -> Callable[[], int]:
-    def getrecursionlimit() -> int:
-        return _script_limit()
-
-    return getrecursionlimit
+def getrecursionlimit() -> int:
+    """The script's, as it asks for it."""
+    return _script_limit()
 
 
-def _set_by_script(original: Callable[[int], None]) -> Callable[[int], None]:
-    def setrecursionlimit(limit: int, /) -> None:
-        on_top = _on_top or 0
-        if not isinstance(limit, int) or limit < 1:
-            original(limit)  # which refuses it
-        try:
-            original(limit + on_top)
-        except RecursionError:
-            raise RecursionError(
-                f"cannot set the recursion limit to {limit} at the recursion depth {_depth() - 1 - on_top}: "
-                "the limit is too low"
-            ) from None
-
-    return setrecursionlimit
+def setrecursionlimit(limit: int, /) -> None:
+    """The script's, as it sets it. Raises as Python does."""
+    on_top = _on_top or 0
+    if not isinstance(limit, int) or limit < 1:
+        _set(limit)  # which refuses it
+    try:
+        _set(limit + on_top)
+    except RecursionError:
+        at = _depth() - 1 - on_top
+        raise RecursionError(
+            f"cannot set the recursion limit to {limit} at the recursion depth {at}: the limit is too low"
+        ) from None
 
 
 def _depth() -> int:

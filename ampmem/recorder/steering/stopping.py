@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
+from os import getpid  # taken now: a script may put another in its place
 
 import torch
 
@@ -62,4 +62,4 @@ class Stopper:
 
 def _runner() -> tuple[int, int]:
     """The process and the thread that runs now: a forked worker has the hooks too."""
-    return os.getpid(), threading.get_ident()
+    return getpid(), threading.get_ident()

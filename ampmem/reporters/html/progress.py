@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from ampmem.reporters.text.plain_text import shorten
+from ampmem.terminal import Terminal
 
 PATIENCE_S = 1.0
 """What is done sooner needs no word."""
@@ -19,7 +20,7 @@ class Progress:
     """One line on stderr, which changes and is gone at the end; nothing where stderr is no terminal."""
 
     def __init__(self) -> None:
-        self._stream = sys.stderr
+        self._terminal = Terminal(sys.stderr)
         self._lock = threading.Lock()
         self._text = ""
         self._shown = False
@@ -27,7 +28,7 @@ class Progress:
         self._timer.daemon = True
 
     def __enter__(self) -> Self:
-        if self._stream is not None and self._stream.isatty():
+        if self._terminal.is_screen():
             self._timer.start()
         return self
 
@@ -55,4 +56,4 @@ class Progress:
 
     def _print(self, text: str) -> None:
         line = shorten(f"ampmem: {text}", _WIDTH) if text else ""
-        print(f"\r\x1b[K{line}", end="", file=self._stream, flush=True)
+        self._terminal.write(f"\r\x1b[K{line}")

@@ -1,0 +1,59 @@
+"""A program ends as it does without ampmem where streams are closed, full or without a reader, and disks fail."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from guest import PROGRAMS
+from ready_python import ready_python
+from streams import CASES, FAST, SLOW, Case, run
+
+
+@pytest.mark.parametrize("case", FAST, ids=lambda case: case.name)
+def test_as_without_ampmem(tmp_path: Path, case: Case) -> None:
+    assert run(case, tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SLOW, ids=lambda case: case.name)
+def test_as_without_ampmem_too(tmp_path: Path, case: Case) -> None:
+    assert run(case, tmp_path) == []
+
+
+def test_no_case_is_there_twice() -> None:
+    assert len({case.name for case in CASES}) == len(CASES) >= 45
+
+
+def test_a_difference_is_found(tmp_path: Path) -> None:
+    files = "len(list(HERE.glob('*.ampmem')))"
+    case = Case(
+        name="looks around", last=f"print({files}, file=sys.stderr); seen.write(str({files})); sys.exit({files})"
+    )
+    found = run(case, tmp_path)
+    assert found[:2] == ["code: plain 0, with ampmem 1", "err: plain '0\\n', with ampmem '1\\n'"]
+    assert len(found) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_what_the_shell_closes(tmp_path: Path, closed: str) -> None:
+    """Once more with a Python that starts so, as the cases only put themselves in its place."""
+    script = str(PROGRAMS / "trains.py")
+    ended = []
+    for words in ([script], ["-m", "ampmem", "profile", "--run-to-end", "-o", "run.ampmem", script]):
+        command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        said = [line for line in done.stderr.splitlines() if not line.startswith(("ampmem: ", " ")) and line]
+        ended.append((done.returncode, done.stdout, said if words == [script] else []))
+    assert ended[0] == ended[1]
+    assert (tmp_path / "run.ampmem").exists()
+
+
+def test_tables_for_a_full_disk_are_one_line(tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = [ready_python(), "-m", "ampmem", "model", "--params", "7e9"]
+        done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (1, b"ampmem: cannot write: No space left on device\n")

@@ -1,0 +1,118 @@
+"""The recording is closed whatever happens between its start and its end, and the script's ending is kept."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from ampmem.cli.processes.guest import Ended, run_script
+from ampmem.cli.processes.messages import StepEnded
+from ampmem.errors import UsageError
+from ampmem.failure import FailureRecord
+from ampmem.recorder.script import find_script, own_traceback, stops_in
+from ampmem.recorder.session import Session
+from ampmem.recorder.steering.stopping import Stopper
+
+PLACES = ("start", "say", "audience failed", "failed", "close")
+
+
+class Boom(Exception):
+    """A fault of ampmem's own."""
+
+
+class Recorder:
+    """A session and an audience that fail in one ``place``."""
+
+    def __init__(self, place: str, error: BaseException) -> None:
+        self.calls: list[str] = []
+        self._place, self._error = place, error
+        self.audience = self
+
+    def _at(self, place: str) -> None:
+        self.calls.append(place)
+        if place == self._place:
+            raise self._error
+
+    def start(self) -> None:
+        self._at("start")
+
+    def close(self, failure: BaseException | None) -> None:
+        self.closed_with = failure
+        self._at("close")
+
+    def say(self, message: str) -> None:
+        self._at("say")
+
+    def show(self, text: str) -> None:
+        raise AssertionError
+
+    def step(self, ended: StepEnded) -> None:
+        raise AssertionError
+
+    def failed(self, failure: FailureRecord) -> None:
+        self._at("failed" if "audience failed" in self.calls else "audience failed")
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("argv", "path", "orig_argv"):
+        monkeypatch.setattr(sys, name, list(getattr(sys, name)))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    yield
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        vars(sys).pop(name, None)
+
+
+def run(folder: Path, source: str, recorder: Recorder) -> Ended:
+    script = folder / "script.py"
+    script.write_text(source)
+    return run_script(find_script(str(script)), (), cast(Session, recorder), Stopper(), recorder, "recording")
+
+
+@pytest.mark.parametrize("error", [Boom(), KeyboardInterrupt(), SystemExit(9), UsageError("no")], ids=repr)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_script_that_fails_does_so_whatever_ampmem_meets(tmp_path: Path, place: str, error: BaseException) -> None:
+    recorder = Recorder(place, error)
+    if place in ("start", "say"):
+        with pytest.raises(type(error)):
+            run(tmp_path, "raise ValueError('mine')", recorder)
+        assert recorder.calls == [*PLACES[: PLACES.index(place) + 1], "close"]
+        return
+    ended = run(tmp_path, "raise ValueError('mine')", recorder)
+    assert repr(ended.failure) == "ValueError('mine')"
+    assert ended.trouble is error
+    assert recorder.calls[-1] == "close" and recorder.closed_with is ended.failure
+
+
+def test_a_script_that_ends_well_has_no_failure_whatever_ampmem_meets(tmp_path: Path) -> None:
+    recorder = Recorder("close", Boom())
+    ended = run(tmp_path, "raise SystemExit", recorder)
+    assert ended.failure is None and isinstance(ended.trouble, Boom)
+
+
+def test_nothing_happens_to_a_run_without_trouble(tmp_path: Path) -> None:
+    recorder = Recorder("nowhere", Boom())
+    assert run(tmp_path, "pass", recorder) == Ended(failure=None)
+    assert recorder.calls == ["start", "say", "close"]
+
+
+@pytest.mark.parametrize("code", ["None", "0", "False"])
+def test_what_python_ends_well_with(tmp_path: Path, code: str) -> None:
+    assert run(tmp_path, f"import sys; sys.exit({code})", Recorder("nowhere", Boom())).failure is None
+
+
+@pytest.mark.parametrize("code", ["1", "''", "0.0", "True", "'0'", "[]"])
+def test_what_python_does_not_end_well_with(tmp_path: Path, code: str) -> None:
+    ended = run(tmp_path, f"import sys; sys.exit({code})", Recorder("nowhere", Boom()))
+    assert isinstance(ended.failure, SystemExit)
+
+
+def test_errors_that_are_linked_in_a_circle_are_followed_once() -> None:
+    first, second = ValueError("first"), KeyError("second")
+    first.__context__, second.__context__ = second, first
+    assert own_traceback(first) is None
+    assert stops_in(first) == 0
