@@ -24,10 +24,12 @@ from subprocess import run
 from tempfile import TemporaryDirectory
 
 _TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(_TESTS / name) for name in ("unit", "unit/hostile", "integration", "integration/guest")]
+sys.path[:0] = [str(_TESTS / name) for name in ("unit", "integration", "integration/guest")]
 
 import click  # noqa: E402
+import streams  # noqa: E402
 from guest import NAMES, beside  # noqa: E402
+from hostile import mutations  # noqa: E402
 from ready_python import ready_python  # noqa: E402
 from tabulate import tabulate  # noqa: E402
 
@@ -126,9 +128,29 @@ def guests(folder: Path) -> Iterator[Callable[[], list[str]]]:
         yield lambda name=name: [f"{name}: {line}" for line in beside(folder / name, name).differences()]  # type: ignore[misc]
 
 
+def damaged(count: int, seed: int) -> Iterator[Callable[[], list[str]]]:
+    """The tries of the class ``mutations``, which come to be one after the other."""
+    for name, path in mutations.tries(count, seed):
+        problem = mutations.outcome(path)
+        yield lambda name=name, problem=problem: [] if problem is None else [f"{name}: {problem}"]  # type: ignore[misc]
+
+
+def broken(folder: Path) -> Iterator[Callable[[], list[str]]]:
+    """The tries of the class ``streams``."""
+    for case in streams.CASES:
+        where = folder / f"streams-{case.name}"
+        where.mkdir()
+        yield lambda case=case, where=where: [f"{case.name}: {line}" for line in streams.run(case, where)]  # type: ignore[misc]
+
+
 def classes(folder: Path, wanted: dict[str, int], seed: int) -> dict[str, Iterator[Callable[[], list[str]]]]:
     """Every class that there is, by name."""
-    return {"kills": kills(folder, wanted["kills"], seed), "guests": guests(folder)}
+    return {
+        "kills": kills(folder, wanted["kills"], seed),
+        "guests": guests(folder),
+        "mutations": damaged(wanted["mutations"], seed),
+        "streams": broken(folder),
+    }
 
 
 def tried(name: str, tries: Iterator[Callable[[], list[str]]]) -> tuple[int, int]:
