@@ -16,7 +16,7 @@ CANNOT_BE = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", [["surroundings.py", "-x"], ["-m", "surroundings", "--steps", "3"]])
+@pytest.mark.parametrize("target", [["_surroundings.py", "-x"], ["-m", "_surroundings", "--steps", "3"]])
 def test_what_python_sets_is_as_without_ampmem(tmp_path: Path, target: list[str]) -> None:
     plain = python(PROGRAMS, *target, fresh=True)
     options = ("--run-to-end", "-o", str(tmp_path / "run.ampmem"))
@@ -29,7 +29,7 @@ def test_what_python_sets_is_as_without_ampmem(tmp_path: Path, target: list[str]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["./surroundings.py", "../programs/surroundings.py", str(PROGRAMS / "surroundings.py")]
+    "name", ["./_surroundings.py", "../programs/_surroundings.py", str(PROGRAMS / "_surroundings.py")]
 )
 def test_a_program_is_called_what_it_was_called(tmp_path: Path, name: str) -> None:
     def named(lines: str) -> list[str]:
