@@ -22,7 +22,7 @@ from ampmem.recorder.hooks.backward import BackwardHooks, GradientHooks
 from ampmem.recorder.hooks.calls import Calls
 from ampmem.recorder.hooks.casts import CastHooks
 from ampmem.recorder.hooks.forward import ForwardMode, ForwardObserver, SavedTensors
-from ampmem.recorder.hooks.modules import ModuleHooks
+from ampmem.recorder.hooks.modules import ModuleHooks, quiet_compiled_modules
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
 from ampmem.recorder.marker import Marker
 from ampmem.recorder.models.holders import Holders
@@ -123,6 +123,7 @@ class Session:
             self._optimizers.install,
             BackwardHooks(listener, log.misses).install,
             partial(children.install, listener),
+            quiet_compiled_modules,
         ]
         if isinstance(self.options.step_on, Marker):
             self._calls = Calls(self.options.step_on, listener)

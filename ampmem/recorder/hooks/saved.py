@@ -73,16 +73,13 @@ class SavedByNodes:
         names = self._names.get(kind)
         if names is None:
             names = self._names[kind] = saved_names(kind)
-        for name in names:
-            for tensor in self._saved(node, name, plain):
+        # Of its result a node hands out a copy, which no mode is to see made; but a subclass makes that itself.
+        with without_dispatch() if plain and names else nullcontext():
+            saved = [_unpacked(getattr, node, name) for name in names]
+        for tensors in saved:
+            for tensor in tensors:
                 if tensor is not None:
                     self._log.about(Fact.SAVED, tensor, self._op)
-
-    @staticmethod
-    def _saved(node: Any, name: str, plain: bool) -> Sequence[torch.Tensor | None]:
-        # Of its result a node hands out a copy, which no mode is to see made; but a subclass makes that itself.
-        with without_dispatch() if plain else nullcontext():
-            return _unpacked(getattr, node, name)
 
     def _read_functions(self) -> None:
         running = []
