@@ -126,6 +126,12 @@ _UNNAMED = "what a Function saves is in the recording only where ops saved it, t
 SAVES: Place = patched(
     "torch.autograd.function.FunctionCtx", "save_for_backward", "that a Function saves tensors", without=_UNNAMED
 )
+HOOKS_ON_SAVED: Place = patched(
+    "torch._C._autograd.SavedTensor",
+    "register_hooks",
+    "hooks of the script's on what one node saved",
+    without="hooks that the script puts on what one node saved may be called once more",
+)
 _FUNCTION = "torch._C._FunctionBase"
 _TO_SAVE = attribute(_FUNCTION, "to_save", "whether a Function's forward still runs", without=_UNNAMED)
 _SAVED = attribute(_FUNCTION, "saved_tensors", "what a Function has saved", without=_UNNAMED)

@@ -12,7 +12,7 @@ from ampmem.recorder.follower import Follower
 from ampmem.recorder.hooks import children, data, memory_history, torch_profiler
 from ampmem.recorder.hooks.backward import BackwardHooks
 from ampmem.recorder.hooks.calls import Calls
-from ampmem.recorder.hooks.modules import ModuleHooks
+from ampmem.recorder.hooks.modules import ModuleHooks, quiet_compiled_modules
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
 from ampmem.recorder.marker import Marker
 from ampmem.recorder.models.models import Models
@@ -44,6 +44,7 @@ class Hooks:
             self.optimizers.install,
             BackwardHooks(listener, log.misses).install,
             partial(children.install, listener),
+            quiet_compiled_modules,
         ]
         """Those that say when steps end, which may not be recorded."""
         if self.calls is not None:

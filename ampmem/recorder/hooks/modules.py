@@ -17,7 +17,7 @@ from torch import nn
 
 from ampmem.events import Fact, Phase
 from ampmem.own_code import OWN_FOLDERS
-from ampmem.patching import added, hook, patch
+from ampmem.patching import Undo, added, hook, patch
 from ampmem.recorder.facts.guests import is_parameter, is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
@@ -69,7 +69,6 @@ class ModuleHooks:
             undo.callback(hook(on_new_parameter, self._changed))
             undo.callback(hook(on_new_buffer, self._changed))
             undo.callback(hook(on_new_module, self._changed))
-            undo.callback(patch(*HAS_HOOKS, _wrap_has_hooks))
             return undo.pop_all().close
 
     def _changed(self, module: nn.Module, *_: object) -> None:
@@ -147,14 +146,17 @@ def _needs_gradient(args: tuple[Any, ...]) -> bool:
     return any(is_tensor(leaf) and leaf.requires_grad for leaf in tree_leaves(args))
 
 
-def _wrap_has_hooks(original: Callable[[], Any]) -> Callable[[], Any]:
-    """A compiled module warns of global hooks, which it is to do for the script's alone."""
+def quiet_compiled_modules() -> Undo:
+    """A compiled module warns of global hooks: let it do so for the script's alone. Returns what undoes it."""
 
-    @functools.wraps(original)
-    def _has_any_global_hook() -> Any:
-        return original() and any(not _is_own(each) for each in module_hooks())
+    def wrap(original: Callable[[], Any]) -> Callable[[], Any]:
+        @functools.wraps(original)
+        def _has_any_global_hook() -> Any:
+            return original() and any(not _is_own(each) for each in module_hooks())
 
-    return _has_any_global_hook
+        return _has_any_global_hook
+
+    return patch(*HAS_HOOKS, wrap)
 
 
 def _is_own(function: Any) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from ampmem.recorder.facts.parts import PLAIN
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.torch_private import next_node, without_dispatch
 from ampmem.recorder.torch_private_tensors import (
+    HOOKS_ON_SAVED,
     SAVES,
     node_number,
     saved_by,
@@ -71,22 +73,13 @@ class SavedByNodes:
         names = self._names.get(kind)
         if names is None:
             names = self._names[kind] = saved_names(kind)
-        for name in names:
-            for tensor in self._saved(node, name, plain):
+        # Of its result a node hands out a copy, which no mode is to see made; but a subclass makes that itself.
+        with without_dispatch() if plain and names else nullcontext():
+            saved = [_unpacked(getattr, node, name) for name in names]
+        for tensors in saved:
+            for tensor in tensors:
                 if tensor is not None:
                     self._log.about(Fact.SAVED, tensor, self._op)
-
-    @staticmethod
-    def _saved(node: Any, name: str, plain: bool) -> Sequence[torch.Tensor | None]:
-        try:
-            if plain:  # of its result a node hands out a copy of the tensor, which no mode is to see made
-                with without_dispatch():
-                    saved = getattr(node, name)
-            else:  # a subclass makes that itself
-                saved = getattr(node, name)
-        except RuntimeError:  # freed, or overwritten since
-            return ()
-        return saved if isinstance(saved, (tuple, list)) else (saved,)
 
     def _read_functions(self) -> None:
         running = []
@@ -98,7 +91,7 @@ class SavedByNodes:
                 running.append(reference)
                 continue
             name = self._texts.id(type(context).__name__.removesuffix("Backward"))
-            for tensor in saved_by(context):
+            for tensor in _unpacked(saved_by, context):
                 if tensor is not None:
                     self._log.about(Fact.SAVED, tensor, name)
         self._functions = running
@@ -117,4 +110,27 @@ class SavedByNodes:
 
             return save_for_backward
 
-        return patch(*SAVES, wrap)
+        def wrap_hooks(original: Callable[..., None]) -> Callable[..., None]:
+            """What the script puts its own hooks on is looked at before: not through those."""
+
+            @functools.wraps(original)
+            def register_hooks(saved: Any, *hooks: Any) -> None:
+                read()
+                original(saved, *hooks)
+
+            return register_hooks
+
+        read = self._log.misses.guarded(self.read)
+        with ExitStack() as undo:
+            undo.callback(patch(*SAVES, wrap))
+            undo.callback(patch(*HOOKS_ON_SAVED, wrap_hooks))
+            return undo.pop_all().close
+
+
+def _unpacked(ask: Callable[..., Any], *arguments: Any) -> Sequence[torch.Tensor | None]:
+    """What ``ask`` says that was saved; nothing where that was freed, or overwritten since."""
+    try:
+        saved = ask(*arguments)
+    except RuntimeError:
+        return ()
+    return saved if isinstance(saved, (tuple, list)) else (saved,)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ampmem.recorder.facts.guests import attributes_of
 from ampmem.recorder.torch_private import CHILDREN, PARAMETERS, TRACED
+
+_attributes_of: Callable[[nn.Module], dict[str, Any]] = vars(nn.Module)["__dict__"].__get__
+"""A module's own dictionary, whatever its class makes of ``__dict__``."""
 
 
 def named(module: nn.Module, kind: str) -> dict[str, torch.Tensor]:
@@ -65,8 +67,8 @@ def has_parameters(root: nn.Module) -> bool:
 
 def _own(module: nn.Module, kind: str) -> Mapping[str, Any]:
     """One of the dictionaries that a module has; nothing where its class has not made it, or the script deleted it."""
-    attributes = attributes_of(module)
+    attributes = _attributes_of(module)
     if kind not in attributes and TRACED in attributes:
-        attributes = attributes_of(attributes[TRACED])
+        attributes = _attributes_of(attributes[TRACED])
     own: Mapping[str, Any] = attributes.get(kind, {})
     return own if isinstance(own, dict) else dict(own.items())  # of a scripted module it is neither
