@@ -29,7 +29,7 @@ from ampmem.recording.layout import COLUMN_TABLES, RECORD_TABLES
 MEMORY = 1 << 30
 """Bytes that a process may take for any of these files."""
 
-_TABLES = tuple(name for name, _ in (*COLUMN_TABLES, *RECORD_TABLES)) + ("meta", "text", "note", "plain_step")
+_TABLES = (*(name for name, _ in (*COLUMN_TABLES, *RECORD_TABLES)), "meta", "text", "note", "plain_step")
 _NUMBERS = (-(2**63), -(2**62), -1000, -2, -1, 0, 1, 2, 3, 5, 7, 19, 20, 255, 2**31, 2**40, 2**53, 2**62, 2**63 - 1)
 _TEXTS = ("", "x", "x" * 20_000, ".", "a.b", ".".join("a" * 2000), "\x00", "\x1b[31m", "\u202e", "<script>", "=1+1")
 _JSON = ("null", "[]", "{}", "[" * 100_000, '{"a":' * 50_000, "[1,2,3]", "1e999", "NaN", '"\\ud800"', "9" * 5000, "{")
@@ -181,7 +181,7 @@ def _set_header(database: sqlite3.Connection, chance: random.Random) -> None:
     rows = database.execute(f"SELECT rowid, {column} FROM {table}").fetchall()
     if rows:
         row, text = chance.choice(rows)
-        changed = json.dumps(_changed(json.loads(text), chance))
+        changed = json.dumps(_changed(json.loads(str(text)), chance))
         database.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (changed, row))
 
 
