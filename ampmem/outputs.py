@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
 from ampmem.errors import UsageError
+
+_EXISTS = "{path} exists already; give another name with -o, or --force to replace it"
 
 
 def check_output(path: Path, *, force: bool) -> None:
@@ -16,7 +19,7 @@ def check_output(path: Path, *, force: bool) -> None:
     if path.is_dir():
         raise UsageError(f"cannot write {path}: it is a directory; give a file name with -o")
     if path.exists() and not force:
-        raise UsageError(f"{path} exists already; give another name with -o, or --force to replace it")
+        raise UsageError(_EXISTS.format(path=path))
     parent = path.absolute().parent
     if not parent.is_dir():
         raise UsageError(f"cannot write {path}: the directory {parent} does not exist")
@@ -47,8 +50,7 @@ def replaced(path: Path, *, force: bool) -> Iterator[Path]:
     Raises :class:`UsageError` as :func:`open_output` does, and when ``path`` is no regular file.
     """
     check_output(path, force=force)
-    if _is_special(path):
-        raise UsageError(f"cannot write {path}: it is not a file; give a file name with -o")
+    _refuse_special(path)
     target = path.resolve()
     half_written = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
@@ -60,17 +62,56 @@ def replaced(path: Path, *, force: bool) -> Iterator[Path]:
         half_written.unlink(missing_ok=True)
 
 
-def make_way(path: Path, *leftovers: Path, force: bool) -> None:
-    """Remove the file at ``path``, and ``leftovers`` of it, for one that grows in place from now on.
+def make_way(path: Path, *leftovers: Path, force: bool) -> int:
+    """Make ``path`` an empty file that grows in place from now on, and remove ``leftovers`` of the one before it.
 
-    Raises :class:`UsageError` as :func:`open_output` does.
+    Returns a descriptor; until that is closed, the file is refused to every other process that would replace it.
+    Raises :class:`UsageError` as :func:`replaced` does, and when another process is writing the file.
     """
     check_output(path, force=force)
+    _refuse_special(path)
     try:
-        for file in (path, *leftovers):
+        descriptor = _open_alone(path, force=force)
+        os.ftruncate(descriptor, 0)
+        for file in leftovers:
             file.unlink(missing_ok=True)
+    except FileExistsError:  # since it was looked for
+        raise UsageError(_EXISTS.format(path=path)) from None
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error}") from error
+    return descriptor
+
+
+def remove(path: Path) -> None:
+    """Remove the file at ``path``, if there is one. Raises :class:`UsageError` as :func:`make_way` does."""
+    if path.exists():
+        descriptor = make_way(path, force=True)
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _open_alone(path: Path, *, force: bool) -> int:
+    """Open the file at ``path``, new unless ``force``, and lock it."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | (0 if force else os.O_EXCL), 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise UsageError(
+                f"cannot write {path}: another ampmem is writing it; wait for its end, or give another name with -o"
+            ) from None
+        except OSError:  # a file system without locks
+            return descriptor
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        os.close(descriptor)  # whoever had it before has removed it meanwhile
+
+
+def _refuse_special(path: Path) -> None:
+    if _is_special(path):
+        raise UsageError(f"cannot write {path}: it is not a file; give a file name with -o")
 
 
 def _is_special(path: Path) -> bool:

@@ -14,7 +14,7 @@ from ampmem.cli.options import ScriptOptions, shared_options, simulated_gpu
 from ampmem.cli.processes import launch
 from ampmem.cli.processes.children import chosen_arms, profile_arguments, progress_line, say_tail
 from ampmem.errors import NothingRecorded, RecordingError
-from ampmem.outputs import check_output
+from ampmem.outputs import check_output, remove
 from ampmem.recording import SUFFIX, read
 from ampmem.reporters.text.compare import render
 from ampmem.units import format_bytes
@@ -108,8 +108,8 @@ def _run_all(plan: _Plan) -> list[_Outcome]:
 def _run(plan: _Plan, arm: Arm) -> _Outcome:
     """Record ``arm``, then time it."""
     path = plan.path(arm)
-    if plan.script.force and path.is_file():
-        path.unlink()  # an arm that fails before it records must not be taken for the one before it
+    if plan.script.force:
+        remove(path)  # an arm that fails before it records must not be taken for the one before it
     progress_line(f"{arm}: starting")
     ended = launch.run(
         profile_arguments(plan.script, arm, plan.seed, "--quiet", "-o", str(path)),

@@ -32,6 +32,10 @@ from ampmem.events import (
 
 FORMAT_VERSION = 3
 SUFFIX = ".ampmem"
+ROWS = "rows"
+"""The key in ``meta`` of how many rows each table has, which every transaction writes last: a copy of a file whose
+run was killed inside a transaction, made without the journal beside it, does not have that many.
+"""
 
 COLUMN_TABLES: tuple[tuple[str, type[Columns]], ...] = (
     ("event", EventColumns),

@@ -6,9 +6,10 @@ One transaction per step, so whatever ends the process leaves every finished ste
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from ampmem.events import (
 )
 from ampmem.failure import FailureRecord
 from ampmem.outputs import make_way
-from ampmem.recording.layout import COLUMN_TABLES, FORMAT_VERSION, schema
+from ampmem.recording.layout import COLUMN_TABLES, FORMAT_VERSION, ROWS, schema
 from ampmem.recording.reader import read
 
 
@@ -68,27 +69,42 @@ class Description:
     failure: FailureRecord | None = None
 
 
+_inherited: list[sqlite3.Connection] = []
+"""Connections that a forked child must not close: that could end the parent's transaction."""
+
+
 class RecordingWriter:
-    """Appends to a new recording; every :meth:`append` is one transaction on disk."""
+    """Appends to a new recording; every :meth:`append` is one transaction on disk.
+
+    Until :meth:`close`, no other process can replace the file.
+    """
 
     def __init__(self, path: Path, run: RunRecord, *, force: bool = False) -> None:
         self.path = path
         self._run = run
         self._description: Description | None = None
-        make_way(path, path.with_name(f"{path.name}-journal"), force=force)
+        self._rows = {"text": 1}
+        """How many rows each table has."""
+        self._failed = False
+        self._lock: int | None = make_way(path, path.with_name(f"{path.name}-journal"), force=force)
         try:
             self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             # A killed process loses nothing that it handed to the kernel; only a power cut could.
             self._database.execute("PRAGMA synchronous = OFF")
-            self._database.executescript("BEGIN;" + schema() + "COMMIT;")
+            self._database.executescript("BEGIN;" + schema())
+            self._write_meta({"format_version": FORMAT_VERSION} | _run_rows(run))
+            self._database.execute("COMMIT")
         except (OSError, sqlite3.Error) as error:
+            self._unlock()
             raise UsageError(f"cannot write {path}: {error}") from error
-        self._write_meta({"format_version": FORMAT_VERSION} | _run_rows(run))
 
-    def append(self, batch: Batch) -> None:
-        """Write ``batch`` and commit it. Raises :class:`RecordingError` when the disk refuses."""
+    def append(self, batch: Batch, description: Description | None = None) -> None:
+        """Write ``batch`` and what is known of the run by now, and commit both as one.
+
+        Raises :class:`RecordingError` when the disk refuses.
+        """
         with self._transaction():
-            self._database.executemany("INSERT INTO text (value) VALUES (?)", ((text,) for text in batch.texts))
+            self._insert("text", ((text,) for text in batch.texts), "(value) VALUES (?)")
             columns = (batch.events, batch.facts, batch.phases, batch.segments)
             for (table, _), part in zip(COLUMN_TABLES, columns, strict=True):
                 self._insert_columns(table, part)
@@ -96,39 +112,70 @@ class RecordingWriter:
                 self._insert_records("step", [batch.step])
             self._insert_records("layers", batch.layers)
             self._insert_records("oom", batch.ooms)
+            if description is not None:
+                self._replace_description(description)
 
     def describe(self, description: Description) -> None:
-        """Replace what is known of the run as a whole; called again whenever more may be known."""
-        if description == self._description:
-            return
-        self._description = description
+        """Replace what is known of the run as a whole, in a transaction of its own."""
         with self._transaction():
-            device_name = description.device_name or self._run.device_name
-            run = replace(self._run, device_name=device_name, failure=description.failure or self._run.failure)
-            self._write_meta({"arm": asdict(description.arm)} | _run_rows(run))
-            if description.prediction is not None:
-                self._write_meta({"prediction": asdict(description.prediction)})
-            if description.allocator is not None:
-                self._write_meta({"allocator": asdict(description.allocator)})
-            for table, records in (("parameter", description.parameters), ("optimizer", description.optimizers)):
-                self._database.execute(f"DELETE FROM {table}")
-                self._insert_records(table, records)
-            self._database.execute("DELETE FROM note")
-            self._database.executemany("INSERT INTO note VALUES (?)", ((note,) for note in description.notes))
+            self._replace_description(description)
 
     def close(self) -> None:
         """Close the file; appending afterwards is an error."""
         self._database.close()
+        self._unlock()
+
+    def forget(self) -> None:
+        """In a forked child: leave the file to the parent, which still keeps others from it."""
+        self._unlock()
+        _inherited.append(self._database)
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _replace_description(self, description: Description) -> None:
+        if description == self._description:
+            return
+        device_name = description.device_name or self._run.device_name
+        run = replace(self._run, device_name=device_name, failure=description.failure or self._run.failure)
+        self._write_meta({"arm": asdict(description.arm)} | _run_rows(run))
+        if description.prediction is not None:
+            self._write_meta({"prediction": asdict(description.prediction)})
+        if description.allocator is not None:
+            self._write_meta({"allocator": asdict(description.allocator)})
+        for table in ("parameter", "optimizer", "note"):
+            self._database.execute(f"DELETE FROM {table}")
+            self._rows[table] = 0
+        self._insert_records("parameter", description.parameters)
+        self._insert_records("optimizer", description.optimizers)
+        self._insert("note", ((note,) for note in description.notes), "VALUES (?)")
+        self._description = description
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All of it or nothing on disk."""
+        """All of it or nothing on disk; after a failure nothing more, since texts are known by their order."""
+        if self._failed:
+            raise RecordingError(f"cannot append to {self.path}: an earlier write to it failed")
+        self._failed = True
         try:
             self._database.execute("BEGIN")
-            yield
-            self._database.execute("COMMIT")
+            try:
+                yield
+                self._write_meta({ROWS: self._rows})
+                self._database.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    self._database.execute("ROLLBACK")
+                raise
         except sqlite3.Error as error:
             raise RecordingError(f"cannot append to {self.path}: {error}; what was written so far is kept") from error
+        self._failed = False
+
+    def _insert(self, table: str, rows: Iterable[Sequence[object]], values: str) -> None:
+        added = self._database.executemany(f"INSERT INTO {table} {values}", rows).rowcount
+        self._rows[table] = self._rows.get(table, 0) + added
 
     def _write_meta(self, entries: dict[str, object]) -> None:
         rows = [(key, json.dumps(value)) for key, value in entries.items()]
@@ -136,13 +183,16 @@ class RecordingWriter:
 
     def _insert_columns(self, table: str, columns: Columns) -> None:
         arrays = [getattr(columns, name).tolist() for name in columns.names()]
-        marks = ", ".join("?" * len(arrays))
-        self._database.executemany(f"INSERT INTO {table} VALUES ({marks})", zip(*arrays, strict=True))
+        self._insert(table, zip(*arrays, strict=True), _places(len(arrays)))
 
     def _insert_records(self, table: str, records: Sequence[object]) -> None:
         rows = [tuple(_cell(getattr(record, field.name)) for field in fields(record)) for record in records]  # type: ignore[arg-type]
         if rows:
-            self._database.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
+            self._insert(table, rows, _places(len(rows[0])))
+
+
+def _places(count: int) -> str:
+    return f"VALUES ({', '.join('?' * count)})"
 
 
 def _run_rows(run: RunRecord) -> dict[str, object]:

@@ -127,10 +127,10 @@ def test_a_disk_that_refuses_does_not_stop_the_training(monkeypatch: pytest.Monk
     model, optimizer = make()
     append = RecordingWriter.append
 
-    def refuse(writer: RecordingWriter, batch: object) -> None:
+    def refuse(writer: RecordingWriter, batch: object, *description: object) -> None:
         if batch.step is not None and batch.step.index == 1:  # type: ignore[attr-defined]
             raise RecordingError("the disk is full")
-        append(writer, batch)  # type: ignore[arg-type]
+        append(writer, batch, *description)  # type: ignore[arg-type]
 
     monkeypatch.setattr(RecordingWriter, "append", refuse)
     with ampmem.profile() as prof:
@@ -142,10 +142,10 @@ def test_a_disk_that_refuses_at_the_end_raises_nothing_either(monkeypatch: pytes
     model, optimizer = make()
     append = RecordingWriter.append
 
-    def refuse(writer: RecordingWriter, batch: object) -> None:
+    def refuse(writer: RecordingWriter, batch: object, *description: object) -> None:
         if batch.step is None:  # type: ignore[attr-defined]
             raise RecordingError("the disk is full")
-        append(writer, batch)  # type: ignore[arg-type]
+        append(writer, batch, *description)  # type: ignore[arg-type]
 
     monkeypatch.setattr(RecordingWriter, "append", refuse)
     with ampmem.profile(steps=2) as prof:

@@ -262,21 +262,24 @@ def as_batches(recording: Recording, parts: int = 1) -> list[Batch]:
     ]
 
 
+def described(recording: Recording) -> Description:
+    """What ``recording`` has of the run as a whole."""
+    return Description(
+        arm=recording.arm,
+        parameters=recording.parameters,
+        optimizers=recording.optimizers,
+        notes=recording.notes,
+        allocator=recording.allocator,
+        prediction=recording.prediction,
+    )
+
+
 def write(path: Path, recording: Recording) -> Path:
     """``recording`` as a file, one transaction per step."""
     writer = RecordingWriter(path, recording.run)
     for batch in as_batches(recording, max(1, len(recording.steps))):
         writer.append(batch)
-    writer.describe(
-        Description(
-            arm=recording.arm,
-            parameters=recording.parameters,
-            optimizers=recording.optimizers,
-            notes=recording.notes,
-            allocator=recording.allocator,
-            prediction=recording.prediction,
-        )
-    )
+    writer.describe(described(recording))
     writer.close()
     if recording.plain_step_ns:
         add_plain_steps(path, recording.plain_step_ns)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from ampmem.errors import UsageError
-from ampmem.outputs import make_way, open_output, replaced
+from ampmem.outputs import make_way, open_output, remove, replaced
 
 
 def test_an_output_file_appears_whole(tmp_path: Path) -> None:
@@ -88,5 +91,63 @@ def test_way_is_made_for_a_file_that_grows_in_place(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--force"):
         make_way(path, leftover, force=False)
     assert path.exists() and leftover.exists()
-    make_way(path, leftover, force=True)
+    with held(make_way(path, leftover, force=True)):
+        assert path.read_text() == ""
+        assert list(tmp_path.iterdir()) == [path]
+
+
+@contextmanager
+def held(descriptor: int) -> Iterator[None]:
+    """While a file is being written."""
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("take", [lambda path: os.close(make_way(path, force=True)), remove])
+def test_a_file_that_is_being_written_is_neither_replaced_nor_removed(
+    tmp_path: Path, take: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "run.ampmem"
+    with held(make_way(path, force=False)):
+        path.write_text("growing")
+        with pytest.raises(UsageError, match="another ampmem is writing it"):
+            take(path)
+        assert path.read_text() == "growing"
+    take(path)
+    assert not path.exists() or path.read_text() == ""
+
+
+def test_a_file_that_appears_meanwhile_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.ampmem"
+    monkeypatch.setattr("ampmem.outputs.check_output", lambda *_, **__: path.write_text("somebody else's"))
+    with pytest.raises(UsageError, match="--force"):
+        make_way(path, force=False)
+    assert path.read_text() == "somebody else's"
+
+
+def test_nothing_but_a_file_makes_way(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    device = Path("/dev/null").stat()
+    for path, why in ((pipe, "not a file"), (Path("/dev/null"), "not a file"), (tmp_path, "is a directory")):
+        for take in (make_way, lambda path, force: remove(path)):
+            with pytest.raises(UsageError, match=why):
+                take(path, force=True)
+    assert pipe.is_fifo()
+    assert os.path.samestat(device, Path("/dev/null").stat())
+
+
+def test_what_is_written_in_place_goes_through_a_link(tmp_path: Path) -> None:
+    path, link = tmp_path / "run.ampmem", tmp_path / "link.ampmem"
+    path.write_text("old")
+    link.symlink_to(path)
+    with held(make_way(link, force=True)):
+        assert link.is_symlink()
+        assert path.read_text() == ""
+
+
+def test_a_file_that_is_not_there_need_not_be_removed(tmp_path: Path) -> None:
+    remove(tmp_path / "none")
     assert list(tmp_path.iterdir()) == []

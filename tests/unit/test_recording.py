@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
@@ -350,3 +351,96 @@ def test_a_killed_run_keeps_the_steps_that_had_ended(tmp_path: Path, inside: boo
     assert recording.steps == (first.step,)
     assert recording.events.time_ns.tolist() == first.events.time_ns.tolist()
     assert len(recording.facts) == len(first.facts)
+
+
+KILLED_AT = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from build import RUN, as_batches, described, small_run
+from ampmem.recording import RecordingWriter
+
+recording = small_run().recording()
+writer = RecordingWriter(Path({path!r}), RUN)
+writer._database.execute("PRAGMA cache_size = 1")  # so that a transaction is in the file before it ends
+left = {steps}
+
+def count():
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+writer._database.set_progress_handler(count, 1)
+for batch in as_batches(recording, 2):
+    writer.append(batch, described(recording))
+print(left)
+"""
+
+
+def test_wherever_a_run_is_killed_a_step_is_there_with_its_parameters_or_not_at_all(tmp_path: Path) -> None:
+    tests, whole = str(Path(__file__).parent), small_run().recording()
+    path, enough = tmp_path / "run.ampmem", 10**9
+
+    def run(steps: int) -> subprocess.CompletedProcess[str]:
+        path.unlink(missing_ok=True)
+        command = [sys.executable, "-c", KILLED_AT.format(tests=tests, path=str(path), steps=steps)]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        return subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+
+    total = enough - int(run(enough).stdout)
+    found = set()
+    for steps in range(1, total, total // 24):
+        assert run(steps).returncode == -signal.SIGKILL
+        recording = read(path)
+        found.add(len(recording.steps))
+        assert recording.parameters == (whole.parameters if recording.steps else ())
+    assert found == {0, 1}
+
+
+def test_after_a_write_that_failed_nothing_more_is_written(tmp_path: Path) -> None:
+    path, story = tmp_path / "run.ampmem", small_run().recording()
+    first, second = as_batches(story, 2)
+    with closing(RecordingWriter(path, RUN)) as writer:
+        writer.append(first)
+
+        def interrupted() -> Iterator[str]:
+            yield "half"
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            writer.append(replace(second, texts=interrupted()))  # type: ignore[arg-type]
+        with pytest.raises(RecordingError, match="an earlier write to it failed"):
+            writer.append(second)
+    assert read(path).steps == (first.step,)
+    assert read(path).texts == ("", *first.texts)
+
+
+def test_a_recording_that_is_being_written_is_refused_to_others(tmp_path: Path) -> None:
+    path = tmp_path / "run.ampmem"
+    first, _ = as_batches(small_run().recording(), 2)
+    with closing(RecordingWriter(path, RUN)) as writer:
+        with pytest.raises(UsageError, match="another ampmem is writing it"):
+            RecordingWriter(path, replace(RUN, script="other.py"), force=True)
+        writer.append(first)
+        assert read(path).steps == (first.step,)
+    RecordingWriter(path, replace(RUN, script="other.py"), force=True).close()
+    assert read(path).run.script == "other.py"
+
+
+def test_in_a_forked_child_the_file_stays_the_parents(tmp_path: Path) -> None:
+    path = tmp_path / "run.ampmem"
+    first, second = as_batches(small_run().recording(), 2)
+    with closing(RecordingWriter(path, RUN)) as writer:
+        child = os.fork()
+        if child == 0:
+            try:
+                writer.forget()
+            finally:
+                os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        with pytest.raises(UsageError, match="another ampmem is writing it"):
+            RecordingWriter(path, RUN, force=True)
+        writer.append(first)
+        writer.append(second)
+    assert len(read(path).steps) == 2

@@ -28,9 +28,10 @@ class StepWriter:
         """
         joined = self._joiner.join(raw)
         layers, ooms = taken
-        self._file.append(Batch(**joined, texts=self._texts.take_new(), step=step, layers=layers, ooms=ooms))
-        if self._describer.changed() or last:  # going through all parameters in every step would cost
-            self._file.describe(self._describer.description())
+        batch = Batch(**joined, texts=self._texts.take_new(), step=step, layers=layers, ooms=ooms)
+        # Going through all parameters in every step would cost.
+        description = self._describer.description() if self._describer.changed() or last else None
+        self._file.append(batch, description)
 
     def close(self) -> None:
         """The recording is whole."""

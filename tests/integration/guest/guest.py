@@ -1,0 +1,77 @@
+"""Programs that do what a training script may do, each in ``programs/``: run plain, and under ``ampmem profile``.
+
+Each prints whatever it can see that ampmem could have changed; ``programs/_seen.py`` has what is common to them. The
+two runs must end alike: with the same exit code, the same standard output, and the same standard error but for the
+lines that ampmem says itself.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from commands import ampmem, python
+
+PROGRAMS = Path(__file__).parent / "programs"
+NAMES = tuple(sorted(path.stem for path in PROGRAMS.glob("[!_]*.py")))
+RECORDING = "run.ampmem"
+OURS = "ampmem: "
+"""What each line begins with that ampmem says."""
+
+OPTIONS: dict[str, tuple[str, ...]] = {}
+"""What ``ampmem profile`` is told for a program, where that is more than :data:`ALWAYS`."""
+
+ALWAYS = ("--run-to-end", "--quiet", "--steps", "2", "-o", RECORDING)
+"""Two steps are recorded, then the program goes on alone: what it prints last is seen without ampmem."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a run ended; ``code`` is negative for the signal that ended it. ``said`` are ampmem's own lines."""
+
+    code: int
+    out: str
+    err: str
+    said: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """Both runs of a program, and the recording, which need not be there."""
+
+    plain: Ended
+    recorded: Ended
+    recording: Path
+
+    def differences(self) -> list[str]:
+        """In what the two differ, one line each."""
+        pairs = ((what, getattr(self.plain, what), getattr(self.recorded, what)) for what in ("code", "out", "err"))
+        return [f"{what}: plain {before!r}, with ampmem {after!r}" for what, before, after in pairs if before != after]
+
+
+def beside(folder: Path, name: str, *options: str, arguments: tuple[str, ...] = (), fresh: bool = False) -> Beside:
+    """``programs/NAME.py``, run in two new folders below ``folder``; ``options`` come after those it always has.
+
+    ``fresh`` where it matters how Python itself starts, which takes seconds longer.
+    """
+    script = str(PROGRAMS / f"{name}.py")
+    alone, profiled = folder / "plain", folder / "recorded"
+    alone.mkdir(parents=True)
+    profiled.mkdir()
+    plain = python(alone, script, *arguments, fresh=fresh)
+    ours = (*ALWAYS, *OPTIONS.get(name, ()), *options)
+    recorded = ampmem(profiled, "profile", *ours, script, *arguments, fresh=fresh)
+    return Beside(plain=_plain(plain), recorded=without_ours(recorded), recording=profiled / RECORDING)
+
+
+def _plain(done: subprocess.CompletedProcess[str]) -> Ended:
+    return Ended(code=done.returncode, out=done.stdout, err=done.stderr)
+
+
+def without_ours(done: subprocess.CompletedProcess[str]) -> Ended:
+    """``done``, with ampmem's lines apart."""
+    lines = done.stderr.splitlines(keepends=True)
+    said = tuple(line.rstrip("\n") for line in lines if line.startswith(OURS))
+    err = "".join(line for line in lines if not line.startswith(OURS))
+    return Ended(code=done.returncode, out=done.stdout, err=err, said=said)
