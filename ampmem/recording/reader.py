@@ -29,11 +29,12 @@ from ampmem.failure import FailureRecord, failure_in
 from ampmem.recording.bounds import MOST, check
 from ampmem.recording.cells import integer, parsed, record_of, text
 from ampmem.recording.database import Database, opened
+from ampmem.recording.layout import ROWS
 from ampmem.vocabulary import Arm
 
 _RecordT = TypeVar("_RecordT")
 
-_HEADER = ("run", "failure", "arm", "prediction", "allocator")
+_HEADER = ("run", "failure", "arm", "prediction", "allocator", ROWS)
 """What is read of the header; a later version may have more in it."""
 
 
@@ -62,6 +63,15 @@ def _said(error: Exception) -> str:
 
 def _recording(database: Database) -> Recording:
     header = _header(database)
+    recording = _recording_of(database, header)
+    if any(database.rows_read.get(table, count) != count for table, count in header.get(ROWS, {}).items()):
+        raise ValueError(
+            "rows are missing or too many: a file whose run was killed has to be copied with the -journal beside it"
+        )
+    return recording
+
+
+def _recording_of(database: Database, header: Mapping[str, Mapping[str, object]]) -> Recording:
     notes = tuple(text(message) for (message,) in database.rows("note", "message"))
     return Recording(
         run=_run(header["run"], header.get("failure"), notes),

@@ -444,3 +444,11 @@ def test_in_a_forked_child_the_file_stays_the_parents(tmp_path: Path) -> None:
         writer.append(first)
         writer.append(second)
     assert len(read(path).steps) == 2
+
+
+def test_rows_that_are_missing_are_seen(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.ampmem", small_run().recording())
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("DELETE FROM fact WHERE rowid = 3")
+    with pytest.raises(RecordingError, match=r"damaged.*-journal"):
+        read(path)
