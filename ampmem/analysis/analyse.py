@@ -71,7 +71,7 @@ def analyse(recording: Recording) -> Analysis:
     lifetimes = pair(recording.events)
     facts = join_facts(recording.events, lifetimes, recording.facts)
     classes = classify(view_of(lifetimes, facts, recording), facts)
-    return Analysis(
+    analysis = Analysis(
         recording=recording,
         lifetimes=lifetimes,
         facts=facts,
@@ -79,3 +79,5 @@ def analyse(recording: Recording) -> Analysis:
         timeline=timeline(recording.events, lifetimes, classes),
         marks=marks_of(recording),
     )
+    _ = analysis.layers  # segments that contradict each other are refused here, before anything is made of the rest
+    return analysis

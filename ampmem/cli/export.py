@@ -31,8 +31,8 @@ FORMATS: dict[str, Callable[..., None]] = {
     required=True,
     type=click.Choice(tuple(FORMATS)),
     help="snapshot: for pytorch.org/memory_viz; perfetto: a .pftrace for ui.perfetto.dev (not chrome://tracing); "
-    "csv: one row per allocation; a text that a spreadsheet would take for a formula (it begins with = + - @, a tab or "
-    "a line's end) has an apostrophe before it.",
+    "csv: one row per allocation; a text that a spreadsheet would take for a formula (it begins with = + - @) has an "
+    "apostrophe before it.",
 )
 @click.option("-o", "--output", required=True, metavar="OUT", type=click.Path(path_type=Path), help="The new file.")
 @click.option("--force", is_flag=True, help="Replace the file when it exists already.")

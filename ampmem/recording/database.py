@@ -54,6 +54,8 @@ class Database:
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self._path = path
         self._connection = connection
+        self.rows_read: dict[str, int] = {}
+        """By table, once it is read whole."""
         self._steps = 0
         self._size = self._steps_allowed = 0
         self._text_left = _SCHEMA_ROWS * _SCHEMA_TEXT
@@ -79,17 +81,19 @@ class Database:
             if left < 0:
                 raise self._too_many(table)
             cells.fromlist(list(chain.from_iterable(rows)))
+        self.rows_read[table] = len(cells) // len(names)
         by_column = np.ascontiguousarray(np.frombuffer(cells, dtype=np.int64).reshape(-1, len(names)).T)
         return kind(**dict(zip(names, by_column, strict=True)))
 
     def rows(self, table: str, *names: str) -> Iterator[tuple[Any, ...]]:
         """Those columns of ``table``."""
-        most = self._most(table, names)
-        for number, row in enumerate(self._select(table, names)):
-            if number >= most:
+        most, number = self._most(table, names), 0
+        for number, row in enumerate(self._select(table, names), start=1):
+            if number > most:
                 raise self._too_many(table)
             self._count(row)
             yield row
+        self.rows_read[table] = number
 
     def records(self, table: str) -> Iterator[dict[str, object]]:
         """The rows of ``table``, by the names of the columns that the file has."""

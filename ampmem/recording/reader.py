@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -29,7 +29,7 @@ from ampmem.failure import FailureRecord, failure_in
 from ampmem.recording.bounds import MOST, check
 from ampmem.recording.cells import integer, parsed, record_of, text
 from ampmem.recording.database import Database, opened
-from ampmem.recording.layout import ROWS
+from ampmem.recording.layout import ROWS, UNCOUNTED
 from ampmem.vocabulary import Arm
 
 _RecordT = TypeVar("_RecordT")
@@ -71,32 +71,19 @@ def _said(error: Exception) -> str:
 
 def _recording(database: Database) -> Recording:
     header = _header(database)
-    recording = _read(database, header)
+    recording = _recording_of(database, header)
     if ROWS in header:  # the first files of this format have none
-        _check_whole(recording, header[ROWS])
+        _check_whole(database.rows_read, header[ROWS])
     return recording
 
 
-def _check_whole(recording: Recording, rows: Mapping[str, object]) -> None:
+def _check_whole(read: Mapping[str, int], written: Mapping[str, object]) -> None:
     """Raise ``ValueError`` unless each table has as many rows as the last transaction has left there."""
-    found: dict[str, Sized] = {
-        "text": recording.texts,
-        "event": recording.events,
-        "fact": recording.facts,
-        "phase": recording.phases,
-        "segment": recording.segments,
-        "step": recording.steps,
-        "layers": recording.layers,
-        "oom": recording.ooms,
-        "parameter": recording.parameters,
-        "optimizer": recording.optimizers,
-        "note": recording.notes,
-    }
-    if any(len(part) != rows.get(table, 0) for table, part in found.items()):
+    if any(count != written.get(table, 0) for table, count in read.items() if table not in UNCOUNTED):
         raise ValueError(_TORN)
 
 
-def _read(database: Database, header: Mapping[str, Mapping[str, object]]) -> Recording:
+def _recording_of(database: Database, header: Mapping[str, Mapping[str, object]]) -> Recording:
     notes = tuple(text(message) for (message,) in database.rows("note", "message"))
     return Recording(
         run=_run(header["run"], header.get("failure"), notes),

@@ -441,3 +441,11 @@ def test_a_recording_that_is_being_written_is_refused_to_others(tmp_path: Path) 
         assert read(path).steps == (first.step,)
     RecordingWriter(path, replace(RUN, script="other.py"), force=True).close()
     assert read(path).run.script == "other.py"
+
+
+def test_rows_that_are_missing_are_seen(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.ampmem", small_run().recording())
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("DELETE FROM fact WHERE rowid = 3")
+    with pytest.raises(RecordingError, match=r"damaged.*-journal"):
+        read(path)

@@ -41,6 +41,9 @@ class Section(StrEnum):
     OUT_OF_MEMORY = "out-of-memory"
 
 
+_STARTS = 200
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """Something worth telling: one plain sentence, the bytes it is about, what shows it, and what to change.
@@ -139,13 +142,16 @@ class TrainingRun:
         return found
 
     def last_starts(self, phase: Phase) -> list[int]:
-        """The same of the last step that ended and has ``phase``: one step shows what all do, at a fixed cost."""
+        """The same of the last step that ended and has ``phase``: one step shows what all do, at a fixed cost.
+
+        Of a very long step the last ones.
+        """
         phases = self.recording.phases
         entered = phases.phase == phase
         with_it = set(phases.step[entered].tolist())
         last = next((step.index for step in reversed(self.steps) if step.index in with_it), None)
         found: list[int] = [] if last is None else phases.time_ns[entered & (phases.step == last)].tolist()
-        return found
+        return found[-_STARTS:]
 
     def with_fact(self, fact: Fact, after_ns: int | None = None, before_ns: int | None = None) -> Column:
         """How often each allocation had ``fact``; where given, only from ``after_ns`` and up to ``before_ns``."""

@@ -15,8 +15,8 @@ from ampmem.outputs import open_output
 HEADER = ("born_ns", "died_ns", "bytes", "block_bytes", "category", "name", "module", "op", "step", "phase")
 """What the columns are; ``died_ns`` is empty for what was never freed, ``step`` for what was there before the first."""
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""What a cell begins with that a spreadsheet calculates, or takes off before it looks."""
+_FORMULA = ("=", "+", "-", "@")
+"""What a cell begins with that a spreadsheet calculates."""
 
 
 def write_csv(analysis: Analysis, path: Path, *, force: bool = False) -> None:
@@ -48,6 +48,12 @@ def _rows(analysis: Analysis) -> Iterator[tuple[object, ...]]:
 def _text(text: str) -> str:
     """``text`` as a spreadsheet shows it: what it would take for a formula comes after an apostrophe.
 
-    Source: OWASP, "CSV Injection". Numbers are written as they are, and so stay numbers.
+    Tabs, line ends and whatever else does not print are spelled out: before a formula they do not hide it, and a line's
+    end ends no row. Source: OWASP, "CSV Injection". Numbers are written as they are, and so stay numbers.
     """
-    return f"'{text}" if text.startswith(_FORMULA) else text
+    shown = text if text.isprintable() else "".join(map(_spelled, text))
+    return f"'{shown}" if shown.startswith(_FORMULA) else shown
+
+
+def _spelled(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()

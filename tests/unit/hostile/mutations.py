@@ -181,7 +181,7 @@ def _set_header(database: sqlite3.Connection, chance: random.Random) -> None:
     rows = database.execute(f"SELECT rowid, {column} FROM {table}").fetchall()
     if rows:
         row, text = chance.choice(rows)
-        changed = json.dumps(_changed(json.loads(text), chance))
+        changed = json.dumps(_changed(json.loads(str(text)), chance))
         database.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (changed, row))
 
 

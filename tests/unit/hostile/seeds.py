@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from ampmem.events import (
 )
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.recording import Description, RecordingWriter
+from ampmem.recording.layout import ROWS
 from ampmem.vocabulary import Arm, Mark, SourceKind
 
 AMP = ArmRecord(name=Arm.AMP, dtype="bfloat16", cache=True, scaler=True)
@@ -137,7 +139,10 @@ def on_gpu() -> Recording:
 
 
 def write_whole(path: Path, recording: Recording) -> Path:
-    """``recording`` as a file, as a run writes it."""
+    """``recording`` as a file, as a run writes it, but without the numbers of rows.
+
+    Older recordings lack them, and with them a row more or less would be all that is ever found wrong.
+    """
     with closing(RecordingWriter(path, recording.run)) as writer:
         for number, batch in enumerate(as_batches(recording, max(1, len(recording.steps)))):
             writer.append(replace(batch, layers=recording.layers if number == 0 else ()))
@@ -153,4 +158,6 @@ def write_whole(path: Path, recording: Recording) -> Path:
         )
     if recording.plain_step_ns:
         add_plain_steps(path, recording.plain_step_ns)
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("DELETE FROM meta WHERE key = ?", (ROWS,))
     return path

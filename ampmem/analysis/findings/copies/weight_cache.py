@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -59,6 +60,7 @@ def _forwards(run: TrainingRun) -> Iterator[tuple[Mask, Column]]:
     """
     starts = run.starts(Phase.BACKWARD)
     for start in run.last_starts(Phase.BACKWARD):
-        before = max((earlier for earlier in starts if earlier < start), default=None)
+        place = bisect_left(starts, start)
+        before = starts[place - 1] if place else None
         alive = run.analysis.ledger.alive_at(run.analysis, run.analysis.timeline.position(start))
         yield alive, run.with_fact(Fact.SAVED, before, start)[run.analysis.ledger.allocation]

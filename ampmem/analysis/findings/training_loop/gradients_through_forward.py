@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,7 +102,8 @@ def _idle(run: TrainingRun, gradients: _Gradients, forward: int) -> Mask:
     allocation, time_ns = gradients.touched
     before = time_ns < forward
     np.maximum.at(last, allocation[before], time_ns[before])
-    update = max(start for start in run.starts(Phase.OPTIMIZER) if start < forward)
+    updates = run.starts(Phase.OPTIMIZER)
+    update = updates[bisect_left(updates, forward) - 1]
     idle: Mask = alive & (last[gradients.allocation] < update)
     return idle
 

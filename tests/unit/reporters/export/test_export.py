@@ -27,7 +27,7 @@ from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.errors import UsageError
-from ampmem.events import Phase, Recording
+from ampmem.events import Fact, Phase, Recording
 from ampmem.importer.recording import recording_of
 from ampmem.importer.unpickle import load
 from ampmem.reporters.export.csv import HEADER, write_csv
@@ -299,6 +299,20 @@ def test_a_table_has_a_row_per_allocation(tmp_path: Path) -> None:
     assert (cast["name"], cast["module"], cast["op"]) == ("layers.0.weight", "layers.0", "aten::_to_copy")
     assert (cast["step"], cast["phase"]) == ("0", "forward")
     assert (rows[0]["step"], rows[0]["phase"]) == ("", "setup")
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n"])
+def test_no_cell_of_the_table_is_a_formula(tmp_path: Path, start: str) -> None:
+    story = small_run()
+    story.alloc(0x70000, 8, op=f"{start}1+1", module=f"{start}cmd|' /C calc'!A0")
+    story.fact(Fact.HELD, 0x70000, f"{start}HYPERLINK(0)")
+    path = tmp_path / "table.csv"
+    write_csv(analyse(story.recording()), path)
+    with path.open(newline="") as stream:
+        *_, row = csv.DictReader(stream)
+    shown = f"'{start}" if start.isprintable() else repr(start)[1:-1]
+    assert row["op"] == f"{shown}1+1"
+    assert (row["name"], row["module"]) == (f"{shown}HYPERLINK(0)", f"{shown}cmd|' /C calc'!A0")
 
 
 def empty() -> Story:

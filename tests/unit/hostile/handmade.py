@@ -1,0 +1,106 @@
+"""Recordings that somebody made by hand to do harm: each a change to a sound one, and why it is here."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+
+_COUNT = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < {}) "
+_PARAMETER = "INSERT INTO parameter SELECT {}, 10, 40, 'float32', 1, '[10]', 'Linear', 0, NULL, 0 FROM n"
+
+
+def _sql(*statements: str) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        with closing(sqlite3.connect(path)) as database, database:
+            for statement in statements:
+                database.execute(statement)
+
+    return change
+
+
+def _view(table: str, columns: str) -> Callable[[Path], None]:
+    """A view without an end in the place of ``table``."""
+    endless = f"CREATE VIEW {table} AS WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) {columns} FROM n"
+    return _sql(f"DROP TABLE {table}", endless)
+
+
+def _circle(path: Path) -> None:
+    """Each page of the notes' tree has the next one many times over: more rows than there are atoms."""
+    page, pages = 4096, path.stat().st_size // 4096
+    _sql("INSERT INTO note SELECT 'a'")(path)
+    with closing(sqlite3.connect(path)) as database:
+        root = database.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'note'").fetchone()[0]
+        pages = database.execute("PRAGMA page_count").fetchone()[0]
+    raw = bytearray(path.read_bytes())
+    leaf = bytes(raw[(root - 1) * page : root * page])
+    for depth in range(10):
+        place = root if depth == 0 else pages + depth
+        inner = _inner_page(pages + depth + 1, page)
+        if depth == 0:
+            raw[(place - 1) * page : place * page] = inner
+        else:
+            raw += inner
+    raw += leaf
+    raw[28:32] = (len(raw) // page).to_bytes(4, "big")
+    path.write_bytes(raw)
+
+
+def _inner_page(child: int, size: int) -> bytes:
+    """An interior page of a table whose children are all ``child``. Source: sqlite.org/fileformat2.html."""
+    cells, cell = 400, child.to_bytes(4, "big") + b"\x01"
+    start = size - cells * len(cell)
+    head = b"\x05\x00\x00" + cells.to_bytes(2, "big") + start.to_bytes(2, "big") + b"\x00" + child.to_bytes(4, "big")
+    pointers = b"".join((start + number * len(cell)).to_bytes(2, "big") for number in range(cells))
+    return (head + pointers).ljust(start, b"\x00") + cell * cells
+
+
+CASES: Mapping[str, Callable[[Path], None]] = {
+    "a view without an end": _view("plain_step", "SELECT x AS duration_ns"),
+    "a view without an end for the header": _view("meta", "SELECT x AS key, x AS value"),
+    "a table of pages that hold each other": _circle,
+    "a trigger": _sql("CREATE TRIGGER t AFTER INSERT ON plain_step BEGIN DELETE FROM event; END"),
+    "an index that computes": _sql("CREATE INDEX i ON event (hex(address))"),
+    "a column that is computed": _sql(
+        "DROP TABLE note", "CREATE TABLE note (message TEXT NOT NULL, more AS (zeroblob(100000000)))"
+    ),
+    "JSON that is nested without an end": _sql(
+        "UPDATE meta SET value = replace(hex(zeroblob(200000)), '00', '[') WHERE key = 'run'"
+    ),
+    "settings that are nested without an end": _sql(
+        "UPDATE optimizer SET settings = replace(hex(zeroblob(200000)), '00', '[')"
+    ),
+    "a number that is none": _sql("UPDATE event SET bytes = 1.5 WHERE rowid = 1"),
+    "sizes that 64 bits do not hold": _sql("UPDATE event SET bytes = 4611686018427387904"),
+    "elements that no float holds": _sql("UPDATE parameter SET elements = 9223372036854775807"),
+    "times from one end to the other": _sql("UPDATE event SET time_ns = -9223372036854775808 WHERE rowid = 2"),
+    "steps that are there many times": _sql(
+        _COUNT.format(98_000) + "INSERT INTO step SELECT 1, 10, 20, 0, 1.0, NULL, 1, 0, 1, 0, 1 FROM n"
+    ),
+    "as many steps as there may be, each the whole run": _sql(
+        "DELETE FROM step",
+        _COUNT.format(30_000) + "INSERT INTO step SELECT x, 0, 1000000, 0, 1.0, NULL, 1, 0, 1, 0, 1 FROM n",
+    ),
+    "names of 20,000 characters": _sql(_COUNT.format(500) + _PARAMETER.format("x || hex(zeroblob(10000))")),
+    "modules in modules in modules": _sql(
+        _COUNT.format(100) + _PARAMETER.format("x || replace(hex(zeroblob(4000)), '00', '.a')")
+    ),
+    "phases that change without an end": _sql(
+        _COUNT.format(100_000) + "INSERT INTO phase SELECT 1000 + x, 1, 3 + x % 3 FROM n"
+    ),
+    "an optimizer for each parameter": _sql(
+        _COUNT.format(9_000) + "INSERT INTO optimizer SELECT 'AdamW', 'foreach', '[]', '{}' FROM n",
+        _COUNT.format(20_000)
+        + "INSERT INTO parameter SELECT 'p' || x, 10, 40, 'float32', 1, '[10]', '', x % 9000, NULL, 0 FROM n",
+    ),
+    "escape sequences in the schema": _sql('CREATE TABLE "\x1b[31m" (a)'),
+}
+
+
+def make(name: str, whole: Path, path: Path) -> Path:
+    """The case ``name`` at ``path``, made from a copy of the sound recording at ``whole``."""
+    shutil.copyfile(whole, path)
+    CASES[name](path)
+    return path

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hostile.handmade import CASES, make
+from hostile.mutations import MEMORY, outcome
+from hostile.outcomes import SECONDS
+from hostile.seeds import on_cpu, write_whole
+
+from ampmem.errors import RecordingError
+from ampmem.recording import read
+
+SOUND = ("as many steps as there may be, each the whole run", "phases that change without an end")
+"""What is unusual, and yet a recording, as is an optimizer for each parameter."""
+
+COMMANDS = {
+    "show": ("show", "FILE"),
+    "json": ("show", "--json", "FILE"),
+    "check": ("show", "--check", "FILE"),
+    "both": ("show", "FILE", "FILE"),
+    "report": ("report", "FILE", "-o", "OUT"),
+    "csv": ("export", "FILE", "--format", "csv", "-o", "OUT"),
+    "perfetto": ("export", "FILE", "--format", "perfetto", "-o", "OUT"),
+    "snapshot": ("export", "FILE", "--format", "snapshot", "-o", "OUT"),
+}
+
+
+def limited() -> None:
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(SECONDS), int(SECONDS)))
+
+
+def in_a_process(path: Path, command: str) -> tuple[int, str]:
+    """What a command makes of ``path`` within the limits: its exit code, and what it says."""
+    out = path.with_name("out")
+    arguments = [{"FILE": str(path), "OUT": str(out)}.get(word, word) for word in COMMANDS[command]]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "ampmem", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        preexec_fn=limited,
+        check=False,
+    )
+    out.unlink(missing_ok=True)
+    return done.returncode, done.stdout if command == "check" else done.stderr
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_whole(tmp_path_factory.mktemp("whole") / "whole.ampmem", on_cpu())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_hostile_recording_is_one_clear_line(tmp_path: Path, whole: Path, name: str) -> None:
+    path = make(name, whole, tmp_path / "hostile.ampmem")
+    code, said = in_a_process(path, "show")
+    if name in SOUND or name == "an optimizer for each parameter":
+        assert (code, said) == (0, "")
+        return
+    assert code == 1
+    assert said.startswith(f"ampmem: {path} is not an ampmem recording, or it is damaged (")
+    assert said.rstrip("\n").isprintable()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("name", ["a view without an end", SOUND[1]])
+def test_every_command_keeps_within_the_limits(tmp_path: Path, whole: Path, name: str, command: str) -> None:
+    path = make(name, whole, tmp_path / "hostile.ampmem")
+    code, said = in_a_process(path, command)
+    assert code == (0 if name in SOUND else 1)
+    assert "Traceback" not in said
+    if name not in SOUND:
+        assert str(path) in said
+
+
+def test_a_journal_that_names_another_file_is_not_followed(tmp_path: Path, whole: Path) -> None:
+    """SQLite reads the file that a journal says it belongs to, and then deletes it."""
+    path, precious = tmp_path / "run.ampmem", tmp_path / "precious"
+    path.write_bytes(whole.read_bytes())
+    precious.write_text("mine")
+    name = str(precious).encode()
+    header = bytes.fromhex("d9d505f920a163d7") + bytes(12) + (len(path.read_bytes()) // 4096).to_bytes(4, "big")
+    header += (512).to_bytes(4, "big") + (4096).to_bytes(4, "big")
+    tail = b"\x00\x00\x00\x00" + name + len(name).to_bytes(4, "big") + sum(name).to_bytes(4, "big") + header[:8]
+    path.with_name("run.ampmem-journal").write_bytes(header.ljust(512, b"\x00") + tail)
+    with pytest.raises(RecordingError, match="names another file"):
+        read(path)
+    assert precious.read_text() == "mine"
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.ampmem")
+    assert outcome(tmp_path / "pipe.ampmem") is None
