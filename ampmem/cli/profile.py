@@ -178,7 +178,7 @@ def _record(plan: _Plan, target: Target, audience: Audience) -> None:
     audience.say(f"recording to {path}")
     failure = run_script(target, plan.script.arguments, session, stopper, audience)
     if session.forked:
-        return end_as(failure)
+        end_as(failure)
     predicted = None if simulation is None else afterwards.predicted(simulation, failed=failure is not None)
     if failure is None:
         afterwards.check(session, target)  # of what was not recorded nothing is predicted

@@ -34,5 +34,5 @@ def _identity(path: Path) -> tuple[int, int] | None:
 def _descriptors() -> list[int]:
     """Those that are open in this process."""
     with suppress(OSError):
-        return [int(name) for name in os.listdir("/proc/self/fd")]
+        return [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
     return []

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from commands import python
-from guest import NAMES, Beside, beside, without_ours
+from guest import NAMES, Beside, beside
 
 import ampmem
 from ampmem.analysis.summary import summarize
@@ -63,7 +61,14 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 @pytest.mark.parametrize("leaves", ["sys.exit(0)", "pass"])
 def test_a_child_that_leaves_the_block_leaves_its_parents_file(tmp_path: Path, leaves: str) -> None:
-    done = python(tmp_path, "-W", "error", "-c", f"import sys; sys.path.append({str(PROGRAMS)!r}){IN_PYTHON.format(leaves=leaves)}", fresh=True)
+    done = python(
+        tmp_path,
+        "-W",
+        "error",
+        "-c",
+        f"import sys; sys.path.append({str(PROGRAMS)!r}){IN_PYTHON.format(leaves=leaves)}",
+        fresh=True,
+    )
     assert done.stderr == ""
     assert done.stdout.splitlines()[-2:] == ["loss 0.04909902811050415", "2 0"]
     assert ("the child is out of the block" in done.stdout) == (leaves == "pass")
