@@ -1,0 +1,161 @@
+"""Testing to destruction: how many tries of each class, and how many of them ended otherwise than they must.
+
+    python tests/benchmarks/destruction.py [--kills 500] [--mutations 2000] [--seed 0] [CLASS...]
+
+``kills``: ``ampmem profile`` is killed at a random instant, before a random SQL statement, at a random step of SQLite's
+inside one, or in the write that makes a file larger than a random size. Each step that had ended is in the recording,
+with the model's parameters and the optimizer. ``guests``: programs run plain and under ampmem; exit code, output,
+losses, random numbers and what is left in torch are the same. ``mutations``: damaged and handmade recordings give a
+right answer or one clear line. ``streams``: closed and broken streams, full disks and limits; the script ends as it
+does without ampmem.
+
+The table is printed; what failed, before it. Exits with 1 when anything did.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from subprocess import run
+from tempfile import TemporaryDirectory
+
+_TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(_TESTS / name) for name in ("unit", "unit/hostile", "integration", "integration/guest")]
+
+import click  # noqa: E402
+from guest import NAMES, beside  # noqa: E402
+from ready_python import ready_python  # noqa: E402
+from tabulate import tabulate  # noqa: E402
+
+from ampmem.errors import AmpmemError  # noqa: E402
+from ampmem.recording import read  # noqa: E402
+
+TIMEOUT_S = 120
+STEPS = 6
+
+SCRIPT = f"""
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range({STEPS}):
+    model(torch.ones(4, 16)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(step, flush=True)
+"""
+PARAMETERS = ("0.weight", "0.bias", "2.weight", "2.bias")
+
+KILLED = """
+import os, resource, signal, sqlite3, sys
+how, amount = sys.argv.pop(1), float(sys.argv.pop(1))
+if how == "instant":
+    signal.setitimer(signal.ITIMER_REAL, amount)  # nobody handles it: the kernel ends the process
+elif how == "size":
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(amount), int(amount)))
+else:
+    left, last, connect = int(amount), "", sqlite3.connect
+
+    def count(statement=None):
+        global last, left
+        table = statement and statement.split()[:3]
+        if table is None or table != last:  # of many rows for one table the first
+            left, last = left - 1, table
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def killing(*args, **kwargs):
+        database = connect(*args, **kwargs)
+        database.execute("PRAGMA cache_size = 1")  # so that a transaction is in the file before it ends
+        if how == "statement":
+            database.set_trace_callback(count)
+        else:
+            database.set_progress_handler(count, 1)
+        return database
+
+    sqlite3.connect = killing
+from ampmem.cli.main import main
+main()
+"""
+MOST = {"instant": 2.0, "size": 1.2e5, "statement": 80, "instruction": 4.5e4}
+"""The largest amount of each way to be killed: seconds, bytes, SQL statements, steps of SQLite's inside them. Some runs
+end before that.
+"""
+
+
+def kills(folder: Path, count: int, seed: int) -> Iterator[Callable[[], list[str]]]:
+    """The tries of the class ``kills``."""
+    script = folder / "train.py"
+    script.write_text(SCRIPT)
+    chance = random.Random(seed)
+    for number in range(count):
+        how = list(MOST)[number % len(MOST)]
+        amount = chance.uniform(0, MOST[how])
+        yield lambda how=how, amount=amount, number=number: _killed(folder / str(number), script, how, amount)  # type: ignore[misc]
+
+
+def _killed(folder: Path, script: Path, how: str, amount: float) -> list[str]:
+    """One run that is killed; what is wrong with the recording that it leaves."""
+    folder.mkdir()
+    options = ("profile", "--quiet", "--steps", str(STEPS), "-o", "run.ampmem", str(script))
+    command = [ready_python(), "-c", KILLED, how, str(amount), *options]
+    done = run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    ended, path = len(done.stdout.split()), folder / "run.ampmem"
+    where = f"killed by {how} at {amount:.6g}, {ended} steps had ended"
+    try:
+        recording = read(path)
+    except AmpmemError as error:
+        return [f"{where}: {error}"] if ended else []
+    if len(recording.steps) < ended:
+        return [f"{where}: {len(recording.steps)} are there"]
+    known = (tuple(record.name for record in recording.parameters), len(recording.optimizers))
+    if recording.steps and known != (PARAMETERS, 1):
+        return [f"{where}: parameters {known[0]}, {known[1]} optimizers"]
+    return []
+
+
+def guests(folder: Path) -> Iterator[Callable[[], list[str]]]:
+    """The tries of the class ``guests``."""
+    for name in NAMES:
+        yield lambda name=name: [f"{name}: {line}" for line in beside(folder / name, name).differences()]  # type: ignore[misc]
+
+
+def classes(folder: Path, wanted: dict[str, int], seed: int) -> dict[str, Iterator[Callable[[], list[str]]]]:
+    """Every class that there is, by name."""
+    return {"kills": kills(folder, wanted["kills"], seed), "guests": guests(folder)}
+
+
+def tried(name: str, tries: Iterator[Callable[[], list[str]]]) -> tuple[int, int]:
+    """How many tries there were, and how many failed; prints those."""
+    count = failures = 0
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for problems in pool.map(lambda attempt: attempt(), tries):
+            count += 1
+            failures += bool(problems)
+            for problem in problems:
+                print(f"{name}: {problem}", flush=True)
+    return count, failures
+
+
+@click.command()
+@click.option("--kills", default=500, show_default=True)
+@click.option("--mutations", default=2000, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@click.argument("names", nargs=-1, metavar="[CLASS]...")
+def main(kills: int, mutations: int, seed: int, names: tuple[str, ...]) -> None:
+    """Try to break it, and count."""
+    with TemporaryDirectory() as folder:
+        found = classes(Path(folder), {"kills": kills, "mutations": mutations}, seed)
+        rows = [(name, *tried(name, tries)) for name, tries in found.items() if not names or name in names]
+    print(tabulate(rows, headers=("class", "tries", "failures"), tablefmt="github"))
+    sys.exit(any(failures for _, _, failures in rows))
+
+
+if __name__ == "__main__":
+    main()
