@@ -31,7 +31,6 @@ from ampmem.recorder.options import Options
 from ampmem.recorder.outcome import Outcome
 from ampmem.recorder.process.active import active as active
 from ampmem.recorder.process.active import claim, release
-from ampmem.recorder.process.forks import leave_to_parent
 from ampmem.recorder.process.signals import HELD
 from ampmem.recorder.sources.base import RawEvents, Source
 from ampmem.recorder.sources.choose import check_torch, choose_source
@@ -49,7 +48,7 @@ from ampmem.vocabulary import Arm, StepOn
 
 
 class Session:
-    """Records from :meth:`start` to :meth:`close`; leaves nothing of itself behind in torch.
+    """Records from :meth:`start` to :meth:`close`; leaves nothing of itself behind in torch. There is one at a time.
 
     ``source`` records in place of the one that ``options.device`` names, which cannot name a simulated one.
     ``on_step`` is called with the number of recorded steps after each, ``on_done`` after the last.
@@ -63,13 +62,21 @@ class Session:
         on_step: Callable[[int], None] | None = None,
         on_done: Callable[[], None] | None = None,
     ) -> None:
+        claim(self)  # before anything that takes a while: another thread may be here, too
+        try:
+            self._make(options, source)
+        except BaseException:
+            release(self)
+            raise
+        self._on_step, self._on_done = on_step, on_done
+
+    def _make(self, options: Options, source: Source | None) -> None:
         self._notes = Notes(check_torch(options))
         self.options = options
         self.outcome = Outcome(skip=options.skip, step_on=options.step_on)
         self.stopwatch = Stopwatch(synchronize=options.synchronize)
-        self._on_step = on_step
-        self._on_done = on_done
         self._undo = ExitStack()
+        self._undo.callback(release, self)
         self.forked = False
         """Whether this process is a child of the one that is recorded."""
         self._storages = Storages()
@@ -115,6 +122,7 @@ class Session:
         self._hooks = Hooks(
             listener, self._source, log, models, texts, self._update, arm_seen, step_on=self.options.step_on
         )
+        self.forked_child = partial(children.forked, listener)
         self._unskim: Undo | None = None
         self._recording_hooks: list[Callable[[], Undo]] = [
             self._source.install,
@@ -144,11 +152,8 @@ class Session:
     def start(self) -> None:
         """Install the hooks; recording begins at once or after the steps to skip.
 
-        Where that fails, nothing is left in place and no file stays. Raises :class:`UsageError` where another
-        session is active.
+        Where that fails, nothing is left in place and no file stays.
         """
-        claim(self)
-        self._undo.callback(release, self)
         try:
             with HELD:
                 if not self.options.timed:
@@ -212,17 +217,13 @@ class Session:
             if self._writer is not None:
                 self._writer.close()
 
-    def forked_child(self) -> None:
-        """This process has forked a child."""
-        children.forked(self._follower)
-
     def forget(self) -> None:
         """This process is a child that was just forked: the recording is its parent's, and nothing of it stays here."""
         self.forked = True
         recording = self._follower.recording
         writer, self._writer = self._writer, None
         if writer is not None:
-            leave_to_parent(writer, self.options.path)
+            writer.forget()
         with suppress(Exception):  # whatever fails, it is none of the script's
             self._follower.forget()
             if recording:
