@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch.optim import Optimizer
 
-from ampmem.errors import ModelElsewhere, NothingRecorded, RecordingError, UsageError
+from ampmem.errors import RecordingError, UsageError
 from ampmem.events import NO_STEP, Phase, StepRecord
 from ampmem.failure import FailureRecord
 from ampmem.patching import Undo
@@ -77,8 +77,7 @@ class Session:
         self.stopwatch = Stopwatch(synchronize=options.synchronize)
         self._undo = ExitStack()
         self._undo.callback(release, self)
-        self.forked = False
-        """Whether this process is a child of the one that is recorded."""
+        self.forked = False  # whether this process is a child of the one that is recorded
         self._storages = Storages()
         self._source = choose_source(options, self._storages) if source is None else source
         texts, stacks = Texts(), Stacks(options.stacks)
@@ -241,21 +240,12 @@ class Session:
             return
         if self._hooks.calls is not None:
             self.outcome.elsewhere = self._hooks.calls.elsewhere
-        missing = self.outcome.missing()
-        if missing is not None:
-            raise NothingRecorded(missing)
-        elsewhere = self._device.elsewhere()
-        if elsewhere is not None and self.outcome.unfinished is None:
-            raise ModelElsewhere(elsewhere)
+        self.outcome.check(self._device.elsewhere())
 
     @property
     def device_type(self) -> str:
         """The type of torch device whose memory is recorded."""
         return self._source.device_type
-
-    def on_thread(self) -> bool:
-        """Whether what the calling thread does is recorded."""
-        return self._follower.on_thread()
 
     def failed(self, failure: FailureRecord) -> None:
         """The script has failed, which the recording is to say."""
@@ -310,17 +300,14 @@ class Session:
         if active() is not self:  # it was forgotten in the middle of a step
             return
         if self.options.timed:
-            self._end_timed_step()
+            self.stopwatch.lap()
+            self.outcome.steps += 1
+            if self.outcome.steps == self.options.skip + (self.options.steps or 0):
+                self._done()
         elif self._follower.recording:
             self._end_recorded_step()
         else:
             self._end_skipped_step()
-
-    def _end_timed_step(self) -> None:
-        self.stopwatch.lap()
-        self.outcome.steps += 1
-        if self.outcome.steps == self.options.skip + (self.options.steps or 0):
-            self._done()
 
     def _end_skipped_step(self) -> None:
         self.outcome.steps += 1
@@ -332,26 +319,40 @@ class Session:
                 self._give_up(str(error))
 
     def _end_recorded_step(self) -> None:
-        with HELD, collection_paused():
-            try:
-                raw, taken = self._source.drain(), self._device.take()
-                self._write(raw, taken, self._follower.open_step.record(self.outcome.steps))
-            except RecordingError as error:
-                self._give_up(str(error))
-                return
-            self.outcome.steps += 1
-            self.outcome.recorded += 1
-            self._follower.begin_step()
-        if self._on_step is not None:
-            self._on_step(self.outcome.recorded)
-        if self.outcome.recorded == self.options.steps:
-            self._done()
+        before = self.outcome.recorded
+        try:
+            with HELD, collection_paused():
+                self._append_step()
+        finally:  # a handler that had to wait may have raised
+            if self.outcome.recorded > before:
+                self._step_recorded()
+
+    def _append_step(self) -> None:
+        try:
+            raw, taken = self._source.drain(), self._device.take()
+            self._write(raw, taken, self._follower.open_step.record(self.outcome.steps))
+        except RecordingError as error:
+            self._give_up(str(error))
+            return
+        self.outcome.steps += 1
+        self.outcome.recorded += 1
+        self._follower.begin_step()
+
+    def _step_recorded(self) -> None:
+        try:
+            if self._on_step is not None:
+                self._on_step(self.outcome.recorded)
+        finally:
+            if self.outcome.recorded == self.options.steps:
+                self._done()
 
     def _done(self) -> None:
         """All steps that were asked for have ended."""
-        self.close()
-        if self._on_done is not None:
-            self._on_done()
+        try:
+            self.close()
+        finally:
+            if self._on_done is not None:
+                self._on_done()
 
     def _stop_recording(self, why: str) -> None:
         """End the recording although the script goes on."""
