@@ -177,7 +177,7 @@ def _record(plan: _Plan, target: Target, audience: Audience) -> None:
     session.start()
     audience.say(f"recording to {path}")
     failure = run_script(target, plan.script.arguments, session, stopper, audience)
-    if session.forked:
+    if session.forked():
         end_as(failure)
     predicted = None if simulation is None else afterwards.predicted(simulation, failed=failure is not None)
     if failure is None:
@@ -215,6 +215,6 @@ def _time(plan: _Plan, target: Target, audience: Audience, recording: Path) -> N
     session = Session(plan.options(path, timed=True), on_done=stopper.stop)
     session.start()
     failure = run_script(target, plan.script.arguments, session, stopper, audience)
-    if failure is not None or session.forked:
+    if failure is not None or session.forked():
         end_as(failure)
     add_plain_steps(path, session.stopwatch.durations_ns[plan.script.skip :])

@@ -31,6 +31,7 @@ from ampmem.recorder.options import Options
 from ampmem.recorder.outcome import Outcome
 from ampmem.recorder.process.active import active as active
 from ampmem.recorder.process.active import claim, release
+from ampmem.recorder.process.forks import forked_since
 from ampmem.recorder.process.signals import HELD
 from ampmem.recorder.sources.base import RawEvents, Source
 from ampmem.recorder.sources.choose import check_torch, choose_source
@@ -77,7 +78,7 @@ class Session:
         self.stopwatch = Stopwatch(synchronize=options.synchronize)
         self._undo = ExitStack()
         self._undo.callback(release, self)
-        self.forked = False  # whether this process is a child of the one that is recorded
+        self.forked = forked_since()
         self._storages = Storages()
         self._source = choose_source(options, self._storages) if source is None else source
         texts, stacks = Texts(), Stacks(options.stacks)
@@ -218,7 +219,6 @@ class Session:
 
     def forget(self) -> None:
         """This process is a child that was just forked: the recording is its parent's, and nothing of it stays here."""
-        self.forked = True
         recording = self._follower.recording
         writer, self._writer = self._writer, None
         if writer is not None:
@@ -236,7 +236,7 @@ class Session:
         It is a :class:`ModelElsewhere` when the model was not on the device that was recorded. A child that was
         forked has nothing to show and is not to say so.
         """
-        if self.forked:
+        if self.forked():
             return
         if self._hooks.calls is not None:
             self.outcome.elsewhere = self._hooks.calls.elsewhere
@@ -262,7 +262,7 @@ class Session:
 
     def manual_step(self) -> None:
         """The user says that a step ends here; from now on only that counts."""
-        if self.forked:
+        if self.forked():
             return
         if not self._follower.on_own_thread():
             raise UsageError("prof.step() was called on another thread than the one that is recorded")

@@ -31,7 +31,7 @@ def run_script(
         stopper.ended(error)
     else:
         stopper.ended(None)
-    if failure is not None and not session.forked:
+    if failure is not None and not session.forked():
         why = failure_of(failure)
         session.failed(why)
         audience.failed(why)

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+
+def forked_since() -> Callable[[], bool]:
+    """What says whether it is called in a child that was forked after this."""
+    process = os.getpid()
+    return lambda: os.getpid() != process
 
 
 def leave_to_parent(writer: object, path: Path) -> None:

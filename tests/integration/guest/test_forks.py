@@ -20,7 +20,7 @@ UNCOUNTED = ("fork_after_the_recording", "fork_to_execute")
 def test_a_child_ends_as_without_ampmem_and_its_parent_is_recorded(tmp_path: Path, name: str) -> None:
     run = beside(tmp_path, name)
     assert run.differences() == []
-    assert run.said == ("ampmem: recording to run.ampmem", "ampmem: recorded 2 steps in run.ampmem")
+    assert run.recorded.said == ("ampmem: recording to run.ampmem", "ampmem: recorded 2 steps in run.ampmem")
     recording = ampmem.load(run.recording)
     summary = summarize(recording)
     assert (len(summary.steps), summary.conservation.residual_bytes) == (2, 0)
