@@ -168,14 +168,17 @@ class Profile:
             device=device_named(self._device),
             step_on=step_on_of(self._step_on),
         )
-        session = Session(options)
-        if self._model is not None:
-            session.add_model(self._model)
-        if self._optimizer is not None:
-            session.add_optimizer(self._optimizer)
-        self._model = self._optimizer = None  # the recording must not keep them alive
-        self._session = session
-        session.start()
+        session = self._session = Session(options)
+        try:
+            if self._model is not None:
+                session.add_model(self._model)
+            if self._optimizer is not None:
+                session.add_optimizer(self._optimizer)
+            self._model = self._optimizer = None  # the recording must not keep them alive
+            session.start()
+        except BaseException as error:
+            session.close(error)
+            raise
         return self
 
     def __exit__(

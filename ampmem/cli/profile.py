@@ -185,7 +185,7 @@ def _record(plan: _Plan, target: Target, audience: Audience) -> NoReturn:
     page = None if plan.html is None else plan.html.absolute()  # the script may change the directory
     run = _Run(plan=plan, target=target, audience=audience, session=session, stopper=stopper, page=page)
     ended = run_script(target, plan.script.arguments, session, stopper, audience, f"recording to {path}")
-    if session.forked:
+    if session.forked():
         end_as(ended.failure)
     try:
         if ended.trouble is not None:
@@ -268,7 +268,7 @@ def _time(plan: _Plan, target: Target, audience: Audience, recording: Path) -> N
     stopper = Stopper()
     session = Session(plan.options(path, timed=True), on_done=stopper.stop)
     ended = run_script(target, plan.script.arguments, session, stopper, audience, f"timing the steps of {path}")
-    if ended.failure is not None or session.forked:
+    if ended.failure is not None or session.forked():
         end_as(ended.failure)
     if ended.trouble is not None:
         raise ended.trouble

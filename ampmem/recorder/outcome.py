@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ampmem.errors import ModelElsewhere, NothingRecorded
 from ampmem.failure import FailureRecord
 from ampmem.recorder.marker import FORMS, Marker
 from ampmem.vocabulary import StepOn
@@ -40,6 +41,17 @@ class Outcome:
     """Why the recording ended before the script did, when it did."""
     failure: FailureRecord | None = None
     """Why the script failed, if it did and the recording had not ended by then."""
+
+    def check(self, elsewhere: str | None, unseen: str = "") -> None:
+        """Raise :class:`NothingRecorded` when there is nothing to show.
+
+        ``elsewhere`` says where the model was, ``unseen`` what could not be looked at.
+        """
+        missing = self.missing()
+        if missing is not None:
+            raise NothingRecorded(missing + unseen)
+        if elsewhere is not None and self.unfinished is None:
+            raise ModelElsewhere(elsewhere)
 
     def missing(self) -> str | None:
         """Why there is nothing to show; ``None`` when there is something."""

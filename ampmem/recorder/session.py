@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch.optim import Optimizer
 
-from ampmem.errors import ModelElsewhere, NothingRecorded, RecordingError, UsageError
+from ampmem.errors import RecordingError, UsageError
 from ampmem.events import NO_STEP, Phase, StepRecord
 from ampmem.failure import FailureRecord
 from ampmem.patching import Undo
@@ -31,7 +31,7 @@ from ampmem.recorder.options import Options
 from ampmem.recorder.outcome import Outcome
 from ampmem.recorder.process.active import active as active
 from ampmem.recorder.process.active import claim, release
-from ampmem.recorder.process.forks import leave_to_parent
+from ampmem.recorder.process.forks import forked_since
 from ampmem.recorder.process.signals import HELD
 from ampmem.recorder.sources.base import RawEvents, Source
 from ampmem.recorder.sources.choose import check_torch, choose_source
@@ -49,7 +49,7 @@ from ampmem.vocabulary import Arm, StepOn
 
 
 class Session:
-    """Records from :meth:`start` to :meth:`close`; leaves nothing of itself behind in torch.
+    """Records from :meth:`start` to :meth:`close`; leaves nothing of itself behind in torch. There is one at a time.
 
     ``source`` records in place of the one that ``options.device`` names, which cannot name a simulated one.
     ``on_step`` is called with the number of recorded steps after each, ``on_done`` after the last.
@@ -63,15 +63,22 @@ class Session:
         on_step: Callable[[int], None] | None = None,
         on_done: Callable[[], None] | None = None,
     ) -> None:
+        claim(self)  # before anything that takes a while: another thread may be here, too
+        try:
+            self._make(options, source)
+        except BaseException:
+            release(self)
+            raise
+        self._on_step, self._on_done = on_step, on_done
+
+    def _make(self, options: Options, source: Source | None) -> None:
         self._notes = Notes(check_torch(options))
         self.options = options
         self.outcome = Outcome(skip=options.skip, step_on=options.step_on)
         self.stopwatch = Stopwatch(synchronize=options.synchronize)
-        self._on_step = on_step
-        self._on_done = on_done
         self._undo = ExitStack()
-        self.forked = False
-        """Whether this process is a child of the one that is recorded."""
+        self._undo.callback(release, self)
+        self.forked = forked_since()
         self._storages = Storages()
         self._source = choose_source(options, self._storages) if source is None else source
         texts, stacks = Texts(), Stacks(options.stacks)
@@ -116,6 +123,7 @@ class Session:
         self._hooks = Hooks(
             listener, self._source, log, models, texts, self._update, arm_seen, step_on=self.options.step_on
         )
+        self.forked_child = partial(children.forked, listener)
         self._unskim: Undo | None = None
         self._recording_hooks: list[Callable[[], Undo]] = [
             self._source.install,
@@ -145,11 +153,8 @@ class Session:
     def start(self) -> None:
         """Install the hooks; recording begins at once or after the steps to skip.
 
-        Where that fails, nothing is left in place and no file stays. Raises :class:`UsageError` where another
-        session is active.
+        Where that fails, nothing is left in place and no file stays.
         """
-        claim(self)
-        self._undo.callback(release, self)
         try:
             with HELD:
                 if not self.options.timed:
@@ -213,17 +218,12 @@ class Session:
             if self._writer is not None:
                 self._writer.close()
 
-    def forked_child(self) -> None:
-        """This process has forked a child."""
-        children.forked(self._follower)
-
     def forget(self) -> None:
         """This process is a child that was just forked: the recording is its parent's, and nothing of it stays here."""
-        self.forked = True
         recording = self._follower.recording
         writer, self._writer = self._writer, None
         if writer is not None:
-            leave_to_parent(writer, self.options.path)
+            writer.forget()
         with suppress(Exception):  # whatever fails, it is none of the script's
             self._follower.forget()
             if recording:
@@ -237,25 +237,16 @@ class Session:
         It is a :class:`ModelElsewhere` when the model was not on the device that was recorded. A child that was
         forked has nothing to show and is not to say so.
         """
-        if self.forked:
+        if self.forked():
             return
         if self._hooks.calls is not None:
             self.outcome.elsewhere = self._hooks.calls.elsewhere
-        missing = self.outcome.missing()
-        if missing is not None:
-            raise NothingRecorded(missing + self.log.misses.why())
-        elsewhere = self._device.elsewhere()
-        if elsewhere is not None and self.outcome.unfinished is None:
-            raise ModelElsewhere(elsewhere)
+        self.outcome.check(self._device.elsewhere(), self.log.misses.why())
 
     @property
     def device_type(self) -> str:
         """The type of torch device whose memory is recorded."""
         return self._source.device_type
-
-    def on_thread(self) -> bool:
-        """Whether what the calling thread does is recorded."""
-        return self._follower.on_thread()
 
     def failed(self, failure: FailureRecord) -> None:
         """The script has failed, which the recording is to say."""
@@ -272,7 +263,7 @@ class Session:
 
     def manual_step(self) -> None:
         """The user says that a step ends here; from now on only that counts."""
-        if self.forked:
+        if self.forked():
             return
         if not self._follower.on_own_thread():
             raise UsageError("prof.step() was called on another thread than the one that is recorded")
@@ -310,17 +301,14 @@ class Session:
         if active() is not self:  # it was forgotten in the middle of a step
             return
         if self.options.timed:
-            self._end_timed_step()
+            self.stopwatch.lap()
+            self.outcome.steps += 1
+            if self.outcome.steps == self.options.skip + (self.options.steps or 0):
+                self._done()
         elif self._follower.recording:
             self._end_recorded_step()
         else:
             self._end_skipped_step()
-
-    def _end_timed_step(self) -> None:
-        self.stopwatch.lap()
-        self.outcome.steps += 1
-        if self.outcome.steps == self.options.skip + (self.options.steps or 0):
-            self._done()
 
     def _end_skipped_step(self) -> None:
         self.outcome.steps += 1
@@ -332,26 +320,40 @@ class Session:
                 self._give_up(str(error))
 
     def _end_recorded_step(self) -> None:
-        with HELD, collection_paused():
-            try:
-                raw, taken = self._source.drain(), self._device.take()
-                self._write(raw, taken, self._follower.open_step.record(self.outcome.steps))
-            except RecordingError as error:
-                self._give_up(str(error))
-                return
-            self.outcome.steps += 1
-            self.outcome.recorded += 1
-            self._follower.begin_step()
-        if self._on_step is not None:
-            self._on_step(self.outcome.recorded)
-        if self.outcome.recorded == self.options.steps:
-            self._done()
+        before = self.outcome.recorded
+        try:
+            with HELD, collection_paused():
+                self._append_step()
+        finally:  # a handler that had to wait may have raised
+            if self.outcome.recorded > before:
+                self._step_recorded()
+
+    def _append_step(self) -> None:
+        try:
+            raw, taken = self._source.drain(), self._device.take()
+            self._write(raw, taken, self._follower.open_step.record(self.outcome.steps))
+        except RecordingError as error:
+            self._give_up(str(error))
+            return
+        self.outcome.steps += 1
+        self.outcome.recorded += 1
+        self._follower.begin_step()
+
+    def _step_recorded(self) -> None:
+        try:
+            if self._on_step is not None:
+                self._on_step(self.outcome.recorded)
+        finally:
+            if self.outcome.recorded == self.options.steps:
+                self._done()
 
     def _done(self) -> None:
         """All steps that were asked for have ended."""
-        self.close()
-        if self._on_done is not None:
-            self._on_done()
+        try:
+            self.close()
+        finally:
+            if self._on_done is not None:
+                self._on_done()
 
     def _stop_recording(self, why: str) -> None:
         """End the recording although the script goes on."""

@@ -242,6 +242,8 @@ for _owner, _names in {
 ENTER_SCOPE: Place = patched(
     "torch.autograd.profiler.record_function", "__enter__", "keeps the script's record_function out of the profile"
 )
+CONFIG_LOADER, STOP_THREAD = (f"_ZN9libkineto12ConfigLoader{name}Ev" for name in ("8instance", "10stopThread"))
+"""Symbols of libtorch_cpu for the thread that kineto starts; without them a forked child hangs when it ends."""
 PREPARE: Place = patched(
     "torch.autograd.profiler.profile",
     "_prepare_trace",

@@ -42,7 +42,7 @@ STRANGERS = {"recorder": "analysis", "analysis": "recorder"}
 INSIDE: dict[str, tuple[str, ...]] = {
     "recording": ("bounds layout", "cells database", "reader", "writer"),
     "recorder": (
-        "script seed torch_entries marker",
+        "script seed torch_entries marker process",
         "outcome options",
         "torch_private torch_private_cuda",
         "torch_private_tensors",
@@ -54,7 +54,8 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "session",
     ),
     "recorder/sources": (
-        "base missing_frees process_total storages window",
+        "base kineto missing_frees process_total storages",
+        "window",
         "mappings",
         "ledger",
         "cpu cuda simulated",

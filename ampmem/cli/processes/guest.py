@@ -49,7 +49,7 @@ def run_script(
             audience.say(greeting)
             started = True
             failure = _run(target, arguments, stopper)
-            if failure is not None and not session.forked:
+            if failure is not None and not session.forked():
                 why = failure_of(failure)
                 audience.failed(why)
                 session.failed(why)

@@ -8,10 +8,10 @@ from functools import partial
 from ampmem.patching import Undo
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
-from ampmem.recorder.follower import Follower
 from ampmem.recorder.hooks import children, data, memory_history, torch_profiler
 from ampmem.recorder.hooks.backward import BackwardHooks
 from ampmem.recorder.hooks.calls import Calls
+from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.hooks.modules import ModuleHooks, quiet_compiled_modules
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
 from ampmem.recorder.marker import Marker
@@ -27,7 +27,7 @@ class Hooks:
 
     def __init__(
         self,
-        listener: Follower,
+        listener: Listener,
         source: Source,
         log: Log,
         models: Models,

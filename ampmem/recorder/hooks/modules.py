@@ -93,7 +93,11 @@ class ModuleHooks:
                 return
             path = self._models.path_id(module)
             self._started_at, self._feeds_batch = len(self._running), owned
-            self._listener.forward_started(module, recomputing=in_backward() and torch.is_grad_enabled())
+            try:
+                self._listener.forward_started(module, recomputing=in_backward() and torch.is_grad_enabled())
+            except BaseException:  # of a signal's handler: the module will not run
+                self._started_at = None
+                raise
             self._note_inputs(args)
         else:
             path = self._models.path_id(module)

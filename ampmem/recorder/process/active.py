@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 from ampmem.errors import UsageError
@@ -17,8 +18,9 @@ class Recording(Protocol):
     def close(self) -> None:
         """End it, on its own thread or on another."""
 
-    def forked_child(self) -> None:
-        """This process has forked a child."""
+    @property
+    def forked_child(self) -> Callable[[], None]:
+        """Called when this process has forked a child."""
 
     def forget(self) -> None:
         """This process is such a child."""

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+
+def forked_since() -> Callable[[], bool]:
+    """What says whether it is called in a child that was forked after this."""
+    process = os.getpid()
+    return lambda: os.getpid() != process
 
 
 def leave_to_parent(writer: object, path: Path) -> None:
@@ -34,5 +41,5 @@ def _identity(path: Path) -> tuple[int, int] | None:
 def _descriptors() -> list[int]:
     """Those that are open in this process."""
     with suppress(OSError):
-        return [int(path.name) for path in Path("/proc/self/fd").iterdir()]
+        return [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
     return []

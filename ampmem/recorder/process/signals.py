@@ -6,7 +6,7 @@ Python runs a handler between any two instructions of the main thread, also betw
 
 from __future__ import annotations
 
-import _signal  # ``signal`` makes an enum of each number, which takes ten times as long
+import _signal  # type: ignore[import-not-found]  # ``signal`` makes an enum of each number: ten times as long
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType

@@ -17,8 +17,8 @@ from time import monotonic
 
 import torch
 
-_INSTANCE = "_ZN9libkineto12ConfigLoader8instanceEv"
-_STOP_THREAD = "_ZN9libkineto12ConfigLoader10stopThreadEv"
+from ampmem.recorder.torch_private import CONFIG_LOADER, STOP_THREAD
+
 _SIZE = 4096
 """More bytes than a ``ConfigLoader`` has."""
 _PATIENCE_S = 1.0
@@ -44,7 +44,7 @@ def _end(thread: str) -> None:
     """Have kineto end its ``thread``. It goes on where this torch does not export how."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        instance, stop = getattr(library, _INSTANCE), getattr(library, _STOP_THREAD)
+        instance, stop = getattr(library, CONFIG_LOADER), getattr(library, STOP_THREAD)
     except (OSError, AttributeError):
         return
     instance.restype, stop.argtypes, stop.restype = ctypes.c_void_p, (ctypes.c_void_p,), None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ampmem.events import StepRecord
 from ampmem.recorder.device import Taken
 from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.process.forks import leave_to_parent
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.writing.describe import Describer
 from ampmem.recorder.writing.join import Joiner
@@ -36,3 +37,8 @@ class StepWriter:
     def close(self) -> None:
         """The recording is whole."""
         self._file.close()
+
+    def forget(self) -> None:
+        """In a forked child: leave the recording to the parent."""
+        self._file.forget()
+        leave_to_parent(self._file, self._file.path)

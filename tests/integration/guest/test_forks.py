@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from commands import python
-from guest import NAMES, Beside, beside
+from guest import NAMES, PROGRAMS, beside
 
 import ampmem
 from ampmem.analysis.summary import summarize
@@ -16,28 +16,22 @@ UNCOUNTED = ("fork_after_the_recording", "fork_to_execute")
 """Programs whose children come too late, or run something else."""
 
 
-def whole(path: Path, steps: int) -> bool:
-    """Whether the recording at ``path`` has that many steps, and all that happened in them."""
-    summary = summarize(ampmem.load(path))
-    return len(summary.steps) == steps and summary.conservation.residual_bytes == 0
-
-
 @pytest.mark.parametrize("name", FORKS)
-def test_a_child_ends_as_without_ampmem_and_the_parent_is_recorded(tmp_path: Path, name: str) -> None:
+def test_a_child_ends_as_without_ampmem_and_its_parent_is_recorded(tmp_path: Path, name: str) -> None:
     run = beside(tmp_path, name)
     assert run.differences() == []
-    assert whole(run.recording, 2)
-    assert says_that_children_are_not_recorded(run) == (name not in UNCOUNTED)
-    assert run.said_once("recorded 2 steps")
-
-
-def says_that_children_are_not_recorded(run: Beside) -> bool:
-    return any("child processes" in note for note in ampmem.load(run.recording).notes)
+    assert run.recorded.said == ("ampmem: recording to run.ampmem", "ampmem: recorded 2 steps in run.ampmem")
+    recording = ampmem.load(run.recording)
+    summary = summarize(recording)
+    assert (len(summary.steps), summary.conservation.residual_bytes) == (2, 0)
+    said = any("child processes" in note for note in recording.notes)
+    assert said == (name not in UNCOUNTED)
 
 
 IN_PYTHON = """
-import os, sys, tempfile
+import os, sys
 import ampmem
+sys.path.append(sys.argv[1])
 from _training import Training, print_end_of
 
 training = Training()
@@ -47,29 +41,61 @@ with ampmem.profile() as prof:
     if child == 0:
         training.step("loss of the child")
         prof.step()
-        {leaves}
-    if child:
+        if sys.argv[2] == "exits":
+            sys.exit(0)
+    else:
         print_end_of(child)
         training.step()
 if child:
     print(len(prof.summary().steps), prof.summary().conservation.residual_bytes)
-else:
-    print("the child is out of the block")
+elif sys.argv[2] == "records":
+    with ampmem.profile() as own:
+        training.step("loss of the child")
+    print("steps of the child", len(own.summary().steps))
 """
-PROGRAMS = Path(__file__).parent / "programs"
 
 
-@pytest.mark.parametrize("leaves", ["sys.exit(0)", "pass"])
-def test_a_child_that_leaves_the_block_leaves_its_parents_file(tmp_path: Path, leaves: str) -> None:
-    done = python(
-        tmp_path,
-        "-W",
-        "error",
-        "-c",
-        f"import sys; sys.path.append({str(PROGRAMS)!r}){IN_PYTHON.format(leaves=leaves)}",
-        fresh=True,
-    )
+@pytest.mark.parametrize("what", ["exits", "goes on", "records"])
+def test_a_child_of_a_block_leaves_its_parents_recording(tmp_path: Path, what: str) -> None:
+    done = python(tmp_path, "-c", IN_PYTHON, str(PROGRAMS), what)
     assert done.stderr == ""
-    assert done.stdout.splitlines()[-2:] == ["loss 0.04909902811050415", "2 0"]
-    assert ("the child is out of the block" in done.stdout) == (leaves == "pass")
-    assert "the child ended with 0" in done.stdout
+    assert "the child ended with 0\n" in done.stdout
+    assert done.stdout.splitlines()[-1] == "2 0"
+    assert ("steps of the child 1" in done.stdout) == (what == "records")
+
+
+SIMULATED = """
+import os, sys
+import torch
+from torch import nn
+sys.path.append(sys.argv[1])
+from _training import print_end_of
+
+model = nn.Linear(4, 4).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    model(torch.ones(2, 4, device="cuda")).sum().backward()
+    optimizer.step()
+    if step == 0:
+        child = os.fork()
+        if child == 0:
+            print(torch.ones(3, device="cuda").shape, flush=True)
+            sys.exit(3)
+        print_end_of(child)
+"""
+
+
+def test_a_child_of_a_simulated_run_ends_too(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SIMULATED)
+    options = ("--device", "sim", "--gpu", "h100", "--run-to-end", "--quiet", "-o", "run.ampmem")
+    done = python(tmp_path, "-m", "ampmem", "profile", *options, "train.py", str(PROGRAMS))
+    assert (done.returncode, done.stdout) == (0, "torch.Size([3])\nthe child ended with 3\n")
+    summary = summarize(ampmem.load(tmp_path / "run.ampmem"))
+    assert (len(summary.steps), summary.conservation.residual_bytes) == (3, 0)
+
+
+def test_no_thread_is_left_that_was_not_there(tmp_path: Path) -> None:
+    code = "import os, sys, torch\ntorch.ones(64, 64) @ torch.ones(64, 64)\nbefore = len(os.listdir('/proc/self/task'))"
+    code += "\nimport ampmem\nwith ampmem.profile():\n    print(len(os.listdir('/proc/self/task')) - before)"
+    done = python(tmp_path, "-W", "ignore", "-c", code, fresh=True)
+    assert done.stdout == "0\n"

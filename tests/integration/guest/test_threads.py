@@ -1,0 +1,221 @@
+"""A recording begins and ends on one thread; wherever else it is ended, nothing of it stays, and nothing crashes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from commands import python
+from torch import nn
+
+import ampmem
+from ampmem.errors import UsageError
+from ampmem.patching import in_place
+from ampmem.recorder.torch_private import profiler_enabled
+
+PATIENCE_S = 60
+LATER = "left on another thread"
+
+
+class Training:
+    """A model in training."""
+
+    def __init__(self) -> None:
+        self.model = nn.Linear(8, 8)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-6)
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.model(torch.ones(2, 8)).sum().backward()
+            self.optimizer.step()
+
+
+def run(*targets: Callable[[], object]) -> None:
+    """Each on a thread of its own, all at once, to the end."""
+    threads = [threading.Thread(target=target) for target in targets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+def recorded(prof: ampmem.Profile) -> tuple[int, int]:
+    summary = prof.summary()
+    return len(summary.steps), summary.conservation.residual_bytes
+
+
+def test_of_two_at_once_the_second_is_refused() -> None:
+    for _ in range(5):
+        gate, results = threading.Barrier(2), []
+
+        def record(gate: threading.Barrier = gate, results: list[object] = results) -> None:  # type: ignore[type-arg]
+            gate.wait(PATIENCE_S)
+            try:
+                with ampmem.profile() as prof:
+                    gate.wait(PATIENCE_S)
+                    Training().steps(2)
+            except UsageError as refused:
+                gate.wait(PATIENCE_S)
+                results.append("active already" in str(refused))
+            else:
+                results.append(recorded(prof))
+
+        run(record, record)
+        assert sorted(results, key=str) == [(2, 0), True]
+
+
+def test_left_on_another_thread_it_ends_when_its_own_next_trains() -> None:
+    training, prof = Training(), ampmem.profile()
+    prof.__enter__()
+    training.steps(2)
+
+    def leave() -> None:
+        with pytest.warns(RuntimeWarning, match=LATER):
+            prof.__exit__(None, None, None)
+
+    run(leave)
+    training.steps(1)
+    assert in_place() == []
+    assert not profiler_enabled()
+    assert recorded(prof) == (2, 0)
+    assert any("ended by another thread" in note for note in prof.recording().notes)
+
+
+def test_it_ends_with_its_thread() -> None:
+    training, prof = Training(), ampmem.profile()
+
+    def begin() -> None:
+        prof.__enter__()
+        training.steps(2)
+
+    run(begin)
+    assert in_place() == []
+    prof.__exit__(None, None, None)
+    assert recorded(prof) == (2, 0)
+
+
+def test_left_here_it_ends_on_a_thread_that_goes_on_training() -> None:
+    training, prof = Training(), ampmem.profile()
+    begun, left, enabled = threading.Event(), threading.Event(), []
+
+    def train() -> None:
+        prof.__enter__()
+        training.steps(2)
+        begun.set()
+        left.wait(PATIENCE_S)
+        training.steps(2)
+        enabled.append(profiler_enabled())
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    begun.wait(PATIENCE_S)
+    with pytest.warns(RuntimeWarning, match=LATER):
+        prof.__exit__(None, None, None)
+    left.set()
+    thread.join(PATIENCE_S)
+    assert enabled == [False]
+    assert in_place() == []
+    assert recorded(prof) == (2, 0)
+
+
+def test_a_generator_that_is_closed_on_another_thread() -> None:
+    training = Training()
+
+    def steps() -> Iterator[ampmem.Profile]:
+        with ampmem.profile() as prof:
+            while True:
+                training.steps(1)
+                yield prof
+
+    generator = steps()
+    next(generator)
+    prof = next(generator)
+
+    def leave() -> None:
+        with pytest.warns(RuntimeWarning, match=LATER):
+            generator.close()  # type: ignore[attr-defined]
+
+    run(leave)
+    training.steps(1)
+    assert in_place() == []
+    assert recorded(prof) == (2, 0)
+
+
+def test_one_after_the_other_on_threads_of_their_own() -> None:
+    results = []
+
+    def record() -> None:
+        with ampmem.profile() as prof:
+            Training().steps(2)
+        results.append(recorded(prof))
+
+    run(record)
+    run(record)
+    record()
+    assert results == [(2, 0)] * 3
+
+
+def test_a_step_belongs_to_the_recorded_thread() -> None:
+    refusals = []
+    with ampmem.profile() as prof:
+        Training().steps(1)
+
+        def end_step() -> None:
+            try:
+                prof.step()
+            except UsageError as refused:
+                refusals.append(str(refused))
+
+        run(end_step)
+    assert len(refusals) == 1
+    assert "another thread" in refusals[0]
+
+
+def test_a_start_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist"), ampmem.profile(output=tmp_path / "none" / "run.ampmem"):
+        pass
+    with pytest.raises(AttributeError), ampmem.profile("no model"):  # type: ignore[arg-type]
+        pass
+    with ampmem.profile() as prof:
+        Training().steps(1)
+    assert recorded(prof) == (1, 0)
+
+
+NEVER_LEFT = """
+import sys, threading, torch, ampmem
+from torch import nn
+
+model = nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+prof = ampmem.profile(output="run.ampmem")
+waits = threading.Event()
+
+def train():
+    prof.__enter__()
+    for _ in range(2):
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+    trained.set()
+    if sys.argv[1] == "daemon":
+        waits.wait()
+
+trained = threading.Event()
+if sys.argv[1] == "main":
+    train()
+else:
+    thread = threading.Thread(target=train, daemon=sys.argv[1] == "daemon")
+    thread.start()
+    trained.wait(60)
+print("the end")
+"""
+
+
+@pytest.mark.parametrize("where", ["main", "thread", "daemon"])
+def test_never_left_it_ends_with_the_program(tmp_path: Path, where: str) -> None:
+    done = python(tmp_path, "-c", NEVER_LEFT, where)
+    assert (done.returncode, done.stdout) == (0, "the end\n")
+    assert len(ampmem.load(tmp_path / "run.ampmem").steps) == 2
