@@ -135,7 +135,7 @@ class Allocator:
     cached: Signed | None
     """Negative only where the segments contradict the blocks, which ``conservation`` tells."""
     reserved: int | None
-    outside: int | None
+    outside: Signed | None
     outside_process: Signed | None
     """What of ``outside`` is this process's, as the driver counts."""
 

@@ -122,6 +122,7 @@ def _in_sql(change: Callable[[sqlite3.Connection, random.Random], None]) -> Call
         try:
             with closing(sqlite3.connect(path)) as database, database:
                 database.execute("PRAGMA synchronous = OFF")
+                database.set_progress_handler(lambda: True, 1_000_000)  # a change before may have left no end
                 change(database, chance)
         except (sqlite3.Error, ValueError, OverflowError, RecursionError):
             pass

@@ -15,6 +15,7 @@ FOUND = (
     "on_gpu:2006190521-839524984",
     "on_gpu:2554280084",
     "on_cpu:4026554299-994744342",
+    "on_gpu:1392964597-3466798004-3485951540-672903765-336106960-1808949818",
 )
 """Tries that once ended in a traceback, or in JSON that its schema does not admit."""
 
