@@ -151,10 +151,7 @@ class Session:
         return StepWriter(file, Joiner(self.log, stacks, texts), texts, describer)
 
     def start(self) -> None:
-        """Install the hooks; recording begins at once or after the steps to skip.
-
-        Where that fails, nothing is left in place and no file stays.
-        """
+        """Install the hooks, to record at once or after some steps; where that fails, nothing and no file is left."""
         try:
             with HELD:
                 if not self.options.timed:

@@ -7,9 +7,10 @@ Python runs a handler between any two instructions of the main thread, also betw
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # ``signal`` makes an enum of each number: ten times as long
+import functools
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
 from typing import Any, TypeAlias
 
 from ampmem.own_code import OWN_FOLDERS
@@ -117,3 +118,24 @@ def _of_script(frame: FrameType | None) -> FrameType | None:
     while frame is not None and frame.f_code.co_filename.startswith(OWN_FOLDERS):
         frame = frame.f_back
     return frame
+
+
+def of_handler(error: BaseException) -> bool:
+    """Whether a handler that is in place now was running when ``error`` was raised."""
+    codes = {_code_of(_signal.getsignal(number)) for number in _SIGNALS} - {None}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _code_of(handler: object) -> CodeType | None:
+    """What runs in Python when ``handler`` is called: a function, a method, a ``partial``, or has a ``__call__``."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not isinstance(handler, (FunctionType, MethodType)):
+        handler = vars(type(handler)).get("__call__")
+    code = getattr(handler, "__code__", None)
+    return code if isinstance(code, CodeType) else None

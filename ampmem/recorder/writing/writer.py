@@ -40,5 +40,4 @@ class StepWriter:
 
     def forget(self) -> None:
         """In a forked child: leave the recording to the parent."""
-        self._file.forget()
         leave_to_parent(self._file, self._file.path)
