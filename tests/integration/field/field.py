@@ -31,11 +31,15 @@ class Ran:
         return marks
 
 
-def record(folder: Path, name: str, *options: str, arguments: tuple[str, ...] = ()) -> Ran:
-    """``programs/NAME.py`` with ``arguments``, recorded to its end with the ``options`` of ``ampmem profile``."""
-    done = ampmem(
-        folder, "profile", "--run-to-end", "-o", "run.ampmem", *options, str(PROGRAMS / f"{name}.py"), *arguments
-    )
+def record(
+    folder: Path, name: str, *options: str, arguments: tuple[str, ...] = (), how: tuple[str, ...] = ("--run-to-end",)
+) -> Ran:
+    """``programs/NAME.py`` with ``arguments``, recorded with the ``options`` of ``ampmem profile``.
+
+    It is run to its end, and the exit code is its own; with ``how`` empty ampmem's.
+    """
+    options = (*how, *options)
+    done = ampmem(folder, "profile", "-o", "run.ampmem", *options, str(PROGRAMS / f"{name}.py"), *arguments)
     shown = ampmem(folder, "show", "--json", "run.ampmem")
     summary = json.loads(shown.stdout) if shown.returncode == 0 else {}
     return Ran(exit_code=done.returncode, summary=summary, counted=_last_line(done.stdout), said=done.stderr)

@@ -94,7 +94,7 @@ def test_without_an_optimizer_backward_ends_steps(tmp_path: Path) -> None:
     "marker", ["backward", "manual_sgd.py:train_one_batch", "programs/manual_sgd.py:train_one_batch"]
 )
 def test_what_ends_a_step_can_be_said(tmp_path: Path, marker: str) -> None:
-    ran = record(tmp_path, "manual_sgd", "--step-on", marker, *ALL)
+    ran = record(tmp_path, "manual_sgd", "--step-on", marker, *ALL, how=())
     assert ran.exit_code == 0, ran.said
     assert [step["loss"] for step in ended(ran)] == pytest.approx(ran.counted["losses"])
 
@@ -119,7 +119,7 @@ def test_each_update_alone_can_be_a_step(tmp_path: Path) -> None:
     ],
 )
 def test_a_marker_that_is_never_met_is_one_clear_error(tmp_path: Path, marker: str, said: str) -> None:
-    ran = record(tmp_path, "manual_sgd", "--step-on", marker, *ALL)
+    ran = record(tmp_path, "manual_sgd", "--step-on", marker, *ALL, how=())
     assert ran.exit_code in (1, 2)
     assert said in ran.said
     assert "backward, optimizer, forward, or a function as FILE.py:FUNCTION" in ran.said
@@ -171,7 +171,7 @@ def test_the_static_model_of_inference_is_parameters_and_casts(
 
 
 def test_inference_without_saying_so_is_told_how(tmp_path: Path) -> None:
-    ran = record(tmp_path, "generate", *ALL)
+    ran = record(tmp_path, "generate", *ALL, how=())
     assert ran.exit_code == 1
     assert "a model ran 6 times, with gradients off; to record inference, say --step-on forward" in ran.said
 
@@ -193,6 +193,6 @@ def test_a_loss_that_diverged_is_shown_as_what_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [(), ("--test",)])
 def test_training_in_child_processes_is_said_to_be_unseen(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    ran = record(tmp_path, "spawned", *ALL, arguments=arguments)
+    ran = record(tmp_path, "spawned", *ALL, arguments=arguments, how=())
     assert ran.exit_code == 1
     assert "it started 2 child processes, and what happens there is not recorded" in ran.said
