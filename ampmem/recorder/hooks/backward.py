@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -49,12 +48,16 @@ class GradientHooks:
                 except Exception as error:  # of a subclass that does not let it be done
                     self._log.missed(error)
                     undo = _nothing
-                self._watched[id(parameter)] = functools.partial(_unhook, weakref.ref(parameter), undo)
+                self._watched[id(parameter)] = undo
 
     def remove(self) -> None:
-        """Take all hooks away."""
+        """Take all hooks away, and torch's lists of them that are empty then: a parameter without hooks has none."""
         for undo in self._watched.values():
             undo()
+        # Looked for in the models: with a reference to it, weak or not, a parameter could not be swapped for another.
+        for _, parameter in self._models.parameters():
+            if id(parameter) in self._watched and not gradient_hooks(parameter):
+                forget_gradient_hooks(parameter)
         self._watched.clear()
 
     def _note(self, name: int, path: int, parameter: torch.Tensor) -> None:
@@ -64,14 +67,6 @@ class GradientHooks:
 
 def _nothing() -> None:
     """What undoes nothing."""
-
-
-def _unhook(parameter: weakref.ref[torch.Tensor], undo: Undo) -> None:
-    """Take the hook away, and torch's list of hooks where it is empty then: a parameter without hooks has none."""
-    undo()
-    tensor = parameter()
-    if tensor is not None and not gradient_hooks(tensor):
-        forget_gradient_hooks(tensor)
 
 
 class BackwardHooks:

@@ -50,8 +50,8 @@ class SavedByNodes:
         """Functions that have said what they save, and may not be through with their forward."""
 
     def returned(self, op: int, results: Sequence[Any]) -> None:
-        """The op with this text id returns ``results`` now."""
-        if self._readable():
+        """The op with this text id returns ``results`` now. With gradients off it makes no node."""
+        if torch.is_grad_enabled() and self._readable():
             self._results = [weakref.ref(each) for each in results if is_tensor(each)]
             self._op, self._number = op, next_node() - 1
 

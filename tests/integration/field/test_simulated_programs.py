@@ -28,7 +28,8 @@ ELSEWHERE = "the model is on cpu: none of its 2 parameters was on the simulated 
 def test_a_model_that_is_not_on_the_gpu_is_an_error(
     tmp_path: Path, arguments: tuple[str, ...], said: str | None
 ) -> None:
-    done = ampmem(tmp_path, "profile", "--device", "sim", "--quiet", WITHOUT_GPU, *arguments)
+    how = ("--run-to-end",) if said is None else ()
+    done = ampmem(tmp_path, "profile", "--device", "sim", "--quiet", *how, WITHOUT_GPU, *arguments)
     if said is None:
         assert done.returncode == 0
         assert json.loads(done.stdout) == ["cuda:0"] * 2

@@ -85,7 +85,7 @@ def test_training_by_hand_is_a_failure_of_what_was_asked_for(tmp_path: Path) -> 
 
 def test_a_page_that_cannot_be_written_is_told_and_no_failure_of_the_programs(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text((PROGRAMS / "_training.py").read_text() + "train(3)\nimport os\nos.rmdir('pages')\n")
+    script.write_text((PROGRAMS / "_training.py").read_text() + "train_alone(3)\nimport os\nos.rmdir('pages')\n")
     for options, code in (((), 2), (("--run-to-end",), 0)):
         (tmp_path / "pages").mkdir()
         arguments = ("--steps", "4", "--force", "--quiet", "--html", "pages/page.html", *options, "train.py")
@@ -101,7 +101,7 @@ ESCAPES = "\x1b[2J\x07"
 def test_no_line_of_ampmems_own_has_what_a_terminal_acts_on(tmp_path: Path) -> None:
     script = tmp_path / f"train{ESCAPES}\udcff.py"
     script.write_text(
-        (PROGRAMS / "_training.py").read_text() + "import sys\ntrain(2)\nsys.argv[1:] and sys.exit(sys.argv[1])\n"
+        (PROGRAMS / "_training.py").read_text() + "import sys\ntrain_alone(2)\nsys.argv[1:] and sys.exit(sys.argv[1])\n"
     )
     done = ampmem(tmp_path, "profile", "--steps", "2", script.name)
     assert done.returncode == 0

@@ -44,6 +44,9 @@ class Recorder:
         self.closed_with = failure
         self._at("close")
 
+    def forked(self) -> bool:
+        return False
+
     def say(self, message: str) -> None:
         self._at("say")
 
