@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -172,6 +173,7 @@ def tried(name: str, tries: Iterator[Callable[[], list[str]]]) -> tuple[int, int
 @click.argument("names", nargs=-1, metavar="[CLASS]...")
 def main(kills: int, mutations: int, seed: int, names: tuple[str, ...]) -> None:
     """Try to break it, and count."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and their children
     with TemporaryDirectory() as folder:
         found = classes(Path(folder), {"kills": kills, "mutations": mutations}, seed)
         rows = [(name, *tried(name, tries)) for name, tries in found.items() if not names or name in names]

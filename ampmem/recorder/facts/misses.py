@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
+from ampmem.names import warning
 from ampmem.own_code import OWN_FOLDERS
 from ampmem.recorder.process.signals import of_handler
 from ampmem.recorder.torch_private import never_compiled, untraced, without_functions
@@ -41,7 +42,7 @@ class Misses:
         self._said[text] = None
         seen.append(text)
         if self.note is not None:
-            self.note(f"something in the script could not be looked at, and is not in this recording: {text}")
+            self.note(warning(f"something in the script could not be looked at, and is not in this recording: {text}"))
 
     def why(self) -> str:
         """What to add to a message that something was not seen at all."""
