@@ -267,3 +267,13 @@ def test_the_sql_views_are_as_promised(tmp_path: Path) -> None:
         assert [column[0] for column in facts.description] == ["time_ns", "address", "fact", "name", "module"]
         names = database.execute("SELECT DISTINCT name FROM storage_fact WHERE fact = 'gradient'")
         assert {row[0] for row in names} == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_a_recording_that_is_over_is_held_by_nobody() -> None:
+    model, optimizer = make()
+    with ampmem.profile(model, optimizer) as prof:
+        train(model, optimizer, 2)
+    ended, trained = weakref.ref(prof._session), weakref.ref(model)
+    del prof, model, optimizer
+    gc.collect()
+    assert (ended(), trained()) == (None, None)

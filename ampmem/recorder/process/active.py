@@ -62,9 +62,10 @@ def claim(session: Recording) -> None:
 
 
 def release(session: Recording) -> None:
-    """It has ended."""
+    """It has ended, and nothing holds it here any longer."""
     atexit.unregister(session.close)
     _sessions.pop(_ACTIVE, None)
+    vars(_thread).pop("ending", None)
 
 
 def _after_fork_in_parent() -> None:
