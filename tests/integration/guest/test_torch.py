@@ -60,3 +60,11 @@ def test_what_a_gradient_of_a_gradient_saves_is_recorded(tmp_path: Path) -> None
     saved = analysis.facts.fact == Fact.SAVED
     phases = analysis.lifetimes.phase[analysis.facts.allocation[saved]]
     assert Phase.BACKWARD in phases.tolist()
+
+
+def test_a_master_copy_that_is_swapped_stays_one(tmp_path: Path) -> None:
+    analysis = analyse(read(beside(tmp_path, "swaps").recording))
+    assert analysis.recording.notes == ()
+    assert analysis.conservation.residual_bytes == 0
+    masters = analysis.facts.step[analysis.facts.fact == Fact.MASTER_COPY]
+    assert len(set(masters.tolist())) == 3
