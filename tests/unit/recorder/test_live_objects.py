@@ -33,7 +33,7 @@ def test_a_tuple_that_another_thread_is_making_is_not_held() -> None:
         try:
             while not over.is_set():
                 # Of unknown length: it is enlarged, which only its one owner can do.
-                assert len(tuple(each for each in range(20))) == 20  # noqa: C400
+                assert len(tuple(each for each in range(20))) == 20
         except BaseException as error:
             errors.append(error)
 

@@ -64,18 +64,19 @@ attempt("after a forward whose result is gone", lambda: swap(model.parameters())
 train(model, optimizer)
 train(Swapping())
 
-masters = [parameter.detach().clone().requires_grad_() for parameter in model.parameters()]
+half = small_model().bfloat16()
+masters = [parameter.detach().float().requires_grad_() for parameter in half.parameters()]
 optimizer = torch.optim.SGD(masters, lr=0.1)
 for _ in range(3):
-    model(torch.ones(4, 8)).square().mean().backward()
-    for parameter, master in zip(model.parameters(), masters, strict=True):
-        master.grad, parameter.grad = parameter.grad, None
+    half(torch.ones(4, 8, dtype=torch.bfloat16)).square().mean().backward()
+    for parameter, master in zip(half.parameters(), masters, strict=True):
+        master.grad, parameter.grad = parameter.grad.float(), None
     optimizer.step()
     attempt("master copies", lambda: [swap_tensors(each, each.detach().clone().requires_grad_()) for each in masters])
     with torch.no_grad():
-        for parameter, master in zip(model.parameters(), masters, strict=True):
+        for parameter, master in zip(half.parameters(), masters, strict=True):
             parameter.copy_(master)
-print(model(torch.ones(4, 8)).sum().item())
+print(half(torch.ones(4, 8, dtype=torch.bfloat16)).sum().item())
 
 state = {name: value.clone() for name, value in model.state_dict().items()}
 attempt("assign", lambda: model.load_state_dict(state, assign=True))
@@ -83,10 +84,10 @@ torch.__future__.set_swap_module_params_on_conversion(True)
 attempt("to double and back", lambda: model.double().float())
 train(model)
 with torch.autocast("cpu", torch.bfloat16):
-    output = model(torch.ones(4, 8))
+    kept = model(torch.ones(4, 8))
     attempt("to double in autocast", model.double)
 attempt("to double after autocast", model.double)
-del output
+kept = None
 attempt("load", lambda: model.float().load_state_dict(state))
 train(model)
 print(sorted({name for parameter in model.parameters() for name in vars(parameter)}))
