@@ -62,6 +62,13 @@ use_count: Callable[[torch.Tensor], int] = methodcaller(
     attribute("torch.Tensor", "_use_count", "whether autocast's cache holds a copy")
 )
 
+SWAP: Place = patched(
+    "torch.utils",
+    "swap_tensors",
+    "that two tensors are swapped, which nobody may refer to then",
+    without="a script that swaps tensors may fail",
+)
+
 _GRADIENT_HOOKS = attribute(
     "torch.Tensor",
     "_post_accumulate_grad_hooks",

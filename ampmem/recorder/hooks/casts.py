@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ampmem.events import Fact
-from ampmem.patching import patch
+from ampmem.patching import Undo, patch
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.parts import parts_of
@@ -70,6 +70,21 @@ class CastHooks:
     def forget_dead(self) -> None:
         """Drop what is known of copies that died."""
         self.copies = {address: copy for address, copy in self.copies.items() if copy() is not None}
+
+    def let_go(self, tensors: tuple[torch.Tensor, ...]) -> Undo:
+        """They are about to be swapped: each gets the memory of the other."""
+        held = [address for address, copy in self.copies.items() if any(copy() is tensor for tensor in tensors)]
+        for address in held:
+            del self.copies[address]
+
+        def take() -> None:
+            for tensor in tensors:
+                for part in parts_of(tensor):
+                    address = self._log.storage_address(part)
+                    if address in held:
+                        self.copies[address] = weakref.ref(part)
+
+        return take
 
     def _held(self) -> dict[int, int]:
         """How many hold each of the copies, by address."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from ampmem.patching import Undo
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
-from ampmem.recorder.hooks import children, data, memory_history, torch_profiler
+from ampmem.recorder.hooks import children, data, memory_history, swaps, torch_profiler
 from ampmem.recorder.hooks.backward import BackwardHooks
 from ampmem.recorder.hooks.calls import Calls
 from ampmem.recorder.hooks.listener import Listener
@@ -23,7 +23,7 @@ from ampmem.vocabulary import StepOn
 
 
 class Hooks:
-    """Makes them; whoever installs one gets back what undoes it."""
+    """Makes them; whoever installs one gets back what undoes it. ``hold_tensors``: who else has references to some."""
 
     def __init__(
         self,
@@ -36,6 +36,7 @@ class Hooks:
         arm_seen: ArmSeen,
         *,
         step_on: StepOn | Marker,
+        hold_tensors: Sequence[swaps.LetGo],
     ) -> None:
         self.optimizers = OptimizerHooks(listener, log, models, texts, update)
         self.modules = ModuleHooks(listener, log, models, texts, arm_seen)
@@ -45,6 +46,7 @@ class Hooks:
             BackwardHooks(listener, log.misses).install,
             partial(children.install, listener),
             quiet_compiled_modules,
+            partial(swaps.install, (*hold_tensors, self.optimizers.let_go), log.misses),
         ]
         """Those that say when steps end, which may not be recorded."""
         if self.calls is not None:

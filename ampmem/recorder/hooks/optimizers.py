@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from ampmem.events import Fact, OptimizerRecord, ParameterRecord
 from ampmem.names import StateName
-from ampmem.patching import added, hook, patch
+from ampmem.patching import Undo, added, hook, patch
 from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
@@ -222,6 +222,21 @@ class OptimizerHooks:
                 gradient = gradient_of(parameter)
                 if gradient is not None:
                     self._log.about(Fact.GRADIENT, gradient, name, path)
+
+    def let_go(self, tensors: tuple[torch.Tensor, ...]) -> Undo:
+        """They are about to be swapped: each stays what it is, with other values."""
+        held = []
+        for tensor in tensors:
+            own = self._own.get(id(tensor))
+            if own is not None and own.parameter() is tensor:
+                del self._own[id(tensor)]
+                held.append((tensor, own.fact, own.names))
+
+        def take() -> None:
+            for tensor, fact, names in held:
+                self._own[id(tensor)] = _Own(parameter=weakref.ref(tensor), fact=fact, names=names)
+
+        return take
 
     def _wrap_init(self, original: Callable[..., Any]) -> Callable[..., Any]:
         listener = self._listener

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ampmem.events import Fact
-from ampmem.patching import patch
+from ampmem.patching import Undo, patch
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.parts import PLAIN
@@ -67,6 +67,11 @@ class SavedByNodes:
                 break
         if self._functions:
             self._read_functions()
+
+    def let_go(self, tensors: tuple[torch.Tensor, ...]) -> Undo:
+        """They are about to be swapped: what the newest op has saved is read now."""
+        self.read()
+        return lambda: None
 
     def _read(self, node: Any, plain: bool) -> None:
         kind = type(node)

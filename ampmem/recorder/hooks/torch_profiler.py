@@ -8,6 +8,7 @@ from typing import Any
 
 from ampmem.patching import patch
 from ampmem.recorder.hooks.listener import Listener
+from ampmem.recorder.sources.window import OTHER_PROFILER, prepared_elsewhere
 from ampmem.recorder.torch_private import PREPARE
 
 
@@ -17,8 +18,12 @@ def install(listener: Listener) -> Callable[[], None]:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def _prepare_trace(profiler: Any) -> Any:
-            listener.stop_recording("the script started torch.profiler, and PyTorch allows only one profiler at a time")
-            return original(profiler)
+            if listener.on_thread():
+                listener.stop_recording(OTHER_PROFILER)
+                return original(profiler)
+            with prepared_elsewhere():
+                listener.stop_recording(OTHER_PROFILER)  # which is done on its own thread
+                return original(profiler)
 
         return _prepare_trace
 

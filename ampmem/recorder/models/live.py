@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import compress
+from itertools import chain, compress
 from typing import Any
 
 from torch import Tensor
@@ -34,10 +34,24 @@ def live_objects() -> LiveObjects:
         **dict.fromkeys(_with_subclasses(Optimizer), found.optimizers.append),
         **dict.fromkeys(_with_subclasses(Tensor), found.tensors.append),
     }
-    everything = gc.get_objects()
-    for item in compress(everything, map(add.__contains__, map(id, map(type, everything)))):
+    for item in _of_types(add):
         add[id(type(item))](item)
     return found
+
+
+def _of_types(types: Container[int]) -> list[Any]:
+    """All objects whose exact type has its ``id`` in ``types``.
+
+    Another thread that is making a tuple fails where anybody else holds that, and the garbage collector knows it
+    already. So no other thread may run while all objects are held: a list of them is made, gone through and emptied
+    inside one call of C, which runs no Python.
+    """
+    everything: list[Any] = []
+    made = map(everything.extend, map(gc.get_objects, (None,)))
+    wanted = compress(everything, map(types.__contains__, map(id, map(type, everything))))
+    emptied: Iterator[Any] = iter(everything.clear, None)
+    with collection_paused():
+        return list(chain(filter(None, made), wanted, emptied))
 
 
 @contextmanager

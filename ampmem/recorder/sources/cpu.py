@@ -20,7 +20,7 @@ from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.ledger import Event, Ledger
 from ampmem.recorder.sources.process_total import NOT_COUNTED, count_all_threads
 from ampmem.recorder.sources.storages import Storages
-from ampmem.recorder.sources.window import MARKER, Marks, Window, check_free, install, shift_between
+from ampmem.recorder.sources.window import MARKER, Marks, ProfileLost, Window, check_free, install, shift_between
 from ampmem.units import format_bytes
 from ampmem.vocabulary import SourceKind
 
@@ -62,7 +62,10 @@ class ProfilerSource:
 
     def stop(self) -> RawEvents:
         """The last events."""
-        return self._events(*self._window.close())
+        try:
+            return self._events(*self._window.close())
+        except ProfileLost:
+            return self._ledger.settle([], [], {"": 0})
 
     def abandon(self) -> None:
         """Switch the profiler off."""

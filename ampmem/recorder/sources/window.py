@@ -8,7 +8,9 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock
 from time import time_ns
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,7 +18,7 @@ import numpy as np
 from torch.autograd.profiler import profile
 from torch.profiler import ProfilerActivity
 
-from ampmem.errors import UsageError
+from ampmem.errors import RecordingError, UsageError
 from ampmem.events import Column
 from ampmem.patching import patch
 from ampmem.recorder.sources.kineto import thread_ended
@@ -63,6 +65,28 @@ Marks: TypeAlias = tuple[ClockMark, ClockMark]
 """Those of a window's two ends."""
 
 
+class ProfileLost(RecordingError):
+    """Another thread has prepared a profile: there is one per process, and the window's is gone."""
+
+    def __init__(self) -> None:
+        super().__init__(OTHER_PROFILER)
+
+
+OTHER_PROFILER = "the script started torch.profiler, and PyTorch allows only one profiler at a time"
+_PREPARING = Lock()
+_open: set[Window] = set()
+"""Those between their start and their end."""
+
+
+@contextmanager
+def prepared_elsewhere() -> Iterator[None]:
+    """What runs in here prepares a profile on another thread, whatever becomes of the windows that are open."""
+    with _PREPARING:
+        for window in _open:
+            window.lost = True
+        yield
+
+
 class Window:
     """A profile of the calling thread, and of the backward passes it starts; ``memory`` adds the CPU's allocations."""
 
@@ -70,6 +94,8 @@ class Window:
         self._memory = memory
         self._mark = ClockMark(0, 0)
         self._opened = False
+        self.lost = False
+        """Whether another thread has prepared a profile since the start."""
 
     def open(self) -> None:
         """Begin."""
@@ -89,27 +115,45 @@ class Window:
                 os.environ["KINETO_LOG_LEVEL"] = previous
 
     def close(self) -> tuple[Any, Marks]:
-        """End; torch's result, and the two marks."""
-        marks = (self._mark, _mark())
-        return disable_profiler(), marks
+        """End; torch's result, and the two marks. Raises :class:`ProfileLost` where there is none, now and later."""
+        with _PREPARING:
+            _open.discard(self)
+            if self.lost:
+                self._end()
+                raise ProfileLost
+            marks = (self._mark, _mark())
+            return disable_profiler(), marks
 
     def abandon(self) -> None:
         """End in a child that was forked, where the profile of the thread that forked goes on."""
         if not profiler_enabled():  # that was another thread
             return
         if in_backward():  # what the profiler saw begin must not end after it
-            atexit.register(disable_profiler)
+            atexit.register(self._end)
         else:
+            self._end()
+
+    def _end(self) -> None:
+        """Drop what was profiled; torch crashes where kineto, which prepares, has no profile to end."""
+        if profiler_enabled():
+            if self.lost:
+                self._prepare()
             disable_profiler()
 
     def _start(self) -> None:
+        with _PREPARING:
+            config = self._prepare()
+            enable_profiler(config, _ACTIVITIES, _SCOPES)
+            _open.add(self)
+        self._mark = _mark()
+
+    def _prepare(self) -> Any:
         config = profile(profile_memory=self._memory).config()
         if FILTERS:
             prepare_profiler(config, set(_PARTS), _PARTS)
         else:
             prepare_profiler(config, _ACTIVITIES)
-        enable_profiler(config, _ACTIVITIES, _SCOPES)
-        self._mark = _mark()
+        return config
 
 
 def check_free() -> None:

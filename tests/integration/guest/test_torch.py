@@ -60,3 +60,16 @@ def test_what_a_gradient_of_a_gradient_saves_is_recorded(tmp_path: Path) -> None
     saved = analysis.facts.fact == Fact.SAVED
     phases = analysis.lifetimes.phase[analysis.facts.allocation[saved]]
     assert Phase.BACKWARD in phases.tolist()
+
+
+def test_what_is_swapped_is_recorded(tmp_path: Path) -> None:
+    analysis = analyse(read(beside(tmp_path, "swaps").recording))
+    assert analysis.recording.notes == ()
+    assert analysis.conservation.residual_bytes == 0
+    assert Fact.MASTER_COPY in analysis.facts.fact.tolist()
+
+
+def test_a_profiler_on_another_thread_ends_the_recording(tmp_path: Path) -> None:
+    analysis = analyse(read(beside(tmp_path, "profiles_on_a_thread").recording))
+    assert len(analysis.recording.steps) == 1
+    assert analysis.conservation.residual_bytes == 0

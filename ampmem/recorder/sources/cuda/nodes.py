@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ampmem.events import Column
-from ampmem.recorder.sources.window import MARKER, MARKERS, Window, shift_between
+from ampmem.recorder.sources.window import MARKER, MARKERS, ProfileLost, Window, shift_between
 from ampmem.recorder.torch_private import TORCH_OP
 
 
@@ -68,8 +68,11 @@ class NodeRecorder:
         """The nodes since the last call, or since :meth:`start`."""
         if not self.running:
             return NO_NODES
-        result, marks = self._window.close()
         self.running = False
+        try:
+            result, marks = self._window.close()
+        except ProfileLost:
+            return NO_NODES
         if go_on:
             self.start()
         walk = _Walk(result.experimental_event_tree())
