@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import Field, dataclass, fields, is_dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Annotated, Any, TypeAlias, cast
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
@@ -68,18 +68,25 @@ def json_fields(of: object) -> Iterator[tuple[str, Field[Any]]]:
 
 def text_of(value: object, before: str = "") -> str:
     """``value`` as JSON text, as ``json.dumps(plain(value), indent=2)`` has it, in a third of the time and memory."""
+    kind = type(value)
+    if kind is int:
+        return str(value)
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return "null"
+    if isinstance(value, (str, int, float)):
+        return json.dumps(value)
     inner = f"{before}  "
-    if is_dataclass(value):
-        items = [f"{json.dumps(key)}: {text_of(getattr(value, name), inner)}" for key, name in _names_of(type(value))]
-        return _listed("{", items, "}", before)
     if isinstance(value, Mapping):
-        items = [f"{json.dumps(str(key))}: {text_of(item, inner)}" for key, item in value.items()]
+        items = [f"{_quoted(str(key))}: {text_of(item, inner)}" for key, item in value.items()]
         return _listed("{", items, "}", before)
     if isinstance(value, tuple):
         return _listed("[", [text_of(item, inner) for item in value], "]", before)
-    if type(value) is int:
-        return str(value)
-    return "null" if isinstance(value, float) and not math.isfinite(value) else json.dumps(value)
+    names = _names_of(cast(Hashable, kind))
+    items = [f"{_quoted(key)}: {text_of(getattr(value, name), inner)}" for key, name in names]
+    return _listed("{", items, "}", before)
+
+
+_quoted = lru_cache(1000)(json.dumps)
 
 
 def _listed(start: str, items: list[str], end: str, before: str) -> str:
@@ -88,7 +95,7 @@ def _listed(start: str, items: list[str], end: str, before: str) -> str:
 
 
 @cache
-def _names_of(kind: type) -> tuple[tuple[str, str], ...]:
+def _names_of(kind: Hashable) -> tuple[tuple[str, str], ...]:
     """The key in JSON and the name of each field that is there."""
     return tuple((key, item.name) for key, item in json_fields(kind))
 

@@ -38,7 +38,7 @@ ROWS: Mapping[str, int] = {
     "note": 10_000,
     "optimizer": 10_000,
     "oom": 10_000,
-    "step": 25_000,
+    "step": 30_000,
     "plain_step": 100_000,
     "layers": 120_000,
     "parameter": 100_000,

@@ -81,7 +81,7 @@ CASES: Mapping[str, Callable[[Path], None]] = {
     ),
     "as many steps as there may be, each the whole run": _sql(
         "DELETE FROM step",
-        _COUNT.format(25_000) + "INSERT INTO step SELECT x, 0, 1000000, 0, 1.0, NULL, 1, 0, 1, 0, 1 FROM n",
+        _COUNT.format(30_000) + "INSERT INTO step SELECT x, 0, 1000000, 0, 1.0, NULL, 1, 0, 1, 0, 1 FROM n",
     ),
     "names of 20,000 characters": _sql(_COUNT.format(500) + _PARAMETER.format("x || hex(zeroblob(10000))")),
     "modules in modules in modules": _sql(

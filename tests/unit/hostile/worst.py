@@ -43,7 +43,9 @@ def _step(index: int, start: int, end: int) -> tuple[object, ...]:
     return (index, start, end, 0, 1.0, None, 1, 0, 1, 0, 1)
 
 
-def _event(time: int, action: Action, address: int, *, step: int = 1, op: int = 0, module: int = 0, stack: int = 0):
+def _event(
+    time: int, action: Action, address: int, *, step: int = 1, op: int = 0, module: int = 0, stack: int = 0
+) -> tuple[int, ...]:
     return (time, step, int(Phase.FORWARD), int(action), address, 40, 512, 0, op, module, stack, -1)
 
 
@@ -59,8 +61,8 @@ def _texts(values: Iterable[str]) -> list[tuple[int, str]]:
     return [(1000 + number, value) for number, value in enumerate(values)]
 
 
-def _steps() -> Rows:
-    starts = [(2 + x, _LATER + 100 * x) for x in range(24_998)]
+def _steps(first: int) -> Rows:
+    starts = [(2 + x, _LATER + 100 * x) for x in range(29_998)]
     return {
         "step": (_step(x, at, at + 90) for x, at in starts),
         "phase": ((at + 20 * n, x, n + 2) for x, at in starts for n in range(4)),
@@ -73,50 +75,47 @@ def _steps() -> Rows:
     }
 
 
-def _overlapping_steps() -> Rows:
+def _overlapping_steps(first: int) -> Rows:
     return {
-        "step": (_step(2 + x, _LATER, _LATER + 10_000_000) for x in range(24_998)),
+        "step": (_step(2 + x, _LATER, _LATER + 10_000_000) for x in range(29_998)),
         "event": (_event(_LATER + x, Action.ALLOC, (1 << 30) + (x << 9)) for x in range(200_000)),
     }
 
 
-def _parameters() -> Rows:
+def _parameters(first: int) -> Rows:
     names = [f"blocks.{x // 2}.weight{x % 2}" for x in range(99_900)]
     return {
         "text": _texts(names),
         "parameter": map(_parameter, names),
         "event": (_event(20 + 0 * x, Action.BASELINE, (1 << 30) + (x << 9), step=-1) for x in range(len(names))),
-        "fact": (_fact(20, (1 << 30) + (x << 9), Fact.PARAMETER, FIRST + x) for x in range(len(names))),
+        "fact": (_fact(20, (1 << 30) + (x << 9), Fact.PARAMETER, first + x) for x in range(len(names))),
     }
 
 
-FIRST = 0
-
-
-def _modules() -> Rows:
+def _modules(first: int) -> Rows:
     names = [f"m{x}" for x in range(99_000)]
     return {
         "text": _texts(names),
-        "event": (_event(_LATER + x, Action.ALLOC, (1 << 30) + (x << 9), module=FIRST + x) for x in range(len(names))),
-        "fact": (_fact(_LATER + x, (1 << 30) + (x << 9), Fact.SAVED, 0, FIRST + x) for x in range(len(names))),
+        "event": (_event(_LATER + x, Action.ALLOC, (1 << 30) + (x << 9), module=first + x) for x in range(len(names))),
+        "fact": (_fact(_LATER + x, (1 << 30) + (x << 9), Fact.SAVED, 0, first + x) for x in range(len(names))),
         "step": [_step(2, _LATER, _LATER + 1_000_000)],
         "phase": [(_LATER, 2, 3)],
     }
 
 
-def _deep_modules() -> Rows:
+def _deep_modules(first: int) -> Rows:
     names = [f"{x}" + ".a" * 2800 for x in range(2)]
     return {
         "text": _texts(names),
         "parameter": (_parameter(f"{name}.weight") for name in names),
-        "event": (_event(_LATER + x, Action.ALLOC, (1 << 30) + (x << 9), module=FIRST + x % 2) for x in range(1000)),
-        "fact": (_fact(_LATER + x, (1 << 30) + (x << 9), Fact.SAVED, 0, FIRST + x % 2) for x in range(1000)),
+        "event": (_event(_LATER + x, Action.ALLOC, (1 << 30) + (x << 9), module=first + x % 2) for x in range(1000)),
+        "fact": (_fact(_LATER + x, (1 << 30) + (x << 9), Fact.SAVED, 0, first + x % 2) for x in range(1000)),
         "step": [_step(2, _LATER, _LATER + 1_000_000)],
         "phase": [(_LATER, 2, 3)],
     }
 
 
-def _cast_copies() -> Rows:
+def _cast_copies(first: int) -> Rows:
     count = 100_000
     names = [f"blocks.{x // 10}.part{x % 10}.weight" for x in range(20_000)]
     when = [_LATER + 10 * x for x in range(count)]
@@ -132,7 +131,7 @@ def _cast_copies() -> Rows:
                 at + 1 + use,
                 (1 << 30) + (x << 9),
                 int(Fact.CAST_USE if use else Fact.CAST_COPY),
-                FIRST + x % 20_000,
+                first + x % 20_000,
                 0,
                 0,
             )
@@ -144,7 +143,7 @@ def _cast_copies() -> Rows:
     }
 
 
-def _phases() -> Rows:
+def _phases(first: int) -> Rows:
     return {
         "step": [_step(2, _LATER, _LATER + 100_000_000)],
         "phase": ((_LATER + x, 2, 2 + x % 5) for x in range(600_000)),
@@ -152,11 +151,11 @@ def _phases() -> Rows:
     }
 
 
-def _notes() -> Rows:
+def _notes(first: int) -> Rows:
     return {"note": ((f"{x} " + "warning: \x1b\u202e" * 200,) for x in range(9_990))}
 
 
-def _optimizers() -> Rows:
+def _optimizers(first: int) -> Rows:
     settings = "{" + ", ".join(f'"setting{x}": {x}' for x in range(100)) + "}"
     return {
         "optimizer": ((f"Adam{x}", "foreach", '["Adam", "Optimizer"]', settings) for x in range(9_990)),
@@ -164,59 +163,59 @@ def _optimizers() -> Rows:
     }
 
 
-def _ooms() -> Rows:
+def _ooms(first: int) -> Rows:
     pack = "[" + ",".join(f"[{x << 16},2048,0,1,0,[0,0],[[512,64,1],[1536,0,0]]]" for x in range(100)) + "]"
     row = (0, 0, "0,0", 8192, 1 << 21, 1 << 30, 100, "aten::mm", "layers.1", "train.py:9 main\n" * 30, pack)
     return {"oom": ((_LATER + x, 2, *row) for x in range(9_990))}
 
 
-def _long_names() -> Rows:
+def _long_names(first: int) -> Rows:
     names = [f"{x}".ljust(9_900, "\u202e") for x in range(800)]
     return {
         "text": _texts(names),
         "parameter": (_parameter(f"{name}.weight", kind=name) for name in names),
         "event": (
-            _event(_LATER + x, Action.ALLOC, (1 << 30) + (x << 9), step=2, module=FIRST + x, op=FIRST + x)
+            _event(_LATER + x, Action.ALLOC, (1 << 30) + (x << 9), step=2, module=first + x, op=first + x)
             for x in range(800)
         ),
-        "fact": (_fact(_LATER + x, (1 << 30) + (x << 9), Fact.SAVED, FIRST + x, FIRST + x) for x in range(800)),
+        "fact": (_fact(_LATER + x, (1 << 30) + (x << 9), Fact.SAVED, first + x, first + x) for x in range(800)),
         "step": [_step(2, _LATER, _LATER + 100_000_000)],
         "phase": [(_LATER, 2, 3)],
     }
 
 
-def _long_stacks() -> Rows:
+def _long_stacks(first: int) -> Rows:
     stacks = [f"a{x}.py:1 f\n" + "train.py:9 main\n" * 60_000 for x in range(50)]
     return {
         "text": _texts(stacks),
         "event": (
-            _event(_LATER + x, Action.ALLOC, (1 << 30) + (x << 9), step=2, stack=FIRST + x % 50) for x in range(20_000)
+            _event(_LATER + x, Action.ALLOC, (1 << 30) + (x << 9), step=2, stack=first + x % 50) for x in range(20_000)
         ),
         "step": [_step(2, _LATER, _LATER + 100_000_000)],
         "phase": [(_LATER, 2, 3)],
     }
 
 
-def _many_stacks() -> Rows:
+def _many_stacks(first: int) -> Rows:
     stacks = ["".join(f"a{x}.py:{n} f\n" for n in range(100)) for x in range(10_000)]
     return {
         "text": _texts(stacks),
         "event": (
-            _event(_LATER + x, Action.ALLOC, (1 << 30) + (x << 9), step=2, stack=FIRST + x) for x in range(10_000)
+            _event(_LATER + x, Action.ALLOC, (1 << 30) + (x << 9), step=2, stack=first + x) for x in range(10_000)
         ),
         "step": [_step(2, _LATER, _LATER + 100_000_000)],
         "phase": [(_LATER, 2, 3)],
     }
 
 
-def _layers() -> Rows:
+def _layers(first: int) -> Rows:
     return {
         "layers": ((x, "peak", 8600, 9000, 9000, 20000, 30000, 25000) for x in range(119_990)),
         "plain_step": ((100 + x,) for x in range(99_990)),
     }
 
 
-def _events() -> Rows:
+def _events(first: int) -> Rows:
     return {
         "event": (_event(_LATER + x, Action.ALLOC, (1 << 30) + (x << 9), step=2) for x in range(600_000)),
         "step": [_step(2, _LATER, _LATER + 100_000_000)],
@@ -224,7 +223,7 @@ def _events() -> Rows:
     }
 
 
-def _one_address() -> Rows:
+def _one_address(first: int) -> Rows:
     return {
         "event": (_event(_LATER + x, Action.FREE if x % 2 else Action.ALLOC, 1 << 30, step=2) for x in range(600_000)),
         "fact": (_fact(_LATER + x // 2 * 2 + 1, 1 << 30, Fact.SAVED) for x in range(600_000)),
@@ -233,7 +232,7 @@ def _one_address() -> Rows:
     }
 
 
-def _facts() -> Rows:
+def _facts(first: int) -> Rows:
     return {
         "event": [_event(_LATER, Action.ALLOC, 1 << 30, step=2)],
         "fact": (_fact(_LATER + x, 1 << 30, Fact(1 + x % 19), x % 5, x % 5) for x in range(1_000_000)),
@@ -242,7 +241,7 @@ def _facts() -> Rows:
     }
 
 
-def _segments() -> Rows:
+def _segments(first: int) -> Rows:
     return {
         "segment": (
             (_LATER + x, 40 + x, 2 + x // 100_000, (1 << 40) + (x % 100_000 << 13), 8192, 0, 0, 0)
@@ -254,15 +253,15 @@ def _segments() -> Rows:
     }
 
 
-def _shapes() -> Rows:
+def _shapes(first: int) -> Rows:
     return {"parameter": (_parameter(f"b{x}.w", f"[{', '.join(['2'] * 1000)}]") for x in range(20_000))}
 
 
-def _texts_alone() -> Rows:
+def _texts_alone(first: int) -> Rows:
     return {"text": _texts(f"text {x}" for x in range(2_000_000))}
 
 
-CASES: Mapping[str, tuple[str, Callable[[], Rows]]] = {
+CASES: Mapping[str, tuple[str, Callable[[int], Rows]]] = {
     "steps": ("cpu", _steps),
     "steps, each the whole run": ("cpu", _overlapping_steps),
     "parameters": ("cpu", _parameters),
@@ -288,15 +287,14 @@ CASES: Mapping[str, tuple[str, Callable[[], Rows]]] = {
 
 def make(name: str, path: Path) -> Path:
     """The case ``name`` at ``path``."""
-    global FIRST
     device, rows = CASES[name]
     write_whole(path, on_gpu() if device == "gpu" else on_cpu())
     with closing(sqlite3.connect(path)) as database, database:
-        FIRST = database.execute("SELECT count(*) FROM text").fetchone()[0]
-        for table, values in rows().items():
+        first = database.execute("SELECT count(*) FROM text").fetchone()[0]
+        for table, values in rows(first).items():
             columns = database.execute(f"SELECT * FROM {table} LIMIT 0").description
             if table == "text":
-                values = ((FIRST + number, value[1]) for number, value in enumerate(values))
+                values = ((first + number, value[1]) for number, value in enumerate(values))
             if table == "parameter":
                 database.execute("DELETE FROM parameter WHERE rowid > 1")
             database.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})", values)
