@@ -62,7 +62,7 @@ NAMES_OF_ROW = 200
 One long name that a million rows have makes a short file, and an endless table of its allocations.
 """
 
-STACK_LINES = 1 << 20
+STACK_LINES = 1 << 18
 """Frames of all different stacks together; a long run has a thousand."""
 
 POSITIONS_OF_STEPS = 100_000_000

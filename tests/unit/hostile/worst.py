@@ -197,11 +197,11 @@ def _long_stacks(first: int) -> Rows:
 
 
 def _many_stacks(first: int) -> Rows:
-    stacks = ["".join(f"a{x}.py:{n} f\n" for n in range(100)) for x in range(10_000)]
+    stacks = ["".join(f"a{x}.py:{n} f\n" for n in range(100)) for x in range(2_500)]
     return {
         "text": _texts(stacks),
         "event": (
-            _event(_LATER + x, Action.ALLOC, (1 << 30) + (x << 9), step=2, stack=first + x) for x in range(10_000)
+            _event(_LATER + x, Action.ALLOC, (1 << 30) + (x << 9), step=2, stack=first + x) for x in range(2_500)
         ),
         "step": [_step(2, _LATER, _LATER + 100_000_000)],
         "phase": [(_LATER, 2, 3)],
