@@ -113,6 +113,8 @@ def check(recording: Recording) -> None:
         raise ValueError("its steps do not follow each other")
     if any(record.implementation not in IMPLEMENTATIONS for record in recording.optimizers):
         raise ValueError("an optimizer updates in a way that there is not")
+    if any(record.overlap > record.bytes for record in recording.parameters):
+        raise ValueError("a parameter shares more memory than it has")
     _check_extents(recording)
     _check_texts(recording)
     _check_names(recording)
