@@ -5,7 +5,6 @@ The dataclasses have the names and the order of the JSON. ``None`` is what could
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -20,7 +19,7 @@ from ampmem.analysis.casts import Casts, cast_eligible
 from ampmem.analysis.conservation import Conservation
 from ampmem.analysis.findings import Finding, findings
 from ampmem.analysis.fit.estimate import Prediction, prediction_of
-from ampmem.analysis.jsonable import AtLeast, Json, OneOf, Positive, Signed, named, plain
+from ampmem.analysis.jsonable import AtLeast, Json, OneOf, Positive, Signed, named, text_of
 from ampmem.analysis.largest import Held, LargeAllocation, held, largest
 from ampmem.analysis.modules import ModuleMemory, modules
 from ampmem.analysis.parameters import own_bytes, own_elements
@@ -180,7 +179,7 @@ class Summary:
 
     def to_json(self) -> str:
         """The summary as JSON text, as :func:`summary_schema` describes it."""
-        return json.dumps(plain(self), indent=2, allow_nan=False)
+        return text_of(self)
 
     @property
     def last_step(self) -> Step:

@@ -52,8 +52,25 @@ NAME = 10_000
 MODULES = 100_000
 """Modules of all models together."""
 
-MODULE_NAMES = 1 << 26
-"""Characters of the full names of all modules together."""
+MODULE_NAMES = 1 << 24
+"""Characters of the full names of all modules together; and of those of all parameters, and of their classes."""
+
+NAMES_OF_ROWS = 1 << 26
+NAMES_OF_ROW = 200
+"""Characters of the names in all events, or facts, together: so many, and so many more for each row of the table.
+
+One long name that a million rows have makes a short file, and an endless table of its allocations.
+"""
+
+STACK_LINES = 1 << 18
+"""Frames of all different stacks together; a long run has a thousand."""
+
+POSITIONS_OF_STEPS = 100_000_000
+POSITIONS_OF_EVENT = 10
+"""Events of all steps together: so many, and so many more for each event.
+
+A step follows the one before; yet clocks are set back at times, and then two may share some events.
+"""
 
 IMPLEMENTATIONS = ("foreach", "fused", "for-loop")
 
@@ -96,6 +113,10 @@ def check(recording: Recording) -> None:
         raise ValueError("its steps do not follow each other")
     if any(record.implementation not in IMPLEMENTATIONS for record in recording.optimizers):
         raise ValueError("an optimizer updates in a way that there is not")
+    if any(record.overlap > record.bytes for record in recording.parameters):
+        raise ValueError("a parameter shares more memory than it has")
+    _check_extents(recording)
+    _check_texts(recording)
     _check_names(recording)
 
 
@@ -120,6 +141,30 @@ def _check_columns(table: str, columns: Columns, codes: Mapping[str, tuple[int, 
         column: Column = getattr(columns, name)
         if not low <= int(column.min()) <= int(column.max()) <= high:
             raise ValueError(f"{table}.{name} holds what is not from {low} to {high}")
+
+
+def _check_extents(recording: Recording) -> None:
+    """The work for a step grows with its events: those of all steps together must stay in proportion."""
+    times = np.maximum.accumulate(recording.events.time_ns)
+    starts = np.array([step.start_ns for step in recording.steps], dtype=np.int64)
+    ends = np.array([step.end_ns for step in recording.steps], dtype=np.int64)
+    covered = np.maximum(np.searchsorted(times, ends) - np.searchsorted(times, starts), 0).sum()
+    if covered > POSITIONS_OF_STEPS + POSITIONS_OF_EVENT * len(times):
+        raise ValueError("its steps lie in each other")
+
+
+def _check_texts(recording: Recording) -> None:
+    """Each row is shown with its names, which must not be longer than rows are many."""
+    lengths = np.fromiter(map(len, recording.texts), dtype=np.int64, count=len(recording.texts))
+    events, facts = recording.events, recording.facts
+    for columns in ((events.op, events.module), (facts.name, facts.module)):
+        size = sum(int(lengths[column].sum()) for column in columns)
+        if size > NAMES_OF_ROWS + NAMES_OF_ROW * len(columns[0]):
+            raise ValueError("its names are too long for so many rows")
+    if sum(recording.texts[index].count("\n") for index in np.unique(events.stack).tolist()) > STACK_LINES:
+        raise ValueError("its stacks have too many frames")
+    if sum(len(record.name) + len(record.kind) for record in recording.parameters) > MODULE_NAMES:
+        raise ValueError("the names of its parameters are too long")
 
 
 def _check_names(recording: Recording) -> None:

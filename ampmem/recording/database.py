@@ -5,6 +5,7 @@ Nothing in the file can make SQLite run anything: what is asked is asked of tabl
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
 from array import array
@@ -49,9 +50,9 @@ _STEPS_FOR_ANY_FILE = 2_000_000
 
 
 class Database:
-    """An open recording, whose tables are those of the layout."""
+    """An open recording, whose tables are those of the layout; what is in it has at ``most`` so many bytes."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+    def __init__(self, path: Path, connection: sqlite3.Connection, most: int) -> None:
         self._path = path
         self._connection = connection
         self.rows_read: dict[str, int] = {}
@@ -67,7 +68,7 @@ class Database:
             connection.execute(f"PRAGMA {pragma}")
         self._check_version()
         self._check_schema()
-        self._size = self._number("page_count") * self._number("page_size")
+        self._size = min(self._number("page_count") * self._number("page_size"), most)
         self._text_left = self._size
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max(self._size, _SCHEMA_TEXT))
 
@@ -150,6 +151,19 @@ def _is_plain(name: str, sql: object) -> bool:
     return match is not None and match[1] == name
 
 
+def _bytes_in(path: Path) -> int:
+    """The size of the file without its holes: they cost its maker nothing, and nothing is in them."""
+    with path.open("rb") as stream:
+        size, place = 0, 0
+        while True:
+            try:
+                start = os.lseek(stream.fileno(), place, os.SEEK_DATA)
+                place = os.lseek(stream.fileno(), start, os.SEEK_HOLE)
+            except OSError:  # no data after this place; where holes are not known, all is data
+                return size
+            size += place - start
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[Database]:
     """The recording at ``path``.
@@ -157,8 +171,9 @@ def opened(path: Path) -> Iterator[Database]:
     It is opened for writing, too: a run that was killed has left a journal, and SQLite undoes what that says.
     """
     _check_journal(path)
+    most = _bytes_in(path)  # before it is opened: closing a file lets go of the locks that SQLite has on it
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as connection:
-        yield Database(path, connection)
+        yield Database(path, connection, most)
 
 
 def _check_journal(path: Path) -> None:

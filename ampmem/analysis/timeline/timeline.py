@@ -43,7 +43,7 @@ class Timeline:
 
     def position(self, instant_ns: int) -> int:
         """How many events happened before ``instant_ns``."""
-        return int(np.searchsorted(self.time_ns, instant_ns, side="left"))
+        return int(self.time_ns.searchsorted(instant_ns, side="left"))
 
     def series(self, category: Category) -> Column:
         """Live bytes of ``category`` at every position."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from ampmem.analysis.analyse import Analysis
@@ -29,6 +30,7 @@ def write_csv(analysis: Analysis, path: Path, *, force: bool = False) -> None:
 
 def _rows(analysis: Analysis) -> Iterator[tuple[object, ...]]:
     lives, classes, texts = analysis.lifetimes, analysis.classes, analysis.recording.texts
+    shown = cache(_text)
     for index in range(len(lives)):
         step = int(lives.step[index])
         yield (
@@ -37,9 +39,9 @@ def _rows(analysis: Analysis) -> Iterator[tuple[object, ...]]:
             int(lives.bytes[index]),
             int(lives.block_bytes[index]),
             CATEGORIES[classes.category[index]],
-            _text(texts[classes.name[index]]),
-            _text(texts[lives.module[index]] or texts[classes.module[index]]),
-            _text(texts[lives.op[index]]),
+            shown(texts[classes.name[index]]),
+            shown(texts[lives.module[index]] or texts[classes.module[index]]),
+            shown(texts[lives.op[index]]),
             "" if step == NO_STEP else step,
             Phase(int(lives.phase[index])).name.lower(),
         )
@@ -51,9 +53,17 @@ def _text(text: str) -> str:
     Tabs, line ends and whatever else does not print are spelled out: before a formula they do not hide it, and a line's
     end ends no row. Source: OWASP, "CSV Injection". Numbers are written as they are, and so stay numbers.
     """
-    shown = text if text.isprintable() else "".join(map(_spelled, text))
+    shown = text if text.isprintable() else text.translate(_SPELLED)
     return f"'{shown}" if shown.startswith(_FORMULA) else shown
 
 
-def _spelled(character: str) -> str:
-    return character if character.isprintable() else character.encode("unicode_escape").decode()
+class _Spelled(dict[int, str]):
+    """For ``str.translate``: every character as it is written, once it was asked for."""
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        self[code] = character if character.isprintable() else character.encode("unicode_escape").decode()
+        return self[code]
+
+
+_SPELLED = _Spelled()

@@ -87,6 +87,23 @@ CASES: Mapping[str, Callable[[Path], None]] = {
     "modules in modules in modules": _sql(
         _COUNT.format(100) + _PARAMETER.format("x || replace(hex(zeroblob(4000)), '00', '.a')")
     ),
+    "steps that lie in each other": _sql(
+        "DELETE FROM step",
+        _COUNT.format(20_000) + "INSERT INTO step SELECT x, 0, 1000000, 0, 1.0, NULL, 1, 0, 1, 0, 1 FROM n",
+        _COUNT.format(20_000) + "INSERT INTO event SELECT 1000 + x, 1, 3, 2, x * 512, 8, 512, 0, 0, 0, 0, -1 FROM n",
+    ),
+    "a long name in many rows": _sql(
+        "UPDATE text SET value = replace(hex(zeroblob(4000)), '00', 'ab') WHERE id = 1",
+        _COUNT.format(20_000) + "INSERT INTO event SELECT 1000 + x, 1, 3, 2, x * 512, 8, 512, 0, 1, 0, 0, -1 FROM n",
+    ),
+    "stacks of more frames than there is code": _sql(
+        _COUNT.format(12)
+        + "INSERT INTO text SELECT 100 + x, x || replace(hex(zeroblob(100000)), '00', 'a:1 f' || char(10)) FROM n",
+        "UPDATE text SET id = (SELECT count(*) FROM text AS other WHERE other.id < text.id)",
+        _COUNT.format(12)
+        + "INSERT INTO event SELECT 1000 + x, 1, 3, 2, x * 512, 8, 512, 0, 0, 0, (SELECT max(id) FROM text) - x + 1, -1"
+        " FROM n",
+    ),
     "phases that change without an end": _sql(
         _COUNT.format(100_000) + "INSERT INTO phase SELECT 1000 + x, 1, 3 + x % 3 FROM n"
     ),

@@ -267,7 +267,7 @@ def _cut(path: Path, chance: random.Random) -> None:
 def _move_page(path: Path, chance: random.Random) -> None:
     """One page of the database in the place of another, or nothing there."""
     raw = bytearray(path.read_bytes())
-    one, other = (chance.randrange(1, len(raw) // 4096 + 1) * 4096 - 4096 for _ in range(2))
+    one, other = (chance.randrange(max(1, len(raw) // 4096)) * 4096 for _ in range(2))  # one may be all that is left
     raw[one : one + 4096] = chance.choice((bytes(4096), bytes(raw[other : other + 4096])))
     path.write_bytes(raw)
 

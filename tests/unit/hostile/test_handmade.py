@@ -96,6 +96,19 @@ def test_a_journal_that_names_another_file_is_not_followed(tmp_path: Path, whole
     assert precious.read_text() == "mine"
 
 
+def test_holes_are_worth_no_work(tmp_path: Path, whole: Path) -> None:
+    """A file of a terabyte that takes a megabyte on the disk: as big a table as it could hold would never end."""
+    path = make("a table of pages that hold each other", whole, tmp_path / "run.ampmem")
+    pages = (1 << 40) // 4096
+    with path.open("r+b") as stream:
+        stream.seek(28)
+        stream.write(pages.to_bytes(4, "big"))
+        stream.truncate(pages * 4096)
+    code, said = in_a_process(path, "show")
+    assert code == 1
+    assert "more rows than a recording, or a file of its size, can have" in said
+
+
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.ampmem")
     assert outcome(tmp_path / "pipe.ampmem") is None
