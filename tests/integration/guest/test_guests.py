@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from guest import NAMES, beside
 
-
 REST = tuple(name for name in NAMES if not name.startswith("fork"))
 """Those that fork have tests of their own."""
 
