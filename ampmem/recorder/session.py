@@ -29,8 +29,7 @@ from ampmem.recorder.models.placement import Placement
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.options import Options
 from ampmem.recorder.outcome import Outcome
-from ampmem.recorder.process.active import active as active
-from ampmem.recorder.process.active import claim, release
+from ampmem.recorder.process.active import active, claim, release
 from ampmem.recorder.process.forks import forked_since
 from ampmem.recorder.process.signals import HELD
 from ampmem.recorder.sources.base import RawEvents, Source
@@ -44,7 +43,7 @@ from ampmem.recorder.update import RunningUpdate
 from ampmem.recorder.writing.describe import Describer, Notes, run_record
 from ampmem.recorder.writing.join import Joiner
 from ampmem.recorder.writing.writer import StepWriter
-from ampmem.recording import RecordingWriter
+from ampmem.recording import MOST_STEPS, RecordingWriter
 from ampmem.vocabulary import Arm, StepOn
 
 
@@ -187,7 +186,7 @@ class Session:
             self._undo.callback(self._unskim)
 
     def close(self, failure: BaseException | None = None) -> None:
-        """Stop recording, undo every hook, write what is left. Does nothing the second time.
+        """Stop recording, undo every hook, write what is left; the second time do nothing.
 
         ``failure`` is what the script ended with, if that was no end of its own. Some of what is in place is a
         thread's own: called on another thread, this only asks for the end, which comes when the recorded one next
@@ -344,6 +343,8 @@ class Session:
         finally:
             if self.outcome.recorded == self.options.steps:
                 self._done()
+            elif self.outcome.recorded == MOST_STEPS:
+                self._stop_recording(f"the recording was full: it has at most {MOST_STEPS:,} steps")
 
     def _done(self) -> None:
         """All steps that were asked for have ended."""

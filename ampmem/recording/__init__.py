@@ -1,7 +1,17 @@
 """The ``.ampmem`` file: one SQLite database per process, appended to as the run goes, and read whole."""
 
+from ampmem.recording.bounds import MOST_STEPS
 from ampmem.recording.layout import FORMAT_VERSION, SUFFIX
 from ampmem.recording.reader import read
 from ampmem.recording.writer import Batch, Description, RecordingWriter, add_plain_steps
 
-__all__ = ["FORMAT_VERSION", "SUFFIX", "Batch", "Description", "RecordingWriter", "add_plain_steps", "read"]
+__all__ = [
+    "FORMAT_VERSION",
+    "MOST_STEPS",
+    "SUFFIX",
+    "Batch",
+    "Description",
+    "RecordingWriter",
+    "add_plain_steps",
+    "read",
+]

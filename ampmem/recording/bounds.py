@@ -33,12 +33,15 @@ INTEGERS: Mapping[str, tuple[int, int]] = {
 }
 """The least and the most of each column and field of that name; all others are from 0 to :data:`MOST`."""
 
+MOST_STEPS = 30_000
+"""A recording ends with that many."""
+
 ROWS: Mapping[str, int] = {
     "meta": 100,
     "note": 10_000,
     "optimizer": 10_000,
     "oom": 10_000,
-    "step": 30_000,
+    "step": MOST_STEPS,
     "plain_step": 100_000,
     "layers": 120_000,
     "parameter": 100_000,

@@ -277,3 +277,12 @@ def test_a_recording_that_is_over_is_held_by_nobody() -> None:
     del prof, model, optimizer
     gc.collect()
     assert (ended(), trained()) == (None, None)
+
+
+def test_a_recording_that_is_full_ends_and_the_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "MOST_STEPS", 2)
+    model, optimizer = make()
+    with ampmem.profile(model, optimizer) as prof:
+        train(model, optimizer, 4)
+        assert session.active() is None
+    assert [step.index for step in prof.recording().steps] == [0, 1]
