@@ -24,6 +24,7 @@ from ampmem.recorder.torch_private import next_node, without_dispatch
 from ampmem.recorder.torch_private_tensors import (
     HOOKS_ON_SAVED,
     SAVES,
+    is_view,
     node_number,
     saved_by,
     saved_names,
@@ -50,9 +51,12 @@ class SavedByNodes:
         """Functions that have said what they save, and may not be through with their forward."""
 
     def returned(self, op: int, results: Sequence[Any]) -> None:
-        """The op with this text id returns ``results`` now. With gradients off it makes no node."""
+        """The op with this text id returns ``results`` now. With gradients off it makes no node.
+
+        One in place on a view has none that is its own, and asking for the view's while torch makes it would never end.
+        """
         if torch.is_grad_enabled() and self._readable():
-            self._results = [weakref.ref(each) for each in results if is_tensor(each)]
+            self._results = [weakref.ref(each) for each in results if is_tensor(each) and not is_view(each)]
             self._op, self._number = op, next_node() - 1
 
     def read(self) -> None:
