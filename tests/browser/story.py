@@ -88,7 +88,7 @@ PAYLOADS = (
     "&lt;img src=x onerror=window.pwned=9&gt;",
     "]]><script>window.pwned=10</script>",
     "</title></style></textarea><script>window.pwned=11</script>",
-    "m" * 1_000_000,
+    "m" * 8_000,  # about the longest name that a recording may have
 )
 
 

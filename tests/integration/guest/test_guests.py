@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from guest import NAMES, beside
+from guest import FRESH, NAMES, beside
 
-REST = tuple(name for name in NAMES if not name.startswith("fork"))
-"""Those that fork have tests of their own."""
+REST = tuple(name for name in NAMES if not name.startswith("fork") and name not in FRESH)
+"""Those that fork, and those that see how Python was started, have tests of their own."""
 
 
 @pytest.mark.parametrize("name", REST)
