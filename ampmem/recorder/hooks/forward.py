@@ -9,7 +9,6 @@ on only in backward, for what a gradient of a gradient saves.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from threading import get_ident
@@ -27,6 +26,7 @@ from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.casts import CastHooks
 from ampmem.recorder.hooks.saved import SavedByNodes
 from ampmem.recorder.models.stacks import Stacks
+from ampmem.recorder.process.forks import forked_since
 from ampmem.recorder.torch_private import (
     DETACH,
     DEVICE,
@@ -159,7 +159,7 @@ class SavedTensors:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._process = os.getpid()
+        self._forked = forked_since()
 
     def pack(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
         """Log ``tensor``; keep an alias of it, since the tensor itself could be a reference cycle.
@@ -168,7 +168,7 @@ class SavedTensors:
         has put into its ``data`` since.
         """
         with without_functions():
-            if os.getpid() == self._process:  # else in a child that was forked
+            if not self._forked():
                 try:
                     if not self._log.observed:  # else it is read from the node, with its name
                         self._log.about(Fact.SAVED, tensor)
