@@ -70,7 +70,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "start",
     ),
     "analysis": (
-        "jsonable parameters",
+        "jsonable ops parameters",
         "schema timeline",
         "activations allocator casts fit largest modules",
         "conservation static_model",
