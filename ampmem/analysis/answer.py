@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ampmem.analysis.activations import ActivationGroup
+from ampmem.analysis.activations import PlainGroup, plain_groups
 from ampmem.analysis.compare import Comparison
 from ampmem.analysis.findings.base import Finding
 from ampmem.analysis.summary import Peak, Summary
@@ -63,8 +63,8 @@ class Answer:
     ``changes`` are the categories that differ between the two peaks, the largest first: all of them add up to the
     difference. ``unchanged`` are the others that there are, in bytes. ``forward`` is what is live in all at the end of
     forward and ``activations`` what of it autograd holds, before and after; ``None`` where a run has no such instant.
-    ``groups`` are the activations under autocast by kind and type, the largest first. ``without_cache`` is the peak
-    without autocast's cache of weights; ``None`` where that was not recorded.
+    ``groups`` are the activations under autocast by kind in words and type, the largest first. ``without_cache`` is the
+    peak without autocast's cache of weights; ``None`` where that was not recorded.
     """
 
     baseline: PeakOf
@@ -73,7 +73,7 @@ class Answer:
     unchanged: tuple[Change, ...]
     forward: tuple[int, int] | None
     activations: Change | None
-    groups: tuple[ActivationGroup, ...]
+    groups: tuple[PlainGroup, ...]
     without_cache: PeakOf | None
 
     @property
@@ -92,6 +92,11 @@ class Answer:
         return self.baseline.phase == self.mixed.phase
 
     @property
+    def fewer_gradients(self) -> int:
+        """Bytes of gradients that the peak under autocast has less: both runs have the same at the same instant."""
+        return sum(item.before - item.after for item in self.changes if item.category is Category.GRADIENTS)
+
+    @property
     def in_update(self) -> bool:
         """Whether both peaks are in the optimizer's update."""
         return self.same_phase and self.mixed.phase == "optimizer"
@@ -102,7 +107,7 @@ class Answer:
         return _NOTABLE * max(self.baseline.bytes, self.mixed.bytes)
 
     @property
-    def in_float32(self) -> tuple[ActivationGroup, ...]:
+    def in_float32(self) -> tuple[PlainGroup, ...]:
         """The activations that are float32 under autocast, the largest group first."""
         return tuple(group for group in self.groups if group.dtype == "float32")
 
@@ -223,7 +228,7 @@ def _answer(comparison: Comparison) -> Answer | None:
         unchanged=tuple(item for item in changes if item.before and not item.difference),
         forward=None if whole[0] is None or whole[1] is None else (whole[0], whole[1]),
         activations=next((item for item in of_forward if item.category is Category.ACTIVATIONS), None),
-        groups=summary.activations,
+        groups=plain_groups(summary.activations),
         without_cache=None if other is None else _peak(comparison, other),
     )
 

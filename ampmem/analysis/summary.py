@@ -86,8 +86,8 @@ class Marks:
 class Peak:
     """When a step needed the most. ``temporaries_by_phase`` splits the temporaries by phase of birth.
 
-    ``op`` and ``module`` are those of the alloc that reached it; ``None`` where they were not seen, and where no alloc of
-    the step did.
+    ``op`` and ``module`` are those of the alloc that reached it; ``None`` where they were not seen, and where no alloc
+    of the step did.
     """
 
     bytes: int

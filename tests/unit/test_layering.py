@@ -78,6 +78,8 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "findings",
         "summary",
         "compare measured soundness",
+        "answer",
+        "judged",
     ),
     "reporters/html": ("data palette progress safety", "stream", "views", "page", "write"),
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ampmem.analysis.answer import Answer, Change, Composition, Effect, PeakOf, Verdict
 from ampmem.analysis.findings import Finding
+from ampmem.analysis.ops import plain_op
 from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.text.words import signed, times
 from ampmem.units import format_apart, format_bytes
@@ -32,7 +33,7 @@ _IN = {"optimizer": "the optimizer's update", "between": "the time between two s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wording:
-    """A verdict in words: a headline and why it is so, both without a stop, and in sentences what else is to be told."""
+    """A verdict in words: a headline and why it is so, both without a stop, and what else there is, in sentences."""
 
     headline: str
     why: str = ""
@@ -85,10 +86,9 @@ def _why(answer: Answer) -> str:
     """What the activations did, and the copies of weights: what autocast changes by itself."""
     if answer.in_update:
         return "both peaks are in the optimizer's update, which autocast does not touch"
-    parts = _activations(answer)
     copies = _difference(answer, Category.CAST_COPIES)
-    if copies >= answer.least_notable:
-        parts.append(f"{_WORDS[Category.CAST_COPIES]} add {format_bytes(copies)}")
+    added = [f"{_WORDS[Category.CAST_COPIES]} add {format_bytes(copies)}"] * (copies >= answer.least_notable)
+    parts = [*_activations(answer), *added] if answer.effect is Effect.SAVES else [*added, *_activations(answer)]
     return ", and ".join(parts)
 
 
@@ -111,20 +111,23 @@ def _in_float32(answer: Answer, change: Change) -> tuple[str, bool]:
 
     Empty where little of the activations is float32. Each of its bytes would be half a byte in low precision.
     """
-    sizes: dict[str, int] = {}
-    for group in answer.in_float32:
-        kind = op_in_words(group.kind)
-        sizes[kind] = sizes.get(kind, 0) + group.bytes
     least = _NAMED_SHARE * sum(group.bytes for group in answer.groups)
-    shown = [(kind, size) for kind, size in sizes.items() if size >= least][:_NAMED]
-    words = f"{_listed([f'{format_bytes(size)} of {kind}' for kind, size in shown])} stay FP32" if shown else ""
-    return words, sum(sizes.values()) >= _MOST * (2 * change.after - change.before)
+    shown = [group for group in answer.in_float32 if group.bytes >= least][:_NAMED]
+    words = _listed([f"{format_bytes(group.bytes)} of {group.kind}" for group in shown])
+    all_of_it = sum(group.bytes for group in answer.in_float32)
+    return f"{words} stay FP32" if words else "", all_of_it >= _MOST * (2 * change.after - change.before)
 
 
 def _instants(answer: Answer) -> list[str]:
-    if answer.same_phase:
-        return []
     before, after = answer.baseline, answer.mixed
+    if answer.same_phase:
+        fewer = answer.fewer_gradients
+        if abs(fewer) < answer.least_notable:
+            return []
+        earlier = (
+            f"{format_bytes(abs(fewer))} {'fewer' if fewer > 0 else 'more'} gradients are there at {after.label}'s"
+        )
+        return [f"Both peaks are in {_IN.get(before.phase, before.phase)}, but not at the same instant: {earlier}."]
     return [
         f"The peaks are different instants: {before.label}'s is {_when(before)}; {after.label}'s is {_when(after)}."
     ]
@@ -213,7 +216,7 @@ def _in_short(label: str, found: Composition | None) -> str:
 
 
 def percent_of(difference: float) -> str:
-    """``−26 %`` of -0.26; a difference never reads as none."""
+    """``-26 %`` of -0.26; a difference never reads as none."""
     percent = 100 * abs(difference)
     text = f"{percent:.0f}" if percent >= 1 else f"{percent:.1g}"
     return f"{'-' if difference < 0 else '+'}{text} %"
@@ -238,17 +241,13 @@ def _difference(answer: Answer, category: Category) -> int:
 
 def _when(peak: PeakOf, step: int | None = None) -> str:
     of = "" if step is None else f" of step {step}"
-    where = f", at {op_in_words(peak.op)}" if peak.op and peak.phase != "optimizer" else ""
+    where = f", at {plain_op(peak.op)}" if peak.op and peak.phase != "optimizer" else ""
     return f"in {_IN.get(peak.phase, peak.phase)}{of}{where}"
 
 
 def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
 
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def op_in_words(op: str) -> str:
-    return op.removeprefix("aten::")

@@ -77,7 +77,7 @@ def _kept(run: TrainingRun, gradients: _Gradients, mine: Column) -> Finding:
 
 
 def _idle_at_the_peak(run: TrainingRun, gradients: _Gradients) -> int | None:
-    """Bytes of the gradients that nobody needs at the run's peak; ``None`` for none, as in an update, which reads them."""
+    """Bytes of the gradients that nobody needs at the run's peak; ``None`` for none: an update reads them all."""
     events, updates = run.recording.events, run.starts(Phase.OPTIMIZER)
     if run.peak == 0 or events.phase[run.peak - 1] == Phase.OPTIMIZER:
         return None
