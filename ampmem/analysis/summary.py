@@ -341,9 +341,7 @@ def _peak(analysis: Analysis, step: StepRecord, position: int) -> Peak:
         phase = phase_at(recording.phases, step.start_ns)
     else:
         phase = Phase(int(recording.events.phase[position - 1]))
-        for allocation in np.flatnonzero(analysis.lifetimes.born == position - 1).tolist():
-            op = recording.texts[analysis.lifetimes.op[allocation]]
-            module = recording.texts[analysis.lifetimes.module[allocation]]
+        op, module = analysis.born_at(position)
     return Peak(
         bytes=int(timeline.total[position]),
         phase=phase.name.lower(),

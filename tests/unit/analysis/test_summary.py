@@ -72,6 +72,8 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
         "phase": "backward",
         "categories": fixed | {"cast_copies": 200, "activations": 1000, "gradients": 400, "temporaries": 16},
         "temporaries_by_phase": NO_PHASE | {"backward": 16},
+        "op": None,
+        "module": None,
     }
     second_peak = first_peak | {
         "bytes": first_peak["bytes"] + 800,
