@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.answer import verdict_of
+from ampmem.analysis.answer import verdict_of, verdict_of_one
 from ampmem.analysis.compare import Entry, compare, distinct, entry_of
 from ampmem.analysis.judged import judged_findings
 from ampmem.analysis.summary import summary_of
@@ -66,7 +66,9 @@ def _side_by_side(
 ) -> tuple[tuple[RunView, ...], ComparisonView | None, VerdictView]:
     """The runs under the labels of the comparison, the comparison, ``None`` for a single one, and the verdict."""
     if len(runs) == 1:
-        return tuple(runs), None, verdict_view(verdict_of(compare(entries)))
+        (entry,) = entries
+        verdict = verdict_of_one(entry.summary, label=entry.label, failed=entry.failure is not None)
+        return tuple(runs), None, verdict_view(verdict)
     comparison = compare(entries)
     judged = judged_findings(comparison)
     named = []

@@ -72,7 +72,7 @@ def _headline(answer: Answer) -> str:
         return f"Mixed precision hardly changes the peak, {before} without it and {after} with it"
     sizes = f"{_from_to(before, after)}, {percent_of(answer.ratio - 1)}"
     if answer.effect is Effect.COSTS:
-        return f"Mixed precision costs memory here, it takes the peak from {sizes}"
+        return f"Mixed precision raises the peak from {sizes}"
     return f"Mixed precision takes the peak from {sizes}, {'to about half' if answer.ratio <= _HALF else 'not to half'}"
 
 
@@ -97,10 +97,10 @@ def _activations(answer: Answer) -> list[str]:
     if change is None or not change.before:
         return []
     ratio = change.after / change.before
-    sizes = f"{times(ratio)}, {_from_to(*format_apart(change.before, change.after))}"
+    sizes = _from_to(*format_apart(change.before, change.after))
     if ratio <= _HALF:
         return [f"activations at the end of forward fall to about half ({sizes})"]
-    fall = "fall" if ratio < 1 else "do not fall"
+    fall = f"fall to {times(ratio)}" if ratio < 1 else "do not fall"
     stay, enough = _in_float32(answer, change)
     because = f"{', because' if enough else ';'} {stay}" if stay else ""
     return [f"activations at the end of forward {fall} ({sizes}){because}"]
