@@ -79,7 +79,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "summary",
         "compare measured soundness",
     ),
-    "reporters/html": ("data palette progress safety", "stream", "views", "page", "write"),
+    "reporters/html": ("data palette plotlyjs progress safety", "stream", "views", "page", "write"),
 }
 """The rows inside folders, from the bottom up."""
 
