@@ -70,7 +70,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "start",
     ),
     "analysis": (
-        "jsonable parameters",
+        "jsonable ops parameters",
         "schema timeline",
         "activations allocator casts fit largest modules",
         "conservation static_model",
@@ -78,6 +78,8 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "findings",
         "summary",
         "compare measured soundness",
+        "answer",
+        "judged",
     ),
     "reporters/html": ("data palette progress safety", "stream", "views", "page", "write"),
 }

@@ -156,6 +156,15 @@ export interface ActivationGroup {
   dtype: string | null;
   tensors: number;
   bytes: number;
+  parts: Array<ActivationPart>;
+}
+
+export interface ActivationPart {
+  saved_for: string | null;
+  made_by: string | null;
+  module: string | null;
+  tensors: number;
+  bytes: number;
 }
 
 export interface CastsView {
