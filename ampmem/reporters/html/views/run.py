@@ -30,6 +30,7 @@ from ampmem.reporters.html.data import (
 )
 from ampmem.reporters.html.stream.layers import address_map_view
 from ampmem.reporters.html.stream.stream import stream_view
+from ampmem.reporters.html.views.activations import activations_view
 from ampmem.reporters.html.views.out_of_memory import out_of_memory_view
 from ampmem.reporters.html.views.static_model import static_model_view
 from ampmem.reporters.text.estimate import fit_in_short, sentences
@@ -61,11 +62,11 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
     steps = tuple(_steps(summary, analysis))
     run_peak = _peak(summary.peak, steps)
     notes = analysis.recording.notes
-    casts, static_model = _casts(summary.casts), static_model_view(summary)
+    casts, static_model, activations = _casts(summary.casts), static_model_view(summary), activations_view(summary)
     there = {
         Section.CASTS: casts,
         Section.STATIC_MODEL: static_model,
-        Section.ACTIVATIONS: summary.activations,
+        Section.ACTIVATIONS: activations,
     }
     absent = frozenset(section for section, content in there.items() if not content)
     peak = 0 if run_peak is None else run_peak.position
@@ -88,7 +89,7 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
         composition=None if run_peak is None else _composition(summary.peak),
         breakdown=breakdown_view(summary.last_step),
         static_model=static_model,
-        activations=summary.activations,
+        activations=activations,
         casts=casts,
         allocator=summary.allocator,
         conservation=summary.conservation,
