@@ -30,6 +30,7 @@ from ampmem.reporters.html.data import (
 )
 from ampmem.reporters.html.stream.layers import address_map_view
 from ampmem.reporters.html.stream.stream import stream_view
+from ampmem.reporters.html.views.activations import activations_view
 from ampmem.reporters.html.views.out_of_memory import out_of_memory_view
 from ampmem.reporters.html.views.static_model import static_model_view
 from ampmem.reporters.text.estimate import fit_in_short, sentences
@@ -81,7 +82,7 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
         composition=None if run_peak is None else _composition(summary.peak),
         breakdown=breakdown_view(summary.last_step),
         static_model=static_model_view(summary),
-        activations=summary.activations,
+        activations=activations_view(summary),
         casts=_casts(summary.casts),
         allocator=summary.allocator,
         conservation=summary.conservation,
