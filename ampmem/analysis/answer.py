@@ -16,7 +16,7 @@ from ampmem.vocabulary import AUTOCAST_ARMS, Arm, Mark
 
 NO_DIFFERENCE = 0.01
 """Peaks that differ by less than this share of the baseline's are the same."""
-_NOTABLE = 0.02
+_NOTABLE = 0.01
 """What is less than this share of the larger peak is no reason."""
 
 

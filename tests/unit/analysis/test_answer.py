@@ -114,7 +114,8 @@ def test_amp_costs_in_words() -> None:
     assert verdict(*COSTS).answer.effect is Effect.COSTS  # type: ignore[union-attr]
     assert text(*COSTS).startswith(
         "Mixed precision raises the peak from 1.37 to 1.45 MiB, +6 %: the weights' copies add 100.0 KiB, and "
-        "activations at the end of forward fall to 0.98x (1000.0 to 980.0 KiB), because 960.0 KiB of the loss stay FP32. "
+        "activations at the end of forward fall to 0.98x (1000.0 to 980.0 KiB), because 960.0 KiB of the loss stay "
+        "FP32. "
     )
     assert "At the end of forward the total goes from 1.17 to 1.25 MiB." in text(*COSTS)
 

@@ -101,11 +101,11 @@ def verdict_view(verdict: Verdict) -> VerdictView:
 
 
 def _instants(peaks: Sequence[PeakOf]) -> str:
-    """``in backward`` where all are in one phase."""
-    phases = {peak.phase for peak in peaks}
+    """``all in backward, on one scale`` where they are in one phase; at which op, if that is one, too."""
     if len(peaks) == 1:
         return when(peaks[0])
-    return f"all {when(peaks[0], where=False)}, on one scale" if len(phases) == 1 else "on one scale"
+    phases, ops = {peak.phase for peak in peaks}, {peak.op for peak in peaks}
+    return f"all {when(peaks[0], where=len(ops) == 1)}, on one scale" if len(phases) == 1 else "on one scale"
 
 
 def _bars(verdict: Verdict) -> Iterable[Bar]:
@@ -169,7 +169,7 @@ def _legend(known: Sequence[Composition]) -> Iterable[Bar]:
 def _waterfall(answer: Answer) -> Waterfall:
     before, after = answer.baseline, answer.mixed
     if answer.same_phase:
-        instants = f"at the peaks, both {when(before, where=False)}"
+        instants = f"at the peaks, both {when(before, where=before.op == after.op)}"
     else:
         instants = f"between two instants: {before.label} {when(before)}, {after.label} {when(after)}"
     return Waterfall(
