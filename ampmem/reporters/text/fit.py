@@ -88,7 +88,7 @@ def cells(arm: ArmFit, value: int) -> tuple[str, str]:
     memory = arm.points[value]
     if memory is None:
         return DOES_NOT_FIT, ""
-    return format_bytes(memory.allocated), format_bytes(memory.reserved)
+    return format_apart(memory.allocated, memory.reserved)
 
 
 def _listed(title: str, lines: Sequence[str]) -> str:
@@ -103,13 +103,13 @@ def _fitting(fit: FitResult, arm: ArmFit) -> str:
         return f"{shown(fit.vary.low)} does not fit; nothing smaller was run"
     memory = arm.points[fits]
     assert memory is not None
-    said = f"{shown(fits)} fits ({_of(fit.total, memory.used)})"
+    said = f"{shown(fits)} fits ({of_whole(fit.total, memory.used)})"
     if memory.highest is not None and memory.highest > fit.total:
-        said = f"{shown(fits)} may fit ({_of(fit.total, memory.used, memory.highest)})"
+        said = f"{shown(fits)} may fit ({of_whole(fit.total, memory.used, memory.highest)})"
     return f"{said}; nothing larger was run" if too_large is None else f"{said}, {too_large} does not"
 
 
-def _of(whole: int, *parts: int) -> str:
+def of_whole(whole: int, *parts: int) -> str:
     """``1.98 of 2.00 GiB``, or ``1.9 to 2.1 of 2.0 GiB`` from what is known to the most that is assumed."""
     texts = [format_apart(part, whole) for part in parts]
     shown = texts[-1][1]

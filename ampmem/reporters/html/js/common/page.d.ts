@@ -341,12 +341,14 @@ export interface FitView {
 
 export interface CurveView {
   arm: string;
+  label: string;
   light: string;
   dark: string;
   symbol: string;
   values: Array<number>;
-  allocated: Array<number>;
   reserved: Array<number>;
+  allocated: Array<number>;
+  texts: Array<Array<string>>;
   failing: Array<number>;
 }
 
