@@ -81,6 +81,7 @@ export interface FindingView {
   message: string;
   change: string;
   evidence: Array<string>;
+  saves: string;
   jump: string;
 }
 
