@@ -10,6 +10,7 @@ from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.casts import Casts
 from ampmem.analysis.compare import Entry
 from ampmem.analysis.findings import Finding, Section
+from ampmem.analysis.findings.remedies import told_elsewhere
 from ampmem.analysis.summary import RunPeak, Step, Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown, Category
 from ampmem.analysis.timeline.timeline import PHASES
@@ -78,8 +79,10 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
         notes=(*sentences(summary.prediction), *(note for note in notes if not is_warning(note))),
         warnings=warnings(summary, notes),
         headlines=headlines(summary, None),
-        out_of_memory=out_of_memory_view(summary.out_of_memory, analysis),
-        findings=tuple(_finding(finding, absent) for finding in summary.findings),
+        out_of_memory=out_of_memory_view(summary.out_of_memory, summary.findings, analysis),
+        findings=tuple(
+            _finding(finding, absent) for finding in told_elsewhere(summary.out_of_memory, summary.findings)
+        ),
         parameters=summary.parameters.count,
         source=summary.source,
         steps=steps,
