@@ -101,6 +101,18 @@ class FactView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RemedyView:
+    """Something to change, why, and the bytes that it is about."""
+
+    change: str
+    why: str
+    bytes: int | None
+    evidence: tuple[str, ...]
+    code: str
+    jump: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemoryView:
     """The last request that failed: ``position`` is when, ``frames`` (outermost first) where in the script."""
 
@@ -108,7 +120,7 @@ class OutOfMemoryView:
     position: int
     facts: tuple[FactView, ...]
     frames: tuple[str, ...]
-    changes: tuple[str, ...]
+    remedies: tuple[RemedyView, ...]
     alive: CompositionView
 
 

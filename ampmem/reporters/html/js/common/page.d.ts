@@ -55,13 +55,22 @@ export interface OutOfMemoryView {
   position: number;
   facts: Array<FactView>;
   frames: Array<string>;
-  changes: Array<string>;
+  remedies: Array<RemedyView>;
   alive: CompositionView;
 }
 
 export interface FactView {
   label: string;
   text: string;
+}
+
+export interface RemedyView {
+  change: string;
+  why: string;
+  bytes: number | null;
+  evidence: Array<string>;
+  code: string;
+  jump: string;
 }
 
 export interface CompositionView {
