@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _OF = " of "
@@ -28,6 +29,15 @@ class StateName:
 def not_modelled(what: str) -> str:
     """The note of a simulated run that ``what`` is in none of its numbers."""
     return f"not modelled: {what}"
+
+
+NO_TIMES = "the snapshot has no times: events are a microsecond apart"
+"""The note of a recording whose times only order its events."""
+
+
+def has_times(notes: Sequence[str]) -> bool:
+    """Whether the times of a recording with these ``notes`` were measured."""
+    return NO_TIMES not in notes
 
 
 _WARNING = "warning: "

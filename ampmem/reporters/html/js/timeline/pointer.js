@@ -5,7 +5,7 @@ const DOUBLE_MS = 350;
 
 /**
  * @param {HTMLElement} frame
- * @param {{hover: (clientX: number) => void, leave: () => void, click: () => void, doubleClick: () => void}} does
+ * @param {{hover: (clientX: number) => void, leave: () => void, click: (clientY: number) => void, doubleClick: () => void}} does
  */
 export function followPointer(frame, does) {
   /** @type {PointerEvent|null} */
@@ -25,7 +25,7 @@ export function followPointer(frame, does) {
     }
     clicked = event.timeStamp;
     does.hover(event.clientX);
-    does.click();
+    does.click(event.clientY);
   };
   // The drawing library covers the page while the button is down, so the frame does not see it go up.
   window.addEventListener("pointerup", up, true);
