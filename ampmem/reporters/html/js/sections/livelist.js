@@ -125,7 +125,7 @@ export class LiveList {
       : "This page holds single allocations at the peak only.";
     fill(byId("live-rows"), ...there.slice(0, limit).map((kind) => this.#row(kinds, kind, counts?.[kind] ?? 0)));
     byId("live-more").hidden = there.length <= limit;
-    byId("live-more").textContent = `Show more (${formatCount(there.length - limit)} left)`;
+    byId("live-more").textContent = `List more (${formatCount(there.length - limit)} left)`;
   }
 
   /**
