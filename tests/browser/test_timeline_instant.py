@@ -27,7 +27,7 @@ def event_in_words(shown: Written, at: int) -> str:
     born = np.flatnonzero(lifetimes.born == at - 1)
     each = int((born if len(born) else np.flatnonzero(lifetimes.died == at - 1))[0])
     category = str(CATEGORIES[classes.category[each]]).replace("_", " ")
-    op, module = texts[lifetimes.op[each]], texts[lifetimes.module[each]]
+    op, module = texts[lifetimes.op[each]], texts[lifetimes.module[each] or classes.module[each]]
     name = texts[classes.name[each]]
     what = f"{name} ({op})" if name and op else name or op
     size = format_bytes(int(lifetimes.bytes[each]))

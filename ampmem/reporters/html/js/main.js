@@ -13,6 +13,7 @@ import { matchedNodes, prunedTree, treeOf } from "./data/tree.js";
 import { showAddresses } from "./figures/addresses.js";
 import { loadPlotly } from "./figures/plotly.js";
 import { TreeView } from "./figures/treeview.js";
+import { showActivations } from "./sections/activations.js";
 import { AllocationTable } from "./sections/allocations.js";
 import { showComparison } from "./sections/comparison.js";
 import { drawJumps } from "./sections/jumps.js";
@@ -21,7 +22,7 @@ import { LiveList } from "./sections/livelist.js";
 import { showOutOfMemory } from "./sections/oom.js";
 import { startPrinting } from "./sections/paper.js";
 import { showFindings, showSummary } from "./sections/summary.js";
-import { showActivations, showCasts, showPeak, showStatic, showSteps } from "./sections/tables.js";
+import { showCasts, showPeak, showStatic, showSteps } from "./sections/tables.js";
 import { perform } from "./timeline/actions.js";
 import { Timeline } from "./timeline/timeline.js";
 /** @import { AddressMapView, PageView, RunView } from "./common/page.js" */
@@ -149,7 +150,7 @@ class Page {
       this.link.jump("timeline");
     });
     showStatic(run, this.categoryOf);
-    showActivations(run);
+    showActivations(run, kinds);
     showCasts(run);
     this.#peakCounts = run.peak ? live.aliveAt(live.indexOf(run.peak.position)) : null;
     for (const id of ["modules", "allocations"]) byId(id).hidden = kinds.count === 0;

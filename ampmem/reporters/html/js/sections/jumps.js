@@ -3,13 +3,14 @@ import { byId, fill, make } from "../common/dom.js";
 
 /** @type {Array<[id: string, text: string]>} */
 const JUMPS = [
+  ["verdict", "Verdict"],
   ["out-of-memory", "Out of memory"],
+  ["activations", "Activations"],
   ["timeline", "Timeline"],
   ["peak", "Peak"],
   ["comparison", "Arms"],
   ["steps", "Steps"],
   ["static", "Model check"],
-  ["activations", "Activations"],
   ["casts", "Casts"],
   ["modules", "Modules"],
   ["stacks", "Stacks"],
@@ -43,17 +44,18 @@ export function hasSection(id) {
 export function jumpTo(id, behavior = "auto") {
   const target = byId(id);
   target.scrollIntoView({ block: "start", behavior });
-  const title = target.querySelector("h2");
+  const title = target.querySelector("h1, h2");
   title?.setAttribute("tabindex", "-1");
   title?.focus({ preventScroll: true });
 }
 
 /**
- * The section at the top of the window; empty above all of them. At the end of the page that is `before`, if it can be
+ * The section at the top of the window; empty at the top of the page. At the end of the page that is `before`, if it can be
  * seen: the last ones never reach the top.
  * @param {string} before
  */
 export function sectionInView(before) {
+  if (scrollY === 0) return "";
   const tops = shownSections().map(([id]) => ({ id, top: byId(id).getBoundingClientRect().top }));
   const atEnd = scrollY + innerHeight >= document.documentElement.scrollHeight - 2;
   const kept = tops.find(({ id, top }) => id === before && top < innerHeight - BELOW_BAR);
