@@ -10,14 +10,15 @@ import { TreeWords, boxElement } from "./treebox.js";
 
 /** @typedef {"treemap"|"icicle"} Shape */
 /**
- * `shorten` makes labels of a name, the longest first; `place` says in words where the names of a path lead to.
- * @typedef {{shape: Shape, label: string, shorten: (name: string) => string[], place: (names: string[]) => string}} Look
+ * `shorten` makes labels of a name, the longest first; `place` says in words where the names of a path lead to;
+ * `narrowed` is called when the table of allocations has been asked to show those of one box only.
+ * @typedef {{shape: Shape, label: string, shorten: (name: string) => string[], place: (names: string[]) => string, narrowed: () => void}} Look
  */
 
 const ROW = 26;
 const MAP_HEIGHT = 460;
 const LOW_MAP_HEIGHT = 380;
-const NARROW = 560;
+const NARROW_MAP = 560;
 const NARROWEST_BOX = 0.8;
 const LONGEST_CRUMB = 48;
 
@@ -46,12 +47,13 @@ export class TreeView {
    * @param {CategoryView[]} categories
    * @param {Look} look
    */
-  constructor(container, path, categories, { shape, label, shorten, place }) {
+  constructor(container, path, categories, { shape, label, shorten, place, narrowed }) {
     this.container = container;
     this.path = path;
     this.words = new TreeWords(categories, shorten);
     this.shape = shape;
     this.place = place;
+    this.narrowed = narrowed;
     container.setAttribute("role", "tree");
     container.setAttribute("aria-label", label);
     container.addEventListener("keydown", (event) => this.#key(event));
@@ -146,7 +148,7 @@ export class TreeView {
    * @returns {Box[]}
    */
   #treemap(top, width) {
-    const height = width < NARROW ? LOW_MAP_HEIGHT : MAP_HEIGHT;
+    const height = width < NARROW_MAP ? LOW_MAP_HEIGHT : MAP_HEIGHT;
     this.container.style.height = `${height}px`;
     return treemapBoxes(top, width, height).map((box) => ({
       ...box,
@@ -222,6 +224,7 @@ export class TreeView {
     const { kinds } = branch;
     const keep = (/** @type {number} */ kind) => kinds.has(kind);
     document.dispatchEvent(new CustomEvent("narrow", { detail: { label, keep } }));
+    this.narrowed();
   }
 
   /** @param {Branch|undefined} branch */

@@ -19,19 +19,24 @@ export class Trees {
   #search = byId("stacks-search", HTMLInputElement);
   #libraries = byId("stacks-libraries", HTMLInputElement);
 
-  /** @param {CategoryView[]} categories */
-  constructor(categories) {
+  /**
+   * @param {CategoryView[]} categories
+   * @param {() => void} narrowed what is to happen once the table of allocations shows those of one box only
+   */
+  constructor(categories, narrowed) {
     this.modules = new TreeView(byId("modules-tree"), byId("modules-path"), categories, {
       shape: "treemap",
       label: "Live bytes by module",
       shorten: (name) => [name],
       place: (names) => names.join("."),
+      narrowed,
     });
     this.stacks = new TreeView(byId("stacks-tree"), byId("stacks-path"), categories, {
       shape: "icicle",
       label: "Live bytes by Python stack",
       shorten: (name) => [shortFrame(name), shortFrame(name).split("  ")[0]],
       place: (names) => shortFrame(names[names.length - 1] ?? ""),
+      narrowed,
     });
     this.#listen();
   }
