@@ -167,6 +167,7 @@ def facts_of(random: np.random.Generator, events: EventColumns) -> FactColumns:
         name=events.op[about],
         module=events.module[about],
         dtype=zero,
+        shape=zero,
     )
 
 

@@ -40,7 +40,7 @@ STRANGERS = {"recorder": "analysis", "analysis": "recorder"}
 """Units that do not see each other, whatever their rows."""
 
 INSIDE: dict[str, tuple[str, ...]] = {
-    "recording": ("bounds layout", "cells database", "reader", "writer"),
+    "recording": ("bounds layout", "cells database kinds", "reader", "writer"),
     "recorder": (
         "script seed torch_entries marker process",
         "outcome options",
@@ -70,7 +70,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "start",
     ),
     "analysis": (
-        "jsonable parameters",
+        "jsonable ops parameters",
         "schema timeline",
         "activations allocator casts fit largest modules",
         "conservation static_model",
@@ -78,6 +78,8 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "findings",
         "summary",
         "compare measured soundness",
+        "answer",
+        "judged",
     ),
     "reporters/html": ("data palette plotlyjs progress safety", "stream", "views", "page", "write"),
 }
