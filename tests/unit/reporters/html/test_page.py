@@ -74,6 +74,16 @@ def test_the_policy_allows_exactly_the_script_of_the_page_and_plotly(tmp_path: P
     }
 
 
+def test_what_can_be_read_comes_before_all_that_the_browser_has_to_work_through(
+    tmp_path: Path, recording: Path
+) -> None:
+    page = written(tmp_path, recording)
+    end = page.index("</main>")
+    assert page.index("<script") > end
+    assert "<link" not in page
+    assert end < 60_000 < len(page)
+
+
 def test_nothing_is_uploaded_or_fetched(tmp_path: Path, recording: Path) -> None:
     page = written(tmp_path, recording)
     assert page_data(page)["config"] == PLOTLY_CONFIG

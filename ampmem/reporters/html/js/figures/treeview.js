@@ -89,6 +89,8 @@ export class TreeView {
 
   /** @param {Set<Pruned>|null} matches */
   highlight(matches) {
+    // Without a search before and now, the boxes are as they were drawn.
+    if (!matches && !this.#matches) return;
     this.#matches = matches;
     this.draw();
   }
