@@ -259,7 +259,7 @@ def summary_of(analysis: Analysis) -> Summary:
         activations=_activations(analysis),
         casts=analysis.casts,
         modules=modules(analysis),
-        top=largest(analysis, position),
+        top=largest(analysis, analysis.tensors, position),
         held=held(analysis, analysis.timeline.position(recording.steps[-1].end_ns)),
         findings=findings(analysis),
     )

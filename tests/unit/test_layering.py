@@ -81,7 +81,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "answer",
         "judged",
     ),
-    "reporters/html": ("data palette progress safety", "stream", "views", "page", "write"),
+    "reporters/html": ("data palette plotlyjs progress safety", "stream", "views", "page", "write"),
 }
 """The rows inside folders, from the bottom up."""
 

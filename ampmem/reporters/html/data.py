@@ -28,13 +28,14 @@ class Headline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingView:
-    """A finding; ``jump`` is the id of the section that shows it."""
+    """A finding; ``jump`` is the id of the section that shows it, ``saves`` what the change takes off the peak."""
 
     code: str
     severity: str
     message: str
     change: str
     evidence: tuple[str, ...]
+    saves: str
     jump: str
 
 

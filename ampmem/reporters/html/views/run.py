@@ -63,13 +63,6 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
     steps = tuple(_steps(summary, analysis))
     run_peak = _peak(summary.peak, steps)
     notes = analysis.recording.notes
-    casts, static_model, activations = _casts(summary.casts), static_model_view(summary), activations_view(summary)
-    there = {
-        Section.CASTS: casts,
-        Section.STATIC_MODEL: static_model,
-        Section.ACTIVATIONS: activations,
-    }
-    absent = frozenset(section for section, content in there.items() if not content)
     peak = 0 if run_peak is None else run_peak.position
     stream = stream_view(analysis, [step.peak for step in steps], peak, limit)
     return RunView(
@@ -80,9 +73,7 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
         warnings=warnings(summary, notes),
         headlines=headlines(summary, None),
         out_of_memory=out_of_memory_view(summary.out_of_memory, summary.findings, analysis),
-        findings=tuple(
-            _finding(finding, absent) for finding in told_elsewhere(summary.out_of_memory, summary.findings)
-        ),
+        findings=findings_view(summary, summary.findings),
         parameters=summary.parameters.count,
         source=summary.source,
         steps=steps,
@@ -91,9 +82,9 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
         marks=tuple(_marks(analysis)),
         composition=None if run_peak is None else _composition(summary.peak),
         breakdown=breakdown_view(summary.last_step),
-        static_model=static_model,
-        activations=activations,
-        casts=casts,
+        static_model=static_model_view(summary),
+        activations=activations_view(summary),
+        casts=_casts(summary.casts),
         allocator=summary.allocator,
         conservation=summary.conservation,
         address_map=None if stream.addresses else address_map_view(analysis, peak),
@@ -154,6 +145,20 @@ def _size(label: str, size: int, detail: str) -> Headline:
     return Headline(label=label, value=format_bytes(size), detail=detail, bytes=size)
 
 
+def findings_view(summary: Summary, findings: Sequence[Finding]) -> tuple[FindingView, ...]:
+    """What is said of ``findings``, which are those of ``summary`` or what became of them beside another run.
+
+    What the section of the request that failed says already is left out.
+    """
+    there = {
+        Section.CASTS: summary.casts.copies,
+        Section.STATIC_MODEL: summary.static_recipe,
+        Section.ACTIVATIONS: summary.activations,
+    }
+    absent = frozenset(section for section, content in there.items() if not content)
+    return tuple(_finding(finding, absent) for finding in told_elsewhere(summary.out_of_memory, findings))
+
+
 def _finding(finding: Finding, absent: frozenset[Section]) -> FindingView:
     """``absent`` are sections that this page does not have."""
     return FindingView(
@@ -162,6 +167,7 @@ def _finding(finding: Finding, absent: frozenset[Section]) -> FindingView:
         message=finding.message,
         change=finding.change,
         evidence=finding.evidence,
+        saves="" if finding.off_peak is None else f"up to {format_bytes(finding.off_peak)} off the peak",
         jump=Section.PEAK if finding.section in absent else finding.section,
     )
 

@@ -90,6 +90,7 @@ export interface FindingView {
   message: string;
   change: string;
   evidence: Array<string>;
+  saves: string;
   jump: string;
 }
 
@@ -350,12 +351,14 @@ export interface FitView {
 
 export interface CurveView {
   arm: string;
+  label: string;
   light: string;
   dark: string;
   symbol: string;
   values: Array<number>;
-  allocated: Array<number>;
   reserved: Array<number>;
+  allocated: Array<number>;
+  texts: Array<Array<string>>;
   failing: Array<number>;
 }
 

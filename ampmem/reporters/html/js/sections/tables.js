@@ -221,7 +221,7 @@ function markTable(mark, parameters, categoryOf) {
     whyOf(row),
     verdictOf(row),
   ]);
-  return tableOf({ caption: mark.name, columns, rows, foot: mark.rows.at(-1)?.component === "total", class: "model" });
+  return tableOf({ caption: mark.name, columns, rows, foot: mark.rows.at(-1)?.component === "total", class: "model", stacked: true });
 }
 
 /**
@@ -285,7 +285,7 @@ function castSteps(casts) {
   });
   return rows.length
     ? longTable(
-        { caption: "Cast copies step by step; who keeps them at the end of forward", columns, rows },
+        { caption: "Cast copies step by step; who keeps them at the end of forward", columns, rows, stacked: true },
         casts.steps_left_out,
       )
     : null;
