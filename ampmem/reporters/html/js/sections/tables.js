@@ -82,6 +82,7 @@ function breakdownOf(breakdown, categoryOf) {
     columns: [{ head: "Category" }, ...breakdown.columns.map((head) => ({ head, number: true }))],
     rows,
     foot: breakdown.rows.at(-1)?.key === "total",
+    stacked: true,
   });
 }
 
@@ -154,7 +155,7 @@ export function showSteps(run, categoryOf, toStep) {
   ];
   showSection(
     "steps",
-    rows.length ? longTable({ caption: "Every step", columns, rows }) : null,
+    rows.length ? longTable({ caption: "Every step", columns, rows, stacked: true }) : null,
     breakdownOf(run.breakdown, categoryOf),
   );
 }
