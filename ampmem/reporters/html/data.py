@@ -44,6 +44,7 @@ class StepView:
     """One step: the positions of its start, end and peak, and what ``ampmem show`` prints of it."""
 
     index: int
+    finished: bool
     first: int
     last: int
     peak: int
@@ -263,9 +264,13 @@ class StreamView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """One recording; sections without anything to show are ``None`` or empty."""
+    """One recording; sections without anything to show are ``None`` or empty.
+
+    ``timed`` says whether the times of its events were measured; else they only order them.
+    """
 
     label: str
+    arm: str
     title: str
     facts: tuple[str, ...]
     notes: tuple[str, ...]
@@ -276,6 +281,7 @@ class RunView:
     findings: tuple[FindingView, ...]
     parameters: int
     source: str
+    timed: bool
     steps: tuple[StepView, ...]
     peak: PeakView | None
     phase_runs: tuple[tuple[int, str], ...]

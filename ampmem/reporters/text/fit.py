@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampmem.analysis.fit.fit import BASELINE, ArmFit, BreakEven, FitResult, Verdict
+from ampmem.analysis.fit.search import Remaining
 from ampmem.names import is_warning, said_in
 from ampmem.reporters.text.plain_text import ABSENT, chunks, table, wrapped
 from ampmem.reporters.text.words import signed
@@ -65,6 +66,22 @@ def remarks(fit: FitResult) -> list[str]:
                 f"does the script use {fit.vary.name}, and has it data enough?"
             )
     return [*found, *(note for note in fit.notes if not is_warning(note))]
+
+
+def left(remaining: Remaining) -> str:
+    """``; left: fp32 between 48 and 64, amp above 8``: what follows on what has been done; empty at the end."""
+    searched = [f"{arm} {_bounds(fits, too_large)}" for arm, (fits, too_large) in remaining.searched.items()]
+    if searched:
+        return f"; left: {', '.join(searched)}"
+    if remaining.crossings:
+        return f"; left: from which value on less is needed than in {BASELINE}"
+    return f"; left: {remaining.runs} run{'' if remaining.runs == 1 else 's'} for the curve" if remaining.runs else ""
+
+
+def _bounds(fits: int | None, too_large: int | None) -> str:
+    if fits is None:
+        return "not run yet"
+    return f"above {fits}" if too_large is None else f"between {fits} and {too_large}"
 
 
 def _head(fit: FitResult) -> str:

@@ -15,7 +15,7 @@ from ampmem.analysis.summary import RunPeak, Step, Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown, Category
 from ampmem.analysis.timeline.timeline import PHASES
 from ampmem.events import Column
-from ampmem.names import is_warning
+from ampmem.names import has_times, is_warning
 from ampmem.reporters.html.data import (
     BreakdownView,
     CastsView,
@@ -67,6 +67,7 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
     stream = stream_view(analysis, [step.peak for step in steps], peak, limit)
     return RunView(
         label=entry.label,
+        arm=summary.arm.name,
         title=entry.script,
         facts=tuple(_facts(summary)),
         notes=(*sentences(summary.prediction), *(note for note in notes if not is_warning(note))),
@@ -76,6 +77,7 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
         findings=findings_view(summary, summary.findings),
         parameters=summary.parameters.count,
         source=summary.source,
+        timed=has_times(notes),
         steps=steps,
         peak=run_peak,
         phase_runs=_phase_runs(analysis.recording.events.phase),
@@ -177,6 +179,7 @@ def _steps(summary: Summary, analysis: Analysis) -> Iterator[StepView]:
     for step, record, peak in zip(summary.steps, analysis.recording.steps, analysis.peaks, strict=True):
         yield StepView(
             index=step.index,
+            finished=step.finished,
             first=timeline.position(record.start_ns),
             last=timeline.position(record.end_ns),
             peak=peak,
