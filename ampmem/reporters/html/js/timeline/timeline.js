@@ -13,9 +13,8 @@ import { buildReadout, placeCursor, showReading } from "./readout.js";
 import { clampedView, convertedView, pannedView, placeOf, viewAround, viewNote, wholeView, zoomedView } from "./view.js";
 /** @import { CategoryView, PageView, RunView, StepView } from "../common/page.js" */
 /** @import { Live } from "../data/stream.js" */
-/** @import { Plotly } from "../figures/figures.js" */
+/** @import { Plotly, View } from "../figures/figures.js" */
 /** @import { ReadoutRow } from "./readout.js" */
-/** @import { View } from "./view.js" */
 
 /**
  * @typedef {object} Heard what the timeline tells
