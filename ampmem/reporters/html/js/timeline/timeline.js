@@ -339,7 +339,7 @@ export class Timeline {
     drawPhases(byId("phases"), run, live, view, byTime, width);
     this.#overview.draw(live, byTime, width, run.peak && placeOf(live, live.indexOf(run.peak.position), byTime));
     this.#overview.place(view);
-    byId("in-view").textContent = viewInWords(run, live.position(first), live.position(last));
+    byId("in-view").textContent = viewInWords(run, live, view, byTime);
     byId("shown").textContent = viewNote(run, live, { first, last }, this.#chart);
     this.#read();
     this.#heard.viewed();
