@@ -28,13 +28,14 @@ class Headline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingView:
-    """A finding; ``jump`` is the id of the section that shows it."""
+    """A finding; ``jump`` is the id of the section that shows it, ``saves`` what the change takes off the peak."""
 
     code: str
     severity: str
     message: str
     change: str
     evidence: tuple[str, ...]
+    saves: str
     jump: str
 
 
@@ -101,6 +102,18 @@ class FactView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RemedyView:
+    """Something to change, why, and the bytes that it is about."""
+
+    change: str
+    why: str
+    bytes: int | None
+    evidence: tuple[str, ...]
+    code: str
+    jump: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemoryView:
     """The last request that failed: ``position`` is when, ``frames`` (outermost first) where in the script."""
 
@@ -108,7 +121,7 @@ class OutOfMemoryView:
     position: int
     facts: tuple[FactView, ...]
     frames: tuple[str, ...]
-    changes: tuple[str, ...]
+    remedies: tuple[RemedyView, ...]
     alive: CompositionView
 
 

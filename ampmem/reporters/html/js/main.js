@@ -140,10 +140,6 @@ class Page {
       this.timeline.show(run, live);
       await this.timeline.painted;
     }
-    showOutOfMemory(run, this.categoryOf, (position) => {
-      this.timeline.pin(live.indexOf(position));
-      this.link.jump("timeline");
-    });
     showPeak(run, this.categoryOf);
     showSteps(run, this.categoryOf, (step) => {
       this.timeline.toStep(String(step));
@@ -158,6 +154,11 @@ class Page {
     this.#mapAddresses(shown, null);
     byId("addresses").hidden = !this.#addressMap?.segments.length;
     this.table.show(kinds, { peak: this.#peakCounts, run: live.made() });
+    const toFailure = (/** @type {number} */ position) => {
+      this.timeline.pin(live.indexOf(position));
+      this.link.jump("timeline");
+    };
+    showOutOfMemory(run, this.categoryOf, toFailure, (id) => this.link.jump(id));
     showFindings(run, (id) => this.link.jump(id));
     drawJumps();
     if (place && live.length > 1) this.timeline.restore(place);

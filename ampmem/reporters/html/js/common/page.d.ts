@@ -58,13 +58,22 @@ export interface OutOfMemoryView {
   position: number;
   facts: Array<FactView>;
   frames: Array<string>;
-  changes: Array<string>;
+  remedies: Array<RemedyView>;
   alive: CompositionView;
 }
 
 export interface FactView {
   label: string;
   text: string;
+}
+
+export interface RemedyView {
+  change: string;
+  why: string;
+  bytes: number | null;
+  evidence: Array<string>;
+  code: string;
+  jump: string;
 }
 
 export interface CompositionView {
@@ -84,6 +93,7 @@ export interface FindingView {
   message: string;
   change: string;
   evidence: Array<string>;
+  saves: string;
   jump: string;
 }
 
@@ -345,12 +355,14 @@ export interface FitView {
 
 export interface CurveView {
   arm: string;
+  label: string;
   light: string;
   dark: string;
   symbol: string;
   values: Array<number>;
-  allocated: Array<number>;
   reserved: Array<number>;
+  allocated: Array<number>;
+  texts: Array<Array<string>>;
   failing: Array<number>;
 }
 
