@@ -30,6 +30,9 @@ def not_modelled(what: str) -> str:
     return f"not modelled: {what}"
 
 
+UNTIMED = "the snapshot has no times: events are a microsecond apart"
+"""The note of a recording in which no duration means anything."""
+
 _WARNING = "warning: "
 
 

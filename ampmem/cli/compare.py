@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from ampmem.errors import NothingRecorded, RecordingError
 from ampmem.outputs import check_output, remove
 from ampmem.recording import SUFFIX, read
 from ampmem.reporters.text.compare import render
+from ampmem.reporters.text.layout import layout_for
 from ampmem.units import format_bytes
 from ampmem.vocabulary import FORCED_ARMS, Arm, Device
 
@@ -60,7 +62,9 @@ def compare(arms: str, seed: int, times: bool, output: str | None, html: Path | 
         if file is not None:
             check_output(file, force=options.force)
     outcomes = _run_all(plan)
-    click.echo(render(compare_entries([outcome.entry for outcome in outcomes])))
+    recorded = [str(plan.path(outcome.arm)) for outcome in outcomes if outcome.entry.summary is not None]
+    comparison = compare_entries([outcome.entry for outcome in outcomes])
+    click.echo(render(comparison, files=recorded, layout=layout_for(sys.stdout)))
     _write_html(plan, outcomes)
     if not all(outcome.worked for outcome in outcomes):
         raise click.exceptions.Exit(1)

@@ -238,7 +238,7 @@ class _Run:
         stopper = None if plan.run_to_end else self.stopper
         self.audience.say(afterwards.recorded(self.session, plan.path(self.target), stopper))
         if not plan.quiet:
-            afterwards.show(recording, self.audience)
+            afterwards.show(recording, plan.path(self.target), self.audience)
         if self.page is not None:
             afterwards.write_page(recording, self.page, force=plan.script.force)
 

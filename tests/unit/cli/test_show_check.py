@@ -13,6 +13,7 @@ from ampmem.analysis.compare import compare, entry_of
 from ampmem.analysis.summary import summarize
 from ampmem.events import Fact, OptimizerRecord, Phase, Recording
 from ampmem.reporters.text.compare import render as render_comparison
+from ampmem.reporters.text.details import EVERYTHING
 from ampmem.reporters.text.table import render
 
 FP32 = replace(ARM, name="fp32", dtype=None, cache=None)
@@ -68,7 +69,7 @@ def test_a_residual_fails_the_check_and_is_said_first(tmp_path: Path) -> None:
     code, shown, _ = ampmem_here(tmp_path, "show", str(path))
     assert code == 0
     assert shown.startswith("WARNING  the categories are up to 700.0 KiB (716,800 bytes) off")
-    assert "the model holds" not in shown
+    assert "nothing left over" not in shown
     assert "the model does not hold: the categories are up to" in " ".join(shown.split())
 
 
@@ -85,7 +86,7 @@ def test_with_a_residual_nothing_holds_and_a_finding_says_so() -> None:
 
 def test_a_comparison_says_first_which_of_its_recordings_is_wrong() -> None:
     entries = [entry_of(trained()), entry_of(leaking(trained()), label="other")]
-    text = render_comparison(compare(entries))
+    text = render_comparison(compare(entries), details=EVERYTHING)
     assert text.startswith("WARNING  other: the categories are up to 700.0 KiB")
     assert "the model does not hold: other: the categories" in " ".join(text.split())
 
