@@ -81,7 +81,7 @@ def render(
         render_run(summary, title, layout),
         render_prediction(summary.prediction, summary.device.name, layout),
         *_chosen(summary, details, all_steps, layout),
-        render_foot(summary, other_notes(summary.prediction, notes), layout),
+        render_foot(summary, other_notes(summary.prediction, notes), layout, judged=Detail.STATIC_MODEL in details),
         render_next([file] if file else [], layout, more=details != EVERYTHING),
     ]
     return "\n\n".join(section for section in sections if section)

@@ -130,9 +130,9 @@ def _rule(comparison: Comparison, layout: Layout) -> list[str]:
 
 _STEP_TIMES: tuple[tuple[str, Callable[[StepTime], str]], ...] = (
     ("step time, median", lambda time: format_duration(time.median_ns)),
-    ("fastest", lambda time: format_duration(time.fastest_ns)),
-    ("slowest", lambda time: format_duration(time.slowest_ns)),
-    (f"vs {BASELINE}", lambda time: times(time.ratio)),
+    ("step time, fastest", lambda time: format_duration(time.fastest_ns)),
+    ("step time, slowest", lambda time: format_duration(time.slowest_ns)),
+    (f"step time vs {BASELINE}", lambda time: times(time.ratio)),
 )
 
 

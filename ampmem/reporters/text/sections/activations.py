@@ -12,7 +12,7 @@ from ampmem.units import format_bytes, format_count
 ACTIVATIONS = 10
 """Groups of activations that are shown."""
 
-_NAME = 12
+_NAME = 28
 """So much of an op's name is left at least."""
 
 

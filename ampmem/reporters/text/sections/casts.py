@@ -13,7 +13,7 @@ from ampmem.units import format_bytes, format_count
 PARAMETERS = 20
 """Parameters that are shown."""
 
-_NAME = 12
+_NAME = 28
 """So much of a parameter's name is left at least."""
 
 

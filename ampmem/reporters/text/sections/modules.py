@@ -15,8 +15,8 @@ from ampmem.units import format_bytes, format_count
 MODULES = 15
 ALLOCATIONS = 10
 
-_NAME, _SHORT = 12, 8
-"""So much of a name is left at least."""
+_NAME, _SHORT = 28, 16
+"""So much of a name is left at least: of names that end alike, less would be the same for all."""
 _INDENT = 12
 
 
@@ -60,8 +60,8 @@ def render_largest(summary: Summary, layout: Layout) -> str:
         number("bytes"),
         words("category"),
         words("name", least=_NAME),
-        words("module", least=_SHORT),
-        words("op", least=_SHORT, rank=1),
+        words("module", least=_SHORT, rank=1),
+        words("op", least=_SHORT, rank=2),
     ]
     lines, body = table_lines(columns, rows, layout)
     # A frame is wider than any column could be: it has a line of its own.

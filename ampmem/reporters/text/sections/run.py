@@ -56,8 +56,11 @@ def describe_parameters(summary: Summary) -> str:
     return amount
 
 
-def render_foot(summary: Summary, notes: Sequence[str], layout: Layout) -> str:
-    """How far the sums are from the allocator's own, what lies above the tensors, and the recorder's remarks."""
+def render_foot(summary: Summary, notes: Sequence[str], layout: Layout, *, judged: bool = False) -> str:
+    """How far the sums are from the allocator's own, what lies above the tensors, and the recorder's remarks.
+
+    ``judged`` says that the verdict on the static model is there already.
+    """
     lines = wrapped(f"conservation: {conserved(summary)}", layout.width)
     layers = summary.allocator
     if layers.reserved is not None:
@@ -69,7 +72,7 @@ def render_foot(summary: Summary, notes: Sequence[str], layout: Layout) -> str:
             outside += f", of which this process {format_bytes(layers.outside_process)}"
         text = f"allocator at the peak: {parts} = reserved {format_bytes(layers.reserved)}{outside}"
         lines += wrapped(text, layout.width)
-    if summary.static_recipe is not None:
+    if summary.static_recipe is not None and not judged:
         lines += wrapped(f"static memory: {judgement(summary)}", layout.width)
     for note in notes:
         lines.extend(wrapped(f"note: {note}", layout.width))
