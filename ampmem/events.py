@@ -2,7 +2,7 @@
 
 The recorder fills these, the analysis reads them; neither knows the other. All columns are
 one-dimensional ``int64`` arrays of equal length. Times are nanoseconds since the Unix epoch.
-``name``, ``module``, ``dtype``, ``op`` and ``stack`` columns hold indices into :attr:`Recording.texts`;
+``name``, ``module``, ``dtype``, ``shape``, ``op`` and ``stack`` columns hold indices into :attr:`Recording.texts`;
 index 0 is the empty text, "not known".
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,6 +117,9 @@ class Fact(IntEnum):
 class Columns:
     """Base of the column groups: equal-length ``int64`` arrays, one per field."""
 
+    LATER: ClassVar[frozenset[str]] = frozenset()
+    """Those that the first files of this format lack; there they are 0."""
+
     def __len__(self) -> int:
         return len(getattr(self, fields(self)[0].name))
 
@@ -154,8 +157,11 @@ class EventColumns(Columns):
 class FactColumns(Columns):
     """Facts about storages, in the order in which they were seen.
 
-    ``fact`` is a :class:`Fact`, ``dtype`` that of the tensor it is about, where the hook knew it.
+    ``fact`` is a :class:`Fact`, ``dtype`` and ``shape`` (see :func:`~ampmem.names.shape_text`) are those of the
+    tensor it is about, where the hook knew them; that may be a view of a part of the storage.
     """
+
+    LATER: ClassVar[frozenset[str]] = frozenset({"shape"})
 
     time_ns: Column
     address: Column
@@ -163,6 +169,7 @@ class FactColumns(Columns):
     name: Column
     module: Column
     dtype: Column
+    shape: Column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

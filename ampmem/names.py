@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _OF = " of "
@@ -23,6 +25,24 @@ class StateName:
         """The name that a recording has as ``text``."""
         before, of, after = text.rpartition(_OF)
         return cls(state=before, parameter=after) if of else cls(state=text, parameter="")
+
+
+_MOST_DIMENSIONS = 64
+"""No kernel of torch's takes more."""
+_SHAPE = re.compile(r"\[(?:\d{1,19}(?:, \d{1,19})*)?\]", re.ASCII)
+
+
+def shape_text(shape: Sequence[object]) -> str:
+    """What a shape is called: ``[8, 128]``; empty for one that is not known in numbers."""
+    known = len(shape) <= _MOST_DIMENSIONS and all(type(size) is int for size in shape)
+    return f"[{', '.join(map(str, shape))}]" if known else ""
+
+
+def shape_of(text: str) -> tuple[int, ...] | None:
+    """The shape that a recording has as ``text``; ``None`` where that is none."""
+    if _SHAPE.fullmatch(text) is None or text.count(",") >= _MOST_DIMENSIONS:
+        return None
+    return tuple(map(int, text[1:-1].split(", "))) if text != "[]" else ()
 
 
 def not_modelled(what: str) -> str:

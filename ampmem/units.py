@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+# Two sizes that agree to this many decimals are told apart in bytes, which are then no longer than the decimals.
+_MOST_DECIMALS = 6
 
 
 def format_bytes(count: int | None) -> str:
     """``count`` bytes in binary units: ``0 B``, ``512 B``, ``1.5 KiB``, ``-2.0 MiB``; ``?`` for unknown."""
     if count is None:
         return "?"
+    return _in_binary_units(count, decimals=1)
+
+
+def format_apart(first: int, second: int) -> tuple[str, str]:
+    """Two sizes in bytes, as ``format_bytes`` has them, with the fewest further decimals that make unequal sizes read
+    unequal: ``1.98 GiB`` and ``2.00 GiB``. Sizes that agree to six decimals are given in bytes: ``2,147,483,647 B``.
+    """
+    if first == second:
+        return format_bytes(first), format_bytes(second)
+    for decimals in range(1, _MOST_DECIMALS + 1):
+        texts = _in_binary_units(first, decimals), _in_binary_units(second, decimals)
+        if texts[0] != texts[1]:
+            return texts
+    return f"{first:,} B", f"{second:,} B"
+
+
+def _in_binary_units(count: int, decimals: int) -> str:
     size = float(abs(count))
     for unit in _BINARY_UNITS:
         if size < 1023.95 or unit == _BINARY_UNITS[-1]:
@@ -17,7 +36,7 @@ def format_bytes(count: int | None) -> str:
     sign = "-" if count < 0 else ""
     if unit == "B":
         return f"{sign}{abs(count)} B"
-    return f"{sign}{size:.1f} {unit}"
+    return f"{sign}{size:.{decimals}f} {unit}"
 
 
 def format_count(count: int | None) -> str:

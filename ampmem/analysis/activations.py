@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
+from ampmem.analysis.ops import plain_kind, plain_op
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import Mask
 from ampmem.events import Column, Fact
 
 LOW_PRECISION = ("bfloat16", "float16")
+FULL_PRECISION = ("float32", "float64")
+MASKS, INDICES, WORKSPACE, UNSAVED = "masks", "indices", "workspace of", "unsaved"
+"""Words of a group's kind."""
+UNSAVED_IN_WORDS = "not seen saved"
 _KINDS = (("norm", "norms"), ("softmax", "softmax"), ("loss", "loss"), ("cross_entropy", "loss"))
 _MASKED = ("dropout", "mask", "where")
 """In the names of ops whose saved bytes are a mask."""
 _LIBRARIES = ("mkldnn_rnn", "cudnn_rnn", "miopen_rnn", "batch_norm")
 """In the names of ops whose saved bytes are what a library's forward keeps for its backward, in a layout of its own."""
+
+_Sums = defaultdict[tuple[str, str | None], defaultdict[tuple[str, str, str], tuple[int, int]]]
+"""By kind and type, then by the op that saved, the op that made and the module: how many tensors, and their bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationPart:
+    """Of a group what one op saved of what another op made in one module; ``None`` where that was not seen.
+
+    Ops are as torch names them (``aten::addmm``); :func:`ampmem.analysis.ops.plain_op` has their plain names.
+    """
+
+    saved_for: str | None
+    made_by: str | None
+    module: str | None
+    tensors: int
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +53,28 @@ class ActivationGroup:
     """
 
     kind: str
+    dtype: str | None
+    tensors: int
+    bytes: int
+    parts: tuple[ActivationPart, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainGroup:
+    """Activations of one type, and of one kind in words for people: ``the loss``, ``norms``, ``matmuls``."""
+
+    kind: str
+    dtype: str | None
+    tensors: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """What one op saved of what another made, in one type; ops by their plain names, ``None`` where not seen."""
+
+    saved_for: str | None
+    made_by: str | None
     dtype: str | None
     tensors: int
     bytes: int
@@ -49,19 +95,75 @@ class Saved:
 def activation_groups(history: MemoryHistory, saved: Saved, position: int) -> tuple[ActivationGroup, ...]:
     """The activations alive once ``position`` events have happened, largest group first."""
     mine = np.flatnonzero(history.classes.of(Category.ACTIVATIONS) & history.lifetimes.alive_at(position))
-    texts = history.recording.texts
-    sums: dict[tuple[str, str | None], tuple[int, int]] = {}
+    texts, lifetimes = history.recording.texts, history.lifetimes
+    sums: _Sums = defaultdict(lambda: defaultdict(lambda: (0, 0)))
     for allocation in mine.tolist():
         name, kept = texts[saved.op[allocation]], texts[saved.dtype[allocation]] or None
-        made = texts[history.lifetimes.op[allocation]]
-        group = (_kind(name, kept) if name else f"unsaved {made}".strip(), kept)
-        tensors, size = sums.get(group, (0, 0))
-        sums[group] = (tensors + 1, size + int(history.lifetimes.bytes[allocation]))
-    groups = [
-        ActivationGroup(kind=kind, dtype=kept, tensors=tensors, bytes=size)
-        for (kind, kept), (tensors, size) in sums.items()
-    ]
+        made, module = texts[lifetimes.op[allocation]], texts[lifetimes.module[allocation]]
+        group = (_kind(name, kept) if name else f"{UNSAVED} {made}".strip(), kept)
+        tensors, size = sums[group][name, made, module]
+        sums[group][name, made, module] = (tensors + 1, size + int(lifetimes.bytes[allocation]))
+    groups = [_group(kind, kept, parts) for (kind, kept), parts in sums.items()]
     return tuple(sorted(groups, key=lambda group: (-group.bytes, group.kind)))
+
+
+def _group(kind: str, dtype: str | None, sums: dict[tuple[str, str, str], tuple[int, int]]) -> ActivationGroup:
+    parts = [
+        ActivationPart(
+            saved_for=saved or None, made_by=made or None, module=module or None, tensors=tensors, bytes=size
+        )
+        for (saved, made, module), (tensors, size) in sums.items()
+    ]
+    return ActivationGroup(
+        kind=kind,
+        dtype=dtype,
+        tensors=sum(part.tensors for part in parts),
+        bytes=sum(part.bytes for part in parts),
+        parts=tuple(sorted(parts, key=lambda part: -part.bytes)),
+    )
+
+
+def plain_groups(groups: Iterable[ActivationGroup]) -> tuple[PlainGroup, ...]:
+    """``groups`` once more by kinds in words for people, largest first: ``softmax`` is the loss's or not, say."""
+    sums: dict[tuple[str, str | None], tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for group in groups:
+        for part in group.parts:
+            key = (kind_in_words(group, part), group.dtype)
+            tensors, size = sums[key]
+            sums[key] = (tensors + part.tensors, size + part.bytes)
+    found = [
+        PlainGroup(kind=kind, dtype=dtype, tensors=tensors, bytes=size)
+        for (kind, dtype), (tensors, size) in sums.items()
+    ]
+    return tuple(sorted(found, key=lambda group: (-group.bytes, group.kind)))
+
+
+def savings(groups: Iterable[ActivationGroup]) -> tuple[Saving, ...]:
+    """``groups`` by which op saved what another made, and type, largest first: saved for gelu, made by addmm."""
+    sums: dict[tuple[str | None, str | None, str | None], tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for group in groups:
+        for part in group.parts:
+            key = (_plain(part.saved_for), _plain(part.made_by), group.dtype)
+            tensors, size = sums[key]
+            sums[key] = (tensors + part.tensors, size + part.bytes)
+    found = [
+        Saving(saved_for=saved_for, made_by=made_by, dtype=dtype, tensors=tensors, bytes=size)
+        for (saved_for, made_by, dtype), (tensors, size) in sums.items()
+    ]
+    return tuple(sorted(found, key=lambda saving: -saving.bytes))
+
+
+def _plain(op: str | None) -> str | None:
+    return None if op is None else plain_op(op)
+
+
+def kind_in_words(group: ActivationGroup, part: ActivationPart) -> str:
+    """What a part of a group is for, in words for people."""
+    if group.kind in (MASKS, INDICES):
+        return group.kind
+    if group.kind.startswith(WORKSPACE):
+        return "workspace of libraries"
+    return UNSAVED_IN_WORDS if part.saved_for is None else plain_kind(part.saved_for)
 
 
 def saved_as(history: MemoryHistory) -> Saved:
@@ -86,11 +188,11 @@ def _is_library(op: str) -> bool:
 
 def _kind(op: str, dtype: str | None) -> str:
     if dtype == "bool":
-        return "masks"
+        return MASKS
     if dtype == "uint8":  # bytes may be anything: who saved them decides
         if _is_library(op):
-            return f"workspace of {op.removeprefix('aten::')}"
-        return "masks" if any(word in op for word in _MASKED) else op or "other"
+            return f"{WORKSPACE} {op.removeprefix('aten::')}"
+        return MASKS if any(word in op for word in _MASKED) else op or "other"
     if dtype is not None and "int" in dtype:
-        return "indices"
+        return INDICES
     return next((kind for word, kind in _KINDS if word in op), op or "other")

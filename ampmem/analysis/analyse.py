@@ -16,6 +16,7 @@ from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import join_facts, pair
 from ampmem.analysis.timeline.marks import marks_of
 from ampmem.analysis.timeline.order import in_order
+from ampmem.analysis.timeline.tensors import Tensors, tensors_of
 from ampmem.analysis.timeline.timeline import timeline
 from ampmem.events import Recording
 
@@ -43,6 +44,11 @@ class Analysis(MemoryHistory):
     def saved_as(self) -> Saved:
         """For each allocation the op that saved it, and its type."""
         return saved_as(self)
+
+    @cached_property
+    def tensors(self) -> Tensors:
+        """For each allocation the type and the shape of its tensor."""
+        return tensors_of(self.lifetimes, self.facts, self.recording.texts)
 
     @cached_property
     def layers(self) -> Layers | None:

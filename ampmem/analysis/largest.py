@@ -9,7 +9,9 @@ import numpy as np
 
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.analysis.timeline.history import MemoryHistory
+from ampmem.analysis.timeline.tensors import Tensors
 from ampmem.events import OTHER_THREADS
+from ampmem.names import shape_of
 
 LARGEST = 50
 """How many a summary lists."""
@@ -17,7 +19,10 @@ LARGEST = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargeAllocation:
-    """One allocation; ``None`` where nothing is known. ``stack`` is ``file:line function``, outermost first."""
+    """One allocation; ``None`` where nothing is known. ``stack`` is ``file:line function``, outermost first.
+
+    ``shape`` is that of a tensor that fills the allocation to the byte.
+    """
 
     bytes: int
     category: Category
@@ -25,6 +30,8 @@ class LargeAllocation:
     module: str | None
     op: str | None
     stack: tuple[str, ...]
+    dtype: str | None
+    shape: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +58,16 @@ def held(history: MemoryHistory, position: int) -> tuple[Held, ...]:
     return tuple(sorted(found, key=lambda entry: -entry.bytes))
 
 
-def largest(history: MemoryHistory, position: int, limit: int = LARGEST) -> tuple[LargeAllocation, ...]:
+def largest(
+    history: MemoryHistory, tensors: Tensors, position: int, limit: int = LARGEST
+) -> tuple[LargeAllocation, ...]:
     """The ``limit`` largest allocations alive at ``position``; of equal ones the oldest first."""
     alive = np.flatnonzero(history.lifetimes.alive_at(position))
     order = np.argsort(-history.lifetimes.bytes[alive], kind="stable")
-    return tuple(_describe(history, int(index)) for index in alive[order[:limit]])
+    return tuple(_describe(history, tensors, int(index)) for index in alive[order[:limit]])
 
 
-def _describe(history: MemoryHistory, index: int) -> LargeAllocation:
+def _describe(history: MemoryHistory, tensors: Tensors, index: int) -> LargeAllocation:
     lifetimes, classes, texts = history.lifetimes, history.classes, history.recording.texts
     module = texts[lifetimes.module[index]] or texts[classes.module[index]]
     return LargeAllocation(
@@ -68,4 +77,6 @@ def _describe(history: MemoryHistory, index: int) -> LargeAllocation:
         module=module or None,
         op=texts[lifetimes.op[index]] or None,
         stack=tuple(line for line in texts[lifetimes.stack[index]].split("\n") if line),
+        dtype=texts[tensors.dtype[index]] or None,
+        shape=shape_of(texts[tensors.shape[index]]),
     )

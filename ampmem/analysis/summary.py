@@ -84,12 +84,18 @@ class Marks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """When a step needed the most. ``temporaries_by_phase`` splits the temporaries by phase of birth."""
+    """When a step needed the most. ``temporaries_by_phase`` splits the temporaries by phase of birth.
+
+    ``op`` and ``module`` are those of the alloc that reached it; ``None`` where they were not seen, and where no alloc
+    of the step did.
+    """
 
     bytes: int
     phase: PhaseName
     categories: Breakdown
     temporaries_by_phase: ByPhase
+    op: str | None = None
+    module: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +259,7 @@ def summary_of(analysis: Analysis) -> Summary:
         activations=_activations(analysis),
         casts=analysis.casts,
         modules=modules(analysis),
-        top=largest(analysis, position),
+        top=largest(analysis, analysis.tensors, position),
         held=held(analysis, analysis.timeline.position(recording.steps[-1].end_ns)),
         findings=findings(analysis),
     )
@@ -330,15 +336,19 @@ def _breakdown(analysis: Analysis, instant_ns: int | None) -> Breakdown | None:
 def _peak(analysis: Analysis, step: StepRecord, position: int) -> Peak:
     recording, timeline = analysis.recording, analysis.timeline
     # When the most is there at the start already, no event of this step made the peak.
+    op = module = ""
     if position == timeline.position(step.start_ns):
         phase = phase_at(recording.phases, step.start_ns)
     else:
         phase = Phase(int(recording.events.phase[position - 1]))
+        op, module = analysis.born_at(position)
     return Peak(
         bytes=int(timeline.total[position]),
         phase=phase.name.lower(),
         categories=timeline.breakdown(position),
         temporaries_by_phase=timeline.temporaries_by_phase(position),
+        op=op or None,
+        module=module or None,
     )
 
 
@@ -349,6 +359,8 @@ def _run_peak(step: Step) -> RunPeak:
         phase=peak.phase,
         categories=peak.categories,
         temporaries_by_phase=peak.temporaries_by_phase,
+        op=peak.op,
+        module=peak.module,
         step=step.index,
     )
 

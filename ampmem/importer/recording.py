@@ -221,9 +221,9 @@ def _facts(lives: TracedBlocks, found: Conclusions, texts: _Texts) -> FactColumn
         allocation = lives.allocations[claim.allocation]
         when = _start(lives) - 1 if allocation.born == BEFORE else lives.events[allocation.born].time_ns
         kind = dtype if claim.fact == Fact.PARAMETER else 0
-        rows.append((when, allocation.address, claim.fact, texts.id(claim.name), 0, kind))
+        rows.append((when, allocation.address, claim.fact, texts.id(claim.name), 0, kind, 0))
         if not claim.seen:
-            rows.append((when, allocation.address, Fact.INFERRED, 0, 0, 0))
+            rows.append((when, allocation.address, Fact.INFERRED, 0, 0, 0, 0))
     return _columns(FactColumns, rows)
 
 

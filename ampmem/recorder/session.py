@@ -97,7 +97,7 @@ class Session:
 
     def _make_hooks(self, texts: Texts, stacks: Stacks, arm_seen: ArmSeen) -> None:
         log, models = self.log, self.models
-        self._casts = CastHooks(log, models, texts)
+        self._casts = CastHooks(log, models)
         self._holders = Holders(log, texts)
         mode = ForwardMode(log, self._casts, stacks, texts)
         forward = ForwardObserver(log, mode, SavedTensors(log), self._source.owns_mode, self._notes.add)

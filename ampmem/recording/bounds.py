@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from ampmem.events import NO_STEP, UNKNOWN, Action, Column, Columns, EventColumns, Fact, Phase, Recording, SegmentAction
+from ampmem.names import shape_of
 
 MOST = 1 << 62
 """The largest size, address or time: two of them can be added in 64 bits. The year is 2116."""
@@ -120,6 +121,7 @@ def check(recording: Recording) -> None:
         raise ValueError("a parameter shares more memory than it has")
     _check_extents(recording)
     _check_texts(recording)
+    _check_shapes(recording)
     _check_names(recording)
 
 
@@ -127,7 +129,7 @@ def _codes(recording: Recording) -> Mapping[str, tuple[int, int]]:
     """The bounds of the columns that hold numbers of something else."""
     text = (0, len(recording.texts) - 1)
     return {
-        **dict.fromkeys(("op", "module", "stack", "name", "dtype"), text),
+        **dict.fromkeys(("op", "module", "stack", "name", "dtype", "shape"), text),
         "phase": (min(Phase), max(Phase)),
         "fact": (min(Fact), max(Fact)),
         "position": (0, len(recording.events)),
@@ -160,7 +162,7 @@ def _check_texts(recording: Recording) -> None:
     """Each row is shown with its names, which must not be longer than rows are many."""
     lengths = np.fromiter(map(len, recording.texts), dtype=np.int64, count=len(recording.texts))
     events, facts = recording.events, recording.facts
-    for columns in ((events.op, events.module), (facts.name, facts.module)):
+    for columns in ((events.op, events.module), (facts.name, facts.module), (facts.dtype, facts.shape)):
         size = sum(int(lengths[column].sum()) for column in columns)
         if size > NAMES_OF_ROWS + NAMES_OF_ROW * len(columns[0]):
             raise ValueError("its names are too long for so many rows")
@@ -170,6 +172,14 @@ def _check_texts(recording: Recording) -> None:
         raise ValueError("the names of its parameters are too long")
 
 
+def _check_shapes(recording: Recording) -> None:
+    """A shape is one, or not known."""
+    for index in np.unique(recording.facts.shape).tolist():
+        shape = shape_of(recording.texts[index])
+        if index and (shape is None or max(shape, default=0) > MOST):
+            raise ValueError("a tensor has a shape that there is not")
+
+
 def _check_names(recording: Recording) -> None:
     """A module is shown with all that are above it, each by its full name: that must stay in proportion."""
     events, facts, texts = recording.events, recording.facts, recording.texts
@@ -177,7 +187,7 @@ def _check_names(recording: Recording) -> None:
     modules = parents | {
         texts[index] for column in (events.module, facts.module) for index in np.unique(column).tolist()
     }
-    names = {texts[index] for column in (events.op, facts.name) for index in np.unique(column).tolist()}
+    names = {texts[index] for column in (events.op, facts.name, facts.dtype) for index in np.unique(column).tolist()}
     if any(len(name) > NAME for name in modules | names):
         raise ValueError(f"a name has more than {NAME} characters")
     tree: set[str] = set()

@@ -74,7 +74,7 @@ class Database:
 
     def columns(self, table: str, kind: type[_ColumnsT]) -> _ColumnsT:
         """The rows of ``table``. Raises ``ValueError`` or ``TypeError`` for what is no whole number."""
-        names = kind.names()
+        names = self._there(table, kind)
         cursor, left = self._select(table, names), self._most(table, names)
         cells = array("q")  # unlike a numpy column it takes whole numbers only
         while rows := cursor.fetchmany(_ROWS_AT_ONCE):
@@ -84,7 +84,19 @@ class Database:
             cells.fromlist(list(chain.from_iterable(rows)))
         self.rows_read[table] = len(cells) // len(names)
         by_column = np.ascontiguousarray(np.frombuffer(cells, dtype=np.int64).reshape(-1, len(names)).T)
-        return kind(**dict(zip(names, by_column, strict=True)))
+        nothing = np.zeros(by_column.shape[1], dtype=np.int64)
+        return kind(**(dict.fromkeys(kind.LATER, nothing) | dict(zip(names, by_column, strict=True))))
+
+    def _there(self, table: str, kind: type[Columns]) -> tuple[str, ...]:
+        """The columns of ``kind``, but for those that came later than the file; others SQLite would take for words."""
+        there = set(self._names(table))
+        if missing := set(kind.names()) - kind.LATER - there:
+            raise ValueError(f"the table {table} has no {', '.join(sorted(missing))}")
+        return tuple(name for name in kind.names() if name in there)
+
+    def _names(self, table: str) -> tuple[str, ...]:
+        """The columns that the file has."""
+        return tuple(column[0] for column in self._connection.execute(f"SELECT * FROM {table} LIMIT 0").description)
 
     def rows(self, table: str, *names: str) -> Iterator[tuple[Any, ...]]:
         """Those columns of ``table``."""
@@ -98,7 +110,7 @@ class Database:
 
     def records(self, table: str) -> Iterator[dict[str, object]]:
         """The rows of ``table``, by the names of the columns that the file has."""
-        names = tuple(column[0] for column in self._connection.execute(f"SELECT * FROM {table} LIMIT 0").description)
+        names = self._names(table)
         return (dict(zip(names, row, strict=True)) for row in self.rows(table, *names))
 
     def _select(self, table: str, names: tuple[str, ...]) -> sqlite3.Cursor:

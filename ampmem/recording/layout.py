@@ -3,9 +3,10 @@
 Two views are a promise to people who query a recording with SQL:
 
 * ``allocator_event(id, time_ns, step, phase, action, address, bytes, block_bytes, stream, op, stack)``
-* ``storage_fact(time_ns, address, fact, name, module)``
+* ``storage_fact(time_ns, address, fact, name, module, dtype, shape)``
 
-The tables behind them may change with ``format_version``. A file of another version is refused.
+A view may get more columns, after those that it has; older files lack them: the last two of ``storage_fact``. The
+tables behind them may change with ``format_version``. A file of another version is refused.
 """
 
 from __future__ import annotations
@@ -61,8 +62,10 @@ SELECT event.rowid AS id, time_ns, NULLIF(step, -1) AS step,
 FROM event JOIN text AS op ON op.id = event.op JOIN text AS stack ON stack.id = event.stack
 ORDER BY event.rowid;
 CREATE VIEW storage_fact AS
-SELECT time_ns, address, {{fact}} AS fact, NULLIF(name.value, '') AS name, NULLIF(module.value, '') AS module
+SELECT time_ns, address, {{fact}} AS fact, NULLIF(name.value, '') AS name, NULLIF(module.value, '') AS module,
+       NULLIF(dtype.value, '') AS dtype, NULLIF(shape.value, '') AS shape
 FROM fact JOIN text AS name ON name.id = fact.name JOIN text AS module ON module.id = fact.module
+     JOIN text AS dtype ON dtype.id = fact.dtype JOIN text AS shape ON shape.id = fact.shape
 ORDER BY fact.rowid;
 PRAGMA user_version = {FORMAT_VERSION};
 """

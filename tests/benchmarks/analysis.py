@@ -95,6 +95,7 @@ def _facts(random: np.random.Generator, events: EventColumns) -> FactColumns:
         name=_column(1 + about % PARAMETERS),
         module=_column(201 + about % 200),
         dtype=_column(np.zeros(FACTS)),
+        shape=_column(np.zeros(FACTS)),
     )
 
 

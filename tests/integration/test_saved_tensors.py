@@ -126,6 +126,9 @@ def test_groups_of_activations_add_up_and_are_of_their_kind(arm: str) -> None:
     position = analysis.timeline.position(mark)
     groups = activation_groups(analysis, analysis.saved_as, position)
     assert sum(group.bytes for group in groups) == analysis.timeline.breakdown(position)[Category.ACTIVATIONS]
+    for group in groups:
+        assert group.bytes == sum(part.bytes for part in group.parts)
+        assert group.tensors == sum(part.tensors for part in group.parts)
     sizes = {(group.kind, group.dtype): group.bytes for group in groups}
     low, half = ("bfloat16", 2) if arm != "fp32" else ("float32", 4)
     rows, width = 64, 48

@@ -264,7 +264,8 @@ def test_the_sql_views_are_as_promised(tmp_path: Path) -> None:
             ["id", "time_ns", "step", "phase", "action", "address", "bytes", "block_bytes", "stream", "op", "stack"]
         )
         facts = database.execute("SELECT * FROM storage_fact LIMIT 1")
-        assert [column[0] for column in facts.description] == ["time_ns", "address", "fact", "name", "module"]
+        columns = ["time_ns", "address", "fact", "name", "module", "dtype", "shape"]
+        assert [column[0] for column in facts.description] == columns
         names = database.execute("SELECT DISTINCT name FROM storage_fact WHERE fact = 'gradient'")
         assert {row[0] for row in names} == {"0.weight", "0.bias", "2.weight", "2.bias"}
 

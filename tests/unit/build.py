@@ -132,11 +132,19 @@ class Story:
         return self.now
 
     def fact(
-        self, fact: Fact, address: int, name: str = "", module: str = "", dtype: str = "", *, at: int | None = None
+        self,
+        fact: Fact,
+        address: int,
+        name: str = "",
+        module: str = "",
+        dtype: str = "",
+        shape: str = "",
+        *,
+        at: int | None = None,
     ) -> int:
         """Something is seen about ``address``; says when."""
         when = self._tick() if at is None else at
-        self._facts.append((when, address, fact, self._text(name), self._text(module), self._text(dtype)))
+        self._facts.append((when, address, fact, *map(self._text, (name, module, dtype, shape))))
         return when
 
     def parameter(self, address: int, name: str, elements: int, *, trainable: bool = True) -> None:

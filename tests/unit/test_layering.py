@@ -70,7 +70,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "start",
     ),
     "analysis": (
-        "jsonable parameters",
+        "jsonable ops parameters",
         "schema timeline",
         "activations allocator casts fit largest modules",
         "conservation static_model",
@@ -78,8 +78,10 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "findings",
         "summary",
         "compare measured soundness",
+        "answer",
+        "judged",
     ),
-    "reporters/html": ("data palette progress safety", "stream", "views", "page", "write"),
+    "reporters/html": ("data palette plotlyjs progress safety", "stream", "views", "page", "write"),
 }
 """The rows inside folders, from the bottom up."""
 

@@ -38,6 +38,7 @@ from ampmem.events import (
     StepRecord,
 )
 from ampmem.failure import FailureKind, FailureRecord, failure_of
+from ampmem.names import shape_text
 from ampmem.recording import Description, RecordingWriter, read
 from ampmem.recording.bounds import IMPLEMENTATIONS, integers_of
 from ampmem.vocabulary import Arm, SourceKind
@@ -67,6 +68,7 @@ def columns(draw: st.DrawFn, kind: type[Columns], texts: int, events: int = 0) -
     strategies: dict[str, st.SearchStrategy[int]] = {"phase": members(Phase), "action": actions, "fact": members(Fact)}
     strategies |= {"position": st.integers(0, events)}
     strategies |= dict.fromkeys(("op", "module", "stack", "name", "dtype"), st.integers(0, texts - 1))
+    strategies |= {"shape": st.sampled_from((0, texts, texts + 1))}  # see recordings()
     cells = st.tuples(*(strategies[name] if name in strategies else within(name) for name in kind.names()))
     rows = draw(st.lists(cells, max_size=5))
     by_name = list(zip(*rows, strict=True)) if rows else [()] * len(kind.names())
@@ -123,10 +125,11 @@ def in_order(steps: list[StepRecord]) -> list[StepRecord]:
 def recordings(draw: st.DrawFn) -> Recording:
     texts = ("", *draw(st.lists(TEXT, max_size=4)))
     events: EventColumns = draw(columns(EventColumns, len(texts)))  # type: ignore[assignment]
+    shapes = draw(st.lists(st.lists(within("shape"), max_size=3).map(shape_text), min_size=2, max_size=2))
     return Recording(
         run=draw(RUNS),
         arm=draw(ARMS),
-        texts=texts,
+        texts=(*texts, *shapes),
         events=events,
         facts=draw(columns(FactColumns, len(texts))),  # type: ignore[arg-type]
         phases=draw(columns(PhaseColumns, len(texts))),  # type: ignore[arg-type]
@@ -155,6 +158,49 @@ def assert_same(left: Recording, right: Recording) -> None:
 def test_what_is_written_is_read(recording: Recording) -> None:
     with tempfile.TemporaryDirectory() as folder:
         assert_same(read(write(Path(folder) / "run.ampmem", recording)), recording)
+
+
+def _as_first_written(path: Path) -> Path:
+    """``path`` as the first ampmem with this format wrote it: facts have no shapes."""
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("DROP VIEW storage_fact")
+        rows = database.execute(
+            "SELECT time_ns, address, fact, name, module, dtype FROM fact ORDER BY rowid"
+        ).fetchall()
+        database.execute("DROP TABLE fact")
+        columns = ", ".join(f"{name} INTEGER NOT NULL" for name in FactColumns.names() if name != "shape")
+        database.execute(f"CREATE TABLE fact ({columns})")
+        database.executemany("INSERT INTO fact VALUES (?, ?, ?, ?, ?, ?)", rows)
+    return path
+
+
+@settings(max_examples=20, deadline=None)
+@given(recordings())
+def test_a_file_from_before_there_were_shapes_is_read_without_them(recording: Recording) -> None:
+    unknown = replace(recording.facts, shape=np.zeros(len(recording.facts), dtype=np.int64))
+    with tempfile.TemporaryDirectory() as folder:
+        path = _as_first_written(write(Path(folder) / "run.ampmem", recording))
+        assert_same(read(path), replace(recording, facts=unknown))
+
+
+def test_only_what_came_later_may_be_missing(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.ampmem", small_run().recording())
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("DROP VIEW storage_fact")
+        database.execute("ALTER TABLE fact DROP COLUMN dtype")
+    with pytest.raises(RecordingError, match="the table fact has no dtype"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    "shape", ["[2, 3", "[-1]", "[2,3]", "8x128", "[4611686018427387905]", f"[{', '.join('1' * 65)}]"]
+)
+def test_a_shape_that_is_none_is_refused(shape: str, tmp_path: Path) -> None:
+    story = small_run()
+    story.fact(Fact.SAVED, 0x1000, dtype="float32", shape=shape)
+    path = write(tmp_path / "run.ampmem", story.recording())
+    with pytest.raises(RecordingError, match="a shape that there is not"):
+        read(path)
 
 
 def test_describing_again_replaces(tmp_path: Path) -> None:
@@ -217,11 +263,11 @@ def test_the_fact_view_has_words_in_order(tmp_path: Path) -> None:
         cursor = database.execute("SELECT * FROM storage_fact")
         names = [column[0] for column in cursor.description]
         rows = cursor.fetchall()
-    assert names == ["time_ns", "address", "fact", "name", "module"]
+    assert names == ["time_ns", "address", "fact", "name", "module", "dtype", "shape"]
     texts, facts = recording.texts, recording.facts
     assert rows == [
-        (when, address, Fact(fact).name.lower(), texts[name] or None, texts[module] or None)
-        for when, address, fact, name, module, _ in zip(
+        (when, address, Fact(fact).name.lower(), *(texts[text] or None for text in words))
+        for when, address, fact, *words in zip(
             *(getattr(facts, column).tolist() for column in facts.names()), strict=True
         )
     ]

@@ -26,7 +26,7 @@ from ampmem.analysis.findings.training_loop import (
 )
 from ampmem.analysis.timeline.marks import trains
 
-__all__ = ["CHECKS", "Finding", "Section", "findings"]
+__all__ = ["CHECKS", "SEVERITIES", "Finding", "Section", "findings"]
 
 CHECKS: tuple[Check, ...] = (
     fp16_without_scaler.check,
@@ -52,7 +52,8 @@ CHECKS: tuple[Check, ...] = (
 OF_INFERENCE: tuple[Check, ...] = (cache_off_saves.check, no_autocast_effect.check)
 """Those that are true of steps without a backward and an update, too."""
 
-_SEVERITIES = ("warning", "advice", "info")
+SEVERITIES = ("warning", "advice", "info")
+"""In which order findings are told."""
 
 
 def findings(analysis: Analysis) -> tuple[Finding, ...]:
@@ -61,4 +62,4 @@ def findings(analysis: Analysis) -> tuple[Finding, ...]:
     of_steps = CHECKS if trains(analysis.recording) else OF_INFERENCE
     checks = (out_of_memory.check, residual.check, *(of_steps if run.steps else ()))
     found = [finding for check in checks if (finding := check(run)) is not None]
-    return tuple(sorted(found, key=lambda finding: _SEVERITIES.index(finding.severity)))
+    return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))

@@ -48,7 +48,8 @@ _STARTS = 200
 class Finding:
     """Something worth telling: one plain sentence, the bytes it is about, what shows it, and what to change.
 
-    ``section`` is where the page shows it. ``bytes`` is ``None`` where the matter has no size.
+    ``section`` is where the page shows it. ``bytes`` is ``None`` where the matter has no size. ``off_peak`` is how much
+    lower the peak can get, at most, by the change; ``None`` where the matter is not at the peak, or that is not known.
     """
 
     code: str
@@ -58,6 +59,7 @@ class Finding:
     bytes: Signed | None
     change: str
     evidence: tuple[str, ...]
+    off_peak: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +129,10 @@ class TrainingRun:
     def low_precision(self) -> Mask:
         """For each text, whether it names a type that autocast casts to."""
         return np.array([text in LOW_PRECISION for text in self.recording.texts], dtype=np.bool_)
+
+    def off_peak(self, mine: Mask) -> int | None:
+        """Bytes of ``mine`` at the peak, which is what it lacks without them at most: another instant may be next."""
+        return self.bytes_of(mine & self.analysis.lifetimes.alive_at(self.peak)) or None
 
     def notable(self, size: int) -> bool:
         """Whether ``size`` bytes are worth a change: enough, and enough of the peak.

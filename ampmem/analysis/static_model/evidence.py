@@ -12,20 +12,13 @@ from ampmem.analysis.static_model.static_model import COMPONENTS
 from ampmem.analysis.timeline.categories import CODES, Breakdown, Category
 from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
+from ampmem.analysis.timeline.tensors import dtype_bytes
 from ampmem.events import Fact, ParameterRecord, Phase, Recording
 from ampmem.names import StateName
 
 ITEMSIZES = (1, 2, 4, 8)
 """Bytes that an element can have."""
 
-_DTYPES = {
-    **dict.fromkeys(("int8", "uint8", "bool", "float8_e4m3fn", "float8_e5m2"), 1),
-    "bfloat16": 2,
-    "float16": 2,
-    "float32": 4,
-    "float64": 8,
-    "complex64": 8,
-}
 _LINKS = {
     Category.PARAMETERS: Fact.PARAMETER,
     Category.GRADIENTS: Fact.GRADIENT,
@@ -136,11 +129,6 @@ def itemsize(record: ParameterRecord) -> int:
     return record.bytes // record.elements if record.elements else 4
 
 
-def dtype_bytes(dtype: str) -> int | None:
-    """Bytes per element of that type; ``None`` where it is not known."""
-    return _DTYPES.get(dtype)
-
-
 def evidence_at(history: MemoryHistory, ledger: Ledger, instant_ns: int, index: int) -> Evidence:
     """What is there at ``instant_ns``, in the step at ``index``; ``ledger`` has the cast copies."""
     recording, lifetimes = history.recording, history.lifetimes
@@ -220,8 +208,8 @@ def fits(size: int, owner: ParameterRecord) -> bool:
 
 def _share(memory: NamedMemory, owner: ParameterRecord, dtype: str, *, alone: bool) -> int:
     """Bytes of ``owner``'s tensor in ``memory``."""
-    if dtype in _DTYPES:
-        return _DTYPES[dtype] * owner.elements
+    if (size := dtype_bytes(dtype)) is not None:
+        return size * owner.elements
     return memory.bytes if alone and fits(memory.bytes, owner) else owner.bytes
 
 

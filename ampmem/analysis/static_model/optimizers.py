@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ampmem.analysis.parameters import own_elements
-from ampmem.analysis.static_model.evidence import ITEMSIZES, dtype_bytes, itemsize
+from ampmem.analysis.static_model.evidence import ITEMSIZES, itemsize
 from ampmem.analysis.static_model.states import SCALAR
 from ampmem.analysis.static_model.static_model import (
     ADAM_8BIT,
@@ -24,6 +24,7 @@ from ampmem.analysis.static_model.static_model import (
     optimizer_model,
 )
 from ampmem.analysis.timeline.history import MemoryHistory
+from ampmem.analysis.timeline.tensors import dtype_bytes
 from ampmem.events import Column, Fact, OptimizerRecord, ParameterRecord
 from ampmem.names import StateName
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from ampmem.analysis.timeline.classify import Classes
 from ampmem.analysis.timeline.lifetimes import JoinedFacts, Lifetimes
 from ampmem.analysis.timeline.marks import Instants
@@ -21,3 +23,10 @@ class MemoryHistory:
     classes: Classes
     timeline: Timeline
     marks: tuple[Instants, ...]
+
+    def born_at(self, position: int) -> tuple[str, str]:
+        """Op and module of the allocation whose alloc was the event before ``position``; empty what is not known."""
+        texts = self.recording.texts
+        for allocation in np.flatnonzero(self.lifetimes.born == position - 1).tolist():
+            return texts[self.lifetimes.op[allocation]], texts[self.lifetimes.module[allocation]]
+        return "", ""

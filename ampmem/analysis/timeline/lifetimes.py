@@ -65,6 +65,7 @@ class JoinedFacts:
     name: Column
     module: Column
     dtype: Column
+    shape: Column
 
 
 def clock(events: EventColumns) -> Column:
@@ -142,6 +143,7 @@ def join_facts(events: EventColumns, lifetimes: Lifetimes, facts: FactColumns) -
         name=facts.name[kept],
         module=facts.module[kept],
         dtype=facts.dtype[kept],
+        shape=facts.shape[kept],
     )
 
 

@@ -67,17 +67,37 @@ class Log:
         """Tags what the calling thread allocates from an instant on, for sources whose own clock is coarse."""
 
     def fact(
-        self, fact: Fact, address: int, name: int = 0, module: int = 0, dtype: int = 0, *, at: int | None = None
+        self,
+        fact: Fact,
+        address: int,
+        name: int = 0,
+        module: int = 0,
+        tensor: torch.Tensor | None = None,
+        *,
+        at: int | None = None,
     ) -> None:
-        """``fact`` is true of the storage at ``address`` now, or was at the instant ``at``."""
-        self._facts += (time_ns() if at is None else at, address, fact, name, module, dtype)
+        """``fact`` is true of the storage at ``address`` now, or was at the instant ``at``.
+
+        ``tensor`` is the one with that storage that it is about, where there is one.
+        """
+        dtype = shape = 0
+        if tensor is not None:
+            dtype = self._texts.dtype_id(tensor.dtype)
+            shape = self._shape_id(tensor) if address else 0
+        self._facts += (time_ns() if at is None else at, address, fact, name, module, dtype, shape)
+
+    def _shape_id(self, tensor: torch.Tensor) -> int:
+        try:
+            return self._texts.shape_id(tensor.shape)
+        except (RuntimeError, TypeError):  # a nested tensor has none, and a symbol cannot be looked up
+            return 0
 
     def about(self, fact: Fact, tensor: torch.Tensor, name: int = 0, module: int = 0) -> None:
         """``fact`` is true of all memory of ``tensor``: of all its parts at the same instant."""
         now = time_ns()
         try:
             for part in parts_of(tensor):
-                self.fact(fact, self.storage_address(part), name, module, self._texts.dtype_id(part.dtype), at=now)
+                self.fact(fact, self.storage_address(part), name, module, part, at=now)
                 if self._see is not None and fact in _TOLD:
                     self._see(part, kept=fact != Fact.INPUT)
         except Exception as error:  # of a subclass that does not let it be asked

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from ampmem.names import shape_text
+
 
 class Texts:
     """Gives every distinct text an id; 0 is the empty text."""
@@ -11,6 +15,7 @@ class Texts:
         self._values = [""]
         self._new: list[str] = []
         self._dtypes: dict[object, int] = {}
+        self._shapes: dict[Sequence[object], int] = {}
 
     def id(self, text: str) -> int:
         """The id of ``text``, a new one at its first use."""
@@ -27,6 +32,13 @@ class Texts:
         known = self._dtypes.get(dtype)
         if known is None:
             known = self._dtypes[dtype] = self.id(str(dtype).removeprefix("torch."))
+        return known
+
+    def shape_id(self, shape: Sequence[object]) -> int:
+        """The id of the text of a shape, such as a ``torch.Size``; 0 where it is not known in numbers."""
+        known = self._shapes.get(shape)
+        if known is None:
+            known = self._shapes[shape] = self.id(shape_text(shape))
         return known
 
     def value(self, text_id: int) -> str:

@@ -16,7 +16,6 @@ from ampmem.patching import Undo, patch
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.parts import parts_of
-from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.torch_private import CLEAR_CACHE
 from ampmem.recorder.torch_private_tensors import is_view, use_count
@@ -25,10 +24,9 @@ from ampmem.recorder.torch_private_tensors import is_view, use_count
 class CastHooks:
     """Follows every floating copy in another floating dtype, from the op that makes it on."""
 
-    def __init__(self, log: Log, models: Models, texts: Texts) -> None:
+    def __init__(self, log: Log, models: Models) -> None:
         self._log = log
         self._models = models
-        self._texts = texts
         self.copies: dict[int, weakref.ref[torch.Tensor]] = {}
         """By storage address: the copies of parameters, and of other leaves, which autocast caches too."""
         self._thread = threading.get_ident()
@@ -40,16 +38,15 @@ class CastHooks:
                 self._made(part, part_copy, module)
 
     def _made(self, source: torch.Tensor, copy: torch.Tensor, module: int) -> None:
-        dtype = self._texts.dtype_id(copy.dtype)
         address, origin = self._log.storage_address(copy), self._log.storage_address(source)
         parameter = self._models.parameters_at.find(origin, source)
         if parameter is None:
             buffer = self._models.buffers_at.find(origin, source)
-            self._log.fact(Fact.OTHER_CAST, address, buffer or 0, module, dtype)
+            self._log.fact(Fact.OTHER_CAST, address, buffer or 0, module, copy)
         else:
-            self._log.fact(Fact.CAST_COPY, address, parameter, module, dtype)
+            self._log.fact(Fact.CAST_COPY, address, parameter, module, copy)
             if is_view(source):
-                self._log.fact(Fact.VIEW_CAST, address, parameter, module, dtype)
+                self._log.fact(Fact.VIEW_CAST, address, parameter, module, copy)
         if parameter is not None or (source.is_leaf and source.requires_grad):
             self.copies[address] = weakref.ref(copy)
 

@@ -16,7 +16,7 @@ from ampmem.events import Fact
 from ampmem.recorder.facts.addresses import Blocks
 from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_parameter, is_tensor
 from ampmem.recorder.facts.log import Log
-from ampmem.recorder.facts.parts import parts_of
+from ampmem.recorder.facts.parts import PLAIN, parts_of
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.models.live import collection_paused, live_objects
 from ampmem.recorder.models.models import Models
@@ -64,7 +64,9 @@ class Holders:
         """Nothing else of ours may hold ``tensors`` now: it would be found."""
         for tensor, name in zip(tensors, names_of_holders(tensors), strict=True):
             if name:
-                self._log.fact(Fact.HELD, self._log.storage_address(tensor), self._texts.id(name))
+                self._log.fact(
+                    Fact.HELD, self._log.storage_address(tensor), self._texts.id(name), tensor=_plain(tensor)
+                )
 
     def _left_behind(self) -> list[Tensor]:
         """One tensor of each of the largest storages, parameters left out."""
@@ -79,7 +81,7 @@ class Holders:
             address = self._log.storage_address(parameter)
             if address not in known:
                 known.add(address)
-                self._log.fact(Fact.PARAMETER_COPY, address, self._texts.id(name))
+                self._log.fact(Fact.PARAMETER_COPY, address, self._texts.id(name), tensor=_plain(parameter))
         rest = {address: found for address, found in storages.items() if address not in known}
         much = sum(size for size, _ in rest.values()) * _SHARE > sum(size for size, _ in storages.values())
         return _largest(rest) if much else []
@@ -100,6 +102,11 @@ class Holders:
         gradients = [grad for parameter in parameters if (grad := gradient_of(parameter)) is not None]
         tensors = [*parameters, *gradients, *filter(is_tensor, state)]
         return {self._log.storage_address(part) for tensor in tensors for part in parts_of(tensor)}
+
+
+def _plain(tensor: Tensor) -> Tensor | None:
+    """``tensor`` where asking for its type and shape runs no code of the script's."""
+    return tensor if type(tensor) in PLAIN else None
 
 
 def _largest(storages: dict[int, tuple[int, Tensor]]) -> list[Tensor]:

@@ -13,7 +13,20 @@ from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.events import NO_STEP, Phase
 from ampmem.outputs import open_output
 
-HEADER = ("born_ns", "died_ns", "bytes", "block_bytes", "category", "name", "module", "op", "step", "phase")
+HEADER = (
+    "born_ns",
+    "died_ns",
+    "bytes",
+    "block_bytes",
+    "category",
+    "name",
+    "module",
+    "op",
+    "step",
+    "phase",
+    "dtype",
+    "shape",
+)
 """What the columns are; ``died_ns`` is empty for what was never freed, ``step`` for what was there before the first."""
 
 _FORMULA = ("=", "+", "-", "@")
@@ -29,6 +42,7 @@ def write_csv(analysis: Analysis, path: Path, *, force: bool = False) -> None:
 
 
 def _rows(analysis: Analysis) -> Iterator[tuple[object, ...]]:
+    tensors = analysis.tensors
     lives, classes, texts = analysis.lifetimes, analysis.classes, analysis.recording.texts
     shown = cache(_text)
     for index in range(len(lives)):
@@ -44,6 +58,8 @@ def _rows(analysis: Analysis) -> Iterator[tuple[object, ...]]:
             shown(texts[lives.op[index]]),
             "" if step == NO_STEP else step,
             Phase(int(lives.phase[index])).name.lower(),
+            shown(texts[tensors.dtype[index]]),
+            shown(texts[tensors.shape[index]]),
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ampmem.analysis.activations import ActivationGroup
+from ampmem.analysis.activations import Saving
 from ampmem.analysis.casts import ParameterCasts, StepCasts
 from ampmem.analysis.conservation import Conservation
 from ampmem.analysis.jsonable import named
@@ -160,6 +160,51 @@ class StaticModelView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionBar:
+    """Bytes of activations: ``full`` are float32 or float64, ``low`` bfloat16 or float16, ``other`` no such numbers.
+
+    ``ops`` are those that the bar is about, as torch names them; ``None`` for none that was seen. ``module`` is the
+    path of the modules that it is about, with ``*`` for any number, and ``None`` for none. ``detail`` says more.
+    """
+
+    label: str
+    detail: str
+    full: int
+    low: int
+    other: int
+    ops: tuple[str | None, ...]
+    module: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionWords:
+    """How the parts of :class:`PrecisionBar` are called; empty for one that no activation is of."""
+
+    full: str
+    low: str
+    other: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationsView:
+    """What the activations are, and in which type.
+
+    ``kinds`` are by the op that saved them, or where none was seen to save any by the op that made them (``by`` is
+    ``saved for`` or ``made by``). ``modules_rest`` is what the modules that are left out come to.
+    """
+
+    when: str
+    by: str
+    words: PrecisionWords
+    whole: PrecisionBar
+    kinds: tuple[PrecisionBar, ...]
+    modules: tuple[PrecisionBar, ...]
+    modules_rest: PrecisionBar | None
+    savings: tuple[Saving, ...]
+    savings_left_out: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CastsView:
     """The cast ledger; of very many parameters and steps only the largest and the last."""
 
@@ -225,7 +270,7 @@ class RunView:
     composition: CompositionView | None
     breakdown: BreakdownView
     static_model: StaticModelView | None
-    activations: tuple[ActivationGroup, ...]
+    activations: ActivationsView | None
     casts: CastsView | None
     allocator: Allocator
     conservation: Conservation

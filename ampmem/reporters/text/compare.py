@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ampmem.analysis.answer import verdict_of
 from ampmem.analysis.compare import Comparison, Entry
-from ampmem.analysis.findings import Finding
+from ampmem.analysis.judged import shared_findings
 from ampmem.analysis.summary import Summary
 from ampmem.names import is_warning
 from ampmem.reporters.text.comparison.figures import render_figures, render_instant, render_losses
@@ -18,6 +19,7 @@ from ampmem.reporters.text.out_of_memory import in_short
 from ampmem.reporters.text.plain_text import shorten, wrapped
 from ampmem.reporters.text.sections.findings import render_labelled
 from ampmem.reporters.text.sections.run import describe_parameters, keyed
+from ampmem.reporters.text.sections.verdict import verdict_lines
 from ampmem.reporters.text.warnings import render_warnings
 from ampmem.vocabulary import Mark
 
@@ -27,18 +29,17 @@ _LABEL = 40
 def render(
     comparison: Comparison,
     *,
-    answer: Sequence[str] = (),
     details: frozenset[Detail] = NOTHING,
     files: Sequence[str] = (),
     layout: Layout = PLAIN,
 ) -> str:
     """The comparison as text, without a newline at its end: what fits a first screen, the figures, then ``details``.
 
-    ``answer`` are the sentences that come first; ``files`` are the recordings, for what to do next.
+    ``files`` are the recordings, for what to do next.
     """
     entries = comparison.entries
     sections = [
-        _answer(answer, layout),
+        "\n".join(verdict_lines(verdict_of(comparison), layout)),
         *(render_warnings(summary, entry.notes, of=_label(entry), layout=layout) for entry, summary in _known(entries)),
         _troubles(comparison, layout),
         *_measured(comparison, details, layout),
@@ -57,14 +58,6 @@ def _known(entries: Sequence[Entry]) -> list[tuple[Entry, Summary]]:
 
 def _label(entry: Entry) -> str:
     return shorten(entry.label, _LABEL)
-
-
-def _answer(sentences: Sequence[str], layout: Layout) -> str:
-    return "\n".join(
-        layout.strong(line) if i == 0 else line
-        for i, sentence in enumerate(sentences)
-        for line in wrapped(sentence, layout.width, indent="")
-    )
 
 
 def _troubles(comparison: Comparison, layout: Layout) -> str:
@@ -94,18 +87,9 @@ def _measured(comparison: Comparison, details: frozenset[Detail], layout: Layout
     if not _known(comparison.entries):
         return
     yield render_instant(comparison, comparison.instant(Mark.PEAK), layout)
-    yield render_labelled(_findings(comparison.entries), layout, evidence=Detail.EVIDENCE in details)
+    found = [(shared.finding, shared.labels) for shared in shared_findings(comparison)]
+    yield render_labelled(found, layout, evidence=Detail.EVIDENCE in details)
     yield render_figures(comparison, layout)
-
-
-def _findings(entries: Sequence[Entry]) -> list[tuple[Finding, list[str]]]:
-    """Each finding once, with the labels of those that have it."""
-    found: dict[tuple[str, str, str], tuple[Finding, list[str]]] = {}
-    for entry, summary in _known(entries):
-        for finding in summary.findings:
-            same = (finding.code, finding.message, finding.change)
-            found.setdefault(same, (finding, []))[1].append(entry.label)
-    return list(found.values())
 
 
 def _head(comparison: Comparison, layout: Layout) -> str:

@@ -6,11 +6,14 @@ from ampmem.analysis.summary import Step, Summary
 from ampmem.events import AllocatorRecord
 from ampmem.reporters.text.plain_text import ABSENT
 from ampmem.units import format_bytes, format_count
+from ampmem.vocabulary import Arm, SourceKind
 
 
 def describe_arm(summary: Summary) -> str:
     """The arm in words: ``amp, bfloat16, cache on``."""
     arm = summary.arm
+    if arm.name == Arm.AS_IS and summary.source == SourceKind.SNAPSHOT:
+        return "not known"
     words: list[str] = [arm.name]
     if arm.dtype is not None:
         words.append(arm.dtype)

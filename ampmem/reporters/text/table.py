@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ampmem.analysis.answer import verdict_of_one
 from ampmem.analysis.summary import Step, Summary
 from ampmem.reporters.base import Report
 from ampmem.reporters.text.details import EVERYTHING, NOTHING, Detail
@@ -20,6 +21,7 @@ from ampmem.reporters.text.sections.modules import render_largest, render_module
 from ampmem.reporters.text.sections.peak import render_peak
 from ampmem.reporters.text.sections.run import render_foot, render_run
 from ampmem.reporters.text.sections.steps import render_steps
+from ampmem.reporters.text.sections.verdict import verdict_lines
 from ampmem.reporters.text.static_model import render_static_model
 from ampmem.reporters.text.warnings import render_warnings
 
@@ -61,18 +63,16 @@ def render(
     *,
     title: str = "",
     file: str = "",
-    answer: Sequence[str] = (),
     details: frozenset[Detail] = NOTHING,
     all_steps: bool = False,
     layout: Layout = PLAIN,
 ) -> str:
     """One summary as text: what fits a first screen, the steps and the run, then ``details``.
 
-    ``title`` says what was run, ``file`` where the recording is; ``notes`` are the recorder's remarks. ``answer`` are
-    the sentences that come first.
+    ``title`` says what was run, ``file`` where the recording is; ``notes`` are the recorder's remarks.
     """
     sections = [
-        _answer(answer, summary, layout),
+        _answer(summary, layout),
         render_warnings(summary, notes, layout=layout),
         render_out_of_memory(summary, layout),
         render_peak(summary, layout),
@@ -87,15 +87,11 @@ def render(
     return "\n\n".join(section for section in sections if section)
 
 
-def _answer(sentences: Sequence[str], summary: Summary, layout: Layout) -> str:
-    """The sentences, of which the first stands out, and whether a simulated run fits."""
-    lines = [
-        layout.strong(line) if i == 0 else line
-        for i, sentence in enumerate(sentences)
-        for line in wrapped(sentence, layout.width, indent="")
-    ]
+def _answer(summary: Summary, layout: Layout) -> str:
+    """The verdict, and whether a simulated run fits."""
+    lines = verdict_lines(verdict_of_one(summary), layout)
     if summary.prediction is not None:
-        lines += wrapped(headline(summary.prediction, summary.device.name), layout.width)
+        lines += wrapped(headline(summary.prediction, summary.device.name), layout.width, indent="")
     return "\n".join(lines)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from build import Story
 
-from ampmem.analysis.activations import activation_groups
+from ampmem.analysis.activations import ActivationGroup, activation_groups, plain_groups, savings
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.timeline.categories import Category
 from ampmem.events import Fact, Phase
@@ -97,3 +97,71 @@ def test_the_first_op_that_saved_counts() -> None:
     assert mark is not None
     (group,) = activation_groups(analysis, analysis.saved_as, analysis.timeline.position(mark))
     assert group.kind == "softmax"
+
+
+def several() -> tuple[ActivationGroup, ...]:
+    """What two modules and the script keep: two norms, a masked softmax, the loss, and what no op saved."""
+    story = Story()
+    story.parameter(0x10, "weight", 1)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    made = [  # address, bytes, made by, in module, saved for, type
+        (0x1000, 100, "aten::add", "block.0", "aten::native_layer_norm", "float32"),
+        (0x2000, 200, "aten::add", "block.1", "aten::native_layer_norm", "float32"),
+        (0x3000, 7, "aten::native_layer_norm", "block.1", "aten::native_layer_norm", "float32"),
+        (0x4000, 50, "aten::addmm", "block.0", "aten::gelu", "bfloat16"),
+        (0x5000, 400, "aten::_log_softmax", "", "aten::_log_softmax", "float32"),
+        (0x6000, 30, "aten::_softmax", "block.0", "aten::_softmax", "float32"),
+        (0x7000, 3, "aten::ge", "block.0", "aten::where", "bool"),
+        (0x8000, 60, "aten::mm", "head", "", "bfloat16"),
+    ]
+    for address, size, op, module, saved, dtype in made:
+        story.alloc(address, size, op=op, module=module)
+        story.fact(Fact.OUTPUT, address, op, dtype=dtype)
+        if saved:
+            story.fact(Fact.SAVED, address, saved, dtype=dtype)
+    story.enter(Phase.BACKWARD)
+    story.end()
+    analysis = analyse(story.recording())
+    mark = analysis.marks[0].after_forward
+    assert mark is not None
+    return activation_groups(analysis, analysis.saved_as, analysis.timeline.position(mark))
+
+
+def test_a_group_says_what_saved_and_made_its_tensors_and_where() -> None:
+    groups = {(group.kind, group.dtype): group for group in several()}
+    norms = groups["norms", "float32"]
+    assert [(part.saved_for, part.made_by, part.module, part.tensors, part.bytes) for part in norms.parts] == [
+        ("aten::native_layer_norm", "aten::add", "block.1", 1, 200),
+        ("aten::native_layer_norm", "aten::add", "block.0", 1, 100),
+        ("aten::native_layer_norm", "aten::native_layer_norm", "block.1", 1, 7),
+    ]
+    (unsaved,) = groups["unsaved aten::mm", "bfloat16"].parts
+    assert (unsaved.saved_for, unsaved.made_by, unsaved.module) == (None, "aten::mm", "head")
+    (loss, attention) = groups["softmax", "float32"].parts
+    assert (loss.module, attention.module) == (None, "block.0")
+
+
+def test_groups_in_words_tell_the_loss_from_other_softmaxes_and_lose_nothing() -> None:
+    found = [(group.kind, group.dtype, group.tensors, group.bytes) for group in plain_groups(several())]
+    assert found == [
+        ("the loss", "float32", 1, 400),
+        ("norms", "float32", 3, 307),
+        ("not seen saved", "bfloat16", 1, 60),
+        ("gelu", "bfloat16", 1, 50),
+        ("softmax", "float32", 1, 30),
+        ("masks", "bool", 1, 3),
+    ]
+
+
+def test_savings_pair_the_op_that_saved_with_the_one_that_made() -> None:
+    found = [(each.saved_for, each.made_by, each.dtype, each.tensors, each.bytes) for each in savings(several())]
+    assert found == [
+        ("log-softmax", "log-softmax", "float32", 1, 400),
+        ("layer norm", "add", "float32", 2, 300),
+        (None, "mm", "bfloat16", 1, 60),
+        ("gelu", "addmm", "bfloat16", 1, 50),
+        ("softmax", "softmax", "float32", 1, 30),
+        ("layer norm", "layer norm", "float32", 1, 7),
+        ("where", "ge", "bool", 1, 3),
+    ]

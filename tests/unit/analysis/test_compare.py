@@ -145,6 +145,8 @@ def test_a_recording_knows_that_its_script_failed() -> None:
 def test_nothing_at_all_is_still_a_report() -> None:
     text = render(compare([replace(FAILED, script="train.py"), replace(FAILED, label="amp")]))
     assert text.splitlines() == [
+        "Peaks: amp-nocache has none, nothing was recorded, amp has none, nothing was recorded.",
+        "",
         "amp-nocache failed: killed by SIGKILL",
         "amp failed: killed by SIGKILL",
         "",
@@ -183,7 +185,7 @@ def test_bytes_per_parameter_are_left_out_before_recordings_are_parted() -> None
     five = compare([replace(entry_of(run(AMP, activations=100 * i)), label=f"run{i}") for i in range(1, 6)])
 
     def heads(width: int) -> list[str]:
-        peak = render(five, layout=Layout(width=width)).split("\n\n")[1].splitlines()
+        peak = render(five, layout=Layout(width=width)).split("\n\n")[2].splitlines()
         return [" ".join(line.split()) for line in peak[: [line[:1] for line in peak].index("-")]]
 
     assert heads(100) == ["B/ B/ B/ B/ B/", "run1 param run2 param run3 param run4 param run5 param"]

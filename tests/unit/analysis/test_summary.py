@@ -73,6 +73,8 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
         "phase": "backward",
         "categories": fixed | {"cast_copies": 200, "activations": 1000, "gradients": 400, "temporaries": 16},
         "temporaries_by_phase": NO_PHASE | {"backward": 16},
+        "op": None,
+        "module": None,
     }
     second_peak = first_peak | {
         "bytes": first_peak["bytes"] + 800,
@@ -174,7 +176,23 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
             "bytes_per_param": 16.0,
             "peak_bytes_per_param": 18.0,
         },
-        "activations": [{"kind": "MmBackward0", "dtype": None, "tensors": 1, "bytes": 1000}],
+        "activations": [
+            {
+                "kind": "MmBackward0",
+                "dtype": None,
+                "tensors": 1,
+                "bytes": 1000,
+                "parts": [
+                    {
+                        "saved_for": "MmBackward0",
+                        "made_by": "aten::mm",
+                        "module": "layers.0",
+                        "tensors": 1,
+                        "bytes": 1000,
+                    }
+                ],
+            }
+        ],
         "casts": {
             "copies": 2,
             "bytes": 400,
@@ -226,9 +244,12 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
         "module": "layers.0",
         "op": "aten::mm",
         "stack": [],
+        "dtype": None,
+        "shape": None,
     }
     assert top[5]["stack"] == ["train.py:9 main", "net.py:3 forward"]
-    assert top[6] == {"bytes": 64, "category": "other", "name": None, "module": None, "op": None, "stack": []}
+    unknown = dict.fromkeys(("name", "module", "op", "dtype", "shape"))
+    assert top[6] == {"bytes": 64, "category": "other", "stack": []} | unknown
 
 
 def test_the_json_is_as_the_schema_says() -> None:

@@ -232,7 +232,7 @@ def test_the_tables_have_the_failure_near_the_top() -> None:
     assert max(map(len, text.splitlines())) <= WIDTH
     lines = text.splitlines()
     start = lines.index("out of memory in forward of step 1: the run ended here")
-    assert start == 0 and "took" in text
+    assert start <= 2 and "took" in text
     shown = "\n".join(lines[start : start + 20])
     assert "asked       a block of 4.9 KiB in a new segment of 7.8 KiB\n" in shown
     assert "by          aten::mm in layers.1\nat          train.py:9 main\n" in shown

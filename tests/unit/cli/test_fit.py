@@ -161,8 +161,8 @@ def test_the_text_and_the_json_say_what_was_run() -> None:
     found = result(points, vary(1, 64))
     text = render(found)
     assert max(map(len, text.splitlines())) <= 100
-    assert "fp32: --batch-size=64 fits (63.0 KiB of 97.7 KiB); nothing larger was run" in text
-    assert "amp: --batch-size=64 may fit (96.7 KiB to 98.7 KiB of 97.7 KiB); nothing larger was run" in text
+    assert "fp32: --batch-size=64 fits (63.0 of 97.7 KiB); nothing larger was run" in text
+    assert "amp: --batch-size=64 may fit (96.7 to 98.7 of 97.7 KiB); nothing larger was run" in text
     assert "amp: needs more at --batch-size=3 (+800 B), less at 4 (-100 B)" in text
     assert text.endswith("note: a note")
     document = json.loads(fit_document(found).to_json())
@@ -175,6 +175,20 @@ def test_the_text_and_the_json_say_what_was_run() -> None:
     assert {each["value"]: each["bytes"] for each in crossing["differences"]}[3] == 800
     first = document["arms"][0]["points"][0]
     assert first["value"] == 1 and first["allocated_bytes"] == 1000 and first["fits"] is True
+
+
+def test_sizes_that_nearly_fill_the_gpu_are_told_apart_from_it() -> None:
+    nearly = Memory(allocated=90_000, reserved=99_000, used=99_999)
+    found = result({"fp32": {4: nearly, 5: None}}, vary(1, 64))
+    assert "fp32: --batch-size=4 fits (97.655 of 97.656 KiB), 5 does not" in render(found)
+
+
+def test_an_arm_with_the_peaks_of_another_is_told_to_be_the_same() -> None:
+    fp32, amp = {1: memory(900), 2: memory(2000)}, {1: memory(800), 2: memory(900)}
+    found = result({"fp32": fp32, "amp": amp, "amp-nocache": dict(amp)}, vary(1, 2))
+    assert render(found).count("amp-nocache: the same as amp\n") == 2
+    other = result({"fp32": fp32, "amp": amp, "amp-nocache": {**amp, 2: None}}, vary(1, 2))
+    assert "the same" not in render(other)
 
 
 def test_the_schema_needs_no_script(capsys: pytest.CaptureFixture[str]) -> None:

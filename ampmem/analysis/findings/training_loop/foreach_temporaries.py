@@ -41,6 +41,7 @@ def check(run: TrainingRun) -> Finding | None:
             f"largest total outside of updates: {format_bytes(outside)}",
             f"optimizers with foreach: {', '.join(foreach)}",
         ),
+        off_peak=saved,
     )
 
 

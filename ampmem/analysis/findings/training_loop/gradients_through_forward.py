@@ -43,10 +43,10 @@ def check(run: TrainingRun) -> Finding | None:
             kept = idle[again]
     if len(late) == 0 and len(kept) == 0:
         return None
-    return _late(run, late) if sizes[late].sum() >= sizes[kept].sum() else _kept(run, kept)
+    return _late(run, gradients, late) if sizes[late].sum() >= sizes[kept].sum() else _kept(run, gradients, kept)
 
 
-def _late(run: TrainingRun, mine: Column) -> Finding:
+def _late(run: TrainingRun, gradients: _Gradients, mine: Column) -> Finding:
     size = int(run.analysis.lifetimes.bytes[mine].sum())
     return Finding(
         code="gradients-through-forward",
@@ -57,10 +57,11 @@ def _late(run: TrainingRun, mine: Column) -> Finding:
         bytes=size,
         change="drop them before the next forward: optimizer.zero_grad() right after optimizer.step()",
         evidence=_names(run, mine),
+        off_peak=_idle_at_the_peak(run, gradients),
     )
 
 
-def _kept(run: TrainingRun, mine: Column) -> Finding:
+def _kept(run: TrainingRun, gradients: _Gradients, mine: Column) -> Finding:
     size = int(run.analysis.lifetimes.bytes[mine].sum())
     return Finding(
         code="gradients-through-forward",
@@ -71,7 +72,20 @@ def _kept(run: TrainingRun, mine: Column) -> Finding:
         bytes=size,
         change="optimizer.zero_grad(set_to_none=True) before forward",
         evidence=_names(run, mine),
+        off_peak=_idle_at_the_peak(run, gradients),
     )
+
+
+def _idle_at_the_peak(run: TrainingRun, gradients: _Gradients) -> int | None:
+    """Bytes of the gradients that nobody needs at the run's peak; ``None`` for none: an update reads them all."""
+    events, updates = run.recording.events, run.starts(Phase.OPTIMIZER)
+    if run.peak == 0 or events.phase[run.peak - 1] == Phase.OPTIMIZER:
+        return None
+    instant = int(events.time_ns[run.peak - 1])
+    if instant <= updates[0]:
+        return None
+    idle = gradients.allocation[_idle(run, gradients, instant)]
+    return int(run.analysis.lifetimes.bytes[idle].sum()) or None
 
 
 def _gradients(run: TrainingRun) -> _Gradients:

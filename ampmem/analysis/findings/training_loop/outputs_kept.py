@@ -33,6 +33,7 @@ def check(run: TrainingRun) -> Finding | None:
         bytes=size,
         change="del whatever holds them (outputs, loss) after backward; keep numbers with loss.item()",
         evidence=run.largest(kept),
+        off_peak=size,
     )
 
 

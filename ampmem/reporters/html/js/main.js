@@ -13,11 +13,12 @@ import { showAddresses } from "./figures/addresses.js";
 import { loadPlotly } from "./figures/plotly.js";
 import { Timeline } from "./figures/timeline.js";
 import { TreeView } from "./figures/treeview.js";
+import { showActivations } from "./sections/activations.js";
 import { AllocationTable } from "./sections/allocations.js";
 import { showComparison } from "./sections/comparison.js";
 import { showOutOfMemory } from "./sections/oom.js";
 import { showFindings, showSummary } from "./sections/summary.js";
-import { showActivations, showCasts, showPeak, showStatic, showSteps } from "./sections/tables.js";
+import { showCasts, showPeak, showStatic, showSteps } from "./sections/tables.js";
 /** @import { AddressMapView, PageView, RunView } from "./common/page.js" */
 /** @import { Theme } from "./common/theme.js" */
 /** @import { Live } from "./data/stream.js" */
@@ -147,7 +148,7 @@ class Page {
       this.jump("timeline");
     });
     showStatic(run, this.categoryOf);
-    showActivations(run);
+    showActivations(run, kinds);
     showCasts(run);
     this.#peakCounts = run.peak ? live.aliveAt(live.indexOf(run.peak.position)) : null;
     for (const id of ["modules", "allocations"]) byId(id).hidden = kinds.count === 0;

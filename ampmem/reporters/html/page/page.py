@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
 
-from plotly.offline import get_plotlyjs
-
+from ampmem.analysis.jsonable import NOT_IN_JSON
+from ampmem.reporters.html import plotlyjs
 from ampmem.reporters.html.data import RunView
 from ampmem.reporters.html.page.bundle import bundle
 from ampmem.reporters.html.page.plain import plain
 from ampmem.reporters.html.page.template import FOLDER, filled
 from ampmem.reporters.html.palette import CategoryView, category_views, layer_views
 from ampmem.reporters.html.safety import json_for_script, script_source_hash, visible
-from ampmem.reporters.html.stream.container import compressed
 from ampmem.reporters.html.views.comparison import ComparisonView
+from ampmem.reporters.html.views.verdict import VerdictView
 from ampmem.version import __version__
 
 _TEMPLATE = "page.html"
@@ -44,9 +43,10 @@ class PageView:
     layers: tuple[CategoryView, ...]
     runs: tuple[RunView, ...]
     comparison: ComparisonView | None
+    verdict: VerdictView = field(metadata=NOT_IN_JSON)
 
 
-def page_view(runs: tuple[RunView, ...], comparison: ComparisonView | None) -> PageView:
+def page_view(runs: tuple[RunView, ...], comparison: ComparisonView | None, verdict: VerdictView) -> PageView:
     """The page of ``runs``."""
     return PageView(
         ampmem=__version__,
@@ -55,34 +55,29 @@ def page_view(runs: tuple[RunView, ...], comparison: ComparisonView | None) -> P
         layers=layer_views(),
         runs=runs,
         comparison=comparison,
+        verdict=verdict,
     )
 
 
 def render(view: PageView) -> str:
     """The whole page, ready to be written as UTF-8."""
     title = ", ".join(dict.fromkeys(run.title for run in view.runs))
-    return self_contained(_TEMPLATE, _ENTRY, view, title=title)
+    return self_contained(_TEMPLATE, _ENTRY, view, title=title, verdict=view.verdict)
 
 
-def self_contained(template: str, entry: str, data: object, *, title: str) -> str:
-    """The page that ``template`` gives with the modules behind ``entry``, plotly.js and ``data`` in it."""
-    script, (plotly, plotly_hash) = bundle(_MODULES / entry), _plotly()
+def self_contained(template: str, entry: str, data: object, *, title: str, **more: object) -> str:
+    """The page that ``template`` gives with the modules behind ``entry``, plotly.js, ``data`` and ``more`` in it."""
+    script = bundle(_MODULES / entry)
     return filled(
         template,
         title=visible(title),
-        policy=_policy(script_source_hash(script), plotly_hash),
+        policy=_policy(script_source_hash(script), script_source_hash(plotlyjs.source())),
         css=(FOLDER / _STYLE).read_text(encoding="utf-8"),
-        plotly_packed=plotly,
+        plotly_packed=base64.b64encode(plotlyjs.packed()).decode("ascii"),
         data_json=json_for_script(plain(data)),
         script=script,
+        **more,
     )
-
-
-@cache
-def _plotly() -> tuple[str, str]:
-    """plotly.js, packed, and the policy's word for it."""
-    source = get_plotlyjs()
-    return base64.b64encode(compressed([source.encode()])).decode("ascii"), script_source_hash(source)
 
 
 def _policy(*scripts: str) -> str:

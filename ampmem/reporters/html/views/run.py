@@ -30,6 +30,7 @@ from ampmem.reporters.html.data import (
 )
 from ampmem.reporters.html.stream.layers import address_map_view
 from ampmem.reporters.html.stream.stream import stream_view
+from ampmem.reporters.html.views.activations import activations_view
 from ampmem.reporters.html.views.out_of_memory import out_of_memory_view
 from ampmem.reporters.html.views.static_model import static_model_view
 from ampmem.reporters.text.describe import (
@@ -61,13 +62,6 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
     steps = tuple(_steps(summary, analysis))
     run_peak = _peak(summary.peak, steps)
     notes = analysis.recording.notes
-    casts, static_model = _casts(summary.casts), static_model_view(summary)
-    there = {
-        Section.CASTS: casts,
-        Section.STATIC_MODEL: static_model,
-        Section.ACTIVATIONS: summary.activations,
-    }
-    absent = frozenset(section for section, content in there.items() if not content)
     peak = 0 if run_peak is None else run_peak.position
     stream = stream_view(analysis, [step.peak for step in steps], peak, limit)
     return RunView(
@@ -78,7 +72,7 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
         warnings=warnings(summary, notes),
         headlines=headlines(summary, None),
         out_of_memory=out_of_memory_view(summary.out_of_memory, analysis),
-        findings=tuple(_finding(finding, absent) for finding in summary.findings),
+        findings=findings_view(summary, summary.findings),
         parameters=summary.parameters.count,
         source=summary.source,
         steps=steps,
@@ -87,9 +81,9 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
         marks=tuple(_marks(analysis)),
         composition=None if run_peak is None else _composition(summary.peak),
         breakdown=breakdown_view(summary.last_step),
-        static_model=static_model,
-        activations=summary.activations,
-        casts=casts,
+        static_model=static_model_view(summary),
+        activations=activations_view(summary),
+        casts=_casts(summary.casts),
         allocator=summary.allocator,
         conservation=summary.conservation,
         address_map=None if stream.addresses else address_map_view(analysis, peak),
@@ -148,6 +142,17 @@ def _headlines(summary: Summary, to_baseline: Headline | None) -> Iterator[Headl
 
 def _size(label: str, size: int, detail: str) -> Headline:
     return Headline(label=label, value=format_bytes(size), detail=detail, bytes=size)
+
+
+def findings_view(summary: Summary, findings: Sequence[Finding]) -> tuple[FindingView, ...]:
+    """What is said of ``findings``, which are those of ``summary`` or what became of them beside another run."""
+    there = {
+        Section.CASTS: summary.casts.copies,
+        Section.STATIC_MODEL: summary.static_recipe,
+        Section.ACTIVATIONS: summary.activations,
+    }
+    absent = frozenset(section for section, content in there.items() if not content)
+    return tuple(_finding(finding, absent) for finding in findings)
 
 
 def _finding(finding: Finding, absent: frozenset[Section]) -> FindingView:

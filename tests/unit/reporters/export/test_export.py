@@ -301,6 +301,17 @@ def test_a_table_has_a_row_per_allocation(tmp_path: Path) -> None:
     assert (rows[0]["step"], rows[0]["phase"]) == ("", "setup")
 
 
+def test_the_table_has_types_and_shapes(tmp_path: Path) -> None:
+    story = small_run()
+    story.alloc(0x70000, 8)
+    story.fact(Fact.OUTPUT, 0x70000, dtype="float32", shape="[1, 2]")
+    path = tmp_path / "table.csv"
+    write_csv(analyse(story.recording()), path)
+    with path.open(newline="") as stream:
+        first, *_, last = csv.DictReader(stream)
+    assert (first["dtype"], first["shape"], last["dtype"], last["shape"]) == ("", "", "float32", "[1, 2]")
+
+
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n"])
 def test_no_cell_of_the_table_is_a_formula(tmp_path: Path, start: str) -> None:
     story = small_run()

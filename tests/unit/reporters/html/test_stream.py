@@ -97,7 +97,8 @@ def test_a_kind_says_all_that_the_tables_say_of_an_allocation() -> None:
         stack = tuple(frames[frame] for frame in stream.header["stacks"][kinds["stack"][kind]])
         told.append((kinds["bytes"][kind], CATEGORIES[kinds["category"][kind]], *words, stack))
     expected = [
-        (item.bytes, item.category, item.name, item.module, item.op, item.stack) for item in largest(analysis, position)
+        (item.bytes, item.category, item.name, item.module, item.op, item.stack)
+        for item in largest(analysis, analysis.tensors, position)
     ]
     assert sorted(told, key=repr) == sorted(expected, key=repr)
     assert any(stack for *_, stack in told)

@@ -35,7 +35,7 @@ export interface RunView {
   composition: CompositionView | null;
   breakdown: BreakdownView;
   static_model: StaticModelView | null;
-  activations: Array<ActivationGroup>;
+  activations: ActivationsView | null;
   casts: CastsView | null;
   allocator: Allocator;
   conservation: Conservation;
@@ -151,8 +151,37 @@ export interface Term {
   names: Array<string>;
 }
 
-export interface ActivationGroup {
-  kind: string;
+export interface ActivationsView {
+  when: string;
+  by: string;
+  words: PrecisionWords;
+  whole: PrecisionBar;
+  kinds: Array<PrecisionBar>;
+  modules: Array<PrecisionBar>;
+  modules_rest: PrecisionBar | null;
+  savings: Array<Saving>;
+  savings_left_out: number;
+}
+
+export interface PrecisionWords {
+  full: string;
+  low: string;
+  other: string;
+}
+
+export interface PrecisionBar {
+  label: string;
+  detail: string;
+  full: number;
+  low: number;
+  other: number;
+  ops: Array<string | null>;
+  module: string | null;
+}
+
+export interface Saving {
+  saved_for: string | null;
+  made_by: string | null;
   dtype: string | null;
   tensors: number;
   bytes: number;

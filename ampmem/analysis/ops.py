@@ -1,0 +1,68 @@
+"""Torch's ops in words for people: ``layer norm`` for ``aten::native_layer_norm``, and what kind of op each is."""
+
+from __future__ import annotations
+
+_ATEN = "aten::"
+_PREFIXES = ("_", "native_", "cudnn_", "mkldnn_", "miopen_", "thnn_", "fused_")
+_SUFFIXES = ("_forward", "_with_indices", "_legit", "_")
+_WORDS = {
+    "_to_copy": ".to()",
+    "_log_softmax": "log-softmax",
+    "nll_loss2d_forward": "nll loss",
+}
+_LOSSES = ("loss", "log_softmax", "cross_entropy", "kl_div")
+_NORM_LAYERS = ("layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm", "rmsnorm", "layernorm")
+_MATMULS = frozenset(
+    ["mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "matmul", "linear", "_scaled_mm"]
+)
+_ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "neg", "abs", "reciprocal", "addcmul", "addcdiv", "lerp")
+_FUNCTIONS = ("pow", "exp", "log", "log1p", "sqrt", "rsqrt", "sin", "cos", "erf")
+_LIMITS = ("clamp", "clamp_min", "clamp_max", "minimum", "maximum")
+_ELEMENTWISE = frozenset((*_ARITHMETIC, *_FUNCTIONS, *_LIMITS))
+
+
+def plain_op(op: str) -> str:
+    """``mul`` for ``aten::mul``, ``batch norm`` for ``aten::cudnn_batch_norm``; what is not torch's stays as it is."""
+    if not op.startswith(_ATEN):
+        return op
+    name = op.removeprefix(_ATEN)
+    if "attention" in name:
+        return "attention"
+    return _WORDS.get(name) or _trimmed(name).replace("_", " ")
+
+
+def plain_kind(op: str) -> str:
+    """What kind of op saved something: ``the loss``, ``norms``, ``attention``, ``matmuls`` and so on.
+
+    An op of no such kind is its own: ``gelu``; so is what is not torch's, such as an ``autograd.Function``.
+    """
+    if not op.startswith(_ATEN):
+        return op
+    name = op.removeprefix(_ATEN)
+    found = next((kind for kind, words in _KINDS if any(word in name for word in words)), None)
+    if found is not None:
+        return found
+    if name.rstrip("_") in _MATMULS:
+        return "matmuls"
+    return "element-wise ops" if name.rstrip("_") in _ELEMENTWISE else plain_op(op)
+
+
+_KINDS = (
+    ("the loss", _LOSSES),
+    ("norms", _NORM_LAYERS),
+    ("attention", ("attention",)),
+    ("convolutions", ("convolution", "conv2d", "conv3d", "conv_depthwise")),
+    ("RNNs", ("rnn", "lstm", "gru")),
+    ("pooling", ("pool",)),
+    ("dropout", ("dropout",)),
+)
+"""A kind, and what of its ops' names says so; the first that matches is meant."""
+
+
+def _trimmed(name: str) -> str:
+    """``name`` without what says how torch does it: whose library, in place or not, forward or not."""
+    for prefix in _PREFIXES:
+        name = name.removeprefix(prefix)
+    for suffix in _SUFFIXES:
+        name = name.removesuffix(suffix)
+    return name

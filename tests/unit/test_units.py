@@ -1,0 +1,56 @@
+"""Two sizes that differ must read differently, with no more digits than that takes."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ampmem.units import format_apart, format_bytes
+
+GIB = 1024**3
+SIZES = st.one_of(
+    st.integers(min_value=-(2**62), max_value=2**62),
+    st.integers(min_value=0, max_value=4096),
+    st.sampled_from([1024**power for power in range(7)]),
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "texts"),
+    [
+        (10 * GIB, 12 * GIB, ("10.0 GiB", "12.0 GiB")),
+        (round(1.98 * GIB), 2 * GIB, ("1.98 GiB", "2.00 GiB")),
+        (2 * GIB, round(1.98 * GIB), ("2.00 GiB", "1.98 GiB")),
+        (2 * GIB - 2 * 1024**2, 2 * GIB, ("1.998 GiB", "2.000 GiB")),
+        (2 * GIB, 2 * GIB, ("2.0 GiB", "2.0 GiB")),
+        (2 * GIB, 2 * GIB + 1, ("2,147,483,648 B", "2,147,483,649 B")),
+        (1024, 1025, ("1.000 KiB", "1.001 KiB")),
+        (0, 1, ("0 B", "1 B")),
+        (-GIB, GIB, ("-1.0 GiB", "1.0 GiB")),
+        (1023, 1024, ("1023 B", "1.0 KiB")),
+    ],
+)
+def test_the_fewest_digits_that_tell_two_sizes_apart(first: int, second: int, texts: tuple[str, str]) -> None:
+    assert format_apart(first, second) == texts
+
+
+@given(SIZES, SIZES, st.booleans())
+def test_unequal_sizes_read_unequal_and_equal_ones_equal(first: int, other: int, near: bool) -> None:
+    second = first + other % 4096 if near else other
+    one, two = format_apart(first, second)
+    assert (one == two) == (first == second)
+    assert (two, one) == format_apart(second, first)
+    if format_bytes(first) != format_bytes(second):
+        assert (one, two) == (format_bytes(first), format_bytes(second))
+
+
+@given(SIZES, SIZES)
+def test_each_text_is_its_size_rounded_to_the_digits_that_it_shows(first: int, second: int) -> None:
+    for size, text in zip((first, second), format_apart(first, second), strict=True):
+        digits, unit = text.replace(",", "").split(" ")
+        scale = 1024 ** ["B", "KiB", "MiB", "GiB", "TiB", "PiB"].index(unit)
+        places = len(digits.partition(".")[2])
+        assert abs(Decimal(digits) * scale - size) <= Decimal(scale) / 2 / 10**places + Decimal(abs(size)) / 2**52
