@@ -28,13 +28,14 @@ class Headline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingView:
-    """A finding; ``jump`` is the id of the section that shows it."""
+    """A finding; ``jump`` is the id of the section that shows it, ``saves`` what the change takes off the peak."""
 
     code: str
     severity: str
     message: str
     change: str
     evidence: tuple[str, ...]
+    saves: str
     jump: str
 
 
@@ -43,6 +44,7 @@ class StepView:
     """One step: the positions of its start, end and peak, and what ``ampmem show`` prints of it."""
 
     index: int
+    finished: bool
     first: int
     last: int
     peak: int
@@ -100,6 +102,18 @@ class FactView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RemedyView:
+    """Something to change, why, and the bytes that it is about."""
+
+    change: str
+    why: str
+    bytes: int | None
+    evidence: tuple[str, ...]
+    code: str
+    jump: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemoryView:
     """The last request that failed: ``position`` is when, ``frames`` (outermost first) where in the script."""
 
@@ -107,7 +121,7 @@ class OutOfMemoryView:
     position: int
     facts: tuple[FactView, ...]
     frames: tuple[str, ...]
-    changes: tuple[str, ...]
+    remedies: tuple[RemedyView, ...]
     alive: CompositionView
 
 
@@ -250,9 +264,13 @@ class StreamView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """One recording; sections without anything to show are ``None`` or empty."""
+    """One recording; sections without anything to show are ``None`` or empty.
+
+    ``timed`` says whether the times of its events were measured; else they only order them.
+    """
 
     label: str
+    arm: str
     title: str
     facts: tuple[str, ...]
     notes: tuple[str, ...]
@@ -263,6 +281,7 @@ class RunView:
     findings: tuple[FindingView, ...]
     parameters: int
     source: str
+    timed: bool
     steps: tuple[StepView, ...]
     peak: PeakView | None
     phase_runs: tuple[tuple[int, str], ...]

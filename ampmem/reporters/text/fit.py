@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampmem.analysis.fit.fit import BASELINE, ArmFit, BreakEven, FitResult, Verdict
+from ampmem.analysis.fit.search import Remaining
 from ampmem.names import is_warning, said_in
 from ampmem.reporters.text.layout import PLAIN, Layout, number, side_by_side
 from ampmem.reporters.text.plain_text import ABSENT, wrapped
@@ -68,6 +69,22 @@ def remarks(fit: FitResult) -> list[str]:
     return [*found, *(note for note in fit.notes if not is_warning(note))]
 
 
+def left(remaining: Remaining) -> str:
+    """``; left: fp32 between 48 and 64, amp above 8``: what follows on what has been done; empty at the end."""
+    searched = [f"{arm} {_bounds(fits, too_large)}" for arm, (fits, too_large) in remaining.searched.items()]
+    if searched:
+        return f"; left: {', '.join(searched)}"
+    if remaining.crossings:
+        return f"; left: from which value on less is needed than in {BASELINE}"
+    return f"; left: {remaining.runs} run{'' if remaining.runs == 1 else 's'} for the curve" if remaining.runs else ""
+
+
+def _bounds(fits: int | None, too_large: int | None) -> str:
+    if fits is None:
+        return "not run yet"
+    return f"above {fits}" if too_large is None else f"between {fits} and {too_large}"
+
+
 def _head(fit: FitResult, layout: Layout) -> str:
     return "\n".join(
         line for name, text in facts(fit) for line in wrapped(f"{name:<8}{text}", layout.width, indent=" " * 8)
@@ -91,7 +108,7 @@ def cells(arm: ArmFit, value: int) -> tuple[str, str]:
     memory = arm.points[value]
     if memory is None:
         return DOES_NOT_FIT, ""
-    return format_bytes(memory.allocated), format_bytes(memory.reserved)
+    return format_apart(memory.allocated, memory.reserved)
 
 
 def _listed(title: str, lines: Sequence[str], layout: Layout) -> str:
@@ -107,13 +124,13 @@ def _fitting(fit: FitResult, arm: ArmFit) -> str:
         return f"{shown(fit.vary.low)} does not fit; nothing smaller was run"
     memory = arm.points[fits]
     assert memory is not None
-    said = f"{shown(fits)} fits ({_of(fit.total, memory.used)})"
+    said = f"{shown(fits)} fits ({of_whole(fit.total, memory.used)})"
     if memory.highest is not None and memory.highest > fit.total:
-        said = f"{shown(fits)} may fit ({_of(fit.total, memory.used, memory.highest)})"
+        said = f"{shown(fits)} may fit ({of_whole(fit.total, memory.used, memory.highest)})"
     return f"{said}; nothing larger was run" if too_large is None else f"{said}, {too_large} does not"
 
 
-def _of(whole: int, *parts: int) -> str:
+def of_whole(whole: int, *parts: int) -> str:
     """``1.98 of 2.00 GiB``, or ``1.9 to 2.1 of 2.0 GiB`` from what is known to the most that is assumed."""
     texts = [format_apart(part, whole) for part in parts]
     shown = texts[-1][1]

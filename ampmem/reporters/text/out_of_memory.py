@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampmem.analysis.allocator.out_of_memory import FailedRequest
+from ampmem.analysis.findings import Finding
+from ampmem.analysis.findings.remedies import Remedy, remedies
 from ampmem.analysis.summary import Summary
 from ampmem.reporters.text.frames import user_frames
 from ampmem.reporters.text.layout import PLAIN, Layout
@@ -24,7 +26,7 @@ def render_out_of_memory(summary: Summary, layout: Layout = PLAIN) -> str:
     if oom is None:
         return ""
     lines = list(map(layout.alarm, wrapped(headline(oom), layout.width)))
-    for key, texts in _rows(oom):
+    for key, texts in _rows(oom, summary.findings):
         shown = [line for text in texts for line in wrapped(text, layout.width - _KEY)]
         lines += [f"{key if i == 0 else '':<{_KEY}}{line}" for i, line in enumerate(shown)]
     alive = render_categories(oom.alive, oom.temporaries_by_phase, summary.parameters.count, layout)
@@ -80,7 +82,7 @@ def free_blocks(oom: FailedRequest) -> str:
     )
 
 
-def _rows(oom: FailedRequest) -> list[tuple[str, Sequence[str]]]:
+def _rows(oom: FailedRequest, findings: Sequence[Finding]) -> list[tuple[str, Sequence[str]]]:
     rows: list[tuple[str, Sequence[str]]] = [
         ("asked", [asked(oom)]),
         ("by", [text for text in (asked_by(oom),) if text]),
@@ -88,8 +90,12 @@ def _rows(oom: FailedRequest) -> list[tuple[str, Sequence[str]]]:
         ("device", [device(oom)]),
         ("cached", [f"{format_bytes(oom.cached)}: {oom.explanation}"]),
         ("free blocks", [f"largest: {free_blocks(oom)}"]),
-        ("to change", [f"- {change}" for change in oom.changes]),
+        ("to change", [_change(remedy) for remedy in remedies(oom, findings)]),
     ]
     if oom.residual_bytes:
         rows.append(("residual", [f"{format_bytes(oom.residual_bytes)} between the categories and the allocator"]))
     return rows
+
+
+def _change(remedy: Remedy) -> str:
+    return f"- {remedy.change}" if remedy.bytes is None else f"- {format_bytes(remedy.bytes)}: {remedy.change}"

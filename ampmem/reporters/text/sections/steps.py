@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ampmem.analysis.summary import Step, Summary
-from ampmem.names import UNTIMED
+from ampmem.names import has_times
 from ampmem.reporters.text.describe import describe_loss, describe_update
 from ampmem.reporters.text.layout import Column, Layout, number, table, words
 from ampmem.reporters.text.plain_text import ABSENT
@@ -26,7 +26,7 @@ class _Figure:
 def render_steps(summary: Summary, notes: Sequence[str], layout: Layout) -> str:
     """One row for each step; what is not known of any of them has no column."""
     steps = summary.steps
-    timed = UNTIMED not in notes and summary.source is not SourceKind.SIMULATED
+    timed = has_times(notes) and summary.source is not SourceKind.SIMULATED
     updated = any(not step.finished or step.skipped_update or step.marks.after_optimizer is not None for step in steps)
     figures = [
         _Figure(number("step"), lambda step: str(step.index)),
