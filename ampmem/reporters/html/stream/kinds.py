@@ -20,7 +20,7 @@ _LARGEST = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kinds:
-    """One entry per kind; ``name`` to ``stack``, ``dtype`` and ``shape`` are text ids, ``phase`` is that of the birth."""
+    """One entry per kind; ``name`` to ``stack``, ``dtype`` and ``shape`` are text ids, ``phase`` that of the birth."""
 
     category: Column
     bytes: Column

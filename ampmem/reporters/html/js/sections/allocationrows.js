@@ -20,9 +20,6 @@ export const COLUMNS = [
   { field: "made", head: "Made in", class: "quiet" },
 ];
 
-/** Characters of a shape that stays in one line. */
-const SHORT_SHAPE = 22;
-
 /**
  * What is said before a value where a row is a few lines, and its column has no head.
  * @type {Map<Field, string>}
@@ -32,15 +29,6 @@ const STACKED = new Map([
   ["code", "at"],
   ["made", "made in"],
 ]);
-
-/**
- * `text` that may go on in the next line after its dots, slashes and the like.
- * @param {string} text
- * @returns {Child[]}
- */
-function breakable(text) {
-  return text.split(/(?<=[.×_/:])/).flatMap((part, i) => (i ? [make("wbr"), part] : [part]));
-}
 
 /**
  * The head, whose buttons sort.
@@ -163,7 +151,7 @@ function cellOf({ field, class: kind }, each, cells) {
     if (field === "count") return [each.count > 1 ? `× ${formatCount(each.count)}` : ""];
     if (field === "category") return [named(kinds.categories[kinds.category(each.kind)])];
     const text = String(value) || "-";
-    return field === "shape" && text.length <= SHORT_SHAPE ? [text] : breakable(text);
+    return [text];
   }
 }
 
