@@ -1,4 +1,5 @@
 /** Allocations of a run as rows: for the table, the module tree and the stack tree. */
+import { isLibraryFrame } from "./frames.js";
 /** @import { CategoryView } from "../common/page.js" */
 /** @import { KindsHeader } from "./stream.js" */
 /** @import { PathRow } from "./tree.js" */
@@ -113,25 +114,29 @@ export function* moduleRows(kinds, counts) {
     if (counts[kind] <= 0) continue;
     const module = kinds.text("module", kind);
     const path = module ? module.split(".") : ["(no module)"];
-    yield { path, bytes: counts[kind] * kinds.bytes(kind), category: kinds.category(kind) };
+    yield { path, bytes: counts[kind] * kinds.bytes(kind), category: kinds.category(kind), kind };
   }
 }
 
 /**
- * Rows for `treeOf`, by the frames of the stack.
+ * Rows for `treeOf`, by the frames of the stack, with those of libraries or without.
  * @param {Kinds} kinds
  * @param {Int32Array} counts by kind
+ * @param {boolean} libraries
  * @returns {Generator<PathRow>}
  */
-export function* stackRows(kinds, counts) {
+export function* stackRows(kinds, counts, libraries) {
+  const { header } = kinds;
+  const own = header.frames.map((frame) => libraries || !isLibraryFrame(frame));
+  const paths = header.stacks.map((stack) => {
+    const shown = stack.filter((frame) => own[frame]).map((frame) => header.frames[frame]);
+    if (shown.length) return shown;
+    return [stack.length ? "(library frames only)" : "(no stack)"];
+  });
   for (let kind = 0; kind < counts.length; kind += 1) {
     if (counts[kind] <= 0) continue;
-    const frames = kinds.frames(kind);
-    yield {
-      path: frames.length ? frames : ["(no stack)"],
-      bytes: counts[kind] * kinds.bytes(kind),
-      category: kinds.category(kind),
-    };
+    const path = paths[header.kinds.stack[kind]] ?? ["(no stack)"];
+    yield { path, bytes: counts[kind] * kinds.bytes(kind), category: kinds.category(kind), kind };
   }
 }
 
@@ -144,7 +149,8 @@ function hitsOf(texts, word) {
 }
 
 /**
- * Bytes of what lives with a frame that holds `query` in its stack, and how many such frames there are.
+ * Bytes of what lives with a frame that holds `query` in its stack, how many such frames there are, and how many of
+ * those are a library's.
  * @param {Kinds} kinds
  * @param {Int32Array} counts by kind
  * @param {string} query
@@ -160,7 +166,8 @@ export function matchedStacks(kinds, counts, query) {
     if (found.length) bytes += counts[kind] * kinds.bytes(kind);
     found.forEach((frame) => frames.add(frame));
   }
-  return { frames: frames.size, bytes };
+  const libraries = [...frames].filter((frame) => isLibraryFrame(kinds.header.frames[frame])).length;
+  return { frames: frames.size, libraries, bytes };
 }
 
 /**
