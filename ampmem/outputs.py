@@ -1,15 +1,19 @@
-"""The one way to open a file that a user has named: refuse, write beside it, rename into place, or remove it."""
+"""The one way to write a file for a user: find it a name, refuse, write beside it, rename into place, and say so."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import TextIO
 
 from ampmem.errors import UsageError
+from ampmem.terminal import Terminal
+from ampmem.units import format_bytes
 
 _EXISTS = "{path} exists already; give another name with -o, or --force to replace it"
 
@@ -80,6 +84,49 @@ def make_way(path: Path, *leftovers: Path, force: bool) -> int:
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error}") from error
     return descriptor
+
+
+def claim(files: Callable[[int], Sequence[Path]]) -> int:
+    """The first number, from 1 on, of whose ``files`` none is there yet: now they are, empty, and nobody else's.
+
+    Raises :class:`UsageError` when they cannot be made.
+    """
+    for number in count(1):
+        made: list[Path] = []
+        try:
+            for path in files(number):
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+                made.append(path)
+        except FileExistsError:
+            remove_empty(made)
+        except OSError as error:
+            remove_empty(made)
+            raise UsageError(f"cannot write {path}: {error.strerror}") from error
+        else:
+            return number
+    raise AssertionError("numbers have no end")
+
+
+def remove_empty(files: Sequence[Path]) -> None:
+    """Remove those of ``files`` that were claimed and not written."""
+    for path in files:
+        with suppress(OSError):
+            if path.stat().st_size == 0:
+                path.unlink()
+
+
+def sized(path: Path, file: Path | None = None) -> str:
+    """``path`` and the size of the file there, or of ``file``, which is the same seen from elsewhere.
+
+    Of what is no file, and of one that is gone, there is the name alone.
+    """
+    file = path if file is None else file
+    return f"{path}, {format_bytes(file.stat().st_size)}" if file.is_file() else str(path)
+
+
+def say_written(path: Path) -> None:
+    """The line on standard error that every command has for a file that it has written."""
+    Terminal(sys.stderr).say(f"wrote {sized(path)}")
 
 
 def remove(path: Path) -> None:

@@ -39,6 +39,11 @@ class Terminal:
         if self.is_screen():
             self.write(f"\rampmem: {printable(message)}" + "\n" * last)
 
+    def replace(self, text: str) -> None:
+        """On a screen, ``text`` in place of the line that the cursor is on; it is for the next text to go on or not."""
+        if self.is_screen():
+            self.write(f"\r\x1b[K{printable(text)}")
+
     def is_screen(self) -> bool:
         """Whether what is written can be written over."""
         try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampmem.analysis.ops import plain_kind
+from ampmem.analysis.ops import plain_kind, plain_op
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import Mask
@@ -18,7 +18,7 @@ LOW_PRECISION = ("bfloat16", "float16")
 FULL_PRECISION = ("float32", "float64")
 MASKS, INDICES, WORKSPACE, UNSAVED = "masks", "indices", "workspace of", "unsaved"
 """Words of a group's kind."""
-UNSAVED_IN_WORDS = "saved by no op that was seen"
+UNSAVED_IN_WORDS = "not seen saved"
 _KINDS = (("norm", "norms"), ("softmax", "softmax"), ("loss", "loss"), ("cross_entropy", "loss"))
 _MASKED = ("dropout", "mask", "where")
 """In the names of ops whose saved bytes are a mask."""
@@ -64,6 +64,17 @@ class PlainGroup:
     """Activations of one type, and of one kind in words for people: ``the loss``, ``norms``, ``matmuls``."""
 
     kind: str
+    dtype: str | None
+    tensors: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """What one op saved of what another made, in one type; ops by their plain names, ``None`` where not seen."""
+
+    saved_for: str | None
+    made_by: str | None
     dtype: str | None
     tensors: int
     bytes: int
@@ -125,6 +136,25 @@ def plain_groups(groups: Iterable[ActivationGroup]) -> tuple[PlainGroup, ...]:
         for (kind, dtype), (tensors, size) in sums.items()
     ]
     return tuple(sorted(found, key=lambda group: (-group.bytes, group.kind)))
+
+
+def savings(groups: Iterable[ActivationGroup]) -> tuple[Saving, ...]:
+    """``groups`` by which op saved what another made, and type, largest first: saved for gelu, made by addmm."""
+    sums: dict[tuple[str | None, str | None, str | None], tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for group in groups:
+        for part in group.parts:
+            key = (_plain(part.saved_for), _plain(part.made_by), group.dtype)
+            tensors, size = sums[key]
+            sums[key] = (tensors + part.tensors, size + part.bytes)
+    found = [
+        Saving(saved_for=saved_for, made_by=made_by, dtype=dtype, tensors=tensors, bytes=size)
+        for (saved_for, made_by, dtype), (tensors, size) in sums.items()
+    ]
+    return tuple(sorted(found, key=lambda saving: -saving.bytes))
+
+
+def _plain(op: str | None) -> str | None:
+    return None if op is None else plain_op(op)
 
 
 def kind_in_words(group: ActivationGroup, part: ActivationPart) -> str:

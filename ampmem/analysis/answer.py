@@ -16,7 +16,7 @@ from ampmem.vocabulary import AUTOCAST_ARMS, Arm, Mark
 
 NO_DIFFERENCE = 0.01
 """Peaks that differ by less than this share of the baseline's are the same."""
-_NOTABLE = 0.02
+_NOTABLE = 0.01
 """What is less than this share of the larger peak is no reason."""
 
 
@@ -153,15 +153,15 @@ class Verdict:
     unsound: tuple[str, ...]
 
 
-def verdict_of_one(summary: Summary, *, label: str = "", failed: bool = False) -> Verdict:
-    """The verdict on a single recording."""
-    label = label or summary.arm.name
+def verdict_of_one(summary: Summary | None, *, label: str = "", failed: bool = False) -> Verdict:
+    """The verdict on a single recording, which is about its largest peak; ``None`` is one of nothing."""
+    label = label or ("" if summary is None else summary.arm.name)
+    of_all = None
+    if summary is not None:
+        of_all = _composition(summary, summary.peak, summary.peak.step, label=label, failed=failed)
+    unsound = summary is not None and summary.conservation.breach is not None
     return Verdict(
-        answer=None,
-        labels=(label,),
-        compositions=(_composition(summary, summary.peak, summary.peak.step, label=label, failed=failed),),
-        same_as=(None,),
-        unsound=(label,) if summary.conservation.breach is not None else (),
+        answer=None, labels=(label,), compositions=(of_all,), same_as=(None,), unsound=(label,) if unsound else ()
     )
 
 

@@ -15,35 +15,10 @@ _NORM_LAYERS = ("layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_
 _MATMULS = frozenset(
     ["mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "matmul", "linear", "_scaled_mm"]
 )
-_ELEMENTWISE = frozenset(
-    [
-        "add",
-        "sub",
-        "rsub",
-        "mul",
-        "div",
-        "neg",
-        "abs",
-        "pow",
-        "exp",
-        "log",
-        "log1p",
-        "sqrt",
-        "rsqrt",
-        "reciprocal",
-        "sin",
-        "cos",
-        "erf",
-        "clamp",
-        "clamp_min",
-        "clamp_max",
-        "minimum",
-        "maximum",
-        "addcmul",
-        "addcdiv",
-        "lerp",
-    ]
-)
+_ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "neg", "abs", "reciprocal", "addcmul", "addcdiv", "lerp")
+_FUNCTIONS = ("pow", "exp", "log", "log1p", "sqrt", "rsqrt", "sin", "cos", "erf")
+_LIMITS = ("clamp", "clamp_min", "clamp_max", "minimum", "maximum")
+_ELEMENTWISE = frozenset((*_ARITHMETIC, *_FUNCTIONS, *_LIMITS))
 
 
 def plain_op(op: str) -> str:

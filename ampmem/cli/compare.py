@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,41 +13,44 @@ import click
 from ampmem.analysis.compare import Entry, entry_of
 from ampmem.analysis.compare import compare as compare_entries
 from ampmem.cli.assume import assumed_data
-from ampmem.cli.options import ScriptOptions, shared_options, simulated_gpu
+from ampmem.cli.options import ScriptCommand, ScriptOptions, shared_options, simulated_gpu
 from ampmem.cli.processes import launch
-from ampmem.cli.processes.children import chosen_arms, profile_arguments, progress_line, say_tail
+from ampmem.cli.processes.children import chosen_arms, profile_arguments
+from ampmem.cli.processes.progress import Course, Progress
 from ampmem.errors import NothingRecorded, RecordingError
-from ampmem.outputs import check_output, remove
+from ampmem.outputs import check_output, claim, remove, remove_empty, say_written, sized
 from ampmem.recording import SUFFIX, read
 from ampmem.reporters.text.compare import render
+from ampmem.terminal import Terminal
 from ampmem.units import format_bytes
 from ampmem.vocabulary import FORCED_ARMS, Arm, Device
 
 
-@click.command("compare", context_settings={"allow_interspersed_args": False})
+@click.command("compare", cls=ScriptCommand, context_settings={"allow_interspersed_args": False})
 @click.option(
     "--arms",
     default=",".join(FORCED_ARMS),
     show_default=True,
-    metavar="ARM,...",
-    help=f"Which arms to run, in this order: {', '.join(FORCED_ARMS)}, or {Arm.AS_IS} for the script as it is.",
+    metavar="PRECISION,...",
+    help=f"Which precisions to run, in this order: {', '.join(FORCED_ARMS)}, or {Arm.AS_IS} for the script as it is.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of every arm's random numbers.")
-@click.option("--times/--no-times", default=True, show_default=True, help="Run each arm again to time its steps.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of every run's random numbers.")
+@click.option("--times/--no-times", default=True, show_default=True, help="Run each precision again to time its steps.")
 @click.option(
     "-o",
     "--output",
     metavar="PREFIX",
-    help=f"The recordings are PREFIX.ARM{SUFFIX}.  [default: the script's name, in this directory]",
+    help=f"The recordings are PREFIX.PRECISION{SUFFIX}.  [default: the script's name, in this directory; with the next "
+    "number where there are recordings of it: train.2]",
 )
 @click.option("--html", type=click.Path(path_type=Path), help="Also write an HTML report of all recordings here.")
 @shared_options
 def compare(arms: str, seed: int, times: bool, output: str | None, html: Path | None, options: ScriptOptions) -> None:
-    """Run an unmodified training script once in each precision arm, and lay the recordings side by side.
+    """Run an unmodified training script once in each precision, and lay the recordings side by side.
 
-    Each arm is a process of its own, started with the same seed: first recorded, then, for the step
-    times, run once more without instrumentation. What the script prints is not shown, but for the
-    last lines of one that fails. The comparison goes to stdout.
+    Each precision is a process of its own, started with the same seed: first recorded, then, for the
+    step times, run once more without instrumentation. What the script prints is not shown, but for the
+    last lines of one that fails. The comparison goes to stdout, how far it has got to stderr.
 
     \b
     ampmem compare train.py --epochs 1
@@ -56,19 +62,22 @@ def compare(arms: str, seed: int, times: bool, output: str | None, html: Path | 
     target = options.find()
     prefix = (output or target.title).removesuffix(SUFFIX)
     plan = _Plan(script=options, arms=chosen, seed=seed, times=times, prefix=prefix, html=html)
-    for file in (*map(plan.path, chosen), html):
-        if file is not None:
-            check_output(file, force=options.force)
-    outcomes = _run_all(plan)
+    numbered = output is None and not options.force
+    for path in plan.paths:
+        check_output(path, force=options.force or numbered)
+    if html is not None:
+        check_output(html, force=options.force)
+    with _numbered(plan) if numbered else nullcontext(plan) as named, Progress() as progress:
+        outcomes = _run_all(named, progress)
     click.echo(render(compare_entries([outcome.entry for outcome in outcomes])))
-    _write_html(plan, outcomes)
+    _write_html(named, outcomes)
     if not all(outcome.worked for outcome in outcomes):
         raise click.exceptions.Exit(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """The command line."""
+    """The command line. ``claimed`` when the recordings are there already, empty, to be replaced."""
 
     script: ScriptOptions
     arms: tuple[Arm, ...]
@@ -76,10 +85,35 @@ class _Plan:
     times: bool
     prefix: str
     html: Path | None
+    claimed: bool = False
 
     def path(self, arm: Arm) -> Path:
         """The recording of ``arm``."""
         return Path(f"{self.prefix}.{arm}{SUFFIX}")
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The recordings of all arms."""
+        return tuple(map(self.path, self.arms))
+
+    def numbered(self, number: int) -> _Plan:
+        """The same with other names, from the second number on: ``train.2.amp.ampmem``."""
+        return self if number == 1 else replace(self, prefix=f"{self.prefix}.{number}")
+
+
+@contextmanager
+def _numbered(plan: _Plan) -> Iterator[_Plan]:
+    """``plan`` with the first number under which there is no recording yet; what is not written then is removed."""
+    number = claim(lambda number: plan.numbered(number).paths)
+    named = replace(plan.numbered(number), claimed=True)
+    if number > 1:
+        there = next((path for path in plan.paths if path.exists()), plan.paths[0])
+        names = ", ".join(map(str, named.paths))
+        Terminal(sys.stderr).say(f"recording to {names}; {there} exists already (--force replaces it)")
+    try:
+        yield named
+    finally:
+        remove_empty(named.paths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,41 +125,45 @@ class _Outcome:
     worked: bool
 
 
-def _run_all(plan: _Plan) -> list[_Outcome]:
+def _run_all(plan: _Plan, progress: Progress) -> list[_Outcome]:
     """Run the arms one after the other."""
     outcomes: list[_Outcome] = []
+    course = Course(len(plan.arms))
     try:
         for arm in plan.arms:
-            outcomes.append(_run(plan, arm))
+            outcomes.append(_run(plan, arm, course, progress))
     except KeyboardInterrupt:
+        remove_empty(plan.paths)
         started = plan.arms[: len(outcomes) + 1]
         there = [str(plan.path(arm)) for arm in started if plan.path(arm).exists()]
-        progress_line(f"ampmem: recordings that are there: {', '.join(there) or 'none'}", last=True)
+        progress.stay(f"ampmem: recordings that are there: {', '.join(there) or 'none'}")
         raise
     return outcomes
 
 
-def _run(plan: _Plan, arm: Arm) -> _Outcome:
+def _run(plan: _Plan, arm: Arm, course: Course, progress: Progress) -> _Outcome:
     """Record ``arm``, then time it."""
     path = plan.path(arm)
     if plan.script.force:
         remove(path)  # an arm that fails before it records must not be taken for the one before it
-    progress_line(f"{arm}: starting")
+    script = replace(plan.script, force=plan.script.force or plan.claimed)
+    name = f"{course.begin()}: {arm}"
+    progress.now(f"{name}: starting{course.left()}")
     ended = launch.run(
-        profile_arguments(plan.script, arm, plan.seed, "--quiet", "-o", str(path)),
-        lambda step: progress_line(f"{arm}: step {step.done} of {step.wanted}"),
+        profile_arguments(script, arm, plan.seed, "--quiet", "-o", str(path)),
+        lambda step: progress.now(f"{name}: step {step.done} of {step.wanted}{course.left()}"),
     )
     timed = None
-    if ended.failure is None and plan.times and plan.script.device is not Device.SIMULATED:
-        progress_line(f"{arm}: timing")
-        timed = launch.run(profile_arguments(plan.script, arm, plan.seed, "--times-into", str(path)))
+    if ended.failure is None and plan.times and script.device is not Device.SIMULATED:
+        progress.now(f"{name}: timing{course.left()}")
+        timed = launch.run(profile_arguments(script, arm, plan.seed, "--times-into", str(path)))
+    if plan.claimed:
+        remove_empty([path])
+    course.end()
     entry = _entry(plan, arm, ended.failure)
-    progress_line(f"{arm}: {_said(entry, path)}", last=True)
-    if ended.failure is not None:
-        say_tail(ended)
+    progress.stay(f"{name}: {_said(entry, path)}", course.left(), tail=() if ended.failure is None else ended.tail)
     if timed is not None and timed.failure is not None:
-        progress_line(f"{arm}: the run that times its steps failed: {timed.failure}", last=True)
-        say_tail(timed)
+        progress.stay(f"{name}: the run that times its steps failed: {timed.failure}", tail=timed.tail)
     worked = entry.failure is None and (timed is None or timed.failure is None)
     return _Outcome(arm=arm, entry=entry, worked=worked)
 
@@ -146,9 +184,8 @@ def _said(entry: Entry, path: Path) -> str:
     words = [] if entry.failure is None else [f"failed: {entry.failure}"]
     if entry.summary is not None:
         count = sum(step.finished for step in entry.summary.steps)
-        words.append(
-            f"{count} step{'' if count == 1 else 's'}, peak {format_bytes(entry.summary.peak.bytes)}, in {path}"
-        )
+        peak = format_bytes(entry.summary.peak.bytes)
+        words.append(f"{count} step{'' if count == 1 else 's'}, peak {peak}, in {sized(path)}")
     return "; ".join(words)
 
 
@@ -157,8 +194,9 @@ def _write_html(plan: _Plan, outcomes: list[_Outcome]) -> None:
     if plan.html is None:
         return
     if not recorded:
-        progress_line(f"ampmem: {plan.html} is not written: there is no recording to show", last=True)
+        Terminal(sys.stderr).say(f"{plan.html} is not written: there is no recording to show")
         return
-    from ampmem.cli.report import write_report
+    from ampmem.reporters.html import write
 
-    write_report(recorded, plan.html, force=plan.script.force)
+    write(recorded, plan.html, force=plan.script.force)
+    say_written(plan.html)

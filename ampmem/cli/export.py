@@ -9,7 +9,7 @@ import click
 
 from ampmem.analysis.analyse import analyse
 from ampmem.errors import RecordingError
-from ampmem.outputs import check_output
+from ampmem.outputs import check_output, say_written
 from ampmem.recording import read
 from ampmem.reporters.export.csv import write_csv
 from ampmem.reporters.export.perfetto import write_perfetto
@@ -44,3 +44,4 @@ def export(file: Path, name: str, output: Path, force: bool) -> None:
         FORMATS[name](analyse(recording), output, force=force)
     except RecordingError as error:
         raise RecordingError(f"{file}: {error}") from error
+    say_written(output)

@@ -13,16 +13,16 @@ import click
 from ampmem.allocator.gpus import GpuSpec
 from ampmem.analysis.fit.document import document, fit_schema
 from ampmem.analysis.fit.fit import FitResult, arm_fits, break_evens
-from ampmem.analysis.fit.search import wanted
+from ampmem.analysis.fit.search import remaining, wanted
 from ampmem.cli.assume import assumed_data
-from ampmem.cli.options import ScriptOptions, shared_options, simulated_gpu
+from ampmem.cli.options import ScriptCommand, ScriptOptions, shared_options, simulated_gpu
 from ampmem.cli.processes.children import chosen_arms
 from ampmem.cli.processes.points import RunPlan, run_points
 from ampmem.cli.schema import schema_option
 from ampmem.cli.vary import OPTION, varied_arguments
 from ampmem.errors import UsageError
-from ampmem.outputs import check_output
-from ampmem.reporters.text.fit import render
+from ampmem.outputs import check_output, say_written
+from ampmem.reporters.text.fit import left, render
 from ampmem.vocabulary import FORCED_ARMS, Arm, Device
 
 STEPS = 2
@@ -35,7 +35,9 @@ _NOT_HERE = ("device", "synchronize", "stacks")
 """Shared options that say nothing of a simulated run that only has to fit."""
 
 
-@click.command("fit", context_settings={"allow_interspersed_args": False, "default_map": {"steps": STEPS}})
+@click.command(
+    "fit", cls=ScriptCommand, context_settings={"allow_interspersed_args": False, "default_map": {"steps": STEPS}}
+)
 @click.option(
     OPTION,
     "specs",
@@ -47,8 +49,8 @@ _NOT_HERE = ("device", "synchronize", "stacks")
     "--arms",
     default=",".join(FORCED_ARMS),
     show_default=True,
-    metavar="ARM,...",
-    help=f"Which arms to run: {', '.join(FORCED_ARMS)}, or {Arm.AS_IS} for the script as it is.",
+    metavar="PRECISION,...",
+    help=f"Which precisions to run: {', '.join(FORCED_ARMS)}, or {Arm.AS_IS} for the script as it is.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of every run's random numbers.")
 @click.option(
@@ -116,6 +118,7 @@ def fit(
         from ampmem.reporters.html.page.fit_page import write_fit
 
         write_fit(found, html, force=options.force)
+        say_written(html)
 
 
 fit.params = [param for param in fit.params if param.name not in _NOT_HERE]
@@ -124,7 +127,8 @@ fit.params = [param for param in fit.params if param.name not in _NOT_HERE]
 def _search(runs: RunPlan, arms: Sequence[Arm], gpu: GpuSpec, *, curve: int) -> FitResult:
     varied = runs.varied
     following = partial(wanted, vary=varied.vary, total=gpu.total_memory, curve=curve)
-    points, notes = run_points(runs, arms, following)
+    rest = partial(remaining, vary=varied.vary, total=gpu.total_memory, curve=curve)
+    points, notes = run_points(runs, arms, following, lambda points: left(rest(points)))
     return FitResult(
         script=replace(runs.script, arguments=(*varied.before, *varied.after)).title,
         vary=varied.vary,

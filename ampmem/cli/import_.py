@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from ampmem.importer.recording import import_snapshot
+from ampmem.outputs import say_written
 
 
 @click.command("import", short_help="Turn a memory snapshot of PyTorch's into a recording.")
@@ -31,6 +32,8 @@ def import_(snapshot: Path, output: Path, device: int | None, force: bool) -> No
         recording = import_snapshot(snapshot, output, device=device, force=force)
     finally:
         gc.enable()
-    click.echo(f"{output}: {len(recording.events):,} events, {len(recording.steps)} steps")
+    say_written(output)
+    steps = len(recording.steps)
+    click.echo(f"{output}: {len(recording.events):,} events, {steps} step{'' if steps == 1 else 's'}")
     for note in recording.notes:
         click.echo(f"note: {note}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from errno import ENOSPC
 from importlib import import_module
 from io import StringIO
@@ -16,12 +17,16 @@ from keyword import iskeyword
 from typing import NoReturn
 
 import click
+from click.shell_completion import CompletionItem, shell_complete
 
 from ampmem.errors import AmpmemError
 from ampmem.terminal import Terminal
 from ampmem.version import __version__
 
 PROGRAM = "ampmem"
+
+COMPLETION = "_AMPMEM_COMPLETE"
+"""The variable by which a shell asks for completions."""
 
 INTERRUPTED = 130
 """What a shell reports for a command that Ctrl-C ended."""
@@ -35,6 +40,7 @@ SUBCOMMANDS = {
     "model": "Lay the published formulas of static memory side by side.",
     "import": "Turn a memory snapshot of PyTorch's into a recording.",
     "export": "Write a recording in a format that other tools read.",
+    "completion": "Print what makes a shell complete ampmem's commands and options.",
 }
 """Name and first help line of each subcommand; ``profile`` is the command ``profile`` of ``ampmem.cli.profile``.
 
@@ -57,10 +63,33 @@ class LazyGroup(click.Group):
             raise TypeError(f"ampmem.cli.{name}.{name} is not a click command")
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does it, but with the nearest command in the message."""
+        if args[0] in SUBCOMMANDS or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        ctx.fail(f"No such command {args[0]!r}.{_meant(args[0])}")
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The subcommands, of which none is imported; of one that is typed already click asks that one."""
+        found = [CompletionItem(name, help=help) for name, help in SUBCOMMANDS.items() if name.startswith(incomplete)]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list in ``ampmem --help``, written from :data:`SUBCOMMANDS` so that nothing is imported for it."""
         with formatter.section("Commands"):
             formatter.write_dl(list(SUBCOMMANDS.items()))
+
+
+def _meant(word: str) -> str:
+    """What may have been meant by ``word``, which is no command."""
+    if word.endswith(".py"):
+        return f" Did you mean '{PROGRAM} profile {word}'?"
+    if word.endswith(".ampmem"):
+        return f" Did you mean '{PROGRAM} show {word}'?"
+    near = get_close_matches(word, SUBCOMMANDS, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -77,7 +106,8 @@ def main() -> NoReturn:
     """
     terminal = Terminal(sys.stderr)
     try:
-        code = run(sys.argv[1:])
+        asked = os.environ.get(COMPLETION)
+        code = run(sys.argv[1:]) if asked is None else shell_complete(group, {}, PROGRAM, COMPLETION, asked)
         # Here and not when the interpreter exits, where a closed pipe could only be complained about. A script that
         # was run in this process has raised its end, and its output is left to Python.
         if sys.stdout is not None:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from ampmem.allocator.gpus import GPUS, GpuSpec, find_gpu
 from ampmem.cli.assume import ASSUMABLE
@@ -16,6 +18,7 @@ from ampmem.errors import UsageError
 from ampmem.recorder import script
 from ampmem.recorder.marker import FORMS, step_on_of
 from ampmem.recorder.script import Target
+from ampmem.recording import taken_for_script
 from ampmem.vocabulary import AutocastDtype, Device
 
 DEFAULT_GPU = "a100-80"
@@ -29,6 +32,29 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 def choices(words: Iterable[StrEnum]) -> tuple[str, ...]:
     """``words`` as click is to show them: of members of an enumeration it would show the names."""
     return tuple(word.value for word in words)
+
+
+def _complete_script(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """For a shell: a file, unless it is to be a module."""
+    return [] if context.params.get("as_module") else [CompletionItem(incomplete, type="file")]
+
+
+def _complete_argument(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """For a shell: a file is what it would complete by itself."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def _complete_gpu(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """For a shell: the GPUs that are known."""
+    return [CompletionItem(name) for name in GPUS if name.startswith(incomplete)]
+
+
+class ScriptCommand(click.Command):
+    """A command that runs a script: what follows the script's name is the script's."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """For a shell: ampmem's options, up to the script's name."""
+        return [] if ctx.params.get("script_or_module") else super().shell_complete(ctx, incomplete)
 
 
 _SHARED: tuple[Decorator, ...] = (
@@ -48,6 +74,7 @@ _SHARED: tuple[Decorator, ...] = (
     click.option(
         "--gpu",
         metavar="NAME|BYTES",
+        shell_complete=_complete_gpu,
         help=f"The GPU to simulate ({', '.join(GPUS)}), or its memory, such as 24GiB.  [default: {DEFAULT_GPU}]",
     ),
     click.option(
@@ -74,8 +101,10 @@ _SHARED: tuple[Decorator, ...] = (
     click.option("--skip", type=click.IntRange(min=0), default=0, show_default=True, help="Steps to let pass before."),
     click.option("--stacks/--no-stacks", default=True, show_default=True, help="Record the Python stack of every op."),
     click.option("--force", is_flag=True, help="Replace files that exist."),
-    click.argument("script_or_module", metavar="SCRIPT|-m MODULE"),
-    click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]..."),
+    click.argument("script_or_module", metavar="SCRIPT|-m MODULE", shell_complete=_complete_script),
+    click.argument(
+        "arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...", shell_complete=_complete_argument
+    ),
 )
 
 
@@ -111,6 +140,10 @@ class ScriptOptions:
         """What to run. Raises :class:`UsageError` when there is no such thing."""
         if self.as_module:
             return script.find_module(self.script_or_module, self.arguments)
+        path = Path(self.script_or_module)
+        mistaken = taken_for_script(path) if path.is_file() else None
+        if mistaken is not None:
+            raise UsageError(mistaken)
         return script.find_script(self.script_or_module)
 
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from ampmem.cli import afterwards
 from ampmem.cli.assume import assumed_data
-from ampmem.cli.options import ScriptOptions, choices, shared_options, simulated_gpu
+from ampmem.cli.options import ScriptCommand, ScriptOptions, choices, shared_options, simulated_gpu
+from ampmem.cli.processes import afterwards
 from ampmem.cli.processes.guest import end_as, run_script
 from ampmem.cli.processes.messages import Audience, Parent, Person, StepEnded
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.failure import FailureKind, FailureRecord, failure_of
-from ampmem.outputs import check_output
+from ampmem.outputs import check_output, claim, remove_empty, sized
 from ampmem.recorder.script import Target
 from ampmem.recording import SUFFIX, add_plain_steps
 from ampmem.vocabulary import Arm
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ampmem.simulator.start import Simulation
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
+@click.command(cls=ScriptCommand, context_settings={"allow_interspersed_args": False})
 @click.option(
     "--arm",
     type=click.Choice(choices(Arm)),
@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help=f"The recording to write.  [default: the script's name with {SUFFIX}, in this directory]",
+    help=f"The recording to write.  [default: the script's name with {SUFFIX}, in this directory; with the next "
+    f"number where that exists: train.2{SUFFIX}]",
 )
 @click.option("--html", type=click.Path(path_type=Path), help="Also write the HTML report here.")
 @click.option("--quiet", is_flag=True, help="Print no tables.")
@@ -101,9 +102,21 @@ class _Plan:
     html: Path | None
     quiet: bool
 
-    def path(self, target: Target) -> Path:
-        """The recording to write."""
-        return self.output or Path(target.title + SUFFIX)
+    def path(self, target: Target, number: int = 1) -> Path:
+        """The recording to write; from the second ``number`` on with that in its name."""
+        return self.output or Path(f"{target.title}.{number}{SUFFIX}" if number > 1 else f"{target.title}{SUFFIX}")
+
+    @property
+    def numbered(self) -> bool:
+        """Whether a recording that is there makes this one take another name."""
+        return self.output is None and not self.script.force
+
+    def place(self, target: Target) -> tuple[Path, str]:
+        """The recording to write, and a line that says so; a numbered one is there from now on, empty."""
+        number = claim(lambda number: [self.path(target, number)]) if self.numbered else 1
+        path = self.path(target, number)
+        taken = f"; {self.path(target)} exists already (--force replaces it)" if number > 1 else ""
+        return path, f"recording to {path}{taken}"
 
     def simulate(self) -> Simulation | None:
         """Put the device in place that is to be simulated, if there is one."""
@@ -133,7 +146,7 @@ class _Plan:
             skip=script.skip,
             timed=timed,
             stacks=script.stacks,
-            force=script.force,
+            force=script.force or self.numbered,
             baseline=False,
             arm=self.arm,
             dtype=None if script.dtype is None else DTYPES[script.dtype],
@@ -152,9 +165,9 @@ def _carry_out(plan: _Plan, audience: Audience, seed: int | None, times_into: Pa
     try:
         target = script.find()
         if times_into is None:
-            for file in (plan.path(target), plan.html):
-                if file is not None:
-                    check_output(file, force=script.force)
+            check_output(plan.path(target), force=script.force or plan.numbered)
+            if plan.html is not None:
+                check_output(plan.html, force=script.force)
     except FileNotFoundError as error:
         raise UsageError("the current directory is gone; go to one that is there, or give whole paths") from error
     if seed is not None:
@@ -172,19 +185,22 @@ def _record(plan: _Plan, target: Target, audience: Audience) -> NoReturn:
     from ampmem.recorder.steering.stopping import Stopper
 
     wanted = plan.script.steps
-    path = plan.path(target)
-    options = plan.options(path)
     simulation = plan.simulate()
+    path, greeting = plan.place(target)
     stopper = Stopper(on_give_up=lambda: audience.say(afterwards.let_go(path)))
-    session = Session(
-        options,
-        source=None if simulation is None else _source_of(simulation),
-        on_step=lambda done: audience.step(StepEnded(done=done, wanted=wanted)),
-        on_done=None if plan.run_to_end else stopper.stop,
-    )
-    page = None if plan.html is None else plan.html.absolute()  # the script may change the directory
-    run = _Run(plan=plan, target=target, audience=audience, session=session, stopper=stopper, page=page)
-    ended = run_script(target, plan.script.arguments, session, stopper, audience, f"recording to {path}")
+    try:
+        session = Session(
+            plan.options(path),
+            source=None if simulation is None else _source_of(simulation),
+            on_step=lambda done: audience.step(StepEnded(done=done, wanted=wanted)),
+            on_done=None if plan.run_to_end else stopper.stop,
+        )
+        page = None if plan.html is None else plan.html.absolute()  # the script may change the directory
+        run = _Run(plan=plan, path=path, target=target, audience=audience, session=session, stopper=stopper, page=page)
+        ended = run_script(target, plan.script.arguments, session, stopper, audience, greeting)
+    except BaseException:  # it was not started
+        remove_empty([path] if plan.numbered else [])
+        raise
     if session.forked():
         end_as(ended.failure)
     try:
@@ -209,9 +225,10 @@ def _in_words(trouble: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """A script that was recorded."""
+    """A script that was recorded, at ``path``."""
 
     plan: _Plan
+    path: Path
     target: Target
     audience: Audience
     session: Session
@@ -236,20 +253,28 @@ class _Run:
     def _show(self) -> None:
         plan, recording = self.plan, self.session.options.path
         stopper = None if plan.run_to_end else self.stopper
-        self.audience.say(afterwards.recorded(self.session, plan.path(self.target), stopper))
+        self.audience.say(afterwards.recorded(self.session, self.path, stopper))
         if not plan.quiet:
             afterwards.show(recording, self.audience)
         if self.page is not None:
-            afterwards.write_page(recording, self.page, force=plan.script.force)
+            self._write_page(self.page)
 
     def _show_failure(self) -> None:
         plan, recording = self.plan, self.session.options.path
         try:
             if self.session.outcome.unfinished is not None:
-                force = plan.script.force
-                afterwards.show_shortage(recording, self.page, self.audience, quiet=plan.quiet, force=force)
+                if not plan.quiet:
+                    afterwards.show_shortage(recording, self.audience)
+                if self.page is not None:
+                    self._write_page(self.page)
         finally:
-            self.audience.say(afterwards.kept(self.session, plan.path(self.target), self.stopper))
+            self.audience.say(afterwards.kept(self.session, self.path, self.stopper))
+
+    def _write_page(self, page: Path) -> None:
+        from ampmem.reporters.html import write
+
+        write([self.session.options.path], page, force=self.plan.script.force)
+        self.audience.say(f"wrote {sized(self.plan.html or page, page)}")
 
 
 def _source_of(simulation: Simulation) -> SimulatedSource:

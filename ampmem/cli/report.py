@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
+import sys
+import webbrowser
+from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import click
 
-from ampmem.reporters.html import write as write_report
+from ampmem.outputs import say_written
+from ampmem.terminal import Terminal
 
-__all__ = ["report", "write_report"]
+SUFFIX = ".html"
 
 
 @click.command("report", short_help="Write recordings to one HTML page that works offline.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
-@click.option("-o", "--output", required=True, metavar="OUT.html", type=click.Path(path_type=Path), help="The page.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="OUT.html",
+    type=click.Path(path_type=Path),
+    help="The page.  [default: beside the first file: of run.ampmem run.html; of run.fp32.ampmem and run.amp.ampmem, "
+    "what their names have in common, run.html]",
+)
+@click.option("--open", "opening", is_flag=True, help="Open the page in a browser, where there is one.")
 @click.option("--force", is_flag=True, help="Replace the page when it exists already.")
-def report(files: tuple[Path, ...], output: Path, force: bool) -> None:
+def report(files: tuple[Path, ...], output: Path | None, opening: bool, force: bool) -> None:
     """Write one HTML page with a section for each recording; it needs nothing but a browser."""
-    write_report(files, output, force=force)
+    from ampmem.reporters.html import write  # with plotly, for which a shell's completion is not to wait
+
+    page = output or beside(files)
+    write(files, page, force=force)
+    say_written(page)
+    if opening and not webbrowser.open(page.absolute().as_uri()):
+        Terminal(sys.stderr).say(f"no browser could be started here; open {page} in one")
+
+
+def beside(files: Sequence[Path]) -> Path:
+    """The page of ``files`` that gave no name: the parts of their names that all begin with, else the first's name."""
+    parts = zip(*(file.stem.split(".") for file in files), strict=False)
+    common = ".".join(each[0] for each in takewhile(lambda each: len(set(each)) == 1, parts))
+    return files[0].with_name(f"{common or files[0].stem}{SUFFIX}")

@@ -29,6 +29,7 @@ from ampmem.failure import FailureRecord, failure_in
 from ampmem.recording.bounds import MOST, check
 from ampmem.recording.cells import integer, parsed, record_of, text
 from ampmem.recording.database import Database, opened
+from ampmem.recording.kinds import taken_for_recording
 from ampmem.recording.layout import ROWS, UNCOUNTED
 from ampmem.vocabulary import Arm
 
@@ -52,6 +53,9 @@ def read(path: Path) -> Recording:
         raise UsageError(f"{path} is a directory, not a recording")
     if not path.is_file():
         raise UsageError(f"{path} is not a file")
+    mistaken = taken_for_recording(path)
+    if mistaken is not None:
+        raise RecordingError(mistaken)
     try:
         with opened(path) as database:
             recording = _recording(database)

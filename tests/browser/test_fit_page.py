@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import Open
+from pages import Open, wait_until
 
 from ampmem.analysis.fit.fit import FitResult, Memory, Vary, arm_fits, break_evens
 from ampmem.reporters.html.page.fit_page import write_fit
@@ -19,20 +19,19 @@ pytestmark = pytest.mark.browser
 MIB = 1 << 20
 HOSTILE = "</script><img src=x onerror=alert(1)>\u202e\x1b[2J"
 
-TRACES = """document.getElementById("chart").data.map((trace) =>
-  ({name: trace.name, x: trace.x, y: trace.y, text: trace.text}))"""
+TRACES = """Object.fromEntries(document.getElementById("chart").data.map((trace) =>
+  [trace.name, {x: trace.x, y: trace.y, text: trace.text, opacity: trace.opacity, line: trace.line,
+                size: trace.marker?.size}]))"""
 
 
 def memory(mebibytes: int) -> Memory:
     return Memory(allocated=mebibytes * MIB, reserved=(mebibytes + 6) * MIB, used=(mebibytes + 518) * MIB)
 
 
-def made(total: int = 800 * MIB) -> FitResult:
+def made(total: int = 800 * MIB, arms: tuple[str, ...] = ("amp",)) -> FitResult:
     fp32 = {value: memory(20 + 10 * value) for value in (1, 2, 3, 4, 16, 24)}
-    points = {
-        "fp32": {**fp32, 25: None, 64: None},
-        "amp": {**{value: memory(45 + 2 * value) for value in fp32}, 64: memory(173)},
-    }
+    amp = {**{value: memory(45 + 2 * value) for value in fp32}, 64: memory(173), 128: None}
+    points = {"fp32": {**fp32, 25: None, 64: None}, **{arm: dict(amp) for arm in arms}}
     return FitResult(
         script="train.py",
         vary=Vary(name="--batch-size", separator="=", low=1, high=64),
@@ -52,25 +51,67 @@ def page(tmp_path: Path, open_page: Open) -> Any:
 
 
 def test_the_curves_are_the_runs(page: Any) -> None:
-    fp32, amp, failing, none = page.evaluate(TRACES)
-    assert (fp32["name"], fp32["x"]) == ("fp32", [1, 2, 3, 4, 16, 24])
-    assert fp32["y"] == [(20 + 10 * value) * MIB for value in fp32["x"]]
-    assert (amp["x"][-1], amp["y"][-1]) == (64, 173 * MIB)
-    assert amp["text"][0] == "amp, --batch-size 1: 47.0 MiB allocated, 53.0 MiB reserved"
-    assert (failing["x"], failing["y"]) == ([25, 64], [288 * MIB] * 2)
-    assert none["x"] == []
+    traces = page.evaluate(TRACES)
+    fp32, amp, failing = traces["fp32"], traces["amp"], traces["fp32 does not fit"]
+    assert fp32["x"] == [1, 2, 3, 4, 16, 24]
+    assert fp32["y"] == [(26 + 10 * value) * MIB for value in fp32["x"]]
+    assert (amp["x"][-1], amp["y"][-1]) == (64, 179 * MIB)
+    assert amp["text"][0] == "amp, --batch-size 1<br>53.0 of 288.0 MiB reserved<br>47.0 MiB allocated"
+    assert failing["x"] == [25, 64]
+    assert min(failing["y"]) > 288 * MIB, "above the line"
+    assert traces["amp does not fit"]["x"] == [], "128 is far beside the picture"
     shapes = page.evaluate("document.getElementById('chart').layout.shapes")
     assert [(shape["type"], shape.get("y0")) for shape in shapes] == [("line", 288 * MIB), ("rect", 0)]
     assert (shapes[1]["x0"], shapes[1]["x1"]) == (3, 4)
-    assert "amp: less than fp32 from 4" in page.locator("#chart").inner_text()
+    assert "amp: less allocated than fp32 from 4" in page.locator("#chart").inner_text()
     assert "288.0 MiB for the allocator" in page.locator("#chart").inner_text()
+
+
+def test_what_is_allocated_is_faint_under_what_is_reserved(page: Any) -> None:
+    traces = page.evaluate(TRACES)
+    for arm, least in (("fp32", 30), ("amp", 47)):
+        faint, plain = traces[f"{arm} allocated"], traces[arm]
+        assert (faint["x"], faint["y"][0]) == (plain["x"], least * MIB)
+        assert faint["opacity"] < 1
+        assert faint["line"]["width"] < plain["line"]["width"]
+        assert faint["line"]["color"] == plain["line"]["color"]
+    assert page.locator("#chart .legendtext").all_text_contents() == ["fp32", "amp"]
+
+
+def test_equal_precisions_are_both_seen(tmp_path: Path, open_page: Open) -> None:
+    write_fit(made(arms=("amp", "amp-nocache")), tmp_path / "fit.html")
+    page = open_page(tmp_path / "fit.html")
+    same = "amp-nocache: the same as amp"
+    traces = page.evaluate(TRACES)
+    under, over = traces["amp"], traces[same]
+    assert under["y"] == over["y"]
+    assert (under["line"]["dash"], traces["fp32"]["line"]["dash"]) == ("solid", "solid")
+    assert "," in over["line"]["dash"], "there are gaps, through which the other shows"
+    assert over["size"] < under["size"]
+    assert page.locator("#chart .legendtext").all_text_contents() == ["fp32", "amp", same]
+    assert page.locator("#fitting li").all_inner_texts()[-1] == same
+    assert page.locator("#break-even li").all_inner_texts()[-1] == same
+    page.locator("#chart .points path.point").first.hover(force=True)
+    hover = page.locator("#chart .hoverlayer")
+    hover.locator("text").first.wait_for()
+    assert "amp, --batch-size 1" in hover.text_content()
+    assert "amp-nocache, --batch-size 1" in hover.text_content()
 
 
 def test_a_mark_can_be_read_with_the_mouse(page: Any) -> None:
     page.locator("#chart .points path.point").first.hover(force=True)
     hover = page.locator("#chart .hoverlayer")
     hover.locator("text").first.wait_for()
-    assert "fp32, --batch-size 1: 30.0 MiB allocated, 36.0 MiB reserved" in hover.text_content()
+    assert "fp32, --batch-size 136.0 of 288.0 MiB reserved30.0 MiB allocated" in hover.text_content()
+
+
+def test_no_width_cuts_the_page(page: Any) -> None:
+    for width in (390, 1024, 1440):
+        page.set_viewport_size({"width": width, "height": 900})
+        wait_until(page, "document.querySelector('#chart .main-svg').clientWidth <= innerWidth")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        inner = "[...document.querySelectorAll('.scroll')].every((one) => one.scrollWidth <= one.clientWidth)"
+        assert page.evaluate(inner), width
 
 
 def test_everything_is_there_without_the_picture(page: Any) -> None:
@@ -80,9 +121,9 @@ def test_everything_is_there_without_the_picture(page: Any) -> None:
     assert page.locator("#remarks li").all_inner_texts() == ["a note"]
     rows = [row.locator("th, td").all_inner_texts() for row in page.locator("#runs tr").all()]
     assert rows[0] == ["--batch-size", "fp32", "amp"]
-    assert rows[1] == ["1", "30.0 MiB (36.0 MiB reserved)", "47.0 MiB (53.0 MiB reserved)"]
-    assert rows[-2] == ["25", "does not fit", "not run"]
-    assert rows[-1] == ["64", "does not fit", "173.0 MiB (179.0 MiB reserved)"]
+    assert rows[1] == ["1", "36.0 MiB (30.0 MiB allocated)", "53.0 MiB (47.0 MiB allocated)"]
+    assert rows[-3] == ["25", "does not fit", "not run"]
+    assert rows[-2] == ["64", "does not fit", "179.0 MiB (173.0 MiB allocated)"]
 
 
 def test_the_theme_changes_the_curves(page: Any) -> None:

@@ -23,6 +23,24 @@ def hostile_page(tmp_path_factory: pytest.TempPathFactory) -> Written:
     return written(tmp_path_factory.mktemp("hostile"), hostile_run())
 
 
+def hostile_activations() -> dict[str, Any]:
+    bars = [
+        {"label": text, "detail": text, "full": 5, "low": 3, "other": 1, "ops": [text], "module": text}
+        for text in PAYLOADS
+    ]
+    return {
+        "when": PAYLOADS[0],
+        "by": "saved for",
+        "words": {"full": PAYLOADS[1], "low": PAYLOADS[2], "other": PAYLOADS[3]},
+        "whole": bars[0],
+        "kinds": bars,
+        "modules": bars,
+        "modules_rest": bars[0],
+        "savings": [{"saved_for": text, "made_by": text, "dtype": text, "tensors": 2, "bytes": 5} for text in PAYLOADS],
+        "savings_left_out": 1,
+    }
+
+
 def hostile_data(data: dict[str, Any]) -> None:
     """Payloads also where the reporter itself writes sentences, and where the recording had none."""
     (run,) = data["runs"]
@@ -39,7 +57,7 @@ def hostile_data(data: dict[str, Any]) -> None:
     ]
     for step, payload in zip(run["steps"], PAYLOADS, strict=False):
         step.update(loss=payload, loss_scale=payload, took=payload, update=payload, phase=payload)
-    run["activations"] = [{"kind": text, "dtype": text, "tensors": 2, "bytes": 5} for text in PAYLOADS]
+    run["activations"] = hostile_activations()
     run["phase_runs"] = [[number * 3, payload] for number, payload in enumerate(PAYLOADS[:15])]
     run["label"] = PAYLOADS[0]
     data["runs"] = [run, {**run, "label": PAYLOADS[1]}]

@@ -127,7 +127,7 @@ def test_an_address_map_is_drawn_when_there_is_one(open_page: Open, long_page: W
 
 def test_what_there_is_no_data_for_is_left_out(open_page: Open, long_page: Written, tmp_path: Path) -> None:
     def bare(data: dict[str, Any]) -> None:
-        data["runs"][0].update(static_model=None, casts=None, activations=[], composition=None, findings=[])
+        data["runs"][0].update(static_model=None, casts=None, activations=None, composition=None, findings=[])
 
     page = open_page(changed(long_page.path, tmp_path / "page.html", bare))
     for name in ("static", "casts", "activations", "peak", "findings"):

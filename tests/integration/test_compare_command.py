@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -77,8 +78,14 @@ def test_three_arms_of_one_script(tmp_path: Path) -> None:
     assert len({digest for _, _, digest in lines}) == 1
     assert "the script speaks" not in done.stdout + done.stderr
     assert "and complains" not in done.stdout + done.stderr
-    assert [line.split(":")[0] for line in done.stderr.splitlines()] == list(ARMS)
-    assert "fp32: 2 steps, peak " in done.stderr and "in train.fp32.ampmem" in done.stderr
+    *runs, written = done.stderr.splitlines()
+    assert [line.split(": ")[:2] for line in runs] == [[f"{i} of 3", arm] for i, arm in enumerate(ARMS, start=1)]
+    for line, arm in zip(runs, ARMS, strict=True):
+        size = format_bytes((tmp_path / f"train.{arm}.ampmem").stat().st_size)
+        assert re.search(
+            rf": 2 steps, peak .*, in train\.{arm}\.ampmem, {re.escape(size)}(, about \d+ \w+ left)?$", line
+        )
+    assert written == f"ampmem: wrote page.html, {format_bytes((tmp_path / 'page.html').stat().st_size)}"
     page = (tmp_path / "page.html").read_text()
     assert all(f"{arm}</" in page or f"{arm}, " in page for arm in ARMS)
 
@@ -130,10 +137,10 @@ def test_an_arm_that_fails_is_a_column(tmp_path: Path, in_step: str, failure: st
     done = ampmem(tmp_path, "compare", "--no-times", "--arms", "amp,fp32", "train.py", "seen")
     assert done.returncode == 1
     said = done.stderr.splitlines()
-    assert said[0].startswith(f"amp: failed: {failure}")
+    assert said[0].startswith(f"1 of 2: amp: failed: {failure}")
     assert shown in "\n".join(line for line in said[1:-1] if line.startswith("    "))
     assert len(said) <= 12
-    assert said[-1].startswith("fp32: 3 steps, peak ")
+    assert said[-1].startswith("2 of 2: fp32: 3 steps, peak ")
     assert (tmp_path / "train.amp.ampmem").exists() == bool(steps)
     assert len(read(tmp_path / "train.fp32.ampmem").steps) == 3
     kept = "; it has 1 step" if steps else ""
@@ -155,8 +162,8 @@ def test_times_that_cannot_be_had_are_a_failure(tmp_path: Path) -> None:
     write_training(tmp_path, "if step == 0 and os.path.exists(sys.argv[1]): raise RuntimeError('was here before')")
     done = ampmem(tmp_path, "compare", "--arms", "amp", "--steps", "2", "train.py", "seen")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[0].startswith("amp: 2 steps, peak ")
-    assert "amp: the run that times its steps failed: RuntimeError: was here before" in done.stderr.splitlines()
+    assert done.stderr.splitlines()[0].startswith("1 of 1: amp: 2 steps, peak ")
+    assert "1 of 1: amp: the run that times its steps failed: RuntimeError: was here before" in done.stderr.splitlines()
     assert rows(done.stdout, "step time, median") == ["-"]
 
 
@@ -173,11 +180,11 @@ def test_wrong_use_is_one_line_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "train.amp.ampmem").write_text("precious")
     (tmp_path / "page.html").write_text("precious")
     cases = {
-        ("train.py", "seen"): "train.amp.ampmem exists already",
+        ("-o", "train", "train.py", "seen"): "train.amp.ampmem exists already",
         ("-o", "x", "--html", "page.html", "train.py", "seen"): "page.html exists already",
         ("-o", "no/x", "train.py", "seen"): "no does not exist",
-        ("--arms", "fp32,tf32", "train.py"): "there is no arm 'tf32'; there are as-is, fp32, amp, amp-nocache",
-        ("--arms", "", "train.py"): "there is no arm ''",
+        ("--arms", "fp32,tf32", "train.py"): "there is no precision 'tf32'; there are as-is, fp32, amp, amp-nocache",
+        ("--arms", "", "train.py"): "there is no precision ''",
         ("--arms", "fp32,fp32", "train.py"): "fp32 is there twice",
         ("--arms", "fp32", "--dtype", "bf16", "train.py"): "--dtype is what autocast casts to",
         ("missing.py",): "there is no script missing.py",
@@ -215,8 +222,10 @@ def test_progress_changes_in_place_on_a_terminal(tmp_path: Path) -> None:
     shown = os.read(reader, 1 << 20).decode()
     os.close(reader)
     parts = shown.split("\r\x1b[K")
-    assert parts[:5] == ["", "amp: starting", "amp: step 1 of 2", "amp: step 2 of 2", "amp: timing"]
-    assert parts[5].startswith("amp: 2 steps, peak ") and parts[5].endswith("in train.amp.ampmem\r\n")
+    at = "1 of 1: amp: "
+    assert parts[:5] == ["", f"{at}starting", f"{at}step 1 of 2", f"{at}step 2 of 2", f"{at}timing"]
+    assert parts[5].startswith(f"{at}2 steps, peak ") and parts[5].endswith("KiB\r\n")
+    assert parts[6:] == [""]
 
 
 def test_ctrl_c_waits_for_the_arm_and_names_what_is_there(tmp_path: Path) -> None:

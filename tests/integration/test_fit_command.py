@@ -47,7 +47,7 @@ def test_two_runs_of_their_own_confirm_the_boundary(tmp_path: Path) -> None:
     (arm,) = found["arms"]
     assert arm["smallest_not_fitting"] == arm["largest_fitting"] + 1
     assert 48 < arm["largest_fitting"] < 63
-    assert done.stderr.count("fp32 --batch-size=") == found["runs"] == len(arm["points"])
+    assert done.stderr.count(": fp32 --batch-size=") == found["runs"] == len(arm["points"])
     points = {point["value"]: point for point in arm["points"]}
     profile = ("profile", "--device", "sim", "--gpu", GPU, "--arm", "fp32", "--seed", "0", "--steps", "2", "--quiet")
     for value, fits in ((arm["largest_fitting"], True), (arm["smallest_not_fitting"], False)):
@@ -81,8 +81,8 @@ def test_a_script_that_fails_for_another_reason_ends_the_search(
     assert done.returncode == 1
     assert done.stdout == ""
     said = done.stderr.splitlines()
-    assert said[0].startswith("as-is --size 2: fits, peak ")
-    assert said[1].startswith(f"as-is --size 9: failed: {failure}")
+    assert said[0].startswith("run 1: as-is --size 2: fits, peak ")
+    assert said[1].startswith(f"run 2: as-is --size 9: failed: {failure}")
     assert shown in done.stderr
     assert said[-1].startswith("ampmem: as-is --size 9 failed, and not for want of memory")
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]

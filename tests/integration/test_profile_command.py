@@ -15,6 +15,7 @@ from commands import ampmem, python
 from ready_python import ready_python
 
 from ampmem.recording import read
+from ampmem.units import format_bytes
 
 TRAINING = """
 import os, signal, sys, torch
@@ -46,7 +47,10 @@ def test_stops_after_the_steps_asked_for_and_names_the_recording(tmp_path: Path)
     plain = python(tmp_path, "train.py")
     done = ampmem(tmp_path, "profile", "--steps", "2", "--html", "train.html", "train.py")
     assert done.returncode == 0
-    assert "recorded 2 steps in train.ampmem" in done.stderr
+    size = format_bytes((tmp_path / "train.ampmem").stat().st_size)
+    assert f"ampmem: recorded 2 steps in train.ampmem, {size}, and stopped the script" in done.stderr
+    page_size = format_bytes((tmp_path / "train.html").stat().st_size)
+    assert done.stderr.splitlines()[-1] == f"ampmem: wrote train.html, {page_size}"
     assert "conservation: " in done.stderr and ", residual 0 B" in done.stderr
     assert "step 1 of 2" not in done.stderr  # progress is for terminals
     assert (tmp_path / "train.html").read_text().startswith("<!DOCTYPE html>")
@@ -219,3 +223,33 @@ def test_wrong_use_is_one_line_before_anything_runs(tmp_path: Path) -> None:
         said = refused(tmp_path, "profile", *arguments)
         assert message in said and len(said.splitlines()) == 1, said
     assert (tmp_path / "there.ampmem").read_text() == "precious"
+
+
+def test_a_second_recording_takes_the_next_number(tmp_path: Path) -> None:
+    write_training(tmp_path)
+    (tmp_path / "train.ampmem").write_text("precious")
+    command = [ready_python(), "-m", "ampmem", "profile", "--quiet", "--steps", "1", "train.py"]
+    both = [
+        subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = [process.communicate(timeout=120)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    taken = "train.ampmem exists already (--force replaces it)"
+    for name in ("train.2.ampmem", "train.3.ampmem"):
+        assert len(read(tmp_path / name).steps) == 1
+        assert sum(f"ampmem: recording to {name}; {taken}" in each.splitlines() for each in said) == 1
+        assert sum(f"recorded 1 step in {name}, " in each for each in said) == 1
+    assert (tmp_path / "train.ampmem").read_text() == "precious"
+    done = ampmem(tmp_path, "profile", "--quiet", "--steps", "2", "--force", "train.py")
+    assert done.stderr.splitlines()[0] == "ampmem: recording to train.ampmem"
+    assert [len(read(path).steps) for path in sorted(tmp_path.glob("*.ampmem"))] == [1, 1, 2]
+
+
+def test_what_is_not_recorded_leaves_no_file_of_its_name(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('nothing')")
+    (tmp_path / "train.ampmem").write_text("precious")
+    for arguments in (["train.py"], ["--device", "cuda", "train.py"]):
+        assert ampmem(tmp_path, "profile", *arguments).returncode != 0
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["train.ampmem", "train.py"]
+    assert (tmp_path / "train.ampmem").read_text() == "precious"

@@ -40,7 +40,7 @@ STRANGERS = {"recorder": "analysis", "analysis": "recorder"}
 """Units that do not see each other, whatever their rows."""
 
 INSIDE: dict[str, tuple[str, ...]] = {
-    "recording": ("bounds layout", "cells database", "reader", "writer"),
+    "recording": ("bounds layout", "cells database kinds", "reader", "writer"),
     "recorder": (
         "script seed torch_entries marker process",
         "outcome options",
@@ -81,7 +81,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "answer",
         "judged",
     ),
-    "reporters/html": ("data palette progress safety", "stream", "views", "page", "write"),
+    "reporters/html": ("data palette plotlyjs progress safety", "stream", "views", "page", "write"),
 }
 """The rows inside folders, from the bottom up."""
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from ampmem.errors import UsageError
-from ampmem.outputs import make_way, open_output, remove, replaced
+from ampmem.outputs import claim, make_way, open_output, remove, remove_empty, replaced, say_written, sized
 
 
 def test_an_output_file_appears_whole(tmp_path: Path) -> None:
@@ -151,3 +152,39 @@ def test_what_is_written_in_place_goes_through_a_link(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_need_not_be_removed(tmp_path: Path) -> None:
     remove(tmp_path / "none")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_first_number_of_which_no_file_is_there_is_claimed(tmp_path: Path) -> None:
+    def files(number: int) -> list[Path]:
+        return [tmp_path / f"{number}.{arm}" for arm in ("fp32", "amp")]
+
+    assert [claim(files), claim(files)] == [1, 2]
+    (tmp_path / "3.amp").write_text("precious")
+    assert claim(files) == 4
+    assert not (tmp_path / "3.fp32").exists()
+    (tmp_path / "1.amp").write_text("recorded")
+    remove_empty([file for number in (1, 2, 3, 4) for file in files(number)])
+    assert {path.name for path in tmp_path.iterdir()} == {"1.amp", "3.amp"}
+
+
+def test_nobody_claims_what_another_has_claimed(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        numbers = list(pool.map(lambda _: claim(lambda number: [tmp_path / str(number)]), range(200)))
+    assert sorted(numbers) == list(range(1, 201))
+
+
+def test_what_cannot_be_claimed_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot write"):
+        claim(lambda number: [tmp_path / "first", tmp_path / "missing" / str(number)])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_named_with_its_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "page.html"
+    path.write_bytes(bytes(1536))
+    assert sized(path) == f"{path}, 1.5 KiB"
+    assert sized(Path("page.html"), path) == "page.html, 1.5 KiB"
+    for nothing in ("/dev/null", "gone"):
+        assert sized(Path(nothing)) == nothing
+    say_written(path)
+    assert capsys.readouterr().err == f"ampmem: wrote {path}, 1.5 KiB\n"

@@ -49,3 +49,13 @@ def test_a_descriptor_that_is_closed_below_its_stream(tmp_path: Path) -> None:
     Terminal(stream).say("x")
     with pytest.raises(OSError):
         stream.close()
+
+
+def test_a_line_is_replaced_on_a_screen_only() -> None:
+    stream = io.StringIO()
+    Terminal(stream).replace("x")
+    assert stream.getvalue() == ""
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    Terminal(stream).replace("one\x1b")
+    Terminal(stream).replace("")
+    assert stream.getvalue() == "\r\x1b[Kone?\r\x1b[K"

@@ -144,6 +144,11 @@ class FitResult:
         """Every value that was run."""
         return tuple(sorted({value for arm in self.arms for value in arm.points}))
 
+    def same_as(self, arm: ArmFit) -> ArmFit | None:
+        """The first arm before ``arm`` with the peaks of ``arm`` at every value that was run in either."""
+        before = self.arms[: self.arms.index(arm)]
+        return next((other for other in before if other.points == arm.points), None)
+
     @property
     def outside(self) -> int | None:
         """Bytes in use beside the allocator's; ``None`` when nothing fits."""

@@ -8,6 +8,7 @@ believed. A search that such guesses do not bring to its end in time is bisected
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import isqrt
 
 from ampmem.analysis.fit.fit import BASELINE, Points, Vary, bracket, crossing, differences
@@ -26,6 +27,28 @@ def wanted(points: Mapping[Arm, Points], vary: Vary, *, total: int, curve: int) 
     First what fits is found, then the break-even points; then the curve is filled up to ``curve`` values.
     """
     return _to_fit(points, vary, total) or _to_break_even(points, vary.low) or _to_draw(points, vary.low, curve)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remaining:
+    """What the runs to come are for, of which some are not known before those before them.
+
+    ``searched`` has the arms whose largest value is not found yet, with the largest that fits and the smallest that
+    does not; where there are none, ``crossings`` says that a break-even point is not. ``runs`` counts those that are
+    left for the curve, 0 until everything is found.
+    """
+
+    searched: Mapping[Arm, tuple[int | None, int | None]]
+    crossings: bool
+    runs: int
+
+
+def remaining(points: Mapping[Arm, Points], vary: Vary, *, total: int, curve: int) -> Remaining:
+    """What is left to be done, as :func:`wanted` goes about it."""
+    searched = {arm: bracket(points[arm]) for arm, _ in _to_fit(points, vary, total)}
+    crossings = not searched and bool(_to_break_even(points, vary.low))
+    runs = 0 if searched or crossings else len(_to_draw(points, vary.low, curve))
+    return Remaining(searched=searched, crossings=crossings, runs=runs)
 
 
 def next_to_fit(points: Points, vary: Vary, total: int) -> int | None:

@@ -1,20 +1,10 @@
-"""What the commands share that run a script in child processes: arms, arguments, and what they say meanwhile."""
+"""What the commands share that run a script in child processes: the arms, and each child's arguments."""
 
 from __future__ import annotations
 
-import shutil
-import sys
-from threading import Lock
-
 from ampmem.cli.options import ScriptOptions
-from ampmem.cli.processes import launch
 from ampmem.errors import UsageError
-from ampmem.reporters.text.plain_text import shorten
-from ampmem.terminal import Terminal, printable
 from ampmem.vocabulary import Arm
-
-_one_at_a_time = Lock()
-"""Children may be followed by threads."""
 
 
 def chosen_arms(text: str, dtype: str | None) -> tuple[Arm, ...]:
@@ -22,12 +12,12 @@ def chosen_arms(text: str, dtype: str | None) -> tuple[Arm, ...]:
     names = tuple(name.strip() for name in text.split(","))
     for i, name in enumerate(names):
         if name not in tuple(Arm):
-            raise UsageError(f"--arms: there is no arm {name!r}; there are {', '.join(Arm)}")
+            raise UsageError(f"--arms: there is no precision {name!r}; there are {', '.join(Arm)}")
         if name in names[:i]:
             raise UsageError(f"--arms: {name} is there twice")
     arms = tuple(map(Arm, names))
     if dtype is not None and not any(arm.autocast for arm in arms):
-        raise UsageError(f"--dtype is what autocast casts to, so it needs the arm amp or amp-nocache, not {text}")
+        raise UsageError(f"--dtype is what autocast casts to, so it needs amp or amp-nocache, not {text}")
     return arms
 
 
@@ -49,21 +39,3 @@ def profile_arguments(script: ScriptOptions, arm: Arm, seed: int, *options: str)
     if script.as_module:
         arguments.append("-m")
     return [*arguments, "--", script.script_or_module, *script.arguments]
-
-
-def progress_line(text: str, *, last: bool = False) -> None:
-    """Show ``text`` on stderr: on a terminal over the line before, unless that was the last; else only the last."""
-    terminal = Terminal(sys.stderr)
-    with _one_at_a_time:
-        if terminal.is_screen():
-            width = shutil.get_terminal_size().columns - 1
-            shown = printable(text) if last else shorten(text, width)
-            terminal.write(f"\r\x1b[K{shown}" + "\n" * last)
-        elif last:
-            terminal.show(text)
-
-
-def say_tail(ended: launch.Ended) -> None:
-    """The last lines that a child printed, below the line that names it."""
-    for line in ended.tail:
-        Terminal(sys.stderr).show(f"    {shorten(line.expandtabs(), len(line) * 8)}")

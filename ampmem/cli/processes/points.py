@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
+from typing import TypeAlias
 
 from ampmem.analysis.fit.fit import Memory, memory_of
 from ampmem.cli.options import ScriptOptions
 from ampmem.cli.processes import launch
-from ampmem.cli.processes.children import profile_arguments, progress_line, say_tail
+from ampmem.cli.processes.children import profile_arguments
+from ampmem.cli.processes.progress import Progress
 from ampmem.cli.vary import VariedArguments
 from ampmem.errors import AmpmemError, RecordingError
 from ampmem.recording import SUFFIX, read
@@ -25,8 +27,11 @@ from ampmem.vocabulary import Arm
 LAST_WORDS_S = 5.0
 """How long runs that are interrupted may take to end by themselves."""
 
-Run = tuple[Arm, int]
+Run: TypeAlias = tuple[Arm, int]
 """An arm and a value."""
+
+Found: TypeAlias = Mapping[Arm, Mapping[int, Memory | None]]
+"""What came of the runs so far."""
 
 
 class RunFailed(AmpmemError):
@@ -65,28 +70,33 @@ class _Outcome:
 
 
 def run_points(
-    plan: RunPlan, arms: Sequence[Arm], wanted: Callable[[Mapping[Arm, Mapping[int, Memory | None]]], list[Run]]
+    plan: RunPlan, arms: Sequence[Arm], wanted: Callable[[Found], list[Run]], left: Callable[[Found], str]
 ) -> tuple[dict[Arm, dict[int, Memory | None]], tuple[str, ...]]:
     """Run what is ``wanted``, given what there is, until that is nothing; the points of each arm, and all notes.
 
-    Raises :class:`RunFailed` when a script fails for another reason than memory; no run is left behind then.
+    ``left`` has words for what is left to do. Raises :class:`RunFailed` when a script fails for another reason than
+    memory; no run is left behind then.
     """
     points: dict[Arm, dict[int, Memory | None]] = {arm: {} for arm in arms}
     notes: dict[str, None] = {}
-    with TemporaryDirectory(prefix="ampmem-fit-") as folder, ThreadPoolExecutor(plan.jobs) as pool:
+    with (
+        TemporaryDirectory(prefix="ampmem-fit-") as folder,
+        _Counted(left) as progress,
+        ThreadPoolExecutor(plan.jobs) as pool,
+    ):
         children = _Children()
         running: dict[Future[_Outcome], Run] = {}
         try:
             while True:
                 for run in wanted(points):
                     if len(running) < plan.jobs and run not in running.values():
-                        running[pool.submit(_make, plan, Path(folder), children, run)] = run
+                        running[pool.submit(_make, plan, Path(folder), children, progress, run)] = run
                 if not running:
                     return points, tuple(notes)
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     run, outcome = running.pop(future), future.result()
-                    _say(plan.name(run), outcome)
                     points[run[0]][run[1]] = outcome.memory
+                    progress.ended(plan.name(run), outcome, points)
                     notes |= dict.fromkeys(outcome.notes)
         except BaseException:
             children.end(running)
@@ -122,19 +132,49 @@ class _Children:
                 _signal(child, signal.SIGKILL)
 
 
+class _Counted(Progress):
+    """The runs are counted as they end; how many there will be is not known before."""
+
+    def __init__(self, left: Callable[[Found], str]) -> None:
+        super().__init__()
+        self._left = left
+        self._count = 0
+        self._rest = ""
+
+    def doing(self, what: str) -> None:
+        """How far one of those has got that run."""
+        made = f"{self._count} run{'' if self._count == 1 else 's'} made; " if self._count else ""
+        self.now(f"{made}{what}{self._rest}")
+
+    def ended(self, name: str, outcome: _Outcome, found: Found) -> None:
+        """One line for a run that ended. Raises :class:`RunFailed`."""
+        self._count += 1
+        if outcome.failure is not None:
+            self.stay(f"run {self._count}: {name}: failed: {outcome.failure}", tail=outcome.ended.tail)
+            raise RunFailed(f"{name} failed, and not for want of memory, so it cannot be said what fits")
+        self._rest = self._left(found)
+        self.stay(f"run {self._count}: {name}: {_said(outcome.memory)}", self._rest)
+
+
+def _said(memory: Memory | None) -> str:
+    if memory is None:
+        return "does not fit"
+    return f"fits, peak {format_bytes(memory.allocated)} allocated, {format_bytes(memory.reserved)} reserved"
+
+
 def _signal(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         child.send_signal(number)
 
 
-def _make(plan: RunPlan, folder: Path, children: _Children, run: Run) -> _Outcome:
+def _make(plan: RunPlan, folder: Path, children: _Children, progress: _Counted, run: Run) -> _Outcome:
     """Make one run, in a thread."""
     name = plan.name(run)
     path = folder / f"{'.'.join(map(str, run))}{SUFFIX}"
-    progress_line(f"{name}: starting")
+    progress.doing(f"{name}: starting")
     ended = launch.run(
         plan.arguments(run, path),
-        lambda step: progress_line(f"{name}: step {step.done} of {step.wanted}"),
+        lambda step: progress.doing(f"{name}: step {step.done} of {step.wanted}"),
         children.started,
     )
     try:
@@ -161,16 +201,3 @@ def _outcome(path: Path, ended: launch.Ended, steps: int) -> _Outcome:
         except RecordingError as error:
             failure = failure or str(error)
     return _Outcome(memory=memory, notes=notes, failure=failure, ended=ended)
-
-
-def _say(name: str, outcome: _Outcome) -> None:
-    """One line for a run that ended. Raises :class:`RunFailed`."""
-    if outcome.failure is not None:
-        progress_line(f"{name}: failed: {outcome.failure}", last=True)
-        say_tail(outcome.ended)
-        raise RunFailed(f"{name} failed, and not for want of memory, so it cannot be said what fits")
-    memory = outcome.memory
-    said = "does not fit"
-    if memory is not None:
-        said = f"fits, peak {format_bytes(memory.allocated)} allocated, {format_bytes(memory.reserved)} reserved"
-    progress_line(f"{name}: {said}", last=True)

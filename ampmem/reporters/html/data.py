@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ampmem.analysis.activations import ActivationGroup
+from ampmem.analysis.activations import Saving
 from ampmem.analysis.casts import ParameterCasts, StepCasts
 from ampmem.analysis.conservation import Conservation
 from ampmem.analysis.jsonable import named
@@ -28,13 +28,14 @@ class Headline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingView:
-    """A finding; ``jump`` is the id of the section that shows it."""
+    """A finding; ``jump`` is the id of the section that shows it, ``saves`` what the change takes off the peak."""
 
     code: str
     severity: str
     message: str
     change: str
     evidence: tuple[str, ...]
+    saves: str
     jump: str
 
 
@@ -43,6 +44,7 @@ class StepView:
     """One step: the positions of its start, end and peak, and what ``ampmem show`` prints of it."""
 
     index: int
+    finished: bool
     first: int
     last: int
     peak: int
@@ -100,6 +102,18 @@ class FactView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RemedyView:
+    """Something to change, why, and the bytes that it is about."""
+
+    change: str
+    why: str
+    bytes: int | None
+    evidence: tuple[str, ...]
+    code: str
+    jump: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemoryView:
     """The last request that failed: ``position`` is when, ``frames`` (outermost first) where in the script."""
 
@@ -107,7 +121,7 @@ class OutOfMemoryView:
     position: int
     facts: tuple[FactView, ...]
     frames: tuple[str, ...]
-    changes: tuple[str, ...]
+    remedies: tuple[RemedyView, ...]
     alive: CompositionView
 
 
@@ -160,6 +174,51 @@ class StaticModelView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionBar:
+    """Bytes of activations: ``full`` are float32 or float64, ``low`` bfloat16 or float16, ``other`` no such numbers.
+
+    ``ops`` are those that the bar is about, as torch names them; ``None`` for none that was seen. ``module`` is the
+    path of the modules that it is about, with ``*`` for any number, and ``None`` for none. ``detail`` says more.
+    """
+
+    label: str
+    detail: str
+    full: int
+    low: int
+    other: int
+    ops: tuple[str | None, ...]
+    module: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionWords:
+    """How the parts of :class:`PrecisionBar` are called; empty for one that no activation is of."""
+
+    full: str
+    low: str
+    other: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationsView:
+    """What the activations are, and in which type.
+
+    ``kinds`` are by the op that saved them, or where none was seen to save any by the op that made them (``by`` is
+    ``saved for`` or ``made by``). ``modules_rest`` is what the modules that are left out come to.
+    """
+
+    when: str
+    by: str
+    words: PrecisionWords
+    whole: PrecisionBar
+    kinds: tuple[PrecisionBar, ...]
+    modules: tuple[PrecisionBar, ...]
+    modules_rest: PrecisionBar | None
+    savings: tuple[Saving, ...]
+    savings_left_out: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CastsView:
     """The cast ledger; of very many parameters and steps only the largest and the last."""
 
@@ -205,9 +264,13 @@ class StreamView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """One recording; sections without anything to show are ``None`` or empty."""
+    """One recording; sections without anything to show are ``None`` or empty.
+
+    ``timed`` says whether the times of its events were measured; else they only order them.
+    """
 
     label: str
+    arm: str
     title: str
     facts: tuple[str, ...]
     notes: tuple[str, ...]
@@ -218,6 +281,7 @@ class RunView:
     findings: tuple[FindingView, ...]
     parameters: int
     source: str
+    timed: bool
     steps: tuple[StepView, ...]
     peak: PeakView | None
     phase_runs: tuple[tuple[int, str], ...]
@@ -225,7 +289,7 @@ class RunView:
     composition: CompositionView | None
     breakdown: BreakdownView
     static_model: StaticModelView | None
-    activations: tuple[ActivationGroup, ...]
+    activations: ActivationsView | None
     casts: CastsView | None
     allocator: Allocator
     conservation: Conservation

@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ampmem.analysis.analyse import analyse
+from ampmem.analysis.answer import verdict_of, verdict_of_one
 from ampmem.analysis.compare import Entry, compare, distinct, entry_of
+from ampmem.analysis.judged import judged_findings
 from ampmem.analysis.summary import summary_of
 from ampmem.errors import NothingRecorded, RecordingError, UsageError
 from ampmem.outputs import check_output, open_output
@@ -16,7 +18,8 @@ from ampmem.reporters.html.data import RunView
 from ampmem.reporters.html.page.page import page_view, render
 from ampmem.reporters.html.progress import Progress
 from ampmem.reporters.html.views.comparison import ComparisonView, comparison_view, difference_headline
-from ampmem.reporters.html.views.run import headlines, run_view
+from ampmem.reporters.html.views.run import findings_view, headlines, run_view
+from ampmem.reporters.html.views.verdict import VerdictView, verdict_view
 
 STREAM_LIMIT = 8_000_000
 """Bytes of the page that the events of one recording may take."""
@@ -60,14 +63,18 @@ def _column(path: Path, limit: int, progress: Progress) -> tuple[Entry, RunView]
 
 def _side_by_side(
     entries: Sequence[Entry], runs: Sequence[RunView]
-) -> tuple[tuple[RunView, ...], ComparisonView | None]:
-    """The runs under the labels of the comparison, and the comparison; ``None`` for a single one."""
+) -> tuple[tuple[RunView, ...], ComparisonView | None, VerdictView]:
+    """The runs under the labels of the comparison, the comparison, ``None`` for a single one, and the verdict."""
     if len(runs) == 1:
-        return tuple(runs), None
+        (entry,) = entries
+        verdict = verdict_of_one(entry.summary, label=entry.label, failed=entry.failure is not None)
+        return tuple(runs), None, verdict_view(verdict)
     comparison = compare(entries)
+    judged = judged_findings(comparison)
     named = []
     for index, (entry, run) in enumerate(zip(entries, runs, strict=True)):
         if entry.summary is not None:
             against = difference_headline(comparison, index)
-            named.append(replace(run, label=entry.label, headlines=headlines(entry.summary, against)))
-    return tuple(named), comparison_view(comparison)
+            told = findings_view(entry.summary, judged[index])
+            named.append(replace(run, label=entry.label, headlines=headlines(entry.summary, against), findings=told))
+    return tuple(named), comparison_view(comparison), verdict_view(verdict_of(comparison))

@@ -50,7 +50,7 @@ def wording(verdict: Verdict) -> Wording:
     if verdict.unsound:
         return Wording(
             headline="No verdict",
-            why=f"the sums of {_listed(verdict.unsound)} are not the allocator's own, see the warning",
+            why=f"the sums of {listed(verdict.unsound)} are not the allocator's own, see the warning",
         )
     if verdict.answer is not None:
         return _answered(verdict.answer)
@@ -72,7 +72,7 @@ def _headline(answer: Answer) -> str:
         return f"Mixed precision hardly changes the peak, {before} without it and {after} with it"
     sizes = f"{_from_to(before, after)}, {percent_of(answer.ratio - 1)}"
     if answer.effect is Effect.COSTS:
-        return f"Mixed precision costs memory here, it takes the peak from {sizes}"
+        return f"Mixed precision raises the peak from {sizes}"
     return f"Mixed precision takes the peak from {sizes}, {'to about half' if answer.ratio <= _HALF else 'not to half'}"
 
 
@@ -97,10 +97,10 @@ def _activations(answer: Answer) -> list[str]:
     if change is None or not change.before:
         return []
     ratio = change.after / change.before
-    sizes = f"{times(ratio)}, {_from_to(*format_apart(change.before, change.after))}"
+    sizes = _from_to(*format_apart(change.before, change.after))
     if ratio <= _HALF:
         return [f"activations at the end of forward fall to about half ({sizes})"]
-    fall = "fall" if ratio < 1 else "do not fall"
+    fall = f"fall to {times(ratio)}" if ratio < 1 else "do not fall"
     stay, enough = _in_float32(answer, change)
     because = f"{', because' if enough else ';'} {stay}" if stay else ""
     return [f"activations at the end of forward {fall} ({sizes}){because}"]
@@ -113,7 +113,7 @@ def _in_float32(answer: Answer, change: Change) -> tuple[str, bool]:
     """
     least = _NAMED_SHARE * sum(group.bytes for group in answer.groups)
     shown = [group for group in answer.in_float32 if group.bytes >= least][:_NAMED]
-    words = _listed([f"{format_bytes(group.bytes)} of {group.kind}" for group in shown])
+    words = listed([f"{format_bytes(group.bytes)} of {group.kind}" for group in shown])
     all_of_it = sum(group.bytes for group in answer.in_float32)
     return f"{words} stay FP32" if words else "", all_of_it >= _MOST * (2 * change.after - change.before)
 
@@ -128,9 +128,7 @@ def _instants(answer: Answer) -> list[str]:
             f"{format_bytes(abs(fewer))} {'fewer' if fewer > 0 else 'more'} gradients are there at {after.label}'s"
         )
         return [f"Both peaks are in {_IN.get(before.phase, before.phase)}, but not at the same instant: {earlier}."]
-    return [
-        f"The peaks are different instants: {before.label}'s is {_when(before)}; {after.label}'s is {_when(after)}."
-    ]
+    return [f"The peaks are different instants: {before.label}'s is {when(before)}; {after.label}'s is {when(after)}."]
 
 
 def _at_the_peaks(answer: Answer) -> list[str]:
@@ -150,7 +148,7 @@ def _unchanged(answer: Answer) -> list[str]:
         return []
     size = sum(change.before for change in notable)
     verb = "is" if len(notable) == 1 and notable[0].category is not Category.PARAMETERS else "are"
-    words = _capital(_listed([name(change.category) for change in notable]))
+    words = capital(listed([name(change.category) for change in notable]))
     return [f"{words} {verb} the same in both: {format_bytes(size)}."]
 
 
@@ -179,7 +177,7 @@ def _of_one(found: Composition | None) -> Wording:
     if found is None:
         return Wording(headline="Nothing was recorded")
     size = format_bytes(found.peak.bytes)
-    headline = f"Out of memory at {size}" if found.short else f"The peak is {size}, {_when(found.peak, found.step)}"
+    headline = f"Out of memory at {size}" if found.short else f"The peak is {size}, {when(found.peak, found.step)}"
     return Wording(headline=headline, why=_made_of(found), more=_help(found.saving))
 
 
@@ -239,15 +237,18 @@ def _difference(answer: Answer, category: Category) -> int:
     return next((change.difference for change in answer.changes if change.category is category), 0)
 
 
-def _when(peak: PeakOf, step: int | None = None) -> str:
+def when(peak: PeakOf, step: int | None = None, *, where: bool = True) -> str:
+    """When a peak is: ``in backward of step 2, at ConvolutionBackward0``; the latter unless ``where`` is off."""
     of = "" if step is None else f" of step {step}"
-    where = f", at {plain_op(peak.op)}" if peak.op and peak.phase != "optimizer" else ""
-    return f"in {_IN.get(peak.phase, peak.phase)}{of}{where}"
+    at = f", at {plain_op(peak.op)}" if where and peak.op and peak.phase != "optimizer" else ""
+    return f"in {_IN.get(peak.phase, peak.phase)}{of}{at}"
 
 
-def _listed(words: Sequence[str]) -> str:
+def listed(words: Sequence[str]) -> str:
+    """``a, b and c``."""
     return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
 
 
-def _capital(text: str) -> str:
+def capital(text: str) -> str:
+    """``text`` with a capital at its start."""
     return text[:1].upper() + text[1:]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampmem.analysis.fit.fit import BASELINE, ArmFit, BreakEven, FitResult, Verdict
+from ampmem.analysis.fit.search import Remaining
 from ampmem.names import is_warning, said_in
 from ampmem.reporters.text.plain_text import ABSENT, chunks, table, wrapped
 from ampmem.reporters.text.words import signed
-from ampmem.units import format_bytes, format_count
+from ampmem.units import format_apart, format_bytes, format_count
 
 DOES_NOT_FIT = "does not fit"
 
@@ -42,13 +43,14 @@ def facts(fit: FitResult) -> list[tuple[str, str]]:
 
 
 def fitting_lines(fit: FitResult) -> list[str]:
-    """For each arm the largest value that fits and the smallest that does not."""
-    return [f"{arm.name}: {_fitting(fit, arm)}" for arm in fit.arms]
+    """For each arm the largest value that fits and the smallest that does not; equal arms are told once."""
+    return [f"{arm.name}: {_same(fit, arm) or _fitting(fit, arm)}" for arm in fit.arms]
 
 
 def break_even_lines(fit: FitResult) -> list[str]:
     """For each arm but the baseline, where it needs less."""
-    return [f"{each.arm}: {_break_even(fit, each)}" for each in fit.break_even]
+    same = {arm.name: _same(fit, arm) for arm in fit.arms}
+    return [f"{each.arm}: {same[each.arm] or _break_even(fit, each)}" for each in fit.break_even]
 
 
 def remarks(fit: FitResult) -> list[str]:
@@ -64,6 +66,22 @@ def remarks(fit: FitResult) -> list[str]:
                 f"does the script use {fit.vary.name}, and has it data enough?"
             )
     return [*found, *(note for note in fit.notes if not is_warning(note))]
+
+
+def left(remaining: Remaining) -> str:
+    """``; left: fp32 between 48 and 64, amp above 8``: what follows on what has been done; empty at the end."""
+    searched = [f"{arm} {_bounds(fits, too_large)}" for arm, (fits, too_large) in remaining.searched.items()]
+    if searched:
+        return f"; left: {', '.join(searched)}"
+    if remaining.crossings:
+        return f"; left: from which value on less is needed than in {BASELINE}"
+    return f"; left: {remaining.runs} run{'' if remaining.runs == 1 else 's'} for the curve" if remaining.runs else ""
+
+
+def _bounds(fits: int | None, too_large: int | None) -> str:
+    if fits is None:
+        return "not run yet"
+    return f"above {fits}" if too_large is None else f"between {fits} and {too_large}"
 
 
 def _head(fit: FitResult) -> str:
@@ -87,7 +105,7 @@ def cells(arm: ArmFit, value: int) -> tuple[str, str]:
     memory = arm.points[value]
     if memory is None:
         return DOES_NOT_FIT, ""
-    return format_bytes(memory.allocated), format_bytes(memory.reserved)
+    return format_apart(memory.allocated, memory.reserved)
 
 
 def _listed(title: str, lines: Sequence[str]) -> str:
@@ -102,15 +120,24 @@ def _fitting(fit: FitResult, arm: ArmFit) -> str:
         return f"{shown(fit.vary.low)} does not fit; nothing smaller was run"
     memory = arm.points[fits]
     assert memory is not None
-    said = f"{shown(fits)} fits ({format_bytes(memory.used)} of {format_bytes(fit.total)})"
+    said = f"{shown(fits)} fits ({of_whole(fit.total, memory.used)})"
     if memory.highest is not None and memory.highest > fit.total:
-        said = f"{shown(fits)} may fit ({_interval(memory.used, memory.highest)} of {format_bytes(fit.total)})"
+        said = f"{shown(fits)} may fit ({of_whole(fit.total, memory.used, memory.highest)})"
     return f"{said}; nothing larger was run" if too_large is None else f"{said}, {too_large} does not"
 
 
-def _interval(least: int, most: int) -> str:
-    """From what is known to the most that is assumed for what is not."""
-    return f"{format_bytes(least)} to {format_bytes(most)}"
+def of_whole(whole: int, *parts: int) -> str:
+    """``1.98 of 2.00 GiB``, or ``1.9 to 2.1 of 2.0 GiB`` from what is known to the most that is assumed."""
+    texts = [format_apart(part, whole) for part in parts]
+    shown = texts[-1][1]
+    unit = shown.partition(" ")[2]
+    return f"{' to '.join(text.removesuffix(f' {unit}') for text, _ in texts)} of {shown}"
+
+
+def _same(fit: FitResult, arm: ArmFit) -> str:
+    """``the same as amp``; empty where no arm before this one has the same peaks."""
+    other = fit.same_as(arm)
+    return f"the same as {other.name}" if other else ""
 
 
 def _break_even(fit: FitResult, each: BreakEven) -> str:

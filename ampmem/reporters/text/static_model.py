@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ampmem.analysis.activations import LOW_PRECISION
+from ampmem.analysis.activations import LOW_PRECISION, savings
 from ampmem.analysis.static_model.terms import Term, TermKind
 from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent, StaticRecipe
 from ampmem.analysis.summary import Summary
-from ampmem.reporters.text.plain_text import WIDTH, per_parameter, shorten, table, wrapped
+from ampmem.reporters.text.plain_text import ABSENT, WIDTH, per_parameter, shorten, table, wrapped
 from ampmem.reporters.text.words import AT_MARK, signed, trimmed
 from ampmem.units import format_bytes, format_count
 from ampmem.vocabulary import STEP_MARKS
@@ -126,23 +126,25 @@ def render_activations(summary: Summary) -> str:
 
     Where no forward came to its end before memory ran out, they are those of then.
     """
-    groups = summary.activations
+    groups, pairs = summary.activations, savings(summary.activations)
     total = sum(group.bytes for group in groups)
     if summary.arm.dtype is None or not total:
         return ""
     low = sum(group.bytes for group in groups if group.dtype in LOW_PRECISION)
     rows = [
         [
-            shorten(group.kind, 56),
-            group.dtype or "?",
-            format_count(group.tensors),
-            format_bytes(group.bytes),
-            share(group.bytes, total),
+            shorten(each.saved_for or ABSENT, 28),
+            shorten(each.made_by or ABSENT, 28),
+            each.dtype or "?",
+            format_count(each.tensors),
+            format_bytes(each.bytes),
+            share(each.bytes, total),
         ]
-        for group in groups[:ACTIVATIONS]
+        for each in pairs[:ACTIVATIONS]
     ]
-    text = table(rows, ["saved for", "type", "tensors", "bytes", "share"], ["left", "left", "right", "right", "right"])
-    left_out = len(groups) - len(rows)
+    headers = ["saved for", "made by", "type", "tensors", "bytes", "share"]
+    text = table(rows, headers, ["left"] * 3 + ["right"] * 3)
+    left_out = len(pairs) - len(rows)
     more = f"\n… and {format_count(left_out)} smaller group{'s' if left_out > 1 else ''}" if left_out else ""
     when = "at the end of forward" if summary.last_step.marks.after_forward else "when memory ran out"
     caption = f"activations {when}, {format_bytes(total)}: {share(low, total)} are in low precision"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -31,7 +32,7 @@ def test_a_script_that_goes_on_is_stopped_at_its_next_forward(tmp_path: Path) ->
     done = stopped(tmp_path, "once")
     assert done.returncode == 0
     assert done.stdout == "interrupted\n"
-    assert "recorded 3 steps in run.ampmem; the script caught the stop once" in done.stderr
+    assert re.search(r"recorded 3 steps in run.ampmem, \d+\.\d KiB; the script caught the stop once", done.stderr)
     forward = line_of("    model(torch.ones(4, 8, device=device)).sum().backward()")
     assert f"went on, and was then stopped at {PROGRAM}:{forward}" in done.stderr
 
@@ -60,14 +61,14 @@ def test_a_script_that_fails_after_it_has_caught_the_stop(tmp_path: Path) -> Non
     done = stopped(tmp_path, "then_fails")
     assert done.returncode == 1
     assert "ValueError: no result" in done.stderr
-    assert "recorded 3 steps in run.ampmem; the script caught the stop once" in done.stderr
+    assert re.search(r"recorded 3 steps in run.ampmem, \d+\.\d KiB; the script caught the stop once", done.stderr)
     assert "went on, and then failed" in done.stderr
 
 
 def test_a_stop_that_passes_through_a_finally_was_not_caught(tmp_path: Path) -> None:
     done = stopped(tmp_path, "cleans_up")
     assert (done.returncode, done.stdout) == (0, "")
-    assert "recorded 3 steps in run.ampmem and stopped the script" in done.stderr
+    assert re.search(r"recorded 3 steps in run.ampmem, \d+\.\d KiB, and stopped the script", done.stderr)
     assert "caught" not in done.stderr
 
 

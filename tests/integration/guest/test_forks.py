@@ -10,6 +10,7 @@ from guest import NAMES, PROGRAMS, beside
 
 import ampmem
 from ampmem.analysis.summary import summarize
+from ampmem.units import format_bytes
 
 FORKS = tuple(name for name in NAMES if name.startswith("fork"))
 UNCOUNTED = ("fork_after_the_recording", "fork_to_execute")
@@ -20,7 +21,8 @@ UNCOUNTED = ("fork_after_the_recording", "fork_to_execute")
 def test_a_child_ends_as_without_ampmem_and_its_parent_is_recorded(tmp_path: Path, name: str) -> None:
     run = beside(tmp_path, name)
     assert run.differences() == []
-    assert run.recorded.said == ("ampmem: recording to run.ampmem", "ampmem: recorded 2 steps in run.ampmem")
+    size = format_bytes(run.recording.stat().st_size)
+    assert run.recorded.said == ("ampmem: recording to run.ampmem", f"ampmem: recorded 2 steps in run.ampmem, {size}")
     recording = ampmem.load(run.recording)
     summary = summarize(recording)
     assert (len(summary.steps), summary.conservation.residual_bytes) == (2, 0)

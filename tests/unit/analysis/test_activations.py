@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from build import Story
 
-from ampmem.analysis.activations import ActivationGroup, activation_groups, plain_groups
+from ampmem.analysis.activations import ActivationGroup, activation_groups, plain_groups, savings
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.timeline.categories import Category
 from ampmem.events import Fact, Phase
@@ -147,8 +147,21 @@ def test_groups_in_words_tell_the_loss_from_other_softmaxes_and_lose_nothing() -
     assert found == [
         ("the loss", "float32", 1, 400),
         ("norms", "float32", 3, 307),
-        ("saved by no op that was seen", "bfloat16", 1, 60),
+        ("not seen saved", "bfloat16", 1, 60),
         ("gelu", "bfloat16", 1, 50),
         ("softmax", "float32", 1, 30),
         ("masks", "bool", 1, 3),
+    ]
+
+
+def test_savings_pair_the_op_that_saved_with_the_one_that_made() -> None:
+    found = [(each.saved_for, each.made_by, each.dtype, each.tensors, each.bytes) for each in savings(several())]
+    assert found == [
+        ("log-softmax", "log-softmax", "float32", 1, 400),
+        ("layer norm", "add", "float32", 2, 300),
+        (None, "mm", "bfloat16", 1, 60),
+        ("gelu", "addmm", "bfloat16", 1, 50),
+        ("softmax", "softmax", "float32", 1, 30),
+        ("layer norm", "layer norm", "float32", 1, 7),
+        ("where", "ge", "bool", 1, 3),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from math import ceil, log2
@@ -16,11 +17,11 @@ from hypothesis import strategies as st
 from ampmem.analysis.fit.document import SCHEMA, fit_schema
 from ampmem.analysis.fit.document import document as fit_document
 from ampmem.analysis.fit.fit import FitResult, Memory, Vary, Verdict, arm_fits, break_evens, memory_of
-from ampmem.analysis.fit.search import DOUBLINGS, GUESSES, next_to_fit, wanted
+from ampmem.analysis.fit.search import DOUBLINGS, GUESSES, next_to_fit, remaining, wanted
 from ampmem.cli.main import run
 from ampmem.cli.vary import varied_arguments
 from ampmem.errors import RecordingError, UsageError
-from ampmem.reporters.text.fit import render
+from ampmem.reporters.text.fit import left, render
 
 OUTSIDE = 512
 TOTAL = 100_000
@@ -161,8 +162,8 @@ def test_the_text_and_the_json_say_what_was_run() -> None:
     found = result(points, vary(1, 64))
     text = render(found)
     assert max(map(len, text.splitlines())) <= 100
-    assert "fp32: --batch-size=64 fits (63.0 KiB of 97.7 KiB); nothing larger was run" in text
-    assert "amp: --batch-size=64 may fit (96.7 KiB to 98.7 KiB of 97.7 KiB); nothing larger was run" in text
+    assert "fp32: --batch-size=64 fits (63.0 of 97.7 KiB); nothing larger was run" in text
+    assert "amp: --batch-size=64 may fit (96.7 to 98.7 of 97.7 KiB); nothing larger was run" in text
     assert "amp: needs more at --batch-size=3 (+800 B), less at 4 (-100 B)" in text
     assert text.endswith("note: a note")
     document = json.loads(fit_document(found).to_json())
@@ -175,6 +176,20 @@ def test_the_text_and_the_json_say_what_was_run() -> None:
     assert {each["value"]: each["bytes"] for each in crossing["differences"]}[3] == 800
     first = document["arms"][0]["points"][0]
     assert first["value"] == 1 and first["allocated_bytes"] == 1000 and first["fits"] is True
+
+
+def test_sizes_that_nearly_fill_the_gpu_are_told_apart_from_it() -> None:
+    nearly = Memory(allocated=90_000, reserved=99_000, used=99_999)
+    found = result({"fp32": {4: nearly, 5: None}}, vary(1, 64))
+    assert "fp32: --batch-size=4 fits (97.655 of 97.656 KiB), 5 does not" in render(found)
+
+
+def test_an_arm_with_the_peaks_of_another_is_told_to_be_the_same() -> None:
+    fp32, amp = {1: memory(900), 2: memory(2000)}, {1: memory(800), 2: memory(900)}
+    found = result({"fp32": fp32, "amp": amp, "amp-nocache": dict(amp)}, vary(1, 2))
+    assert render(found).count("amp-nocache: the same as amp\n") == 2
+    other = result({"fp32": fp32, "amp": amp, "amp-nocache": {**amp, 2: None}}, vary(1, 2))
+    assert "the same" not in render(other)
 
 
 def test_the_schema_needs_no_script(capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,7 +238,7 @@ def test_the_argument_is_passed_on_as_it_is_written(
         (["train.py", "--vary", "-b=1:8", "--vary", "-c=1:8"], "more than once"),
         (["--device", "cuda", "train.py", "--vary", "-b=1:8"], "on a simulated GPU only"),
         (["--gpu", "gtx", "train.py", "--vary", "-b=1:8"], "unknown GPU 'gtx'"),
-        (["--arms", "fp32,tf32", "train.py", "--vary", "-b=1:8"], "there is no arm 'tf32'"),
+        (["--arms", "fp32,tf32", "train.py", "--vary", "-b=1:8"], "there is no precision 'tf32'"),
         (["--arms", "fp32", "--dtype", "bf16", "train.py", "--vary", "-b=1:8"], "--dtype is what autocast casts to"),
         (["--steps", "1", "train.py", "--vary", "-b=1:8"], "at least 2"),
         (["--html", "page.html", "train.py", "--vary", "-b=1:8"], "page.html exists already"),
@@ -240,3 +255,26 @@ def test_wrong_use_is_told_before_anything_runs(
         run(["fit", *arguments])
     assert message in str(told.value)
     assert told.value.exit_code == 2
+
+
+def test_what_is_left_is_said_as_far_as_it_is_known() -> None:
+    arms: dict[str, Peak] = {"fp32": lambda value: 1000 * value, "amp": lambda value: 10_000 + 600 * value}
+    points: dict[str, dict[int, Memory | None]] = {arm: {} for arm in arms}
+    said: list[str] = []
+    while following := wanted(points, vary(8, 128), total=TOTAL, curve=3):
+        said.append(left(remaining(points, vary(8, 128), total=TOTAL, curve=3)))
+        arm, value = following[0]
+        points[arm][value] = memory(arms[arm](value))
+    assert left(remaining(points, vary(8, 128), total=TOTAL, curve=3)) == ""
+    assert said[:3] == [
+        "; left: fp32 not run yet, amp not run yet",
+        "; left: fp32 above 8, amp not run yet",
+        "; left: fp32 between 8 and 128, amp not run yet",
+    ]
+    assert "; left: fp32 between 99 and 128, amp not run yet" in said
+    order = [re.sub("[0-9]+", "N", words.split(",")[0]) for words in said]
+    assert list(dict.fromkeys(order))[-3:] == [
+        "; left: from which value on less is needed than in fpN",
+        "; left: N runs for the curve",
+        "; left: N run for the curve",
+    ]

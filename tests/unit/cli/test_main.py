@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import refused
 
 from ampmem import __version__
 from ampmem.cli.main import LazyGroup, group, main
 from ampmem.errors import AmpmemError, RecordingError, UsageError
 
-SUBCOMMANDS = ("profile", "compare", "fit", "show", "report", "model", "import", "export")
+SUBCOMMANDS = ("profile", "compare", "fit", "show", "report", "model", "import", "export", "completion")
 
 
 def ampmem(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -42,11 +43,23 @@ def test_version(tmp_path: Path) -> None:
     assert __version__ in result.stdout
 
 
-def test_an_unknown_command_is_wrong_usage(tmp_path: Path) -> None:
-    result = ampmem("shwo", cwd=tmp_path)
-    assert result.returncode == 2
-    assert "shwo" in result.stderr
-    assert result.stdout == ""
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["shwo", "x"], "No such command 'shwo'. Did you mean 'show'?"),
+        (["profil"], "No such command 'profil'. Did you mean 'profile'?"),
+        (["quantize"], "No such command 'quantize'."),
+        (["train.py", "--x"], "No such command 'train.py'. Did you mean 'ampmem profile train.py'?"),
+        (["gpt.ampmem"], "No such command 'gpt.ampmem'. Did you mean 'ampmem show gpt.ampmem'?"),
+        (["profile", "--devise", "sim", "x.py"], "--device"),
+        (["report", "--opne", "x"], "--open"),
+    ],
+)
+def test_what_is_unknown_is_wrong_usage_and_the_nearest_is_named(
+    arguments: list[str], meant: str, tmp_path: Path
+) -> None:
+    said = refused(tmp_path, *arguments).splitlines()[-1]
+    assert said.startswith("Error: ") and meant in said
 
 
 @pytest.mark.parametrize("arguments", [("show", "gone.ampmem"), ("report", "gone.ampmem", "-o", "out.html")])

@@ -18,7 +18,9 @@ import jsonschema
 
 import ampmem
 from ampmem.analysis.analyse import analyse
+from ampmem.analysis.answer import verdict_of
 from ampmem.analysis.compare import compare, distinct, entry_of
+from ampmem.analysis.judged import judged_findings
 from ampmem.analysis.soundness import faults
 from ampmem.analysis.summary import Summary, summary_of, summary_schema
 from ampmem.cli.show import what_ifs
@@ -28,11 +30,10 @@ from ampmem.reporters.base import Report
 from ampmem.reporters.export.csv import write_csv
 from ampmem.reporters.export.perfetto import write_perfetto
 from ampmem.reporters.export.snapshot import write_snapshot
-from ampmem.reporters.html.page.page import page_view
-from ampmem.reporters.html.page.plain import plain
-from ampmem.reporters.html.safety import json_for_script
+from ampmem.reporters.html.page.page import page_view, render
 from ampmem.reporters.html.views.comparison import comparison_view
 from ampmem.reporters.html.views.run import run_view
+from ampmem.reporters.html.views.verdict import verdict_view
 from ampmem.reporters.html.write import STREAM_LIMIT
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.table import TableReporter
@@ -84,7 +85,8 @@ def _use(path: Path) -> str | None:
     comparison = compare(distinct([entry, entry], [path.name] * 2))
     render_comparison(comparison)
     run = run_view(entry, summary, analysis, STREAM_LIMIT)
-    json_for_script(plain(page_view((run, run), comparison_view(comparison))))
+    render(page_view((run, run), comparison_view(comparison), verdict_view(verdict_of(comparison))))
+    judged_findings(comparison)
     try:
         what_ifs(path, ["expandable_segments"])
     except AmpmemError as error:

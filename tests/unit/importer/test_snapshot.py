@@ -17,6 +17,7 @@ from ampmem.errors import AmpmemError, RecordingError, UsageError
 from ampmem.events import UNKNOWN, Action
 from ampmem.importer.recording import import_snapshot
 from ampmem.recording import RecordingWriter, read
+from ampmem.units import format_bytes
 from ampmem.vocabulary import SourceKind
 
 
@@ -312,11 +313,12 @@ def test_an_update_that_allocates_nothing_is_known_by_its_annotation(tmp_path: P
 
 def test_the_command(tmp_path: Path) -> None:
     dump(tmp_path / "s.pickle", small())
-    assert ampmem(tmp_path, "import", "s.pickle", "-o", "r.ampmem") == (0, "")
+    code, said = ampmem(tmp_path, "import", "s.pickle", "-o", "r.ampmem")
+    assert (code, said) == (0, f"ampmem: wrote r.ampmem, {format_bytes((tmp_path / 'r.ampmem').stat().st_size)}\n")
     assert len(read(tmp_path / "r.ampmem").events) == 6
     code, said = ampmem(tmp_path, "import", "s.pickle", "-o", "r.ampmem")
     assert code == 2 and "exists already" in said
-    assert ampmem(tmp_path, "import", "s.pickle", "-o", "r.ampmem", "--force") == (0, "")
+    assert ampmem(tmp_path, "import", "s.pickle", "-o", "r.ampmem", "--force")[0] == 0
     assert ampmem(tmp_path, "show", "r.ampmem") == (0, "")
 
 

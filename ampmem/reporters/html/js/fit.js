@@ -28,7 +28,7 @@ function showTexts(data) {
   byId("notes").hidden = data.remarks.length === 0;
   listed("remarks", data.remarks);
   const columns = [data.argument, ...data.curves.map((curve) => curve.arm)].map((head) => ({ head, number: true }));
-  fill(byId("runs"), tableOf({ caption: "Peak allocated and reserved of each run", columns, rows: data.table }));
+  fill(byId("runs"), tableOf({ caption: "Peak reserved of each run, and peak allocated", columns, rows: data.table }));
   const above = data.capacity !== null && !capacityShown(data);
   byId("capacity").textContent = above
     ? `The ${formatBytes(data.capacity)} that the allocator can take are above the picture.`

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampmem.analysis.fit.fit import ArmFit, FitResult, Verdict
+from ampmem.analysis.fit.fit import ArmFit, FitResult, Memory, Verdict
 from ampmem.analysis.timeline.categories import Category
 from ampmem.outputs import open_output
 from ampmem.reporters.html.page.page import PLOTLY_CONFIG, self_contained
 from ampmem.reporters.html.palette import FILLS, Fill
-from ampmem.reporters.text.fit import break_even_lines, cells, facts, fitting_lines, remarks
+from ampmem.reporters.text.fit import break_even_lines, cells, facts, fitting_lines, of_whole, remarks
+from ampmem.units import format_apart, format_count
 from ampmem.version import __version__
 from ampmem.vocabulary import Arm
 
@@ -25,15 +26,19 @@ _LOOKS: dict[Arm, tuple[Fill, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveView:
-    """One arm. ``allocated`` has the peak for each of ``values``, in bytes; ``failing`` the values that do not fit."""
+    """One arm. ``reserved`` and ``allocated`` have the peaks for each of ``values``, in bytes, ``texts`` the same in
+    lines of words; ``failing`` has the values that do not fit. ``label`` names the arm, and another with all its peaks.
+    """
 
     arm: str
+    label: str
     light: str
     dark: str
     symbol: str
     values: tuple[int, ...]
-    allocated: tuple[int, ...]
     reserved: tuple[int, ...]
+    allocated: tuple[int, ...]
+    texts: tuple[tuple[str, ...], ...]
     failing: tuple[int, ...]
 
 
@@ -79,6 +84,7 @@ def render_fit(fit: FitResult) -> str:
 
 def fit_view(fit: FitResult) -> FitView:
     """What the page shows of ``fit``."""
+    capacity = None if fit.outside is None else fit.total - fit.outside
     return FitView(
         ampmem=__version__,
         config=PLOTLY_CONFIG,
@@ -88,8 +94,8 @@ def fit_view(fit: FitResult) -> FitView:
         fitting=tuple(fitting_lines(fit)),
         break_even=tuple(break_even_lines(fit)),
         remarks=tuple(remarks(fit)),
-        capacity=None if fit.outside is None else fit.total - fit.outside,
-        curves=tuple(map(_curve, fit.arms)),
+        capacity=capacity,
+        curves=tuple(_curve(fit, arm, capacity) for arm in fit.arms),
         crossings=tuple(
             CrossingView(arm=each.arm, costs_at=each.costs_at, saves_at=each.saves_at)
             for each in fit.break_even
@@ -99,23 +105,36 @@ def fit_view(fit: FitResult) -> FitView:
     )
 
 
-def _curve(arm: ArmFit) -> CurveView:
+def _curve(fit: FitResult, arm: ArmFit, capacity: int | None) -> CurveView:
     fill, symbol = _LOOKS[arm.name]
     fitting = [(value, memory) for value, memory in arm.points.items() if memory is not None]
+    same = fit.same_as(arm)
     return CurveView(
         arm=arm.name,
+        label=f"{arm.name}: the same as {same.name}" if same else arm.name,
         light=fill.light,
         dark=fill.dark,
         symbol=symbol,
         values=tuple(value for value, _ in fitting),
-        allocated=tuple(memory.allocated for _, memory in fitting),
         reserved=tuple(memory.reserved for _, memory in fitting),
+        allocated=tuple(memory.allocated for _, memory in fitting),
+        texts=tuple(
+            (f"{arm.name}, {fit.vary.name} {format_count(value)}", *_peaks(memory, capacity))
+            for value, memory in fitting
+        ),
         failing=tuple(value for value, memory in arm.points.items() if memory is None),
     )
+
+
+def _peaks(memory: Memory, capacity: int | None) -> tuple[str, str]:
+    allocated, reserved = format_apart(memory.allocated, memory.reserved)
+    if capacity is not None:
+        reserved = of_whole(capacity, memory.reserved)
+    return f"{reserved} reserved", f"{allocated} allocated"
 
 
 def _cell(arm: ArmFit, value: int) -> str:
     allocated, reserved = cells(arm, value)
     if value not in arm.points:
         return "not run"
-    return f"{allocated} ({reserved} reserved)" if reserved else allocated
+    return f"{reserved} ({allocated} allocated)" if reserved else allocated

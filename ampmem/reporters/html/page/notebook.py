@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ampmem.analysis.answer import verdict_of_one
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.html.data import CellRow
@@ -11,6 +12,7 @@ from ampmem.reporters.html.page.template import filled
 from ampmem.reporters.html.palette import FILLS, label
 from ampmem.reporters.html.safety import MAX_PROSE, visible
 from ampmem.reporters.html.views.run import breakdown_view
+from ampmem.reporters.text.answer import wording
 from ampmem.reporters.text.plain_text import ABSENT, per_parameter
 from ampmem.reporters.text.table import describe_arm, describe_optimizers
 from ampmem.units import format_bytes, format_count
@@ -35,18 +37,18 @@ class _Finding:
 
 
 def render(summary: Summary) -> str:
-    """The last step's breakdown and the findings, as HTML that stands inside another page."""
+    """The verdict, the last step's breakdown and the findings, as HTML that stands inside another page."""
     step, parameters = summary.last_step, summary.parameters
     facts = (
         f"{format_count(parameters.count)} parameters in {format_bytes(parameters.bytes)}",
         describe_optimizers(summary) or "no optimizer",
         f"{summary.device.name} ({summary.device.type})",
-        f"arm {describe_arm(summary)}",
-        f"peak {format_bytes(summary.peak.bytes)} in step {summary.peak.step}",
+        f"precision {describe_arm(summary)}",
     )
     breakdown = breakdown_view(step)
     return filled(
         "notebook.html",
+        verdict=visible(wording(verdict_of_one(summary)).text, MAX_PROSE),
         facts=[visible(fact) for fact in facts],
         step=step.index,
         phase=step.peak.phase,

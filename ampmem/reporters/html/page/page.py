@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from plotly.offline import get_plotlyjs
-
+from ampmem.analysis.jsonable import NOT_IN_JSON
+from ampmem.reporters.html import plotlyjs
 from ampmem.reporters.html.data import RunView
 from ampmem.reporters.html.page.bundle import bundle
 from ampmem.reporters.html.page.plain import plain
 from ampmem.reporters.html.page.template import FOLDER, filled
 from ampmem.reporters.html.palette import CategoryView, category_views, layer_views
 from ampmem.reporters.html.safety import json_for_script, script_source_hash, visible
-from ampmem.reporters.html.stream.container import compressed
 from ampmem.reporters.html.views.comparison import ComparisonView
+from ampmem.reporters.html.views.verdict import VerdictView
 from ampmem.version import __version__
+from ampmem.vocabulary import AUTOCAST_ARMS
 
 _TEMPLATE = "page.html"
 _STYLE = "page.css"
@@ -36,17 +37,19 @@ PLOTLY_CONFIG: dict[str, bool | str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageView:
-    """All that the page is drawn from."""
+    """All that the page is drawn from; ``opens`` is the index of the run that it opens on."""
 
     ampmem: str
     config: dict[str, bool | str]
     categories: tuple[CategoryView, ...]
     layers: tuple[CategoryView, ...]
     runs: tuple[RunView, ...]
+    opens: int
     comparison: ComparisonView | None
+    verdict: VerdictView = field(metadata=NOT_IN_JSON)
 
 
-def page_view(runs: tuple[RunView, ...], comparison: ComparisonView | None) -> PageView:
+def page_view(runs: tuple[RunView, ...], comparison: ComparisonView | None, verdict: VerdictView) -> PageView:
     """The page of ``runs``."""
     return PageView(
         ampmem=__version__,
@@ -54,35 +57,36 @@ def page_view(runs: tuple[RunView, ...], comparison: ComparisonView | None) -> P
         categories=category_views(),
         layers=layer_views(),
         runs=runs,
+        opens=opens_on([run.arm for run in runs]),
         comparison=comparison,
+        verdict=verdict,
     )
+
+
+def opens_on(arms: Sequence[str]) -> int:
+    """Which of these runs the page opens on: the one in mixed precision, else the first."""
+    return next((arms.index(arm) for arm in AUTOCAST_ARMS if arm in arms), 0)
 
 
 def render(view: PageView) -> str:
     """The whole page, ready to be written as UTF-8."""
     title = ", ".join(dict.fromkeys(run.title for run in view.runs))
-    return self_contained(_TEMPLATE, _ENTRY, view, title=title)
+    return self_contained(_TEMPLATE, _ENTRY, view, title=title, verdict=view.verdict)
 
 
-def self_contained(template: str, entry: str, data: object, *, title: str) -> str:
-    """The page that ``template`` gives with the modules behind ``entry``, plotly.js and ``data`` in it."""
-    script, (plotly, plotly_hash) = bundle(_MODULES / entry), _plotly()
+def self_contained(template: str, entry: str, data: object, *, title: str, **more: object) -> str:
+    """The page that ``template`` gives with the modules behind ``entry``, plotly.js, ``data`` and ``more`` in it."""
+    script = bundle(_MODULES / entry)
     return filled(
         template,
         title=visible(title),
-        policy=_policy(script_source_hash(script), plotly_hash),
+        policy=_policy(script_source_hash(script), script_source_hash(plotlyjs.source())),
         css=(FOLDER / _STYLE).read_text(encoding="utf-8"),
-        plotly_packed=plotly,
+        plotly_packed=base64.b64encode(plotlyjs.packed()).decode("ascii"),
         data_json=json_for_script(plain(data)),
         script=script,
+        **more,
     )
-
-
-@cache
-def _plotly() -> tuple[str, str]:
-    """plotly.js, packed, and the policy's word for it."""
-    source = get_plotlyjs()
-    return base64.b64encode(compressed([source.encode()])).decode("ascii"), script_source_hash(source)
 
 
 def _policy(*scripts: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ampmem.analysis.answer import verdict_of
 from ampmem.analysis.compare import Comparison, Instant, StepTime
 from ampmem.analysis.jsonable import named
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
@@ -138,13 +139,17 @@ def _instant(instant: Instant) -> InstantView:
 
 
 def _waterfalls(comparison: Comparison, labels: Sequence[str]) -> Iterator[WaterfallView]:
+    """From the baseline to each other recording, unless another is the same, or the verdict has it."""
     if comparison.baseline is None:
         return
+    told = verdict_of(comparison).answer
     for index, label in enumerate(labels):
         for name in _WATERFALLS:
             live = comparison.instant(name).live
             start, end = live[comparison.baseline], live[index]
-            if index != comparison.baseline and start is not None and end is not None:
+            if start is None or end is None or end in live[:index] or index == comparison.baseline:
+                continue
+            if told is None or (name, label) != (Mark.PEAK, told.mixed.label):
                 yield _waterfall(labels[comparison.baseline], label, name, start, end)
 
 

@@ -10,11 +10,12 @@ from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.casts import Casts
 from ampmem.analysis.compare import Entry
 from ampmem.analysis.findings import Finding, Section
+from ampmem.analysis.findings.remedies import told_elsewhere
 from ampmem.analysis.summary import RunPeak, Step, Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown, Category
 from ampmem.analysis.timeline.timeline import PHASES
 from ampmem.events import Column
-from ampmem.names import is_warning
+from ampmem.names import has_times, is_warning
 from ampmem.reporters.html.data import (
     BreakdownView,
     CastsView,
@@ -30,6 +31,7 @@ from ampmem.reporters.html.data import (
 )
 from ampmem.reporters.html.stream.layers import address_map_view
 from ampmem.reporters.html.stream.stream import stream_view
+from ampmem.reporters.html.views.activations import activations_view
 from ampmem.reporters.html.views.out_of_memory import out_of_memory_view
 from ampmem.reporters.html.views.static_model import static_model_view
 from ampmem.reporters.text.estimate import fit_in_short, sentences
@@ -61,35 +63,30 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
     steps = tuple(_steps(summary, analysis))
     run_peak = _peak(summary.peak, steps)
     notes = analysis.recording.notes
-    casts, static_model = _casts(summary.casts), static_model_view(summary)
-    there = {
-        Section.CASTS: casts,
-        Section.STATIC_MODEL: static_model,
-        Section.ACTIVATIONS: summary.activations,
-    }
-    absent = frozenset(section for section, content in there.items() if not content)
     peak = 0 if run_peak is None else run_peak.position
     stream = stream_view(analysis, [step.peak for step in steps], peak, limit)
     return RunView(
         label=entry.label,
+        arm=summary.arm.name,
         title=entry.script,
         facts=tuple(_facts(summary)),
         notes=(*sentences(summary.prediction), *(note for note in notes if not is_warning(note))),
         warnings=warnings(summary, notes),
         headlines=headlines(summary, None),
-        out_of_memory=out_of_memory_view(summary.out_of_memory, analysis),
-        findings=tuple(_finding(finding, absent) for finding in summary.findings),
+        out_of_memory=out_of_memory_view(summary.out_of_memory, summary.findings, analysis),
+        findings=findings_view(summary, summary.findings),
         parameters=summary.parameters.count,
         source=summary.source,
+        timed=has_times(notes),
         steps=steps,
         peak=run_peak,
         phase_runs=_phase_runs(analysis.recording.events.phase),
         marks=tuple(_marks(analysis)),
         composition=None if run_peak is None else _composition(summary.peak),
         breakdown=breakdown_view(summary.last_step),
-        static_model=static_model,
-        activations=summary.activations,
-        casts=casts,
+        static_model=static_model_view(summary),
+        activations=activations_view(summary),
+        casts=_casts(summary.casts),
         allocator=summary.allocator,
         conservation=summary.conservation,
         address_map=None if stream.addresses else address_map_view(analysis, peak),
@@ -150,6 +147,17 @@ def _size(label: str, size: int, detail: str) -> Headline:
     return Headline(label=label, value=format_bytes(size), detail=detail, bytes=size)
 
 
+def findings_view(summary: Summary, findings: Sequence[Finding]) -> tuple[FindingView, ...]:
+    """What is said of ``findings``, which are those of ``summary`` or what became of them beside another run."""
+    there = {
+        Section.CASTS: summary.casts.copies,
+        Section.STATIC_MODEL: summary.static_recipe,
+        Section.ACTIVATIONS: summary.activations,
+    }
+    absent = frozenset(section for section, content in there.items() if not content)
+    return tuple(_finding(finding, absent) for finding in told_elsewhere(summary.out_of_memory, findings))
+
+
 def _finding(finding: Finding, absent: frozenset[Section]) -> FindingView:
     """``absent`` are sections that this page does not have."""
     return FindingView(
@@ -158,6 +166,7 @@ def _finding(finding: Finding, absent: frozenset[Section]) -> FindingView:
         message=finding.message,
         change=finding.change,
         evidence=finding.evidence,
+        saves="" if finding.off_peak is None else f"up to {format_bytes(finding.off_peak)} off the peak",
         jump=Section.PEAK if finding.section in absent else finding.section,
     )
 
@@ -167,6 +176,7 @@ def _steps(summary: Summary, analysis: Analysis) -> Iterator[StepView]:
     for step, record, peak in zip(summary.steps, analysis.recording.steps, analysis.peaks, strict=True):
         yield StepView(
             index=step.index,
+            finished=step.finished,
             first=timeline.position(record.start_ns),
             last=timeline.position(record.end_ns),
             peak=peak,

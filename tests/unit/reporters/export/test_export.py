@@ -35,6 +35,7 @@ from ampmem.reporters.export.perfetto import write_perfetto
 from ampmem.reporters.export.pickling import Item, Once, PickleWriter
 from ampmem.reporters.export.protobuf import field, key, message, varints, width_of
 from ampmem.reporters.export.snapshot import write_snapshot
+from ampmem.units import format_bytes
 
 VIEWER = {
     *("PROTO", "STOP", "MARK", "EMPTY_DICT", "EMPTY_LIST", "TUPLE", "APPENDS", "SETITEMS", "MEMOIZE", "BINGET"),
@@ -337,19 +338,25 @@ def empty() -> Story:
 @pytest.mark.parametrize("format_", ["snapshot", "perfetto", "csv"])
 def test_a_recording_without_events(format_: str, tmp_path: Path) -> None:
     source = write(tmp_path / "empty.ampmem", empty().recording())
-    assert ampmem(tmp_path, "export", source.name, "--format", format_, "-o", "out") == (0, "")
+    assert ampmem(tmp_path, "export", source.name, "--format", format_, "-o", "out") == written(tmp_path / "out")
 
 
 def test_the_command(tmp_path: Path) -> None:
     write(tmp_path / "run.ampmem", small_run().recording())
     for format_ in ("snapshot", "perfetto", "csv"):
-        assert ampmem(tmp_path, "export", "run.ampmem", "--format", format_, "-o", format_) == (0, "")
+        first = ampmem(tmp_path, "export", "run.ampmem", "--format", format_, "-o", format_)
+        assert first == written(tmp_path / format_)
         code, said = ampmem(tmp_path, "export", "run.ampmem", "--format", format_, "-o", format_)
         assert code == 2 and "exists already" in said
-        assert ampmem(tmp_path, "export", "run.ampmem", "--format", format_, "-o", format_, "--force") == (0, "")
+        assert ampmem(tmp_path, "export", "run.ampmem", "--format", format_, "-o", format_, "--force") == first
     assert ampmem(tmp_path, "export", "gone", "--format", "csv", "-o", "x") == (2, "ampmem: gone does not exist\n")
     assert ampmem(tmp_path, "export", "csv", "--format", "csv", "-o", "x")[0] == 1
     assert not (tmp_path / "x").exists()
+
+
+def written(file: Path) -> tuple[int, str]:
+    """What ``ampmem`` says that has written ``file``, and no more."""
+    return 0, f"ampmem: wrote {file.name}, {format_bytes(file.stat().st_size)}\n"
 
 
 def ampmem(folder: Path, *arguments: str) -> tuple[int, str]:

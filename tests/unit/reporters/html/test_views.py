@@ -44,6 +44,13 @@ def fp32_run() -> Recording:
     return small_run().recording(arm=FP32)
 
 
+def with_larger_activations() -> Recording:
+    """The small run under autocast, with 1,700 bytes where the other has 1,000."""
+    run = small_run().recording()
+    sizes = np.where(run.events.bytes == 1000, 1700, run.events.bytes)
+    return replace(run, events=replace(run.events, bytes=sizes))
+
+
 def compared(*recordings: Recording) -> Comparison:
     return compare(distinct([entry_of(recording) for recording in recordings], ["a", "b", "c"][: len(recordings)]))
 
@@ -68,10 +75,10 @@ def test_the_numbers_are_those_of_the_summary() -> None:
     )
     assert view.composition.temporaries_by_phase == summary.peak.temporaries_by_phase
     assert view.parameters == summary.parameters.count
-    assert (view.allocator, view.conservation, view.activations) == (
-        summary.allocator,
-        summary.conservation,
-        summary.activations,
+    assert (view.allocator, view.conservation) == (summary.allocator, summary.conservation)
+    assert view.activations is not None
+    assert sum((view.activations.whole.full, view.activations.whole.low, view.activations.whole.other)) == sum(
+        group.bytes for group in summary.activations
     )
 
 
@@ -209,8 +216,7 @@ def test_every_section_that_a_finding_can_name_is_on_the_page() -> None:
 
 
 def test_a_comparison_adds_up_and_reads_as_the_table_does() -> None:
-    amp, plain_run = small_run().recording(), fp32_run()
-    comparison = compared(plain_run, amp)
+    comparison = compared(fp32_run(), with_larger_activations())
     view, shown = comparison_view(comparison), render_comparison(comparison)
     assert (view.baseline, view.labels) == ("fp32", ("fp32", "amp"))
     assert [instant.name for instant in view.instants] == ["after forward", "after backward", "after update", "peak"]
@@ -219,8 +225,7 @@ def test_a_comparison_adds_up_and_reads_as_the_table_does() -> None:
             assert total == sum(row.cells[column] or 0 for row in instant.rows)
     assert [(fall.source, fall.target, fall.instant) for fall in view.waterfall] == [
         ("fp32", "amp", "after forward"),
-        ("fp32", "amp", "peak"),
-    ]
+    ]  # the verdict has the way from peak to peak
     for fall in view.waterfall:
         assert fall.start + sum(term.bytes for term in fall.terms) == fall.end
         assert all(term.bytes for term in fall.terms)
@@ -233,14 +238,11 @@ def test_a_comparison_adds_up_and_reads_as_the_table_does() -> None:
 
 
 def test_a_waterfall_goes_through_every_category_that_differs() -> None:
-    story = small_run()
-    other = story.recording()
-    sizes = np.where(other.events.bytes == 1000, 1700, other.events.bytes)
-    changed = replace(other, events=replace(other.events, bytes=sizes))
-    falls = {fall.instant: fall for fall in comparison_view(compared(fp32_run(), changed)).waterfall}
+    changed = comparison_view(compared(fp32_run(), with_larger_activations()))
+    falls = {fall.instant: fall for fall in changed.waterfall}
     assert [(term.key, term.bytes) for term in falls["after forward"].terms] == [("activations", 700)]
     assert falls["after forward"].end - falls["after forward"].start == 700
-    json = plain(falls["peak"])
+    json = plain(falls["after forward"])
     assert isinstance(json, dict)
     assert (json["from"], json["to"]) == ("fp32", "amp")
 

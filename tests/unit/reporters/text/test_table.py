@@ -91,9 +91,9 @@ the model does not hold: optimizer_state at the end of forward: not explained: m
 
 activations at the end of forward, 1000 B: 0 % are in low precision
 
-saved for    type      tensors    bytes    share
------------  ------  ---------  -------  -------
-MmBackward0  ?               1   1000 B    100 %
+saved for    made by    type      tensors    bytes    share
+-----------  ---------  ------  ---------  -------  -------
+MmBackward0  mm         ?               1   1000 B    100 %
 
 module, with all below it      parameters    activations    cast copies    gradients
 ---------------------------  ------------  -------------  -------------  -----------

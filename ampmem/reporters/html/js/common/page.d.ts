@@ -6,6 +6,7 @@ export interface PageView {
   categories: Array<CategoryView>;
   layers: Array<CategoryView>;
   runs: Array<RunView>;
+  opens: number;
   comparison: ComparisonView | null;
 }
 
@@ -19,6 +20,7 @@ export interface CategoryView {
 
 export interface RunView {
   label: string;
+  arm: string;
   title: string;
   facts: Array<string>;
   notes: Array<string>;
@@ -28,6 +30,7 @@ export interface RunView {
   findings: Array<FindingView>;
   parameters: number;
   source: string;
+  timed: boolean;
   steps: Array<StepView>;
   peak: PeakView | null;
   phase_runs: Array<[number, string]>;
@@ -35,7 +38,7 @@ export interface RunView {
   composition: CompositionView | null;
   breakdown: BreakdownView;
   static_model: StaticModelView | null;
-  activations: Array<ActivationGroup>;
+  activations: ActivationsView | null;
   casts: CastsView | null;
   allocator: Allocator;
   conservation: Conservation;
@@ -55,13 +58,22 @@ export interface OutOfMemoryView {
   position: number;
   facts: Array<FactView>;
   frames: Array<string>;
-  changes: Array<string>;
+  remedies: Array<RemedyView>;
   alive: CompositionView;
 }
 
 export interface FactView {
   label: string;
   text: string;
+}
+
+export interface RemedyView {
+  change: string;
+  why: string;
+  bytes: number | null;
+  evidence: Array<string>;
+  code: string;
+  jump: string;
 }
 
 export interface CompositionView {
@@ -81,11 +93,13 @@ export interface FindingView {
   message: string;
   change: string;
   evidence: Array<string>;
+  saves: string;
   jump: string;
 }
 
 export interface StepView {
   index: number;
+  finished: boolean;
   first: number;
   last: number;
   peak: number;
@@ -151,18 +165,38 @@ export interface Term {
   names: Array<string>;
 }
 
-export interface ActivationGroup {
-  kind: string;
-  dtype: string | null;
-  tensors: number;
-  bytes: number;
-  parts: Array<ActivationPart>;
+export interface ActivationsView {
+  when: string;
+  by: string;
+  words: PrecisionWords;
+  whole: PrecisionBar;
+  kinds: Array<PrecisionBar>;
+  modules: Array<PrecisionBar>;
+  modules_rest: PrecisionBar | null;
+  savings: Array<Saving>;
+  savings_left_out: number;
 }
 
-export interface ActivationPart {
+export interface PrecisionWords {
+  full: string;
+  low: string;
+  other: string;
+}
+
+export interface PrecisionBar {
+  label: string;
+  detail: string;
+  full: number;
+  low: number;
+  other: number;
+  ops: Array<string | null>;
+  module: string | null;
+}
+
+export interface Saving {
   saved_for: string | null;
   made_by: string | null;
-  module: string | null;
+  dtype: string | null;
   tensors: number;
   bytes: number;
 }
@@ -321,12 +355,14 @@ export interface FitView {
 
 export interface CurveView {
   arm: string;
+  label: string;
   light: string;
   dark: string;
   symbol: string;
   values: Array<number>;
-  allocated: Array<number>;
   reserved: Array<number>;
+  allocated: Array<number>;
+  texts: Array<Array<string>>;
   failing: Array<number>;
 }
 

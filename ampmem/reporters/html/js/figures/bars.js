@@ -1,7 +1,8 @@
 /** Horizontal bars with their numbers beside them: real tables, so that they can be read without being seen. */
 import { make, named, paint } from "../common/dom.js";
 import { formatBytes, formatShare, formatSigned } from "../common/format.js";
-/** @import { CategoryView, CompositionView, InstantView, WaterfallView } from "../common/page.js" */
+/** @import { CategoryView, CompositionView, InstantView, PrecisionBar, PrecisionWords } from "../common/page.js" */
+/** @import { WaterfallView } from "../common/page.js" */
 
 /** @typedef {(key: string) => CategoryView|null} CategoryOf the category with this key */
 
@@ -158,4 +159,37 @@ export function waterfallBars(waterfall, categoryOf) {
     ...terms,
     end(waterfall.to, waterfall.end),
   ]);
+}
+
+/** @type {Array<"full"|"low"|"other">} */
+export const PRECISIONS = ["full", "low", "other"];
+
+/**
+ * One bar for each of `bars`, in parts by precision; the longest is as wide as there is room.
+ * @param {string} label
+ * @param {PrecisionBar[]} bars
+ * @param {PrecisionWords} words
+ * @param {(bar: PrecisionBar) => HTMLElement|string} nameOf
+ */
+export function precisionBars(label, bars, words, nameOf) {
+  /** @param {PrecisionBar} bar */
+  const size = (bar) => bar.full + bar.low + bar.other;
+  const most = Math.max(1, ...bars.map(size));
+  const rows = bars.map((bar) => {
+    let start = 0;
+    const pieces = PRECISIONS.filter((key) => bar[key]).map((key) => {
+      const part = piece(start, bar[key], most, null, `precision-${key}`);
+      part.title = `${words[key]}: ${formatBytes(bar[key])}`;
+      start += bar[key];
+      return part;
+    });
+    return make(
+      "tr",
+      {},
+      make("th", { scope: "row" }, nameOf(bar), bar.detail ? make("small", {}, bar.detail) : null),
+      track(...pieces),
+      make("td", { class: "number" }, make("b", {}, formatBytes(size(bar)))),
+    );
+  });
+  return barTable(label, rows);
 }

@@ -1,18 +1,28 @@
 /** The curves of a fit as a plotly figure. Pure: everything it needs comes in. */
 import { formatBytes, formatCount, plotlyText } from "../common/format.js";
 import { INKS } from "../common/theme.js";
-import { byteTicks } from "./view.js";
+import { byteTicks } from "./ticks.js";
 /** @import { CurveView, FitView } from "../common/page.js" */
 /** @import { Theme } from "../common/theme.js" */
 /** @import { Figure } from "./figures.js" */
 
-const HEADROOM = 1.12;
+const HEADROOM = 1.06;
 const FAR = 2;
 const BEYOND = 1.5;
+/** Curves that are as near as this part of the picture's height look like one. */
+const NEAR = 1 / 120;
+/** By how many curves lie under one: under dashes and smaller marks they are still seen. */
+const OVER = [
+  { dash: "solid", size: 10 },
+  { dash: "8px,8px", size: 7 },
+  { dash: "3px,9px", size: 4 },
+];
+/** Crosses of several arms are one above the other, by this part of what the line below them stands for. */
+const ROW = 0.04;
 
 /** @param {FitView} data */
 function largest(data) {
-  return Math.max(1, ...data.curves.flatMap((curve) => curve.allocated));
+  return Math.max(1, ...data.curves.flatMap((curve) => curve.reserved));
 }
 
 /**
@@ -25,26 +35,73 @@ export function capacityShown(data) {
 }
 
 /**
+ * The height of the line through the points of `curve`; null beside them.
  * @param {CurveView} curve
- * @param {string} argument
- * @param {Theme} theme
+ * @param {number} value
  */
-function curveOf(curve, argument, theme) {
+function heightAt({ values, reserved }, value) {
+  const after = values.findIndex((each) => each >= value);
+  if (after < 0) return null;
+  if (values[after] === value) return reserved[after];
+  if (after === 0) return null;
+  const part = (value - values[after - 1]) / (values[after] - values[after - 1]);
+  return reserved[after - 1] + part * (reserved[after] - reserved[after - 1]);
+}
+
+/**
+ * How many of the curves before `curve` most of its points lie on.
+ * @param {CurveView} curve
+ * @param {CurveView[]} curves
+ * @param {number} near in bytes
+ */
+export function countUnder(curve, curves, near) {
+  const before = curves.slice(0, curves.indexOf(curve));
+  return before.filter((other) => {
+    const on = curve.values.filter((value, i) => {
+      const height = heightAt(other, value);
+      return height !== null && Math.abs(height - curve.reserved[i]) <= near;
+    });
+    return on.length > curve.values.length / 2;
+  }).length;
+}
+
+/**
+ * @param {CurveView} curve
+ * @param {Theme} theme
+ * @param {number} under how many curves it lies on
+ */
+function reservedOf(curve, theme, under) {
+  const { dash, size } = OVER[Math.min(under, OVER.length - 1)];
   return {
     type: "scatter",
     mode: "lines+markers",
-    name: plotlyText(curve.arm),
+    name: plotlyText(curve.label),
+    legendgroup: curve.arm,
+    x: curve.values,
+    y: curve.reserved,
+    line: { color: curve[theme], width: 2.5, dash },
+    marker: { symbol: curve.symbol, size, color: curve[theme], line: { width: 1, color: INKS[theme].back } },
+    text: curve.texts.map((lines) => lines.map((line) => plotlyText(line)).join("<br>")),
+    hoverinfo: "text",
+  };
+}
+
+/**
+ * @param {CurveView} curve
+ * @param {Theme} theme
+ */
+function allocatedOf(curve, theme) {
+  return {
+    type: "scatter",
+    mode: "lines",
+    name: plotlyText(`${curve.arm} allocated`),
+    legendgroup: curve.arm,
+    showlegend: false,
     x: curve.values,
     y: curve.allocated,
-    line: { color: curve[theme], width: 2 },
-    marker: { symbol: curve.symbol, size: 9, color: curve[theme], line: { width: 1, color: INKS[theme].back } },
-    text: curve.values.map((value, i) =>
-      plotlyText(
-        `${curve.arm}, ${argument} ${formatCount(value)}: ${formatBytes(curve.allocated[i])} allocated, ` +
-          `${formatBytes(curve.reserved[i])} reserved`,
-      ),
-    ),
-    hoverinfo: "text",
+    opacity: 0.55,
+    line: { color: curve[theme], width: 1.2, dash: "dot" },
+    hoverinfo: "skip",
   };
 }
 
@@ -59,6 +116,7 @@ function failingOf(curve, argument, theme, height) {
     type: "scatter",
     mode: "markers",
     name: plotlyText(`${curve.arm} does not fit`),
+    legendgroup: curve.arm,
     showlegend: false,
     x: curve.failing,
     y: curve.failing.map(() => height),
@@ -127,7 +185,7 @@ function crossingsOf(data, theme) {
       xanchor: "left",
       yanchor: "bottom",
       showarrow: false,
-      text: plotlyText(`${arms.join(", ")}: less than fp32 from ${formatCount(to)}`),
+      text: plotlyText(`${arms.join(", ")}: less allocated than fp32 from ${formatCount(to)}`),
       font: { size: 12, color: ink.ink },
     })),
   };
@@ -142,7 +200,8 @@ function crossingsOf(data, theme) {
  */
 export function fitFigure(data, theme, width, height) {
   const ink = INKS[theme];
-  const most = (capacityShown(data) ? Math.max(data.capacity, largest(data)) : largest(data)) * HEADROOM;
+  const line = capacityShown(data) ? Math.max(data.capacity, largest(data)) : largest(data);
+  const most = line * (HEADROOM + ROW * data.curves.length);
   const ticks = byteTicks(most, 6);
   const capacity = capacityOf(data, theme);
   const crossings = crossingsOf(data, theme);
@@ -155,14 +214,16 @@ export function fitFigure(data, theme, width, height) {
   const axis = { gridcolor: ink.grid, zeroline: false, linecolor: ink.grid, tickfont: { size: 12, color: ink.quiet } };
   return {
     data: [
-      ...data.curves.map((curve) => curveOf(curve, data.argument, theme)),
-      ...failing.map((curve) => failingOf(curve, data.argument, theme, data.capacity ?? most)),
+      ...data.curves.map((curve) => allocatedOf(curve, theme)),
+      ...data.curves.map((curve) => reservedOf(curve, theme, countUnder(curve, data.curves, most * NEAR))),
+      ...failing.map((curve, i) => failingOf(curve, data.argument, theme, line * (1 + ROW * (i + 1)))),
     ],
     layout: {
       width,
       height,
       margin: { l: 72, r: 16, t: 10, b: 48 },
-      hovermode: "closest",
+      // Equal runs are all told at once.
+      hovermode: "x unified",
       dragmode: false,
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
@@ -172,6 +233,7 @@ export function fitFigure(data, theme, width, height) {
       xaxis: {
         ...axis,
         rangemode: "tozero",
+        showspikes: false,
         fixedrange: true,
         title: { text: plotlyText(data.argument), font: { size: 12 }, standoff: 8 },
       },

@@ -93,7 +93,8 @@ function block(title, ...parts) {
 export function showComparison(comparison, categoryOf) {
   if (!comparison) return showSection("comparison");
   const { labels, baseline } = comparison;
-  const bars = comparison.instants.map((instant) =>
+  // The peaks are in the verdict.
+  const bars = comparison.instants.slice(0, -1).map((instant) =>
     block(instant.name, stackedBars(instant, labels, baseline, categoryOf)),
   );
   const falls = comparison.waterfall.map((each) =>

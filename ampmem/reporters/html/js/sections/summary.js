@@ -53,6 +53,7 @@ function finding(item, jump) {
       { class: "finding-message" },
       make("span", { class: "severity" }, make("span", { "aria-hidden": "true", class: "sign" }, sign), word),
       make("strong", {}, item.message),
+      item.saves ? make("span", { class: "chip good" }, item.saves) : null,
     ),
     item.change
       ? make("p", { class: "change" }, make("span", { class: "quiet" }, "What to change: "), item.change)
@@ -80,6 +81,8 @@ function finding(item, jump) {
  */
 export function showFindings(run, jump) {
   fill(byId("findings"), ...run.findings.map((item) => finding(item, jump)));
+  const helps = run.findings.some((item) => item.severity !== "info");
+  byId("helps-title").textContent = helps ? "What would help" : "Worth knowing";
   byId("findings").hidden = run.findings.length === 0;
 }
 

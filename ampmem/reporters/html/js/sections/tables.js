@@ -1,4 +1,4 @@
-/** The sections of one run that are tables: peak, steps, static model, activations, casts. */
+/** The sections of one run that are tables: peak, steps, rule of thumb, casts. */
 import { fill, make, named, tableOf } from "../common/dom.js";
 import { formatBytes, formatCount, formatPerParameter, formatShare, formatSigned, worded } from "../common/format.js";
 import { compositionBars } from "../figures/bars.js";
@@ -14,7 +14,7 @@ const FEW = 10;
  * `rows` as a table that first shows a few of them.
  * @param {Table} table
  */
-function longTable(table, left = 0) {
+export function longTable(table, left = 0) {
   const box = make("div", {});
   const more = make("button", { type: "button" }, `Show all ${formatCount(table.rows.length)}`);
   const note = left
@@ -248,31 +248,6 @@ export function showStatic(run, categoryOf) {
       ),
     ),
     ...model.marks.map((mark) => markTable(mark, run.parameters, categoryOf)),
-  );
-}
-
-/** @param {RunView} run */
-export function showActivations(run) {
-  if (!run.activations.length) return showSection("activations");
-  const total = run.activations.reduce((sum, group) => sum + group.bytes, 0);
-  const rows = run.activations.map((group) => [
-    group.kind,
-    group.dtype || "?",
-    formatCount(group.tensors),
-    formatBytes(group.bytes),
-    formatShare(group.bytes, total),
-  ]);
-  const columns = [
-    { head: "Saved for", wide: true },
-    { head: "Type" },
-    { head: "Tensors", number: true },
-    { head: "Bytes", number: true },
-    { head: "Share", number: true },
-  ];
-  return showSection(
-    "activations",
-    make("p", { class: "quiet" }, `What autograd keeps at the end of forward: ${formatBytes(total)}.`),
-    longTable({ caption: "By what it is saved for", columns, rows }),
   );
 }
 

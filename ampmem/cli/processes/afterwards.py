@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ampmem.cli.processes.gpu_option import how_to_use_the_gpu
 from ampmem.cli.processes.messages import Audience
 from ampmem.errors import ModelElsewhere, NothingRecorded
+from ampmem.outputs import sized
 from ampmem.recorder.script import Target
 
 if TYPE_CHECKING:
@@ -45,11 +46,11 @@ def let_go(path: Path) -> str:
 
 def recorded(session: Session, path: Path, stopper: Stopper | None) -> str:
     """What was recorded, and how the script ended; ``stopper`` is what stopped it, if it was to be stopped."""
-    message = f"recorded {_steps(session)} in {path}"
+    message = f"recorded {_steps(session)} in {sized(path, session.options.path)}"
     if session.outcome.stopped_by:
         message += f"; then {session.outcome.stopped_by}"
     elif session.outcome.unfinished is not None:
-        message += " and what there was when the device ran out of memory; then the script ended"
+        message += ", and what there was when the device ran out of memory; then the script ended"
     elif session.outcome.recorded != session.options.steps:
         message += "; then the script ended"
     elif stopper is not None:
@@ -62,7 +63,7 @@ def recorded(session: Session, path: Path, stopper: Stopper | None) -> str:
 def _stopped(stopper: Stopper) -> str:
     """How the script took the stop."""
     if not stopper.caught:
-        return " and stopped the script (--run-to-end lets it finish)"
+        return ", and stopped the script (--run-to-end lets it finish)"
     caught = f"caught the stop {_times(stopper.caught)}, {_CATCHES},"
     if stopper.stopped:
         return f"; the script {caught} went on, and was then stopped at {stopper.line} (--run-to-end lets it finish)"
@@ -71,17 +72,18 @@ def _stopped(stopper: Stopper) -> str:
 
 def kept(session: Session, path: Path, stopper: Stopper) -> str:
     """What is left of a script that failed; removes a recording of nothing."""
+    there = sized(path, session.options.path)
     if stopper.caught:
         return (
-            f"recorded {_steps(session)} in {path}; the script caught the stop {_times(stopper.caught)}, {_CATCHES}, "
+            f"recorded {_steps(session)} in {there}; the script caught the stop {_times(stopper.caught)}, {_CATCHES}, "
             "went on, and then failed"
         )
     ended = f"{_steps(session)} that had ended"
     if session.outcome.unfinished is not None:
         before = f"{ended}, and " if session.outcome.recorded else ""
-        return f"the script failed: out of memory; {path} has {before}what there was until then (ampmem show {path})"
+        return f"the script failed: out of memory; {there} has {before}what there was until then (ampmem show {path})"
     if session.outcome.recorded:
-        return f"the script failed; {ended} are in {path} (ampmem show {path})"
+        return f"the script failed; {ended} are in {there} (ampmem show {path})"
     session.options.path.unlink(missing_ok=True)
     return "the script failed before a step had ended: nothing was recorded"
 
@@ -104,22 +106,12 @@ def show(recording: Path, audience: Audience) -> None:
     audience.show(TableReporter().render([report_of(recording)]))
 
 
-def show_shortage(recording: Path, page: Path | None, audience: Audience, *, quiet: bool, force: bool) -> None:
+def show_shortage(recording: Path, audience: Audience) -> None:
     """Say what the run died of that ran out of memory."""
     from ampmem.cli.show import report_of
     from ampmem.reporters.text.out_of_memory import render_out_of_memory
 
-    if not quiet:
-        audience.show(render_out_of_memory(report_of(recording).summary))
-    if page is not None:
-        write_page(recording, page, force=force)
-
-
-def write_page(recording: Path, page: Path, *, force: bool) -> None:
-    """Write the HTML report."""
-    from ampmem.reporters.html import write
-
-    write([recording], page, force=force)
+    audience.show(render_out_of_memory(report_of(recording).summary))
 
 
 def _times(count: int) -> str:

@@ -1,0 +1,34 @@
+"""What a file is that was taken for another: told by how it begins."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from ampmem.recording.layout import SUFFIX
+
+_PICKLES = tuple(bytes((0x80, protocol)) for protocol in range(2, 6))
+_DATABASE = b"SQLite format 3\0"
+
+
+def taken_for_recording(path: Path) -> str | None:
+    """What to do with a pickle, perhaps a memory snapshot of PyTorch's; ``None`` for any other file."""
+    if not _begins(path).startswith(_PICKLES):
+        return None
+    command = f"ampmem import {shlex.quote(str(path))} -o {shlex.quote(str(path.with_suffix(SUFFIX)))}"
+    return f"{path} is a pickle, and no recording; of a memory snapshot of PyTorch's this makes one: {command}"
+
+
+def taken_for_script(path: Path) -> str | None:
+    """What to do with a recording or a pickle; ``None`` for any other file."""
+    if _begins(path) == _DATABASE:
+        return f"{path} is a recording, and no script; this shows it: ampmem show {shlex.quote(str(path))}"
+    return taken_for_recording(path)
+
+
+def _begins(path: Path) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(len(_DATABASE))
+    except OSError:
+        return b""

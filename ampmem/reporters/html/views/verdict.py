@@ -1,0 +1,222 @@
+"""The verdict, for the page's first screen: the sentences, the peaks on one scale, and the way from one to the other.
+
+It is plain HTML, there before any script has run. Positions and widths are in per cent of their bar's track.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ampmem.analysis.answer import Answer, Change, Composition, Part, PeakOf, Verdict
+from ampmem.analysis.timeline.categories import CATEGORIES, Category
+from ampmem.reporters.html.palette import FILLS, Fill, label
+from ampmem.reporters.html.safety import MAX_PROSE, visible
+from ampmem.reporters.text.answer import capital, listed, when, wording
+from ampmem.reporters.text.words import signed
+from ampmem.units import format_apart, format_bytes
+
+_HATCHES = {"/": "slashes", ".": "dots"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paint:
+    """How a category looks, as a style and as classes of the page."""
+
+    style: str
+    classes: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A part of a bar; without ``paint`` it is grey. ``name`` is a class of its own."""
+
+    left: float
+    width: float
+    title: str = ""
+    paint: Paint | None = None
+    name: str = ""
+
+    @property
+    def style(self) -> str:
+        """Its place and colour."""
+        place = f"left: {self.left:.3f}%; width: {self.width:.3f}%"
+        return place if self.paint is None else f"{place}; {self.paint.style}"
+
+    @property
+    def classes(self) -> str:
+        """What it looks like."""
+        return " ".join(filter(None, ("piece", self.name, "" if self.paint is None else self.paint.classes)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One row: a label, a bar, and how it reads; ``note`` stands in the place of a bar."""
+
+    label: str
+    value: str = ""
+    change: str = ""
+    note: str = ""
+    pieces: tuple[Piece, ...] = ()
+    whole: bool = False
+    paint: Paint | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waterfall:
+    """From the baseline's peak to that under autocast; ``when`` says which instants those are."""
+
+    title: str
+    when: str
+    rows: tuple[Bar, ...]
+    unchanged: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictView:
+    """All of it; ``legend`` has the categories that the bars show."""
+
+    headline: str
+    why: str
+    more: str
+    when: str
+    bars: tuple[Bar, ...]
+    legend: tuple[Bar, ...]
+    waterfall: Waterfall | None
+
+
+def verdict_view(verdict: Verdict) -> VerdictView:
+    """What the page opens with."""
+    words = wording(verdict)
+    known = [item for item in verdict.compositions if item is not None]
+    return VerdictView(
+        headline=visible(words.headline, MAX_PROSE) + ".",
+        why=visible(f"{capital(words.why)}." if words.why else "", MAX_PROSE),
+        more=visible(" ".join(words.more), MAX_PROSE),
+        when=visible(_instants([item.peak for item in known])),
+        bars=tuple(_bars(verdict)),
+        legend=tuple(_legend(known)),
+        waterfall=None if verdict.answer is None or verdict.unsound else _waterfall(verdict.answer),
+    )
+
+
+def _instants(peaks: Sequence[PeakOf]) -> str:
+    """``all in backward, on one scale`` where they are in one phase; at which op, if that is one, too."""
+    if len(peaks) == 1:
+        return when(peaks[0])
+    phases, ops = {peak.phase for peak in peaks}, {peak.op for peak in peaks}
+    return f"all {when(peaks[0], where=len(ops) == 1)}, on one scale" if len(phases) == 1 else "on one scale"
+
+
+def _bars(verdict: Verdict) -> Iterable[Bar]:
+    most = max((item.peak.bytes for item in verdict.compositions if item is not None), default=0) or 1
+    for name, item, same in zip(verdict.labels, verdict.compositions, verdict.same_as, strict=True):
+        shown = visible(name)
+        if item is None:
+            yield Bar(label=shown, note="nothing was recorded")
+        elif same is not None:
+            yield Bar(label=shown, note=f"the same as {visible(verdict.labels[same])}")
+        else:
+            yield _bar(shown, item, most, verdict.answer)
+
+
+def _bar(name: str, item: Composition, most: int, answer: Answer | None) -> Bar:
+    size = item.peak.bytes
+    difference = 0 if answer is None else size - answer.baseline.bytes
+    # The baseline reads as it does beside the peak under autocast.
+    other = size if answer is None else answer.baseline.bytes if difference else answer.mixed.bytes
+    end = "out of memory" if item.short else "failed" if item.failed else ""
+    return Bar(
+        label=name,
+        value=format_apart(size, other)[0],
+        change=end or (signed(difference) if difference else ""),
+        pieces=tuple(_stacked(item.parts, most)),
+    )
+
+
+def _stacked(parts: Iterable[Part], whole: int) -> Iterable[Piece]:
+    """The parts one after the other, in the order in which the timeline stacks them."""
+    start = 0
+    for part in sorted(parts, key=lambda part: CATEGORIES.index(part.category)):
+        yield _piece(start, part.bytes, whole, part.category)
+        start += part.bytes
+
+
+def _piece(start: int, size: int, whole: int, category: Category, name: str = "") -> Piece:
+    return Piece(
+        left=100 * start / whole,
+        width=100 * size / whole,
+        title=f"{label(category)}: {format_bytes(size)}",
+        paint=_paint(category),
+        name=name,
+    )
+
+
+def _paint(category: Category) -> Paint:
+    fill: Fill = FILLS[category]
+    style = f"--fill: light-dark({fill.light}, {fill.dark})"
+    return Paint(style=style, classes=f"fill {_HATCHES.get(fill.pattern, '')}".rstrip())
+
+
+def _legend(known: Sequence[Composition]) -> Iterable[Bar]:
+    sizes = {part.category: part.bytes for item in known for part in item.parts}
+    for category in CATEGORIES:
+        if category in sizes:
+            value = format_bytes(sizes[category]) if len(known) == 1 else ""
+            yield Bar(label=label(category), value=value, paint=_paint(category))
+
+
+def _waterfall(answer: Answer) -> Waterfall:
+    before, after = answer.baseline, answer.mixed
+    if answer.same_phase:
+        instants = f"at the peaks, both {when(before, where=before.op == after.op)}"
+    else:
+        instants = f"between two instants: {before.label} {when(before)}, {after.label} {when(after)}"
+    return Waterfall(
+        title=visible(f"From {before.label} to {after.label}"),
+        when=visible(instants),
+        rows=tuple(_falls(answer)),
+        unchanged=_unchanged(answer.unchanged),
+    )
+
+
+def _falls(answer: Answer) -> Iterable[Bar]:
+    """In stacking order, so that a bar's colour is where the eye looks for it; the ends are whole."""
+    before, after = answer.baseline, answer.mixed
+    changes = sorted(answer.changes, key=lambda change: CATEGORIES.index(change.category))
+    whole = _highest(before.bytes, changes)
+    texts = format_apart(before.bytes, after.bytes)
+    yield _end(before, texts[0], whole)
+    now = before.bytes
+    for change in changes:
+        size = change.difference
+        piece = _piece(min(now, now + size), abs(size), whole, change.category, "less" if size < 0 else "more")
+        yield Bar(
+            label=label(change.category),
+            value=signed(size),
+            pieces=(piece,),
+            paint=_paint(change.category),
+        )
+        now += size
+    yield _end(after, texts[1], whole)
+
+
+def _end(peak: PeakOf, text: str, whole: int) -> Bar:
+    piece = Piece(left=0, width=100 * peak.bytes / whole, name="whole")
+    return Bar(label=visible(peak.label), value=text, pieces=(piece,), whole=True)
+
+
+def _highest(start: int, changes: Iterable[Change]) -> int:
+    """The most that the way from one end to the other comes to."""
+    now = most = start
+    for change in changes:
+        now += change.difference
+        most = max(most, now)
+    return max(1, most)
+
+
+def _unchanged(changes: Sequence[Change]) -> str:
+    if not changes:
+        return ""
+    names = listed([label(change.category).lower() for change in changes])
+    return f"{capital(names)}: no change, {format_bytes(sum(change.before for change in changes))}."

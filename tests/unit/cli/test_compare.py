@@ -1,0 +1,90 @@
+"""``ampmem compare`` without a run: the names of its recordings, and what is said meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from build import ARM, small_run, write
+from command_line import ampmem_here
+
+from ampmem.cli.processes.launch import Ended
+from ampmem.cli.processes.messages import StepEnded
+from ampmem.units import format_bytes
+
+FAILED = Ended(code=3, said=None, tail=("its last line",))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a script; what ``ampmem compare`` starts there only writes a recording, or fails for ``amp``."""
+
+    def run(arguments: Sequence[str], on_step: Callable[[StepEnded], None]) -> Ended:
+        path, arm = Path(arguments[arguments.index("-o") + 1]), arguments[arguments.index("--arm") + 1]
+        if path.exists():  # it was claimed, for this run to replace
+            assert path.read_bytes() == b"" and "--force" in arguments
+        if arm == "amp":
+            return FAILED
+        path.unlink(missing_ok=True)
+        write(path, replace(small_run().recording(), arm=replace(ARM, name=arm)))
+        on_step(StepEnded(done=1, wanted=1))
+        return Ended(code=0, said=None, tail=())
+
+    monkeypatch.setattr("ampmem.cli.processes.launch.run", run)
+    (tmp_path / "train.py").write_text("raise AssertionError('it ran')")
+    return tmp_path
+
+
+def compare(folder: Path, *options: str) -> tuple[int, list[str]]:
+    code, _, said = ampmem_here(folder, "compare", "--no-times", *options, "train.py")
+    return code, said.splitlines()
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} - {"train.py"}
+
+
+def test_one_number_for_all_recordings_of_a_comparison(here: Path) -> None:
+    first = {"train.as-is.ampmem", "train.fp32.ampmem"}
+    assert compare(here, "--arms", "as-is,fp32")[0] == 0
+    assert names(here) == first
+    (here / "train.2.amp-nocache.ampmem").write_text("of another day")
+    code, said = compare(here, "--arms", "fp32,amp-nocache")
+    second = {"train.3.fp32.ampmem", "train.3.amp-nocache.ampmem"}
+    assert names(here) == first | second | {"train.2.amp-nocache.ampmem"}
+    assert code == 0
+    taken = "train.fp32.ampmem exists already (--force replaces it)"
+    assert said[0] == f"ampmem: recording to train.3.fp32.ampmem, train.3.amp-nocache.ampmem; {taken}"
+    size = format_bytes((here / "train.3.fp32.ampmem").stat().st_size)
+    assert said[1].startswith("1 of 2: fp32: 2 steps, peak ") and f", in train.3.fp32.ampmem, {size}" in said[1]
+    assert said[2].startswith("2 of 2: amp-nocache: 2 steps, peak ")
+    assert len(said) == 3
+
+
+def test_a_run_that_fails_leaves_no_empty_recording(here: Path) -> None:
+    code, said = compare(here, "--arms", "amp,fp32")
+    assert code == 1
+    assert said[:2] == ["1 of 2: amp: failed: exit code 3", "    its last line"]
+    assert names(here) == {"train.fp32.ampmem"}
+
+
+def test_an_interrupted_comparison_leaves_no_empty_recording(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> Ended:
+        assert names(here) == {"train.fp32.ampmem", "train.amp.ampmem"}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ampmem.cli.processes.launch.run", interrupted)
+    code, said = compare(here, "--arms", "fp32,amp")
+    assert (code, said) == (130, ["ampmem: recordings that are there: none", "ampmem: interrupted"])
+    assert names(here) == set()
+
+
+def test_force_takes_the_first_names(here: Path) -> None:
+    for name in ("train.fp32.ampmem", "train.amp.ampmem", "train.2.fp32.ampmem"):
+        (here / name).write_text("of another day")
+    assert compare(here, "--arms", "fp32,amp", "--force")[0] == 1
+    assert names(here) == {"train.fp32.ampmem", "train.2.fp32.ampmem"}
+    assert (here / "train.fp32.ampmem").read_bytes().startswith(b"SQLite")
+    assert (here / "train.2.fp32.ampmem").read_text() == "of another day"

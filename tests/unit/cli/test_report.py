@@ -1,0 +1,57 @@
+"""``ampmem report``: where the page goes, what is said of it, and who opens it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from build import small_run, write
+from command_line import ampmem_here, refused
+
+from ampmem.cli.report import beside
+from ampmem.units import format_bytes
+
+
+@pytest.mark.parametrize(
+    ("files", "page"),
+    [
+        (["gpt.ampmem"], "gpt.html"),
+        (["runs/gpt.2.ampmem"], "runs/gpt.2.html"),
+        (["train.fp32.ampmem", "train.amp.ampmem", "train.amp-nocache.ampmem"], "train.html"),
+        (["a/train.2.fp32.ampmem", "b/train.2.amp.ampmem"], "a/train.2.html"),
+        (["before.ampmem", "after.ampmem"], "before.html"),
+        (["train.ampmem", "trainer.ampmem"], "train.html"),
+        (["same.ampmem", "other/same.ampmem"], "same.html"),
+        (["no-suffix"], "no-suffix.html"),
+    ],
+)
+def test_the_page_lies_beside_the_first_recording(files: list[str], page: str) -> None:
+    assert beside([Path(file) for file in files]) == Path(page)
+
+
+def test_the_page_is_named_with_its_size_and_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    write(tmp_path / "runs" / "gpt.ampmem", small_run().recording())
+    page = tmp_path / "runs" / "gpt.html"
+    code, stdout, said = ampmem_here(tmp_path, "report", "runs/gpt.ampmem")
+    assert (code, stdout, said) == (0, "", f"ampmem: wrote runs/gpt.html, {format_bytes(page.stat().st_size)}\n")
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    page.write_text("precious")
+    assert "runs/gpt.html exists already" in refused(tmp_path, "report", "runs/gpt.ampmem")
+    assert page.read_text() == "precious"
+    assert ampmem_here(tmp_path, "report", "--force", "runs/gpt.ampmem")[0] == 0
+    assert page.read_text().startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.parametrize("there_is_one", [True, False])
+def test_a_browser_opens_the_page_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there_is_one: bool
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda address: asked.append(address) or there_is_one)
+    write(tmp_path / "a run.ampmem", small_run().recording())
+    code, _, said = ampmem_here(tmp_path, "report", "--open", "a run.ampmem")
+    assert code == 0
+    assert asked == [f"{tmp_path.as_uri()}/a%20run.html"]
+    rest = said.splitlines()[1:]
+    assert rest == ([] if there_is_one else ["ampmem: no browser could be started here; open a run.html in one"])

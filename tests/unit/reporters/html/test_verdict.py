@@ -1,0 +1,120 @@
+"""What the page opens with: bars that are as long as their bytes, and nothing that needs a script."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from build import ARM, RUN, Story
+
+from ampmem.analysis.answer import Verdict, verdict_of, verdict_of_one
+from ampmem.analysis.compare import Entry, compare, entry_of
+from ampmem.events import ArmRecord, Fact, Phase, Recording
+from ampmem.reporters.html.page.template import filled
+from ampmem.reporters.html.views.verdict import VerdictView, verdict_view
+
+FP32 = ArmRecord(name="fp32", dtype=None, cache=None, scaler=False)
+NO_CACHE = replace(ARM, name="amp-nocache", cache=False)
+
+
+def run(arm: ArmRecord, activations: int, copies: int = 0) -> Recording:
+    """A parameter of 4,000 bytes, so much of activations and of copies of weights, and the gradient."""
+    story = Story()
+    story.parameter(0x1000, "weight", 1000)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    if copies:
+        story.alloc(0x2000, copies)
+        story.fact(Fact.CAST_COPY, 0x2000, "weight")
+    story.alloc(0x3000, activations)
+    story.fact(Fact.SAVED, 0x3000, "aten::mm")
+    story.enter(Phase.BACKWARD)
+    story.alloc(0x4000, 4000)
+    story.fact(Fact.GRADIENT, 0x4000, "weight")
+    story.enter(Phase.OPTIMIZER)
+    story.end()
+    return story.recording(run=RUN, arm=arm)
+
+
+THREE = run(FP32, 12_000), run(ARM, 6000, 2000), run(NO_CACHE, 6000, 2000)
+
+
+def verdict(*recordings: Recording) -> Verdict:
+    return verdict_of(compare([entry_of(recording) for recording in recordings]))
+
+
+@pytest.fixture(scope="module")
+def view() -> VerdictView:
+    return verdict_view(verdict(*THREE))
+
+
+def test_bars_are_as_long_as_their_bytes(view: VerdictView) -> None:
+    fp32, amp, _ = view.bars
+    assert [(piece.left, piece.width) for piece in fp32.pieces] == [(0, 20), (20, 20), (40, 60)]
+    assert [(piece.left, piece.width) for piece in amp.pieces] == [(0, 20), (20, 20), (40, 10), (50, 30)]
+    assert [piece.title.split(":")[0] for piece in amp.pieces] == [entry.label for entry in view.legend]
+    assert (fp32.value, fp32.change, amp.value, amp.change) == ("19.5 KiB", "", "15.6 KiB", "-3.9 KiB")
+
+
+def test_equal_recordings_are_one_bar(view: VerdictView) -> None:
+    last = view.bars[-1]
+    assert (last.label, last.note, last.pieces) == ("amp-nocache", "the same as amp", ())
+
+
+def test_each_step_of_the_waterfall_begins_where_the_last_ended(view: VerdictView) -> None:
+    fall = view.waterfall
+    assert fall is not None
+    start, *steps, end = fall.rows
+    now = start.pieces[0].width
+    for step in steps:
+        (piece,) = step.pieces
+        before, after = (
+            (piece.left + piece.width, piece.left)
+            if piece.name == "less"
+            else (
+                piece.left,
+                piece.left + piece.width,
+            )
+        )
+        assert before == pytest.approx(now)
+        now = after
+    assert now == pytest.approx(end.pieces[0].width)
+    assert [step.label for step in steps] == ["Cast copies", "Activations"]
+    assert fall.when == "at the peaks, both in backward"
+    assert fall.unchanged == "Parameters and gradients: no change, 7.8 KiB."
+
+
+def test_a_single_recording_has_its_sizes_in_the_legend() -> None:
+    shown = verdict_view(verdict_of_one(entry_of(THREE[1]).summary))
+    assert [(entry.label, entry.value) for entry in shown.legend] == [
+        ("Parameters", "3.9 KiB"),
+        ("Gradients", "3.9 KiB"),
+        ("Cast copies", "2.0 KiB"),
+        ("Activations", "5.9 KiB"),
+    ]
+    assert shown.waterfall is None
+    assert shown.headline == "The peak is 15.6 KiB, in backward of step 0."
+
+
+def test_a_recording_of_nothing_has_no_bar() -> None:
+    nothing = Entry(label="amp", summary=None, failure="killed by SIGKILL")
+    shown = verdict_view(verdict_of(compare([entry_of(THREE[0]), nothing])))
+    assert [(bar.label, bar.note) for bar in shown.bars] == [("fp32", ""), ("amp", "nothing was recorded")]
+
+
+def test_names_are_text() -> None:
+    hostile = "<img src=x onerror=alert(1)>\u202e"
+    recordings = [replace(entry_of(recording), label=f"{hostile}{i}") for i, recording in enumerate(THREE)]
+    html = filled("verdict.html", verdict=verdict_view(verdict_of(compare(recordings))))
+    assert "<img" not in html
+    assert "\u202e" not in html
+    assert "&lt;img src=x onerror=alert(1)&gt;\\u202e0" in html
+
+
+def test_it_is_whole_without_a_script(view: VerdictView) -> None:
+    html = filled("verdict.html", verdict=view)
+    assert "<script" not in html
+    words = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", html))
+    for said in ("Mixed precision takes the peak from 19.5 to 15.6 KiB, -20 %, not to half.", "the same as amp"):
+        assert said in words
