@@ -236,7 +236,7 @@ const header = {
   texts: ["", "h.0.weight", "h.0", "aten::mm", "__proto__", "bfloat16"],
   frames: ["/x/train.py:9 main", "/site-packages/torch/nn/linear.py:1 forward"],
   stacks: [[], [0, 1]],
-  shapes: ["", "8×128", "scalar"],
+  shapes: ["", "[8, 128]", "[]"],
   kinds: {
     category: [0, 1, 1],
     bytes: [100, 400, 8],

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.jsonable import Json
 from ampmem.events import Column
-from ampmem.names import shape_of
 from ampmem.reporters.html.safety import distinct
 
 _LARGEST = 1 << 62
@@ -20,7 +19,7 @@ _LARGEST = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kinds:
-    """One entry per kind; ``name`` to ``stack``, ``dtype`` and ``shape`` are text ids, ``phase`` that of the birth."""
+    """One entry per kind; names, stacks, types and shapes are text ids, ``phase`` is that of the birth."""
 
     category: Column
     bytes: Column
@@ -118,7 +117,7 @@ def tables_of(kinds: Kinds, texts: Sequence[str]) -> Tables:
         texts=distinct(texts[index] for index in used),
         frames=distinct(frames),
         stacks=indices,
-        shapes=[_shown(texts[index]) for index in shapes],
+        shapes=[texts[index] for index in shapes],
         name=name,
         module=module,
         op=op,
@@ -126,12 +125,6 @@ def tables_of(kinds: Kinds, texts: Sequence[str]) -> Tables:
         stack=stack,
         shape=shape,
     )
-
-
-def _shown(text: str) -> str:
-    """A shape as the page shows it: ``8×128``."""
-    shape = shape_of(text)
-    return "" if shape is None else "×".join(map(str, shape)) or "scalar"
 
 
 def kinds_header(kinds: Kinds, texts: Sequence[str]) -> dict[str, Json]:

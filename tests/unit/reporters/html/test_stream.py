@@ -110,11 +110,11 @@ def test_a_kind_says_all_that_the_tables_say_of_an_allocation() -> None:
     ]
     assert sorted(told, key=repr) == sorted(expected, key=repr)
     assert any(stack for *_, stack, _, _ in told)
-    assert {kind[-2:] for kind in told} == {("float32", "10×25"), ("float32", "scalar"), (None, "")}
+    assert {kind[-2:] for kind in told} == {("float32", "[10, 25]"), ("float32", "[]"), (None, "")}
 
 
 def shown(shape: tuple[int, ...] | None) -> str:
-    return "" if shape is None else "×".join(map(str, shape)) or "scalar"
+    return "" if shape is None else str([*shape])
 
 
 def test_temporaries_know_the_phase_of_their_birth() -> None:
@@ -340,7 +340,7 @@ def test_tables_begin_with_the_empty_text() -> None:
     kinds = Kinds(**columns, stack=one * 2, dtype=one * 3, shape=one * 4)
     tables = tables_of(kinds, texts)
     assert tables.texts == ["", "x", "float32"]
-    assert (tables.shapes, tables.dtype.tolist(), tables.shape.tolist()) == (["", "2×3"], [2], [1])
+    assert (tables.shapes, tables.dtype.tolist(), tables.shape.tolist()) == (["", "[2, 3]"], [2], [1])
     assert tables.frames == ["a.py:1 f", "b.py:2 g"]
     assert tables.stacks == [[], [0, 1]]
     assert (tables.name.tolist(), tables.stack.tolist()) == ([1], [1])

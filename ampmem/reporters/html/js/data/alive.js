@@ -1,4 +1,5 @@
 /** Allocations of a run as rows: for the table, the module tree and the stack tree. */
+import { formatShape } from "../common/format.js";
 import { isLibraryFrame } from "./frames.js";
 /** @import { CategoryView } from "../common/page.js" */
 /** @import { KindsHeader } from "./stream.js" */
@@ -42,6 +43,7 @@ export class Kinds {
     this.header = header;
     this.categories = categories;
     this.count = header.kinds.bytes.length;
+    this.shapes = header.shapes.map(formatShape);
   }
 
   /**
@@ -57,7 +59,7 @@ export class Kinds {
    * @param {number} kind
    */
   shape(kind) {
-    return this.header.shapes[this.header.kinds.shape[kind]] ?? "";
+    return this.shapes[this.header.kinds.shape[kind]] ?? "";
   }
 
   /** @param {number} kind */
@@ -184,7 +186,7 @@ export function kindMatcher(kinds, query) {
     const frames = hitsOf(header.frames, word);
     const stacks = header.stacks.map((stack) => stack.some((frame) => frames[frame]));
     const labels = kinds.categories.map((each) => each.label.toLowerCase().includes(word));
-    const shapes = hitsOf(header.shapes, word.replace(/(?<=\d)x(?=\d)/g, "×"));
+    const shapes = hitsOf(kinds.shapes, word.replace(/(?<=\d)x(?=\d)/g, "×"));
     const columns = [header.kinds.name, header.kinds.module, header.kinds.op, header.kinds.dtype];
     return (/** @type {number} */ kind) =>
       columns.some((column) => texts[column[kind]]) ||

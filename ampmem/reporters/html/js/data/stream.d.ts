@@ -24,7 +24,7 @@ export interface SegmentColumns {
   pages: number[];
 }
 
-/** What every packed stream begins with; `stacks` are indices into `frames`, outermost first; shapes are `8×128`. */
+/** What every packed stream begins with; `stacks` are indices into `frames`, outermost first; shapes are `[8, 128]`. */
 export interface KindsHeader {
   texts: string[];
   frames: string[];

@@ -158,6 +158,6 @@ export function showAddresses(segments, where, told, theme) {
   const kind = few ? "" : " Too many blocks for bars: every cell shows what has most of it.";
   byId("addresses-note").textContent =
     `All ${formatCount(starts.length)} segments end to end, ${formatBytes(width)} a row; ticks mark where a segment starts. Hatched grey is reserved but free: ${formatBytes(free)}.${kind}`;
-  const drawn = { width, inner, rowHeight: ROW_HEIGHT, cut: (/** @type {Piece} */ piece) => cutPieces([piece], width) };
-  fill(body, new BlockPicker(canvas, layout, drawn, told, theme).frame);
+  const drawn = { width, rowHeight: ROW_HEIGHT, cut: (/** @type {Piece} */ piece) => cutPieces([piece], width) };
+  fill(body, new BlockPicker(canvas, layout, drawn, told).frame);
 }

@@ -1,16 +1,13 @@
 /** The blocks of the address map under the mouse and the keyboard: what is said of one, and which one it is. */
-import { byId, make } from "../common/dom.js";
+import { byId, fill, make } from "../common/dom.js";
 import { formatBytes, formatCount } from "../common/format.js";
-import { given } from "../common/given.js";
-import { INKS } from "../common/theme.js";
 /** @import { StepView } from "../common/page.js" */
-/** @import { Theme } from "../common/theme.js" */
 /** @import { Kinds } from "../data/alive.js" */
 /** @import { CategoryOf } from "./bars.js" */
 /** @import { Cut, Layout, Piece } from "./addresses.js" */
 
 /** @typedef {{kinds: Kinds, steps: StepView[], categoryOf: CategoryOf}} Told what is known of a run's blocks */
-/** @typedef {{width: number, inner: number, rowHeight: number, cut: (piece: Piece) => Cut[]}} Drawn how the map lies */
+/** @typedef {{width: number, rowHeight: number, cut: (piece: Piece) => Cut[]}} Drawn how the map lies: bytes in a row */
 
 const HINT = "Point at a block to see what it is; click it to see its allocation in the table.";
 
@@ -81,16 +78,12 @@ export class BlockPicker {
    * @param {Layout} layout
    * @param {Drawn} drawn
    * @param {Told} told
-   * @param {Theme} theme
    */
-  constructor(canvas, layout, drawn, told, theme) {
+  constructor(canvas, layout, drawn, told) {
     this.pieces = layout.pieces;
     this.drawn = drawn;
     this.told = told;
-    this.theme = theme;
-    this.mark = make("canvas", { class: "mark", "aria-hidden": "true" });
-    this.mark.width = canvas.width;
-    this.mark.height = canvas.height;
+    this.mark = make("div", { "aria-hidden": "true" });
     this.said = byId("addresses-readout");
     this.said.textContent = this.pieces.length ? HINT : "";
     this.frame = make(
@@ -163,20 +156,20 @@ export class BlockPicker {
   #choose(at) {
     if (at === this.#at) return;
     this.#at = at;
-    const context = given(this.mark.getContext("2d"));
-    context.clearRect(0, 0, this.mark.width, this.mark.height);
     const piece = this.pieces[at];
     this.said.textContent = piece ? blockText(piece, this.told) : HINT;
     this.frame.setAttribute("aria-valuenow", String(Math.max(1, at + 1)));
     this.frame.setAttribute("aria-valuetext", this.said.textContent);
-    if (!piece) return;
-    const { inner, rowHeight } = this.drawn;
-    context.setTransform(this.mark.width / inner, 0, 0, this.mark.width / inner, 0, 0);
-    context.strokeStyle = INKS[this.theme].outline;
-    context.lineWidth = 2;
-    for (const { row, left, width } of this.drawn.cut(piece)) {
-      context.strokeRect(left * inner + 1, row * rowHeight, Math.max(2, width * inner - 2), rowHeight - 2);
-    }
+    fill(this.mark, ...(piece ? this.drawn.cut(piece).map((each) => this.#markOf(each)) : []));
+  }
+
+  /** @param {Cut} cut */
+  #markOf({ row, left, width }) {
+    const mark = make("span", { class: "mark" });
+    const { rowHeight } = this.drawn;
+    Object.assign(mark.style, { left: `${100 * left}%`, width: `${100 * width}%`, top: `${row * rowHeight}px` });
+    mark.style.height = `${rowHeight - 2}px`;
+    return mark;
   }
 
   /** Has the table show the allocation in the chosen block. */
