@@ -79,7 +79,10 @@ class Page {
       () => this.#place(),
       (there) => this.#follow(there).catch(trouble),
     );
-    this.list = new LiveList(() => this.link.jump("allocations"));
+    this.list = new LiveList(
+      (index) => this.timeline.pin(index),
+      () => this.link.jump("allocations"),
+    );
     this.timeline = new Timeline(plotly, data, {
       pinned: (index) => this.#pinned(index),
       read: (index, title) => this.#read(index, title),

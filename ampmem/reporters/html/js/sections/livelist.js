@@ -34,6 +34,7 @@ export function eventInWords(kinds, { kind, free }) {
 }
 
 export class LiveList {
+  #pin;
   #show;
   /** @type {Kinds|null} */
   #kinds = null;
@@ -49,8 +50,12 @@ export class LiveList {
   #limit = LISTED;
   #category = byId("live-category", HTMLSelectElement);
 
-  /** @param {() => void} show brings the table of allocations into view */
-  constructor(show) {
+  /**
+   * @param {(index: number) => void} pin makes the rest of the page show an instant
+   * @param {() => void} show brings the table of allocations into view
+   */
+  constructor(pin, show) {
+    this.#pin = pin;
     this.#show = show;
     this.#category.addEventListener("change", () => this.#draw(LISTED));
     byId("live-more").addEventListener("click", () => this.#draw(this.#limit + LISTED));
@@ -183,6 +188,7 @@ export class LiveList {
     lead.addEventListener("click", () => {
       const label = `${nameOf(kinds, kind) || category}, ${formatBytes(bytes)}`;
       const keep = (/** @type {number} */ each) => each === kind;
+      this.#pin(this.#index);
       document.dispatchEvent(new CustomEvent("narrow", { detail: { label, keep } }));
       this.#show();
     });
