@@ -78,8 +78,8 @@ def show(
     Several recordings are laid side by side. What else there is to see, the options below add.
 
     On a terminal the tables are as wide as it is, from 60 columns to 160; in a pipe or a file, 100. What is too wide
-    gives way in this order: names are cut in the middle; columns are left out, bytes per parameter and times first;
-    recordings that were side by side follow one another. There is colour on a terminal only, unless NO_COLOR is set.
+    gives way in this order: names are cut in the middle; columns are left out; recordings that were side by side
+    follow one another. There is colour on a terminal only, unless NO_COLOR is set or TERM is dumb.
     """
     details = EVERYTHING if everything else frozenset(detail for detail in Detail if chosen[detail.replace("-", "_")])
     layout = layout_for(sys.stdout)

@@ -21,11 +21,11 @@ class Detail(StrEnum):
 WHAT = {
     Detail.MARKS: "the categories after forward, after backward and after the update",
     Detail.STATIC_MODEL: "the rule of thumb for static memory, and what explains the rest",
-    Detail.ACTIVATIONS: "what activations under autocast were saved for, and their types",
+    Detail.ACTIVATIONS: "what activations under autocast were saved for, what made them, and their types",
     Detail.CASTS: "the ledger of the copies that autocast makes",
     Detail.MODULES: "the modules with the most bytes",
     Detail.LARGEST: "the largest allocations at the peak, with the script's lines",
-    Detail.LOSSES: "of several recordings, the loss of each step",
+    Detail.LOSSES: "the loss of each step, of several recordings",
     Detail.EVIDENCE: "what shows each finding",
 }
 
