@@ -50,6 +50,15 @@ def not_modelled(what: str) -> str:
     return f"not modelled: {what}"
 
 
+NO_TIMES = "the snapshot has no times: events are a microsecond apart"
+"""The note of a recording whose times only order its events."""
+
+
+def has_times(notes: Sequence[str]) -> bool:
+    """Whether the times of a recording with these ``notes`` were measured."""
+    return NO_TIMES not in notes
+
+
 _WARNING = "warning: "
 
 

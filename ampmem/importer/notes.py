@@ -9,6 +9,7 @@ from ampmem.importer.frames import Reading
 from ampmem.importer.infer import Conclusions
 from ampmem.importer.phases import Course
 from ampmem.importer.replay import BEFORE, TracedBlocks
+from ampmem.names import NO_TIMES
 from ampmem.units import format_bytes, format_count
 
 
@@ -93,7 +94,7 @@ def _types(found: Conclusions) -> list[str]:
 def _clock(snapshot: DeviceSnapshot) -> list[str]:
     notes = []
     if not snapshot.timed:
-        notes.append("the snapshot has no times: events are a microsecond apart")
+        notes.append(NO_TIMES)
     if snapshot.unknown:
         notes.append(f"{format_count(snapshot.unknown)} events are of a kind that this version of ampmem does not know")
     return notes

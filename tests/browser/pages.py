@@ -48,7 +48,9 @@ class Tab:
         self.page.on("request", lambda request: self._requests.append(request.url))
         self.page.add_init_script(WATCH)
 
-    def open(self, path: Path, *, width: int = 1440, height: int = 1000, theme: str = "light") -> Any:
+    def open(
+        self, path: Path, *, width: int = 1440, height: int = 1000, theme: str = "light", fragment: str = ""
+    ) -> Any:
         """Opens the page at ``path`` as in a new browser, and waits until it is drawn."""
         self.check()
         self._requests.clear()
@@ -56,7 +58,10 @@ class Tab:
         self.page.set_viewport_size({"width": width, "height": height})
         self.page.emulate_media(media="screen", color_scheme=theme)
         shutil.copyfile(path, self._file)
-        self.page.goto(self._file.as_uri())
+        if fragment:
+            # To go from one fragment to another would not load the page again.
+            self.page.goto("about:blank")
+        self.page.goto(self._file.as_uri() + fragment)
         self.page.wait_for_selector("html[data-drawn]", state="attached", timeout=WAIT_MS)
         return self.page
 

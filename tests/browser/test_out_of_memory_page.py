@@ -6,10 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from failures import late_zero_grad
 from pages import Open, Written, written
 from story import long_run
 
 from ampmem.allocator.shortage import pack
+from ampmem.analysis.findings.remedies import remedies
+from ampmem.analysis.summary import summary_of
 from ampmem.events import OomRecord, Phase, Recording
 from ampmem.units import format_bytes, format_count
 from ampmem.vocabulary import SourceKind
@@ -72,13 +75,28 @@ def test_the_section_has_the_numbers_and_leads_to_the_instant(open_page: Open, f
     assert f"event {format_count(at)} · step 2 · forward" in page.locator("#readout-where").inner_text()
     assert page.locator("#readout-exact").inner_text() == format_count(sum(live.values()))
     assert page.evaluate("document.activeElement.id") == "timeline-title"
-
-
-def test_the_finding_leads_to_the_section(open_page: Open, failed_page: Written) -> None:
-    page = open_page(failed_page.path)
-    page.locator('.finding[data-code="out-of-memory"]').get_by_role("button", name="Show where").click()
-    assert page.evaluate("document.activeElement.id") == "out-of-memory-title"
     assert "out of memory" in page.locator("#steps-body").inner_text()
+
+
+def test_what_to_change_is_one_list_with_bytes(open_page: Open, tmp_path: Path) -> None:
+    shown = written(tmp_path, late_zero_grad())
+    page = open_page(shown.path)
+    summary = summary_of(shown.analysis)
+    assert summary.out_of_memory is not None
+    expected = remedies(summary.out_of_memory, summary.findings)
+    items = page.locator("#out-of-memory .remedies > li")
+    assert [item.locator("b").inner_text() for item in items.all()] == [
+        "" if each.bytes is None else format_bytes(each.bytes) for each in expected
+    ]
+    assert [item.locator("p").first.inner_text() for item in items.all()] == [each.change for each in expected]
+    assert len(expected) >= 2
+    assert expected[0].finding is not None
+    assert items.first.get_attribute("data-code") == expected[0].finding.code
+    cards = page.locator("#findings article").evaluate_all("all => all.map((card) => card.dataset.code)")
+    assert "out-of-memory" not in cards
+    assert not {each.finding.code for each in expected if each.finding} & set(cards)
+    items.first.get_by_role("button", name="Show where").click()
+    assert page.evaluate("document.activeElement.id") == "timeline-title"
 
 
 @pytest.mark.parametrize("width", [390, 900, 1440])

@@ -54,6 +54,7 @@ def test_the_drawn_stack_has_the_peak_in_full_and_zoomed(
     page = open_page(shown.path)
     live = total(shown)
     assert len(live) > 2300, "more events than are drawn at once"
+    page.get_by_role("button", name="See all").click()
     drawn = page.evaluate(DRAWN)
     assert drawn["most"] == live.max()
     assert drawn["points"] < len(live)
@@ -62,12 +63,13 @@ def test_the_drawn_stack_has_the_peak_in_full_and_zoomed(
     drawn = page.evaluate(DRAWN)
     assert drawn["most"] == live.max()
     assert page.locator("#shown").inner_text().startswith("Every event is shown")
-    page.get_by_role("button", name="Reset").click()
+    page.get_by_role("button", name="See all").click()
     assert "exact instants" in page.locator("#shown").inner_text()
 
 
 def test_in_time_the_peak_is_the_same(long_open: Any, long_page: Written) -> None:
     page = long_open
+    page.keyboard.press("Home")
     page.get_by_role("button", name="Time", exact=True).click()
     assert page.evaluate(DRAWN)["most"] == total(long_page).max()
     page.keyboard.press("p")
@@ -77,6 +79,7 @@ def test_in_time_the_peak_is_the_same(long_open: Any, long_page: Written) -> Non
 
 def test_the_readout_is_exact_wherever_the_keyboard_goes(long_open: Any, long_page: Written) -> None:
     page = long_open
+    page.keyboard.press("Home")
     assert page.locator("#readout-title").inner_text() == "At the peak"
     assert readout(page) == expected_readout(long_page, int(total(long_page).argmax()))
     page.locator("#chart-frame").focus()
@@ -92,7 +95,9 @@ def test_keys_zoom_pan_and_reset(long_open: Any, long_page: Written) -> None:
     def view() -> list[float]:
         return page.evaluate("document.getElementById('chart').layout.xaxis.range")
 
+    page.keyboard.press("Home")
     whole = view()
+    assert whole == [0, len(long_page.analysis.recording.events)]
     page.keyboard.press("w")
     zoomed = view()
     assert zoomed[1] - zoomed[0] == pytest.approx((whole[1] - whole[0]) / 2)
@@ -117,6 +122,7 @@ def test_keys_zoom_pan_and_reset(long_open: Any, long_page: Written) -> None:
 
 def test_a_drag_zooms_and_a_double_click_resets(long_open: Any, long_page: Written) -> None:
     page = long_open
+    page.keyboard.press("Home")
     box = page.locator("#chart-frame").bounding_box()
     middle = box["y"] + box["height"] / 2
     page.mouse.move(box["x"] + 300, middle)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from ampmem.allocator.model.layout import SnapshotSegment
 from ampmem.allocator.model.oom import EXPLANATIONS, Candidates, Reason, largest
 from ampmem.allocator.shortage import candidates, unpack
-from ampmem.analysis.jsonable import AtLeast, Positive
+from ampmem.analysis.jsonable import NOT_IN_JSON, AtLeast, Positive
 from ampmem.analysis.timeline.categories import Breakdown, Category
 from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.marks import phase_at
@@ -23,6 +23,7 @@ _REASONS = {
     Reason.WRONG_POOL: "drop CUDA graphs and memory pools that are no longer used, then call torch.cuda.empty_cache()",
     Reason.LIMITED: "allow the process more with torch.cuda.set_per_process_memory_fraction",
 }
+_FREE = "cached, in free blocks"
 _MOST = 1 << 62
 _EXPANDABLE = "set PYTORCH_ALLOC_CONF=expandable_segments:True"
 _LARGEST = {
@@ -32,6 +33,7 @@ _LARGEST = {
     Category.GRADIENTS: "set gradients to None before the forward (zero_grad(set_to_none=True))",
 }
 _OTHERWISE = "make the batch or the model smaller, or spread the model over several GPUs"
+_MODEL = "make the model smaller, or spread it over several GPUs"
 _FOREACH = "let the optimizer take one parameter at a time (foreach=False), or use fused=True"
 
 
@@ -45,6 +47,19 @@ class LargestFree:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """Something to change. ``bytes`` of ``about`` are what it is about; both are unknown where it has no size.
+
+    ``finding`` is the code of the finding that says the same, and better, where there is one.
+    """
+
+    change: str
+    bytes: int | None = None
+    about: str = ""
+    finding: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FailedRequest:
     """The last request that failed for want of memory, and the state of the allocator then; everything in bytes.
 
@@ -53,7 +68,8 @@ class FailedRequest:
     device was asked for it. ``op``, ``module`` and ``stack`` (outermost call first) say who asked, where that is
     known. ``alive`` are the tensors, ``reserved`` is what the allocator held, ``cached`` the part of it in free
     blocks. ``outside`` is what others hold of the device, at least: all of it, unless the process is limited to a
-    part of the device. ``residual_bytes`` is how far ``alive`` is from the allocator's own blocks.
+    part of the device. ``options`` are the ``changes`` with what each is about. ``residual_bytes`` is how far ``alive``
+    is from the allocator's own blocks.
     """
 
     step: int | None
@@ -76,6 +92,7 @@ class FailedRequest:
     reason: Reason
     explanation: str
     changes: Annotated[tuple[str, ...], AtLeast(1)]
+    options: tuple[Option, ...] = field(metadata=NOT_IN_JSON)
     residual_bytes: int
 
     @property
@@ -106,6 +123,16 @@ def failed_request(history: MemoryHistory) -> FailedRequest | None:
     # A total below the device's is a limit of the process's; else this never is what stops a request.
     reason = free.reason(oom.asked, oom.segment, oom.free, max(oom.total - reserved, 0))
     phase = phase_at(recording.phases, oom.time_ns)
+    cached = sum(block.size for block in blocks if not block.allocated and not block.awaiting)
+    temporaries = history.timeline.temporaries_by_phase(position)
+    largest_free = LargestFree(
+        usable=largest(free.usable), other_streams=largest(free.other_stream), other_pools=largest(free.other_pool)
+    )
+    expandable = any(segment.expandable for segment in segments)
+    options = (
+        *_against(reason, cached, largest_free, expandable=expandable),
+        *_against_the_largest(recording, alive, temporaries, phase),
+    )
     return FailedRequest(
         step=_step(recording, oom),
         phase=phase.name.lower(),
@@ -119,18 +146,15 @@ def failed_request(history: MemoryHistory) -> FailedRequest | None:
         module=oom.module or None,
         stack=tuple(line for line in oom.stack.split("\n") if line),
         alive=alive,
-        temporaries_by_phase=history.timeline.temporaries_by_phase(position),
+        temporaries_by_phase=temporaries,
         reserved=reserved,
-        cached=sum(block.size for block in blocks if not block.allocated and not block.awaiting),
+        cached=cached,
         outside=outside if outside >= 0 else None,
-        largest_free=LargestFree(
-            usable=largest(free.usable),
-            other_streams=largest(free.other_stream),
-            other_pools=largest(free.other_pool),
-        ),
+        largest_free=largest_free,
         reason=reason,
         explanation=EXPLANATIONS[reason],
-        changes=tuple(_changes(recording, reason, segments, alive, phase)),
+        changes=tuple(option.change for option in options),
+        options=options,
         residual_bytes=abs(sum(alive.values()) - sum(block.requested for block in blocks if block.allocated)),
     )
 
@@ -163,17 +187,32 @@ def _check_sizes(segments: Sequence[SnapshotSegment]) -> None:
         raise ValueError("a size that no block has")
 
 
-def _changes(
-    recording: Recording, reason: Reason, segments: Sequence[SnapshotSegment], alive: Breakdown, phase: Phase
-) -> Iterator[str]:
-    """What may help: against the reason, and against what takes the most."""
+def _against(reason: Reason, cached: int, free: LargestFree, *, expandable: bool) -> Iterator[Option]:
+    """What may help against the reason: the free blocks that the request could not use."""
     if reason in _REASONS:
-        yield _REASONS[reason]
-    elif reason is Reason.FRAGMENTED and not any(segment.expandable for segment in segments):
-        yield _EXPANDABLE
+        sizes = {Reason.WRONG_STREAM: free.other_streams, Reason.WRONG_POOL: free.other_pools, Reason.OVERSIZE: cached}
+        size = sizes.get(reason)
+        yield Option(change=_REASONS[reason], bytes=size, about="" if size is None else _FREE)
+    elif reason is Reason.FRAGMENTED and not expandable:
+        yield Option(change=_EXPANDABLE, bytes=cached, about=_FREE)
+
+
+def _against_the_largest(
+    recording: Recording, alive: Breakdown, temporaries: ByPhase, phase: Phase
+) -> Iterator[Option]:
+    """What may help against what takes the most."""
     if phase == Phase.OPTIMIZER and any(record.implementation == "foreach" for record in recording.optimizers):
-        yield _FOREACH
+        size = temporaries["optimizer"]
+        yield Option(change=_FOREACH, bytes=size, about="temporaries of the update", finding="foreach-temporaries")
     most = max(alive, key=lambda category: alive[category])
+    otherwise = _OTHERWISE
     if phase in (Phase.FORWARD, Phase.BACKWARD) and most is not Category.ACTIVATIONS and alive[Category.ACTIVATIONS]:
-        yield _LARGEST[Category.ACTIVATIONS]
-    yield _LARGEST.get(most, _OTHERWISE)
+        yield _option(_LARGEST[Category.ACTIVATIONS], Category.ACTIVATIONS, alive)
+        otherwise = _MODEL
+    yield _option(_LARGEST.get(most, otherwise), most, alive)
+
+
+def _option(change: str, category: Category, alive: Breakdown) -> Option:
+    words = category.value.replace("_", " ")
+    finding = "gradients-through-forward" if category is Category.GRADIENTS else None
+    return Option(change=change, bytes=alive[category], about=f"{words} alive then", finding=finding)

@@ -44,6 +44,7 @@ class StepView:
     """One step: the positions of its start, end and peak, and what ``ampmem show`` prints of it."""
 
     index: int
+    finished: bool
     first: int
     last: int
     peak: int
@@ -101,6 +102,18 @@ class FactView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RemedyView:
+    """Something to change, why, and the bytes that it is about."""
+
+    change: str
+    why: str
+    bytes: int | None
+    evidence: tuple[str, ...]
+    code: str
+    jump: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemoryView:
     """The last request that failed: ``position`` is when, ``frames`` (outermost first) where in the script."""
 
@@ -108,7 +121,7 @@ class OutOfMemoryView:
     position: int
     facts: tuple[FactView, ...]
     frames: tuple[str, ...]
-    changes: tuple[str, ...]
+    remedies: tuple[RemedyView, ...]
     alive: CompositionView
 
 
@@ -251,9 +264,13 @@ class StreamView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """One recording; sections without anything to show are ``None`` or empty."""
+    """One recording; sections without anything to show are ``None`` or empty.
+
+    ``timed`` says whether the times of its events were measured; else they only order them.
+    """
 
     label: str
+    arm: str
     title: str
     facts: tuple[str, ...]
     notes: tuple[str, ...]
@@ -264,6 +281,7 @@ class RunView:
     findings: tuple[FindingView, ...]
     parameters: int
     source: str
+    timed: bool
     steps: tuple[StepView, ...]
     peak: PeakView | None
     phase_runs: tuple[tuple[int, str], ...]

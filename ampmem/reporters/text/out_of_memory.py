@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampmem.analysis.allocator.out_of_memory import FailedRequest
+from ampmem.analysis.findings import Finding
+from ampmem.analysis.findings.remedies import Remedy, remedies
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.reporters.text.frames import user_frames
@@ -23,7 +25,7 @@ def render_out_of_memory(summary: Summary) -> str:
     if oom is None:
         return ""
     lines = [headline(oom), ""]
-    for key, texts in _rows(oom):
+    for key, texts in _rows(oom, summary.findings):
         shown = [line for text in texts for line in wrapped(text, width=WIDTH - _KEY)]
         lines += [f"{key if i == 0 else '':<{_KEY}}{line}" for i, line in enumerate(shown)]
     return "\n".join([*lines, "", _alive(oom, summary.parameters.count)])
@@ -78,7 +80,7 @@ def free_blocks(oom: FailedRequest) -> str:
     )
 
 
-def _rows(oom: FailedRequest) -> list[tuple[str, Sequence[str]]]:
+def _rows(oom: FailedRequest, findings: Sequence[Finding]) -> list[tuple[str, Sequence[str]]]:
     rows: list[tuple[str, Sequence[str]]] = [
         ("asked", [asked(oom)]),
         ("by", [text for text in (asked_by(oom),) if text]),
@@ -86,11 +88,15 @@ def _rows(oom: FailedRequest) -> list[tuple[str, Sequence[str]]]:
         ("device", [device(oom)]),
         ("cached", [f"{format_bytes(oom.cached)}: {oom.explanation}"]),
         ("free blocks", [f"largest: {free_blocks(oom)}"]),
-        ("to change", [f"- {change}" for change in oom.changes]),
+        ("to change", [_change(remedy) for remedy in remedies(oom, findings)]),
     ]
     if oom.residual_bytes:
         rows.append(("residual", [f"{format_bytes(oom.residual_bytes)} between the categories and the allocator"]))
     return rows
+
+
+def _change(remedy: Remedy) -> str:
+    return f"- {remedy.change}" if remedy.bytes is None else f"- {format_bytes(remedy.bytes)}: {remedy.change}"
 
 
 def _alive(oom: FailedRequest, parameters: int) -> str:

@@ -1,8 +1,9 @@
 /** Puts the page together. */
-import { byId, choices, fill, make, press } from "./common/dom.js";
+import { byId, choices, press } from "./common/dom.js";
 import { MAX_SENTENCE, cleaned, formatBytes, formatCount, formatShare } from "./common/format.js";
 import { given } from "./common/given.js";
 import { actionOf, focusKind } from "./common/keys.js";
+import { placeOfHash } from "./common/permalink.js";
 import { shownTheme, startTheme } from "./common/theme.js";
 import { Kinds, matchedStacks, moduleRows, shortFrame, stackRows } from "./data/alive.js";
 import { unpackStream } from "./data/decode.js";
@@ -11,15 +12,21 @@ import { addressMapAt } from "./data/segments.js";
 import { matchedNodes, prunedTree, treeOf } from "./data/tree.js";
 import { showAddresses } from "./figures/addresses.js";
 import { loadPlotly } from "./figures/plotly.js";
-import { Timeline } from "./figures/timeline.js";
 import { TreeView } from "./figures/treeview.js";
 import { showActivations } from "./sections/activations.js";
 import { AllocationTable } from "./sections/allocations.js";
 import { showComparison } from "./sections/comparison.js";
+import { drawJumps } from "./sections/jumps.js";
+import { PageLink } from "./sections/link.js";
+import { LiveList } from "./sections/livelist.js";
 import { showOutOfMemory } from "./sections/oom.js";
+import { startPrinting } from "./sections/paper.js";
 import { showFindings, showSummary } from "./sections/summary.js";
 import { showCasts, showPeak, showStatic, showSteps } from "./sections/tables.js";
+import { perform } from "./timeline/actions.js";
+import { Timeline } from "./timeline/timeline.js";
 /** @import { AddressMapView, PageView, RunView } from "./common/page.js" */
+/** @import { Place } from "./common/permalink.js" */
 /** @import { Theme } from "./common/theme.js" */
 /** @import { Live } from "./data/stream.js" */
 /** @import { CategoryOf } from "./figures/bars.js" */
@@ -28,22 +35,6 @@ import { showCasts, showPeak, showStatic, showSteps } from "./sections/tables.js
 
 /** @typedef {{run: RunView, live: Live, kinds: Kinds}} Shown a run with its events unpacked */
 
-/** @type {Array<[id: string, text: string]>} */
-const JUMPS = [
-  ["out-of-memory", "Out of memory"],
-  ["timeline", "Timeline"],
-  ["peak", "Peak"],
-  ["comparison", "Arms"],
-  ["steps", "Steps"],
-  ["static", "Model check"],
-  ["activations", "Activations"],
-  ["casts", "Casts"],
-  ["modules", "Modules"],
-  ["stacks", "Stacks"],
-  ["addresses", "Address map"],
-  ["allocations", "Allocations"],
-];
-const PRINT_WIDTH = 640;
 
 /** After the browser has painted what there is so far. */
 function nextPaint() {
@@ -74,22 +65,31 @@ class Page {
   #peakCounts = null;
   /** @type {Int32Array|null} */
   #treeCounts = null;
-  /** @type {HTMLDetailsElement[]} */
-  #opened = [];
   #help = byId("help", HTMLDialogElement);
   #stacksSearch = byId("stacks-search", HTMLInputElement);
 
   /**
    * @param {PageView} data
    * @param {Plotly} plotly
+   * @param {Place} place where the address leads to
    */
-  constructor(data, plotly) {
+  constructor(data, plotly, place) {
     this.data = data;
     const keys = new Map(data.categories.map((category) => [category.key, category]));
     /** @type {CategoryOf} */
     this.categoryOf = (key) => keys.get(key) ?? null;
     this.table = new AllocationTable();
-    this.timeline = new Timeline(plotly, data, (index) => this.#pinned(index));
+    this.link = new PageLink(
+      () => this.#place(),
+      (there) => this.#follow(there).catch(trouble),
+    );
+    this.list = new LiveList(() => this.link.jump("allocations"));
+    this.timeline = new Timeline(plotly, data, {
+      pinned: (index) => this.#pinned(index),
+      read: (index, title) => this.#read(index, title),
+      picked: (category) => this.list.choose(category),
+      viewed: () => this.link.remember(),
+    });
     this.modules = new TreeView(
       byId("modules-tree"),
       byId("modules-path"),
@@ -105,7 +105,7 @@ class Page {
       "Live bytes by Python stack",
       shortFrame,
     );
-    this.#listen();
+    this.#listen(place.theme);
   }
 
   /**
@@ -125,8 +125,9 @@ class Page {
   /**
    * Shows another run.
    * @param {number} index
+   * @param {Place|null} place where in it
    */
-  async show(index) {
+  async show(index, place = null) {
     delete document.documentElement.dataset.drawn;
     const shown = await this.#unpack(this.data.runs[index]);
     const { run, live, kinds } = shown;
@@ -135,17 +136,14 @@ class Page {
     showSummary(run);
     byId("timeline").hidden = live.length < 2;
     if (live.length > 1) {
+      this.list.show(kinds, live);
       this.timeline.show(run, live);
       await this.timeline.painted;
     }
-    showOutOfMemory(run, this.categoryOf, (position) => {
-      this.timeline.pin(live.indexOf(position));
-      this.jump("timeline");
-    });
     showPeak(run, this.categoryOf);
     showSteps(run, this.categoryOf, (step) => {
       this.timeline.toStep(String(step));
-      this.jump("timeline");
+      this.link.jump("timeline");
     });
     showStatic(run, this.categoryOf);
     showActivations(run, kinds);
@@ -156,13 +154,22 @@ class Page {
     this.#mapAddresses(shown, null);
     byId("addresses").hidden = !this.#addressMap?.segments.length;
     this.table.show(kinds, { peak: this.#peakCounts, run: live.made() });
-    showFindings(run, (id) => this.jump(id));
-    this.#drawJumps();
+    const toFailure = (/** @type {number} */ position) => {
+      this.timeline.pin(live.indexOf(position));
+      this.link.jump("timeline");
+    };
+    showOutOfMemory(run, this.categoryOf, toFailure, (id) => this.link.jump(id));
+    showFindings(run, (id) => this.link.jump(id));
+    drawJumps();
+    if (place && live.length > 1) this.timeline.restore(place);
     await nextPaint();
     document.documentElement.dataset.ready = "";
-    this.#drawTrees(shown, this.#peakCounts, "at the peak");
+    const { pinned } = this.timeline;
+    if (live.length > 1 && pinned !== null) this.#pinned(pinned);
+    else this.#drawTrees(shown, this.#peakCounts, "at the peak");
     this.#drawAddresses(shownTheme());
     await nextPaint();
+    if (place) this.link.jump(place.section, "instant");
     document.documentElement.dataset.drawn = "";
   }
 
@@ -184,11 +191,6 @@ class Page {
   #drawAddresses(theme) {
     if (byId("addresses").hidden || !this.#addressMap) return;
     showAddresses(this.#addressMap, this.#addressesWhere, this.categoryOf, theme);
-  }
-
-  #drawJumps() {
-    const links = JUMPS.filter(([id]) => !byId(id).hidden).map(([id, text]) => make("a", { href: `#${id}` }, text));
-    fill(byId("jumps"), ...links);
   }
 
   /**
@@ -244,16 +246,55 @@ class Page {
     byId("stacks-note").textContent = note;
   }
 
-  /** @param {string} id */
-  jump(id) {
-    const target = byId(id);
-    target.scrollIntoView({ block: "start" });
-    const title = target.querySelector("h2");
-    title?.setAttribute("tabindex", "-1");
-    title?.focus({ preventScroll: true });
+  /**
+   * The list of what lives stays at the pinned instant while the pointer reads others.
+   * @param {number} index
+   * @param {string} title what the instant is called
+   */
+  #read(index, title) {
+    const { pinned, moving } = this.timeline;
+    this.list.event(index);
+    if (pinned === null) this.list.at(index, title, moving);
+    else this.list.at(pinned, "At the pinned event", false);
   }
 
-  #listen() {
+  /**
+   * Where the reader is, for the address.
+   * @returns {Omit<Place, "section">|null}
+   */
+  #place() {
+    if (!this.#shown) return null;
+    const { run } = this.#shown;
+    const { opens, runs } = this.data;
+    const { theme } = document.documentElement.dataset;
+    return {
+      ...(byId("timeline").hidden ? { view: null, byTime: false, pin: null } : this.timeline.place),
+      run: run === runs[opens] ? null : run.label,
+      theme: theme === "light" || theme === "dark" ? theme : null,
+    };
+  }
+
+  /**
+   * Goes to a place; what that does not say stays as it is.
+   * @param {Place} place
+   */
+  async #follow(place) {
+    const index = place.run === null ? -1 : this.runOf(place);
+    if (index >= 0 && this.data.runs[index] !== this.#shown?.run) await this.show(index, place);
+    else if (!byId("timeline").hidden) this.timeline.restore(place);
+  }
+
+  /**
+   * Which run a place is in; the one that the page opens on where there is none of that name.
+   * @param {Place} place
+   */
+  runOf({ run }) {
+    const index = this.data.runs.findIndex((each) => each.label === run);
+    return index < 0 ? this.data.opens : index;
+  }
+
+  /** @param {Theme|null} theme that the address asks for */
+  #listen(theme) {
     const shapes = [byId("as-treemap"), byId("as-icicle")];
     /**
      * @param {Shape} name
@@ -273,23 +314,11 @@ class Page {
     for (const button of unpinButtons()) button.addEventListener("click", () => this.timeline.pin(null));
     byId("help-open").addEventListener("click", () => this.#help.showModal());
     document.addEventListener("keydown", (event) => this.#key(event));
-    window.addEventListener("beforeprint", () => this.#beforePrint());
-    window.addEventListener("afterprint", () => this.#afterPrint());
-    startTheme(() => this.#redraw());
-  }
-
-  /** Paper is light, narrow, and opens nothing. */
-  #beforePrint() {
-    /** @type {NodeListOf<HTMLDetailsElement>} */
-    const closed = document.querySelectorAll("details:not([open])");
-    this.#opened = [...closed];
-    for (const details of this.#opened) details.open = true;
-    this.#redraw({ theme: "light", width: PRINT_WIDTH });
-  }
-
-  #afterPrint() {
-    for (const details of this.#opened) details.open = false;
-    this.#redraw();
+    startPrinting((options) => this.#redraw(options));
+    startTheme(() => {
+      this.#redraw();
+      this.link.remember();
+    }, theme);
   }
 
   /** @param {{theme?: Theme, width?: number}} options */
@@ -311,7 +340,7 @@ class Page {
       byId("search").scrollIntoView({ block: "center" });
     } else if (action === "escape") this.#escape(target);
     else if (byId("timeline").hidden) return;
-    else this.timeline.perform(action);
+    else perform(this.timeline, action);
     // Home also scrolls up, unless the chart has the focus.
     if (action !== "reset" || focusKind(target) !== "page") event.preventDefault();
   }
@@ -343,10 +372,11 @@ function trouble(error) {
 async function start() {
   const packed = JSON.parse(given(byId("page-data").textContent));
   const data = /** @type {PageView} */ (cleaned(packed, MAX_SENTENCE, ["packed"]));
+  const place = placeOfHash(location.hash);
   // The head can be read while the drawing library starts.
-  if (data.runs.length) showSummary(data.runs[0]);
+  if (data.runs.length) showSummary(data.runs[data.opens]);
   await nextPaint();
-  const page = new Page(data, await loadPlotly());
+  const page = new Page(data, await loadPlotly(), place);
   byId("run-choice").hidden = data.runs.length < 2;
   choices(
     byId("run", HTMLSelectElement),
@@ -354,7 +384,7 @@ async function start() {
   );
   byId("foot").textContent = `Made by ampmem ${data.ampmem}. This page loads nothing from the network.`;
   showComparison(data.comparison, page.categoryOf);
-  if (data.runs.length) await page.show(0);
+  if (data.runs.length) await page.show(page.runOf(place), place);
   else Object.assign(document.documentElement.dataset, { ready: "", drawn: "" });
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ampmem.analysis.jsonable import NOT_IN_JSON
@@ -16,6 +17,7 @@ from ampmem.reporters.html.safety import json_for_script, script_source_hash, vi
 from ampmem.reporters.html.views.comparison import ComparisonView
 from ampmem.reporters.html.views.verdict import VerdictView
 from ampmem.version import __version__
+from ampmem.vocabulary import AUTOCAST_ARMS
 
 _TEMPLATE = "page.html"
 _STYLE = "page.css"
@@ -35,13 +37,14 @@ PLOTLY_CONFIG: dict[str, bool | str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageView:
-    """All that the page is drawn from."""
+    """All that the page is drawn from; ``opens`` is the index of the run that it opens on."""
 
     ampmem: str
     config: dict[str, bool | str]
     categories: tuple[CategoryView, ...]
     layers: tuple[CategoryView, ...]
     runs: tuple[RunView, ...]
+    opens: int
     comparison: ComparisonView | None
     verdict: VerdictView = field(metadata=NOT_IN_JSON)
 
@@ -54,9 +57,15 @@ def page_view(runs: tuple[RunView, ...], comparison: ComparisonView | None, verd
         categories=category_views(),
         layers=layer_views(),
         runs=runs,
+        opens=opens_on([run.arm for run in runs]),
         comparison=comparison,
         verdict=verdict,
     )
+
+
+def opens_on(arms: Sequence[str]) -> int:
+    """Which of these runs the page opens on: the one in mixed precision, else the first."""
+    return next((arms.index(arm) for arm in AUTOCAST_ARMS if arm in arms), 0)
 
 
 def render(view: PageView) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.analyse import Analysis
-from ampmem.reporters.html.data import CompositionView, FactView, OutOfMemoryView, SizeRow
+from ampmem.analysis.findings import Finding
+from ampmem.analysis.findings.remedies import Remedy, remedies
+from ampmem.reporters.html.data import CompositionView, FactView, OutOfMemoryView, RemedyView, SizeRow
 from ampmem.reporters.text.frames import user_frames
 from ampmem.reporters.text.out_of_memory import asked, asked_by, device, free_blocks, headline
 from ampmem.units import format_bytes
@@ -15,8 +17,10 @@ FRAMES = 12
 """How many frames of the script are shown, the innermost ones."""
 
 
-def out_of_memory_view(oom: FailedRequest | None, analysis: Analysis) -> OutOfMemoryView | None:
-    """The words and numbers of ``ampmem show``; ``None`` when no request failed."""
+def out_of_memory_view(
+    oom: FailedRequest | None, findings: Sequence[Finding], analysis: Analysis
+) -> OutOfMemoryView | None:
+    """The words and numbers of ``ampmem show``, with what ``findings`` say to change; ``None`` if no request failed."""
     if oom is None:
         return None
     rows = [SizeRow(key=str(category), bytes=size) for category, size in oom.alive.items() if size]
@@ -25,12 +29,24 @@ def out_of_memory_view(oom: FailedRequest | None, analysis: Analysis) -> OutOfMe
         position=analysis.timeline.position(analysis.recording.ooms[-1].time_ns),
         facts=tuple(_facts(oom)),
         frames=tuple(user_frames(oom.stack)[-FRAMES:]),
-        changes=oom.changes,
+        remedies=tuple(map(_remedy, remedies(oom, findings))),
         alive=CompositionView(
             rows=tuple(sorted(rows, key=lambda row: -row.bytes)),
             temporaries_by_phase=oom.temporaries_by_phase,
             total=sum(oom.alive.values()),
         ),
+    )
+
+
+def _remedy(remedy: Remedy) -> RemedyView:
+    finding = remedy.finding
+    return RemedyView(
+        change=remedy.change,
+        why=remedy.why,
+        bytes=remedy.bytes,
+        evidence=() if finding is None else finding.evidence,
+        code="" if finding is None else finding.code,
+        jump="" if finding is None else finding.section,
     )
 
 

@@ -10,11 +10,12 @@ from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.casts import Casts
 from ampmem.analysis.compare import Entry
 from ampmem.analysis.findings import Finding, Section
+from ampmem.analysis.findings.remedies import told_elsewhere
 from ampmem.analysis.summary import RunPeak, Step, Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown, Category
 from ampmem.analysis.timeline.timeline import PHASES
 from ampmem.events import Column
-from ampmem.names import is_warning
+from ampmem.names import has_times, is_warning
 from ampmem.reporters.html.data import (
     BreakdownView,
     CastsView,
@@ -66,15 +67,17 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
     stream = stream_view(analysis, [step.peak for step in steps], peak, limit)
     return RunView(
         label=entry.label,
+        arm=summary.arm.name,
         title=entry.script,
         facts=tuple(_facts(summary)),
         notes=(*sentences(summary.prediction), *(note for note in notes if not is_warning(note))),
         warnings=warnings(summary, notes),
         headlines=headlines(summary, None),
-        out_of_memory=out_of_memory_view(summary.out_of_memory, analysis),
+        out_of_memory=out_of_memory_view(summary.out_of_memory, summary.findings, analysis),
         findings=findings_view(summary, summary.findings),
         parameters=summary.parameters.count,
         source=summary.source,
+        timed=has_times(notes),
         steps=steps,
         peak=run_peak,
         phase_runs=_phase_runs(analysis.recording.events.phase),
@@ -152,7 +155,7 @@ def findings_view(summary: Summary, findings: Sequence[Finding]) -> tuple[Findin
         Section.ACTIVATIONS: summary.activations,
     }
     absent = frozenset(section for section, content in there.items() if not content)
-    return tuple(_finding(finding, absent) for finding in findings)
+    return tuple(_finding(finding, absent) for finding in told_elsewhere(summary.out_of_memory, findings))
 
 
 def _finding(finding: Finding, absent: frozenset[Section]) -> FindingView:
@@ -173,6 +176,7 @@ def _steps(summary: Summary, analysis: Analysis) -> Iterator[StepView]:
     for step, record, peak in zip(summary.steps, analysis.recording.steps, analysis.peaks, strict=True):
         yield StepView(
             index=step.index,
+            finished=step.finished,
             first=timeline.position(record.start_ns),
             last=timeline.position(record.end_ns),
             peak=peak,

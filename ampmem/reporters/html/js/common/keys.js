@@ -12,6 +12,8 @@ const ANYWHERE = new Map([
   ["ArrowLeft", "previous"],
   ["ArrowRight", "next"],
   ["Escape", "escape"],
+  [",", "event-back"],
+  [".", "event-on"],
   ["/", "search"],
   ["?", "help"],
 ]);
@@ -53,6 +55,6 @@ export function focusKind(element) {
   const tag = element.tagName.toLowerCase();
   // A select finds its options by letters that are typed.
   if (tag === "input" || tag === "textarea" || tag === "select") return "typing";
-  if (element.getAttribute("role") === "treeitem") return "widget";
+  if (["treeitem", "slider"].includes(element.getAttribute("role") ?? "")) return "widget";
   return "page";
 }

@@ -6,6 +6,7 @@ export interface PageView {
   categories: Array<CategoryView>;
   layers: Array<CategoryView>;
   runs: Array<RunView>;
+  opens: number;
   comparison: ComparisonView | null;
 }
 
@@ -19,6 +20,7 @@ export interface CategoryView {
 
 export interface RunView {
   label: string;
+  arm: string;
   title: string;
   facts: Array<string>;
   notes: Array<string>;
@@ -28,6 +30,7 @@ export interface RunView {
   findings: Array<FindingView>;
   parameters: number;
   source: string;
+  timed: boolean;
   steps: Array<StepView>;
   peak: PeakView | null;
   phase_runs: Array<[number, string]>;
@@ -55,13 +58,22 @@ export interface OutOfMemoryView {
   position: number;
   facts: Array<FactView>;
   frames: Array<string>;
-  changes: Array<string>;
+  remedies: Array<RemedyView>;
   alive: CompositionView;
 }
 
 export interface FactView {
   label: string;
   text: string;
+}
+
+export interface RemedyView {
+  change: string;
+  why: string;
+  bytes: number | null;
+  evidence: Array<string>;
+  code: string;
+  jump: string;
 }
 
 export interface CompositionView {
@@ -87,6 +99,7 @@ export interface FindingView {
 
 export interface StepView {
   index: number;
+  finished: boolean;
   first: number;
   last: number;
   peak: number;

@@ -41,15 +41,16 @@ export function shownTheme() {
 /**
  * Puts the selector to work; `changed` is called whenever another theme is shown.
  * @param {() => unknown} changed
+ * @param {string|null} asked a theme that is shown for now, and not remembered
  */
-export function startTheme(changed) {
+export function startTheme(changed, asked = null) {
   const select = byId("theme", HTMLSelectElement);
   /** @param {string} theme */
   const apply = (theme) => {
     if (theme === "auto") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = theme;
   };
-  const before = remembered();
+  const before = asked ?? remembered();
   if (before === "light" || before === "dark") {
     select.value = before;
     apply(before);

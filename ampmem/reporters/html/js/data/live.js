@@ -189,6 +189,11 @@ class ExactLive {
     return blocks;
   }
 
+  /** @param {number} index */
+  eventBefore(index) {
+    return index > 0 ? { kind: this.codes[index - 1] >>> 1, free: Boolean(this.codes[index - 1] & 1) } : null;
+  }
+
   /** How many allocations of each kind were ever made. */
   made() {
     const counts = new Int32Array(this.kinds.bytes.length);
@@ -260,6 +265,10 @@ class ReducedLive {
   }
 
   blocksAt() {
+    return null;
+  }
+
+  eventBefore() {
     return null;
   }
 

@@ -75,6 +75,12 @@ export interface Block {
   category: number;
 }
 
+/** An alloc or a free of an allocation of this kind. */
+export interface LiveEvent {
+  kind: number;
+  free: boolean;
+}
+
 /** What lives when; `data/live.js` says what an instant is. */
 export interface Live {
   exact: boolean;
@@ -98,5 +104,7 @@ export interface Live {
   /** By kind; null where it is not known. */
   aliveAt(index: number): Int32Array | null;
   blocksAt(index: number): Block[] | null;
+  /** The event that led to an instant; null where that is not known. */
+  eventBefore(index: number): LiveEvent | null;
   made(): Int32Array | null;
 }

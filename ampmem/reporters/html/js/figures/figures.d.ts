@@ -1,5 +1,5 @@
 /** What the figures are made from, and the part of plotly that draws them. */
-import type { View } from "./view.js";
+import type { View } from "../timeline/view.js";
 
 /** For plotly, which documents what may be in it. */
 export interface Figure {

@@ -1,7 +1,7 @@
 /** The curves of a fit as a plotly figure. Pure: everything it needs comes in. */
 import { formatBytes, formatCount, plotlyText } from "../common/format.js";
 import { INKS } from "../common/theme.js";
-import { byteTicks } from "./view.js";
+import { byteTicks } from "./ticks.js";
 /** @import { CurveView, FitView } from "../common/page.js" */
 /** @import { Theme } from "../common/theme.js" */
 /** @import { Figure } from "./figures.js" */

@@ -1,10 +1,10 @@
 /** What a run died of that ran out of memory. */
 import { byId, make } from "../common/dom.js";
+import { formatBytes } from "../common/format.js";
 import { compositionBars } from "../figures/bars.js";
 import { showSection } from "./section.js";
 import { temporariesOf } from "./tables.js";
-/** @import { Attributes } from "../common/dom.js" */
-/** @import { OutOfMemoryView, RunView } from "../common/page.js" */
+/** @import { OutOfMemoryView, RemedyView, RunView } from "../common/page.js" */
 /** @import { CategoryOf } from "../figures/bars.js" */
 
 /** @param {OutOfMemoryView} view */
@@ -13,15 +13,49 @@ function facts(view) {
   return make("dl", { class: "details-facts" }, ...rows);
 }
 
+/** @param {string[]} frames */
+function where(frames) {
+  if (!frames.length) return null;
+  return make(
+    "div",
+    {},
+    make("h3", {}, "Where in the script"),
+    make("ol", { class: "stack" }, ...frames.map((frame) => make("li", {}, frame))),
+  );
+}
+
 /**
- * @param {string} title
- * @param {string[]} items
- * @param {Attributes} attributes
- * @param {"ul"|"ol"} tag
+ * All that may be changed, that with the most bytes first; call it when the sections that it points to are there.
+ * @param {RemedyView[]} remedies
+ * @param {(id: string) => void} jump
  */
-function lines(title, items, attributes, tag = "ul") {
-  if (!items.length) return null;
-  return make("div", {}, make("h3", {}, title), make(tag, attributes, ...items.map((item) => make("li", {}, item))));
+function changes(remedies, jump) {
+  const items = remedies.map((remedy) => {
+    const target = remedy.jump ? document.getElementById(remedy.jump) : null;
+    const button = target && !target.hidden ? make("button", { type: "button", class: "jump" }, "Show where") : null;
+    button?.addEventListener("click", () => jump(remedy.jump));
+    return make(
+      "li",
+      { "data-code": remedy.code || null },
+      make("b", { class: "remedy-bytes" }, remedy.bytes === null ? "" : formatBytes(remedy.bytes)),
+      make(
+        "div",
+        {},
+        make("p", {}, remedy.change),
+        remedy.why ? make("p", { class: "quiet" }, remedy.why) : null,
+        remedy.evidence.length
+          ? make(
+              "details",
+              {},
+              make("summary", {}, `Evidence (${remedy.evidence.length})`),
+              make("ul", {}, ...remedy.evidence.map((line) => make("li", {}, line))),
+            )
+          : null,
+        button,
+      ),
+    );
+  });
+  return make("div", {}, make("h3", {}, "What to change"), make("ol", { class: "remedies" }, ...items));
 }
 
 /**
@@ -29,8 +63,9 @@ function lines(title, items, attributes, tag = "ul") {
  * @param {RunView} run
  * @param {CategoryOf} categoryOf
  * @param {(position: number) => void} showThere
+ * @param {(id: string) => void} jump
  */
-export function showOutOfMemory(run, categoryOf, showThere) {
+export function showOutOfMemory(run, categoryOf, showThere, jump) {
   const view = run.out_of_memory;
   if (!view) return showSection("out-of-memory");
   byId("out-of-memory-title").textContent = view.headline.charAt(0).toUpperCase() + view.headline.slice(1);
@@ -41,8 +76,8 @@ export function showOutOfMemory(run, categoryOf, showThere) {
     make(
       "div",
       { class: "blocks" },
-      make("div", { class: "block" }, facts(view), lines("What to change", view.changes, { class: "remarks" })),
-      make("div", { class: "block" }, lines("Where in the script", view.frames, { class: "stack" }, "ol")),
+      make("div", { class: "block" }, changes(view.remedies, jump)),
+      make("div", { class: "block" }, facts(view), where(view.frames)),
     ),
     make("h3", {}, "What was alive"),
     compositionBars(view.alive, categoryOf, "at the failure"),

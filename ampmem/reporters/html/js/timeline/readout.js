@@ -1,7 +1,9 @@
-/** The live readout beside the timeline, which is its legend too. */
+/** What is said of one instant: the readout beside the chart, which is its legend too, and the line over it. */
 import { byId, fill, make, swatch } from "../common/dom.js";
 import { formatBytes, formatCount, formatShare } from "../common/format.js";
+import { MARGIN } from "./figure.js";
 /** @import { CategoryView } from "../common/page.js" */
+/** @import { Live } from "../data/stream.js" */
 
 /** @typedef {Record<"row"|"exact"|"bytes"|"share"|"line", HTMLElement>} ReadoutRow */
 
@@ -70,4 +72,31 @@ export function showReading(rows, reading, shown) {
   byId("readout-reserved-row").hidden = reading.values.length === reading.live;
   byId("readout-reserved-exact").textContent = formatCount(reserved);
   byId("readout-reserved").textContent = formatBytes(reserved);
+}
+
+/**
+ * Whether the peak's label would be under that of a cursor there; both are parts of the view.
+ * @param {number} cursor
+ * @param {number} peak
+ */
+function isJustRightOf(cursor, peak) {
+  return cursor >= 0.15 && peak >= cursor && peak - cursor < 0.2;
+}
+
+/**
+ * Draws the line at `part` of the view, and tells those who do not see it.
+ * @param {{live: Live, index: number, where: string, total: number}} instant `total` are the bytes drawn there
+ * @param {{part: number, peak: number, pinned: boolean, width: number}} place parts of the view; NaN for nowhere
+ */
+export function placeCursor({ live, index, where, total }, { part, peak, pinned, width }) {
+  const frame = byId("chart-frame");
+  const line = byId("cursor");
+  frame.setAttribute("aria-valuemax", String(live.position(live.length - 1)));
+  frame.setAttribute("aria-valuenow", String(live.position(index)));
+  frame.setAttribute("aria-valuetext", `${where}: ${formatBytes(total)}`);
+  line.hidden = !(part >= 0 && part <= 1);
+  line.classList.toggle("pinned", pinned);
+  line.classList.toggle("leftwards", part > 0.8 || isJustRightOf(part, peak));
+  if (!line.hidden) line.style.left = `${MARGIN.left + part * (width - MARGIN.left - MARGIN.right)}px`;
+  byId("cursor-total").textContent = formatBytes(total);
 }

@@ -1,4 +1,4 @@
-/** The part of the run that is in view: a stretch of the horizontal axis, in events or in milliseconds. */
+/** The part of the run that is in view: a stretch of the horizontal axis, in events or in seconds. */
 import { formatCount } from "../common/format.js";
 import { lastAtMost } from "../data/live.js";
 /** @import { RunView } from "../common/page.js" */
@@ -13,7 +13,7 @@ import { lastAtMost } from "../data/live.js";
  * @param {boolean} byTime
  */
 export function placeOf(live, index, byTime) {
-  return byTime ? live.times[index] / 1e6 : live.position(index);
+  return byTime ? live.times[index] / 1e9 : live.position(index);
 }
 
 /**
@@ -23,7 +23,7 @@ export function placeOf(live, index, byTime) {
  * @param {boolean} byTime
  */
 function instantAt(live, place, byTime) {
-  return byTime ? lastAtMost(live.times, place * 1e6) : live.indexOf(place);
+  return byTime ? lastAtMost(live.times, place * 1e9) : live.indexOf(place);
 }
 
 /**
@@ -45,7 +45,7 @@ export function wholeView(live, byTime) {
 export function clampedView(live, view, byTime) {
   const whole = wholeView(live, byTime);
   const extent = whole.high - whole.low;
-  const least = byTime ? Math.min(extent, 1e-3) : Math.min(extent, 4);
+  const least = byTime ? Math.min(extent, 1e-6) : Math.min(extent, 4);
   const width = Math.min(extent, Math.max(least, view.high - view.low));
   const middle = (view.low + view.high) / 2;
   const low = Math.max(whole.low, Math.min(whole.high - width, middle - width / 2));
@@ -129,25 +129,4 @@ export function viewNote(run, live, { first, last }, { indices, every }) {
   if (!live.exact) return [run.stream.note, `${drawn} of the instants kept.`].filter(Boolean).join(" ");
   if (every) return `Every event is shown: ${events} in view.`;
   return `${drawn} exact instants: the lowest and the highest of every stretch.`;
-}
-
-/**
- * Values and labels of the ticks of a byte axis from 0 to `most`.
- * @param {number} most
- */
-export function byteTicks(most, atMost = 6) {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-  let unit = 0;
-  while (most / 1024 ** unit >= 1024 && unit < units.length - 1) unit += 1;
-  const size = 1024 ** unit;
-  const rough = most / size / atMost || 1;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((factor) => factor * power).find((each) => each >= rough) ?? 10 * power;
-  const values = [];
-  const labels = [];
-  for (let i = 0; i * step * size <= most * 1.000001; i += 1) {
-    values.push(i * step * size);
-    labels.push(`${Number((i * step).toPrecision(6))} ${units[unit]}`);
-  }
-  return { values, labels };
 }

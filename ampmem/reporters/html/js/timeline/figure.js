@@ -1,10 +1,10 @@
 /** The timeline as a plotly figure. Pure: everything it needs comes in. */
 import { plotlyText, formatBytes } from "../common/format.js";
 import { INKS } from "../common/theme.js";
-import { byteTicks } from "./view.js";
+import { byteTicks, timeTicks } from "../figures/ticks.js";
 /** @import { CategoryView } from "../common/page.js" */
 /** @import { Theme } from "../common/theme.js" */
-/** @import { Drawing, Figure, PeakMark } from "./figures.js" */
+/** @import { Drawing, Figure, PeakMark } from "../figures/figures.js" */
 /** @import { View } from "./view.js" */
 
 export const MARGIN = { left: 66, right: 10, top: 10, bottom: 42 };
@@ -170,12 +170,14 @@ function peakMarks(peak, view, theme) {
  * @param {Drawing} drawing
  * @param {CategoryView[]} categories those of the series
  * @param {Theme} theme
- * @returns {Figure}
+ * @returns {Figure & {top: number}} and the bytes at the top of the plot
  */
 export function timelineFigure(drawing, categories, theme) {
   const { x, series, shown, present, live, view, byTime, width, height } = drawing;
   const totals = stackedTotals(series, shown.slice(0, live));
   const most = stackedTotals(series, shown).reduce((highest, value) => Math.max(highest, value), 1);
+  const nticks = Math.max(3, Math.round(width / 130));
+  const times = timeTicks(view, nticks);
   const ticks = byteTicks(most * HEADROOM, height < 300 ? 4 : 6);
   const ink = INKS[theme];
   const areas = categories.flatMap((category, i) =>
@@ -191,6 +193,7 @@ export function timelineFigure(drawing, categories, theme) {
     linecolor: ink.grid,
   };
   return {
+    top: most * HEADROOM,
     data: [...areas, outlineOf(x, totals, theme), ...marks.traces],
     layout: {
       width,
@@ -208,12 +211,13 @@ export function timelineFigure(drawing, categories, theme) {
         showgrid: false,
         range: [view.low, view.high],
         title: {
-          text: byTime ? "milliseconds since the first event" : "allocator event",
+          text: byTime ? "time since the first event" : "allocator event",
           font: { size: 12 },
           standoff: 8,
         },
-        tickformat: byTime ? ",.4~f" : ",d",
-        nticks: Math.max(3, Math.round(width / 130)),
+        tickformat: ",d",
+        nticks,
+        ...(byTime ? { tickvals: times.values, ticktext: times.labels } : {}),
       },
       yaxis: { ...axis, range: [0, most * HEADROOM], fixedrange: true, tickvals: ticks.values, ticktext: ticks.labels },
       shapes: [...stepLines(drawing.steps, theme), ...failure.shapes],

@@ -1,13 +1,20 @@
 /** The phases of a run, and the strip of them above the timeline. */
 import { fill, svgElement } from "../common/dom.js";
 import { formatCount, formatDuration } from "../common/format.js";
-import { MARGIN } from "./timelinefigure.js";
+import { MARGIN } from "./figure.js";
 import { placeOf } from "./view.js";
 /** @import { RunView } from "../common/page.js" */
 /** @import { Live } from "../data/stream.js" */
 /** @import { View } from "./view.js" */
 
 const NARROWEST = 1;
+const LETTERS = new Map([
+  ["data", "D"],
+  ["forward", "F"],
+  ["backward", "B"],
+  ["optimizer", "O"],
+  ["evaluation", "E"],
+]);
 
 /**
  * Step and phase of the event that led to `position`.
@@ -67,12 +74,13 @@ export function phaseBoxes(runs, end, place, view, width) {
 }
 
 /**
+ * The name of a phase as far as there is room; one letter stands for the phases of a step only, which differ in it.
  * @param {string} name
  * @param {number} width
  */
-function labelFor(name, width) {
+export function labelFor(name, width) {
   if (width > 7 * name.length + 8) return name;
-  return width > 14 ? name[0].toUpperCase() : "";
+  return width > 14 ? (LETTERS.get(name) ?? "") : "";
 }
 
 /**

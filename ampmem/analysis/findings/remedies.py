@@ -1,0 +1,53 @@
+"""All that may be changed about a run that ran out of memory, in one list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ampmem.analysis.allocator.out_of_memory import FailedRequest
+from ampmem.analysis.findings.base import Finding
+
+_OF_ITSELF = "out-of-memory"
+_NO_SAVING = (_OF_ITSELF, "residual", "amp-saves-nothing")
+"""Findings that are no waste of memory, though they have a size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """Something to change, ``why``, and the bytes that it is about; ``None`` where they are not known.
+
+    ``finding`` is the one that says so; ``None`` where the failed request does.
+    """
+
+    change: str
+    why: str
+    bytes: int | None
+    finding: Finding | None
+
+
+def remedies(oom: FailedRequest, findings: Iterable[Finding]) -> tuple[Remedy, ...]:
+    """What ``findings`` and the request itself say to change, each once, that with the most bytes first."""
+    mine = [finding for finding in findings if _is_waste(finding)]
+    said = {finding.code for finding in mine}
+    found = [
+        Remedy(change=finding.change, why=finding.message, bytes=finding.bytes, finding=finding) for finding in mine
+    ]
+    found += [
+        Remedy(change=option.change, why=option.about, bytes=option.bytes, finding=None)
+        for option in oom.options
+        if option.finding not in said
+    ]
+    return tuple(sorted(found, key=lambda remedy: -(remedy.bytes or 0)))
+
+
+def told_elsewhere(oom: FailedRequest | None, findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Those of ``findings`` that the section of the failed request does not have already."""
+    if oom is None:
+        return tuple(findings)
+    return tuple(finding for finding in findings if finding.code != _OF_ITSELF and not _is_waste(finding))
+
+
+def _is_waste(finding: Finding) -> bool:
+    sized = finding.bytes is not None and finding.bytes > 0
+    return sized and finding.severity != "info" and finding.code not in _NO_SAVING

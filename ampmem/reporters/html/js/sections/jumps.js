@@ -1,0 +1,78 @@
+/** The ways to the sections of the page, and which of them is in view. */
+import { byId, fill, make } from "../common/dom.js";
+
+/** @type {Array<[id: string, text: string]>} */
+const JUMPS = [
+  ["verdict", "Verdict"],
+  ["out-of-memory", "Out of memory"],
+  ["activations", "Activations"],
+  ["timeline", "Timeline"],
+  ["peak", "Peak"],
+  ["comparison", "Arms"],
+  ["steps", "Steps"],
+  ["static", "Model check"],
+  ["casts", "Casts"],
+  ["modules", "Modules"],
+  ["stacks", "Stacks"],
+  ["addresses", "Address map"],
+  ["allocations", "Allocations"],
+];
+const BELOW_BAR = 120;
+
+/** The sections that are shown. */
+function shownSections() {
+  return JUMPS.filter(([id]) => !byId(id).hidden);
+}
+
+export function drawJumps() {
+  fill(byId("jumps"), ...shownSections().map(([id, text]) => make("a", { href: `#${id}` }, text)));
+}
+
+/**
+ * Whether the page has a section of this name to go to.
+ * @param {string} id
+ */
+export function hasSection(id) {
+  return shownSections().some(([each]) => each === id);
+}
+
+/**
+ * Goes to a section.
+ * @param {string} id
+ * @param {ScrollBehavior} behavior
+ */
+export function jumpTo(id, behavior = "auto") {
+  const target = byId(id);
+  target.scrollIntoView({ block: "start", behavior });
+  const title = target.querySelector("h1, h2");
+  title?.setAttribute("tabindex", "-1");
+  title?.focus({ preventScroll: true });
+}
+
+/**
+ * The section at the top of the window; empty at the top of the page. At the end of the page that is `before`, if it can be
+ * seen: the last ones never reach the top.
+ * @param {string} before
+ */
+export function sectionInView(before) {
+  if (scrollY === 0) return "";
+  const tops = shownSections().map(([id]) => ({ id, top: byId(id).getBoundingClientRect().top }));
+  const atEnd = scrollY + innerHeight >= document.documentElement.scrollHeight - 2;
+  const kept = tops.find(({ id, top }) => id === before && top < innerHeight - BELOW_BAR);
+  if (atEnd && kept && kept.top >= 0) return before;
+  // Two that stand side by side have one top: then it is the first, unless it was the other.
+  const passed = tops.filter(({ top }) => top <= BELOW_BAR).sort((one, two) => two.top - one.top);
+  const level = passed.filter(({ top }) => top === passed[0].top);
+  return (level.find(({ id }) => id === before) ?? level[0])?.id ?? "";
+}
+
+/**
+ * Marks the way to the section that is in view.
+ * @param {string} id
+ */
+export function markJump(id) {
+  for (const link of byId("jumps").querySelectorAll("a")) {
+    if (link.getAttribute("href") === `#${id}`) link.setAttribute("aria-current", "true");
+    else link.removeAttribute("aria-current");
+  }
+}

@@ -1,0 +1,68 @@
+/** Keeps the page's address up to date with where the reader is, and copies it. */
+import { byId } from "../common/dom.js";
+import { copyAddress, hashOfPlace, placeOfHash, rememberHash } from "../common/permalink.js";
+import { hasSection, jumpTo, markJump, sectionInView } from "./jumps.js";
+/** @import { Place } from "../common/permalink.js" */
+
+/** Browsers let a page change its address some hundred times in half a minute. */
+const REMEMBER_MS = 250;
+const COPIED_MS = 4000;
+
+export class PageLink {
+  #place;
+  #section = "";
+  /** @type {ReturnType<typeof setTimeout>|undefined} */
+  #waiting;
+
+  /**
+   * @param {() => Omit<Place, "section">|null} place where the reader is; null before there is anything to see
+   * @param {(place: Place) => void} go goes there, where the address has changed
+   */
+  constructor(place, go) {
+    this.#place = place;
+    window.addEventListener("hashchange", () => {
+      const there = placeOfHash(location.hash);
+      this.#at(hasSection(there.section) ? there.section : "");
+      go(there);
+    });
+    document.addEventListener("scrollend", () => this.#at(sectionInView(this.#section)));
+    byId("copy-link").addEventListener("click", () => this.#copy());
+  }
+
+  /**
+   * Goes to a section.
+   * @param {string} id
+   * @param {ScrollBehavior} behavior
+   */
+  jump(id, behavior = "auto") {
+    if (!hasSection(id)) return;
+    jumpTo(id, behavior);
+    this.#at(id);
+  }
+
+  /** Puts into the address where the reader is, soon. */
+  remember() {
+    clearTimeout(this.#waiting);
+    this.#waiting = setTimeout(() => this.#write(), REMEMBER_MS);
+  }
+
+  /** @param {string} section */
+  #at(section) {
+    this.#section = section;
+    markJump(section);
+    this.remember();
+  }
+
+  #write() {
+    clearTimeout(this.#waiting);
+    const place = this.#place();
+    if (place) rememberHash(hashOfPlace({ ...place, section: this.#section }));
+  }
+
+  async #copy() {
+    this.#write();
+    const said = byId("copied");
+    said.textContent = (await copyAddress()) ? "Copied" : "The address bar has it";
+    setTimeout(() => (said.textContent = ""), COPIED_MS);
+  }
+}

@@ -1,0 +1,116 @@
+"""What to change when memory ran out: one list, nothing in it twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from build import Story
+from failures import GRADIENTS, ended, in_backward, in_forward, late_zero_grad, oom_at
+
+from ampmem.allocator.model.oom import Reason
+from ampmem.analysis.findings.base import Finding, Section
+from ampmem.analysis.findings.remedies import remedies, told_elsewhere
+from ampmem.analysis.summary import Summary, summarize
+from ampmem.events import OptimizerRecord, Phase
+from ampmem.reporters.text.out_of_memory import render_out_of_memory
+
+
+def told(summary: Summary) -> list[tuple[int | None, str]]:
+    assert summary.out_of_memory is not None
+    return [(each.bytes, each.change) for each in remedies(summary.out_of_memory, summary.findings)]
+
+
+def test_the_late_zero_grad_is_in_the_list_once_and_first() -> None:
+    summary = summarize(late_zero_grad())
+    codes = [finding.code for finding in summary.findings]
+    assert "gradients-through-forward" in codes
+    assert summary.out_of_memory is not None
+    (most,) = {change for change in summary.out_of_memory.changes if "zero_grad" in change}
+    found = told(summary)
+    assert found[0] == (
+        GRADIENTS,
+        "drop them before the next forward: optimizer.zero_grad() right after optimizer.step()",
+    )
+    assert [size or 0 for size, _ in found] == sorted((size or 0 for size, _ in found), reverse=True)
+    assert most not in [change for _, change in found], "the finding says it better"
+    assert len({change for _, change in found}) == len(found)
+    left = [finding.code for finding in told_elsewhere(summary.out_of_memory, summary.findings)]
+    assert "out-of-memory" not in left
+    assert "gradients-through-forward" not in left
+    lines = render_out_of_memory(summary).splitlines()
+    assert sum("zero_grad" in line for line in lines) == 1
+    assert any("39.1 KiB: drop them before the next forward" in line for line in lines)
+
+
+def test_without_findings_the_list_is_what_the_request_says_with_bytes() -> None:
+    recording = in_forward()
+    fragmented = oom_at(recording.ooms[0].time_ns, (400, 700), asked=350)
+    summary = summarize(replace(recording, ooms=(fragmented,)))
+    assert told(summary) == [
+        (700, "make the batch smaller, or recompute activations with torch.utils.checkpoint"),
+        (100, "set PYTORCH_ALLOC_CONF=expandable_segments:True"),
+    ]
+    assert summary.out_of_memory is not None
+    assert [change for _, change in told(summary)] != list(summary.out_of_memory.changes), "by bytes"
+    assert set(summary.out_of_memory.changes) == {change for _, change in told(summary)}
+
+
+def test_a_smaller_batch_is_not_said_twice() -> None:
+    changes = [change for _, change in told(summarize(in_backward()))]
+    assert changes == [
+        "make the model smaller, or spread it over several GPUs",
+        "make the batch smaller, or recompute activations with torch.utils.checkpoint",
+    ]
+
+
+def test_what_a_finding_says_of_foreach_is_not_said_again() -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 100)
+    story.begin(0)
+    story.enter(Phase.OPTIMIZER)
+    story.alloc(0x2000, 3000)
+    story.now += 10
+    recording = replace(
+        ended(story, story.now, (400, 3000)),
+        optimizers=(OptimizerRecord(class_name="AdamW", implementation="foreach"),),
+    )
+    summary = summarize(recording)
+    foreach = (3000, "let the optimizer take one parameter at a time (foreach=False), or use fused=True")
+    assert foreach in told(summary)
+    assert summary.out_of_memory is not None
+    finding = Finding(
+        code="foreach-temporaries",
+        severity="advice",
+        section=Section.TIMELINE,
+        message="3000 B of copies",
+        bytes=2500,
+        change="AdamW(..., fused=True)",
+        evidence=(),
+    )
+    found = [(each.bytes, each.change) for each in remedies(summary.out_of_memory, (finding,))]
+    assert foreach not in found
+    assert (2500, "AdamW(..., fused=True)") in found
+
+
+def test_what_is_no_waste_stays_a_finding_of_its_own() -> None:
+    summary = summarize(in_forward())
+    oom = summary.out_of_memory
+    assert oom is not None
+    (itself,) = summary.findings
+    kinds = [("info", 5), ("warning", None), ("advice", 0)]
+    others = tuple(replace(itself, code="other", severity=severity, bytes=size) for severity, size in kinds)  # type: ignore[arg-type]
+    residual = replace(itself, code="residual", bytes=7)
+    assert told_elsewhere(oom, (itself, *others, residual)) == (*others, residual)
+    assert told_elsewhere(None, (itself,)) == (itself,)
+    assert [each.finding for each in remedies(oom, (*others, residual)) if each.finding] == []
+
+
+def test_each_reason_names_the_memory_that_did_not_serve() -> None:
+    recording = in_forward()
+    limited = replace(
+        recording, ooms=(replace(oom_at(recording.ooms[0].time_ns, (400, 700)), total=1000, free=20_000),)
+    )
+    oom = summarize(limited).out_of_memory
+    assert oom is not None
+    assert oom.reason is Reason.LIMITED
+    assert (None, "allow the process more with torch.cuda.set_per_process_memory_fraction") in told(summarize(limited))
