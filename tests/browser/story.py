@@ -177,6 +177,7 @@ def gpu_run(*, steps: int, expandable: bool = False) -> Recording:
         block = allocator.malloc(size)
         segments()
         story.alloc(block.address, size, block=block.size, op=op, module=f"layers.{size % 5}", stack=CODE)
+        story.fact(Fact.OUTPUT, block.address, op, dtype="uint8", shape=f"[1, {size}]")
         return block
 
     def free(block: Block) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pages import Open, Written, wait_until, written
+from pages import Open, Written, bring, wait_until, written
 
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.units import format_bytes, format_count
@@ -123,6 +123,7 @@ def test_keys_zoom_pan_and_reset(long_open: Any, long_page: Written) -> None:
 def test_a_drag_zooms_and_a_double_click_resets(long_open: Any, long_page: Written) -> None:
     page = long_open
     page.keyboard.press("Home")
+    bring(page, "timeline")
     box = page.locator("#chart-frame").bounding_box()
     middle = box["y"] + box["height"] / 2
     page.mouse.move(box["x"] + 300, middle)
@@ -152,6 +153,7 @@ def test_pinning_shows_what_is_alive_there(way: str, long_open: Any, long_page: 
         for key in ("p", "ArrowLeft", "Shift+ArrowLeft", "Enter"):
             page.keyboard.press(key)
     else:
+        bring(page, "timeline")
         box = page.locator("#chart-frame").bounding_box()
         page.mouse.click(box["x"] + 200, box["y"] + 200)
         page.mouse.move(5, 5)

@@ -233,9 +233,10 @@ test("stripes have the categories in proportion", () => {
 });
 
 const header = {
-  texts: ["", "h.0.weight", "h.0", "aten::mm", "__proto__"],
+  texts: ["", "h.0.weight", "h.0", "aten::mm", "__proto__", "bfloat16"],
   frames: ["/x/train.py:9 main", "/site-packages/torch/nn/linear.py:1 forward"],
   stacks: [[], [0, 1]],
+  shapes: ["", "[8, 128]", "[]"],
   kinds: {
     category: [0, 1, 1],
     bytes: [100, 400, 8],
@@ -244,6 +245,8 @@ const header = {
     op: [0, 3, 0],
     stack: [1, 0, 1],
     phase: [0, 2, 3],
+    dtype: [5, 0, 0],
+    shape: [1, 2, 0],
   },
 };
 const kinds = new Kinds(header, [{ label: "Parameters" }, { label: "Activations" }]);
@@ -283,6 +286,9 @@ test("a search looks at every field, and all its words must be there", () => {
   assert.deepEqual(found("activ backward"), [2]);
   assert.deepEqual(found("h.0 weight"), [0]);
   assert.deepEqual(found("__proto__"), [2]);
+  assert.deepEqual(found("bfloat16"), [0]);
+  assert.deepEqual(found("8×128"), [0]);
+  assert.deepEqual(found("8x128"), [0]);
   assert.deepEqual(found("nothing"), []);
 });
 

@@ -8,7 +8,7 @@ import { shownTheme, startTheme } from "./common/theme.js";
 import { Kinds } from "./data/alive.js";
 import { unpackStream } from "./data/decode.js";
 import { liveOf } from "./data/live.js";
-import { addressMapAt } from "./data/segments.js";
+import { segmentsFilledAt } from "./data/segments.js";
 import { showAddresses } from "./figures/addresses.js";
 import { loadPlotly } from "./figures/plotly.js";
 import { showActivations } from "./sections/activations.js";
@@ -24,9 +24,10 @@ import { showCasts, showPeak, showStatic, showSteps } from "./sections/tables.js
 import { Trees } from "./sections/trees.js";
 import { perform } from "./timeline/actions.js";
 import { Timeline } from "./timeline/timeline.js";
-/** @import { AddressMapView, PageView, RunView } from "./common/page.js" */
+/** @import { PageView, RunView } from "./common/page.js" */
 /** @import { Place } from "./common/permalink.js" */
 /** @import { Theme } from "./common/theme.js" */
+/** @import { Filled } from "./data/segments.js" */
 /** @import { Live } from "./data/stream.js" */
 /** @import { CategoryOf } from "./figures/bars.js" */
 /** @import { Plotly } from "./figures/figures.js" */
@@ -56,8 +57,8 @@ class Page {
   #unpacked = new Map();
   /** @type {Shown|null} */
   #shown = null;
-  /** @type {AddressMapView|null} */
-  #addressMap = null;
+  /** @type {Filled[]} */
+  #segments = [];
   #addressesWhere = "";
   /** @type {Int32Array|null} */
   #peakCounts = null;
@@ -78,7 +79,10 @@ class Page {
       () => this.#place(),
       (there) => this.#follow(there).catch(trouble),
     );
-    this.list = new LiveList(() => this.link.jump("allocations"));
+    this.list = new LiveList(
+      (index) => this.timeline.pin(index),
+      () => this.link.jump("allocations"),
+    );
     this.timeline = new Timeline(plotly, data, {
       pinned: (index) => this.#pinned(index),
       read: (index, title) => this.#read(index, title),
@@ -133,7 +137,7 @@ class Page {
     for (const id of ["modules", "allocations"]) byId(id).hidden = kinds.count === 0;
     byId("stacks").hidden = !kinds.hasStacks();
     this.#mapAddresses(shown, null);
-    byId("addresses").hidden = !this.#addressMap?.segments.length;
+    byId("addresses").hidden = !this.#segments.length;
     this.table.show(kinds, { peak: this.#peakCounts, run: live.made() });
     const toFailure = (/** @type {number} */ position) => {
       this.timeline.pin(live.indexOf(position));
@@ -162,16 +166,18 @@ class Page {
   #mapAddresses({ live, run }, pinned) {
     const keys = this.data.categories.map((category) => category.key);
     const peak = run.peak ? live.indexOf(run.peak.position) : live.length - 1;
-    const exact = addressMapAt(live, pinned ?? peak, keys);
-    this.#addressMap = exact ?? run.address_map;
+    const exact = segmentsFilledAt(live, pinned ?? peak, keys);
+    this.#segments = exact ?? run.address_map?.segments ?? [];
     this.#addressesWhere =
       exact && pinned !== null ? `at event ${formatCount(live.position(pinned))}` : run.peak ? "at the peak" : "at the end";
   }
 
   /** @param {Theme} theme */
   #drawAddresses(theme) {
-    if (byId("addresses").hidden || !this.#addressMap) return;
-    showAddresses(this.#addressMap, this.#addressesWhere, this.categoryOf, theme);
+    if (byId("addresses").hidden || !this.#shown) return;
+    const { kinds, run } = this.#shown;
+    const told = { kinds, steps: run.steps, categoryOf: this.categoryOf };
+    showAddresses(this.#segments, this.#addressesWhere, told, theme);
   }
 
   /** @param {number|null} index */

@@ -1,4 +1,5 @@
 /** Allocations of a run as rows: for the table, the module tree and the stack tree. */
+import { formatShape } from "../common/format.js";
 import { isLibraryFrame } from "./frames.js";
 /** @import { CategoryView } from "../common/page.js" */
 /** @import { KindsHeader } from "./stream.js" */
@@ -42,14 +43,23 @@ export class Kinds {
     this.header = header;
     this.categories = categories;
     this.count = header.kinds.bytes.length;
+    this.shapes = header.shapes.map(formatShape);
   }
 
   /**
-   * @param {"name"|"module"|"op"} column
+   * @param {"name"|"module"|"op"|"dtype"} column
    * @param {number} kind
    */
   text(column, kind) {
     return this.header.texts[this.header.kinds[column][kind]] ?? "";
+  }
+
+  /**
+   * `8×128`; empty where it is not known.
+   * @param {number} kind
+   */
+  shape(kind) {
+    return this.shapes[this.header.kinds.shape[kind]] ?? "";
   }
 
   /** @param {number} kind */
@@ -163,7 +173,7 @@ export function matchedStacks(kinds, counts, query) {
 }
 
 /**
- * Whether a kind has all words of `query` in its name, module, operator, stack, phase or category.
+ * Whether a kind has all words of `query` in its name, module, operator, type, shape, stack, phase or category.
  * @param {Kinds} kinds
  * @param {string} query
  * @returns {(kind: number) => boolean}
@@ -176,10 +186,12 @@ export function kindMatcher(kinds, query) {
     const frames = hitsOf(header.frames, word);
     const stacks = header.stacks.map((stack) => stack.some((frame) => frames[frame]));
     const labels = kinds.categories.map((each) => each.label.toLowerCase().includes(word));
-    const columns = [header.kinds.name, header.kinds.module, header.kinds.op];
+    const shapes = hitsOf(kinds.shapes, word.replace(/(?<=\d)x(?=\d)/g, "×"));
+    const columns = [header.kinds.name, header.kinds.module, header.kinds.op, header.kinds.dtype];
     return (/** @type {number} */ kind) =>
       columns.some((column) => texts[column[kind]]) ||
       stacks[header.kinds.stack[kind]] ||
+      shapes[header.kinds.shape[kind]] ||
       labels[kinds.category(kind)] ||
       kinds.phase(kind).includes(word);
   });

@@ -92,6 +92,8 @@ export class TreeView {
    * @param {string} query
    */
   search(query) {
+    // Without a search before and now, the boxes are as they were drawn.
+    if (!query && !this.#query) return;
     this.#query = query;
     this.draw();
   }
