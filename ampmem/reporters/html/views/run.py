@@ -34,9 +34,7 @@ from ampmem.reporters.html.stream.stream import stream_view
 from ampmem.reporters.html.views.activations import activations_view
 from ampmem.reporters.html.views.out_of_memory import out_of_memory_view
 from ampmem.reporters.html.views.static_model import static_model_view
-from ampmem.reporters.text.estimate import fit_in_short, sentences
-from ampmem.reporters.text.plain_text import per_parameter
-from ampmem.reporters.text.table import (
+from ampmem.reporters.text.describe import (
     describe_allocator,
     describe_arm,
     describe_devices,
@@ -44,6 +42,8 @@ from ampmem.reporters.text.table import (
     describe_optimizers,
     describe_update,
 )
+from ampmem.reporters.text.estimate import fit_in_short, sentences
+from ampmem.reporters.text.plain_text import per_parameter
 from ampmem.reporters.text.warnings import warnings
 from ampmem.reporters.text.words import IN_SHORT, short
 from ampmem.units import format_bytes, format_count, format_duration

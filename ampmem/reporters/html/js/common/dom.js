@@ -11,7 +11,7 @@
  */
 
 const LONG_NAME = /\S{12}/;
-const JOINT = /(?<=[\w)>\]][./\\:_=(])(?=[\w<])/;
+const JOINT = /(?<=[\w)>\]][./\\:_=(×])(?=[\w<])/;
 
 const HATCHES = new Map([
   ["/", "slashes"],

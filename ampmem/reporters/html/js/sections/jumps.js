@@ -44,6 +44,7 @@ export function hasSection(id) {
 export function jumpTo(id, behavior = "auto") {
   const target = byId(id);
   target.scrollIntoView({ block: "start", behavior });
+  /** @type {HTMLElement|null} */
   const title = target.querySelector("h1, h2");
   title?.setAttribute("tabindex", "-1");
   title?.focus({ preventScroll: true });
