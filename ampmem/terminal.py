@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 from contextlib import suppress
 from typing import TextIO
@@ -10,10 +11,17 @@ from typing import TextIO
 # Taken now: a script may put others in their place.
 _write, _poll = os.write, select.poll
 
+_STYLE = re.compile(r"(\x1b\[[0-9;]*m)")
+"""What makes the text after it bold or coloured, or plain again, and nothing else."""
+
 
 def printable(text: str) -> str:
     """``text`` with a question mark for each character that a terminal might act on, or that has no bytes."""
     return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _printable_lines(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))
 
 
 class Terminal:
@@ -32,7 +40,12 @@ class Terminal:
 
     def show(self, text: str) -> None:
         """Lines that need no name before them."""
-        self.write("\n".join(map(printable, text.split("\n"))) + "\n")
+        self.write(_printable_lines(text) + "\n")
+
+    def show_styled(self, text: str) -> None:
+        """The same for a text of ampmem's own making, whose styles are kept."""
+        parts = _STYLE.split(text)  # every other one is a style
+        self.write("".join(part if i % 2 else _printable_lines(part) for i, part in enumerate(parts)) + "\n")
 
     def step(self, message: str, *, last: bool) -> None:
         """Over the line before, where there is a screen."""

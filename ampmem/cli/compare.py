@@ -21,6 +21,7 @@ from ampmem.errors import NothingRecorded, RecordingError
 from ampmem.outputs import check_output, claim, remove, remove_empty, say_written, sized
 from ampmem.recording import SUFFIX, read
 from ampmem.reporters.text.compare import render
+from ampmem.reporters.text.layout import layout_for
 from ampmem.terminal import Terminal
 from ampmem.units import format_bytes
 from ampmem.vocabulary import FORCED_ARMS, Arm, Device
@@ -69,7 +70,9 @@ def compare(arms: str, seed: int, times: bool, output: str | None, html: Path | 
         check_output(html, force=options.force)
     with _numbered(plan) if numbered else nullcontext(plan) as named, Progress() as progress:
         outcomes = _run_all(named, progress)
-    click.echo(render(compare_entries([outcome.entry for outcome in outcomes])))
+    recorded = [str(named.path(outcome.arm)) for outcome in outcomes if outcome.entry.summary is not None]
+    comparison = compare_entries([outcome.entry for outcome in outcomes])
+    click.echo(render(comparison, files=recorded, layout=layout_for(sys.stdout)))
     _write_html(named, outcomes)
     if not all(outcome.worked for outcome in outcomes):
         raise click.exceptions.Exit(1)

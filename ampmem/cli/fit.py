@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,6 +24,7 @@ from ampmem.cli.vary import OPTION, varied_arguments
 from ampmem.errors import UsageError
 from ampmem.outputs import check_output, say_written
 from ampmem.reporters.text.fit import left, render
+from ampmem.reporters.text.layout import layout_for
 from ampmem.vocabulary import FORCED_ARMS, Arm, Device
 
 STEPS = 2
@@ -113,7 +115,7 @@ def fit(
     script = replace(options, device=Device.SIMULATED, stacks=False, force=False)
     runs = RunPlan(script=script, varied=varied, seed=seed, jobs=jobs or min(os.cpu_count() or 1, JOBS))
     found = _search(runs, chosen, gpu, curve=points)
-    click.echo(document(found).to_json() if as_json else render(found))
+    click.echo(document(found).to_json() if as_json else render(found, layout_for(sys.stdout)))
     if html is not None:
         from ampmem.reporters.html.page.fit_page import write_fit
 

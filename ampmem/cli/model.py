@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from decimal import Decimal
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from ampmem.analysis.static_model.static_model import OPTIMIZERS, PRECISIONS, Op
 from ampmem.analysis.summary import Summary
 from ampmem.cli.show import report_of
 from ampmem.errors import NothingRecorded, UsageError
+from ampmem.reporters.text.layout import layout_for
 from ampmem.reporters.text.model import note, render_recipe, render_recipes
 
 _COUNT = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:e\+?\d{1,2})?)([kmbt]?)", re.IGNORECASE | re.ASCII)
@@ -59,11 +61,12 @@ def model(file: Path | None, params: str | None, optimizer: str, name: str | Non
         except NothingRecorded as error:
             raise NothingRecorded(f"{file}: {error}") from error
         parameters, remark = measured.parameters, _remark(summary, OPTIMIZERS[optimizer])
+    layout = layout_for(sys.stdout)
     if name is None:
-        text = render_recipes(recipes, parameters, measured)
+        text = render_recipes(recipes, parameters, measured, layout)
     else:
-        text = render_recipe(recipes[0], parameters, measured)
-    click.echo(text if remark is None else f"{text}\n\n{note(remark)}")
+        text = render_recipe(recipes[0], parameters, measured, layout)
+    click.echo(text if remark is None else f"{text}\n\n{note(remark, layout)}")
 
 
 def parse_count(text: str) -> int:

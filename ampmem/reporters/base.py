@@ -11,11 +11,12 @@ from ampmem.analysis.summary import Summary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One recording, ready to be shown. ``title`` is the script and its arguments."""
+    """One recording, ready to be shown. ``title`` is the script and its arguments, ``file`` where the recording is."""
 
     title: str
     summary: Summary
     notes: tuple[str, ...]
+    file: str = ""
 
 
 class Reporter(Protocol):

@@ -252,33 +252,6 @@ def test_the_table_searches_filters_grows_and_unfolds(long_open: Any, long_page:
     assert "Nothing matches" in page.locator("#allocations-body").inner_text()
 
 
-def test_stacks_are_searched_with_their_bytes(long_open: Any, long_page: Written) -> None:
-    page = long_open
-    page.locator("#stacks-search").fill("net.forward")
-    lifetimes, texts = long_page.analysis.lifetimes, long_page.analysis.recording.texts
-    mine = lifetimes.alive_at(int(total(long_page).argmax()))
-    size = sum(
-        int(lifetimes.bytes[index]) for index in np.flatnonzero(mine) if "Net.forward" in texts[lifetimes.stack[index]]
-    )
-    assert format_bytes(size) in page.locator("#stacks-matched").inner_text()
-    assert page.locator("#stacks-tree .match").count() >= 1
-
-
-def test_trees_are_walked_with_the_keyboard(long_open: Any, long_page: Written) -> None:
-    page = long_open
-    page.get_by_role("button", name="Icicle").click()
-    tree = page.locator("#modules-tree")
-    tree.locator("[role=treeitem]").first.focus()
-    page.keyboard.press("ArrowDown")
-    opened = page.evaluate("document.activeElement.getAttribute('aria-label')")
-    page.keyboard.press("Enter")
-    assert page.locator("#modules-path button").count() == 2
-    assert tree.locator("[role=treeitem]").first.get_attribute("aria-label") == opened
-    page.keyboard.press("Backspace")
-    assert not page.locator("#modules-path").is_visible()
-    assert tree.locator("[role=treeitem]").count() <= 1000
-
-
 def test_a_reduced_stream_keeps_the_peak_and_says_what_it_lacks(
     open_page: Open, tmp_path: Path, long_page: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:

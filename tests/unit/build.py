@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,6 +44,7 @@ RUN = RunRecord(
     script="train.py",
     arguments=("--epochs", "1"),
 )
+FP32 = ArmRecord(name="fp32", dtype=None, cache=None, scaler=False)
 ARM = ArmRecord(name="amp", dtype="bfloat16", cache=True, scaler=False)
 
 
@@ -186,6 +188,44 @@ class Story:
 def _columns(kind: type[_ColumnsT], rows: Sequence[tuple[int, ...]]) -> _ColumnsT:
     table = np.array(rows, dtype=np.int64).reshape(len(rows), len(kind.names()))
     return kind(**{name: np.ascontiguousarray(table[:, index]) for index, name in enumerate(kind.names())})
+
+
+def arm_run(
+    arm: ArmRecord = FP32,
+    *,
+    activations: int = 800,
+    copies: int = 0,
+    losses: tuple[float | None, ...] = (2.0, 1.0),
+    skipped: tuple[int, ...] = (),
+    elements: int = 100,
+    script: str = "train.py",
+    plain: tuple[int, ...] = (),
+    notes: tuple[str, ...] = (),
+) -> Recording:
+    """One step per loss of a one-parameter model, with so many bytes of activations and of cast copies."""
+    story = Story()
+    story.parameter(0x1000, "weight", elements)
+    for step, loss in enumerate(losses):
+        story.begin(step)
+        story.enter(Phase.FORWARD)
+        if copies:
+            story.alloc(0x2000, copies)
+            story.fact(Fact.CAST_COPY, 0x2000, "weight")
+        story.alloc(0x3000, activations)
+        story.fact(Fact.SAVED, 0x3000, "MmBackward0")
+        story.enter(Phase.BACKWARD)
+        story.alloc(0x4000, 4 * elements)
+        story.fact(Fact.GRADIENT, 0x4000, "weight")
+        story.free(0x3000)
+        if copies:
+            story.free(0x2000)
+        if step not in skipped:
+            story.enter(Phase.OPTIMIZER)
+        story.end(loss=loss, skipped=step in skipped)
+        story.enter(Phase.BETWEEN)
+        story.free(0x4000)
+    recording = story.recording(run=replace(RUN, script=script), arm=arm, notes=notes)
+    return replace(recording, plain_step_ns=plain)
 
 
 def small_run() -> Story:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,20 +99,23 @@ def predicted(simulation: Simulation, *, failed: bool) -> str:
     return headline(prediction_of(record), simulation.device.gpu.name, stopped=stopped, failure=failure)
 
 
-def show(recording: Path, audience: Audience) -> None:
-    """Show the tables."""
+def show(recording: Path, named: Path, audience: Audience) -> None:
+    """Show the tables of ``recording``, which is ``named`` so on the command line."""
     from ampmem.cli.show import report_of
+    from ampmem.reporters.text.layout import layout_for
     from ampmem.reporters.text.table import TableReporter
 
-    audience.show(TableReporter().render([report_of(recording)]))
+    report = replace(report_of(recording), file=str(named))
+    audience.show(TableReporter(layout=layout_for(audience.screen)).render([report]))
 
 
 def show_shortage(recording: Path, audience: Audience) -> None:
     """Say what the run died of that ran out of memory."""
     from ampmem.cli.show import report_of
+    from ampmem.reporters.text.layout import layout_for
     from ampmem.reporters.text.out_of_memory import render_out_of_memory
 
-    audience.show(render_out_of_memory(report_of(recording).summary))
+    audience.show(render_out_of_memory(report_of(recording).summary, layout_for(audience.screen)))
 
 
 def _times(count: int) -> str:

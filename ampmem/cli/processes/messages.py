@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TextIO
 
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.terminal import Terminal
@@ -30,6 +30,10 @@ class StepEnded:
 class Audience(Protocol):
     """Whom ``ampmem profile`` speaks to."""
 
+    @property
+    def screen(self) -> TextIO | None:
+        """Where tables are read: it says how wide they may be, and whether they may have colours."""
+
     def say(self, message: str) -> None:
         """Something for people only, in one line."""
 
@@ -47,7 +51,13 @@ class Person:
     """Reads standard error; steps are shown on a terminal only, in one line that changes."""
 
     def __init__(self) -> None:
-        self._terminal = Terminal(sys.stderr)  # the script may put another in its place
+        self._stream = sys.stderr  # the script may put another in its place
+        self._terminal = Terminal(self._stream)
+
+    @property
+    def screen(self) -> TextIO | None:
+        """Standard error, as it was when the command began."""
+        return self._stream
 
     def say(self, message: str) -> None:
         """A line of its own."""
@@ -55,7 +65,7 @@ class Person:
 
     def show(self, text: str) -> None:
         """All of it, between empty lines."""
-        self._terminal.show(f"\n{text}\n")
+        self._terminal.show_styled(f"\n{text}\n")
 
     def step(self, ended: StepEnded) -> None:
         """Over the line before."""
@@ -71,6 +81,11 @@ class Parent:
 
     def __init__(self, file: Path) -> None:
         self._file = file.absolute()  # the script may change the directory
+
+    @property
+    def screen(self) -> TextIO | None:
+        """None: no table is read there."""
+        return None
 
     def say(self, message: str) -> None:
         """Nothing."""

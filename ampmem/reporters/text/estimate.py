@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ampmem.analysis.fit.estimate import Fit, Prediction, Terms
 from ampmem.names import is_warning, not_modelled
-from ampmem.reporters.text.plain_text import table, wrapped
+from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
+from ampmem.reporters.text.plain_text import wrapped
 from ampmem.units import format_bytes
 
 _LAYERS = ("rounding", "allocated", "cached", "reserved", "outside", "total")
@@ -16,6 +17,8 @@ _SUMS = {
     "total": "= total, as nvidia-smi would show",
     "outside": "outside (assumed)",
 }
+_NAME = 20
+"""So much of what a row is about is left at least."""
 _TOTALS = {_SUMS[key] for key in ("allocated", "reserved", "total")}
 
 
@@ -56,24 +59,17 @@ def fit_in_short(prediction: Prediction) -> tuple[str, str]:
     return prediction.fit.replace("-", " "), f"predicted: {used}{until}"
 
 
-def render_prediction(prediction: Prediction | None, gpu: str) -> str:
-    """The section of ``ampmem show``; empty for a run that was measured."""
+def render_prediction(prediction: Prediction | None, gpu: str, layout: Layout = PLAIN) -> str:
+    """What a simulated run takes of the memory, beside its :func:`headline`; empty for a run that was measured."""
     if prediction is None:
         return ""
-    lines = [f"the prediction for {gpu}, {format_bytes(prediction.gpu_bytes)}", "", _table(prediction), ""]
-    for text in explanations(prediction):
-        lines += wrapped(text)
-    return "\n".join(lines)
+    caption = f"the prediction for {gpu}, {format_bytes(prediction.gpu_bytes)}"
+    lines = [*map(layout.strong, wrapped(caption, layout.width)), "", _table(prediction, layout)]
+    texts = [*_bounds(prediction), *map(not_modelled, prediction.not_modelled)]
+    return "\n".join([*lines, *([""] * bool(texts)), *(line for text in texts for line in wrapped(text, layout.width))])
 
 
-def explanations(prediction: Prediction) -> Iterator[str]:
-    """The verdict, what was assumed at most, and what is in none of the numbers; a sentence each."""
-    yield from _verdict_and_bounds(prediction)
-    yield from map(not_modelled, prediction.not_modelled)
-
-
-def _verdict_and_bounds(prediction: Prediction) -> Iterator[str]:
-    yield verdict(prediction)
+def _bounds(prediction: Prediction) -> Iterator[str]:
     if prediction.highest is not None:
         for what, size in prediction.highest.bounds.items():
             yield f"up to: {what} are not known; with the most that is assumed for them, {format_bytes(size)} at once"
@@ -93,7 +89,8 @@ def sentences(prediction: Prediction | None) -> Iterator[str]:
             f"predicted at most: {format_bytes(highest.allocated)} allocated, {format_bytes(highest.reserved)} "
             f"reserved, {format_bytes(highest.total)} in all"
         )
-    yield from _verdict_and_bounds(prediction)
+    yield verdict(prediction)
+    yield from _bounds(prediction)
 
 
 def other_notes(prediction: Prediction | None, notes: Sequence[str]) -> list[str]:
@@ -102,17 +99,17 @@ def other_notes(prediction: Prediction | None, notes: Sequence[str]) -> list[str
     return [note for note in notes if note not in shown and not is_warning(note)]
 
 
-def _table(prediction: Prediction) -> str:
-    columns = [prediction.at_peak_allocated, prediction.at_peak_reserved]
-    rows = [[name, *(format_bytes(size) for size in sizes)] for name, sizes in _rows(columns)]
-    headers = ["", "at peak\nallocated", "at peak\nreserved"]
+def _table(prediction: Prediction, layout: Layout) -> str:
+    instants = [prediction.at_peak_allocated, prediction.at_peak_reserved]
+    rows = [[name, *(format_bytes(size) for size in sizes)] for name, sizes in _rows(instants)]
+    columns = [words("", least=_NAME), number("at peak\nallocated"), number("at peak\nreserved")]
     if prediction.highest is not None:
-        headers.append("up to")
+        columns.append(number("up to"))
         highest = prediction.highest
         most = {"allocated": highest.allocated, "reserved": highest.reserved, "total": highest.total}
         named = {_SUMS[key]: format_bytes(size) for key, size in most.items()}
         rows = [[*row, named.get(row[0], "")] for row in rows]
-    return table(rows, headers, ["left"] + ["right"] * (len(headers) - 1))
+    return table(columns, rows, layout, strong=_TOTALS)
 
 
 def _rows(columns: list[Terms]) -> Iterator[tuple[str, list[int]]]:

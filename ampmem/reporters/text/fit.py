@@ -7,21 +7,22 @@ from collections.abc import Sequence
 from ampmem.analysis.fit.fit import BASELINE, ArmFit, BreakEven, FitResult, Verdict
 from ampmem.analysis.fit.search import Remaining
 from ampmem.names import is_warning, said_in
-from ampmem.reporters.text.plain_text import ABSENT, chunks, table, wrapped
+from ampmem.reporters.text.layout import PLAIN, Layout, number, side_by_side
+from ampmem.reporters.text.plain_text import ABSENT, wrapped
 from ampmem.reporters.text.words import signed
 from ampmem.units import format_apart, format_bytes, format_count
 
 DOES_NOT_FIT = "does not fit"
 
 
-def render(fit: FitResult) -> str:
+def render(fit: FitResult, layout: Layout = PLAIN) -> str:
     """The runs as a table, then what they say."""
     sections = [
-        _head(fit),
-        _points(fit),
-        _listed("what fits: all that the device has in use at most, of its memory", fitting_lines(fit)),
-        _listed(f"peak allocated against {BASELINE}", break_even_lines(fit)),
-        "\n".join(line for note in remarks(fit) for line in wrapped(f"note: {note}")),
+        _head(fit, layout),
+        _points(fit, layout),
+        _listed("what fits: all that the device has in use at most, of its memory", fitting_lines(fit), layout),
+        _listed(f"peak allocated against {BASELINE}", break_even_lines(fit), layout),
+        "\n".join(line for note in remarks(fit) for line in wrapped(f"note: {note}", layout.width)),
     ]
     return "\n\n".join(section for section in sections if section)
 
@@ -84,18 +85,20 @@ def _bounds(fits: int | None, too_large: int | None) -> str:
     return f"above {fits}" if too_large is None else f"between {fits} and {too_large}"
 
 
-def _head(fit: FitResult) -> str:
-    return "\n".join(line for name, text in facts(fit) for line in wrapped(f"{name:<8}{text}", indent=" " * 8))
+def _head(fit: FitResult, layout: Layout) -> str:
+    return "\n".join(
+        line for name, text in facts(fit) for line in wrapped(f"{name:<8}{text}", layout.width, indent=" " * 8)
+    )
 
 
-def _points(fit: FitResult) -> str:
-    tables = []
-    for chunk in chunks(len(fit.arms)):
-        arms = [fit.arms[i] for i in chunk]
-        headers = [fit.vary.name, *(head for arm in arms for head in (f"{arm.name}\nallocated", "\nreserved"))]
-        rows = [[str(value), *(cell for arm in arms for cell in cells(arm, value))] for value in fit.values]
-        tables.append(table(rows, headers, ["right"] * len(headers)))
-    return "\n\n".join(["peak of each run", *tables])
+def _points(fit: FitResult, layout: Layout) -> str:
+    first = number(fit.vary.name)
+    groups = [[number(f"{arm.name}\nallocated"), number("\nreserved")] for arm in fit.arms]
+    names = list(map(str, fit.values))
+    tables = side_by_side(
+        first, names, groups, [[cells(arm, value) for value in fit.values] for arm in fit.arms], layout
+    )
+    return "\n\n".join([layout.strong("peak of each run"), *tables])
 
 
 def cells(arm: ArmFit, value: int) -> tuple[str, str]:
@@ -108,10 +111,11 @@ def cells(arm: ArmFit, value: int) -> tuple[str, str]:
     return format_apart(memory.allocated, memory.reserved)
 
 
-def _listed(title: str, lines: Sequence[str]) -> str:
+def _listed(title: str, lines: Sequence[str], layout: Layout) -> str:
     if not lines:
         return ""
-    return "\n".join([title, *(part for line in lines for part in wrapped(line))])
+    heading = map(layout.strong, wrapped(title, layout.width))
+    return "\n".join([*heading, *(part for line in lines for part in wrapped(line, layout.width))])
 
 
 def _fitting(fit: FitResult, arm: ArmFit) -> str:

@@ -1,4 +1,4 @@
-"""Recipes and published formulas of static memory as text, never wider than the tables of a summary."""
+"""Recipes and published formulas of static memory as text; of its lines only an address may be too long to fit."""
 
 from __future__ import annotations
 
@@ -16,56 +16,62 @@ from ampmem.analysis.static_model.published import (
 )
 from ampmem.analysis.static_model.static_model import COMPONENTS, Recipe
 from ampmem.analysis.timeline.categories import Category
-from ampmem.reporters.text.plain_text import WIDTH, per_parameter, shorten, table
+from ampmem.reporters.text.layout import PLAIN, Layout, number, table, table_lines, words
+from ampmem.reporters.text.plain_text import per_parameter, shorten
 from ampmem.reporters.text.words import AT_MARK
 from ampmem.units import format_bytes, format_count
 
-_COUNTS_WIDTH = 52
+_NAME = 12
+"""So much of a recipe's name is left at least."""
+_TOTAL = "total"
 _HEADERS = ("para-\nmeters", "cast\ncopies", "gradi-\nents", "master\ncopies", "optim.\nstate")
 
 
-def render_recipes(recipes: Sequence[Recipe], parameters: int, measured: Measured | None = None) -> str:
+def render_recipes(
+    recipes: Sequence[Recipe], parameters: int, measured: Measured | None = None, layout: Layout = PLAIN
+) -> str:
     """All recipes of one optimizer, then the published formulas, then which of them ``measured`` agrees with."""
     sections = [
-        _head(recipes[0], parameters),
-        *([_measurement(measured)] if measured else []),
-        _recipes(recipes, parameters),
-        _published(PUBLISHED.values(), parameters),
-        *([_matches(recipes, PUBLISHED.values(), measured)] if measured else []),
-        _sources(PUBLISHED.values()),
+        _head(recipes[0], parameters, layout),
+        *([_measurement(measured, layout)] if measured else []),
+        _recipes(recipes, parameters, layout),
+        _published(PUBLISHED.values(), parameters, layout),
+        *([_matches(recipes, PUBLISHED.values(), measured, layout)] if measured else []),
+        _sources(PUBLISHED.values(), layout),
     ]
     return "\n\n".join(sections)
 
 
-def render_recipe(recipe: Recipe, parameters: int, measured: Measured | None = None) -> str:
+def render_recipe(recipe: Recipe, parameters: int, measured: Measured | None = None, layout: Layout = PLAIN) -> str:
     """One recipe with its terms and its sources, and whether ``measured`` agrees with it."""
+    name = _line("recipe", f"{recipe.precision.key}: {recipe.precision.title}", layout)
     sections = [
-        f"{_line('recipe', f'{recipe.precision.key}: {recipe.precision.title}')}\n{_head(recipe, parameters)}",
-        *([_measurement(measured)] if measured else []),
-        _terms(recipe, parameters),
-        *([_matches([recipe], [], measured)] if measured else []),
-        "\n".join(_wrap(f"source: {source}") for source in (recipe.precision.source, recipe.optimizer.source)),
+        f"{name}\n{_head(recipe, parameters, layout)}",
+        *([_measurement(measured, layout)] if measured else []),
+        _terms(recipe, parameters, layout),
+        *([_matches([recipe], [], measured, layout)] if measured else []),
+        "\n".join(_wrap(f"source: {source}", layout) for source in (recipe.precision.source, recipe.optimizer.source)),
     ]
     return "\n\n".join(sections)
 
 
-def note(text: str) -> str:
+def note(text: str, layout: Layout = PLAIN) -> str:
     """A remark, wrapped."""
-    return _wrap(f"note: {text}")
+    return _wrap(f"note: {text}", layout)
 
 
-def _head(recipe: Recipe, parameters: int) -> str:
+def _head(recipe: Recipe, parameters: int, layout: Layout) -> str:
     optimizer = recipe.optimizer
     states = ", ".join(state.name for state in optimizer.states) or "no state"
-    kept = _line("optimizer", f"{optimizer.title}: {states}")
-    return f"{_line('parameters', format_count(parameters))}\n{kept}"
+    kept = _line("optimizer", f"{optimizer.title}: {states}", layout)
+    return f"{_line('parameters', format_count(parameters), layout)}\n{kept}"
 
 
-def _line(key: str, value: str) -> str:
-    return _wrap(f"{key:<12}{value}")
+def _line(key: str, value: str, layout: Layout) -> str:
+    return _wrap(f"{key:<12}{value}", layout)
 
 
-def _recipes(recipes: Sequence[Recipe], parameters: int) -> str:
+def _recipes(recipes: Sequence[Recipe], parameters: int, layout: Layout) -> str:
     rows = [
         [
             recipe.precision.key,
@@ -75,11 +81,18 @@ def _recipes(recipes: Sequence[Recipe], parameters: int) -> str:
         ]
         for recipe in recipes
     ]
-    text = table(rows, ["recipe, bytes per parameter", *_HEADERS, "total", "bytes"], ["left"] + ["right"] * 7)
+    columns = [
+        words("recipe, bytes\nper parameter", least=_NAME),
+        *map(number, _HEADERS),
+        number("total"),
+        number("bytes", rank=1),
+    ]
+    text = table(columns, rows, layout)
     if any(recipe.precision.transient_casts for recipe in recipes):
         text += "\n" + _wrap(
             "* alive from forward until backward has used them, and not in the total; "
-            "of the parameters that autocast casts only, so not of norms and embeddings"
+            "of the parameters that autocast casts only, so not of norms and embeddings",
+            layout,
         )
     return text
 
@@ -89,18 +102,15 @@ def _part(recipe: Recipe, component: Category) -> str:
     return _number(recipe.components[component]) + ("*" if transient else "")
 
 
-def _published(formulas: Iterable[Published], parameters: int) -> str:
-    rows = [
-        [
-            formula.key,
-            _number(formula.total),
-            _size(formula.total, parameters),
-            textwrap.fill(f"{_sum(formula)}. {formula.counts}", _COUNTS_WIDTH),
-        ]
-        for formula in formulas
-    ]
-    headers = ["published, with Adam", "B/param", "bytes", "what it counts"]
-    return table(rows, headers, ["left", "right", "right", "left"])
+def _published(formulas: Iterable[Published], parameters: int, layout: Layout) -> str:
+    """A row for each formula; what it counts is longer than a column could be wide, and stands under it."""
+    shown = list(formulas)
+    rows = [[formula.key, _number(formula.total), _size(formula.total, parameters)] for formula in shown]
+    columns = [words("published, with Adam", least=_NAME), number("B/param"), number("bytes")]
+    lines, body = table_lines(columns, rows, layout)
+    for line, formula in zip(body, shown, strict=True):
+        lines += [line, _wrap(f"{_sum(formula)}. {formula.counts}", layout, "  ", hang="")]
+    return "\n".join(lines)
 
 
 def _sum(formula: Published) -> str:
@@ -108,15 +118,16 @@ def _sum(formula: Published) -> str:
     return " + ".join(parts)
 
 
-def _terms(recipe: Recipe, parameters: int) -> str:
+def _terms(recipe: Recipe, parameters: int, layout: Layout) -> str:
     rows = [
         [component, _part(recipe, component), _size(recipe.components[component], parameters), _why(recipe, component)]
         for component in COMPONENTS
     ]
-    rows.append(["total", _number(recipe.static), _size(recipe.static, parameters), "alive after backward"])
+    rows.append([_TOTAL, _number(recipe.static), _size(recipe.static, parameters), "alive after backward"])
     if recipe.precision.transient_casts:
         rows.append(["with casts", _number(recipe.peak), _size(recipe.peak, parameters), "if every copy is alive"])
-    return table(rows, ["component", "B/param", "bytes", "terms"], ["left", "right", "right", "left"])
+    columns = [words("component"), number("B/param"), number("bytes", rank=1), words("terms", least=_NAME)]
+    return table(columns, rows, layout, strong=(_TOTAL,))
 
 
 def _why(recipe: Recipe, component: Category) -> str:
@@ -143,28 +154,29 @@ def _states(recipe: Recipe) -> str:
     return " + ".join(terms) or "none"
 
 
-def _measurement(measured: Measured) -> str:
-    columns: list[Mapping[str, int]] = [measured.static]
-    headers = ["measured", AT_MARK[measured.mark].replace(" ", "\n", 1), "B/\nparam"]
+def _measurement(measured: Measured, layout: Layout) -> str:
+    shown: list[Mapping[str, int]] = [measured.static]
+    columns = [words("measured"), number(AT_MARK[measured.mark].replace(" ", "\n", 1)), number("B/\nparam")]
     if measured.after_forward is not None:
-        columns.append(measured.after_forward)
-        headers += ["at the end\nof forward", "B/\nparam"]
-    rows = [[component, *_cells([column[component] for column in columns], measured)] for component in COMPONENTS]
-    rows.append(["total", *_cells([sum(column.values()) for column in columns], measured)])
-    return f"this run, step {measured.step}\n\n{table(rows, headers, ['left'] + ['right'] * (2 * len(columns)))}"
+        shown.append(measured.after_forward)
+        columns += [number("at the end\nof forward"), number("B/\nparam")]
+    rows = [[component, *_cells([column[component] for column in shown], measured)] for component in COMPONENTS]
+    rows.append([_TOTAL, *_cells([sum(column.values()) for column in shown], measured)])
+    caption = layout.strong(f"this run, step {measured.step}")
+    return f"{caption}\n\n{table(columns, rows, layout, strong=(_TOTAL,))}"
 
 
 def _cells(sizes: Iterable[int], measured: Measured) -> list[str]:
     return [text for size in sizes for text in (format_bytes(size), per_parameter(size, measured.parameters))]
 
 
-def _matches(recipes: Iterable[Recipe], formulas: Iterable[Published], measured: Measured) -> str:
+def _matches(recipes: Iterable[Recipe], formulas: Iterable[Published], measured: Measured, layout: Layout) -> str:
     checked = [(recipe.precision.key, match_recipe(recipe, measured)) for recipe in recipes]
     checked += [(formula.key, match_published(formula, measured)) for formula in formulas]
-    found = [f"  {key:<31}{_verdict(match)}" for key, match in checked if match.total or match.split]
+    found = [_wrap(f"{key:<31}{_verdict(match)}", layout, "  ") for key, match in checked if match.total or match.split]
     total = per_parameter(measured.static_bytes, measured.parameters)
     intro = f"what agrees with the {total} bytes per parameter of this run, within {TOLERANCE:.0%}:"
-    return "\n".join([intro, *(found or ["  nothing"])])
+    return "\n".join([layout.strong(_wrap(intro, layout)), *(found or ["  nothing"])])
 
 
 def _verdict(match: Match) -> str:
@@ -173,11 +185,12 @@ def _verdict(match: Match) -> str:
     return "split matches, total does not: it is not the sum of its parts"
 
 
-def _sources(formulas: Iterable[Published]) -> str:
+def _sources(formulas: Iterable[Published], layout: Layout) -> str:
     keys: dict[str, list[str]] = {}
     for formula in formulas:
         keys.setdefault(formula.source, []).append(formula.key)
-    return "\n".join(["sources", *(_wrap(f"{', '.join(names)}: {source}", "  ") for source, names in keys.items())])
+    found = [_wrap(f"{', '.join(names)}: {source}", layout, "  ") for source, names in keys.items()]
+    return "\n".join([layout.strong("sources"), *found])
 
 
 def _number(size: float) -> str:
@@ -188,11 +201,13 @@ def _size(per_param: float, parameters: int) -> str:
     return format_bytes(round(per_param * parameters))
 
 
-def _wrap(text: str, indent: str = "") -> str:
+def _wrap(text: str, layout: Layout, indent: str = "", *, hang: str = "  ") -> str:
+    """An address stays in one piece, so that it can be opened."""
     return textwrap.fill(
         shorten(text, len(text)),
-        WIDTH,
+        layout.width,
         initial_indent=indent,
-        subsequent_indent=f"{indent}  ",
+        subsequent_indent=f"{indent}{hang}",
         break_on_hyphens=False,
+        break_long_words=False,
     )

@@ -8,9 +8,10 @@ from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.findings import Finding
 from ampmem.analysis.findings.remedies import Remedy, remedies
 from ampmem.analysis.summary import Summary
-from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.reporters.text.frames import user_frames
-from ampmem.reporters.text.plain_text import WIDTH, per_parameter, table, wrapped
+from ampmem.reporters.text.layout import PLAIN, Layout
+from ampmem.reporters.text.plain_text import wrapped
+from ampmem.reporters.text.sections.peak import render_categories
 from ampmem.units import format_bytes
 
 FRAMES = 5
@@ -19,16 +20,17 @@ FRAMES = 5
 _KEY = 12
 
 
-def render_out_of_memory(summary: Summary) -> str:
+def render_out_of_memory(summary: Summary, layout: Layout = PLAIN) -> str:
     """Who asked for how much, what there was, and what to change; empty when no request failed."""
     oom = summary.out_of_memory
     if oom is None:
         return ""
-    lines = [headline(oom), ""]
+    lines = list(map(layout.alarm, wrapped(headline(oom), layout.width)))
     for key, texts in _rows(oom, summary.findings):
-        shown = [line for text in texts for line in wrapped(text, width=WIDTH - _KEY)]
+        shown = [line for text in texts for line in wrapped(text, layout.width - _KEY)]
         lines += [f"{key if i == 0 else '':<{_KEY}}{line}" for i, line in enumerate(shown)]
-    return "\n".join([*lines, "", _alive(oom, summary.parameters.count)])
+    alive = render_categories(oom.alive, oom.temporaries_by_phase, summary.parameters.count, layout)
+    return "\n".join([*lines, "", layout.strong("alive when the request failed"), "", alive])
 
 
 def headline(oom: FailedRequest) -> str:
@@ -97,17 +99,3 @@ def _rows(oom: FailedRequest, findings: Sequence[Finding]) -> list[tuple[str, Se
 
 def _change(remedy: Remedy) -> str:
     return f"- {remedy.change}" if remedy.bytes is None else f"- {format_bytes(remedy.bytes)}: {remedy.change}"
-
-
-def _alive(oom: FailedRequest, parameters: int) -> str:
-    def row(name: str, size: int) -> list[str]:
-        return [name, format_bytes(size), per_parameter(size, parameters)]
-
-    rows = []
-    for category in CATEGORIES:
-        if oom.alive[category]:
-            rows.append(row(str(category), oom.alive[category]))
-        if category == Category.TEMPORARIES:
-            rows += [row(f"└ in {phase}", size) for phase, size in oom.temporaries_by_phase.items() if size]
-    rows.append(row("total", sum(oom.alive.values())))
-    return table(rows, ["alive", "bytes", "B/param"], ["left", "right", "right"])

@@ -1,32 +1,58 @@
-"""What every report in plain text shares: its width, its tables, and texts that fit."""
+"""Texts that fit: cut in the middle, wrapped, and as wide as a terminal shows them."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
-from itertools import pairwise
-
-from tabulate import tabulate
+import unicodedata
+from collections.abc import Iterable
 
 from ampmem.terminal import printable
 
 WIDTH = 100
-"""No line of a text report is longer."""
+"""No line of a text report is longer where nothing says how wide it may be."""
 
-COLUMNS = 3
-"""How many recordings a table lays side by side; more than that are spread over several tables."""
+FILLER = "\0"
+"""Stands beside a character that takes two columns, for code that counts characters; no text that is shown has it."""
 
 ABSENT = "-"
 """A value that is not known."""
 
 
+def columns(text: str) -> int:
+    """How many columns of a terminal ``text`` takes: an ideograph takes two, a combining mark none."""
+    return len(text) if text.isascii() else sum(map(_columns_of, text))
+
+
+def _columns_of(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def filled(text: str) -> str:
+    """``text`` with a :data:`FILLER` for each second column of a character."""
+    return text if text.isascii() else "".join(c + FILLER * (_columns_of(c) == 2) for c in text)
+
+
 def shorten(text: str, width: int) -> str:
-    """``text`` in at most ``width`` characters, all printable; the middle gives way."""
+    """``text`` in at most ``width`` columns, all printable; the middle gives way."""
     clean = printable(text)
-    if len(clean) <= width:
+    if columns(clean) <= width:
         return clean
     tail = width // 2
-    return f"{clean[: width - 1 - tail]}…{clean[len(clean) - tail :]}"
+    end = _start(reversed(clean), tail)[::-1]
+    return f"{_start(clean, width - 1 - tail)}…{end}"
+
+
+def _start(characters: Iterable[str], width: int) -> str:
+    """As many of them as fit."""
+    kept: list[str] = []
+    for character in characters:
+        width -= _columns_of(character)
+        if width < 0:
+            break
+        kept.append(character)
+    return "".join(kept)
 
 
 def per_parameter(size: int, parameters: int) -> str:
@@ -41,23 +67,13 @@ def per_parameter(size: int, parameters: int) -> str:
     return f"{ratio:.0f}" if ratio < 9_999_999 else f"{ratio:.1e}"
 
 
-def table(rows: Sequence[Sequence[str]], headers: Sequence[str], align: Sequence[str]) -> str:
-    """A table with a rule under its head; ``align`` has ``left`` or ``right`` for each column."""
-    text = tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True, colalign=align)
-    return "\n".join(line.rstrip() for line in text.splitlines())
-
-
-def wrapped(text: str, *, width: int = WIDTH, indent: str = "  ") -> list[str]:
-    """``text`` as lines of at most ``width`` characters, the second and later ones indented.
+def wrapped(text: str, width: int, *, indent: str = "  ") -> list[str]:
+    """``text`` as lines of at most ``width`` columns, the second and later ones indented.
 
     No word is broken, at a hyphen neither, unless it is longer than a line.
     """
-    clean = printable(text)
-    return textwrap.wrap(clean, width, subsequent_indent=indent, break_on_hyphens=False) or [clean]
-
-
-def chunks(count: int) -> list[range]:
-    """The indices of ``count`` recordings in runs of at most :data:`COLUMNS`, as even as can be."""
-    tables = -(-count // COLUMNS)
-    bounds = [count * i // tables for i in range(tables + 1)]
-    return [range(start, end) for start, end in pairwise(bounds)]
+    clean = filled(printable(text))
+    # A character must not be parted from its filler: one column is left for it.
+    room = width - (FILLER in clean)
+    lines = textwrap.wrap(clean, room, subsequent_indent=indent, break_on_hyphens=False) or [clean]
+    return [line.replace(FILLER, "") for line in lines]

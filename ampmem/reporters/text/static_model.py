@@ -1,27 +1,24 @@
-"""The static model against a run, as a table: what is told, what was measured, and why they differ."""
+"""The static model against a run: what the rule of thumb says, what was measured, and why they differ."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ampmem.analysis.activations import LOW_PRECISION, savings
 from ampmem.analysis.static_model.terms import Term, TermKind
 from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent, StaticRecipe
 from ampmem.analysis.summary import Summary
-from ampmem.reporters.text.plain_text import ABSENT, WIDTH, per_parameter, shorten, table, wrapped
-from ampmem.reporters.text.words import AT_MARK, signed, trimmed
-from ampmem.units import format_bytes, format_count
+from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
+from ampmem.reporters.text.plain_text import shorten, wrapped
+from ampmem.reporters.text.words import AT_MARK, share, signed, size_cells, trimmed
+from ampmem.units import format_count
 from ampmem.vocabulary import STEP_MARKS
 
-ACTIVATIONS = 10
-"""Groups of activations that are shown."""
-
-_WHY_WIDTH = 42
 _NAME_WIDTH = 38
 """A name is on one line there, with the indent before it and what stands right before and after it."""
+_HOLDS = "rule of thumb explained, nothing left over: every byte between it and what was measured has a name"
 
 
-def render_static_model(summary: Summary) -> str:
+def render_static_model(summary: Summary, layout: Layout = PLAIN) -> str:
     """One table per mark; a mark that is like the one before is not repeated. Empty without a verdict."""
     recipe = summary.static_recipe
     if recipe is None:
@@ -29,20 +26,21 @@ def render_static_model(summary: Summary) -> str:
     size = f"{trimmed(recipe.bytes_per_param)} bytes per parameter"
     if recipe.peak_bytes_per_param != recipe.bytes_per_param:
         size += f", {trimmed(recipe.peak_bytes_per_param)} while the casts live"
-    head = f"static memory: {in_words(recipe)}: {size}"
-    parts = ["\n".join(wrapped(head))]
+    head = wrapped(f"static memory, rule of thumb for {in_words(recipe)}: {size}", layout.width)
+    judged = "\n".join(wrapped(judgement(summary), layout.width))
+    parts = ["\n".join(map(layout.strong, head))]
     if not summary.static_model:
-        return "\n".join([*parts, *wrapped(judgement(summary))])
+        return "\n".join([*parts, judged])
     before: list[StaticComponent] = []
     for mark in STEP_MARKS:
-        words = AT_MARK[mark]
+        when = AT_MARK[mark]
         rows = [component for component in summary.static_model if component.mark == mark]
         if rows and _content(rows) == _content(before):
-            parts.append(f"{words}: the same")
+            parts.append(f"{when}: the same")
         elif rows:
-            parts.append(_mark(words, rows, summary.parameters.count))
+            parts.append(_mark(when, rows, summary.parameters.count, layout))
         before = rows
-    return "\n\n".join([*parts, "\n".join(wrapped(judgement(summary)))])
+    return "\n\n".join([*parts, judged])
 
 
 def in_words(recipe: StaticRecipe) -> str:
@@ -54,38 +52,46 @@ def _content(rows: Sequence[StaticComponent]) -> list[tuple[str, int, int, tuple
     return [(row.component, row.model_bytes, row.measured_bytes, row.terms) for row in rows]
 
 
-def _mark(words: str, rows: Sequence[StaticComponent], parameters: int) -> str:
+def _mark(when: str, rows: Sequence[StaticComponent], parameters: int, layout: Layout) -> str:
+    """What the rule says and what was measured, component by component; then why they differ."""
+    columns = [words(when.replace("at the end of", "end of"))]
+    for head in ("rule of\nthumb", "measured"):
+        columns += [number(head), *([number("B/\nparam")] if parameters else [])]
     cells = [
         [
             row.component,
-            format_bytes(row.model_bytes),
-            per_parameter(row.model_bytes, parameters),
-            format_bytes(row.measured_bytes),
-            per_parameter(row.measured_bytes, parameters),
-            _why(row),
+            *size_cells(row.model_bytes, parameters),
+            *size_cells(row.measured_bytes, parameters),
         ]
         for row in rows
         if row.model_bytes or row.measured_bytes
     ]
-    headers = [words.replace("at the end of", "end of"), "told", "B/\nparam", "measured", "B/\nparam", "why"]
-    return table(cells, headers, ["left", "right", "right", "right", "right", "left"])
+    text = table(columns, cells, layout, strong=(TOTAL,))
+    return "\n".join([text, *(line for row in rows for line in _why(row, layout))])
 
 
-def _why(row: StaticComponent) -> str:
-    broken = [] if row.explained else [not_explained(row).replace("not explained", "NOT EXPLAINED")]
-    if row.component == TOTAL:
-        texts = broken or ["the sum of the above"]
-        texts += [_term(row, term) for term in row.terms if term.kind is TermKind.ROUNDING]
-    else:
-        texts = [_term(row, term) for term in row.terms] or ([] if broken else ["as told"])
-        texts += broken
-    return "\n".join(line for text in texts for line in wrapped(text, width=_WHY_WIDTH))
+def _why(row: StaticComponent, layout: Layout) -> list[str]:
+    """What explains the difference of one component, and what nothing does; the sum has only what is its own."""
+    terms = [term for term in row.terms if row.component != TOTAL or term.kind is TermKind.ROUNDING]
+    lines = [line for term in terms for line in wrapped(f"{row.component}: {_term(row, term, layout)}", layout.width)]
+    if not row.explained:
+        first, *others = wrapped(f"{row.component}: {_BROKEN}{_left_over(row)}", layout.width)
+        lines += [first.replace(_BROKEN, layout.alarm(_BROKEN), 1), *others]
+    return lines
 
 
-def _term(row: StaticComponent, term: Term) -> str:
-    told = f"; {share(abs(term.bytes), row.model_bytes)} of told" if row.model_bytes else ""
-    of = tensors_of(term, _NAME_WIDTH)
-    return f"{signed(term.bytes)} {term.why}" + (f" ({of}{told})" if of else "")
+_BROKEN = "NOT EXPLAINED"
+
+
+def _left_over(row: StaticComponent) -> str:
+    size = f" {signed(row.residual_bytes)}" if row.residual_bytes else ""
+    return size or ": more in some tensors and as much less in others"
+
+
+def _term(row: StaticComponent, term: Term, layout: Layout) -> str:
+    rule = f"; {share(abs(term.bytes), row.model_bytes)} of the rule" if row.model_bytes else ""
+    of = tensors_of(term, min(_NAME_WIDTH, layout.width - 4))
+    return f"{signed(term.bytes)} {term.why}" + (f" ({of}{rule})" if of else "")
 
 
 def tensors_of(term: Term, width: int) -> str:
@@ -114,48 +120,8 @@ def judgement(summary: Summary) -> str:
         return f"no verdict: {summary.static_problem}"
     broken = [row for row in summary.static_model if not row.explained and row.component != TOTAL]
     if not broken and summary.static_problem is None:
-        return "the model holds: every byte between told and measured has a name, residual 0 B"
+        return _HOLDS
     reasons = [] if summary.static_problem is None else [summary.static_problem]
     if broken:
         reasons.append("; ".join(f"{row.component} {AT_MARK[row.mark]}: {not_explained(row)}" for row in broken))
     return f"the model does not hold: {'; '.join(reasons)}"
-
-
-def render_activations(summary: Summary) -> str:
-    """What the activations at the end of forward are and in which type; empty unless the run is under autocast.
-
-    Where no forward came to its end before memory ran out, they are those of then.
-    """
-    groups, pairs = summary.activations, savings(summary.activations)
-    total = sum(group.bytes for group in groups)
-    if summary.arm.dtype is None or not total:
-        return ""
-    low = sum(group.bytes for group in groups if group.dtype in LOW_PRECISION)
-    rows = [
-        [
-            shorten(each.saved_for or ABSENT, 28),
-            shorten(each.made_by or ABSENT, 28),
-            each.dtype or "?",
-            format_count(each.tensors),
-            format_bytes(each.bytes),
-            share(each.bytes, total),
-        ]
-        for each in pairs[:ACTIVATIONS]
-    ]
-    headers = ["saved for", "made by", "type", "tensors", "bytes", "share"]
-    text = table(rows, headers, ["left"] * 3 + ["right"] * 3)
-    left_out = len(pairs) - len(rows)
-    more = f"\n… and {format_count(left_out)} smaller group{'s' if left_out > 1 else ''}" if left_out else ""
-    when = "at the end of forward" if summary.last_step.marks.after_forward else "when memory ran out"
-    caption = f"activations {when}, {format_bytes(total)}: {share(low, total)} are in low precision"
-    return f"{shorten(caption, WIDTH)}\n\n{text}{more}"
-
-
-def share(part: float, whole: float) -> str:
-    """``part`` of ``whole`` in percent; something is never 0 %, not everything never 100 %."""
-    percent = 100 * part / whole if whole else 0.0
-    if 0 < percent < 1:
-        return "<1 %"
-    if 99 < percent < 100:
-        return ">99 %"
-    return f"{percent:.0f} %"

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from ampmem.analysis.summary import Summary
 from ampmem.names import is_warning, said_in
+from ampmem.reporters.text.layout import PLAIN, Layout
 from ampmem.reporters.text.plain_text import wrapped
 
+_WORD = "WARNING"
 _INDENT = " " * 9
 
 
@@ -27,8 +29,13 @@ def warnings(summary: Summary, notes: Sequence[str] = ()) -> tuple[str, ...]:
     return (*found, *(said_in(note) for note in notes if is_warning(note)))
 
 
-def render_warnings(summary: Summary, notes: Sequence[str] = (), *, of: str = "") -> str:
+def render_warnings(summary: Summary, notes: Sequence[str] = (), *, of: str = "", layout: Layout = PLAIN) -> str:
     """The :func:`warnings` as lines; ``of`` is which of several runs it is. Empty where there are none."""
     label = f"{of}: " if of else ""
-    texts = warnings(summary, notes)
-    return "\n".join(line for text in texts for line in wrapped(f"WARNING  {label}{text}", indent=_INDENT))
+    return "\n".join(line for text in warnings(summary, notes) for line in warning_lines(f"{label}{text}", layout))
+
+
+def warning_lines(text: str, layout: Layout) -> list[str]:
+    """``text`` under the word that nobody should miss."""
+    first, *others = wrapped(f"{_WORD:<{len(_INDENT)}}{text}", layout.width, indent=_INDENT)
+    return [first.replace(_WORD, layout.alarm(_WORD), 1), *others]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ampmem.reporters.text.plain_text import ABSENT
+from ampmem.reporters.text.plain_text import ABSENT, per_parameter
 from ampmem.units import format_bytes
 from ampmem.vocabulary import Mark
 
@@ -56,3 +56,20 @@ def percent(difference: float | None) -> str:
 def trimmed(value: float) -> str:
     """At most two digits after the point: ``16``, ``2.5``."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def share(part: float, whole: float) -> str:
+    """``part`` of ``whole`` in percent; something is never 0 %, not everything never 100 %."""
+    percent = 100 * part / whole if whole else 0.0
+    if 0 < percent < 1:
+        return "<1 %"
+    if 99 < percent < 100:
+        return ">99 %"
+    return f"{percent:.0f} %"
+
+
+def size_cells(size: int | None, parameters: int) -> list[str]:
+    """Bytes, and bytes per parameter where there are parameters; of what is not known neither."""
+    if size is None:
+        return [ABSENT] * (1 + bool(parameters))
+    return [format_bytes(size), *([per_parameter(size, parameters)] if parameters else [])]

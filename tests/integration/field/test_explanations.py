@@ -33,7 +33,7 @@ def test_copies_that_nothing_keeps_are_named_the_first_weight_before_the_biases(
     assert term["why"] == "copies freed before this mark: nothing kept them"
     assert -term["bytes"] > ran.counted["first"]
     assert (term["names"][0], term["tensors"]) == ("parts.first.weight", 4)
-    shown = ampmem(tmp_path, "show", "run.ampmem").stdout
+    shown = ampmem(tmp_path, "show", "--all", "run.ampmem").stdout
     assert "parts.first.weight" in shown and "biases" not in shown
 
 
@@ -69,7 +69,7 @@ def test_nothing_is_said_of_who_freed_gradients(tmp_path: Path) -> None:
     assert gradients["measured_bytes"] == 0
     assert list(reasons(gradients)) == ["gradients freed before this mark"]
     assert gradients["terms"][0]["bytes"] == -ran.counted["parameters"]
-    assert "zero_grad" not in ampmem(tmp_path, "show", "run.ampmem").stdout
+    assert "zero_grad" not in ampmem(tmp_path, "show", "--all", "run.ampmem").stdout
 
 
 def test_parameters_that_overlap_count_once(tmp_path: Path) -> None:

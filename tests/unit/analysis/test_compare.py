@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from build import ARM, RUN, Story, small_run, write
+from build import ARM, Story, small_run, write
+from build import arm_run as run
 from click.testing import CliRunner
 
 import ampmem
@@ -15,156 +16,15 @@ from ampmem.analysis.summary import summarize
 from ampmem.analysis.timeline.categories import Category
 from ampmem.cli.show import show
 from ampmem.errors import NothingRecorded, UsageError
-from ampmem.events import ArmRecord, Fact, Phase, Recording
+from ampmem.events import Recording
 from ampmem.failure import failure_of
 from ampmem.reporters.text.compare import render
-from ampmem.reporters.text.table import WIDTH
+from ampmem.reporters.text.details import EVERYTHING, Detail
+from ampmem.reporters.text.layout import Layout
+from ampmem.reporters.text.plain_text import WIDTH
 
-FP32 = ArmRecord(name="fp32", dtype=None, cache=None, scaler=False)
 AMP = ARM
 NO_CACHE = replace(AMP, name="amp-nocache", cache=False)
-
-GOLDEN = """\
-script      train.py --epochs 1
-device      a CPU (cpu), events from cpu
-torch       2.13.0, ampmem 0.1.0
-parameters  100 in 400 B
-optimizer   AdamW (foreach)
-arms        fp32 (what the others are compared with)
-            amp, bfloat16, cache on
-            amp-nocache (failed)
-
-at the end of forward, step 1
-
-                     fp32       B/      amp       B/    amp-nocache       B/
-                             param             param         failed    param
-----------------  -------  -------  -------  -------  -------------  -------
-parameters          400 B     4.00    400 B     4.00              -        -
-precision_copies      0 B     0.00    200 B     2.00              -        -
-└ cast_copies         0 B     0.00    200 B     2.00              -        -
-activations         800 B     8.00    500 B     5.00              -        -
-total             1.2 KiB    12.00  1.1 KiB    11.00              -        -
-
-after backward, step 1
-
-                    fp32       B/    amp       B/    amp-nocache       B/
-                            param           param         failed    param
-----------------  ------  -------  -----  -------  -------------  -------
-parameters         400 B     4.00  400 B     4.00              -        -
-gradients          400 B     4.00  400 B     4.00              -        -
-precision_copies     0 B     0.00    0 B     0.00              -        -
-total              800 B     8.00  800 B     8.00              -        -
-
-after the update, step 1
-
-                    fp32       B/    amp       B/    amp-nocache       B/
-                            param           param         failed    param
-----------------  ------  -------  -----  -------  -------------  -------
-parameters         400 B     4.00  400 B     4.00              -        -
-gradients          400 B     4.00  400 B     4.00              -        -
-precision_copies     0 B     0.00    0 B     0.00              -        -
-total              800 B     8.00  800 B     8.00              -        -
-
-at the peak, step 1
-
-                     fp32       B/      amp       B/    amp-nocache       B/
-                             param             param         failed    param
-----------------  -------  -------  -------  -------  -------------  -------
-parameters          400 B     4.00    400 B     4.00              -        -
-gradients           400 B     4.00    400 B     4.00              -        -
-precision_copies      0 B     0.00    200 B     2.00              -        -
-└ cast_copies         0 B     0.00    200 B     2.00              -        -
-activations         800 B     8.00    500 B     5.00              -        -
-total             1.6 KiB    16.00  1.5 KiB    15.00              -        -
-
-static memory, in bytes per parameter: what the model tells, and what was measured
-fp32: everything in float32, with AdamW
-amp: what torch.autocast does, with AdamW
-
-end of forward      fp32                 amp
-                    told    measured    told    measured
-----------------  ------  ----------  ------  ----------
-parameters          4.00        4.00    4.00        4.00
-cast_copies         0.00        0.00    2.00        2.00
-gradients           4.00        0.00    4.00        0.00
-optimizer_state     8.00        0.00    8.00        0.00
-total              16.00        4.00   18.00        6.00
-
-after backward      fp32                 amp
-                    told    measured    told    measured
-----------------  ------  ----------  ------  ----------
-parameters          4.00        4.00    4.00        4.00
-gradients           4.00        4.00    4.00        4.00
-optimizer_state     8.00        0.00    8.00        0.00
-total              16.00        8.00   16.00        8.00
-
-why they differ
-gradients at the end of forward: gradients freed before this mark (weight): -400 B (fp32, amp)
-optimizer_state at the end of forward: parameters that no optimizer has updated (weight): -800 B
-  (fp32, amp)
-optimizer_state after backward: parameters that no optimizer has updated (weight): -800 B (fp32,
-  amp)
-every byte has a name: residual 0 B in each
-
-                        fp32               amp    amp-nocache
-                                                       failed
--------------------  -------  ----------------  -------------
-step time, median     2.0 ms                 -              -
-fastest               1.0 ms                 -              -
-slowest              30.0 ms                 -              -
-vs fp32                1.00x                 -              -
-peak                 1.6 KiB           1.5 KiB              -
-peak vs fp32             0 B            -100 B              -
-activations vs fp32    1.00x  0.62x; told 0.5x              -
-
-loss of step         fp32    amp    amp-nocache
-                                         failed
------------------  ------  -----  -------------
-0                       2      2              -
-1                       1   1.01              -
-off fp32 by up to     0 %    1 %              -
-
-amp-nocache failed: killed by SIGKILL
-conservation: fp32: 9 events, residual 0 B
-conservation: amp: 13 events, residual 0 B"""
-
-
-def run(
-    arm: ArmRecord = FP32,
-    *,
-    activations: int = 800,
-    copies: int = 0,
-    losses: tuple[float | None, ...] = (2.0, 1.0),
-    skipped: tuple[int, ...] = (),
-    elements: int = 100,
-    script: str = "train.py",
-    plain: tuple[int, ...] = (),
-    notes: tuple[str, ...] = (),
-) -> Recording:
-    """One step per loss of a one-parameter model, with so many bytes of activations and of cast copies."""
-    story = Story()
-    story.parameter(0x1000, "weight", elements)
-    for step, loss in enumerate(losses):
-        story.begin(step)
-        story.enter(Phase.FORWARD)
-        if copies:
-            story.alloc(0x2000, copies)
-            story.fact(Fact.CAST_COPY, 0x2000, "weight")
-        story.alloc(0x3000, activations)
-        story.fact(Fact.SAVED, 0x3000, "MmBackward0")
-        story.enter(Phase.BACKWARD)
-        story.alloc(0x4000, 4 * elements)
-        story.fact(Fact.GRADIENT, 0x4000, "weight")
-        story.free(0x3000)
-        if copies:
-            story.free(0x2000)
-        if step not in skipped:
-            story.enter(Phase.OPTIMIZER)
-        story.end(loss=loss, skipped=step in skipped)
-        story.enter(Phase.BETWEEN)
-        story.free(0x4000)
-    recording = story.recording(run=replace(RUN, script=script), arm=arm, notes=notes)
-    return replace(recording, plain_step_ns=plain)
 
 
 def entries(*recordings: Recording) -> list[Entry]:
@@ -172,12 +32,6 @@ def entries(*recordings: Recording) -> list[Entry]:
 
 
 FAILED = Entry(label="amp-nocache", summary=None, failure="killed by SIGKILL")
-
-
-def test_three_arms_in_full() -> None:
-    fp32 = run(plain=(30_000_000, 1_000_000, 2_000_000))
-    amp = run(AMP, activations=500, copies=200, losses=(2.0, 1.01))
-    assert render(compare([*entries(fp32, amp), FAILED])) == GOLDEN
 
 
 def test_the_numbers() -> None:
@@ -220,8 +74,7 @@ def test_without_fp32_there_is_nothing_to_relate_to() -> None:
     assert comparison.activation_ratio == comparison.peak_difference == comparison.loss_difference == nothing
     assert [time and time.ratio for time in comparison.step_time] == [None, None]
     text = render(comparison)
-    assert ["activations", "vs", "fp32", "-", "-"] in [line.split() for line in text.splitlines()]
-    assert "off fp32" not in text and "told 0.5x" not in text
+    assert "fp32" not in text and "rule of thumb" not in text
 
 
 @pytest.mark.parametrize(
@@ -292,12 +145,15 @@ def test_a_recording_knows_that_its_script_failed() -> None:
 def test_nothing_at_all_is_still_a_report() -> None:
     text = render(compare([replace(FAILED, script="train.py"), replace(FAILED, label="amp")]))
     assert text.splitlines() == [
-        "script      train.py",
-        "arms        amp-nocache (failed)",
-        "            amp (failed)",
+        "Peaks: amp-nocache has none, nothing was recorded, amp has none, nothing was recorded.",
         "",
         "amp-nocache failed: killed by SIGKILL",
         "amp failed: killed by SIGKILL",
+        "",
+        "the runs",
+        "script      train.py",
+        "precision   amp-nocache (failed)",
+        "            amp (failed)",
     ]
 
 
@@ -315,19 +171,30 @@ def test_labels(arms: tuple[str, ...], names: tuple[str, ...], labels: list[str]
     assert [entry.label for entry in distinct(plain, names)] == labels
 
 
-def test_five_entries_are_spread_over_tables() -> None:
-    five = [replace(entry_of(run(AMP, activations=100 * i)), label=f"run{i}") for i in range(1, 6)]
-    text = render(compare(five))
+def test_many_entries_are_spread_over_tables() -> None:
+    many = [replace(entry_of(run(AMP, activations=100 * i)), label=f"run{i}") for i in range(1, 8)]
+    text = render(compare(many), layout=Layout(width=60), details=frozenset({Detail.MARKS}))
     block = text[text.index("at the end of forward") : text.index("after backward")]
-    heads = [line.split() for line in block.splitlines() if "B/" in line and "run" in line]
-    assert heads == [["run1", "B/", "run2", "B/"], ["run3", "B/", "run4", "B/", "run5", "B/"]]
+    heads = [line.replace("param", "").split() for line in block.splitlines() if "run" in line]
+    assert heads == [["run1", "run2", "run3"], ["run4", "run5", "run6", "run7"]]
     totals = [line for line in block.splitlines() if line.startswith("total")]
-    assert [line.split()[1::3] for line in totals] == [["500", "600"], ["700", "800", "900"]]
+    assert [line.split()[1] for line in totals] == ["500", "800"]
+
+
+def test_bytes_per_parameter_are_left_out_before_recordings_are_parted() -> None:
+    five = compare([replace(entry_of(run(AMP, activations=100 * i)), label=f"run{i}") for i in range(1, 6)])
+
+    def heads(width: int) -> list[str]:
+        peak = render(five, layout=Layout(width=width)).split("\n\n")[2].splitlines()
+        return [" ".join(line.split()) for line in peak[: [line[:1] for line in peak].index("-")]]
+
+    assert heads(100) == ["B/ B/ B/ B/ B/", "run1 param run2 param run3 param run4 param run5 param"]
+    assert heads(70) == ["run1 run2 run3 run4 run5"]
 
 
 def test_of_many_losses_the_first_and_the_last_are_shown() -> None:
-    text = render(compare(entries(run(losses=tuple(float(i) for i in range(1, 21))))))
-    rows = text[text.index("loss of step") :].splitlines()[2:]
+    text = render(compare(entries(run(losses=tuple(float(i) for i in range(1, 21))))), details=EVERYTHING)
+    rows = text[text.index("losses\n") :].splitlines()[4:]
     assert [row.split()[0] for row in rows[:7]] == ["0", "1", "2", "3", "4", "…", "19"]
 
 
@@ -349,7 +216,7 @@ def widest(count: int) -> Comparison:
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 6])
 def test_nothing_is_ever_wider_than_the_page(count: int) -> None:
-    text = render(widest(count))
+    text = render(widest(count), details=EVERYTHING)
     assert max(map(len, text.splitlines())) <= WIDTH
     assert all(character.isprintable() or character == "\n" for character in text)
 
@@ -357,12 +224,12 @@ def test_nothing_is_ever_wider_than_the_page(count: int) -> None:
 def test_show_of_several_files_is_their_comparison(tmp_path: Path) -> None:
     fp32, amp = write(tmp_path / "a.ampmem", run()), write(tmp_path / "b.ampmem", run(AMP, activations=400))
     done = CliRunner().invoke(show, [str(fp32), str(amp)], catch_exceptions=False)
-    assert done.output == render(ampmem.compare(fp32, str(amp))) + "\n"
-    assert "0.50x; told 0.5x" in done.output
+    assert done.output == render(ampmem.compare(fp32, str(amp)), files=[str(fp32), str(amp)]) + "\n"
+    assert "rule of thumb: under autocast activations take 0.5x of fp32's" in done.output
     for option in ("--each", "--steps"):
         each = CliRunner().invoke(show, [option, str(fp32), str(amp)], catch_exceptions=False)
         assert each.output.startswith(done.output + "\n" + "=" * WIDTH)
-        assert each.output.count("largest allocations at the peak") == 2
+        assert each.output.count("the peak by category") == 2
     as_json = CliRunner().invoke(show, ["--json", str(fp32), str(amp)], catch_exceptions=False)
     assert [summary["arm"]["name"] for summary in json.loads(as_json.output)] == ["fp32", "amp"]
 

@@ -14,6 +14,7 @@ from ampmem.analysis.summary import Summary, summarize, summary_of, summary_sche
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.errors import NothingRecorded, RecordingError
 from ampmem.events import OTHER_THREADS, Fact, Phase, Recording
+from ampmem.reporters.text.details import Detail
 from ampmem.reporters.text.table import render
 
 ZERO = dict.fromkeys(map(str, CATEGORIES), 0)
@@ -342,7 +343,7 @@ def test_who_holds_what_nothing_else_is_known_of() -> None:
         {"holder": "Cache", "bytes": 70, "tensors": 2},
         {"holder": None, "bytes": 50, "tensors": 1},
     ]
-    text = render(summarize(recording), [])
+    text = render(summarize(recording), [], details=frozenset({Detail.MARKS}))
     assert (
         "other at the end of step 0: 70 B held by Cache (2 tensors), 50 B whose holder is not known (1 tensor)"
         in " ".join(text.split())

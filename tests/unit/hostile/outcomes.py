@@ -36,6 +36,7 @@ from ampmem.reporters.html.views.run import run_view
 from ampmem.reporters.html.views.verdict import verdict_view
 from ampmem.reporters.html.write import STREAM_LIMIT
 from ampmem.reporters.text.compare import render as render_comparison
+from ampmem.reporters.text.details import EVERYTHING
 from ampmem.reporters.text.table import TableReporter
 
 SECONDS = 10.0
@@ -80,10 +81,10 @@ def _use(path: Path) -> str | None:
             return _unclear(str(error), None)
     faults(summary)
     report = Report(title=recording.run.script, summary=summary, notes=recording.notes)
-    TableReporter(all_steps=True, ledger=True).render([report])
+    TableReporter(all_steps=True, details=EVERYTHING).render([report])
     entry = entry_of(recording, summary=summary)
     comparison = compare(distinct([entry, entry], [path.name] * 2))
-    render_comparison(comparison)
+    render_comparison(comparison, details=EVERYTHING)
     run = run_view(entry, summary, analysis, STREAM_LIMIT)
     render(page_view((run, run), comparison_view(comparison), verdict_view(verdict_of(comparison))))
     judged_findings(comparison)

@@ -58,7 +58,7 @@ def test_every_file_is_imported_and_shown(name: str, tmp_path: Path) -> None:
     assert recording.run.source == SourceKind.SNAPSHOT
     assert summary.conservation.residual_bytes == 0
     assert all(part.residual_bytes == 0 for part in summary.static_model)
-    command = [sys.executable, "-m", "ampmem", "show", "--casts", str(output)]
+    command = [sys.executable, "-m", "ampmem", "show", "--all", str(output)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "residual 0 B" in done.stdout

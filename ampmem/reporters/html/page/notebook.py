@@ -13,8 +13,8 @@ from ampmem.reporters.html.palette import FILLS, label
 from ampmem.reporters.html.safety import MAX_PROSE, visible
 from ampmem.reporters.html.views.run import breakdown_view
 from ampmem.reporters.text.answer import wording
+from ampmem.reporters.text.describe import describe_arm, describe_optimizers
 from ampmem.reporters.text.plain_text import ABSENT, per_parameter
-from ampmem.reporters.text.table import describe_arm, describe_optimizers
 from ampmem.units import format_bytes, format_count
 
 

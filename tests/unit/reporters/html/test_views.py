@@ -24,8 +24,10 @@ from ampmem.reporters.html.page.plain import plain
 from ampmem.reporters.html.views.comparison import comparison_view, difference_headline
 from ampmem.reporters.html.views.run import MAX_LEDGER_STEPS, headlines, run_view
 from ampmem.reporters.text.compare import render as render_comparison
+from ampmem.reporters.text.details import EVERYTHING, Detail
 from ampmem.reporters.text.static_model import render_static_model
 from ampmem.reporters.text.table import render
+from ampmem.vocabulary import SourceKind
 
 LIMIT = 8_000_000
 FP32 = ArmRecord(name="fp32", dtype=None, cache=None, scaler=False)
@@ -128,7 +130,7 @@ def test_the_breakdown_has_the_rows_of_the_table() -> None:
     breakdown, step = view_of(small_run().recording()).breakdown, summary.steps[-1]
     columns = [step.marks.after_forward, step.marks.after_backward, step.marks.after_optimizer, step.peak.categories]
     rows = {row.key: row.cells for row in breakdown.rows}
-    shown = render(summary, ()).split("B/\n", 1)[-1]
+    shown = render(summary, (), details=frozenset({Detail.MARKS})).split("at its marks", 1)[-1]
     assert breakdown.step == step.index
     for key, cells in rows.items():
         names = {"precision_copies": PRECISION_COPIES, "total": CATEGORIES}.get(key)
@@ -239,7 +241,7 @@ def test_every_section_that_a_finding_can_name_is_on_the_page() -> None:
 
 def test_a_comparison_adds_up_and_reads_as_the_table_does() -> None:
     comparison = compared(fp32_run(), with_larger_activations())
-    view, shown = comparison_view(comparison), render_comparison(comparison)
+    view, shown = comparison_view(comparison), render_comparison(comparison, details=EVERYTHING)
     assert (view.baseline, view.labels) == ("fp32", ("fp32", "amp"))
     assert [instant.name for instant in view.instants] == ["after forward", "after backward", "after update", "peak"]
     for instant in view.instants:
@@ -323,8 +325,19 @@ def test_a_run_without_a_byte_has_no_peak() -> None:
     view = view_of(one_step().recording())
     assert (view.peak, view.composition, view.casts) == (None, None, None)
     assert view.parameters == 0
-    assert view.headlines[1].value == "-"
+    assert "Bytes per parameter" not in [headline.label for headline in view.headlines]
+    assert not [fact for fact in view.facts if "parameters" in fact]
     assert plain(view)
+
+
+def test_what_was_not_measured_of_a_step_is_not_said() -> None:
+    recording = small_run().recording()
+    assert [(step.update, step.took != "") for step in view_of(recording).steps] == [("done", True)] * 2
+    without_times = view_of(replace(recording, notes=(NO_TIMES,)))
+    assert [step.took for step in without_times.steps] == ["", ""]
+    simulated = view_of(replace(recording, run=replace(recording.run, source=SourceKind.SIMULATED)))
+    assert [step.took for step in simulated.steps] == ["", ""], "they are this machine's"
+    assert [step.update for step in view_of(one_step().recording()).steps] == [""]
 
 
 def test_a_run_without_an_event() -> None:

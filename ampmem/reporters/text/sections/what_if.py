@@ -6,27 +6,31 @@ from collections.abc import Sequence
 
 from ampmem.allocator.model.oom import OutOfMemoryReport
 from ampmem.allocator.trace import Run, WhatIf
-from ampmem.reporters.text.plain_text import shorten, table
+from ampmem.reporters.text.layout import Layout, number, table, words
+from ampmem.reporters.text.plain_text import wrapped
 from ampmem.reporters.text.words import signed
 from ampmem.units import format_bytes
 
+_HOW = (
+    "Both from ampmem's model of the allocator, run on the recorded allocations from an empty start, so they compare "
+    "with each other, and not with a peak that was measured."
+)
 
-def render_what_if(found: Sequence[tuple[str, WhatIf]]) -> str:
+
+def render_what_if(found: Sequence[tuple[str, WhatIf]], layout: Layout) -> str:
     """One row per setting: the peak of reserved memory with the default settings, and with it."""
     rows = [
         [
-            shorten(setting, 48),
+            setting,
             format_bytes(each.peak_reserved_before),
             _after(each.after),
             signed(each.peak_reserved_after - each.peak_reserved_before),
         ]
         for setting, each in found
     ]
-    text = table(rows, ["setting", "peak reserved", "with it", "difference"], ["left", "right", "right", "right"])
-    return (
-        f"{text}\n\nBoth from ampmem's model of the allocator, run on the recorded allocations from an empty start,\n"
-        "so they compare with each other, and not with a peak that was measured."
-    )
+    columns = [words("setting", least=12), number("peak reserved"), number("with it"), number("difference")]
+    said = wrapped(_HOW, layout.width, indent="")
+    return "\n".join([table(columns, rows, layout), "", *said])
 
 
 def _after(run: Run) -> str:

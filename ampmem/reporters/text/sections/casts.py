@@ -6,29 +6,35 @@ from collections.abc import Sequence
 
 from ampmem.analysis.casts import Casts, CopyCount, ParameterCasts, StepCasts
 from ampmem.analysis.summary import Summary
-from ampmem.reporters.text.plain_text import ABSENT, shorten, table
+from ampmem.reporters.text.layout import Layout, number, table, words
+from ampmem.reporters.text.plain_text import ABSENT, wrapped
 from ampmem.units import format_bytes, format_count
 
 PARAMETERS = 20
 """Parameters that are shown."""
 
+_NAME = 28
+"""So much of a parameter's name is left at least."""
 
-def render_casts(summary: Summary) -> str:
+
+def render_casts(summary: Summary, layout: Layout) -> str:
     """The copies of each step, who holds them, and those of each parameter."""
     casts = summary.casts
     if not casts.copies:
         return "cast copies: none"
-    return "\n\n".join([_caption(casts), _made(casts.steps), _held(casts.steps), _parameters(casts.by_parameter)])
+    made, held = _made(casts.steps, layout), _held(casts.steps, layout)
+    return "\n\n".join([_caption(casts, layout), made, held, _parameters(casts.by_parameter, layout)])
 
 
-def _caption(casts: Casts) -> str:
-    return (
+def _caption(casts: Casts, layout: Layout) -> str:
+    text = (
         f"cast copies: {format_count(casts.copies)} made, {format_bytes(casts.bytes)}; "
         f"{format_count(casts.cache_hits)} uses served by the cache; at most {format_bytes(casts.peak_bytes)} at once"
     )
+    return "\n".join(map(layout.strong, wrapped(text, layout.width)))
 
 
-def _made(steps: Sequence[StepCasts]) -> str:
+def _made(steps: Sequence[StepCasts], layout: Layout) -> str:
     rows = [
         [
             str(step.index),
@@ -40,10 +46,12 @@ def _made(steps: Sequence[StepCasts]) -> str:
         for step in steps
         for phase, made in step.phases.items()
     ]
-    return table(rows, ["step", "made in", "copies", "bytes", "cache hits"], ["right", "left"] + ["right"] * 3)
+    columns = [number("step"), words("made in"), number("copies"), number("bytes"), number("cache hits")]
+    return table(columns, rows, layout)
 
 
-def _held(steps: Sequence[StepCasts]) -> str:
+def _held(steps: Sequence[StepCasts], layout: Layout) -> str:
+    """The copies at the end of forward; who else holds them goes first where there is no room."""
     rows = []
     for step in steps:
         held = step.after_forward
@@ -51,41 +59,57 @@ def _held(steps: Sequence[StepCasts]) -> str:
         if held is not None:
             holders.append(_count(held.neither))
         rows.append([str(step.index), *holders, format_bytes(step.peak_bytes), _count(step.surviving)])
-    headers = ["step", "held by the\ncache", "by\nautograd", "by\nboth", "by\nneither", "peak", "alive at\nits end"]
-    text = table(rows, headers, ["right"] * len(headers))
-    return f"who holds them at the end of forward\n\n{text}{_kinds(steps)}"
+    columns = [
+        number("step"),
+        number("held by the\ncache"),
+        number("by\nautograd"),
+        number("by\nboth"),
+        number("by\nneither", rank=2),
+        number("peak", rank=1),
+        number("alive at\nits end", rank=3),
+    ]
+    caption = layout.strong("who holds them at the end of forward")
+    return f"{caption}\n\n{table(columns, rows, layout)}{_kinds(steps, layout)}"
 
 
-def _kinds(steps: Sequence[StepCasts]) -> str:
+def _kinds(steps: Sequence[StepCasts], layout: Layout) -> str:
     """What the ledger knows of copies that are not simply a parameter's."""
     kinds = {
         "made again in backward (recomputation)": [step.recomputed for step in steps],
         "of views of parameters, which are never cached": [step.views for step in steps],
         "of what is no parameter, not counted above": [step.others for step in steps],
     }
-    lines = []
-    for words, counts in kinds.items():
+    lines: list[str] = []
+    for kind, counts in kinds.items():
         together = CopyCount(copies=sum(c.copies for c in counts), bytes=sum(c.bytes for c in counts))
         if together.copies:
-            lines.append(f"\ncopies {words}: {_count(together)}")
-    return "\n" + "".join(lines) if lines else ""
+            lines += wrapped(f"copies {kind}: {_count(together)}", layout.width)
+    return "\n\n" + "\n".join(lines) if lines else ""
 
 
 def _count(count: CopyCount) -> str:
     return f"{format_count(count.copies)}: {format_bytes(count.bytes)}" if count.copies else "0"
 
 
-def _parameters(parameters: Sequence[ParameterCasts]) -> str:
+def _parameters(parameters: Sequence[ParameterCasts], layout: Layout) -> str:
     rows = [
         [
-            shorten(item.name, 44),
+            item.name,
             *map(format_count, (item.copies, item.cache_hits)),
             *map(format_count, (item.held_by_cache, item.held_by_autograd, item.held_by_both)),
             format_bytes(item.bytes),
         ]
         for item in parameters[:PARAMETERS]
     ]
-    headers = ["parameter", "copies", "cache\nhits", "in cache\nonly", "autograd\nonly", "both", "bytes"]
+    columns = [
+        words("parameter", least=_NAME),
+        number("copies"),
+        number("cache\nhits", rank=1),
+        number("in cache\nonly", rank=3),
+        number("autograd\nonly", rank=3),
+        number("both", rank=2),
+        number("bytes"),
+    ]
     left_out = len(parameters) - len(rows)
     more = f"\n… and {format_count(left_out)} parameters with fewer bytes" if left_out else ""
-    return table(rows, headers, ["left"] + ["right"] * 6) + more
+    return table(columns, rows, layout) + more

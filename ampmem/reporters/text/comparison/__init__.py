@@ -1,0 +1,1 @@
+"""The sections of what is said of several recordings."""

@@ -1,0 +1,167 @@
+"""Recordings side by side: the categories at an instant, the figures, the losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ampmem.analysis.compare import BASELINE, Comparison, Entry, Instant, StepTime
+from ampmem.analysis.fit.estimate import Prediction
+from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown
+from ampmem.reporters.text.estimate import fit_in_short
+from ampmem.reporters.text.layout import Layout, number, side_by_side, words
+from ampmem.reporters.text.plain_text import ABSENT, shorten, wrapped
+from ampmem.reporters.text.sections.marks import TOTAL, indented
+from ampmem.reporters.text.words import AT_MARK, percent, short, signed, size_cells, times
+from ampmem.units import format_bytes, format_duration
+from ampmem.vocabulary import AUTOCAST_ARMS, Mark
+
+FIRST_LOSSES = 5
+"""How many steps' losses are shown at the start; of more steps only the last one is shown too."""
+
+USUAL_RATIO = "0.5x"
+"""What the usual account of mixed precision says becomes of the activations."""
+
+_LABEL = 15
+_NAME = 12
+"""So much of what a row is about is left at least."""
+
+
+def render_instant(comparison: Comparison, instant: Instant, layout: Layout) -> str:
+    """The categories at one instant: for each entry bytes and bytes per parameter."""
+    rows = _rows(instant)
+    known = [0 if entry.summary is None else entry.summary.parameters.count for entry in comparison.entries]
+
+    def cells(entry: int, size: Callable[[Breakdown], int]) -> list[str]:
+        live = instant.live[entry]
+        found = size_cells(None if live is None else size(live), known[entry])
+        return found if known[entry] or not any(known) else [*found, ABSENT]
+
+    groups = [
+        [number(_header(entry)), *([number("B/\nparam", rank=1)] if any(known) else [])] for entry in comparison.entries
+    ]
+    tables = side_by_side(
+        words("", least=_NAME),
+        [name for name, _ in rows],
+        groups,
+        [[cells(i, size) for _, size in rows] for i in range(len(groups))],
+        layout,
+        strong=(TOTAL,),
+    )
+    caption = map(layout.strong, wrapped(_caption(comparison, instant), layout.width))
+    return "\n\n".join(["\n".join(caption), *tables])
+
+
+def _rows(instant: Instant) -> list[tuple[str, Callable[[Breakdown], int]]]:
+    """What each row is about, and its bytes; both kinds of precision copies are summed up where both are there."""
+    shown = [category for category in CATEGORIES if any(live is not None and live[category] for live in instant.live)]
+    grouped = all(copy in shown for copy in PRECISION_COPIES)
+    rows: list[tuple[str, Callable[[Breakdown], int]]] = []
+    for category in shown:
+        if grouped and category == PRECISION_COPIES[0]:
+            rows.append(("precision_copies", lambda live: sum(live[copy] for copy in PRECISION_COPIES)))
+        name = indented(category) if grouped else str(category)
+        rows.append((name, lambda live, key=category: live[key]))  # type: ignore[misc]
+    rows.append((TOTAL, lambda live: sum(live.values())))
+    return rows
+
+
+def _caption(comparison: Comparison, instant: Instant) -> str:
+    steps = {step for step in comparison.steps if step is not None}
+    which = f"step {steps.pop()}" if len(steps) == 1 else "the last step of each"
+    return f"{AT_MARK[instant.name]}, {which}"
+
+
+def _header(entry: Entry) -> str:
+    """The label over at most two lines, and whether the arm failed."""
+    arm, _, name = entry.label.partition(" ")
+    lines = [shorten(part, _LABEL) for part in (arm, name) if part]
+    return "\n".join([*lines, "failed"] if entry.failure is not None else lines)
+
+
+def _per_entry(comparison: Comparison, rows: Sequence[tuple[str, Sequence[str]]], first: str, layout: Layout) -> str:
+    """Rows with one cell per entry."""
+    tables = side_by_side(
+        words(first, least=_NAME),
+        [name for name, _ in rows],
+        [[number(_header(entry))] for entry in comparison.entries],
+        [[[cells[i]] for _, cells in rows] for i in range(len(comparison.entries))],
+        layout,
+    )
+    return "\n\n".join(tables)
+
+
+def render_figures(comparison: Comparison, layout: Layout) -> str:
+    """Peaks, times and ratios, a row each; then the rule of thumb that the activations are held against."""
+    peak = comparison.instant(Mark.PEAK)
+    whole = [None if entry.summary is None else entry.summary.peak.bytes for entry in comparison.entries]
+    predictions = [None if entry.summary is None else entry.summary.prediction for entry in comparison.entries]
+    rows: list[tuple[str, list[str]]] = [("peak", list(map(_size, peak.total)))]
+
+    def add(name: str, cells: Sequence[str]) -> None:
+        if any(cell != ABSENT for cell in cells):
+            rows.append((name, list(cells)))
+
+    add(f"peak vs {BASELINE}", list(map(signed, comparison.peak_difference)))
+    add("peak reserved", list(map(_size, comparison.peak_reserved)))
+    for name, predicted in _PREDICTED:
+        add(name, [ABSENT if prediction is None else predicted(prediction) for prediction in predictions])
+    if tuple(whole) != peak.total:
+        add("peak of all steps", list(map(_size, whole)))
+    add(f"activations vs {BASELINE}", list(map(times, comparison.activation_ratio)))
+    if any(comparison.low_precision):
+        add("activations in 16 bit", list(map(percent, comparison.low_precision)))
+    add("saves from batch size", list(map(_break_even, comparison.break_even)))
+    for name, figure in _STEP_TIMES:
+        add(name, [ABSENT if time is None else figure(time) for time in comparison.step_time])
+    add(f"loss off {BASELINE} by up to", list(map(percent, comparison.loss_difference)))
+    text = f"{layout.strong('figures')}\n\n{_per_entry(comparison, rows, '', layout)}"
+    return "\n".join([text, *_rule(comparison, layout)])
+
+
+def _rule(comparison: Comparison, layout: Layout) -> list[str]:
+    """What is usually said of activations, once; nothing where there is no ratio to hold against it."""
+    if not any(
+        ratio is not None and entry.summary is not None and entry.summary.arm.name in AUTOCAST_ARMS
+        for entry, ratio in zip(comparison.entries, comparison.activation_ratio, strict=True)
+    ):
+        return []
+    return wrapped(f"rule of thumb: under autocast activations take {USUAL_RATIO} of {BASELINE}'s", layout.width)
+
+
+_STEP_TIMES: tuple[tuple[str, Callable[[StepTime], str]], ...] = (
+    ("step time, median", lambda time: format_duration(time.median_ns)),
+    ("step time, fastest", lambda time: format_duration(time.fastest_ns)),
+    ("step time, slowest", lambda time: format_duration(time.slowest_ns)),
+    (f"step time vs {BASELINE}", lambda time: times(time.ratio)),
+)
+
+
+_PREDICTED: tuple[tuple[str, Callable[[Prediction], str]], ...] = (
+    ("in all on the GPU", lambda prediction: format_bytes(prediction.at_peak_reserved.total)),
+    ("the GPU has", lambda prediction: format_bytes(prediction.gpu_bytes)),
+    ("which means that it", lambda prediction: fit_in_short(prediction)[0]),
+)
+"""For simulated runs; what is outside of the allocator is in the first."""
+
+
+def _size(size: int | None) -> str:
+    return ABSENT if size is None else format_bytes(size)
+
+
+def _break_even(batch_size: float | None) -> str:
+    return ABSENT if batch_size is None else f"{batch_size:.3g}"
+
+
+def render_losses(comparison: Comparison, layout: Layout) -> str:
+    """The loss of each step; empty where none is known."""
+    rows = [
+        (str(row.step), list(map(short, row.losses)))
+        for row in comparison.losses
+        if any(loss is not None for loss in row.losses)
+    ]
+    if not rows:
+        return ""
+    if len(rows) > FIRST_LOSSES + 1:
+        gap = ("…", ["…"] * len(comparison.entries))
+        rows = [*rows[:FIRST_LOSSES], gap, rows[-1]]
+    return f"{layout.strong('losses')}\n\n{_per_entry(comparison, rows, 'step', layout)}"

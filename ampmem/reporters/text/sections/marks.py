@@ -1,0 +1,92 @@
+"""The categories at the marks of a step, and who holds what is in none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from ampmem.analysis.summary import Peak, Step, Summary
+from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown, Category
+from ampmem.reporters.text.describe import counted
+from ampmem.reporters.text.layout import Column, Layout, number, table, words
+from ampmem.reporters.text.plain_text import shorten, wrapped
+from ampmem.reporters.text.words import size_cells
+from ampmem.units import format_bytes
+
+HOLDERS = 4
+TOTAL = "total"
+
+_NARROW = 12
+"""So much of a category's name is left at least."""
+_HEADS = ("after\nforward", "after\nbackward", "after\nupdate", "peak")
+
+
+def render_marks(step: Step, parameters: int, layout: Layout) -> str:
+    """The categories at the three marks of a step and at its peak."""
+    marks = step.marks
+    instants = [marks.after_forward, marks.after_backward, marks.after_optimizer, step.peak.categories]
+    cells = _cells(instants, parameters)
+    rows: list[list[str]] = []
+    for category in CATEGORIES:
+        if category == PRECISION_COPIES[0]:
+            rows.append(["precision_copies", *cells(lambda live: sum(live[copy] for copy in PRECISION_COPIES))])
+        if any(live is not None and live[category] for live in instants):
+            rows.append([indented(category), *cells(lambda live, key=category: live[key])])  # type: ignore[misc]
+            if category == Category.TEMPORARIES:
+                rows.extend(_by_phase(step.peak, parameters))
+    rows.append([TOTAL, *cells(lambda live: sum(live.values()))])
+    caption = layout.strong(f"step {step.index} at its marks, peak in {step.peak.phase}")
+    return f"{caption}\n\n{table(_columns(bool(parameters)), rows, layout, strong=(TOTAL,))}"
+
+
+def _columns(known: bool) -> list[Column]:
+    """Where there is no room for all of them, the peak's bytes per parameter are the last to go."""
+    found = [words("", least=_NARROW)]
+    for head in _HEADS:
+        found.append(number(head))
+        if known:
+            found.append(number("B/\nparam", rank=1 if head == _HEADS[-1] else 2))
+    return found
+
+
+def _cells(instants: Sequence[Breakdown | None], parameters: int) -> Callable[[Callable[[Breakdown], int]], list[str]]:
+    """A function that makes a row's cells: for each instant the bytes and the bytes per parameter."""
+
+    def cells(size: Callable[[Breakdown], int]) -> list[str]:
+        row: list[str] = []
+        for live in instants:
+            row += size_cells(None if live is None else size(live), parameters)
+        return row
+
+    return cells
+
+
+def indented(category: Category) -> str:
+    """Tabulate strips leading spaces, so a mark shows what belongs to the row above."""
+    return f"└ {category}" if category in PRECISION_COPIES else str(category)
+
+
+def _by_phase(peak: Peak, parameters: int) -> Iterator[list[str]]:
+    """Rows under the temporaries; only the peak's are split."""
+    for phase, size in peak.temporaries_by_phase.items():
+        if size:
+            found = size_cells(size, parameters)
+            yield [f"└ in {phase}", *[""] * (3 * len(found)), *found]
+
+
+def render_held(summary: Summary, layout: Layout) -> str:
+    """Who holds what nothing else is known of; empty where that is known of nothing."""
+    if not any(entry.holder for entry in summary.held):
+        return ""
+    parts = [
+        f"{format_bytes(entry.bytes)} {_by(entry.holder)} ({counted(entry.tensors, 'tensor')})"
+        for entry in summary.held[:HOLDERS]
+    ]
+    rest = summary.held[HOLDERS:]
+    if rest:
+        parts.append(f"{format_bytes(sum(entry.bytes for entry in rest))} by {counted(len(rest), 'other')}")
+    text = f"other at the end of step {summary.steps[-1].index}: {', '.join(parts)}"
+    return "\n".join(wrapped(text, layout.width))
+
+
+def _by(holder: str | None) -> str:
+    return "whose holder is not known" if holder is None else f"held by {shorten(holder, 40)}"

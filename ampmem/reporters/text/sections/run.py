@@ -1,0 +1,79 @@
+"""What was run, and on what; and, at the end, what the numbers stand on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ampmem.analysis.summary import Summary
+from ampmem.reporters.text.describe import (
+    conserved,
+    describe_allocator,
+    describe_arm,
+    describe_devices,
+    describe_optimizers,
+)
+from ampmem.reporters.text.layout import Layout
+from ampmem.reporters.text.plain_text import shorten, wrapped
+from ampmem.reporters.text.static_model import judgement
+from ampmem.units import format_bytes, format_count
+
+KEY = 12
+
+
+def render_run(summary: Summary, title: str, layout: Layout) -> str:
+    """Script, device, precision, versions, parameters and optimizer, a line each."""
+    device, allocator = summary.device, summary.caching_allocator
+    rows = [("script", title or "?"), ("device", f"{device.name} ({device.type}), events from {summary.source}")]
+    if summary.world_size > 1:
+        rows.append(("rank", f"{summary.rank} of {summary.world_size}"))
+    if allocator is not None:
+        devices = describe_devices(allocator)
+        rows += [("allocator", describe_allocator(allocator)), *([("devices", devices)] * bool(devices))]
+    rows += [
+        ("precision", describe_arm(summary)),
+        ("torch", f"{summary.torch}, ampmem {summary.ampmem}"),
+        ("parameters", describe_parameters(summary)),
+        ("optimizer", describe_optimizers(summary) or "none stepped"),
+    ]
+    return "\n".join([layout.strong("the run"), *keyed(rows, layout)])
+
+
+def keyed(rows: Sequence[tuple[str, str]], layout: Layout) -> list[str]:
+    """A line for each of ``rows``: what it is about, and what is so."""
+    return [f"{key:<{KEY}}{shorten(value, layout.width - KEY)}" for key, value in rows]
+
+
+def describe_parameters(summary: Summary) -> str:
+    """How many there are, in how many bytes, and what of them is trained and cast."""
+    parameters = summary.parameters
+    if not parameters.count:
+        return "not known"
+    amount = f"{format_count(parameters.count)} in {format_bytes(parameters.bytes)}"
+    if parameters.trainable != parameters.count:
+        amount += f", {format_count(parameters.trainable)} trainable"
+    if parameters.cast_eligible is not None:
+        amount += f", {format_count(parameters.cast_eligible)} cast by autocast"
+    return amount
+
+
+def render_foot(summary: Summary, notes: Sequence[str], layout: Layout, *, judged: bool = False) -> str:
+    """How far the sums are from the allocator's own, what lies above the tensors, and the recorder's remarks.
+
+    ``judged`` says that the verdict on the static model is there already.
+    """
+    lines = wrapped(f"conservation: {conserved(summary)}", layout.width)
+    layers = summary.allocator
+    if layers.reserved is not None:
+        parts = " + ".join(
+            f"{name} {format_bytes(getattr(layers, name))}" for name in ("requested", "rounding", "cached")
+        )
+        outside = "" if layers.outside is None else f", outside {format_bytes(layers.outside)}"
+        if layers.outside_process is not None:
+            outside += f", of which this process {format_bytes(layers.outside_process)}"
+        text = f"allocator at the peak: {parts} = reserved {format_bytes(layers.reserved)}{outside}"
+        lines += wrapped(text, layout.width)
+    if summary.static_recipe is not None and not judged:
+        lines += wrapped(f"static memory: {judgement(summary)}", layout.width)
+    for note in notes:
+        lines.extend(wrapped(f"note: {note}", layout.width))
+    return "\n".join(lines)

@@ -1,0 +1,100 @@
+"""What ``show`` prints, at four widths, as files: the tests compare with them, and this makes them anew.
+
+::
+
+    python tests/unit/golden_texts.py
+    git diff tests/unit/reporters/text/golden
+
+Read the difference line by line before it is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from build import ARM, FP32, RUN, Story, arm_run
+
+from ampmem.analysis.compare import Entry, compare, entry_of
+from ampmem.analysis.summary import summarize
+from ampmem.events import Fact, Phase, Recording
+from ampmem.reporters.text.compare import render as render_comparison
+from ampmem.reporters.text.details import EVERYTHING, NOTHING
+from ampmem.reporters.text.layout import Layout
+from ampmem.reporters.text.table import render
+
+FOLDER = Path(__file__).parent / "reporters" / "text" / "golden"
+WIDTHS = (60, 80, 100, 160)
+DETAILS = {"": NOTHING, "-all": EVERYTHING}
+
+_LAYER = "encoder.layers.{}.self_attention.in_projection"
+_STACK = "/home/someone/projects/speech/train.py:9 main\n/home/someone/projects/speech/layers.py:{} forward"
+
+
+def encoder(layers: int = 12) -> Recording:
+    """A step under autocast of a model whose names are long."""
+    story = Story()
+    names = [_LAYER.format(number) for number in range(layers)]
+    for number, name in enumerate(names):
+        story.parameter(0x1000 + number, f"{name}.weight", 50_000 + number)
+    for step in range(2):
+        story.begin(step)
+        story.enter(Phase.DATA)
+        story.alloc(0x2000, 6400)
+        story.enter(Phase.FORWARD)
+        for number, name in enumerate(names):
+            stack = _STACK.format(20 + number)
+            story.alloc(0x3000 + number, 2 * (50_000 + number), op="aten::_to_copy", module=name, stack=stack)
+            story.fact(Fact.CAST_COPY, 0x3000 + number, f"{name}.weight", name)
+            story.alloc(0x4000 + number, 300_000, op="aten::_scaled_dot_product_attention", module=name, stack=stack)
+            story.fact(Fact.SAVED, 0x4000 + number, "ScaledDotProductFlashAttentionBackward0", name, "bfloat16")
+        story.enter(Phase.BACKWARD)
+        for number, name in enumerate(names):
+            story.alloc(0x5000 + number, 4 * (50_000 + number))
+            story.fact(Fact.GRADIENT, 0x5000 + number, f"{name}.weight")
+            story.free(0x4000 + number, 0x3000 + number)
+        story.enter(Phase.OPTIMIZER)
+        if step == 0:
+            for number, name in enumerate(names):
+                story.alloc(0x6000 + number, 4 * (50_000 + number))
+                story.fact(Fact.OPTIMIZER_STATE, 0x6000 + number, f"exp_avg of {name}.weight")
+                story.alloc(0x8000 + number, 4 * (50_000 + number))
+                story.fact(Fact.OPTIMIZER_STATE, 0x8000 + number, f"exp_avg_sq of {name}.weight")
+        story.alloc(0x7000, 4 * 50_000 * layers, op="aten::_foreach_sqrt")
+        story.free(0x7000)
+        story.end(loss=2.5 - step)
+        story.enter(Phase.BETWEEN)
+        story.free(*(0x5000 + number for number in range(layers)), 0x2000)
+    run = replace(RUN, device_name="Intel(R) Xeon(R) Platinum 8480C", script="-m speech.train")
+    return story.recording(run=run, notes=["the loss of the first step was not seen"])
+
+
+def three() -> list[Entry]:
+    """FP32, autocast, and a run without its cache that was killed."""
+    plain = (30_000_000, 1_000_000, 2_000_000)
+    fp32 = arm_run(FP32, plain=plain)
+    amp = arm_run(ARM, activations=500, copies=200, losses=(2.0, 1.01))
+    killed = Entry(label="amp-nocache", summary=None, failure="killed by SIGKILL")
+    return [entry_of(fp32), entry_of(amp), killed]
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """The name of each file, and what is in it."""
+    recording = encoder()
+    summary, comparison = summarize(recording), compare(three())
+    for width in WIDTHS:
+        layout = Layout(width=width)
+        for name, details in DETAILS.items():
+            title = " ".join((recording.run.script, *recording.run.arguments))
+            one = render(summary, recording.notes, title=title, file="train.ampmem", details=details, layout=layout)
+            files = ["train.fp32.ampmem", "train.amp.ampmem"]
+            several = render_comparison(comparison, files=files, details=details, layout=layout)
+            yield f"show{name}.{width}.txt", f"{one}\n"
+            yield f"compare{name}.{width}.txt", f"{several}\n"
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for file, text in texts():
+        (FOLDER / file).write_text(text, encoding="utf-8")
