@@ -264,7 +264,10 @@ def _median(entry: Entry) -> int | None:
 
 
 def _losses(summaries: Sequence[Summary | None]) -> tuple[StepLoss, ...]:
+    """The losses of every step; empty where none is known."""
     by_step = [_loss_by_step(summary) for summary in summaries]
+    if not any(loss is not None for losses in by_step for loss in losses.values()):
+        return ()
     indices = sorted({index for losses in by_step for index in losses})
     return tuple(StepLoss(step=index, losses=tuple(losses.get(index) for losses in by_step)) for index in indices)
 

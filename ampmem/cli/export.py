@@ -12,6 +12,7 @@ from ampmem.errors import RecordingError
 from ampmem.outputs import check_output, say_written
 from ampmem.recording import read
 from ampmem.reporters.export.csv import write_csv
+from ampmem.reporters.export.figure import write_figure
 from ampmem.reporters.export.perfetto import write_perfetto
 from ampmem.reporters.export.snapshot import write_snapshot
 
@@ -19,6 +20,7 @@ FORMATS: dict[str, Callable[..., None]] = {
     "snapshot": write_snapshot,
     "perfetto": write_perfetto,
     "csv": write_csv,
+    "plotly": write_figure,
 }
 """What writes each format."""
 
@@ -32,7 +34,7 @@ FORMATS: dict[str, Callable[..., None]] = {
     type=click.Choice(tuple(FORMATS)),
     help="snapshot: for pytorch.org/memory_viz; perfetto: a .pftrace for ui.perfetto.dev (not chrome://tracing); "
     "csv: one row per allocation; a text that a spreadsheet would take for a formula (it begins with = + - @) has an "
-    "apostrophe before it.",
+    "apostrophe before it; plotly: the timeline as a figure in JSON, for plotly.io.read_json.",
 )
 @click.option("-o", "--output", required=True, metavar="OUT", type=click.Path(path_type=Path), help="The new file.")
 @click.option("--force", is_flag=True, help="Replace the file when it exists already.")

@@ -142,6 +142,10 @@ def broken(folder: Path) -> Iterator[Callable[[], list[str]]]:
         where = folder / f"streams-{case.name}"
         where.mkdir()
         yield lambda case=case, where=where: [f"{case.name}: {line}" for line in streams.run(case, where)]  # type: ignore[misc]
+    for closed in streams.CLOSED:
+        where = folder / f"streams-closed-{streams.CLOSED.index(closed)}"
+        where.mkdir()
+        yield lambda closed=closed, where=where: [f"{closed}: {line}" for line in streams.run_closed(closed, where)]  # type: ignore[misc]
 
 
 def classes(folder: Path, wanted: dict[str, int], seed: int) -> dict[str, Iterator[Callable[[], list[str]]]]:

@@ -118,3 +118,8 @@ def wait_until(page: Any, condition: str) -> None:
             return
         page.wait_for_timeout(25)
     raise AssertionError(f"never true: {condition}")
+
+
+def bring(page: Any, section: str) -> None:
+    """Scrolls to a section, so that the mouse meets it."""
+    page.evaluate(f"document.getElementById('{section}').scrollIntoView({{behavior: 'instant'}})")

@@ -69,6 +69,40 @@ def _scratch(story: Story, size: int, module: str) -> None:
     story.free(0x2)
 
 
+LAUNCHER = "<frozen runpy>:198 _run_module_as_main"
+WRAPPERS = ("/home/me/train.py:90 <module>", "/home/me/cli.py:12 main", "/home/me/train.py:88 run")
+LIBRARY = "/venv/lib/python3.11/site-packages/torch/nn/functional.py:2987 linear"
+
+
+def deep_run(*, layers: int = 200) -> Recording:
+    """A network of many equal layers but for the first, which has more activations; stacks with frames of all sorts."""
+    story = Story()
+    for layer in range(layers):
+        story.parameter(0x100000 + layer * 0x100, f"net.layers.{layer}.fc.weight", 1000)
+        story.parameter(0x200000 + layer * 0x100, f"net.layers.{layer}.norm.weight", 50)
+    story.parameter(0x300000, "net.head.weight", 20_000)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    callers = "\n".join((LAUNCHER, *WRAPPERS, "/home/me/train.py:40 train"))
+    for layer in range(layers):
+        where = f"net.layers.{layer}.fc"
+        stack = f"{callers}\n/home/me/net.py:7 Net.forward\n{LIBRARY}"
+        story.alloc(0x400000 + layer, 9000 if layer == 0 else 3000, op="aten::mm", module=where, stack=stack)
+        story.fact(Fact.SAVED, 0x400000 + layer, "MmBackward0", where)
+    story.alloc(0x500000, 70_000, op="aten::mm", stack=f"{callers}\n/home/me/net.py:9 Net.loss")
+    story.fact(Fact.SAVED, 0x500000, "MmBackward0", "")
+    story.alloc(0x600000, 5000, op="aten::empty", stack=LIBRARY)
+    story.enter(Phase.BACKWARD)
+    story.alloc(0x700000, 4000, op="MmBackward0", module="net.layers.0.fc")
+    story.fact(Fact.GRADIENT, 0x700000, "net.layers.0.fc.weight")
+    story.free(*(0x400000 + layer for layer in range(layers)), 0x500000, 0x600000)
+    story.enter(Phase.OPTIMIZER)
+    story.end()
+    story.enter(Phase.BETWEEN)
+    story.free(0x700000)
+    return story.recording()
+
+
 PAYLOADS = (
     "</script><script>window.pwned = 1</script>",
     "<img src=x onerror=window.pwned=2>",
@@ -143,6 +177,7 @@ def gpu_run(*, steps: int, expandable: bool = False) -> Recording:
         block = allocator.malloc(size)
         segments()
         story.alloc(block.address, size, block=block.size, op=op, module=f"layers.{size % 5}", stack=CODE)
+        story.fact(Fact.OUTPUT, block.address, op, dtype="uint8", shape=f"[1, {size}]")
         return block
 
     def free(block: Block) -> None:

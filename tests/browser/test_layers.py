@@ -28,11 +28,11 @@ MAPS = """
 import { readFileSync } from "node:fs";
 import { unpackStream } from "MODULES/data/decode.js";
 import { liveOf } from "MODULES/data/live.js";
-import { addressMapAt } from "MODULES/data/segments.js";
+import { segmentsFilledAt } from "MODULES/data/segments.js";
 const { stream, keys, positions } = JSON.parse(readFileSync(0));
 const live = liveOf(await unpackStream(stream, keys.length), 0);
 const sums = positions.map((position) => live.sample([position]).map((series) => series[0]));
-console.log(JSON.stringify({ sums, maps: positions.map((position) => addressMapAt(live, position, keys)) }));
+console.log(JSON.stringify({ sums, maps: positions.map((position) => segmentsFilledAt(live, position, keys)) }));
 """
 
 
@@ -61,10 +61,14 @@ def test_the_page_computes_the_layers_and_the_map_of_the_analysis(expandable: bo
         assert sums == [*timeline.live[:, position].tolist(), rounding, int(layers.cached[position])]
         expected = address_map_view(analysis, position)
         segments = [] if expected is None else expected.segments
-        told = [
-            (each["address"], each["bytes"], [tuple(piece) for piece in each["blocks"]]) for each in shown["segments"]
-        ]
+        told = [(each["address"], each["bytes"], [tuple(piece[:3]) for piece in each["blocks"]]) for each in shown]
         assert told == [(each.address, each.bytes, [*each.blocks]) for each in segments]
+        blocks = [piece[3] for each in shown for piece in each["blocks"] if piece[2] != "cached"]
+        alive = np.flatnonzero(analysis.lifetimes.alive_at(position))
+        born = dict(
+            zip(analysis.lifetimes.address[alive].tolist(), analysis.lifetimes.born[alive].tolist(), strict=True)
+        )
+        assert {block["address"]: block["born"] for block in blocks} == born
         assert sum(size for _, size, _ in told) == layers.reserved[position]
         for _, size, pieces in told:
             ends = [0, *(offset + length for offset, length, _ in pieces)]

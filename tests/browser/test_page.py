@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pages import Open, Written, wait_until, written
+from pages import Open, Written, bring, wait_until, written
 
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.units import format_bytes, format_count
@@ -123,6 +123,7 @@ def test_keys_zoom_pan_and_reset(long_open: Any, long_page: Written) -> None:
 def test_a_drag_zooms_and_a_double_click_resets(long_open: Any, long_page: Written) -> None:
     page = long_open
     page.keyboard.press("Home")
+    bring(page, "timeline")
     box = page.locator("#chart-frame").bounding_box()
     middle = box["y"] + box["height"] / 2
     page.mouse.move(box["x"] + 300, middle)
@@ -152,6 +153,7 @@ def test_pinning_shows_what_is_alive_there(way: str, long_open: Any, long_page: 
         for key in ("p", "ArrowLeft", "Shift+ArrowLeft", "Enter"):
             page.keyboard.press(key)
     else:
+        bring(page, "timeline")
         box = page.locator("#chart-frame").bounding_box()
         page.mouse.click(box["x"] + 200, box["y"] + 200)
         page.mouse.move(5, 5)
@@ -248,33 +250,6 @@ def test_the_table_searches_filters_grows_and_unfolds(long_open: Any, long_page:
     assert not page.locator("ol.stack").is_visible()
     page.locator("#search").fill("there is no such thing")
     assert "Nothing matches" in page.locator("#allocations-body").inner_text()
-
-
-def test_stacks_are_searched_with_their_bytes(long_open: Any, long_page: Written) -> None:
-    page = long_open
-    page.locator("#stacks-search").fill("net.forward")
-    lifetimes, texts = long_page.analysis.lifetimes, long_page.analysis.recording.texts
-    mine = lifetimes.alive_at(int(total(long_page).argmax()))
-    size = sum(
-        int(lifetimes.bytes[index]) for index in np.flatnonzero(mine) if "Net.forward" in texts[lifetimes.stack[index]]
-    )
-    assert format_bytes(size) in page.locator("#stacks-matched").inner_text()
-    assert page.locator("#stacks-tree .match").count() >= 1
-
-
-def test_trees_are_walked_with_the_keyboard(long_open: Any, long_page: Written) -> None:
-    page = long_open
-    page.get_by_role("button", name="Icicle").click()
-    tree = page.locator("#modules-tree")
-    tree.locator("[role=treeitem]").first.focus()
-    page.keyboard.press("ArrowDown")
-    opened = page.evaluate("document.activeElement.getAttribute('aria-label')")
-    page.keyboard.press("Enter")
-    assert page.locator("#modules-path button").count() == 2
-    assert tree.locator("[role=treeitem]").first.get_attribute("aria-label") == opened
-    page.keyboard.press("Backspace")
-    assert not page.locator("#modules-path").is_visible()
-    assert tree.locator("[role=treeitem]").count() <= 1000
 
 
 def test_a_reduced_stream_keeps_the_peak_and_says_what_it_lacks(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from pages import Open, Written
+from pages import Open, Written, changed
 
 from ampmem.analysis.ops import plain_kind
+from ampmem.analysis.summary import summary_of
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.reporters.html.stream.kinds import kinds_of
+from ampmem.reporters.text.static_model import judgement
 from ampmem.units import format_bytes
 
 pytestmark = pytest.mark.browser
@@ -73,3 +76,72 @@ def test_activations_narrow_the_allocation_table(real_open: Any, profiled_page: 
     assert label == "activations made in blocks.*.mlp.up"
     modules = [texts[module] in ("blocks.0.mlp.up", "blocks.1.mlp.up") for module in kinds.module]
     assert kept == np.flatnonzero(activations & modules).tolist() != []
+
+
+def test_the_rule_of_thumb_says_what_it_is(real_open: Any, profiled_page: Written) -> None:
+    section = real_open.locator("#static")
+    assert section.locator("h2").inner_text() == "Rule of thumb"
+    heads = [head.inner_text() for head in section.locator("table").first.locator("thead th").all()]
+    assert heads == ["Component", "Rule of thumb", "B/param", "Measured", "B/param", "Why they differ", "Verdict"]
+    text = section.inner_text()
+    assert "as told" not in text
+    assert "of told" not in text
+    assert judgement(summary_of(profiled_page.analysis))[1:] in text
+    assert section.locator(".same").all_inner_texts() == ["After update: the same"]
+
+
+def test_a_badge_says_that_every_byte_is_accounted_for_or_how_many_are_not(
+    open_page: Open, profiled_page: Written, tmp_path: Path
+) -> None:
+    badge = open_page(profiled_page.path).locator("#accounted")
+    assert badge.inner_text() == "every byte accounted for"
+    assert "good" in badge.get_attribute("class")
+
+    def off(data: dict[str, Any]) -> None:
+        data["runs"][0]["conservation"]["residual_bytes"] = 2048
+
+    badge = open_page(changed(profiled_page.path, tmp_path / "off.html", off)).locator("#accounted")
+    assert badge.inner_text() == "2.0 KiB not accounted for"
+    assert "bad" in badge.get_attribute("class")
+
+    def unknown(data: dict[str, Any]) -> None:
+        data["runs"][0]["conservation"].update(residual_bytes=None, reserved_residual_bytes=None)
+
+    page = open_page(changed(profiled_page.path, tmp_path / "unknown.html", unknown))
+    assert page.locator("#accounted").is_hidden()
+
+
+def test_what_is_not_known_has_no_column(open_page: Open, arms_page: Written, tmp_path: Path) -> None:
+    heads = "all => all.map((head) => head.textContent)"
+    page = open_page(arms_page.path)
+    known = page.locator("#steps table").first.locator("thead th").evaluate_all(heads)
+    assert known == ["Step", "Peak", "In", "Loss", "Update", "Took"]
+    assert page.locator("#comparison").get_by_role("table", name="Losses").count() == 1
+    assert page.locator("#comparison h2").inner_text() == "The precisions side by side"
+
+    def bare(data: dict[str, Any]) -> None:
+        for step in (step for run in data["runs"] for step in run["steps"]):
+            step.update(loss="-", update="", took="")
+        data["comparison"].update(losses=[], baseline=None)
+
+    page = open_page(changed(arms_page.path, tmp_path / "bare.html", bare))
+    known = page.locator("#steps table").first.locator("thead th").evaluate_all(heads)
+    assert known == ["Step", "Peak", "In"]
+    assert page.locator("#comparison").get_by_role("table", name="Losses").count() == 0
+    assert page.locator("#comparison h2").inner_text() == "The recordings side by side"
+
+
+def test_the_sections_have_their_names_in_the_bar(real_open: Any) -> None:
+    names = real_open.locator("#jumps a").all_inner_texts()
+    assert names == [
+        "Verdict",
+        "Activations",
+        "Timeline",
+        "Peak",
+        "Steps",
+        "Rule of thumb",
+        "Casts",
+        "Modules",
+        "Stacks",
+        "Allocations",
+    ], "what there is nothing to show of has no way to it"

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pages import Open, Written, wait_until, written
+from pages import Open, Written, bring, wait_until, written
 
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.units import format_bytes, format_count
 
 pytestmark = pytest.mark.browser
+
+TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def position(page: Any) -> int:
@@ -76,9 +78,10 @@ def test_all_that_lives_at_an_instant_is_listed(long_open: Any, long_page: Writt
     assert sizes(page)[:3] == [format_bytes(each) for each in largest[:3]]
     while page.locator("#live-more").is_visible():
         page.locator("#live-more").click()
-    listed = sum(int((text.split("×")[1:] or ["1"])[0]) for text in page.locator(".live-name").all_inner_texts())
+    listed = sum(int((text.split(TIMES)[1:] or ["1"])[0]) for text in page.locator(".live-name").all_inner_texts())
     assert listed == count
     # A click in a band of the chart lists its category.
+    bring(page, "timeline")
     frame = page.locator("#chart-frame").bounding_box()
     parameters = format_bytes(int(long_page.analysis.timeline.series(CATEGORIES[0])[-1]))
     page.mouse.click(frame["x"] + 300, frame["y"] + 350)
@@ -101,11 +104,13 @@ def test_a_row_opens_and_leads_to_the_table(long_open: Any, long_page: Written) 
     assert page.evaluate("window.narrowed.label").endswith(f", {size}")
     assert page.evaluate("Array.from({length: 1000}, (_, each) => each).filter(window.narrowed.keep).length") == 1
     wait_until(page, "document.getElementById('allocations').getBoundingClientRect().top < innerHeight")
+    assert f"alive at event {format_count(position(page))}" in page.locator("#allocations-note").inner_text()
 
 
 def test_the_list_follows_the_pointer(long_open: Any, long_page: Written) -> None:
     page, lifetimes = long_open, long_page.analysis.lifetimes
     at_peak = page.locator("#live-note").inner_text()
+    bring(page, "timeline")
     frame = page.locator("#chart-frame").bounding_box()
     page.mouse.move(frame["x"] + 120, frame["y"] + 100)
     alive = lifetimes.alive_at(position(page))

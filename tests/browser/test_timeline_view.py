@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import Open, Written, changed, wait_until
+from pages import Open, Written, bring, changed, wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -67,6 +67,7 @@ def drag(page: Any, start: float, end: float, y: float) -> None:
 
 def test_the_window_is_dragged_resized_and_chosen(long_open: Any, long_page: Written) -> None:
     page = long_open
+    bring(page, "timeline")
     box = page.locator("#overview").bounding_box()
     events = len(long_page.analysis.recording.events)
     y = box["y"] + box["height"] / 2

@@ -28,7 +28,7 @@ class CategoryView:
     pattern: str
 
 
-_UNUSUAL = {"light": "#7a2205", "dark": "#9c4627"}
+_WORKSPACE = {"light": "#7a2205", "dark": "#9c4627"}
 _PRECISION_COPIES = {"light": "#66d5ff", "dark": "#8ddefe"}
 
 # Categories of one hue differ by their hatching.
@@ -42,17 +42,18 @@ _OWN = {
     Category.BUFFERS: Fill(light="#129684", dark="#19b19c"),
     Category.INPUTS: Fill(light="#d093bb", dark="#fba0be"),
     Category.TEMPORARIES: Fill(light="#f2e67e", dark="#e5dc83"),
-    Category.WORKSPACE: Fill(**_UNUSUAL),
-    Category.COMMUNICATION: Fill(**_UNUSUAL, pattern="/"),
-    Category.OTHER: Fill(**_UNUSUAL, pattern="."),
+    Category.WORKSPACE: Fill(**_WORKSPACE),
+    Category.COMMUNICATION: Fill(light="#8787ff", dark="#a596d2"),
+    Category.OTHER: Fill(light="#96b487", dark="#87a569"),
 }
 _HATCHINGS = ("x", "\\", "-", "|", "+")
 _WITHOUT = [category for category in CATEGORIES if category not in _OWN]
 
 FILLS: dict[Category, Fill] = _OWN | {
-    category: Fill(**_UNUSUAL, pattern=pattern) for category, pattern in zip(_WITHOUT, cycle(_HATCHINGS), strict=False)
+    category: Fill(**_WORKSPACE, pattern=pattern)
+    for category, pattern in zip(_WITHOUT, cycle(_HATCHINGS), strict=False)
 }
-"""How each category looks; one without a look of its own is hatched in the hue of the unusual ones."""
+"""How each category looks; one without a look of its own is hatched in the hue of the workspace."""
 
 LAYERS = {
     "rounding": Fill(light="#5a5e65", dark="#70757c", pattern="x"),

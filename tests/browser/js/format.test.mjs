@@ -8,6 +8,7 @@ import {
   formatCount,
   formatDuration,
   formatPerParameter,
+  formatShape,
   formatShare,
   formatSigned,
   plotlyText,
@@ -76,4 +77,9 @@ test("cleaning reaches every text, keeps numbers, and takes any key", () => {
 
 test("plotly gets no markup", () => {
   assert.equal(plotlyText("<a href='x'>&"), "&lt;a href='x'&gt;&amp;");
+});
+
+test("shapes read as products", () => {
+  const shapes = ["[8, 128, 512]", "[3]", "[]", ""];
+  assert.deepEqual(shapes.map(formatShape), ["8×128×512", "3", "scalar", ""]);
 });

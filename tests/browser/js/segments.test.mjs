@@ -59,11 +59,11 @@ test("segments are filled from start to end, whatever the blocks say of their si
       bytes: 50,
       blocks: [
         [0, 10, "cached"],
-        [10, 10, "a"],
-        [20, 30, "b"],
+        [10, 10, "a", blocks[1]],
+        [20, 30, "b", blocks[2]],
       ],
     },
-    { address: 200, bytes: 10, blocks: [[0, 10, "c"]] },
+    { address: 200, bytes: 10, blocks: [[0, 10, "c", blocks[3]]] },
   ]);
 });
 

@@ -19,6 +19,9 @@ const run = (changes = {}) => ({
 const withUpdate = (start, between = 190) => [...run().phase_runs, [start, "optimizer"], [between, "between"]];
 const shown = ({ step: each, first, last }) => [each.index, first, last];
 
+const times = Float64Array.from({ length: 221 }, (_, i) => 1e9 + 1e6 * Math.floor(i / 5));
+const live = { length: 221, times, position: (index) => index, indexOf: (position) => position };
+
 test("a run opens on its last finished step", () => {
   assert.deepEqual(shown(openingOf(run())), [1, 100, 200]);
   const steps = [...run().steps, step(2, 200, 220, 210, false)];
@@ -39,13 +42,17 @@ test("an update that is longer than all before it is left out, unless the peak i
 
 test("what is in view is said, and where the peak is if it is not", () => {
   const long = run({ phase_runs: withUpdate(140) });
-  assert.equal(viewInWords(long, 0, 220), "The whole run.");
-  assert.equal(viewInWords(long, 100, 200), "Step 1, the last.");
-  assert.equal(viewInWords(long, 100, 140), "Step 1, the last, without its update, which has 60 more events.");
-  assert.equal(viewInWords(long, 105, 131), "Events 105 to 131.");
-  assert.equal(viewInWords(long, 10, 100), "Step 0. The run's peak, 2.0 KiB in step 1, is not in view.");
+  const said = (low, high) => viewInWords(long, live, { low, high }, false);
+  assert.equal(said(0, 220), "The whole run.");
+  assert.equal(said(100, 200), "Step 1, the last.");
+  assert.equal(said(100, 140), "Step 1, the last, without its update, which has 60 more events.");
+  assert.equal(said(105, 131), "Events 105 to 131.");
+  assert.equal(said(10, 100), "Step 0. The run's peak, 2.0 KiB in step 1, is not in view.");
+  const inTime = (low, high) => viewInWords(long, live, { low, high }, true);
+  assert.equal(inTime(1.02, 1.04), "Step 1, the last.", "several events have one time");
+  assert.equal(inTime(1.02, 1.028), "Step 1, the last, without its update, which has 60 more events.");
   long.steps[0].peak_bytes = long.peak.bytes;
-  assert.equal(viewInWords(long, 10, 100), "Step 0. The run's peak, 2.0 KiB, was reached in step 1 first.");
+  assert.equal(said(10, 100), "Step 0. The run's peak, 2.0 KiB, was reached in step 1 first.");
 });
 
 test("ticks of time are round, in one unit that fits what is in view", () => {

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from guest import Ended, without_ours
+from guest import PROGRAMS, Ended, without_ours
 from ready_python import ready_python
 
 TIMEOUT_S = 120
@@ -98,6 +99,23 @@ def run(case: Case, folder: Path) -> list[str]:
         for what, before, after in zip(("code", "out", "err", "seen"), plain, recorded, strict=True)
         if before != after
     ]
+
+
+CLOSED = ("<&- >&- 2>&-", ">&-", "2>&-", "<&-")
+"""What a shell closes before it starts a program."""
+
+
+def run_closed(closed: str, folder: Path) -> list[str]:
+    """Once more with a Python that starts so, as the cases only put themselves in its place: what differs."""
+    script = str(PROGRAMS / "trains.py")
+    ended = []
+    for words in ([script], ["-m", "ampmem", "profile", "--run-to-end", "-o", "run.ampmem", script]):
+        command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, *words]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        said = [line for line in done.stderr.splitlines() if not line.startswith(("ampmem: ", " ")) and line]
+        ended.append((done.returncode, done.stdout, said if words == [script] else []))
+    missing = [] if (folder / "run.ampmem").exists() else ["there is no recording"]
+    return missing if ended[0] == ended[1] else [f"plain {ended[0]}, with ampmem {ended[1]}", *missing]
 
 
 def _end(case: Case, folder: Path, code: str) -> tuple[int, str, str, str]:

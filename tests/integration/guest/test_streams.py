@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from guest import PROGRAMS
 from ready_python import ready_python
-from streams import CASES, FAST, SLOW, Case, run
+from streams import CASES, CLOSED, FAST, SLOW, Case, run, run_closed
 
 
 @pytest.mark.parametrize("case", FAST, ids=lambda case: case.name)
@@ -39,18 +37,8 @@ def test_a_difference_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
-def test_what_the_shell_closes(tmp_path: Path, closed: str) -> None:
-    """Once more with a Python that starts so, as the cases only put themselves in its place."""
-    script = str(PROGRAMS / "trains.py")
-    ended = []
-    for words in ([script], ["-m", "ampmem", "profile", "--run-to-end", "-o", "run.ampmem", script]):
-        command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, *words]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-        said = [line for line in done.stderr.splitlines() if not line.startswith(("ampmem: ", " ")) and line]
-        ended.append((done.returncode, done.stdout, said if words == [script] else []))
-    assert ended[0] == ended[1]
-    assert (tmp_path / "run.ampmem").exists()
+def test_what_the_shell_closes(tmp_path: Path) -> None:
+    assert run_closed(CLOSED[0], tmp_path) == []
 
 
 def test_tables_for_a_full_disk_are_one_line(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hostile.mutations import again, outcome
 
-TRIES = 1_000
-"""From each seed."""
+TRIES = 400
+"""So many of those that tests/benchmarks/destruction.py makes."""
 
 FOUND = (
     "on_gpu:2022590352",
@@ -28,12 +28,11 @@ def test_what_once_went_wrong_does_no_more(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_whatever_is_in_a_file_it_is_read_right_or_refused_clearly(seed: int) -> None:
+def test_whatever_is_in_a_file_it_is_read_right_or_refused_clearly() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
     program = Path(__file__).with_name("mutations.py")
     done = subprocess.run(
-        [sys.executable, str(program), str(TRIES), str(seed)],
+        [sys.executable, str(program), str(TRIES), "0"],
         env=environment,
         capture_output=True,
         text=True,

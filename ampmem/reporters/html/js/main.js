@@ -1,18 +1,16 @@
 /** Puts the page together. */
-import { byId, choices, press } from "./common/dom.js";
-import { MAX_SENTENCE, cleaned, formatBytes, formatCount, formatShare } from "./common/format.js";
+import { byId, choices } from "./common/dom.js";
+import { MAX_SENTENCE, cleaned, formatCount } from "./common/format.js";
 import { given } from "./common/given.js";
 import { actionOf, focusKind } from "./common/keys.js";
 import { placeOfHash } from "./common/permalink.js";
 import { shownTheme, startTheme } from "./common/theme.js";
-import { Kinds, matchedStacks, moduleRows, shortFrame, stackRows } from "./data/alive.js";
+import { Kinds } from "./data/alive.js";
 import { unpackStream } from "./data/decode.js";
 import { liveOf } from "./data/live.js";
-import { addressMapAt } from "./data/segments.js";
-import { matchedNodes, prunedTree, treeOf } from "./data/tree.js";
+import { segmentsFilledAt } from "./data/segments.js";
 import { showAddresses } from "./figures/addresses.js";
 import { loadPlotly } from "./figures/plotly.js";
-import { TreeView } from "./figures/treeview.js";
 import { showActivations } from "./sections/activations.js";
 import { AllocationTable } from "./sections/allocations.js";
 import { showComparison } from "./sections/comparison.js";
@@ -23,15 +21,16 @@ import { showOutOfMemory } from "./sections/oom.js";
 import { startPrinting } from "./sections/paper.js";
 import { showFindings, showSummary } from "./sections/summary.js";
 import { showCasts, showPeak, showStatic, showSteps } from "./sections/tables.js";
+import { Trees } from "./sections/trees.js";
 import { perform } from "./timeline/actions.js";
 import { Timeline } from "./timeline/timeline.js";
-/** @import { AddressMapView, PageView, RunView } from "./common/page.js" */
+/** @import { PageView, RunView } from "./common/page.js" */
 /** @import { Place } from "./common/permalink.js" */
 /** @import { Theme } from "./common/theme.js" */
+/** @import { Filled } from "./data/segments.js" */
 /** @import { Live } from "./data/stream.js" */
 /** @import { CategoryOf } from "./figures/bars.js" */
 /** @import { Plotly } from "./figures/figures.js" */
-/** @import { Shape } from "./figures/treeview.js" */
 
 /** @typedef {{run: RunView, live: Live, kinds: Kinds}} Shown a run with its events unpacked */
 
@@ -58,15 +57,12 @@ class Page {
   #unpacked = new Map();
   /** @type {Shown|null} */
   #shown = null;
-  /** @type {AddressMapView|null} */
-  #addressMap = null;
+  /** @type {Filled[]} */
+  #segments = [];
   #addressesWhere = "";
   /** @type {Int32Array|null} */
   #peakCounts = null;
-  /** @type {Int32Array|null} */
-  #treeCounts = null;
   #help = byId("help", HTMLDialogElement);
-  #stacksSearch = byId("stacks-search", HTMLInputElement);
 
   /**
    * @param {PageView} data
@@ -83,28 +79,17 @@ class Page {
       () => this.#place(),
       (there) => this.#follow(there).catch(trouble),
     );
-    this.list = new LiveList(() => this.link.jump("allocations"));
+    this.list = new LiveList(
+      (index) => this.timeline.pin(index),
+      () => this.link.jump("allocations"),
+    );
     this.timeline = new Timeline(plotly, data, {
       pinned: (index) => this.#pinned(index),
       read: (index, title) => this.#read(index, title),
       picked: (category) => this.list.choose(category),
       viewed: () => this.link.remember(),
     });
-    this.modules = new TreeView(
-      byId("modules-tree"),
-      byId("modules-path"),
-      data.categories,
-      "treemap",
-      "Live bytes by module",
-    );
-    this.stacks = new TreeView(
-      byId("stacks-tree"),
-      byId("stacks-path"),
-      data.categories,
-      "icicle",
-      "Live bytes by Python stack",
-      shortFrame,
-    );
+    this.trees = new Trees(data.categories, () => this.link.jump("allocations"));
     this.#listen(place.theme);
   }
 
@@ -152,7 +137,7 @@ class Page {
     for (const id of ["modules", "allocations"]) byId(id).hidden = kinds.count === 0;
     byId("stacks").hidden = !kinds.hasStacks();
     this.#mapAddresses(shown, null);
-    byId("addresses").hidden = !this.#addressMap?.segments.length;
+    byId("addresses").hidden = !this.#segments.length;
     this.table.show(kinds, { peak: this.#peakCounts, run: live.made() });
     const toFailure = (/** @type {number} */ position) => {
       this.timeline.pin(live.indexOf(position));
@@ -166,7 +151,7 @@ class Page {
     document.documentElement.dataset.ready = "";
     const { pinned } = this.timeline;
     if (live.length > 1 && pinned !== null) this.#pinned(pinned);
-    else this.#drawTrees(shown, this.#peakCounts, "at the peak");
+    else this.trees.show(kinds, this.#peakCounts, "at the peak");
     this.#drawAddresses(shownTheme());
     await nextPaint();
     if (place) this.link.jump(place.section, "instant");
@@ -181,52 +166,18 @@ class Page {
   #mapAddresses({ live, run }, pinned) {
     const keys = this.data.categories.map((category) => category.key);
     const peak = run.peak ? live.indexOf(run.peak.position) : live.length - 1;
-    const exact = addressMapAt(live, pinned ?? peak, keys);
-    this.#addressMap = exact ?? run.address_map;
+    const exact = segmentsFilledAt(live, pinned ?? peak, keys);
+    this.#segments = exact ?? run.address_map?.segments ?? [];
     this.#addressesWhere =
       exact && pinned !== null ? `at event ${formatCount(live.position(pinned))}` : run.peak ? "at the peak" : "at the end";
   }
 
   /** @param {Theme} theme */
   #drawAddresses(theme) {
-    if (byId("addresses").hidden || !this.#addressMap) return;
-    showAddresses(this.#addressMap, this.#addressesWhere, this.categoryOf, theme);
-  }
-
-  /**
-   * @param {Shown} shown
-   * @param {Int32Array|null} counts
-   * @param {string} where
-   */
-  #drawTrees({ kinds }, counts, where) {
-    byId("modules-title").textContent = `Live ${where}, by module`;
-    byId("stacks-title").textContent = `Live ${where}, by Python stack`;
-    if (!counts) return;
-    this.#treeCounts = counts;
-    if (!byId("modules").hidden) {
-      this.modules.show(prunedTree(treeOf("model and training step", moduleRows(kinds, counts))));
-    }
-    if (byId("stacks").hidden) return;
-    this.stacks.show(prunedTree(treeOf(`all live memory ${where}`, stackRows(kinds, counts))));
-    this.#searchStacks();
-  }
-
-  #searchStacks() {
-    const query = this.#stacksSearch.value.trim();
-    const { root } = this.stacks;
-    const kinds = this.#shown?.kinds;
-    const counts = this.#treeCounts;
-    if (!root || !kinds || !counts) return;
-    if (!query) {
-      byId("stacks-matched").textContent = "";
-      this.stacks.highlight(null);
-      return;
-    }
-    // Counted in all stacks: of a large tree only the largest boxes are drawn.
-    const { frames, bytes } = matchedStacks(kinds, counts, query);
-    byId("stacks-matched").textContent =
-      `${formatCount(frames)} frame${frames === 1 ? "" : "s"}, ${formatBytes(bytes)} (${formatShare(bytes, root.bytes)})`;
-    this.stacks.highlight(matchedNodes(root, query));
+    if (byId("addresses").hidden || !this.#shown) return;
+    const { kinds, run } = this.#shown;
+    const told = { kinds, steps: run.steps, categoryOf: this.categoryOf };
+    showAddresses(this.#segments, this.#addressesWhere, told, theme);
   }
 
   /** @param {number|null} index */
@@ -236,7 +187,7 @@ class Page {
     const counts = index === null ? null : live.aliveAt(index);
     const event = index === null ? "" : `event ${formatCount(live.position(index))}`;
     this.table.pin(counts, event);
-    this.#drawTrees(shown, counts ?? this.#peakCounts, counts ? `at ${event}` : "at the peak");
+    this.trees.show(shown.kinds, counts ?? this.#peakCounts, counts ? `at ${event}` : "at the peak");
     if (!byId("addresses").hidden) this.#mapAddresses(shown, index);
     this.#drawAddresses(shownTheme());
     for (const button of unpinButtons()) button.hidden = !counts;
@@ -295,20 +246,6 @@ class Page {
 
   /** @param {Theme|null} theme that the address asks for */
   #listen(theme) {
-    const shapes = [byId("as-treemap"), byId("as-icicle")];
-    /**
-     * @param {Shape} name
-     * @param {Element} chosen
-     * @param {Element} other
-     */
-    const shape = (name, chosen, other) => () => {
-      this.modules.shape = name;
-      press(chosen, other);
-      this.modules.draw();
-    };
-    shapes[0].addEventListener("click", shape("treemap", shapes[0], shapes[1]));
-    shapes[1].addEventListener("click", shape("icicle", shapes[1], shapes[0]));
-    this.#stacksSearch.addEventListener("input", () => this.#searchStacks());
     const runs = byId("run", HTMLSelectElement);
     runs.addEventListener("change", () => this.show(Number(runs.value)).catch(trouble));
     for (const button of unpinButtons()) button.addEventListener("click", () => this.timeline.pin(null));

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from ampmem.analysis.jsonable import NOT_IN_JSON
 from ampmem.reporters.html import plotlyjs
@@ -76,17 +77,19 @@ def render(view: PageView) -> str:
 
 def self_contained(template: str, entry: str, data: object, *, title: str, **more: object) -> str:
     """The page that ``template`` gives with the modules behind ``entry``, plotly.js, ``data`` and ``more`` in it."""
+    return filled(template, title=visible(title), data_json=json_for_script(plain(data)), **_files(entry), **more)
+
+
+@cache
+def _files(entry: str) -> dict[str, str]:
+    """What is in every page with the modules behind ``entry``, whatever it shows."""
     script = bundle(_MODULES / entry)
-    return filled(
-        template,
-        title=visible(title),
-        policy=_policy(script_source_hash(script), script_source_hash(plotlyjs.source())),
-        css=(FOLDER / _STYLE).read_text(encoding="utf-8"),
-        plotly_packed=base64.b64encode(plotlyjs.packed()).decode("ascii"),
-        data_json=json_for_script(plain(data)),
-        script=script,
-        **more,
-    )
+    return {
+        "policy": _policy(script_source_hash(script), script_source_hash(plotlyjs.source())),
+        "css": (FOLDER / _STYLE).read_text(encoding="utf-8"),
+        "plotly_packed": base64.b64encode(plotlyjs.packed()).decode("ascii"),
+        "script": script,
+    }
 
 
 def _policy(*scripts: str) -> str:

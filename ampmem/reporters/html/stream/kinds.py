@@ -19,7 +19,7 @@ _LARGEST = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kinds:
-    """One entry per kind; ``name``, ``module``, ``op`` and ``stack`` are text ids, ``phase`` is that of the birth."""
+    """One entry per kind; names, stacks, types and shapes are text ids, ``phase`` is that of the birth."""
 
     category: Column
     bytes: Column
@@ -29,6 +29,8 @@ class Kinds:
     op: Column
     stack: Column
     phase: Column
+    dtype: Column
+    shape: Column
 
     def __len__(self) -> int:
         return len(self.category)
@@ -42,21 +44,24 @@ class Kinds:
 class Tables:
     """The texts of kinds as the page has them: columns of indices, and what they stand for.
 
-    ``stacks`` are indices into ``frames``, outermost first. The first text and the first stack are the empty ones.
+    ``stacks`` are indices into ``frames``, outermost first. The first text, stack and shape are the empty ones.
     """
 
     texts: list[str]
     frames: list[str]
     stacks: list[list[int]]
+    shapes: list[str]
     name: Column
     module: Column
     op: Column
+    dtype: Column
     stack: Column
+    shape: Column
 
 
 def kinds_of(analysis: Analysis) -> tuple[Kinds, Column]:
     """The kinds of a run in the order of their first birth, and the kind of each allocation."""
-    lifetimes, classes = analysis.lifetimes, analysis.classes
+    lifetimes, classes, tensors = analysis.lifetimes, analysis.classes, analysis.tensors
     every = Kinds(
         category=classes.category,
         bytes=lifetimes.bytes,
@@ -66,6 +71,8 @@ def kinds_of(analysis: Analysis) -> tuple[Kinds, Column]:
         op=lifetimes.op,
         stack=lifetimes.stack,
         phase=lifetimes.phase,
+        dtype=tensors.dtype,
+        shape=tensors.shape,
     )
     _, first, kind = np.unique(_key(every), return_index=True, return_inverse=True)
     order = np.argsort(first)
@@ -100,8 +107,9 @@ def _dense(column: Column) -> tuple[Column, int]:
 
 def tables_of(kinds: Kinds, texts: Sequence[str]) -> Tables:
     """What the page needs of ``texts``, visible, bounded, and with those that differ still different."""
-    used, columns = _used(kinds.name, kinds.module, kinds.op)
+    used, (name, module, op, dtype) = _used(kinds.name, kinds.module, kinds.op, kinds.dtype)
     stacks, (stack,) = _used(kinds.stack)
+    shapes, (shape,) = _used(kinds.shape)
     frames: dict[str, int] = {}
     lines = [[line for line in texts[index].split("\n") if line] for index in stacks]
     indices = [[frames.setdefault(line, len(frames)) for line in lines_of_one] for lines_of_one in lines]
@@ -109,10 +117,13 @@ def tables_of(kinds: Kinds, texts: Sequence[str]) -> Tables:
         texts=distinct(texts[index] for index in used),
         frames=distinct(frames),
         stacks=indices,
-        name=columns[0],
-        module=columns[1],
-        op=columns[2],
+        shapes=[texts[index] for index in shapes],
+        name=name,
+        module=module,
+        op=op,
+        dtype=dtype,
         stack=stack,
+        shape=shape,
     )
 
 
@@ -127,11 +138,14 @@ def kinds_header(kinds: Kinds, texts: Sequence[str]) -> dict[str, Json]:
         "op": tables.op,
         "stack": tables.stack,
         "phase": kinds.phase - 1,  # phases count from 1
+        "dtype": tables.dtype,
+        "shape": tables.shape,
     }
     return {
         "texts": [*tables.texts],
         "frames": [*tables.frames],
         "stacks": [[*stack] for stack in tables.stacks],
+        "shapes": [*tables.shapes],
         "kinds": {name: column.tolist() for name, column in columns.items()},
     }
 

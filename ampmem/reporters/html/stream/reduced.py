@@ -133,5 +133,7 @@ def _together(kinds: Kinds, count: Column, first_text: int) -> tuple[Kinds, list
         op=nothing,
         stack=nothing,
         phase=groups % 8,
+        dtype=nothing,
+        shape=nothing,
     )
     return together, [f"{format_count(each)} smaller allocations" for each in number.tolist()]

@@ -47,7 +47,7 @@ from ampmem.reporters.text.plain_text import per_parameter
 from ampmem.reporters.text.warnings import warnings
 from ampmem.reporters.text.words import IN_SHORT, short
 from ampmem.units import format_bytes, format_count, format_duration
-from ampmem.vocabulary import STEP_MARKS
+from ampmem.vocabulary import STEP_MARKS, SourceKind
 
 MAX_PHASE_RUNS = 20_000
 MAX_PARAMETERS = 200
@@ -60,9 +60,9 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
 
     ``limit`` is how many bytes of the page its events may take.
     """
-    steps = tuple(_steps(summary, analysis))
-    run_peak = _peak(summary.peak, steps)
     notes = analysis.recording.notes
+    steps = tuple(_steps(summary, analysis, timed=_timed(summary, notes)))
+    run_peak = _peak(summary.peak, steps)
     peak = 0 if run_peak is None else run_peak.position
     stream = stream_view(analysis, [step.peak for step in steps], peak, limit)
     return RunView(
@@ -100,8 +100,10 @@ def headlines(summary: Summary, to_baseline: Headline | None) -> tuple[Headline,
 
 
 def _facts(summary: Summary) -> Iterator[str]:
-    yield f"{format_count(summary.parameters.count)} parameters in {format_bytes(summary.parameters.bytes)}"
-    yield describe_optimizers(summary) or "no optimizer"
+    if summary.parameters.count:
+        yield f"{format_count(summary.parameters.count)} parameters in {format_bytes(summary.parameters.bytes)}"
+    if optimizers := describe_optimizers(summary):
+        yield optimizers
     yield f"{summary.device.name} ({summary.device.type}), events from {summary.source}"
     if summary.caching_allocator is not None:
         yield f"allocator: {describe_allocator(summary.caching_allocator)}"
@@ -109,7 +111,7 @@ def _facts(summary: Summary) -> Iterator[str]:
             yield f"devices: {devices}"
     if summary.world_size > 1:
         yield f"rank {summary.rank} of {summary.world_size}"
-    yield f"arm {describe_arm(summary)}"
+    yield f"precision: {describe_arm(summary)}"
     count = sum(step.finished for step in summary.steps)
     yield f"{count} step{'' if count == 1 else 's'}{'' if summary.steps[-1].finished else ' that ended'}"
     yield f"{format_count(summary.conservation.events)} allocator events"
@@ -126,9 +128,9 @@ def _headlines(summary: Summary, to_baseline: Headline | None) -> Iterator[Headl
         yield _size("Reserved", allocator.reserved, "by the allocator, at the peak")
     if allocator.cached is not None:
         yield _size("Cached", allocator.cached, "reserved but not in use, at the peak")
-    yield Headline(
-        label="Bytes per parameter", value=per_parameter(peak.bytes, count), detail="at the peak", bytes=None
-    )
+    if count:
+        each = per_parameter(peak.bytes, count)
+        yield Headline(label="Bytes per parameter", value=each, detail="at the peak", bytes=None)
     if to_baseline is not None:
         yield to_baseline
     precision_copies = sum(peak.categories[category] for category in PRECISION_COPIES)
@@ -148,7 +150,10 @@ def _size(label: str, size: int, detail: str) -> Headline:
 
 
 def findings_view(summary: Summary, findings: Sequence[Finding]) -> tuple[FindingView, ...]:
-    """What is said of ``findings``, which are those of ``summary`` or what became of them beside another run."""
+    """What is said of ``findings``, which are those of ``summary`` or what became of them beside another run.
+
+    What the section of the request that failed says already is left out.
+    """
     there = {
         Section.CASTS: summary.casts.copies,
         Section.STATIC_MODEL: summary.static_recipe,
@@ -171,8 +176,16 @@ def _finding(finding: Finding, absent: frozenset[Section]) -> FindingView:
     )
 
 
-def _steps(summary: Summary, analysis: Analysis) -> Iterator[StepView]:
+def _timed(summary: Summary, notes: Sequence[str]) -> bool:
+    """Whether a step took as long as it would; a simulated one takes what this machine needs to simulate it."""
+    return has_times(notes) and summary.source is not SourceKind.SIMULATED
+
+
+def _steps(summary: Summary, analysis: Analysis, *, timed: bool) -> Iterator[StepView]:
     timeline = analysis.timeline
+    updates = any(
+        not step.finished or step.skipped_update or step.marks.after_optimizer is not None for step in summary.steps
+    )
     for step, record, peak in zip(summary.steps, analysis.recording.steps, analysis.peaks, strict=True):
         yield StepView(
             index=step.index,
@@ -185,8 +198,8 @@ def _steps(summary: Summary, analysis: Analysis) -> Iterator[StepView]:
             phase=step.peak.phase,
             loss=describe_loss(step),
             loss_scale=short(step.loss_scale),
-            update=describe_update(step),
-            took=format_duration(step.duration_ns),
+            update=describe_update(step) if updates else "",
+            took=format_duration(step.duration_ns) if timed else "",
         )
 
 

@@ -14,7 +14,7 @@ from ampmem.reporters.html.page.bundle import BundleError, bundle
 
 PAGE_MODULES = Path(bundle_module.__file__).parents[1] / "js"
 
-FOLDERS = ("common", "data", "figures", "sections", "")
+FOLDERS = ("common", "data", "figures", "timeline", "sections", "")
 """Of the page's modules; each imports from itself and from those before it. The last one holds the entries."""
 
 

@@ -74,6 +74,16 @@ def test_the_policy_allows_exactly_the_script_of_the_page_and_plotly(tmp_path: P
     }
 
 
+def test_what_can_be_read_comes_before_all_that_the_browser_has_to_work_through(
+    tmp_path: Path, recording: Path
+) -> None:
+    page = written(tmp_path, recording)
+    end = page.index("</main>")
+    assert page.index("<script") > end
+    assert "<link" not in page
+    assert end < 60_000 < len(page)
+
+
 def test_nothing_is_uploaded_or_fetched(tmp_path: Path, recording: Path) -> None:
     page = written(tmp_path, recording)
     assert page_data(page)["config"] == PLOTLY_CONFIG
@@ -190,7 +200,7 @@ def test_the_page_is_made_where_torch_cannot_be_imported(tmp_path: Path, recordi
     code = "import sys; sys.modules['torch'] = None; from ampmem.cli.main import main; main()"
     command = [sys.executable, "-c", code, "report", str(recording), str(recording), "-o", "out.html"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
-    assert (result.returncode, result.stderr) == (0, "")
+    assert (result.returncode, result.stderr[:23]) == (0, "ampmem: wrote out.html, ")
     assert len(page_data((tmp_path / "out.html").read_text(encoding="utf-8"))["runs"]) == 2
 
 

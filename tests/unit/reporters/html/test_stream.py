@@ -15,6 +15,7 @@ from page_reader import PHASES, container, exact, reduced
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.largest import largest
 from ampmem.analysis.timeline.categories import CATEGORIES
+from ampmem.analysis.timeline.tensors import Tensors
 from ampmem.events import Fact, Phase, Recording
 from ampmem.reporters.html.stream import reduced as reduced_module
 from ampmem.reporters.html.stream import stream as stream_module
@@ -51,7 +52,7 @@ def run_of(moves: Sequence[tuple[int, int, str, Phase]], steps: int = 1) -> Reco
                 )
                 alive.add(slot)
                 if size % 3 == 0:
-                    story.fact(Fact.SAVED, address, "MmBackward0")
+                    story.fact(Fact.SAVED, address, "MmBackward0", dtype="bool", shape=f"[3, {size // 3}]")
         story.end()
     return story.recording()
 
@@ -88,20 +89,32 @@ def test_an_exact_stream_is_the_timeline_of_the_analysis_at_every_event(
 
 
 def test_a_kind_says_all_that_the_tables_say_of_an_allocation() -> None:
-    analysis = analyse(small_run().recording())
-    stream, position = exact(packed_exactly(analysis)), run_peak(analysis)
+    story = small_run()
+    story.begin(9)
+    for address, size, shape in ((0x90000, 1000, "[10, 25]"), (0x91000, 4, "[]")):
+        story.alloc(address, size, stack="train.py:9 main")
+        story.fact(Fact.OUTPUT, address, dtype="float32", shape=shape)
+    story.end()
+    analysis = analyse(story.recording())
+    stream, position = exact(packed_exactly(analysis)), len(analysis.recording.events)
     texts, frames, kinds = (stream.header[name] for name in ("texts", "frames", "kinds"))
     told = []
     for kind in np.repeat(np.arange(len(kinds["bytes"])), stream.alive_at(position)).tolist():
         words = [texts[kinds[column][kind]] or None for column in ("name", "module", "op")]
         stack = tuple(frames[frame] for frame in stream.header["stacks"][kinds["stack"][kind]])
-        told.append((kinds["bytes"][kind], CATEGORIES[kinds["category"][kind]], *words, stack))
+        tensor = texts[kinds["dtype"][kind]] or None, stream.header["shapes"][kinds["shape"][kind]]
+        told.append((kinds["bytes"][kind], CATEGORIES[kinds["category"][kind]], *words, stack, *tensor))
     expected = [
-        (item.bytes, item.category, item.name, item.module, item.op, item.stack)
+        (item.bytes, item.category, item.name, item.module, item.op, item.stack, item.dtype, shown(item.shape))
         for item in largest(analysis, analysis.tensors, position)
     ]
     assert sorted(told, key=repr) == sorted(expected, key=repr)
-    assert any(stack for *_, stack in told)
+    assert any(stack for *_, stack, _, _ in told)
+    assert {kind[-2:] for kind in told} == {("float32", "[10, 25]"), ("float32", "[]"), (None, "")}
+
+
+def shown(shape: tuple[int, ...] | None) -> str:
+    return "" if shape is None else str([*shape])
 
 
 def test_temporaries_know_the_phase_of_their_birth() -> None:
@@ -194,10 +207,10 @@ def test_names_that_differ_stay_different() -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(*[st.sampled_from([0, 1, 5, 2**40, 2**62 - 1])] * 8), max_size=40))
+@given(st.lists(st.tuples(*[st.sampled_from([0, 1, 5, 2**40, 2**62 - 1])] * 10), max_size=40))
 def test_kinds_are_the_different_rows(rows: list[tuple[int, ...]]) -> None:
     analysis = analyse(small_run().recording())
-    names = ("category", "bytes", "block_bytes", "name", "module", "op", "stack", "phase")
+    names = ("category", "bytes", "block_bytes", "name", "module", "op", "stack", "phase", "dtype", "shape")
     columns = {name: np.array([row[i] for row in rows], dtype=np.int64) for i, name in enumerate(names)}
     lifetimes = replace(
         analysis.lifetimes,
@@ -206,7 +219,9 @@ def test_kinds_are_the_different_rows(rows: list[tuple[int, ...]]) -> None:
     classes = replace(
         analysis.classes, category=columns["category"], name=columns["name"], module=np.zeros(len(rows), dtype=np.int64)
     )
-    kinds, kind = kinds_of(replace(analysis, lifetimes=lifetimes, classes=classes))
+    other = replace(analysis, lifetimes=lifetimes, classes=classes)
+    vars(other)["tensors"] = Tensors(dtype=columns["dtype"], shape=columns["shape"])
+    kinds, kind = kinds_of(other)
     again = [tuple(int(getattr(kinds, name)[place]) for name in names) for place in kind.tolist()]
     assert again == rows
     assert len(kinds) == len(set(rows))
@@ -320,9 +335,12 @@ def test_a_header_is_ascii_and_aligned() -> None:
 
 def test_tables_begin_with_the_empty_text() -> None:
     one = np.ones(1, dtype=np.int64)
-    kinds = Kinds(category=one, bytes=one, block_bytes=one, name=one, module=one, op=one, stack=one * 2, phase=one)
-    tables = tables_of(kinds, ["", "x", "a.py:1 f\n\nb.py:2 g"])
-    assert tables.texts == ["", "x"]
+    texts = ["", "x", "a.py:1 f\n\nb.py:2 g", "float32", "[2, 3]"]
+    columns = dict.fromkeys(("category", "bytes", "block_bytes", "name", "module", "op", "phase"), one)
+    kinds = Kinds(**columns, stack=one * 2, dtype=one * 3, shape=one * 4)
+    tables = tables_of(kinds, texts)
+    assert tables.texts == ["", "x", "float32"]
+    assert (tables.shapes, tables.dtype.tolist(), tables.shape.tolist()) == (["", "[2, 3]"], [2], [1])
     assert tables.frames == ["a.py:1 f", "b.py:2 g"]
     assert tables.stacks == [[], [0, 1]]
     assert (tables.name.tolist(), tables.stack.tolist()) == ([1], [1])

@@ -17,6 +17,7 @@ from ampmem.analysis.summary import Allocator, Summary, summary_of
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES
 from ampmem.events import ArmRecord, Fact, Phase, Recording
 from ampmem.failure import FailureKind, FailureRecord
+from ampmem.names import NO_TIMES
 from ampmem.reporters.html.data import RunView
 from ampmem.reporters.html.page import page
 from ampmem.reporters.html.page.plain import plain
@@ -26,6 +27,7 @@ from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.details import EVERYTHING, Detail
 from ampmem.reporters.text.static_model import render_static_model
 from ampmem.reporters.text.table import render
+from ampmem.vocabulary import SourceKind
 
 LIMIT = 8_000_000
 FP32 = ArmRecord(name="fp32", dtype=None, cache=None, scaler=False)
@@ -302,8 +304,19 @@ def test_a_run_without_a_byte_has_no_peak() -> None:
     view = view_of(one_step().recording())
     assert (view.peak, view.composition, view.casts) == (None, None, None)
     assert view.parameters == 0
-    assert view.headlines[1].value == "-"
+    assert "Bytes per parameter" not in [headline.label for headline in view.headlines]
+    assert not [fact for fact in view.facts if "parameters" in fact]
     assert plain(view)
+
+
+def test_what_was_not_measured_of_a_step_is_not_said() -> None:
+    recording = small_run().recording()
+    assert [(step.update, step.took != "") for step in view_of(recording).steps] == [("done", True)] * 2
+    without_times = view_of(replace(recording, notes=(NO_TIMES,)))
+    assert [step.took for step in without_times.steps] == ["", ""]
+    simulated = view_of(replace(recording, run=replace(recording.run, source=SourceKind.SIMULATED)))
+    assert [step.took for step in simulated.steps] == ["", ""], "they are this machine's"
+    assert [step.update for step in view_of(one_step().recording()).steps] == [""]
 
 
 def test_a_run_without_an_event() -> None:

@@ -5,7 +5,13 @@
 /** @typedef {Record<string, string|number|boolean|null>} Attributes null and false are left out */
 /** @typedef {{head: string, number?: boolean, wide?: boolean}} Column */
 /** @typedef {Array<string|Node>} Row its first cell is its head */
-/** @typedef {{caption?: string|null, columns: Column[], rows: Row[], foot?: boolean, class?: string}} Table */
+/**
+ * A table that is `stacked` has a line for each cell where the screen is narrow.
+ * @typedef {{caption?: string|null, columns: Column[], rows: Row[], foot?: boolean, class?: string, stacked?: boolean}} Table
+ */
+
+const LONG_NAME = /\S{12}/;
+const JOINT = /(?<=[\w)>\]][./\\:_=(×])(?=[\w<])/;
 
 const HATCHES = new Map([
   ["/", "slashes"],
@@ -64,11 +70,25 @@ export function svgElement(tag, attributes = {}, text = null) {
 }
 
 /**
+ * `text` with places where a long name may go on in the next line: behind its dots, slashes and such, in no word.
+ * @param {string} text
+ * @returns {Array<string|Node>}
+ */
+function breakable(text) {
+  if (!LONG_NAME.test(text)) return [text];
+  return text.split(JOINT).flatMap((part, i) => (i ? [document.createElement("wbr"), part] : [part]));
+}
+
+/**
  * @param {Element} element
  * @param {Child[]} children
  */
 export function fill(element, ...children) {
-  element.replaceChildren(...children.filter((child) => child !== null && child !== undefined));
+  const there = children.filter((child) => child !== null && child !== undefined);
+  const whole = element instanceof HTMLOptionElement;
+  element.replaceChildren(
+    ...there.flatMap((child) => (typeof child === "string" && !whole ? breakable(child) : [child])),
+  );
 }
 
 /**
@@ -118,7 +138,7 @@ export function scroller(label, content) {
  * A table. A column is `{head, number?, code?}`; a cell is a text or an element.
  * @param {Table} table
  */
-export function tableOf({ caption = null, columns, rows, foot = false, class: name = "" }) {
+export function tableOf({ caption = null, columns, rows, foot = false, class: name = "", stacked = false }) {
   /** @param {Column} column */
   const kind = (column) => [column.number ? "number" : "", column.wide ? "wide" : ""].join(" ").trim() || null;
   const head = make(
@@ -131,14 +151,18 @@ export function tableOf({ caption = null, columns, rows, foot = false, class: na
     make(
       "tr",
       {},
-      ...cells.map((cell, i) => make(i ? "td" : "th", { scope: i ? null : "row", class: kind(columns[i]) }, cell)),
+      ...cells.map((cell, i) =>
+        i
+          ? make("td", { class: kind(columns[i]), "data-head": stacked ? columns[i].head : null }, cell)
+          : make("th", { scope: "row", class: kind(columns[i]) }, cell),
+      ),
     );
   const body = foot ? rows.slice(0, -1) : rows;
   return scroller(
     caption ?? "Table",
     make(
       "table",
-      { class: name || null },
+      { class: [name, stacked ? "stacked" : ""].join(" ").trim() || null },
       caption ? make("caption", {}, caption) : null,
       make("thead", {}, head),
       make("tbody", {}, ...body.map(line)),

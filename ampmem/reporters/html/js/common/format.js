@@ -82,6 +82,14 @@ export function formatPerParameter(bytes, parameters) {
   return fixed(bytes / parameters, 2);
 }
 
+/**
+ * A shape as the recording has it, `[8, 128]`, as `8×128`; `[]` is a scalar, and an empty text stays empty.
+ * @param {string} shape
+ */
+export function formatShape(shape) {
+  return shape === "[]" ? "scalar" : shape.replace(/[[\]]/g, "").replaceAll(", ", "×");
+}
+
 /** @param {string} character one code point */
 function spelled(character) {
   const code = character.codePointAt(0) ?? 0;

@@ -1,4 +1,6 @@
 /** Allocations of a run as rows: for the table, the module tree and the stack tree. */
+import { formatShape } from "../common/format.js";
+import { isLibraryFrame } from "./frames.js";
 /** @import { CategoryView } from "../common/page.js" */
 /** @import { KindsHeader } from "./stream.js" */
 /** @import { PathRow } from "./tree.js" */
@@ -41,14 +43,23 @@ export class Kinds {
     this.header = header;
     this.categories = categories;
     this.count = header.kinds.bytes.length;
+    this.shapes = header.shapes.map(formatShape);
   }
 
   /**
-   * @param {"name"|"module"|"op"} column
+   * @param {"name"|"module"|"op"|"dtype"} column
    * @param {number} kind
    */
   text(column, kind) {
     return this.header.texts[this.header.kinds[column][kind]] ?? "";
+  }
+
+  /**
+   * `8×128`; empty where it is not known.
+   * @param {number} kind
+   */
+  shape(kind) {
+    return this.shapes[this.header.kinds.shape[kind]] ?? "";
   }
 
   /** @param {number} kind */
@@ -105,25 +116,29 @@ export function* moduleRows(kinds, counts) {
     if (counts[kind] <= 0) continue;
     const module = kinds.text("module", kind);
     const path = module ? module.split(".") : ["(no module)"];
-    yield { path, bytes: counts[kind] * kinds.bytes(kind), category: kinds.category(kind) };
+    yield { path, bytes: counts[kind] * kinds.bytes(kind), category: kinds.category(kind), kind };
   }
 }
 
 /**
- * Rows for `treeOf`, by the frames of the stack.
+ * Rows for `treeOf`, by the frames of the stack, with those of libraries or without.
  * @param {Kinds} kinds
  * @param {Int32Array} counts by kind
+ * @param {boolean} libraries
  * @returns {Generator<PathRow>}
  */
-export function* stackRows(kinds, counts) {
+export function* stackRows(kinds, counts, libraries) {
+  const { header } = kinds;
+  const own = header.frames.map((frame) => libraries || !isLibraryFrame(frame));
+  const paths = header.stacks.map((stack) => {
+    const shown = stack.filter((frame) => own[frame]).map((frame) => header.frames[frame]);
+    if (shown.length) return shown;
+    return [stack.length ? "(library frames only)" : "(no stack)"];
+  });
   for (let kind = 0; kind < counts.length; kind += 1) {
     if (counts[kind] <= 0) continue;
-    const frames = kinds.frames(kind);
-    yield {
-      path: frames.length ? frames : ["(no stack)"],
-      bytes: counts[kind] * kinds.bytes(kind),
-      category: kinds.category(kind),
-    };
+    const path = paths[header.kinds.stack[kind]] ?? ["(no stack)"];
+    yield { path, bytes: counts[kind] * kinds.bytes(kind), category: kinds.category(kind), kind };
   }
 }
 
@@ -136,7 +151,8 @@ function hitsOf(texts, word) {
 }
 
 /**
- * Bytes of what lives with a frame that holds `query` in its stack, and how many such frames there are.
+ * Bytes of what lives with a frame that holds `query` in its stack, how many such frames there are, and how many of
+ * those are a library's.
  * @param {Kinds} kinds
  * @param {Int32Array} counts by kind
  * @param {string} query
@@ -152,11 +168,12 @@ export function matchedStacks(kinds, counts, query) {
     if (found.length) bytes += counts[kind] * kinds.bytes(kind);
     found.forEach((frame) => frames.add(frame));
   }
-  return { frames: frames.size, bytes };
+  const libraries = [...frames].filter((frame) => isLibraryFrame(kinds.header.frames[frame])).length;
+  return { frames: frames.size, libraries, bytes };
 }
 
 /**
- * Whether a kind has all words of `query` in its name, module, operator, stack, phase or category.
+ * Whether a kind has all words of `query` in its name, module, operator, type, shape, stack, phase or category.
  * @param {Kinds} kinds
  * @param {string} query
  * @returns {(kind: number) => boolean}
@@ -169,10 +186,12 @@ export function kindMatcher(kinds, query) {
     const frames = hitsOf(header.frames, word);
     const stacks = header.stacks.map((stack) => stack.some((frame) => frames[frame]));
     const labels = kinds.categories.map((each) => each.label.toLowerCase().includes(word));
-    const columns = [header.kinds.name, header.kinds.module, header.kinds.op];
+    const shapes = hitsOf(kinds.shapes, word.replace(/(?<=\d)x(?=\d)/g, "×"));
+    const columns = [header.kinds.name, header.kinds.module, header.kinds.op, header.kinds.dtype];
     return (/** @type {number} */ kind) =>
       columns.some((column) => texts[column[kind]]) ||
       stacks[header.kinds.stack[kind]] ||
+      shapes[header.kinds.shape[kind]] ||
       labels[kinds.category(kind)] ||
       kinds.phase(kind).includes(word);
   });

@@ -4,13 +4,18 @@ const LIBRARY = new RegExp(
   [
     // Torch, installed or built from its sources.
     "/(?:(?:site|dist)-packages|pytorch)/torch/",
+    "/torch/(?:nn/(?:modules|parallel)|optim|autograd|utils|_\\w+)/",
+    "/torch/(?:nn/functional|functional|_\\w+)\\.py:",
+    // Notebooks.
+    "/(?:site|dist)-packages/(?:ipykernel|IPython|tornado|traitlets)/",
+    "/(?:site|dist)-packages/ipykernel_launcher\\.py:",
     // Launchers, and what calls a script's main function with its arguments.
     "/(?:site|dist)-packages/(?:accelerate/commands|deepspeed/launcher|click|typer|fire|hydra|absl)/",
     "/bin/(?:torchrun|accelerate|deepspeed|ampmem):",
     // Python's own that runs a script, a thread or a process.
     "^<frozen (?:runpy|importlib)",
     "/python3[.\\d]*/(?:runpy|threading|contextlib)\\.py:",
-    "/python3[.\\d]*/(?:importlib|concurrent|multiprocessing)/",
+    "/python3[.\\d]*/(?:asyncio|importlib|concurrent|multiprocessing)/",
     "/ampmem/(?:cli|recorder|simulator)/",
     "/ampmem/__main__\\.py:",
   ].join("|"),

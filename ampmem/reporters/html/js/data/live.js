@@ -171,20 +171,25 @@ class ExactLive {
   }
 
   /**
-   * The blocks that live at `index` as `{address, bytes, category}`, by address; null where that is not known.
+   * The blocks that live at `index`, by address; null where that is not known.
    * @param {number} index
    */
   blocksAt(index) {
     if (!this.places || !this.blocks) return null;
     const there = new Int32Array(this.steps.length).fill(-1);
-    for (let i = 0; i < index; i += 1) there[this.places[i]] = this.codes[i] & 1 ? -1 : this.codes[i] >>> 1;
+    const since = new Int32Array(this.steps.length);
+    for (let i = 0; i < index; i += 1) {
+      there[this.places[i]] = this.codes[i] & 1 ? -1 : this.codes[i] >>> 1;
+      since[this.places[i]] = i;
+    }
     /** @type {Block[]} */
     const blocks = [];
     let address = 0;
     for (let place = 0; place < there.length; place += 1) {
       address += this.steps[place];
       const kind = there[place];
-      if (kind >= 0) blocks.push({ address, bytes: this.blocks[kind], category: this.kinds.category[kind] });
+      if (kind < 0) continue;
+      blocks.push({ address, bytes: this.blocks[kind], category: this.kinds.category[kind], kind, born: since[place] });
     }
     return blocks;
   }

@@ -1,8 +1,10 @@
 /** The allocator's segments and blocks at an instant, from the packed events of a run. */
-/** @import { AddressMapView } from "../common/page.js" */
-/** @import { Live, SegmentColumns } from "./stream.js" */
+/** @import { Block, Live, SegmentColumns } from "./stream.js" */
 
 /** @typedef {{address: number, bytes: number, pages: number}} Held a segment, or pages of one */
+/** @typedef {Block & {key: string}} Keyed a block with the key of its category */
+/** @typedef {[offset: number, bytes: number, key: string, block?: Keyed]} Part of a segment: a block, or what is cached */
+/** @typedef {{address: number, bytes: number, blocks: Part[]}} Filled a segment from its start to its end */
 
 /**
  * How many of `held` begin before `address`.
@@ -69,12 +71,13 @@ export function segmentsAt({ since, bytes, address, pages }, index) {
 /**
  * What fills each segment, from its start to its end, as the address map has it.
  * @param {Array<{address: number, bytes: number}>} segments by address
- * @param {Array<{address: number, bytes: number, key: string}>} blocks by address
+ * @param {Keyed[]} blocks by address
+ * @returns {Filled[]}
  */
 export function filledSegments(segments, blocks) {
   let next = 0;
   return segments.map(({ address, bytes }) => {
-    /** @type {Array<[offset: number, bytes: number, key: string]>} */
+    /** @type {Part[]} */
     const pieces = [];
     const end = address + bytes;
     let at = address;
@@ -84,7 +87,7 @@ export function filledSegments(segments, blocks) {
       const limit = Math.min(end, blocks[next + 1]?.address ?? end);
       if (block.address > at) pieces.push([at - address, block.address - at, "cached"]);
       at = Math.min(block.address + block.bytes, limit);
-      if (at > block.address) pieces.push([block.address - address, at - block.address, block.key]);
+      if (at > block.address) pieces.push([block.address - address, at - block.address, block.key, block]);
     }
     if (at < end) pieces.push([at - address, end - at, "cached"]);
     return { address, bytes, blocks: pieces };
@@ -92,15 +95,16 @@ export function filledSegments(segments, blocks) {
 }
 
 /**
- * The address map at `index`; `keys` are those of the categories. Null where the events have no addresses.
+ * The segments and what is in them at `index`; `keys` are those of the categories. Null where the events have no
+ * addresses.
  * @param {Live} live
  * @param {number} index
  * @param {string[]} keys
- * @returns {AddressMapView|null}
+ * @returns {Filled[]|null}
  */
-export function addressMapAt(live, index, keys) {
+export function segmentsFilledAt(live, index, keys) {
   const blocks = live.blocksAt(index);
   if (!blocks || !live.segments) return null;
-  const named = blocks.map(({ address, bytes, category }) => ({ address, bytes, key: keys[category] }));
-  return { segments: filledSegments(segmentsAt(live.segments, index), named) };
+  const named = blocks.map((block) => ({ ...block, key: keys[block.category] }));
+  return filledSegments(segmentsAt(live.segments, index), named);
 }

@@ -1,6 +1,9 @@
 /** The events of a run: as they are packed, and as what lives when. */
 
-/** One entry per kind of allocation: indices into `texts` and `stacks`, bytes, and numbers of categories and phases. */
+/**
+ * One entry per kind of allocation: indices into `texts`, `stacks` and `shapes`, bytes, and numbers of categories and
+ * phases. `dtype` and `shape` are those of the tensor that fills the allocation.
+ */
 export interface KindColumns {
   category: number[];
   bytes: number[];
@@ -9,6 +12,8 @@ export interface KindColumns {
   op: number[];
   stack: number[];
   phase: number[];
+  dtype: number[];
+  shape: number[];
 }
 
 /** Segments that come and go: `since` is the first position at which a row counts, and bytes are below 0 in a release. */
@@ -19,11 +24,12 @@ export interface SegmentColumns {
   pages: number[];
 }
 
-/** What every packed stream begins with; `stacks` are indices into `frames`, outermost first. */
+/** What every packed stream begins with; `stacks` are indices into `frames`, outermost first; shapes are `[8, 128]`. */
 export interface KindsHeader {
   texts: string[];
   frames: string[];
   stacks: number[][];
+  shapes: string[];
   kinds: KindColumns;
 }
 
@@ -68,11 +74,13 @@ export interface ReducedStream {
   series: Float64Array[];
 }
 
-/** A block that lives; `category` is its number. */
+/** A block that lives; `category` is its number, `kind` that of its allocation, `born` the event that made it. */
 export interface Block {
   address: number;
   bytes: number;
   category: number;
+  kind: number;
+  born: number;
 }
 
 /** An alloc or a free of an allocation of this kind. */

@@ -1,73 +1,146 @@
-/** Trees of bytes: built from paths, cut down to what can be drawn, laid out in the unit square. */
-import { given } from "../common/given.js";
+/** Trees of bytes, built from paths. A branch is one node of such a tree, or several that are shown as one. */
 
-/** @typedef {{path: string[], bytes: number, category: number}} PathRow */
+/** @typedef {{path: string[], bytes: number, category: number, kind: number}} PathRow */
 /**
- * `category` is that of a leaf; `rest` is for what was left out of its parent.
- * @typedef {{name: string|null, bytes: number, category: number|null, rest: boolean}} Sized
+ * `mix` are bytes by category, with holes; `category` and `kinds`, numbers of allocations' kinds, are those of a leaf.
+ * @typedef {{name: string|null, bytes: number, category: number|null, mix: number[], kinds: number[], children: Map<string|number, Tree>}} Tree
  */
-/** @typedef {Sized & {parent: Tree|null, children: Map<string|number, Tree>}} Tree */
-/** @typedef {Sized & {parent: Pruned|null, children: Pruned[]}} Pruned the largest first */
-/** @typedef {{left: number, top: number, width: number, height: number}} Area */
+/**
+ * What a branch stands for: one name; siblings that are alike; a run of single children; what has no box of its own.
+ * @typedef {"one"|"alike"|"run"|"rest"} Meaning
+ */
+/** @typedef {{branch: Branch, depth: number, parent: Drawn|null, children: Drawn[]}} Drawn a branch that has a box */
+/** @typedef {(children: Branch[]) => Branch[]} Arrange puts siblings in order, and folds them */
 
-const MAX_NODES = 500;
+const MAX_BOXES = 500;
 
 /**
  * @param {string|null} name
- * @param {Tree|null} parent
+ * @param {number|null} category
  * @returns {Tree}
  */
-function newNode(name, parent) {
-  return { name, parent, bytes: 0, category: null, rest: false, children: new Map() };
+function newNode(name, category = null) {
+  return { name, bytes: 0, category, mix: [], kinds: [], children: new Map() };
 }
 
 /**
- * A tree from rows with a path, bytes and the category of the leaf. Names are keys of maps, so that any name will do.
+ * The child of `node` with this name or category.
+ * @param {Tree} node
+ * @param {string|number} key
+ */
+function childOf(node, key) {
+  let child = node.children.get(key);
+  if (!child) {
+    // A number as the key is a category: no name, which is a string, is the same.
+    child = typeof key === "number" ? newNode(null, key) : newNode(key);
+    node.children.set(key, child);
+  }
+  return child;
+}
+
+/**
+ * A tree from rows with a path, and the category and the kind of the leaf.
  * @param {string} rootName
  * @param {Iterable<PathRow>} rows
  */
 export function treeOf(rootName, rows) {
-  const root = newNode(rootName, null);
-  for (const row of rows) {
+  const root = newNode(rootName);
+  for (const { path, bytes, category, kind } of rows) {
     let node = root;
-    node.bytes += row.bytes;
-    for (const name of row.path) {
-      let child = node.children.get(name);
-      if (!child) {
-        child = newNode(name, node);
-        node.children.set(name, child);
-      }
-      child.bytes += row.bytes;
-      node = child;
+    for (const key of [null, ...path, category]) {
+      if (key !== null) node = childOf(node, key);
+      node.bytes += bytes;
+      node.mix[category] = (node.mix[category] ?? 0) + bytes;
     }
-    // A number as the key: no name, which is a string, is the same.
-    let leaf = node.children.get(row.category);
-    if (!leaf) {
-      leaf = newNode(null, node);
-      leaf.category = row.category;
-      node.children.set(row.category, leaf);
-    }
-    leaf.bytes += row.bytes;
+    node.kinds.push(kind);
   }
   return root;
 }
 
+/** Nodes of a tree that are shown as one, with what lies below them put together by name. */
+export class Branch {
+  /** @type {Branch[]|null} */
+  #children = null;
+
+  /**
+   * @param {string|null} name
+   * @param {Tree[]} parts
+   * @param {Arrange} arrange
+   * @param {Meaning} meaning
+   * @param {Branch[]} members what it stands for; empty where it is one
+   */
+  constructor(name, parts, arrange, meaning = "one", members = []) {
+    this.name = name;
+    this.parts = parts;
+    this.arrange = arrange;
+    this.meaning = meaning;
+    this.members = members;
+    this.bytes = parts.reduce((sum, part) => sum + part.bytes, 0);
+    /** The category of a leaf. */
+    this.category = meaning === "rest" ? null : parts[0].category;
+  }
+
+  /** What lies below, arranged. */
+  get children() {
+    if (this.#children) return this.#children;
+    if (this.meaning === "rest") return (this.#children = this.members);
+    /** @type {Map<string|number, Tree[]>} */
+    const groups = new Map();
+    for (const part of this.parts) {
+      for (const [key, child] of part.children) {
+        const group = groups.get(key);
+        if (group) group.push(child);
+        else groups.set(key, [child]);
+      }
+    }
+    const found = Array.from(groups.values(), (parts) => new Branch(parts[0].name, parts, this.arrange));
+    this.#children = this.arrange(found.filter((child) => child.bytes > 0));
+    return this.#children;
+  }
+
+  /** What is shown below it once it is opened. */
+  get inside() {
+    if (this.meaning === "run") return this.members.slice(0, 1);
+    return this.members.length ? this.members : this.children;
+  }
+
+  /** Its bytes by category. */
+  get mix() {
+    /** @type {number[]} */
+    const sums = [];
+    for (const { mix } of this.parts) mix.forEach((bytes, category) => (sums[category] = (sums[category] ?? 0) + bytes));
+    return sums;
+  }
+
+  /** The kinds of allocations that it is made of. */
+  get kinds() {
+    /** @type {Set<number>} */
+    const found = new Set();
+    const nodes = [...this.parts];
+    for (let node = nodes.pop(); node; node = nodes.pop()) {
+      for (const kind of node.kinds) found.add(kind);
+      for (const child of node.children.values()) nodes.push(child);
+    }
+    return found;
+  }
+}
+
 /** A heap of nodes, largest first. */
 class LargestFirst {
-  /** @type {Tree[]} */
+  /** @type {Drawn[]} */
   #items = [];
 
   get size() {
     return this.#items.length;
   }
 
-  /** @param {Tree} node */
+  /** @param {Drawn} node */
   push(node) {
     const items = this.#items;
     let at = items.push(node) - 1;
     while (at > 0) {
       const above = (at - 1) >> 1;
-      if (items[above].bytes >= items[at].bytes) break;
+      if (items[above].branch.bytes >= items[at].branch.bytes) break;
       [items[above], items[at]] = [items[at], items[above]];
       at = above;
     }
@@ -84,7 +157,7 @@ class LargestFirst {
       for (;;) {
         let largest = at;
         for (const below of [2 * at + 1, 2 * at + 2]) {
-          if (below < items.length && items[below].bytes > items[largest].bytes) largest = below;
+          if (below < items.length && items[below].branch.bytes > items[largest].branch.bytes) largest = below;
         }
         if (largest === at) break;
         [items[largest], items[at]] = [items[at], items[largest]];
@@ -96,44 +169,72 @@ class LargestFirst {
 }
 
 /**
- * The `limit` largest nodes of the tree, with what is left out of a node as its child "other".
- * Below a node only what is at most as large can be, so the largest nodes are always a tree.
- * Children are arrays in the result, largest first.
- * @param {Tree} root
- * @returns {Pruned}
+ * What is left out when `kept` are the largest also takes those with it that are as large and as deep: of branches that
+ * are alike all have a box or none has.
+ * @param {Set<Drawn>} kept
+ * @param {LargestFirst} left
  */
-export function prunedTree(root, limit = MAX_NODES) {
+function dropAlike(kept, left) {
+  const first = left.pop();
+  let { depth } = first;
+  while (left.size) {
+    const next = left.pop();
+    if (next.branch.bytes < first.branch.bytes) break;
+    depth = Math.min(depth, next.depth);
+  }
+  // The first level stays: what was opened has not come to show nothing.
+  const deepest = Math.max(depth, 2);
+  for (const node of kept) if (node.depth >= deepest && node.branch.bytes === first.branch.bytes) kept.delete(node);
+}
+
+/**
+ * The `limit` largest branches of a tree, or some less, in its order, with what is left out of one as its last child,
+ * the rest. Below a branch only what is at most as large can be, so the largest are always a tree. One of which nothing
+ * below is kept has no children.
+ * @param {Branch} top the tree: what is inside of it is shown, of the others their children
+ */
+export function prunedTree(top, limit = MAX_BOXES) {
+  /** @type {Drawn} */
+  const root = { branch: top, depth: 0, parent: null, children: [] };
   const heap = new LargestFirst();
-  /** @type {Map<Tree, Pruned>} */
-  const kept = new Map();
+  /** @type {Set<Drawn>} */
+  const kept = new Set();
   heap.push(root);
   while (heap.size && kept.size < limit) {
     const node = heap.pop();
-    /** @type {Pruned} */
-    const copy = { ...node, children: [], parent: (node.parent && kept.get(node.parent)) ?? null };
-    kept.set(node, copy);
-    copy.parent?.children.push(copy);
-    for (const child of node.children.values()) if (child.bytes > 0) heap.push(child);
-  }
-  for (const [node, copy] of kept) {
-    const shown = copy.children.reduce((sum, child) => sum + child.bytes, 0);
-    if (node.children.size && shown < node.bytes) {
-      copy.children.push({
-        name: "other",
-        parent: copy,
-        bytes: node.bytes - shown,
-        category: null,
-        rest: true,
-        children: [],
-      });
+    kept.add(node);
+    for (const branch of node === root ? top.inside : node.branch.children) {
+      const child = { branch, depth: node.depth + 1, parent: node, children: [] };
+      node.children.push(child);
+      heap.push(child);
     }
   }
-  return given(kept.get(root));
+  if (heap.size) dropAlike(kept, heap);
+  for (const node of kept) node.children = withRest(node, kept);
+  return root;
+}
+
+/**
+ * The children of `node` that are kept, and one for all others.
+ * @param {Drawn} node
+ * @param {Set<Drawn>} kept
+ */
+function withRest(node, kept) {
+  const left = node.children.filter((child) => !kept.has(child));
+  if (left.length === node.children.length) return [];
+  // One alone takes no more room than a rest of one.
+  if (left.length < 2) return node.children;
+  const members = left.map((child) => child.branch);
+  const rest = new Branch(null, members.flatMap(({ parts }) => parts), node.branch.arrange, "rest", members);
+  return [
+    ...node.children.filter((child) => kept.has(child)),
+    { branch: rest, depth: node.depth + 1, parent: node, children: [] },
+  ];
 }
 
 /**
  * All nodes below and with `node`, parents first.
- * @param {Pruned} node
+ * @param {Drawn} node
  */
 export function nodesOf(node) {
   const found = [node];
@@ -142,122 +243,17 @@ export function nodesOf(node) {
 }
 
 /**
- * Boxes of an icicle: `left` and `width` in the unit interval, `depth` from 0.
- * @param {Pruned} root
- * @returns {Array<{node: Pruned, left: number, width: number, depth: number}>}
- */
-export function icicleBoxes(root) {
-  const boxes = [{ node: root, left: 0, width: 1, depth: 0 }];
-  for (let i = 0; i < boxes.length; i += 1) {
-    const { node, left, width, depth } = boxes[i];
-    let at = left;
-    for (const child of node.children) {
-      const part = node.bytes ? (width * child.bytes) / node.bytes : 0;
-      boxes.push({ node: child, left: at, width: part, depth: depth + 1 });
-      at += part;
-    }
-  }
-  return boxes;
-}
-
-/**
- * The worst ratio of sides when `areas` (with sum `sum`) fill a strip along a side of this length.
- * @param {number} largest
- * @param {number} smallest
- * @param {number} sum
- * @param {number} side
- */
-function worstRatio(largest, smallest, sum, side) {
-  const square = sum * sum;
-  return Math.max((side * side * largest) / square, square / (side * side * smallest));
-}
-
-/**
- * Squarified boxes for `nodes` in a rectangle.
- * @param {Pruned[]} nodes
- * @param {Area} area
- */
-function squarified(nodes, area) {
-  const total = nodes.reduce((sum, node) => sum + node.bytes, 0);
-  const scale = (area.width * area.height) / total;
-  /** @type {Array<Area & {node: Pruned}>} */
-  const boxes = [];
-  let { left, top, width, height } = area;
-  /** @type {Pruned[]} */
-  let row = [];
-  let sum = 0;
-  const place = () => {
-    const upright = width >= height;
-    const thick = sum / (upright ? height : width);
-    let at = upright ? top : left;
-    for (const node of row) {
-      const long = (node.bytes * scale) / thick;
-      boxes.push(
-        upright
-          ? { node, left, top: at, width: thick, height: long }
-          : { node, left: at, top, width: long, height: thick },
-      );
-      at += long;
-    }
-    if (upright) {
-      left += thick;
-      width -= thick;
-    } else {
-      top += thick;
-      height -= thick;
-    }
-    row = [];
-    sum = 0;
-  };
-  for (const node of nodes) {
-    const one = node.bytes * scale;
-    const side = Math.min(width, height);
-    if (row.length) {
-      const largest = row[0].bytes * scale;
-      const before = worstRatio(largest, row[row.length - 1].bytes * scale, sum, side);
-      if (worstRatio(largest, one, sum + one, side) > before) place();
-    }
-    row.push(node);
-    sum += one;
-  }
-  if (row.length) place();
-  return boxes;
-}
-
-/**
- * Boxes of a treemap in pixels. A box with room for it keeps a line for its own name above its children.
- * @param {Pruned} root
- * @param {number} width
- * @param {number} height
- * @returns {Array<Area & {node: Pruned, depth: number}>}
- */
-export function treemapBoxes(root, width, height, line = 18, gap = 2) {
-  const boxes = [{ node: root, left: 0, top: 0, width, height, depth: 0 }];
-  for (let i = 0; i < boxes.length; i += 1) {
-    const box = boxes[i];
-    const head = box.height > 2 * line && box.width > 24 ? line : 0;
-    const edge = box.width > 12 && box.height > 12 ? gap : 0;
-    const inner = {
-      left: box.left + edge,
-      top: box.top + (head || edge),
-      width: box.width - 2 * edge,
-      height: box.height - (head || edge) - edge,
-    };
-    const nodes = box.node.children.filter((child) => child.bytes > 0).sort((one, two) => two.bytes - one.bytes);
-    if (!nodes.length || inner.width < 3 || inner.height < 3) continue;
-    for (const each of squarified(nodes, inner)) boxes.push({ ...each, depth: box.depth + 1 });
-  }
-  return boxes;
-}
-
-/**
- * The nodes below the root whose name holds `query`.
- * @param {Pruned} root
+ * The nodes below the root that stand for a name which holds `query`.
+ * @param {Drawn} root
  * @param {string} query
  */
 export function matchedNodes(root, query) {
   const wanted = query.toLowerCase();
+  /** @param {Branch} branch */
+  const holds = ({ name }) => name !== null && name.toLowerCase().includes(wanted);
   return new Set(
-    nodesOf(root).filter((node) => !node.rest && node.parent && node.name?.toLowerCase().includes(wanted)),
+    nodesOf(root).filter(
+      ({ branch, parent }) => parent && (holds(branch) || (branch.meaning === "run" && branch.members.some(holds))),
+    ),
   );
 }

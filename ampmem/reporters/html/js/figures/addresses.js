@@ -3,11 +3,16 @@ import { byId, fill, make } from "../common/dom.js";
 import { formatBytes, formatCount } from "../common/format.js";
 import { given } from "../common/given.js";
 import { INKS } from "../common/theme.js";
-/** @import { AddressMapView, SegmentView } from "../common/page.js" */
+import { BlockPicker } from "./blocks.js";
 /** @import { Theme } from "../common/theme.js" */
-/** @import { CategoryOf } from "./bars.js" */
+/** @import { Filled, Keyed } from "../data/segments.js" */
+/** @import { Told } from "./blocks.js" */
 
-/** @typedef {{start: number, bytes: number, key: string}} Piece a block, with all segments end to end */
+/**
+ * A block, or what is cached between two: `start` with all segments end to end, `offset` from that of its `segment`.
+ * @typedef {{start: number, bytes: number, key: string, segment: number, offset: number, block?: Keyed}} Piece
+ */
+/** @typedef {{pieces: Piece[], starts: number[], total: number}} Layout `starts` are those of the segments */
 /** @typedef {{row: number, left: number, width: number, key: string}} Cut a piece in one row, places in parts of it */
 
 const MAX_PIECES = 5000;
@@ -16,8 +21,9 @@ const ROW_HEIGHT = 14;
 const CELL = 3;
 
 /**
- * All blocks end to end: `{start, bytes, key}`, and where each segment starts.
- * @param {SegmentView[]} segments
+ * All blocks end to end, and where each segment starts.
+ * @param {Filled[]} segments
+ * @returns {Layout}
  */
 export function layoutOf(segments) {
   /** @type {Piece[]} */
@@ -25,10 +31,12 @@ export function layoutOf(segments) {
   /** @type {number[]} */
   const starts = [];
   let start = 0;
-  for (const segment of segments) {
+  for (const [segment, filled] of segments.entries()) {
     starts.push(start);
-    for (const [offset, bytes, key] of segment.blocks) pieces.push({ start: start + offset, bytes, key });
-    start += segment.bytes;
+    for (const [offset, bytes, key, block] of filled.blocks) {
+      pieces.push({ start: start + offset, bytes, key, segment, offset, block });
+    }
+    start += filled.bytes;
   }
   return { pieces, starts, total: start };
 }
@@ -45,7 +53,7 @@ export function rowBytes(total) {
 
 /**
  * Pieces cut at the ends of the rows: `{row, left, width, key}` with places in parts of a row.
- * @param {Piece[]} pieces
+ * @param {Array<Pick<Piece, "start"|"bytes"|"key">>} pieces
  * @param {number} width in bytes
  * @returns {Cut[]}
  */
@@ -108,22 +116,23 @@ function hatch(context, color, ink) {
 }
 
 /**
- * Draws `map`, of the instant that `where` names.
- * @param {AddressMapView} map
+ * Draws `segments`, of the instant that `where` names.
+ * @param {Filled[]} segments
  * @param {string} where
- * @param {CategoryOf} categoryOf
+ * @param {Told} told
  * @param {Theme} theme
  */
-export function showAddresses(map, where, categoryOf, theme) {
+export function showAddresses(segments, where, told, theme) {
   byId("addresses-title").textContent = `Allocator address map ${where}`;
   const body = byId("addresses-body");
-  const { pieces, starts, total } = layoutOf(map.segments);
+  const layout = layoutOf(segments);
+  const { pieces, starts, total } = layout;
   const width = rowBytes(total);
   const rows = Math.ceil(total / width);
   const inner = Math.max(200, body.clientWidth);
   const canvas = make("canvas", {
     role: "img",
-    "aria-label": `${map.segments.length} segments with ${pieces.length} blocks, ${formatBytes(total)}`,
+    "aria-label": `${segments.length} segments with ${pieces.length} blocks, ${formatBytes(total)}`,
     class: "addresses",
   });
   const scale = window.devicePixelRatio || 1;
@@ -136,7 +145,7 @@ export function showAddresses(map, where, categoryOf, theme) {
   const cut = few ? cutPieces(pieces, width) : heatmapCells(cutPieces(pieces, width), rows, Math.floor(inner / CELL));
   const cached = hatch(context, theme === "dark" ? "#44474b" : "#d7d7d8", INKS[theme].quiet);
   for (const { row, left, width: part, key } of cut) {
-    const category = categoryOf(key);
+    const category = told.categoryOf(key);
     context.fillStyle = category ? category[theme] : cached;
     const gap = few && part * inner > 3 ? 0.5 : 0;
     context.fillRect(left * inner, row * ROW_HEIGHT, Math.max(0.4, part * inner - gap), ROW_HEIGHT - 2);
@@ -149,5 +158,6 @@ export function showAddresses(map, where, categoryOf, theme) {
   const kind = few ? "" : " Too many blocks for bars: every cell shows what has most of it.";
   byId("addresses-note").textContent =
     `All ${formatCount(starts.length)} segments end to end, ${formatBytes(width)} a row; ticks mark where a segment starts. Hatched grey is reserved but free: ${formatBytes(free)}.${kind}`;
-  fill(body, canvas);
+  const drawn = { width, rowHeight: ROW_HEIGHT, cut: (/** @type {Piece} */ piece) => cutPieces([piece], width) };
+  fill(body, new BlockPicker(canvas, layout, drawn, told).frame);
 }

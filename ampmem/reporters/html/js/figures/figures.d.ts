@@ -1,5 +1,10 @@
 /** What the figures are made from, and the part of plotly that draws them. */
-import type { View } from "../timeline/view.js";
+
+/** A stretch of a horizontal axis. */
+export interface View {
+  low: number;
+  high: number;
+}
 
 /** For plotly, which documents what may be in it. */
 export interface Figure {

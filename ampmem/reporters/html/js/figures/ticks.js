@@ -1,6 +1,6 @@
 /** Where the ticks of an axis are, and what they say. */
 import { formatCount } from "../common/format.js";
-/** @import { View } from "../timeline/view.js" */
+/** @import { View } from "./figures.js" */
 
 /**
  * The least of 1, 2, 5, 10, 20, … (and 0.5, 0.2, …) that is not below `rough`.

@@ -1,225 +1,237 @@
 /** A tree of bytes as boxes that can be walked and opened with the keyboard: an icicle or a treemap. */
-import { fill, make, paint } from "../common/dom.js";
-import { formatBytes, formatShare } from "../common/format.js";
-import { icicleBoxes, treemapBoxes } from "../data/tree.js";
+import { fill, make } from "../common/dom.js";
+import { icicleBoxes, treemapBoxes } from "../data/boxes.js";
+import { matchedNodes, prunedTree } from "../data/tree.js";
+import { cutInMiddle, ruler } from "./labels.js";
+import { TreeWords, boxElement } from "./treebox.js";
 /** @import { CategoryView } from "../common/page.js" */
-/** @import { Pruned } from "../data/tree.js" */
+/** @import { Branch, Drawn } from "../data/tree.js" */
+/** @import { Box } from "./treebox.js" */
 
 /** @typedef {"treemap"|"icicle"} Shape */
 /**
- * `left` and `wide` in percent of the width, `top` and `tall` in pixels; `pixels` is its narrower side.
- * @typedef {{node: Pruned, depth: number, left: number, wide: number, top: number, tall: number, pixels: number}} Box
+ * `shorten` makes labels of a name, the longest first; `place` says in words where the names of a path lead to;
+ * `narrowed` is called when the table of allocations has been asked to show those of one box only.
+ * @typedef {{shape: Shape, label: string, shorten: (name: string) => string[], place: (names: string[]) => string, narrowed: () => void}} Look
  */
 
 const ROW = 26;
 const MAP_HEIGHT = 460;
+const LOW_MAP_HEIGHT = 380;
+const NARROW_MAP = 560;
 const NARROWEST_BOX = 0.8;
-
-/** @param {string} color `#rrggbb` */
-function luminance(color) {
-  const parts = [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16) / 255);
-  const linear = parts.map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
-  return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
-}
-
-/**
- * Black or white, whichever can be read better on `color`.
- * @param {string} color `#rrggbb`
- */
-export function inkOn(color) {
-  const light = luminance(color);
-  return 1.05 / (light + 0.05) > (light + 0.05) / 0.0525 ? "#ffffff" : "#0b0f16";
-}
+const LONGEST_CRUMB = 48;
 
 export class TreeView {
   #drawnWidth = 0;
-  /** @type {Pruned|null} */
-  root = null;
-  /** @type {Pruned|null} */
-  #top = null;
-  /** @type {Set<Pruned>|null} */
-  #matches = null;
-  /** @type {Map<Element, Pruned>} */
+  #query = "";
+  /**
+   * From the root to what is shown.
+   * @type {Branch[]}
+   */
+  #opened = [];
+  /**
+   * From what is shown to a box in it that was clicked and cannot be opened.
+   * @type {Branch[]}
+   */
+  #chosen = [];
+  /** @type {Map<Element, Drawn>} */
   #nodes = new Map();
-  /** @type {Map<Pruned, HTMLElement>} */
+  /** @type {Map<Branch, HTMLElement>} */
   #boxes = new Map();
 
   /**
-   * `shape` is `treemap` or `icicle`; boxes take their colours from `categories`; `shorten` makes labels of names.
+   * Boxes take their colours from `categories`.
    * @param {HTMLElement} container
    * @param {HTMLElement} path
    * @param {CategoryView[]} categories
-   * @param {Shape} shape
-   * @param {string} label
-   * @param {((name: string) => string)|null} shorten
+   * @param {Look} look
    */
-  constructor(container, path, categories, shape, label, shorten = null) {
+  constructor(container, path, categories, { shape, label, shorten, place, narrowed }) {
     this.container = container;
     this.path = path;
-    this.categories = categories;
+    this.words = new TreeWords(categories, shorten);
     this.shape = shape;
-    this.label = label;
-    this.shorten = shorten;
+    this.place = place;
+    this.narrowed = narrowed;
+    container.setAttribute("role", "tree");
+    container.setAttribute("aria-label", label);
     container.addEventListener("keydown", (event) => this.#key(event));
     container.addEventListener("click", (event) => {
       const node = this.#nodeOf(event.target);
-      if (node) this.open(node);
+      if (node) this.#open(node);
     });
     new ResizeObserver(() => {
-      if (this.root && Math.abs(container.clientWidth - this.#drawnWidth) > 1) this.draw();
+      if (this.#opened.length && Math.abs(container.clientWidth - this.#drawnWidth) > 1) this.draw();
     }).observe(container);
   }
 
-  /** @param {Pruned} root */
-  show(root) {
-    this.root = root;
-    this.#top = root;
+  /**
+   * Shows another tree, opened where the one before was, as far as it has the same names.
+   * @param {Branch} root
+   * @param {string} query as in `search`
+   */
+  show(root, query = "") {
+    this.#query = query;
+    const before = this.#opened.slice(1);
+    this.#opened = [root];
+    for (const { name, meaning } of before) {
+      const top = this.#opened[this.#opened.length - 1];
+      const found = [...top.inside, ...top.children].find(
+        (branch) => branch.name === name && branch.meaning === meaning && name !== null,
+      );
+      if (!found) break;
+      this.#opened.push(found);
+    }
+    this.#chosen = [];
     this.draw();
-  }
-
-  /** @param {Pruned} node */
-  open(node) {
-    const target = node === this.#top ? node.parent : node;
-    if (!target || !target.children.length) return;
-    const focused = this.container.contains(document.activeElement);
-    this.#top = target;
-    this.draw();
-    if (focused) this.#boxes.get(target)?.focus();
-  }
-
-  /** @param {Set<Pruned>|null} matches */
-  highlight(matches) {
-    this.#matches = matches;
-    this.draw();
-  }
-
-  /** @param {Pruned} node */
-  nameOf(node) {
-    if (node.name !== null) return node.name;
-    return (node.category === null ? null : this.categories[node.category]?.label) ?? "";
   }
 
   /**
-   * What is written into the box of `node`.
-   * @param {Pruned} node
+   * Highlights the boxes whose names hold `query`; none where it is empty.
+   * @param {string} query
    */
-  labelOf(node) {
-    return this.shorten && node.name !== null ? this.shorten(node.name) : this.nameOf(node);
+  search(query) {
+    // Without a search before and now, the boxes are as they were drawn.
+    if (!query && !this.#query) return;
+    this.#query = query;
+    this.draw();
   }
 
   draw() {
-    const { root } = this;
-    const top = this.#top;
-    if (!root || !top) return;
+    const top = this.#opened[this.#opened.length - 1];
+    if (!top) return;
     const width = this.container.clientWidth || 900;
     this.#drawnWidth = this.container.clientWidth;
-    const boxes = this.shape === "icicle" ? this.#icicle(top, width) : this.#treemap(top, width);
+    const drawn = prunedTree(top);
+    const boxes = this.shape === "icicle" ? this.#icicle(drawn, width) : this.#treemap(drawn, width);
+    const matches = this.#query ? matchedNodes(drawn, this.#query) : null;
+    const widthOf = ruler(`12px ${getComputedStyle(this.container).fontFamily}`);
+    const view = { root: this.#opened[0], above: this.#opened[this.#opened.length - 2] ?? null, widthOf };
     this.#nodes = new Map();
     this.#boxes = new Map();
-    fill(this.container, ...boxes.filter((box) => box.pixels >= NARROWEST_BOX).map((box) => this.#box(box, root)));
-    this.container.setAttribute("role", "tree");
-    this.container.setAttribute("aria-label", this.label);
-    this.container.classList.toggle("searched", this.#matches !== null);
-    this.container.querySelector("[role=treeitem]")?.setAttribute("tabindex", "0");
-    this.#drawPath(top);
+    for (const box of boxes) {
+      if (Math.min(box.width, box.tall) < NARROWEST_BOX) continue;
+      const element = boxElement(box, this.words, view);
+      element.classList.toggle("match", Boolean(matches?.has(box.node)));
+      this.#nodes.set(element, box.node);
+      this.#boxes.set(box.node.branch, element);
+    }
+    fill(this.container, ...this.#nodes.keys());
+    this.container.classList.toggle("icicle", this.shape === "icicle");
+    this.container.classList.toggle("searched", matches !== null);
+    this.#boxes.get(top)?.setAttribute("tabindex", "0");
+    this.#drawPath();
   }
 
   /**
-   * @param {Pruned} top
+   * @param {Drawn} top
    * @param {number} width
    * @returns {Box[]}
    */
   #icicle(top, width) {
     const boxes = icicleBoxes(top);
-    const depth = boxes.reduce((most, box) => Math.max(most, box.depth), 0);
+    const depth = boxes.reduce((most, box) => Math.max(most, box.node.depth), 0);
     this.container.style.height = `${(depth + 1) * ROW}px`;
     return boxes.map((box) => ({
       ...box,
       left: 100 * box.left,
       wide: 100 * box.width,
-      top: box.depth * ROW,
+      width: box.width * width,
+      top: box.node.depth * ROW,
       tall: ROW - 1,
-      pixels: box.width * width,
+      open: box.node.children.length > 0,
     }));
   }
 
   /**
-   * @param {Pruned} top
+   * @param {Drawn} top
    * @param {number} width
    * @returns {Box[]}
    */
   #treemap(top, width) {
-    const height = width < 560 ? 380 : MAP_HEIGHT;
+    const height = width < NARROW_MAP ? LOW_MAP_HEIGHT : MAP_HEIGHT;
     this.container.style.height = `${height}px`;
     return treemapBoxes(top, width, height).map((box) => ({
       ...box,
       left: (100 * box.left) / width,
       wide: (100 * box.width) / width,
-      top: box.top,
       tall: box.height,
-      pixels: Math.min(box.width, box.height),
     }));
   }
 
   /**
-   * @param {Box} box
-   * @param {Pruned} root
+   * Shows what is in a box, or what it is in where it is open already; a leaf is chosen.
+   * @param {Drawn} node
    */
-  #box({ node, left, wide, top, tall, depth, pixels }, root) {
-    const name = this.nameOf(node);
-    const size = formatBytes(node.bytes);
-    const share = formatShare(node.bytes, root.bytes);
-    const box = make("div", {
-      class: "box",
-      role: "treeitem",
-      tabindex: -1,
-      "aria-level": depth + 1,
-      "aria-label": `${name}, ${size}, ${share}`,
-      title: `${name} · ${size} · ${share}`,
+  #open(node) {
+    const focused = this.container.contains(document.activeElement);
+    const path = [node.branch];
+    for (let above = node.parent; above; above = above.parent) path.unshift(above.branch);
+    this.#chosen = [];
+    if (!node.parent) {
+      if (this.#opened.length > 1) this.#opened.pop();
+    } else if (node.branch.inside.length) this.#opened.push(...path.slice(1));
+    else this.#chosen = path.slice(1);
+    this.draw();
+    const next = node.parent && !this.#chosen.length ? this.#opened[this.#opened.length - 1] : node.branch;
+    if (focused) this.#focus(next);
+  }
+
+  /**
+   * @param {number} level of the opened ones
+   */
+  #backTo(level) {
+    this.#opened.length = level + 1;
+    this.#chosen = [];
+    this.draw();
+    this.#focus(this.#opened[level]);
+  }
+
+  #drawPath() {
+    const path = [...this.#opened, ...this.#chosen];
+    this.path.hidden = path.length < 2;
+    const crumbs = path.map((branch, level) => {
+      const name = this.words.nameOf(branch, level > 1 ? path[level - 1] : null);
+      const last = level === path.length - 1;
+      const inChosen = level >= this.#opened.length;
+      const crumb = make(
+        "button",
+        { type: "button", class: "crumb", disabled: last || inChosen, title: name },
+        cutInMiddle(name, LONGEST_CRUMB),
+      );
+      crumb.addEventListener("click", () => this.#backTo(level));
+      return crumb;
     });
-    if (node.children.length) box.setAttribute("aria-expanded", "true");
-    const category = node.category === null ? null : this.categories[node.category];
-    paint(box, category);
-    if (category) box.style.setProperty("--on", `light-dark(${inkOn(category.light)}, ${inkOn(category.dark)})`);
-    box.dataset.bytes = String(node.bytes);
-    box.classList.toggle("inner", !category);
-    box.classList.toggle("rest", node.rest);
-    box.classList.toggle("match", Boolean(this.#matches?.has(node)));
-    box.style.cssText += `;left:${left}%;width:${wide}%;top:${top}px;height:${tall}px`;
-    if (pixels > 14 && tall > 13) {
-      const label = this.labelOf(node);
-      box.append(make("span", { class: "box-label" }, pixels > 150 ? `${label} · ${size}` : label));
-    }
-    this.#nodes.set(box, node);
-    this.#boxes.set(node, box);
-    return box;
+    const narrow = make("button", { type: "button", class: "link narrow" }, "Show its allocations");
+    narrow.addEventListener("click", () => this.#narrow(path));
+    fill(this.path, make("span", { class: "crumbs" }, ...crumbs), narrow);
+    for (const element of this.container.querySelectorAll("[aria-selected]")) element.removeAttribute("aria-selected");
+    const chosen = this.#chosen[this.#chosen.length - 1];
+    if (chosen) this.#boxes.get(chosen)?.setAttribute("aria-selected", "true");
   }
 
-  /** @param {Pruned} top */
-  #drawPath(top) {
-    const above = [top];
-    for (let node = top.parent; node; node = node.parent) above.unshift(node);
-    this.path.hidden = above.length < 2;
-    fill(
-      this.path,
-      ...above.map((node) => {
-        const button = make(
-          "button",
-          { type: "button", class: "crumb", disabled: node === top },
-          this.labelOf(node),
-        );
-        button.addEventListener("click", () => {
-          this.#top = node;
-          this.draw();
-        });
-        return button;
-      }),
-    );
+  /**
+   * Asks the table of allocations to show those of a branch only.
+   * @param {Branch[]} path from the root to it
+   */
+  #narrow(path) {
+    const branch = path[path.length - 1];
+    // One that stands for several is not named before one of those.
+    const named = path.slice(1).filter(({ name, members }, i) => name !== null && !members.includes(path[i + 2]));
+    const place = this.place(named.map(({ name }) => name ?? ""));
+    const name = this.words.nameOf(branch, null);
+    const rest = `${name} of ${place || path[0].name}`;
+    const label = branch.name !== null ? place : branch.meaning === "rest" ? rest : `${place}, ${name}`;
+    const { kinds } = branch;
+    const keep = (/** @type {number} */ kind) => kinds.has(kind);
+    document.dispatchEvent(new CustomEvent("narrow", { detail: { label, keep } }));
+    this.narrowed();
   }
 
-  /** @param {Pruned|null|undefined} node */
-  #focus(node) {
-    const box = node && this.#boxes.get(node);
+  /** @param {Branch|undefined} branch */
+  #focus(branch) {
+    const box = branch && this.#boxes.get(branch);
     if (!box) return;
     for (const each of this.container.querySelectorAll("[tabindex='0']")) each.setAttribute("tabindex", "-1");
     box.setAttribute("tabindex", "0");
@@ -227,12 +239,12 @@ export class TreeView {
   }
 
   /**
-   * @param {Pruned} node
+   * @param {Drawn} node
    * @param {number} by
    */
   #sibling(node, by) {
-    const row = (node.parent?.children ?? [node]).filter((each) => this.#boxes.has(each));
-    return row[row.indexOf(node) + by];
+    const row = (node.parent?.children ?? [node]).filter((each) => this.#boxes.has(each.branch));
+    return row[row.indexOf(node) + by]?.branch;
   }
 
   /**
@@ -246,19 +258,19 @@ export class TreeView {
 
   /** @param {KeyboardEvent} event */
   #key(event) {
-    const top = this.#top;
     const node = this.#nodeOf(event.target);
+    const top = this.#nodes.values().next().value;
     if (!node || !top) return;
     /** @type {Record<string, () => void>} */
     const moves = {
-      ArrowDown: () => this.#focus(node.children.find((child) => this.#boxes.has(child))),
-      ArrowUp: () => this.#focus(node === top ? null : node.parent),
+      ArrowDown: () => this.#focus(node.children.find((child) => this.#boxes.has(child.branch))?.branch),
+      ArrowUp: () => this.#focus(node.parent?.branch),
       ArrowLeft: () => this.#focus(this.#sibling(node, -1)),
       ArrowRight: () => this.#focus(this.#sibling(node, 1)),
-      Home: () => this.#focus(top),
-      Enter: () => this.open(node),
-      " ": () => this.open(node),
-      Backspace: () => this.open(top),
+      Home: () => this.#focus(top.branch),
+      Enter: () => this.#open(node),
+      " ": () => this.#open(node),
+      Backspace: () => this.#open(top),
     };
     const move = moves[event.key];
     if (!move || event.ctrlKey || event.metaKey || event.altKey) return;

@@ -103,7 +103,7 @@ function savingsTable(view) {
     "details",
     {},
     make("summary", {}, "Which op saved what another made, and its type"),
-    longTable({ caption: "Saved for, and made by", columns, rows }, view.savings_left_out),
+    longTable({ caption: "Saved for, and made by", columns, rows, stacked: true }, view.savings_left_out),
   );
 }
 

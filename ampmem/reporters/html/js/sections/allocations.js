@@ -1,27 +1,29 @@
 /** The table of the largest allocations. */
-import { byId, choices, fill, make, named, scroller } from "../common/dom.js";
-import { formatBytes, formatCount } from "../common/format.js";
-import { aliveRows, kindMatcher, ownFrame, shortFrame } from "../data/alive.js";
+import { byId, choices, fill, make, scroller } from "../common/dom.js";
+import { formatBytes, formatCount, visible } from "../common/format.js";
+import { aliveRows, kindMatcher } from "../data/alive.js";
+import { Cells, LARGEST_FIRST } from "../data/rows.js";
+import { COLUMNS, StackSwitch, headOf, rowOf } from "./allocationrows.js";
 /** @import { AliveRow, Kinds } from "../data/alive.js" */
+/** @import { Field, Order } from "../data/rows.js" */
 
 const FIRST_ROWS = 25;
 const MORE_ROWS = 100;
-const COLUMNS = [
-  ["", ""],
-  ["Size", "number"],
-  ["Count", "number"],
-  ["Category", ""],
-  ["Module", ""],
-  ["Name or operator", ""],
-  ["Your code", ""],
-  ["Made in", ""],
-];
+const MAX_LABEL = 200;
 
 /** @typedef {Record<string, Int32Array|null>} Counts by when it lives: `peak`, `cursor`, `run` */
+
+/**
+ * What the event `narrow` on the document asks for: only the kinds of allocations that `keep` admits, which `label`
+ * names.
+ * @typedef {{label: string, keep: (kind: number) => boolean}} Narrowing
+ */
 
 export class AllocationTable {
   /** @type {Kinds|null} */
   #kinds = null;
+  /** @type {Cells|null} */
+  #cells = null;
   /** @type {Counts} */
   #counts = {};
   #where = "";
@@ -29,6 +31,11 @@ export class AllocationTable {
   #category = byId("category", HTMLSelectElement);
   #search = byId("search", HTMLInputElement);
   #limit = FIRST_ROWS;
+  /** @type {Order} */
+  #order = LARGEST_FIRST;
+  /** @type {Narrowing|null} */
+  #narrowed = null;
+  #stacks = new StackSwitch(byId("allocations-body"));
 
   constructor() {
     const again = () => {
@@ -42,6 +49,15 @@ export class AllocationTable {
       this.#limit += MORE_ROWS;
       this.draw();
     });
+    document.addEventListener("narrow", (event) => {
+      this.#narrow(/** @type {CustomEvent<Narrowing>} */ (event).detail);
+      again();
+    });
+    byId("narrowed-clear").addEventListener("click", () => {
+      this.#narrow(null);
+      again();
+      byId("allocations-title").focus({ preventScroll: true });
+    });
   }
 
   /**
@@ -50,7 +66,10 @@ export class AllocationTable {
    */
   show(kinds, counts) {
     this.#kinds = kinds;
+    this.#cells = new Cells(kinds);
     this.#counts = { ...counts, cursor: null };
+    this.#order = LARGEST_FIRST;
+    this.#narrow(null);
     this.#search.value = "";
     const seen = new Set(Array.from({ length: kinds.count }, (_, kind) => kinds.category(kind)));
     /** @type {Array<[string, string]>} */
@@ -87,28 +106,48 @@ export class AllocationTable {
     for (const option of this.#alive.options) if (option.value === when) option.disabled = !there;
   }
 
-  draw() {
-    const kinds = this.#kinds;
-    if (!kinds) return;
-    const alive = this.#alive.value;
-    const counts = this.#counts[alive] ?? new Int32Array(0);
+  /** @param {Narrowing|null} narrowing */
+  #narrow(narrowing) {
+    this.#narrowed = narrowing;
+    byId("narrowed").hidden = narrowing === null;
+    byId("narrowed-label").textContent = narrowing ? visible(narrowing.label, MAX_LABEL) : "";
+  }
+
+  /** @param {Field} field */
+  #sort(field) {
+    const same = this.#order.field === field;
+    this.#order = { field, reversed: same && !this.#order.reversed };
+    this.#limit = FIRST_ROWS;
+    this.draw();
+    byId(`sort-${field}`).focus();
+  }
+
+  /**
+   * What is to be shown, in order.
+   * @param {Kinds} kinds
+   * @param {Cells} cells
+   */
+  #rows(kinds, cells) {
+    const counts = this.#counts[this.#alive.value] ?? new Int32Array(0);
     const category = this.#category.value;
     const matches = kindMatcher(kinds, this.#search.value);
+    const keep = this.#narrowed?.keep ?? (() => true);
     const rows = aliveRows(kinds, counts).filter(
-      ({ kind }) => (category === "all" || kinds.category(kind) === Number(category)) && matches(kind),
+      ({ kind }) => (category === "all" || kinds.category(kind) === Number(category)) && keep(kind) && matches(kind),
     );
-    this.#say(rows, alive);
-    const head = make(
-      "tr",
-      {},
-      ...COLUMNS.map(([text, kind]) =>
-        text ? make("th", { scope: "col", class: kind || null }, text) : make("td", {}),
-      ),
-    );
-    const shown = rows.slice(0, this.#limit).map((row) => this.#row(row, kinds));
+    return this.#order === LARGEST_FIRST ? rows : cells.sorted(rows, this.#order);
+  }
+
+  draw() {
+    const cells = this.#cells;
+    if (!this.#kinds || !cells) return;
+    const rows = this.#rows(this.#kinds, cells);
+    this.#say(rows);
+    const shown = rows.slice(0, this.#limit).map((row) => rowOf(row, cells, this.#stacks));
     const nothing = rows.length
       ? null
-      : make("tr", {}, make("td", { colspan: COLUMNS.length, class: "quiet" }, "Nothing matches."));
+      : make("tr", {}, make("td", { colspan: COLUMNS.length + 1, class: "quiet" }, "Nothing matches."));
+    const head = headOf(this.#order, (field) => this.#sort(field));
     fill(
       byId("allocations-body"),
       scroller(
@@ -120,11 +159,8 @@ export class AllocationTable {
     byId("more").textContent = `Show more (${formatCount(rows.length - this.#limit)} left)`;
   }
 
-  /**
-   * @param {AliveRow[]} rows
-   * @param {string} alive
-   */
-  #say(rows, alive) {
+  /** @param {AliveRow[]} rows */
+  #say(rows) {
     const count = rows.reduce((sum, row) => sum + row.count, 0);
     const bytes = rows.reduce((sum, row) => sum + row.count * row.bytes, 0);
     /** @type {Record<string, string>} */
@@ -134,81 +170,6 @@ export class AllocationTable {
       run: "made during the run, one after another",
     };
     byId("allocations-note").textContent =
-      `${formatCount(count)} allocation${count === 1 ? "" : "s"}, ${formatBytes(bytes)} (${formatCount(bytes)} B), ${where[alive]}`;
-  }
-
-  /**
-   * @param {AliveRow} each
-   * @param {Kinds} kinds
-   */
-  #row(each, kinds) {
-    const { kind, count, bytes } = each;
-    const frames = kinds.frames(kind);
-    const name = kinds.text("name", kind);
-    const op = kinds.text("op", kind);
-    const what = name && op ? `${name} (${op})` : name || op || "-";
-    const category = kinds.categories[kinds.category(kind)];
-    const open = make(
-      "button",
-      {
-        type: "button",
-        class: "expand",
-        "aria-expanded": "false",
-        "aria-label": `Details of ${formatBytes(bytes)} ${category?.label ?? ""}`,
-      },
-      "▸",
-    );
-    const cells = [
-      make("td", {}, open),
-      make("th", { scope: "row", class: "number" }, formatBytes(bytes)),
-      make("td", { class: "number quiet" }, count > 1 ? `× ${formatCount(count)}` : ""),
-      make("td", {}, named(category)),
-      make("td", { class: "clip" }, kinds.text("module", kind) || "-"),
-      make("td", { class: "clip code" }, what),
-      make("td", { class: "clip code", title: ownFrame(frames) || null }, shortFrame(ownFrame(frames)) || "-"),
-      make("td", { class: "quiet" }, kinds.phase(kind)),
-    ];
-    const row = make("tr", { class: "allocation" }, ...cells);
-    /** @type {HTMLElement|null} */
-    let details = null;
-    const toggle = () => {
-      const opened = open.getAttribute("aria-expanded") !== "true";
-      open.setAttribute("aria-expanded", String(opened));
-      open.textContent = opened ? "▾" : "▸";
-      if (opened && !details) {
-        details = this.#details(each, kinds);
-        row.after(details);
-      }
-      if (details) details.hidden = !opened;
-    };
-    open.addEventListener("click", (event) => {
-      event.stopPropagation();
-      toggle();
-    });
-    row.addEventListener("click", toggle);
-    return row;
-  }
-
-  /**
-   * @param {AliveRow} row
-   * @param {Kinds} kinds
-   */
-  #details({ kind, count, bytes }, kinds) {
-    const frames = kinds.frames(kind);
-    const facts = [
-      ["Bytes", count > 1 ? `${formatCount(bytes)} each, ${formatCount(bytes * count)} together` : formatCount(bytes)],
-      ["Name", kinds.text("name", kind)],
-      ["Module", kinds.text("module", kind)],
-      ["Operator", kinds.text("op", kind)],
-    ].filter(([, text]) => text);
-    const list = make(
-      "dl",
-      { class: "details-facts" },
-      ...facts.flatMap(([label, text]) => [make("dt", {}, label), make("dd", {}, text)]),
-    );
-    const stack = frames.length
-      ? make("ol", { class: "stack" }, ...frames.map((frame) => make("li", {}, frame)))
-      : make("p", { class: "quiet" }, "No Python stack was recorded for it.");
-    return make("tr", { class: "details" }, make("td", { colspan: COLUMNS.length }, list, stack));
+      `${formatCount(count)} allocation${count === 1 ? "" : "s"}, ${formatBytes(bytes)} (${formatCount(bytes)} B), ${where[this.#alive.value]}`;
   }
 }

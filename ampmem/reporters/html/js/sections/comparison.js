@@ -1,5 +1,5 @@
 /** Runs side by side, and how one gets from the baseline's bytes to another's. */
-import { make, tableOf } from "../common/dom.js";
+import { byId, make, tableOf } from "../common/dom.js";
 import { formatBytes, formatDuration, formatSigned } from "../common/format.js";
 import { stackedBars, waterfallBars } from "../figures/bars.js";
 import { showSection } from "./section.js";
@@ -93,6 +93,7 @@ function block(title, ...parts) {
 export function showComparison(comparison, categoryOf) {
   if (!comparison) return showSection("comparison");
   const { labels, baseline } = comparison;
+  if (baseline !== null) byId("comparison-title").textContent = "The precisions side by side";
   // The peaks are in the verdict.
   const bars = comparison.instants.slice(0, -1).map((instant) =>
     block(instant.name, stackedBars(instant, labels, baseline, categoryOf)),

@@ -8,9 +8,9 @@ const JUMPS = [
   ["activations", "Activations"],
   ["timeline", "Timeline"],
   ["peak", "Peak"],
-  ["comparison", "Arms"],
+  ["comparison", "Side by side"],
   ["steps", "Steps"],
-  ["static", "Model check"],
+  ["static", "Rule of thumb"],
   ["casts", "Casts"],
   ["modules", "Modules"],
   ["stacks", "Stacks"],
@@ -44,6 +44,7 @@ export function hasSection(id) {
 export function jumpTo(id, behavior = "auto") {
   const target = byId(id);
   target.scrollIntoView({ block: "start", behavior });
+  /** @type {HTMLElement|null} */
   const title = target.querySelector("h1, h2");
   title?.setAttribute("tabindex", "-1");
   title?.focus({ preventScroll: true });

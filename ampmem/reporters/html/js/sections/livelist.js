@@ -1,6 +1,7 @@
 /** What one instant of the timeline is: the event that led to it, and every allocation that lives then. */
 import { byId, choices, fill, make, swatch } from "../common/dom.js";
 import { formatBytes, formatCount } from "../common/format.js";
+import { isLibraryFrame } from "../data/frames.js";
 /** @import { Kinds } from "../data/alive.js" */
 /** @import { Live, LiveEvent } from "../data/stream.js" */
 
@@ -33,6 +34,7 @@ export function eventInWords(kinds, { kind, free }) {
 }
 
 export class LiveList {
+  #pin;
   #show;
   /** @type {Kinds|null} */
   #kinds = null;
@@ -48,8 +50,12 @@ export class LiveList {
   #limit = LISTED;
   #category = byId("live-category", HTMLSelectElement);
 
-  /** @param {() => void} show brings the table of allocations into view */
-  constructor(show) {
+  /**
+   * @param {(index: number) => void} pin makes the rest of the page show an instant
+   * @param {() => void} show brings the table of allocations into view
+   */
+  constructor(pin, show) {
+    this.#pin = pin;
     this.#show = show;
     this.#category.addEventListener("change", () => this.#draw(LISTED));
     byId("live-more").addEventListener("click", () => this.#draw(this.#limit + LISTED));
@@ -135,7 +141,7 @@ export class LiveList {
    */
   #row(kinds, kind, count) {
     const category = kinds.categories[kinds.category(kind)];
-    const name = nameOf(kinds, kind);
+    const name = kinds.text("name", kind) || kinds.text("op", kind);
     const module = kinds.text("module", kind);
     const times = count > 1 ? make("span", { class: "quiet" }, ` × ${formatCount(count)}`) : null;
     const row = make(
@@ -166,23 +172,27 @@ export class LiveList {
   #details(kinds, kind, count) {
     const bytes = kinds.bytes(kind);
     const category = kinds.categories[kinds.category(kind)]?.label ?? "";
+    const op = kinds.text("op", kind);
     const facts = [
       `${formatCount(bytes)} bytes${count > 1 ? ` each, ${formatCount(bytes * count)} together` : ""}`,
       category,
-      `made in ${kinds.phase(kind)}`,
+      `made in ${[kinds.phase(kind), op].filter(Boolean).join(" by ")}`,
     ];
     const frames = kinds.frames(kind);
-    const stack = frames.length
-      ? make("ol", { class: "stack" }, ...frames.map((frame) => make("li", {}, frame)))
-      : make("p", { class: "quiet" }, "No Python stack was recorded for it.");
+    const own = frames.filter((frame) => !isLibraryFrame(frame));
+    const stack = make("ol", { class: "stack" }, ...(own.length ? own : frames).map((frame) => make("li", {}, frame)));
+    const none = frames.length ? null : make("p", { class: "quiet" }, "No Python stack was recorded for it.");
+    const hidden = own.length ? frames.length - own.length : 0;
+    if (hidden) facts.push(`${formatCount(hidden)} frame${hidden === 1 ? "" : "s"} of torch and launchers not shown`);
     const lead = make("button", { type: "button" }, "Show in the table");
     lead.addEventListener("click", () => {
       const label = `${nameOf(kinds, kind) || category}, ${formatBytes(bytes)}`;
       const keep = (/** @type {number} */ each) => each === kind;
+      this.#pin(this.#index);
       document.dispatchEvent(new CustomEvent("narrow", { detail: { label, keep } }));
       this.#show();
     });
-    return make("div", { class: "live-details" }, make("p", { class: "quiet" }, facts.join(" · ")), stack, lead);
+    return make("div", { class: "live-details" }, make("p", { class: "quiet" }, facts.join(" · ")), none ?? stack, lead);
   }
 }
 

@@ -1,7 +1,7 @@
 /** The head of a run: title, facts, headlines, notes and findings. */
 import { byId, fill, make } from "../common/dom.js";
-import { formatCount } from "../common/format.js";
-/** @import { FindingView, Headline, RunView } from "../common/page.js" */
+import { formatBytes, formatCount } from "../common/format.js";
+/** @import { Conservation, FindingView, Headline, RunView } from "../common/page.js" */
 
 /** How many notes are shown as they are. */
 const NOTES = 3;
@@ -24,6 +24,20 @@ function headline({ label, value, detail, bytes }) {
   );
 }
 
+/**
+ * Whether the categories are all that the allocator counted; nothing where it gave no count.
+ * @param {Conservation} conservation
+ */
+function showAccounted(conservation) {
+  const residuals = [conservation.residual_bytes, conservation.reserved_residual_bytes].filter((each) => each !== null);
+  const most = Math.max(0, ...residuals.map(Math.abs));
+  const badge = byId("accounted");
+  badge.hidden = residuals.length === 0;
+  badge.className = most ? "chip bad" : "chip good";
+  badge.textContent = most ? `${formatBytes(most)} not accounted for` : "every byte accounted for";
+  badge.title = `the categories against the allocator's own count, at ${formatCount(conservation.events)} events`;
+}
+
 /** @param {RunView} run */
 export function showSummary(run) {
   byId("summary-title").textContent = run.title;
@@ -33,6 +47,7 @@ export function showSummary(run) {
   );
   fill(byId("notes"), ...warnings, ...notesOf(run.notes));
   fill(byId("headlines"), ...run.headlines.map(headline));
+  showAccounted(run.conservation);
   byId("summary").hidden = false;
 }
 

@@ -82,6 +82,7 @@ function breakdownOf(breakdown, categoryOf) {
     columns: [{ head: "Category" }, ...breakdown.columns.map((head) => ({ head, number: true }))],
     rows,
     foot: breakdown.rows.at(-1)?.key === "total",
+    stacked: true,
   });
 }
 
@@ -119,12 +120,14 @@ export function showPeak(run, categoryOf) {
  * @param {(step: number) => void} toStep
  */
 export function showSteps(run, categoryOf, toStep) {
-  /** @type {Array<[label: string, key: "loss"|"loss_scale"]>} */
+  /** @type {Array<{head: string, key: "loss"|"loss_scale"|"update"|"took", number: boolean}>} */
   const texts = [
-    ["Loss", "loss"],
-    ["Loss scale", "loss_scale"],
+    { head: "Loss", key: "loss", number: true },
+    { head: "Loss scale", key: "loss_scale", number: true },
+    { head: "Update", key: "update", number: false },
+    { head: "Took", key: "took", number: true },
   ];
-  const optional = texts.filter(([, key]) => run.steps.some((step) => step[key] && step[key] !== "-"));
+  const optional = texts.filter(({ key }) => run.steps.some((step) => step[key] && step[key] !== "-"));
   const reserved = run.steps.some((step) => (step.peak_reserved ?? null) !== null);
   const rows = run.steps.map((step, i) => {
     const go = make(
@@ -138,9 +141,7 @@ export function showSteps(run, categoryOf, toStep) {
       formatBytes(step.peak_bytes),
       step.phase,
       ...(reserved ? [formatBytes(step.peak_reserved)] : []),
-      ...optional.map(([, key]) => step[key]),
-      step.update,
-      step.took,
+      ...optional.map(({ key }) => step[key]),
     ];
   });
   const columns = [
@@ -148,19 +149,17 @@ export function showSteps(run, categoryOf, toStep) {
     { head: "Peak", number: true },
     { head: "In" },
     ...(reserved ? [{ head: "Peak reserved", number: true }] : []),
-    ...optional.map(([head]) => ({ head, number: true })),
-    { head: "Update" },
-    { head: "Took", number: true },
+    ...optional.map(({ head, number }) => ({ head, number })),
   ];
   showSection(
     "steps",
-    rows.length ? longTable({ caption: "Every step", columns, rows }) : null,
+    rows.length ? longTable({ caption: "Every step", columns, rows, stacked: true }) : null,
     breakdownOf(run.breakdown, categoryOf),
   );
 }
 
 /**
- * Which tensors a term is about, and how much of what is told; empty where they have no names and are one.
+ * Which tensors a term is about, and how much of what the rule says; empty where they have no names and are one.
  * @param {ComponentView} row
  * @param {Term} term
  */
@@ -168,7 +167,7 @@ function ofTensors(row, term) {
   const more = term.tensors - term.names.length;
   if (!term.names.length) return more > 1 ? `${formatCount(more)} tensors` : "";
   const names = term.names.join(", ") + (more > 0 ? ` and ${formatCount(more)} more` : "");
-  return row.told ? `${names}; ${formatShare(Math.abs(term.bytes), row.told)} of told` : names;
+  return row.told ? `${names}; ${formatShare(Math.abs(term.bytes), row.told)} of the rule's` : names;
 }
 
 /** @param {ComponentView} row */
@@ -194,7 +193,7 @@ function whyOf(row) {
     terms.push(make("li", { class: "bad" }, `${size} not explained`));
   }
   if (row.component === "total") terms.unshift(make("li", {}, "the sum of the above"));
-  return terms.length ? make("ul", { class: "why" }, ...terms) : "as told";
+  return terms.length ? make("ul", { class: "why" }, ...terms) : "";
 }
 
 /**
@@ -205,11 +204,11 @@ function whyOf(row) {
 function markTable(mark, parameters, categoryOf) {
   const columns = [
     { head: "Component" },
-    { head: "Told", number: true },
+    { head: "Rule of thumb", number: true },
     { head: "B/param", number: true },
     { head: "Measured", number: true },
     { head: "B/param", number: true },
-    { head: "Why", wide: true },
+    { head: "Why they differ", wide: true },
     { head: "Verdict" },
   ];
   const rows = mark.rows.map((row) => [
@@ -221,7 +220,7 @@ function markTable(mark, parameters, categoryOf) {
     whyOf(row),
     verdictOf(row),
   ]);
-  return tableOf({ caption: mark.name, columns, rows, foot: mark.rows.at(-1)?.component === "total", class: "model" });
+  return tableOf({ caption: mark.name, columns, rows, foot: mark.rows.at(-1)?.component === "total", class: "model", stacked: true });
 }
 
 /**
@@ -236,7 +235,7 @@ export function showStatic(run, categoryOf) {
     make(
       "p",
       { class: "quiet" },
-      `Told: ${model.head}. What the rule of thumb says the model and the optimizer cost, against what was recorded.`,
+      `The rule of thumb for ${model.head}. What it says the model and the optimizer cost, against what was recorded.`,
     ),
     make(
       "p",
@@ -247,7 +246,11 @@ export function showStatic(run, categoryOf) {
         model.verdict.charAt(0).toUpperCase() + model.verdict.slice(1),
       ),
     ),
-    ...model.marks.map((mark) => markTable(mark, run.parameters, categoryOf)),
+    ...model.marks.map((mark, i) =>
+      i && JSON.stringify(mark.rows) === JSON.stringify(model.marks[i - 1].rows)
+        ? make("p", { class: "same" }, make("b", {}, worded(mark.name)), ": the same")
+        : markTable(mark, run.parameters, categoryOf),
+    ),
   );
 }
 
@@ -285,7 +288,7 @@ function castSteps(casts) {
   });
   return rows.length
     ? longTable(
-        { caption: "Cast copies step by step; who keeps them at the end of forward", columns, rows },
+        { caption: "Cast copies step by step; who keeps them at the end of forward", columns, rows, stacked: true },
         casts.steps_left_out,
       )
     : null;

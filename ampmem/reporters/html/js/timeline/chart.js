@@ -7,8 +7,7 @@ import { instantsOf, placeOf } from "./view.js";
 /** @import { CategoryView, RunView } from "../common/page.js" */
 /** @import { Theme } from "../common/theme.js" */
 /** @import { Live } from "../data/stream.js" */
-/** @import { Chart, Plotly } from "../figures/figures.js" */
-/** @import { View } from "./view.js" */
+/** @import { Chart, Plotly, View } from "../figures/figures.js" */
 
 /**
  * @typedef {object} Picture what is to be drawn

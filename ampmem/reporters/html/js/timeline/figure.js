@@ -4,8 +4,7 @@ import { INKS } from "../common/theme.js";
 import { byteTicks, timeTicks } from "../figures/ticks.js";
 /** @import { CategoryView } from "../common/page.js" */
 /** @import { Theme } from "../common/theme.js" */
-/** @import { Drawing, Figure, PeakMark } from "../figures/figures.js" */
-/** @import { View } from "./view.js" */
+/** @import { Drawing, Figure, PeakMark, View } from "../figures/figures.js" */
 
 export const MARGIN = { left: 66, right: 10, top: 10, bottom: 42 };
 const MAX_STEP_LINES = 60;

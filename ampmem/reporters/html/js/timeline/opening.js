@@ -1,7 +1,9 @@
 /** What of a run is in view when its page opens, and what is in view in words. */
 import { formatBytes, formatCount } from "../common/format.js";
+import { instantsOf, placeOf } from "./view.js";
 /** @import { RunView, StepView } from "../common/page.js" */
 /** @import { Live } from "../data/stream.js" */
+/** @import { View } from "../figures/figures.js" */
 
 /** @typedef {{step: StepView, first: number, last: number}} Opening positions between which a step is shown */
 
@@ -38,41 +40,62 @@ export function openingOf(run) {
 /**
  * What is in view, and where the run's peak is if it is not.
  * @param {RunView} run
- * @param {number} first position of the first instant in view
- * @param {number} last position of the last one
+ * @param {Live} live
+ * @param {View} view
+ * @param {boolean} byTime
  */
-export function viewInWords(run, first, last) {
-  return [stretchInWords(run, first, last), peakElsewhere(run, first, last)].filter(Boolean).join(" ");
+export function viewInWords(run, live, view, byTime) {
+  return [stretchInWords(run, live, view, byTime), peakElsewhere(run, live, view, byTime)].filter(Boolean).join(" ");
 }
 
 /**
  * @param {RunView} run
- * @param {number} first
- * @param {number} last
+ * @param {Live} live
+ * @param {View} view
+ * @param {boolean} byTime
  */
-function peakElsewhere({ peak, steps }, first, last) {
-  if (!peak || (peak.position >= first && peak.position <= last)) return "";
-  const equal = steps.some((step) => step.peak >= first && step.peak <= last && step.peak_bytes === peak.bytes);
+function peakElsewhere({ peak, steps }, live, view, byTime) {
+  /** @param {number} position */
+  const inView = (position) => {
+    const place = placeOf(live, live.indexOf(position), byTime);
+    return place >= view.low && place <= view.high;
+  };
+  if (!peak || inView(peak.position)) return "";
   const size = formatBytes(peak.bytes);
+  const equal = steps.some((step) => step.peak_bytes === peak.bytes && inView(step.peak));
   if (equal) return `The run's peak, ${size}, was reached in step ${peak.step} first.`;
   return `The run's peak, ${size} in step ${peak.step}, is not in view.`;
 }
 
 /**
  * @param {RunView} run
- * @param {number} first
- * @param {number} last
+ * @param {Live} live
+ * @param {View} view
+ * @param {boolean} byTime
  */
-function stretchInWords(run, first, last) {
-  if (first === 0 && last === run.stream.events) return "The whole run.";
-  const step = run.steps.find((each) => each.first === first && each.last >= last);
-  const ended = step && step === run.steps.findLast((each) => each.finished) && run.steps.length > 1 ? ", the last" : "";
-  if (step?.last === last) return `Step ${step.index}${ended}.`;
+function stretchInWords(run, live, view, byTime) {
+  const near = (view.high - view.low) * 1e-6;
+  /**
+   * Many positions may have one time.
+   * @param {number} first
+   * @param {number} last
+   */
+  const shows = (first, last) =>
+    Math.abs(placeOf(live, live.indexOf(first), byTime) - view.low) <= near &&
+    Math.abs(placeOf(live, live.indexOf(last), byTime) - view.high) <= near;
+  if (shows(0, run.stream.events)) return "The whole run.";
   const opening = openingOf(run);
-  if (step && opening?.step === step && opening.last === last) {
-    return `Step ${step.index}${ended}, without its update, which has ${formatCount(step.last - last)} more events.`;
+  const ended = run.steps.length > 1 ? run.steps.findLast((each) => each.finished) : null;
+  /** @param {StepView} step */
+  const named = (step) => `Step ${step.index}${step === ended ? ", the last" : ""}`;
+  const step = run.steps.find((each) => shows(each.first, each.last));
+  if (step) return `${named(step)}.`;
+  if (opening && shows(opening.first, opening.last)) {
+    const left = formatCount(opening.step.last - opening.last);
+    return `${named(opening.step)}, without its update, which has ${left} more events.`;
   }
-  return `Events ${formatCount(first)} to ${formatCount(last)}.`;
+  const { first, last } = instantsOf(live, view, byTime);
+  return `Events ${formatCount(live.position(first))} to ${formatCount(live.position(last))}.`;
 }
 
 /**

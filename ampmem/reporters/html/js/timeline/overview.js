@@ -5,7 +5,7 @@ import { drawnInstants } from "../data/reduce.js";
 import { MARGIN } from "./figure.js";
 import { instantsOf, placeOf, wholeView } from "./view.js";
 /** @import { Live } from "../data/stream.js" */
-/** @import { View } from "./view.js" */
+/** @import { View } from "../figures/figures.js" */
 
 /** @typedef {"move"|"start"|"end"|"choose"} Grip what a drag does to the window */
 

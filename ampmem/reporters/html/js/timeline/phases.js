@@ -5,7 +5,7 @@ import { MARGIN } from "./figure.js";
 import { placeOf } from "./view.js";
 /** @import { RunView } from "../common/page.js" */
 /** @import { Live } from "../data/stream.js" */
-/** @import { View } from "./view.js" */
+/** @import { View } from "../figures/figures.js" */
 
 const NARROWEST = 1;
 const LETTERS = new Map([

@@ -13,9 +13,8 @@ import { buildReadout, placeCursor, showReading } from "./readout.js";
 import { clampedView, convertedView, pannedView, placeOf, viewAround, viewNote, wholeView, zoomedView } from "./view.js";
 /** @import { CategoryView, PageView, RunView, StepView } from "../common/page.js" */
 /** @import { Live } from "../data/stream.js" */
-/** @import { Plotly } from "../figures/figures.js" */
+/** @import { Plotly, View } from "../figures/figures.js" */
 /** @import { ReadoutRow } from "./readout.js" */
-/** @import { View } from "./view.js" */
 
 /**
  * @typedef {object} Heard what the timeline tells
@@ -340,7 +339,7 @@ export class Timeline {
     drawPhases(byId("phases"), run, live, view, byTime, width);
     this.#overview.draw(live, byTime, width, run.peak && placeOf(live, live.indexOf(run.peak.position), byTime));
     this.#overview.place(view);
-    byId("in-view").textContent = viewInWords(run, live.position(first), live.position(last));
+    byId("in-view").textContent = viewInWords(run, live, view, byTime);
     byId("shown").textContent = viewNote(run, live, { first, last }, this.#chart);
     this.#read();
     this.#heard.viewed();

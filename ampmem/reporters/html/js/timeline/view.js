@@ -3,8 +3,7 @@ import { formatCount } from "../common/format.js";
 import { lastAtMost } from "../data/live.js";
 /** @import { RunView } from "../common/page.js" */
 /** @import { Live } from "../data/stream.js" */
-
-/** @typedef {{low: number, high: number}} View */
+/** @import { View } from "../figures/figures.js" */
 
 /**
  * Horizontal place of an instant.

@@ -1,0 +1,49 @@
+"""The timeline as a plotly figure in JSON, for ``plotly.io.read_json``, notebooks, dashboards, experiment trackers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import plotly.graph_objects as go
+
+from ampmem.analysis.analyse import Analysis
+from ampmem.analysis.timeline.categories import CATEGORIES
+from ampmem.outputs import open_output
+from ampmem.reporters.html.palette import FILLS, label
+from ampmem.reporters.html.stream.reduce import extreme_positions
+
+BUCKETS = 1_000
+"""Stretches of a long recording of which the lowest and the highest instant are drawn."""
+
+_MIB = 1 << 20
+
+
+def write_figure(analysis: Analysis, path: Path, *, force: bool = False) -> None:
+    """Raises :class:`~ampmem.errors.UsageError` when ``path`` cannot be written, or exists without ``force``."""
+    with open_output(path, force=force) as stream:
+        stream.write(timeline_figure(analysis).to_json())
+
+
+def timeline_figure(analysis: Analysis) -> go.Figure:
+    """Live MiB of each category after each allocator event, stacked; of a long recording the extremes, all exact."""
+    timeline = analysis.timeline
+    positions = np.union1d(extreme_positions(timeline.total, BUCKETS), np.array(analysis.peaks, dtype=np.intp))
+    drawn = ((category, timeline.series(category)[positions]) for category in CATEGORIES)
+    # Lists and not arrays, which plotly.js before 2.35 cannot read.
+    areas = [
+        go.Scatter(
+            name=label(category),
+            x=positions.tolist(),
+            y=(series / _MIB).tolist(),
+            stackgroup="live",
+            line={"width": 0, "shape": "hv"},
+            fillcolor=FILLS[category].light,
+            fillpattern={"shape": FILLS[category].pattern},
+            hovertemplate="%{y:,.1f} MiB",
+        )
+        for category, series in drawn
+        if series.any()
+    ]
+    axes = {"xaxis_title": "allocator event", "yaxis_title": "live MiB"}
+    return go.Figure(areas, go.Layout(hovermode="x unified", template="plotly_white", **axes))

@@ -1,0 +1,44 @@
+"""Colours that are told apart, by people with and without a colour-vision deficiency."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from colours import difference, least_difference
+
+from ampmem.analysis.timeline.categories import PRECISION_COPIES, Category
+from ampmem.reporters.html.palette import FILLS, LAYERS
+
+LEAST = 12.7
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "expected"),
+    [
+        ((50, 2.6772, -79.7751), (50, 0, -82.7485), 2.0425),
+        ((50, 2.5, 0), (58, 24, 15), 19.4535),
+        ((60.2574, -34.0099, 36.2677), (60.4626, -34.1751, 39.4387), 1.2644),
+        ((2.0776, 0.0795, -1.135), (0.9033, -0.0636, -0.5514), 0.9082),
+    ],
+)
+def test_the_difference_is_that_of_its_published_test_data(
+    one: tuple[float, ...], two: tuple[float, ...], expected: float
+) -> None:
+    assert float(difference(np.array(one), np.array(two))) == pytest.approx(expected, abs=5e-5)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_no_two_colours_look_alike_in_any_vision(theme: str) -> None:
+    colours = {getattr(fill, theme) for fill in (*FILLS.values(), *LAYERS.values())}
+    assert len(colours) == len(FILLS) + len(LAYERS) - 1, "the two copies in another precision share one"
+    least, where = least_difference(sorted(colours))
+    assert least >= LEAST, where
+
+
+def test_only_the_copies_in_another_precision_share_a_colour_and_differ_by_hatching() -> None:
+    by_colour: dict[str, list[Category]] = {}
+    for category, fill in FILLS.items():
+        by_colour.setdefault(fill.light, []).append(category)
+    assert [tuple(mine) for mine in by_colour.values() if len(mine) > 1] == [PRECISION_COPIES]
+    master, cast = (FILLS[category].pattern for category in PRECISION_COPIES)
+    assert master != cast
