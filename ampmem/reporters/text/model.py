@@ -23,7 +23,13 @@ from ampmem.units import format_bytes, format_count
 
 _NAME = 12
 """So much of a recipe's name is left at least."""
+_TERMS = 30
+"""So much of a component's terms."""
 _TOTAL = "total"
+_TRANSIENT = (
+    "* alive from forward until backward has used them, and not in the total; "
+    "of the parameters that autocast casts only, so not of norms and embeddings"
+)
 _HEADERS = ("para-\nmeters", "cast\ncopies", "gradi-\nents", "master\ncopies", "optim.\nstate")
 
 
@@ -89,11 +95,7 @@ def _recipes(recipes: Sequence[Recipe], parameters: int, layout: Layout) -> str:
     ]
     text = table(columns, rows, layout)
     if any(recipe.precision.transient_casts for recipe in recipes):
-        text += "\n" + _wrap(
-            "* alive from forward until backward has used them, and not in the total; "
-            "of the parameters that autocast casts only, so not of norms and embeddings",
-            layout,
-        )
+        text += "\n" + _wrap(_TRANSIENT, layout)
     return text
 
 
@@ -126,8 +128,9 @@ def _terms(recipe: Recipe, parameters: int, layout: Layout) -> str:
     rows.append([_TOTAL, _number(recipe.static), _size(recipe.static, parameters), "alive after backward"])
     if recipe.precision.transient_casts:
         rows.append(["with casts", _number(recipe.peak), _size(recipe.peak, parameters), "if every copy is alive"])
-    columns = [words("component"), number("B/param"), number("bytes", rank=1), words("terms", least=_NAME)]
-    return table(columns, rows, layout, strong=(_TOTAL,))
+    columns = [words("component"), number("B/param"), number("bytes", rank=1), words("terms", least=_TERMS)]
+    text = table(columns, rows, layout, strong=(_TOTAL,))
+    return f"{text}\n{_wrap(_TRANSIENT, layout)}" if recipe.precision.transient_casts else text
 
 
 def _why(recipe: Recipe, component: Category) -> str:
@@ -137,7 +140,7 @@ def _why(recipe: Recipe, component: Category) -> str:
     if not size:
         return "none"
     if component == Category.CAST_COPIES and recipe.precision.transient_casts:
-        return "* gone after backward; only what autocast casts"
+        return "* gone after backward"
     if component == Category.GRADIENTS and size == 6:
         return "2 as backward makes them + 4 accumulated"
     return "float32" if size == 4 else "bfloat16 or float16"
