@@ -11,6 +11,7 @@ from pages import Open, Written, bring, changed, wait_until
 pytestmark = pytest.mark.browser
 
 VIEW = "document.getElementById('chart').layout.xaxis.range"
+AT_STACKS = "Math.abs(document.getElementById('stacks').getBoundingClientRect().top) < 120"
 TICKS = "document.getElementById('chart').layout.xaxis.ticktext"
 
 
@@ -125,6 +126,7 @@ def test_a_link_leads_to_what_was_in_view(open_page: Open, arms_page: Written) -
     page.select_option("#theme", "dark")
     page.locator("#jumps").get_by_role("link", name="Stacks").click()
     before = state(page)
+    wait_until(page, AT_STACKS)
     wait_until(page, "location.hash.startsWith('#stacks&run=fp32&axis=time&from=')")
     page.get_by_role("button", name="Copy link").click()
     wait_until(page, "document.getElementById('copied').textContent === 'Copied'")
@@ -135,13 +137,13 @@ def test_a_link_leads_to_what_was_in_view(open_page: Open, arms_page: Written) -
     assert after.pop("view") == pytest.approx(before.pop("view"), abs=1e-8)
     assert after == before
     assert "alive at event" in after["pinned"]
-    wait_until(page, "Math.abs(document.getElementById('stacks').getBoundingClientRect().top) < 120")
+    wait_until(page, AT_STACKS)
     assert page.evaluate("localStorage.getItem('ampmem-theme')") == "dark", "chosen by hand, before"
 
 
 def test_the_hash_names_a_section_and_what_is_wrong_in_it_is_ignored(open_page: Open, arms_page: Written) -> None:
     page = open_page(arms_page.path, fragment="#stacks")
-    assert abs(page.evaluate("document.getElementById('stacks').getBoundingClientRect().top")) < 120
+    assert page.evaluate(AT_STACKS)
     assert page.locator("#jumps [aria-current]").inner_text() == "Stacks"
     page = open_page(arms_page.path, fragment="#nothing&run=none&from=9e9&pin=-3&theme=red&axis=%E0%A4%A&__proto__=1")
     assert state(page)["run"] == "amp"

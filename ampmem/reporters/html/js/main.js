@@ -154,7 +154,7 @@ class Page {
     else this.trees.show(kinds, this.#peakCounts, "at the peak");
     this.#drawAddresses(shownTheme());
     await nextPaint();
-    if (place) this.link.jump(place.section, "instant");
+    if (place) this.link.arrive(place.section);
     document.documentElement.dataset.drawn = "";
   }
 

@@ -32,11 +32,29 @@ export class PageLink {
   /**
    * Goes to a section.
    * @param {string} id
-   * @param {ScrollBehavior} behavior
    */
-  jump(id, behavior = "auto") {
+  jump(id) {
     if (!hasSection(id)) return;
-    jumpTo(id, behavior);
+    jumpTo(id);
+    this.#at(id);
+  }
+
+  /**
+   * Goes to the section that a page opens at, and again when what is drawn above it later moves it; until the reader
+   * does something.
+   * @param {string} id
+   */
+  arrive(id) {
+    if (!hasSection(id)) return;
+    const again = new ResizeObserver(() => {
+      jumpTo(id, "instant");
+      this.#at(id);
+    });
+    again.observe(byId("main"));
+    for (const kind of ["wheel", "pointerdown", "keydown", "touchmove"]) {
+      window.addEventListener(kind, () => again.disconnect(), { once: true, passive: true });
+    }
+    jumpTo(id, "instant");
     this.#at(id);
   }
 
