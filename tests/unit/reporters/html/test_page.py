@@ -30,6 +30,7 @@ from ampmem.recording.bounds import NAME
 from ampmem.reporters.html import plotlyjs, progress, write
 from ampmem.reporters.html.page.notebook import render as render_for_notebook
 from ampmem.reporters.html.page.page import PLOTLY_CONFIG
+from ampmem.reporters.html.page.template import FOLDER
 from ampmem.units import format_bytes
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u202e\u2028\x1b[2J"
@@ -257,3 +258,14 @@ def test_the_public_summary_is_one_that_a_notebook_shows(recording: Path) -> Non
     assert isinstance(public, ampmem.Summary)
     assert public._repr_html_() == render_for_notebook(summary)
     assert public.to_json() == summary.to_json()
+
+
+def test_the_style_is_whole() -> None:
+    """A block that is not closed swallows the rules after it, without a word from the browser."""
+    style = (FOLDER / "page.css").read_text(encoding="utf-8")
+    depth = 0
+    for line in style.splitlines():
+        # What is inside of a block is indented, and nothing else is.
+        assert line in ("", "}") or line.startswith("  ") == (depth > 0), line
+        depth += line.count("{") - line.count("}")
+    assert depth == 0
