@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ampmem.analysis.answer import verdict_of_one
+from ampmem.analysis.findings.remedies import told_elsewhere
 from ampmem.analysis.summary import Step, Summary
 from ampmem.reporters.base import Report
 from ampmem.reporters.text.details import EVERYTHING, NOTHING, Detail
@@ -76,7 +77,9 @@ def render(
         render_warnings(summary, notes, layout=layout),
         render_out_of_memory(summary, layout),
         render_peak(summary, layout),
-        render_findings(summary.findings, layout, evidence=Detail.EVIDENCE in details),
+        render_findings(
+            told_elsewhere(summary.out_of_memory, summary.findings), layout, evidence=Detail.EVIDENCE in details
+        ),
         render_steps(summary, notes, layout),
         render_run(summary, title, layout),
         render_prediction(summary.prediction, summary.device.name, layout),
