@@ -1,7 +1,7 @@
 /** What one instant of the timeline is: the event that led to it, and every allocation that lives then. */
 import { byId, choices, fill, make, swatch } from "../common/dom.js";
 import { formatBytes, formatCount } from "../common/format.js";
-import { isLibraryFrame } from "../data/frames.js";
+import { StackSwitch } from "./allocationrows.js";
 /** @import { Kinds } from "../data/alive.js" */
 /** @import { Live, LiveEvent } from "../data/stream.js" */
 
@@ -49,6 +49,7 @@ export class LiveList {
   #where = "";
   #limit = LISTED;
   #category = byId("live-category", HTMLSelectElement);
+  #stacks = new StackSwitch(byId("live-rows"));
 
   /**
    * @param {(index: number) => void} pin makes the rest of the page show an instant
@@ -176,14 +177,13 @@ export class LiveList {
     const facts = [
       `${formatCount(bytes)} bytes${count > 1 ? ` each, ${formatCount(bytes * count)} together` : ""}`,
       category,
+      [kinds.text("dtype", kind), kinds.shape(kind)].filter(Boolean).join(" "),
       `made in ${[kinds.phase(kind), op].filter(Boolean).join(" by ")}`,
     ];
     const frames = kinds.frames(kind);
-    const own = frames.filter((frame) => !isLibraryFrame(frame));
-    const stack = make("ol", { class: "stack" }, ...(own.length ? own : frames).map((frame) => make("li", {}, frame)));
-    const none = frames.length ? null : make("p", { class: "quiet" }, "No Python stack was recorded for it.");
-    const hidden = own.length ? frames.length - own.length : 0;
-    if (hidden) facts.push(`${formatCount(hidden)} frame${hidden === 1 ? "" : "s"} of torch and launchers not shown`);
+    const stack = frames.length
+      ? this.#stacks.list(frames)
+      : make("p", { class: "quiet" }, "No Python stack was recorded for it.");
     const lead = make("button", { type: "button" }, "Show in the table");
     lead.addEventListener("click", () => {
       const label = `${nameOf(kinds, kind) || category}, ${formatBytes(bytes)}`;
@@ -192,7 +192,7 @@ export class LiveList {
       document.dispatchEvent(new CustomEvent("narrow", { detail: { label, keep } }));
       this.#show();
     });
-    return make("div", { class: "live-details" }, make("p", { class: "quiet" }, facts.join(" · ")), none ?? stack, lead);
+    return make("div", { class: "live-details" }, make("p", { class: "quiet" }, facts.filter(Boolean).join(" · ")), stack, lead);
   }
 }
 
