@@ -107,6 +107,8 @@ def use_everything(page: Any) -> None:
         row.click()
     for box in page.locator("#modules-tree [role=treeitem]").all()[1:3]:
         box.dispatch_event("click")
+    for button in page.get_by_role("button", name="Show its allocations").all():
+        button.click()
     page.select_option("#theme", "dark")
 
 

@@ -11,7 +11,27 @@ from pages import Open, Written, changed, wait_until
 
 pytestmark = pytest.mark.browser
 
-WIDTHS = (390, 900, 1440)
+WIDTHS = (390, 600, 900, 1024, 1440)
+
+BROKEN = """() => {
+  const broken = [];
+  const texts = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+  const range = document.createRange();
+  while (texts.nextNode()) {
+    const text = texts.currentNode;
+    if (!text.parentElement.checkVisibility() || text.parentElement.closest(".unseen, svg, .tree")) continue;
+    for (const word of text.data.matchAll(/[A-Za-z0-9]+/g)) {
+      range.setStart(text, word.index);
+      range.setEnd(text, word.index + word[0].length);
+      const lines = new Set(Array.from(range.getClientRects(), (box) => Math.round(box.top)));
+      if (lines.size > 1) broken.push(`${word[0]} in ${text.parentElement.closest("[id]").id}`);
+    }
+  }
+  return broken;
+}"""
+CUT = """() => Array.from(document.querySelectorAll("section:not(#allocations) .scroll"))
+  .filter((box) => box.checkVisibility() && box.scrollWidth > box.clientWidth)
+  .map((box) => `${box.ariaLabel}: ${box.scrollWidth - box.clientWidth} px`)"""
 
 
 def violations(page: Any) -> list[str]:
@@ -25,17 +45,18 @@ def violations(page: Any) -> list[str]:
     ]
 
 
-def test_accessible_in_both_themes(open_page: Open, arms_page: Written) -> None:
+def test_accessible_at_all_widths_in_both_themes(open_page: Open, arms_page: Written) -> None:
     page = open_page(arms_page.path)
     page.select_option("#run", label="amp")
     page.wait_for_selector("html[data-drawn]", state="attached")
     page.locator("button.expand").first.click()
-    for summary in page.locator("details summary").all():
-        summary.click()
-    assert violations(page) == []
     page.locator("#stacks-search").fill("Net.forward")
-    page.select_option("#theme", "dark")
-    assert violations(page) == []
+    page.evaluate("for (const details of document.querySelectorAll('details')) details.open = true")
+    for width in (390, 1024, 1440):
+        page.set_viewport_size({"width": width, "height": 900})
+        for theme in ("light", "dark"):
+            page.select_option("#theme", theme)
+            assert violations(page) == [], (width, theme)
 
 
 def test_a_real_run_is_accessible_when_narrow_and_pinned(open_page: Open, profiled_page: Written) -> None:
@@ -57,6 +78,15 @@ def test_no_width_overflows(open_page: Open, arms_page: Written) -> None:
         drawn = page.locator("#chart .main-svg").first.bounding_box()
         frame = page.locator("#chart-frame").bounding_box()
         assert drawn["width"] == pytest.approx(frame["width"], abs=2), "the chart has the width of its frame"
+
+
+def test_no_width_breaks_a_word_or_cuts_a_column(open_page: Open, profiled_page: Written) -> None:
+    page = open_page(profiled_page.path)
+    page.evaluate("for (const details of document.querySelectorAll('details')) details.open = true")
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate(BROKEN) == [], width
+        assert page.evaluate(CUT) == [], width
 
 
 def test_everything_can_be_reached_with_tab(long_open: Any) -> None:

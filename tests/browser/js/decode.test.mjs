@@ -109,6 +109,13 @@ test("samples far apart are those of a walk over all events", async () => {
   const indices = [0, 1, 4095, 4096, 4097, 8192, 20_000, 20_001, 29_999, 30_000];
   const series = live.sample(indices);
   indices.forEach((index, i) => assert.deepEqual([series[0][i], series[1][i]], expected[index], `at ${index}`));
+  // Forwards, backwards, and from the start again: each time what lives there, and no count that was given before changes.
+  const kept = live.aliveAt(20_000);
+  for (const index of [20_000, 20_001, 29_999, 4097, 4095, 0, 30_000, 19_999]) {
+    const [one, two, three] = live.aliveAt(index);
+    assert.deepEqual([one * 3, two * 1000 + three * 7], expected[index], `alive at ${index}`);
+  }
+  assert.deepEqual([kept[0] * 3, kept[1] * 1000 + kept[2] * 7], expected[20_000]);
 });
 
 test("no event at all is a run with one instant", async () => {

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from command_line import ampmem_here
 from commands import ampmem, python
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -40,8 +41,8 @@ def record(
     """
     options = (*how, *options)
     done = ampmem(folder, "profile", "-o", "run.ampmem", *options, str(PROGRAMS / f"{name}.py"), *arguments)
-    shown = ampmem(folder, "show", "--json", "run.ampmem")
-    summary = json.loads(shown.stdout) if shown.returncode == 0 else {}
+    code, shown, _ = ampmem_here(folder, "show", "--json", "run.ampmem")
+    summary = json.loads(shown) if code == 0 else {}
     return Ran(exit_code=done.returncode, summary=summary, counted=_last_line(done.stdout), said=done.stderr)
 
 

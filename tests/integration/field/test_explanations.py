@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-from commands import ampmem
+from command_line import ampmem_here
 from field import Ran, record
 
 
@@ -25,6 +24,13 @@ def told(ran: Ran) -> dict[str, dict[str, Any]]:
     return {finding["code"]: finding for finding in ran.summary["findings"]}
 
 
+def adds_up(folder: Path) -> None:
+    """The recording passes the check."""
+    code, said, _ = ampmem_here(folder, "show", "--check", "run.ampmem")
+    assert code == 0
+    assert said.startswith("run.ampmem: ok, ")
+
+
 def test_copies_that_nothing_keeps_are_named_the_first_weight_before_the_biases(tmp_path: Path) -> None:
     ran = record(tmp_path, "first_weight")
     copies = component(ran, "after_forward", "cast_copies")
@@ -33,8 +39,9 @@ def test_copies_that_nothing_keeps_are_named_the_first_weight_before_the_biases(
     assert term["why"] == "copies freed before this mark: nothing kept them"
     assert -term["bytes"] > ran.counted["first"]
     assert (term["names"][0], term["tensors"]) == ("parts.first.weight", 4)
-    shown = ampmem(tmp_path, "show", "--all", "run.ampmem").stdout
+    shown = ampmem_here(tmp_path, "show", "--all", "run.ampmem")[1]
     assert "parts.first.weight" in shown and "biases" not in shown
+    adds_up(tmp_path)
 
 
 def test_copies_of_a_checkpoint_are_made_again_in_backward(tmp_path: Path) -> None:
@@ -52,6 +59,7 @@ def test_each_group_of_an_optimizer_has_a_model_of_its_own(tmp_path: Path) -> No
     assert state["model_bytes"] == state["measured_bytes"] == ran.counted["state"]
     assert state["terms"] == []
     assert set(ran.summary["static_recipe"]["optimizer"]) == {"SGD", "SGD with momentum"}
+    adds_up(tmp_path)
 
 
 def test_an_optimizer_is_judged_by_its_tensors_and_not_by_its_name(tmp_path: Path) -> None:
@@ -69,7 +77,7 @@ def test_nothing_is_said_of_who_freed_gradients(tmp_path: Path) -> None:
     assert gradients["measured_bytes"] == 0
     assert list(reasons(gradients)) == ["gradients freed before this mark"]
     assert gradients["terms"][0]["bytes"] == -ran.counted["parameters"]
-    assert "zero_grad" not in ampmem(tmp_path, "show", "--all", "run.ampmem").stdout
+    assert "zero_grad" not in ampmem_here(tmp_path, "show", "--all", "run.ampmem")[1]
 
 
 def test_parameters_that_overlap_count_once(tmp_path: Path) -> None:
@@ -91,6 +99,7 @@ def test_states_that_are_replaced_keep_their_category_after_skipped_steps(tmp_pa
         assert step["marks"]["after_optimizer"]["optimizer_state"] == ran.counted["state"]
         assert step["marks"]["after_forward"]["other"] == 0
     assert component(ran, "after_backward", "optimizer_state")["terms"] == []
+    adds_up(tmp_path)
 
 
 def test_no_batch_size_is_named_where_no_dimension_is_known_to_be_the_batch(tmp_path: Path) -> None:
@@ -110,11 +119,3 @@ def test_no_finding_speaks_of_buckets(tmp_path: Path) -> None:
     assert "aten::empty" not in said
     buckets = ran.counted["parameters"]
     assert all(finding["bytes"] is None or finding["bytes"] < buckets for finding in findings.values())
-
-
-@pytest.mark.parametrize("program", ["first_weight", "momentum_groups", "replaced_states"])
-def test_a_recording_that_adds_up_passes_the_check(tmp_path: Path, program: str) -> None:
-    record(tmp_path, program)
-    checked = ampmem(tmp_path, "show", "--check", "run.ampmem")
-    assert checked.returncode == 0
-    assert checked.stdout.startswith("run.ampmem: ok, ")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import refused
+from command_line import ampmem_here, refused
 
 from ampmem import __version__
 from ampmem.cli.main import LazyGroup, group, main
@@ -32,15 +32,15 @@ def test_help_lists_the_subcommands(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SUBCOMMANDS)
 def test_every_subcommand_has_help(name: str, tmp_path: Path) -> None:
-    result = ampmem(name, "--help", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert f"ampmem {name}" in result.stdout
+    code, stdout, stderr = ampmem_here(tmp_path, name, "--help")
+    assert (code, stderr) == (0, "")
+    assert f"ampmem {name}" in stdout
 
 
 def test_version(tmp_path: Path) -> None:
-    result = ampmem("--version", cwd=tmp_path)
-    assert result.returncode == 0
-    assert __version__ in result.stdout
+    code, stdout, stderr = ampmem_here(tmp_path, "--version")
+    assert (code, stderr) == (0, "")
+    assert __version__ in stdout
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,7 @@ def test_what_is_unknown_is_wrong_usage_and_the_nearest_is_named(
 
 @pytest.mark.parametrize("arguments", [("show", "gone.ampmem"), ("report", "gone.ampmem", "-o", "out.html")])
 def test_a_missing_file_is_one_line_and_wrong_usage(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    result = ampmem(*arguments, cwd=tmp_path)
-    assert result.returncode == 2
-    assert result.stdout == ""
-    assert result.stderr.splitlines() == ["ampmem: gone.ampmem does not exist"]
+    assert refused(tmp_path, *arguments).splitlines() == ["ampmem: gone.ampmem does not exist"]
     assert list(tmp_path.iterdir()) == []
 
 

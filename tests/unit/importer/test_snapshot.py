@@ -16,6 +16,7 @@ from ampmem.analysis.summary import summarize
 from ampmem.errors import AmpmemError, RecordingError, UsageError
 from ampmem.events import UNKNOWN, Action
 from ampmem.importer.recording import import_snapshot
+from ampmem.names import has_times
 from ampmem.recording import RecordingWriter, read
 from ampmem.units import format_bytes
 from ampmem.vocabulary import SourceKind
@@ -123,6 +124,7 @@ def test_without_times_events_are_a_microsecond_apart(tmp_path: Path) -> None:
     recording = imported(tmp_path, data).recording
     assert recording.events.time_ns.tolist() == [999, 999, 1000, 2000, 3000, 5000]
     assert "the snapshot has no times: events are a microsecond apart" in recording.notes
+    assert not has_times(recording.notes)
 
 
 def test_sizes_that_only_blocks_have(tmp_path: Path) -> None:

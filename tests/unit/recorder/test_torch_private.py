@@ -28,7 +28,7 @@ model(torch.ones(2, 4)).sum().backward()
 optimizer.step()
 """
 DAMAGED = """
-import builtins, json, os, sys
+import builtins, gc, json, os, sys
 from types import FunctionType, ModuleType, SimpleNamespace
 import torch
 import torch._dynamo  # imports much by name, and optimizers import it
@@ -60,6 +60,8 @@ def damage(owner, name):
         parent, _, last = owner.rpartition(".")
         setattr(at(parent), last, SimpleNamespace())
 
+gc.collect()
+gc.freeze()  # or each child would copy all of torch to look for garbage in it
 for number, (owner, name, device, arm) in enumerate(json.loads(sys.argv[1])):
     child = os.fork()  # a process of its own for each
     if not child:

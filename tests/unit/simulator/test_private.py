@@ -41,9 +41,10 @@ MISSING = {
     "import": "del sys.modules['torch._subclasses.fake_tensor'].UnsupportedOperatorException",
 }
 REFUSED = """
-import ctypes, json, os, sys
+import ctypes, gc, json, os, sys
 from pathlib import Path
 import torch
+import torch._dynamo  # which takes seconds, and not in each child
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from ampmem.cli.main import main
 from ampmem.simulator import private, start
@@ -58,6 +59,8 @@ def now():
     table = ctypes.c_void_p.from_address(hooks()).value
     return kept, table, torch.Tensor.pin_memory, private.FakeTensor.__format__, len(_get_current_dispatch_mode_stack())
 
+gc.collect()
+gc.freeze()  # or each child would copy all of torch to look for garbage in it
 for name, damage in json.loads(sys.argv[1]).items():
     child = os.fork()  # the guard cannot be taken away, so each tries in a process of its own
     if not child:

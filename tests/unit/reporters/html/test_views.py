@@ -93,6 +93,7 @@ def test_steps_and_marks_are_positions_of_the_analysis() -> None:
         assert step.first <= step.peak <= step.last
         assert step.peak_bytes == told.peak.bytes == total[step.peak] == total[step.first : step.last + 1].max()
         assert (step.index, step.phase, step.update) == (told.index, told.peak.phase, "done")
+        assert step.finished
     assert [(mark.step, mark.name) for mark in view.marks] == [
         (step, f"after {name}") for step in (0, 1) for name in ("forward", "backward", "update")
     ]
@@ -102,6 +103,26 @@ def test_steps_and_marks_are_positions_of_the_analysis() -> None:
         for breakdown in (step.marks.after_forward, step.marks.after_backward, step.marks.after_optimizer)
     ]
     assert [analysis.timeline.breakdown(mark.position) for mark in view.marks] == live
+
+
+def test_times_that_only_order_the_events_are_told_apart() -> None:
+    story = small_run()
+    assert view_of(story.recording()).timed
+    assert not view_of(story.recording(notes=("a note", NO_TIMES))).timed
+
+
+@pytest.mark.parametrize(
+    ("arms", "opens"),
+    [
+        (("fp32", "amp", "amp-nocache"), 1),
+        (("fp32", "amp-nocache"), 1),
+        (("amp-nocache", "amp"), 1),
+        (("fp32", "as-is"), 0),
+        ((), 0),
+    ],
+)
+def test_the_page_opens_on_the_run_in_mixed_precision(arms: tuple[str, ...], opens: int) -> None:
+    assert page.opens_on(arms) == opens
 
 
 def test_the_breakdown_has_the_rows_of_the_table() -> None:

@@ -43,6 +43,8 @@ class ExactLive {
     this.reserved = new Float64Array(this.length);
     /** @type {number[]} */
     this.changes = [];
+    /** How many of each kind live at an instant. */
+    this.counted = { index: 0, counts: new Int32Array(this.kinds.bytes.length) };
     this.totals = new Float64Array(this.length);
     this.most = new Float64Array(this.categories + this.layers);
     // At every 4096th instant the bytes of the categories, and behind them those of the blocks.
@@ -165,9 +167,14 @@ class ExactLive {
    * @param {number} index
    */
   aliveAt(index) {
-    const counts = new Int32Array(this.kinds.bytes.length);
-    for (let i = 0; i < index; i += 1) counts[this.codes[i] >>> 1] += this.codes[i] & 1 ? -1 : 1;
-    return counts;
+    // From where it was asked for last, where that is nearer than the start: a pointer asks for one instant after the other.
+    if (Math.abs(index - this.counted.index) > index) this.counted = { index: 0, counts: this.counted.counts.fill(0) };
+    const { counts } = this.counted;
+    let at = this.counted.index;
+    for (; at < index; at += 1) counts[this.codes[at] >>> 1] += this.codes[at] & 1 ? -1 : 1;
+    for (; at > index; at -= 1) counts[this.codes[at - 1] >>> 1] -= this.codes[at - 1] & 1 ? -1 : 1;
+    this.counted.index = index;
+    return counts.slice();
   }
 
   /**

@@ -33,7 +33,7 @@ function exactly(bytes) {
 }
 
 /**
- * Where a piece is: `in segment 2 at 4.0 MiB`.
+ * Where a piece is: `segment 2, 4.0 MiB from its start`.
  * @param {Piece} piece
  */
 function pieceWhere({ segment, offset }) {
@@ -177,7 +177,8 @@ export class BlockPicker {
     const block = this.pieces[this.#at]?.block;
     if (!block) return;
     const piece = this.pieces[this.#at];
-    const label = `what is as the block of ${formatBytes(piece.bytes)} in ${pieceWhere(piece)}`;
+    const more = this.pieces.filter((each) => each.block?.kind === block.kind).length - 1;
+    const label = `the block of ${formatBytes(piece.bytes)} in ${pieceWhere(piece)}${more ? `, and ${formatCount(more)} like it` : ""}`;
     const keep = (/** @type {number} */ kind) => kind === block.kind;
     document.dispatchEvent(new CustomEvent("narrow", { detail: { label, keep } }));
     byId("narrowed").scrollIntoView({ block: "nearest" });

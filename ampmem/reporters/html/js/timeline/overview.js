@@ -45,10 +45,13 @@ export class Overview {
    * @param {number|null} peak
    */
   draw(live, byTime, width, peak) {
+    const inner = Math.max(1, width - MARGIN.left - MARGIN.right);
+    // Another view is another window only: of a million events, that is a picture less.
+    if (live === this.#live && byTime === this.#byTime && inner === this.#inner) return;
     this.#live = live;
     this.#byTime = byTime;
     this.#whole = wholeView(live, byTime);
-    this.#inner = Math.max(1, width - MARGIN.left - MARGIN.right);
+    this.#inner = inner;
     const { indices } = drawnInstants(live.totals, 0, live.length - 1, byTime ? live.times : null, BUCKETS_WIDE);
     const most = indices.reduce((highest, index) => Math.max(highest, live.totals[index]), 1);
     let path = `M0 ${HEIGHT}`;
