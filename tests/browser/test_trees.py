@@ -216,6 +216,9 @@ def test_what_is_opened_or_chosen_can_narrow_the_allocations(deep: Any, deep_pag
     label, found = narrowed(page, deep_page)
     assert label == "net.layers.17.fc, Activations"
     assert found == [row for row in rows if row[1] == "net.layers.17.fc" and row[3] == "activations"]
+    assert page.locator("#narrowed-label").inner_text() == label
+    assert page.locator("tr.allocation").count() == len(found)
+    assert page.evaluate("document.activeElement.id") == "allocations-title"
     press(box(stacks, "/home/me/net.py:9 Net.loss"), "Enter")
     page.locator("#stacks-path").get_by_role("button", name="Show its allocations").click()
     label, found = narrowed(page, deep_page)

@@ -268,6 +268,22 @@ def test_what_is_not_simulated_stops_with_its_line_and_a_remedy(name: str) -> No
     assert STOPS[name][1] in stopped()[name]
 
 
+CLASSES = """
+print(torch.cuda.CUDAGraph | None, isinstance(model, (torch.cuda.CUDAGraph, torch.cuda.MemPool, torch.cuda.graph)))
+class Mine(torch.cuda.CUDAGraph):
+    pass
+for _ in range(2):
+    model(x).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_classes_that_are_not_simulated_can_be_named(tmp_path: Path) -> None:
+    done = profile(tmp_path, HEAD + CLASSES)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("torch.cuda.graphs.CUDAGraph | None False\n")
+
+
 BACKWARD = """
 class Custom(torch.autograd.Function):
     @staticmethod

@@ -209,7 +209,12 @@ def _against_the_largest(
     if phase in (Phase.FORWARD, Phase.BACKWARD) and most is not Category.ACTIVATIONS and alive[Category.ACTIVATIONS]:
         yield _option(_LARGEST[Category.ACTIVATIONS], Category.ACTIVATIONS, alive)
         otherwise = _MODEL
-    yield _option(_LARGEST.get(most, otherwise), most, alive)
+    if most in _LARGEST:
+        yield _option(_LARGEST[most], most, alive)
+    elif most is Category.PARAMETERS:
+        yield _option(otherwise, most, alive)
+    else:
+        yield Option(change=otherwise)
 
 
 def _option(change: str, category: Category, alive: Breakdown) -> Option:

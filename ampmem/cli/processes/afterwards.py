@@ -81,8 +81,9 @@ def kept(session: Session, path: Path, stopper: Stopper) -> str:
         )
     ended = f"{_steps(session)} that had ended"
     if session.outcome.unfinished is not None:
-        before = f"{ended}, and " if session.outcome.recorded else ""
-        return f"the script failed: out of memory; {there} has {before}what there was until then (ampmem show {path})"
+        rest = "what there was until then"
+        said = f"{ended}, and {rest}, are" if session.outcome.recorded else f"{rest} is"
+        return f"the script failed: out of memory; {said} in {there} (ampmem show {path})"
     if session.outcome.recorded:
         return f"the script failed; {ended} are in {there} (ampmem show {path})"
     session.options.path.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 import unicodedata
 from collections.abc import Iterable
@@ -16,6 +17,11 @@ FILLER = "\0"
 
 ABSENT = "-"
 """A value that is not known."""
+
+
+_TIE = "\1"
+"""Stands for a space at which no line is broken."""
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:B|[KMGTP]iB|%)(?!\w))")
 
 
 def columns(text: str) -> int:
@@ -70,10 +76,10 @@ def per_parameter(size: int, parameters: int) -> str:
 def wrapped(text: str, width: int, *, indent: str = "  ") -> list[str]:
     """``text`` as lines of at most ``width`` columns, the second and later ones indented.
 
-    No word is broken, at a hyphen neither, unless it is longer than a line.
+    No word is broken, at a hyphen neither, unless it is longer than a line; a figure stays with its unit.
     """
-    clean = filled(printable(text))
+    clean = _BEFORE_UNIT.sub(_TIE, filled(printable(text)))
     # A character must not be parted from its filler: one column is left for it.
     room = width - (FILLER in clean)
     lines = textwrap.wrap(clean, room, subsequent_indent=indent, break_on_hyphens=False) or [clean]
-    return [line.replace(FILLER, "") for line in lines]
+    return [line.replace(FILLER, "").replace(_TIE, " ") for line in lines]

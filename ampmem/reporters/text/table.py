@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ampmem.analysis.answer import verdict_of_one
+from ampmem.analysis.findings.remedies import told_elsewhere
 from ampmem.analysis.summary import Step, Summary
 from ampmem.reporters.base import Report
 from ampmem.reporters.text.details import EVERYTHING, NOTHING, Detail
@@ -76,7 +77,7 @@ def render(
         render_warnings(summary, notes, layout=layout),
         render_out_of_memory(summary, layout),
         render_peak(summary, layout),
-        render_findings(summary.findings, layout, evidence=Detail.EVIDENCE in details),
+        _findings(summary, details, layout),
         render_steps(summary, notes, layout),
         render_run(summary, title, layout),
         render_prediction(summary.prediction, summary.device.name, layout),
@@ -93,6 +94,13 @@ def _answer(summary: Summary, layout: Layout) -> str:
     if summary.prediction is not None:
         lines += wrapped(headline(summary.prediction, summary.device.name), layout.width, indent="")
     return "\n".join(lines)
+
+
+def _findings(summary: Summary, details: frozenset[Detail], layout: Layout) -> str:
+    """The findings; what to change is said once, with the failed request, unless what shows it is asked for."""
+    if Detail.EVIDENCE in details:
+        return render_findings(summary.findings, layout, evidence=True)
+    return render_findings(told_elsewhere(summary.out_of_memory, summary.findings), layout)
 
 
 def _chosen(summary: Summary, details: frozenset[Detail], all_steps: bool, layout: Layout) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -32,12 +32,12 @@ def install() -> Callable[[], None]:
     cuda, distributed = torch.cuda, torch.distributed
     with ExitStack() as undo:
         undo.callback(replace_all((torch,), {"compile": _stops(_COMPILE)}))
-        graphs = dict.fromkeys(("CUDAGraph", "graph", "make_graphed_callables"), _stops(_GRAPHS))
-        undo.callback(replace_all((cuda, cuda.graphs), graphs))
-        pools = dict.fromkeys(("MemPool", "use_mem_pool"), _stops(_POOLS))
-        undo.callback(replace_all((cuda, cuda.memory), pools))
+        graphs = ("CUDAGraph", "graph", "make_graphed_callables")
+        undo.callback(replace_all((cuda, cuda.graphs), _each_stops(cuda, graphs, _GRAPHS)))
+        pools = ("MemPool", "use_mem_pool")
+        undo.callback(replace_all((cuda, cuda.memory), _each_stops(cuda, pools, _POOLS)))
         allocators = ("CUDAPluggableAllocator", "change_current_allocator", "caching_allocator_alloc")
-        undo.callback(replace_all((cuda, cuda.memory), dict.fromkeys(allocators, _stops(_ALLOCATORS))))
+        undo.callback(replace_all((cuda, cuda.memory), _each_stops(cuda.memory, allocators, _ALLOCATORS)))
         if distributed.is_available():
             undo.callback(_without_communication())
         return undo.pop_all().close
@@ -67,6 +67,16 @@ def _without_communication() -> Callable[[], None]:
         undo.callback(replace_all(meshes, {"init_device_mesh": _stops(_DISTRIBUTED)}))
         undo.callback(replace_all((parallel,), {"__init__": init}))
         return undo.pop_all().close
+
+
+def _each_stops(owner: object, names: Iterable[str], why: str) -> dict[str, Any]:
+    """What stands in for each of ``names``: classes for classes, which annotations and ``isinstance`` may name."""
+    found = {}
+    for name in names:
+        stopped, original = _stops(why), getattr(owner, name)
+        body = {"__new__": stopped, "__doc__": original.__doc__, "__module__": original.__module__}
+        found[name] = type(name, (), body) if isinstance(original, type) else stopped
+    return found
 
 
 def _stops(why: str) -> Callable[..., Any]:

@@ -63,6 +63,17 @@ def test_a_smaller_batch_is_not_said_twice() -> None:
     ]
 
 
+def test_what_no_change_is_about_has_no_bytes_and_comes_last() -> None:
+    story = Story()
+    story.alloc(0x1000, 640)
+    story.now += 10
+    nothing_known = ended(story, story.now, (640,), step=-1)
+    assert told(summarize(nothing_known))[-1] == (
+        None,
+        "make the batch or the model smaller, or spread the model over several GPUs",
+    )
+
+
 def test_what_a_finding_says_of_foreach_is_not_said_again() -> None:
     story = Story()
     story.parameter(0x1000, "weight", 100)

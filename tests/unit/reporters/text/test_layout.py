@@ -159,6 +159,11 @@ def test_ideographs_take_two_columns() -> None:
     assert max(map(columns, wrapped("層" * 100, 61))) <= 61
 
 
+def test_a_figure_stays_with_its_unit() -> None:
+    assert wrapped("it falls to 12.6 MiB, 26 % less", 14) == ["it falls to", "  12.6 MiB,", "  26 % less"]
+    assert wrapped("of 2 bytes", 6) == ["of 2", "  byte", "  s"]
+
+
 def test_the_next_command_can_be_copied() -> None:
     narrow, usual = Layout(width=60), PLAIN
     assert render_next([], usual) == ""

@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 from build import ARM, Story, small_run, write
 from click.testing import CliRunner
+from failures import late_zero_grad
+from golden_texts import encoder
 
 from ampmem.analysis.compare import Entry
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.cli.show import show
 from ampmem.errors import NothingRecorded, RecordingError
 from ampmem.events import Fact, Phase
+from ampmem.names import NO_TIMES
 from ampmem.recording import read
 from ampmem.reporters.text.comparison.static_models import render_static_models
 from ampmem.reporters.text.details import EVERYTHING, Detail
@@ -213,3 +216,43 @@ def test_show_names_the_file_that_is_at_fault(tmp_path: Path) -> None:
     bad = write(tmp_path / "bad.ampmem", story.recording())
     with pytest.raises(RecordingError, match=r"bad\.ampmem: .*damaged"):
         CliRunner().invoke(show, [str(bad)], catch_exceptions=False)
+
+
+def heads(text: str, section: str) -> list[str]:
+    """The words over the columns of a section's table, from both its lines."""
+    table = text.split(f"\n{section}", 1)[1].split("\n\n")[1]
+    return table[: table.index("\n--")].split()
+
+
+def test_what_is_not_known_has_no_column() -> None:
+    summary = small()
+    shown = ["category", "bytes", "share", "B/param"]
+    assert heads(render(summary, []), "the peak by category") == shown
+    nameless = replace(summary, parameters=replace(summary.parameters, count=0))
+    text = render(nameless, [], details=EVERYTHING)
+    assert heads(text, "the peak by category") == shown[:-1]
+    assert "param\n" not in text and "parameters  not known" in text
+    assert heads(render(summary, []), "steps") == ["step", "loss", "update", "peak", "in", "took"]
+    assert heads(render(summary, [NO_TIMES]), "steps") == ["step", "loss", "update", "peak", "in"]
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    story.begin(0)
+    story.enter(Phase.BACKWARD)
+    story.end(loss=None)
+    assert heads(render(summarize(story.recording()), []), "steps") == ["step", "peak", "in", "took"]
+
+
+def test_what_to_change_is_said_once_where_memory_ran_out() -> None:
+    summary = summarize(late_zero_grad())
+    _, below = render(summary, []).split("\n\n", 1)  # the verdict names the largest saving
+    assert " ".join(below.split()).count("right after optimizer.step()") == 1
+    with_evidence = render(summary, [], details=frozenset({Detail.EVIDENCE}))
+    assert "gradients-through-forward" in with_evidence.split("\nfindings\n")[1]
+
+
+def test_a_model_that_is_explained_says_so_once_and_of_no_row() -> None:
+    text = render(summarize(encoder()), [], details=EVERYTHING)
+    assert text.count("rule of thumb explained, nothing left over") == 1
+    assert "told" not in text
+    broken = render(small(), [], details=EVERYTHING)
+    assert "\noptimizer_state: NOT EXPLAINED: more in some tensors and as much less in others\n" in broken
