@@ -141,23 +141,29 @@ def _forward(mine: _Run, full: _Run) -> list[str]:
 
 def _without_cache(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
     """What the cache takes, against the run without it."""
-    saved, copies = mine.peak - other.peak, mine.casts - other.casts
-    if copies <= 0:
-        return None
-    message = f"without autocast's cache ({other.label}) the cast copies take {format_bytes(copies)} less at their peak"
-    return _measured(finding, f"{message}, {_of_the_peak(saved)}.", saved, copies)
+    return _cheaper(finding, mine, other, f"without autocast's cache ({other.label}) the cast copies")
 
 
 def _with_cache(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
     """What the cache would save, against the run with it."""
+    uses = "weights are used more than once per forward and each use keeps a cast copy of its own"
+    return _cheaper(finding, mine, other, f"{uses}: with autocast's cache ({other.label}) they")
+
+
+def _cheaper(finding: Finding, mine: _Run, other: _Run, whose: str) -> Finding | None:
+    """What the other run's copies take less; what does not lower the peak is no advice, and without it nothing is said."""
     saved, copies = mine.peak - other.peak, mine.casts - other.casts
     if copies <= 0:
         return None
-    message = (
-        "weights are used more than once per forward and each use keeps a cast copy of its own: with autocast's cache "
-        f"({other.label}) they take {format_bytes(copies)} less at their peak"
+    lower = saved > 0
+    of_the_peak = f"and the run's peak is {format_bytes(saved)} lower" if lower else "but the run's peak is no lower"
+    return replace(
+        finding,
+        message=f"{whose} take {format_bytes(copies)} less at their peak, {of_the_peak}.",
+        severity=finding.severity if lower else "info",
+        bytes=saved if lower else copies,
+        off_peak=saved if lower else None,
     )
-    return _measured(finding, f"{message}, {_of_the_peak(saved)}.", saved, copies)
 
 
 def _cache_pays(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
@@ -171,21 +177,6 @@ def _cache_pays(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
     )
     message += f"{format_bytes(cost)} higher." if cost > 0 else "no higher."
     return replace(finding, message=message, bytes=copies)
-
-
-def _of_the_peak(saved: int) -> str:
-    return f"and the run's peak is {format_bytes(saved)} lower" if saved > 0 else "but the run's peak is no lower"
-
-
-def _measured(finding: Finding, message: str, saved: int, copies: int) -> Finding:
-    """``finding`` with what was measured; what does not lower the peak is no advice."""
-    return replace(
-        finding,
-        message=message,
-        severity=finding.severity if saved > 0 else "info",
-        bytes=saved if saved > 0 else copies,
-        off_peak=saved if saved > 0 else None,
-    )
 
 
 _JUDGES: Mapping[str, tuple[tuple[Arm, ...], _Judge]] = {
