@@ -151,7 +151,7 @@ def _with_cache(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
 
 
 def _cheaper(finding: Finding, mine: _Run, other: _Run, whose: str) -> Finding | None:
-    """What the other run's copies take less; what does not lower the peak is no advice, and without it nothing is said."""
+    """What the other run's copies take less, if they do; what does not lower the peak is no advice."""
     saved, copies = mine.peak - other.peak, mine.casts - other.casts
     if copies <= 0:
         return None

@@ -11,7 +11,7 @@ from ampmem.allocator.model.layout import SnapshotSegment
 from ampmem.allocator.shortage import pack
 from ampmem.analysis.answer import Effect, Verdict, verdict_of, verdict_of_one
 from ampmem.analysis.compare import Entry, compare, entry_of
-from ampmem.analysis.findings import Finding
+from ampmem.analysis.findings import Finding, Section
 from ampmem.analysis.judged import judged_findings, shared_findings
 from ampmem.analysis.timeline.categories import Category
 from ampmem.events import ArmRecord, Fact, OomRecord, Phase, Recording
@@ -304,3 +304,53 @@ def test_a_finding_that_recordings_share_is_told_once() -> None:
     compared = compare([entry_of(recording) for recording in (*COSTS, uncached)])
     shared = [(found.finding.code, found.labels) for found in shared_findings(compared)]
     assert shared.count(("amp-saves-nothing", ("amp", "amp-nocache"))) == 1
+
+
+def judged_of_the_cache(code: str, arm: ArmRecord, *, copies: int, other_copies: int, update: int = 0) -> list[Finding]:
+    """What becomes of an estimate about the cache in a run under ``arm``, beside the run with the cache switched."""
+    other = ARM if arm is NO_CACHE else NO_CACHE
+    runs = [
+        entry_of(run(which, activations=500 * KIB, copies=size, update=update))
+        for which, size in ((arm, copies), (other, other_copies))
+    ]
+    summary = runs[0].summary
+    assert summary is not None
+    estimate = Finding(
+        code=code,
+        severity="advice",
+        section=Section.CASTS,
+        message="an estimate",
+        bytes=7,
+        change="switch it",
+        evidence=(),
+    )
+    mine = replace(runs[0], summary=replace(summary, findings=(estimate,)))
+    return list(judged_findings(compare([mine, runs[1]]))[0])
+
+
+def test_what_the_cache_takes_is_what_the_run_without_it_took_less() -> None:
+    (finding,) = judged_of_the_cache("cache-off-saves", ARM, copies=100 * KIB, other_copies=40 * KIB)
+    assert (finding.severity, finding.bytes, finding.off_peak) == ("advice", 60 * KIB, 60 * KIB)
+    assert finding.message == (
+        "without autocast's cache (amp-nocache) the cast copies take 60.0 KiB less at their peak, and the run's peak is "
+        "60.0 KiB lower."
+    )
+
+
+def test_what_does_not_lower_the_peak_is_no_advice() -> None:
+    (finding,) = judged_of_the_cache(
+        "cache-on-saves", NO_CACHE, copies=100 * KIB, other_copies=40 * KIB, update=9000 * KIB
+    )
+    assert (finding.severity, finding.bytes, finding.off_peak) == ("info", 60 * KIB, None)
+    assert finding.message.endswith("(amp) they take 60.0 KiB less at their peak, but the run's peak is no lower.")
+
+
+@pytest.mark.parametrize("code", ["cache-off-saves", "cache-off-costs"])
+def test_an_estimate_that_the_other_run_does_not_bear_out_is_not_told(code: str) -> None:
+    assert judged_of_the_cache(code, ARM, copies=100 * KIB, other_copies=100 * KIB) == []
+
+
+def test_what_the_cache_spares_is_told_with_what_the_peak_would_be() -> None:
+    (finding,) = judged_of_the_cache("cache-off-costs", ARM, copies=40 * KIB, other_copies=100 * KIB)
+    assert (finding.severity, finding.bytes) == ("advice", 60 * KIB)
+    assert finding.message.endswith("take 60.0 KiB more at their peak, and the run's peak is 60.0 KiB higher.")
