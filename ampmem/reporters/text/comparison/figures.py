@@ -110,7 +110,7 @@ def render_figures(comparison: Comparison, layout: Layout) -> str:
     add(f"activations vs {BASELINE}", list(map(times, comparison.activation_ratio)))
     if any(comparison.low_precision):
         add("activations in 16 bit", list(map(percent, comparison.low_precision)))
-    add("saves from batch size", list(map(_break_even, comparison.break_even)))
+    add("break-even batch size", list(map(_break_even, comparison.break_even)))
     for name, figure in _STEP_TIMES:
         add(name, [ABSENT if time is None else figure(time) for time in comparison.step_time])
     add(f"loss off {BASELINE} by up to", list(map(percent, comparison.loss_difference)))

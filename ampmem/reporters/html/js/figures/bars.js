@@ -85,6 +85,10 @@ export function stackedBars(instant, labels, baseline, categoryOf) {
   const reference = baseline === null ? null : instant.totals[labels.indexOf(baseline)];
   const rows = labels.map((label, run) => {
     const total = instant.totals[run];
+    const same = firstLike(instant, run);
+    if (total !== null && same < run) {
+      return make("tr", {}, rowHead(label), make("td", { class: "quiet", colspan: 3 }, `the same as ${labels[same]}`));
+    }
     let start = 0;
     const pieces = instant.rows.flatMap(({ key, cells }) => {
       if (!cells[run]) return [];
@@ -106,6 +110,15 @@ export function stackedBars(instant, labels, baseline, categoryOf) {
     );
   });
   return barTable(`Live bytes of each run, ${instant.name}, and the difference to ${baseline ?? "the first"}`, rows);
+}
+
+/**
+ * The first run that has the same in every category at this instant; `run` itself where none before it has.
+ * @param {InstantView} instant
+ * @param {number} run
+ */
+function firstLike({ rows, totals }, run) {
+  return totals.findIndex((total, i) => total !== null && rows.every(({ cells }) => cells[i] === cells[run]));
 }
 
 /**
