@@ -332,8 +332,8 @@ def test_what_the_cache_takes_is_what_the_run_without_it_took_less() -> None:
     (finding,) = judged_of_the_cache("cache-off-saves", ARM, copies=100 * KIB, other_copies=40 * KIB)
     assert (finding.severity, finding.bytes, finding.off_peak) == ("advice", 60 * KIB, 60 * KIB)
     assert finding.message == (
-        "without autocast's cache (amp-nocache) the cast copies take 60.0 KiB less at their peak, and the run's peak is "
-        "60.0 KiB lower."
+        "without autocast's cache (amp-nocache) the cast copies take 60.0 KiB less at their peak, and the run's peak "
+        "is 60.0 KiB lower."
     )
 
 
