@@ -84,7 +84,8 @@ def test_without_an_optimizer_backward_ends_steps(tmp_path: Path) -> None:
     ran = record(tmp_path, "manual_sgd", *ALL)
     assert len(ended(ran)) == ran.counted["batches"]
     assert "no torch.optim optimizer: a step ends with each backward" in " ".join(ran.said.split())
-    assert "everything in float32, with no optimizer of torch.optim: 8 bytes per parameter" in ran.said
+    shown = ampmem(tmp_path, "show", "--static-model", "run.ampmem").stdout
+    assert "everything in float32, with no optimizer of torch.optim: 8 bytes per parameter" in " ".join(shown.split())
     for step in ended(ran):
         assert step["marks"]["after_backward"]["gradients"] == ran.counted["parameters"]
         assert step["marks"]["after_optimizer"] is None
