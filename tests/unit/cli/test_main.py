@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import ampmem_here, refused
 
+from ampmem import __all__ as public_names
 from ampmem import __version__
 from ampmem.cli.main import LazyGroup, group, main
 from ampmem.errors import AmpmemError, RecordingError, UsageError
@@ -79,6 +80,14 @@ def test_neither_torch_nor_plotly_is_imported_before_a_subcommand_is_chosen(argu
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert result.stdout.splitlines()[-1] == "loaded:"
+
+
+def test_the_public_names_are_there_to_complete_before_they_are_imported() -> None:
+    code = "import sys, ampmem\nprint(*dir(ampmem))\nprint('loaded:', *({'torch', 'ampmem.api'} & set(sys.modules)))\n"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    names, loaded = result.stdout.splitlines()
+    assert {*public_names, "__name__"} <= set(names.split())
+    assert loaded == "loaded:"
 
 
 class Boom(Exception):
