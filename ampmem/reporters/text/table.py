@@ -107,7 +107,7 @@ def _chosen(summary: Summary, details: frozenset[Detail], all_steps: bool, layou
     """The details that are asked for; those that say nothing of this run are empty."""
     if Detail.MARKS in details or all_steps:
         for step in summary.steps if all_steps else _shown_steps(summary):
-            yield render_marks(step, summary.parameters.count, layout)
+            yield render_marks(step, summary.parameters.known_count, layout)
         yield render_held(summary, layout)
     if Detail.STATIC_MODEL in details:
         yield render_static_model(summary, layout)

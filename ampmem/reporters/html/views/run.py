@@ -15,7 +15,7 @@ from ampmem.analysis.summary import RunPeak, Step, Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown, Category
 from ampmem.analysis.timeline.timeline import PHASES
 from ampmem.events import Column
-from ampmem.names import has_times, is_warning
+from ampmem.names import NOT_KNOWN, has_times, is_warning
 from ampmem.reporters.html.data import (
     BreakdownView,
     CastsView,
@@ -41,6 +41,7 @@ from ampmem.reporters.text.describe import (
     describe_loss,
     describe_optimizers,
     describe_update,
+    parameters_in_short,
 )
 from ampmem.reporters.text.estimate import fit_in_short, sentences
 from ampmem.reporters.text.plain_text import per_parameter
@@ -75,7 +76,7 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
         headlines=headlines(summary, None),
         out_of_memory=out_of_memory_view(summary.out_of_memory, summary.findings, analysis),
         findings=findings_view(summary, summary.findings),
-        parameters=summary.parameters.count,
+        parameters=summary.parameters.known_count,
         source=summary.source,
         timed=has_times(notes),
         steps=steps,
@@ -101,9 +102,9 @@ def headlines(summary: Summary, to_baseline: Headline | None) -> tuple[Headline,
 
 def _facts(summary: Summary) -> Iterator[str]:
     if summary.parameters.count:
-        yield f"{format_count(summary.parameters.count)} parameters in {format_bytes(summary.parameters.bytes)}"
+        yield parameters_in_short(summary)
     if optimizers := describe_optimizers(summary):
-        yield optimizers
+        yield f"optimizer {optimizers}" if optimizers.startswith(NOT_KNOWN) else optimizers
     yield f"{summary.device.name} ({summary.device.type}), events from {summary.source}"
     if summary.caching_allocator is not None:
         yield f"allocator: {describe_allocator(summary.caching_allocator)}"
@@ -119,7 +120,7 @@ def _facts(summary: Summary) -> Iterator[str]:
 
 
 def _headlines(summary: Summary, to_baseline: Headline | None) -> Iterator[Headline]:
-    peak, allocator, count = summary.peak, summary.allocator, summary.parameters.count
+    peak, allocator, count = summary.peak, summary.allocator, summary.parameters.known_count
     yield _size("Peak", peak.bytes, f"step {peak.step}, in {peak.phase}")
     if summary.prediction is not None:
         value, detail = fit_in_short(summary.prediction)
