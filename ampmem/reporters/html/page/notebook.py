@@ -16,6 +16,7 @@ from ampmem.reporters.text.answer import wording
 from ampmem.reporters.text.describe import describe_arm, describe_optimizers, parameters_in_short
 from ampmem.reporters.text.plain_text import ABSENT, per_parameter
 from ampmem.units import format_bytes
+from ampmem.vocabulary import AUTOCAST_ARMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,7 @@ def render(summary: Summary) -> str:
         f"{summary.device.name} ({summary.device.type})",
         f"precision {describe_arm(summary)}",
     )
-    breakdown = breakdown_view(step)
+    breakdown = breakdown_view(step, casts=summary.arm.name in AUTOCAST_ARMS)
     return filled(
         "notebook.html",
         verdict=visible(wording(verdict_of_one(summary)).text, MAX_PROSE),

@@ -34,6 +34,7 @@ from ampmem.reporters.html.stream.stream import stream_view
 from ampmem.reporters.html.views.activations import activations_view
 from ampmem.reporters.html.views.out_of_memory import out_of_memory_view
 from ampmem.reporters.html.views.static_model import static_model_view
+from ampmem.reporters.text.answer import capital
 from ampmem.reporters.text.describe import (
     describe_allocator,
     describe_arm,
@@ -45,10 +46,11 @@ from ampmem.reporters.text.describe import (
 )
 from ampmem.reporters.text.estimate import fit_in_short, sentences
 from ampmem.reporters.text.plain_text import per_parameter
+from ampmem.reporters.text.sections.marks import has_copies
 from ampmem.reporters.text.warnings import warnings
 from ampmem.reporters.text.words import IN_SHORT, short
 from ampmem.units import format_bytes, format_count, format_duration
-from ampmem.vocabulary import STEP_MARKS, SourceKind
+from ampmem.vocabulary import AUTOCAST_ARMS, STEP_MARKS, SourceKind
 
 MAX_PHASE_RUNS = 20_000
 MAX_PARAMETERS = 200
@@ -78,13 +80,13 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
         findings=findings_view(summary, summary.findings),
         parameters=summary.parameters.known_count,
         source=summary.source,
-        timed=has_times(notes),
+        timed=_timed(summary, notes),
         steps=steps,
         peak=run_peak,
         phase_runs=_phase_runs(analysis.recording.events.phase),
         marks=tuple(_marks(analysis)),
         composition=None if run_peak is None else _composition(summary.peak),
-        breakdown=breakdown_view(summary.last_step),
+        breakdown=breakdown_view(summary.last_step, casts=summary.arm.name in AUTOCAST_ARMS),
         static_model=static_model_view(summary),
         activations=activations_view(summary),
         casts=_casts(summary.casts),
@@ -136,7 +138,8 @@ def _headlines(summary: Summary, to_baseline: Headline | None) -> Iterator[Headl
         yield to_baseline
     precision_copies = sum(peak.categories[category] for category in PRECISION_COPIES)
     yield _size("Activations", peak.categories[Category.ACTIVATIONS], "at the peak")
-    yield _size("Precision copies", precision_copies, "at the peak")
+    if precision_copies or summary.source != SourceKind.SNAPSHOT or summary.arm.name in AUTOCAST_ARMS:
+        yield _size("Precision copies", precision_copies, "at the peak")
     residual = summary.conservation.residual_bytes
     yield Headline(
         label="Residual",
@@ -169,7 +172,7 @@ def _finding(finding: Finding, absent: frozenset[Section]) -> FindingView:
     return FindingView(
         code=finding.code,
         severity=finding.severity,
-        message=finding.message,
+        message=capital(finding.message),
         change=finding.change,
         evidence=finding.evidence,
         saves="" if finding.off_peak is None else f"up to {format_bytes(finding.off_peak)} off the peak",
@@ -238,16 +241,18 @@ def _composition(peak: RunPeak) -> CompositionView:
     )
 
 
-def breakdown_view(step: Step) -> BreakdownView:
+def breakdown_view(step: Step, *, casts: bool) -> BreakdownView:
     """The categories at the marks of ``step`` and at its peak: the rows of ``ampmem show``."""
     marks = step.marks
     live = (marks.after_forward, marks.after_backward, marks.after_optimizer, step.peak.categories)
-    return BreakdownView(step=step.index, columns=tuple(IN_SHORT.values()), rows=tuple(_breakdown_rows(live)))
+    return BreakdownView(
+        step=step.index, columns=tuple(IN_SHORT.values()), rows=tuple(_breakdown_rows(live, casts=casts))
+    )
 
 
-def _breakdown_rows(live: Sequence[Breakdown | None]) -> Iterator[CellRow]:
+def _breakdown_rows(live: Sequence[Breakdown | None], *, casts: bool) -> Iterator[CellRow]:
     for category in CATEGORIES:
-        if category == PRECISION_COPIES[0]:
+        if category == PRECISION_COPIES[0] and (casts or has_copies(live)):
             yield _row("precision_copies", live, PRECISION_COPIES)
         if any(one is not None and one[category] for one in live):
             yield _row(str(category), live, (category,))
