@@ -198,7 +198,7 @@ def _instants(summaries: Sequence[Summary | None], steps: Sequence[Step | None])
         (Mark.AFTER_OPTIMIZER, lambda step: step.marks.after_optimizer),
         (Mark.PEAK, lambda step: step.peak.categories),
     )
-    counts = [0 if summary is None else summary.parameters.count for summary in summaries]
+    counts = [0 if summary is None else summary.parameters.known_count for summary in summaries]
     instants = []
     for name, breakdown in at:
         live = tuple(None if step is None else breakdown(step) for step in steps)
