@@ -109,6 +109,25 @@ def test_times_that_only_order_the_events_are_told_apart() -> None:
     story = small_run()
     assert view_of(story.recording()).timed
     assert not view_of(story.recording(notes=("a note", NO_TIMES))).timed
+    simulated = replace(RUN, source=SourceKind.SIMULATED)  # it takes what this machine needs to simulate it
+    assert not view_of(story.recording(run=simulated)).timed
+
+
+@pytest.mark.parametrize(
+    ("source", "arm", "told"),
+    [
+        (SourceKind.SNAPSHOT, ArmRecord(name="as-is", dtype=None, cache=None, scaler=False), False),
+        (SourceKind.SNAPSHOT, ARM, True),
+        (SourceKind.CPU, FP32, True),
+    ],
+)
+def test_there_are_no_zero_copies_where_casts_cannot_be_told(source: SourceKind, arm: ArmRecord, told: bool) -> None:
+    recording = one_step().recording(arm=arm, run=replace(RUN, source=source))
+    _, summary = analysed(recording)
+    assert ("Precision copies" in [headline.label for headline in headlines(summary, None)]) == told
+    rows = [row.key for row in view_of(recording).breakdown.rows]
+    assert ("precision_copies" in rows) == (arm == ARM)  # nothing is cast outside of autocast
+    assert ("precision_copies" in render(summary, (), details=frozenset({Detail.MARKS}))) == (arm == ARM)
 
 
 @pytest.mark.parametrize(
@@ -231,6 +250,15 @@ def test_a_finding_leads_to_the_section_that_shows_it() -> None:
     without = replace(summary, casts=replace(summary.casts, copies=0))
     views = run_view(entry_of(recording, summary=without), without, analysis, LIMIT).findings
     assert [view.jump for view in views] == ["peak", "steps"]
+
+
+def test_a_card_begins_with_a_capital() -> None:
+    recording, (analysis, summary) = small_run().recording(), analysed(small_run().recording())
+    found = Finding(
+        code="a", severity="info", section=Section.STEPS, message="it is", bytes=None, change="c", evidence=()
+    )
+    summary = replace(summary, findings=(found,))
+    assert run_view(entry_of(recording, summary=summary), summary, analysis, LIMIT).findings[0].message == "It is"
 
 
 def test_every_section_that_a_finding_can_name_is_on_the_page() -> None:
