@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import TypeVar
@@ -82,8 +82,9 @@ class Comparison:
     baseline: int | None
     """Index of the baseline in ``entries``; ``None`` with :attr:`remarks`, which say what a difference is due to."""
     steps: tuple[int | None, ...]
-    """The step that is compared: the last that ended in all entries and whose update was done in all of them,
-    or else the last of each entry. An entry that ran out of memory before a step had ended has that one."""
+    """The step that is compared: the last that ended in all entries and whose update was done in all of them, of those
+    with a full batch where a DataLoader made it; or else the last of each entry. An entry that ran out of memory before
+    a step had ended has that one."""
     instants: tuple[Instant, ...]
     """``after_forward``, ``after_backward``, ``after_optimizer`` and ``peak`` of that step."""
     peak_difference: tuple[int | None, ...]
@@ -179,9 +180,16 @@ def _compared_steps(summaries: Sequence[Summary | None]) -> list[Step | None]:
     common = set.intersection(*(set(steps) for steps in known)) if known else set()
     done = [index for index in common if not any(steps[index].skipped_update for steps in known)]
     if done:
-        chosen = max(done)
+        chosen = max(_of_full_batches(done, known))
         return [None if item is None else _step_of(item, chosen) for item in summaries]
     return [None if item is None else item.last_step for item in summaries]
+
+
+def _of_full_batches(done: Sequence[int], known: Sequence[Mapping[int, Step]]) -> Sequence[int]:
+    """Those of ``done`` with the largest batch that a DataLoader made; all where nothing says how large one was."""
+    loaded = [index for index in done if all(steps[index].batch_loaded and steps[index].batch_size for steps in known)]
+    sizes = {index: min(steps[index].batch_size or 0 for steps in known) for index in loaded}
+    return [index for index in loaded if sizes[index] == max(sizes.values())] or done
 
 
 def _step_of(summary: Summary, index: int) -> Step:

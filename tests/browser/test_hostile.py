@@ -25,11 +25,12 @@ def hostile_page(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 def hostile_activations() -> dict[str, Any]:
     bars = [
-        {"label": text, "detail": text, "full": 5, "low": 3, "other": 1, "ops": [text], "module": text}
+        {"label": text, "detail": text, "full": 5, "low": 3, "other": 1, "ops": [[text, text]], "module": text}
         for text in PAYLOADS
     ]
     return {
         "when": PAYLOADS[0],
+        "position": 1,
         "by": "saved for",
         "words": {"full": PAYLOADS[1], "low": PAYLOADS[2], "other": PAYLOADS[3]},
         "whole": bars[0],

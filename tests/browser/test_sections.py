@@ -14,7 +14,7 @@ from ampmem.analysis.summary import summary_of
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.reporters.html.stream.kinds import kinds_of
 from ampmem.reporters.text.static_model import judgement
-from ampmem.units import format_bytes
+from ampmem.units import format_bytes, format_count
 
 pytestmark = pytest.mark.browser
 
@@ -68,7 +68,10 @@ def test_activations_narrow_the_allocation_table(real_open: Any, profiled_page: 
     page.locator("#activations").get_by_role("button", name="norms").click()
     label, kept = page.evaluate("window.narrowed")
     assert label == "activations saved for layer norm"
-    names = [plain_kind(texts[name]) == "norms" for name in kinds.name]
+    names = [
+        plain_kind(texts[name]) == "norms" and texts[dtype] == "float32"
+        for name, dtype in zip(kinds.name, kinds.dtype, strict=True)
+    ]
     assert kept == np.flatnonzero(activations & names).tolist() != []
 
     page.locator("#activations").get_by_role("button", name="blocks.*.mlp.up").click()
@@ -76,6 +79,43 @@ def test_activations_narrow_the_allocation_table(real_open: Any, profiled_page: 
     assert label == "activations made in blocks.*.mlp.up"
     modules = [texts[module] in ("blocks.0.mlp.up", "blocks.1.mlp.up") for module in kinds.module]
     assert kept == np.flatnonzero(activations & modules).tolist() != []
+
+
+def test_a_bar_leads_to_a_table_that_comes_to_its_bytes(real_open: Any, profiled_page: Written) -> None:
+    page = real_open
+    mark = profiled_page.analysis.marks[-1].after_forward
+    assert mark is not None
+    event = format_count(profiled_page.analysis.timeline.position(mark))
+    section = page.locator("#activations")
+    for more in section.get_by_role("button", name="Show all").all():
+        more.click()
+    names = section.locator(".bars .link")
+    sizes = section.locator(".bars .number").all_inner_texts()
+    assert names.count() == len(sizes) > 10
+    for name, size in zip(names.all(), sizes, strict=True):
+        # What was chosen before would leave some of them out.
+        page.select_option("#alive", "peak")
+        page.select_option("#category", label="Gradients")
+        page.locator("#search").fill("nothing like it")
+        name.press("Enter")
+        note = page.locator("#allocations-note").inner_text()
+        assert f", {size} (" in note
+        assert note.endswith(f", alive at event {event}")
+    assert page.evaluate("document.activeElement.id") == "allocations-title"
+
+
+def test_a_bar_leads_nowhere_where_the_table_would_say_something_else(
+    open_page: Open, profiled_page: Written, tmp_path: Path
+) -> None:
+    def off(data: dict[str, Any]) -> None:
+        for bar in data["runs"][0]["activations"]["kinds"]:
+            if bar["label"] == "norms":
+                bar["full"] += 1
+
+    section = open_page(changed(profiled_page.path, tmp_path / "off.html", off)).locator("#activations")
+    assert section.get_by_role("button", name="matmuls").count() == 1
+    assert section.get_by_role("rowheader", name="norms").count() == 1
+    assert section.get_by_role("button", name="norms").count() == 0
 
 
 def test_the_rule_of_thumb_says_what_it_is(real_open: Any, profiled_page: Written) -> None:

@@ -67,6 +67,7 @@ def sizes(page: Any) -> list[str]:
 
 def test_all_that_lives_at_an_instant_is_listed(long_open: Any, long_page: Written) -> None:
     page, lifetimes = long_open, long_page.analysis.lifetimes
+    at_peak = page.locator("#live-note").inner_text()
     page.locator("#chart-frame").focus()
     for key in ("p", "ArrowLeft", "Enter"):
         page.keyboard.press(key)
@@ -89,6 +90,11 @@ def test_all_that_lives_at_an_instant_is_listed(long_open: Any, long_page: Writt
     assert page.locator("#live-note").inner_text().endswith(parameters)
     page.mouse.click(frame["x"] + 300, frame["y"] + 12)
     assert page.locator("#live-category option:checked").inner_text() == "All categories"
+    # Unpinned, the list is that of the peak again, and of all of it.
+    page.mouse.click(frame["x"] + 300, frame["y"] + 350)
+    page.keyboard.press("Escape")
+    assert page.locator("#live-category option:checked").inner_text() == "All categories"
+    assert page.locator("#live-note").inner_text() == at_peak
 
 
 def test_a_row_opens_and_leads_to_the_table(long_open: Any, long_page: Written) -> None:

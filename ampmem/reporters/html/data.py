@@ -177,8 +177,9 @@ class StaticModelView:
 class PrecisionBar:
     """Bytes of activations: ``full`` are float32 or float64, ``low`` bfloat16 or float16, ``other`` no such numbers.
 
-    ``ops`` are those that the bar is about, as torch names them; ``None`` for none that was seen. ``module`` is the
-    path of the modules that it is about, with ``*`` for any number, and ``None`` for none. ``detail`` says more.
+    ``ops`` are those that the bar is about, as torch names them, each with a type of what it saved or made; ``None``
+    for what was not seen. ``module`` is the path of the modules that it is about, with ``*`` for any number, and
+    ``None`` for none. ``detail`` says more.
     """
 
     label: str
@@ -186,7 +187,7 @@ class PrecisionBar:
     full: int
     low: int
     other: int
-    ops: tuple[str | None, ...]
+    ops: tuple[tuple[str | None, str | None], ...]
     module: str | None
 
 
@@ -204,10 +205,12 @@ class ActivationsView:
     """What the activations are, and in which type.
 
     ``kinds`` are by the op that saved them, or where none was seen to save any by the op that made them (``by`` is
-    ``saved for`` or ``made by``). ``modules_rest`` is what the modules that are left out come to.
+    ``saved for`` or ``made by``). ``modules_rest`` is what the modules that are left out come to. ``position`` is that
+    of the instant at which they live, ``when`` the same in words.
     """
 
     when: str
+    position: int
     by: str
     words: PrecisionWords
     whole: PrecisionBar

@@ -131,7 +131,8 @@ class Page {
       this.link.jump("timeline");
     });
     showStatic(run, this.categoryOf);
-    showActivations(run, kinds);
+    const pin = (/** @type {number} */ index) => this.timeline.pin(index);
+    showActivations(run, kinds, live, pin, () => this.link.jump("allocations"));
     showCasts(run);
     this.#peakCounts = run.peak ? live.aliveAt(live.indexOf(run.peak.position)) : null;
     for (const id of ["modules", "allocations"]) byId(id).hidden = kinds.count === 0;
@@ -190,6 +191,8 @@ class Page {
     this.trees.show(shown.kinds, counts ?? this.#peakCounts, counts ? `at ${event}` : "at the peak");
     if (!byId("addresses").hidden) this.#mapAddresses(shown, index);
     this.#drawAddresses(shownTheme());
+    // The band that was clicked goes with the pin.
+    if (index === null) this.list.choose(null);
     for (const button of unpinButtons()) button.hidden = !counts;
     const note =
       index !== null && !counts ? "This page holds single allocations at the peak only, so this stays there." : "";

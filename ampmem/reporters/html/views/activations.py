@@ -28,8 +28,11 @@ _OUTSIDE = "outside the modules"
 _Part = tuple[ActivationGroup, ActivationPart]
 
 
-def activations_view(summary: Summary) -> ActivationsView | None:
-    """The activations at the end of forward, or when memory ran out; ``None`` where there are none."""
+def activations_view(summary: Summary, position: int) -> ActivationsView | None:
+    """The activations at the end of forward, or when memory ran out; ``None`` where there are none.
+
+    ``position`` is that of the one or the other.
+    """
     parts = [(group, part) for group in summary.activations for part in group.parts]
     if not parts:
         return None
@@ -38,6 +41,7 @@ def activations_view(summary: Summary) -> ActivationsView | None:
     pairs = savings(summary.activations)
     return ActivationsView(
         when="at the end of forward" if summary.last_step.marks.after_forward else "when memory ran out",
+        position=position,
         by="saved for" if seen else "made by",
         words=_words(parts, "still " if summary.arm.dtype else ""),
         whole=_bar("all", "", parts),
@@ -66,7 +70,8 @@ def _by_kind(parts: Iterable[_Part]) -> Iterator[PrecisionBar]:
     for kind, mine in kinds.items():
         ops = _largest_ops((part.saved_for, part.bytes) for _, part in mine)
         made = _largest_ops((part.made_by, part.bytes) for _, part in mine)
-        yield _bar(kind, f"made by {_named(made, '')}" if ops == [None] else _named(ops, kind), mine, ops=ops)
+        detail = f"made by {_named(made, '')}" if ops == [None] else _named(ops, kind)
+        yield _bar(kind, detail, mine, ops=((part.saved_for, group.dtype) for group, part in mine))
 
 
 def _by_maker(parts: Iterable[_Part]) -> Iterator[PrecisionBar]:
@@ -75,7 +80,7 @@ def _by_maker(parts: Iterable[_Part]) -> Iterator[PrecisionBar]:
         kinds.setdefault(plain_kind(part.made_by or "") or "an op that is not known", []).append((group, part))
     for kind, mine in kinds.items():
         ops = _largest_ops((part.made_by, part.bytes) for _, part in mine)
-        yield _bar(kind, _named(ops, kind), mine, ops=ops)
+        yield _bar(kind, _named(ops, kind), mine, ops=((part.made_by, group.dtype) for group, part in mine))
 
 
 def _largest_ops(sizes: Iterable[tuple[str | None, int]]) -> list[str | None]:
@@ -125,7 +130,12 @@ def _folded(module: str | None, above: Iterable[str]) -> str | None:
 
 
 def _bar(
-    label: str, detail: str, parts: Iterable[_Part], *, ops: Sequence[str | None] = (), module: str | None = None
+    label: str,
+    detail: str,
+    parts: Iterable[_Part],
+    *,
+    ops: Iterable[tuple[str | None, str | None]] = (),
+    module: str | None = None,
 ) -> PrecisionBar:
     full = low = other = 0
     for group, part in parts:
@@ -135,7 +145,8 @@ def _bar(
             low += part.bytes
         else:
             other += part.bytes
-    return PrecisionBar(label=label, detail=detail, full=full, low=low, other=other, ops=tuple(ops), module=module)
+    pairs = tuple(dict.fromkeys(ops))
+    return PrecisionBar(label=label, detail=detail, full=full, low=low, other=other, ops=pairs, module=module)
 
 
 def _largest_first(bars: Iterable[PrecisionBar]) -> tuple[PrecisionBar, ...]:

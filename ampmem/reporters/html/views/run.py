@@ -24,6 +24,7 @@ from ampmem.reporters.html.data import (
     FindingView,
     Headline,
     MarkView,
+    OutOfMemoryView,
     PeakView,
     RunView,
     SizeRow,
@@ -50,7 +51,7 @@ from ampmem.reporters.text.sections.marks import has_copies
 from ampmem.reporters.text.warnings import warnings
 from ampmem.reporters.text.words import IN_SHORT, short
 from ampmem.units import format_bytes, format_count, format_duration
-from ampmem.vocabulary import AUTOCAST_ARMS, STEP_MARKS, SourceKind
+from ampmem.vocabulary import AUTOCAST_ARMS, STEP_MARKS, Mark, SourceKind
 
 MAX_PHASE_RUNS = 20_000
 MAX_PARAMETERS = 200
@@ -68,6 +69,8 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
     run_peak = _peak(summary.peak, steps)
     peak = 0 if run_peak is None else run_peak.position
     stream = stream_view(analysis, [step.peak for step in steps], peak, limit)
+    marks = tuple(_marks(analysis))
+    out_of_memory = out_of_memory_view(summary.out_of_memory, summary.findings, analysis)
     return RunView(
         label=entry.label,
         arm=summary.arm.name,
@@ -76,7 +79,7 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
         notes=(*sentences(summary.prediction), *(note for note in notes if not is_warning(note))),
         warnings=warnings(summary, notes),
         headlines=headlines(summary, None),
-        out_of_memory=out_of_memory_view(summary.out_of_memory, summary.findings, analysis),
+        out_of_memory=out_of_memory,
         findings=findings_view(summary, summary.findings),
         parameters=summary.parameters.known_count,
         source=summary.source,
@@ -84,11 +87,11 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
         steps=steps,
         peak=run_peak,
         phase_runs=_phase_runs(analysis.recording.events.phase),
-        marks=tuple(_marks(analysis)),
+        marks=marks,
         composition=None if run_peak is None else _composition(summary.peak),
         breakdown=breakdown_view(summary.last_step, casts=summary.arm.name in AUTOCAST_ARMS),
         static_model=static_model_view(summary),
-        activations=activations_view(summary),
+        activations=activations_view(summary, _of_activations(marks, out_of_memory)),
         casts=_casts(summary.casts),
         allocator=summary.allocator,
         conservation=summary.conservation,
@@ -230,6 +233,12 @@ def _marks(analysis: Analysis) -> Iterator[MarkView]:
         for mark, instant in zip(STEP_MARKS, instants, strict=True):
             if instant is not None:
                 yield MarkView(step=step.index, name=IN_SHORT[mark], position=analysis.timeline.position(instant))
+
+
+def _of_activations(marks: Sequence[MarkView], out_of_memory: OutOfMemoryView | None) -> int:
+    """The position of the last end of forward, else of the failure: what ``Summary.activations`` are of."""
+    ends = [mark.position for mark in marks if mark.name == IN_SHORT[Mark.AFTER_FORWARD]]
+    return ends[-1] if ends else 0 if out_of_memory is None else out_of_memory.position
 
 
 def _composition(peak: RunPeak) -> CompositionView:

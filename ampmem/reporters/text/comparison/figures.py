@@ -149,7 +149,9 @@ def _size(size: int | None) -> str:
 
 
 def _break_even(batch_size: float | None) -> str:
-    return ABSENT if batch_size is None else f"{batch_size:.3g}"
+    if batch_size is None:
+        return ABSENT
+    return f"{batch_size:.3g}" if batch_size < 100 else f"{batch_size:,.0f}"
 
 
 def render_losses(comparison: Comparison, layout: Layout) -> str:

@@ -22,7 +22,7 @@ FP32, BF16 = "float32", "bfloat16"
 def view_of(story: Story, dtype: str | None = BF16) -> ActivationsView | None:
     story.enter(Phase.BACKWARD)
     story.end()
-    return activations_view(summary_of(analyse(story.recording(arm=replace(ARM, dtype=dtype)))))
+    return activations_view(summary_of(analyse(story.recording(arm=replace(ARM, dtype=dtype)))), 0)
 
 
 def begun() -> Story:

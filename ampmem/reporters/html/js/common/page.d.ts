@@ -167,6 +167,7 @@ export interface Term {
 
 export interface ActivationsView {
   when: string;
+  position: number;
   by: string;
   words: PrecisionWords;
   whole: PrecisionBar;
@@ -189,7 +190,7 @@ export interface PrecisionBar {
   full: number;
   low: number;
   other: number;
-  ops: Array<string | null>;
+  ops: Array<[string | null, string | null]>;
   module: string | null;
 }
 

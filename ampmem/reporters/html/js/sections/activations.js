@@ -6,17 +6,11 @@ import { showSection } from "./section.js";
 import { longTable } from "./tables.js";
 /** @import { ActivationsView, PrecisionBar, RunView } from "../common/page.js" */
 /** @import { Kinds } from "../data/alive.js" */
+/** @import { Live } from "../data/stream.js" */
 
 const FIRST_BARS = 8;
 
-/**
- * Narrows the allocation table to what `keep` says yes to.
- * @param {string} label
- * @param {(kind: number) => boolean} keep
- */
-function narrowTo(label, keep) {
-  document.dispatchEvent(new CustomEvent("narrow", { detail: { label, keep } }));
-}
+/** @typedef {{label: string, keep: (kind: number) => boolean}} Narrowing of the allocation table */
 
 /**
  * Whether `module` is one of `pattern`'s, in which `*` stands for a number; without a pattern, whether it is none.
@@ -52,21 +46,22 @@ function sizeOf(bar) {
 }
 
 /**
- * Bars of which a few are shown at first. Pressing the name of one narrows the allocation table.
+ * Bars of which a few are shown at first. Those have a link that `pick` says what to do for.
  * @param {string} title
  * @param {ActivationsView} view
  * @param {PrecisionBar[]} bars
  * @param {PrecisionBar|null} rest
- * @param {(bar: PrecisionBar) => void} pick
+ * @param {(bar: PrecisionBar) => (() => void)|null} pick
  */
 function barList(title, { words }, bars, rest, pick) {
   const box = make("div", {});
   const more = make("button", { type: "button" }, `Show all ${formatCount(bars.length)}`);
   /** @param {PrecisionBar} bar */
   const nameOf = (bar) => {
-    if (bar === rest) return bar.label;
+    const picked = bar === rest ? null : pick(bar);
+    if (!picked) return bar.label;
     const name = make("button", { type: "button", class: "link", title: "Show them in the allocation table" }, bar.label);
-    name.addEventListener("click", () => pick(bar));
+    name.addEventListener("click", picked);
     return name;
   };
   /** @param {number} limit */
@@ -108,24 +103,58 @@ function savingsTable(view) {
 }
 
 /**
- * @param {RunView} run
+ * What a bar is about, for the table: what it is called, and which kinds of allocations.
+ * @param {ActivationsView} view
  * @param {Kinds} kinds
  */
-export function showActivations(run, kinds) {
-  const view = run.activations;
-  if (!view) return showSection("activations");
+function narrowings(view, kinds) {
   const category = kinds.categories.findIndex(({ key }) => key === "activations");
   const column = view.by === "saved for" ? "name" : "op";
-  /** @param {PrecisionBar} bar */
-  const byOp = (bar) =>
-    narrowTo(`activations ${view.by} ${bar.ops[0] === null ? "no op that was seen" : bar.detail || bar.label}`, (kind) => {
-      return kinds.category(kind) === category && bar.ops.includes(kinds.text(column, kind) || null);
-    });
-  /** @param {PrecisionBar} bar */
-  const byModule = (bar) =>
-    narrowTo(`activations made in ${bar.label}`, (kind) => {
-      return kinds.category(kind) === category && isOf(kinds.text("module", kind), bar.module);
-    });
+  /** @type {(bar: PrecisionBar) => Narrowing} */
+  const byOp = ({ label, detail, ops }) => {
+    const pairs = new Set(ops.map((pair) => JSON.stringify(pair)));
+    const unseen = ops.every(([op]) => op === null);
+    return {
+      label: `activations ${view.by} ${unseen ? "no op that was seen" : detail || label}`,
+      keep: (kind) =>
+        kinds.category(kind) === category &&
+        pairs.has(JSON.stringify([kinds.text(column, kind) || null, kinds.text("dtype", kind) || null])),
+    };
+  };
+  /** @type {(bar: PrecisionBar) => Narrowing} */
+  const byModule = (bar) => ({
+    label: `activations made in ${bar.label}`,
+    keep: (kind) => kinds.category(kind) === category && isOf(kinds.text("module", kind), bar.module),
+  });
+  return { byOp, byModule };
+}
+
+/**
+ * Fills the section, or hides it. A bar leads to the table, in which `pin` makes the page show an instant and `show` brings it
+ * into view; where that would not come to the bytes of the bar, it leads nowhere.
+ * @param {RunView} run
+ * @param {Kinds} kinds
+ * @param {Live} live
+ * @param {(index: number) => void} pin
+ * @param {() => void} show
+ */
+export function showActivations(run, kinds, live, pin, show) {
+  const view = run.activations;
+  if (!view) return showSection("activations");
+  const index = live.indexOf(view.position);
+  const counts = live.aliveAt(index);
+  const { byOp, byModule } = narrowings(view, kinds);
+  /** @param {(bar: PrecisionBar) => Narrowing} narrowing */
+  const leads = (narrowing) => (/** @type {PrecisionBar} */ bar) => {
+    const detail = narrowing(bar);
+    const bytes = counts?.reduce((sum, count, kind) => sum + (count && detail.keep(kind) ? count * kinds.bytes(kind) : 0), 0);
+    if (bytes !== sizeOf(bar)) return null;
+    return () => {
+      pin(index);
+      document.dispatchEvent(new CustomEvent("narrow", { detail }));
+      show();
+    };
+  };
   return showSection(
     "activations",
     make("p", { class: "quiet" }, `What is kept for backward ${view.when}: ${formatBytes(sizeOf(view.whole))}.`),
@@ -133,9 +162,9 @@ export function showActivations(run, kinds) {
     make(
       "div",
       { class: "blocks" },
-      barList(view.by === "saved for" ? "What they are kept for" : "Which ops made them", view, view.kinds, null, byOp),
+      barList(view.by === "saved for" ? "What they are kept for" : "Which ops made them", view, view.kinds, null, leads(byOp)),
       view.modules.length
-        ? barList("Which modules made them", view, view.modules, view.modules_rest, byModule)
+        ? barList("Which modules made them", view, view.modules, view.modules_rest, leads(byModule))
         : null,
     ),
     view.by === "saved for" ? savingsTable(view) : null,

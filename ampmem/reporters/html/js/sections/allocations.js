@@ -51,6 +51,10 @@ export class AllocationTable {
     });
     document.addEventListener("narrow", (event) => {
       this.#narrow(/** @type {CustomEvent<Narrowing>} */ (event).detail);
+      // All of what is asked for, at the instant that the charts show.
+      this.#search.value = "";
+      this.#category.value = "all";
+      this.#alive.value = this.#counts.cursor ? "cursor" : this.#counts.peak ? "peak" : "run";
       again();
     });
     byId("narrowed-clear").addEventListener("click", () => {

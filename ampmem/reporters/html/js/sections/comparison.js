@@ -87,6 +87,20 @@ function block(title, ...parts) {
 }
 
 /**
+ * Which steps the bars are of.
+ * @param {ComparisonView} comparison
+ */
+function stepsInWords({ instants, labels, steps }) {
+  const known = labels.flatMap((label, run) => (steps[run] === null ? [] : [{ label, step: steps[run] }]));
+  if (!instants.length || !known.length) return null;
+  const same = known.every(({ step }) => step === known[0].step);
+  const words = same
+    ? `At the same instants of step ${known[0].step}.`
+    : `At the same instants of one step of each: ${known.map(({ label, step }) => `${label} step ${step}`).join(", ")}.`;
+  return make("p", { class: "quiet" }, words);
+}
+
+/**
  * @param {ComparisonView|null} comparison
  * @param {CategoryOf} categoryOf
  */
@@ -103,7 +117,7 @@ export function showComparison(comparison, categoryOf) {
   );
   return showSection(
     "comparison",
-    make("p", { class: "quiet" }, "Every run measured in a process of its own, at the same instants of the same step."),
+    stepsInWords(comparison),
     ...comparison.failures.map(({ label, failure }) => make("p", { class: "note" }, `${label} failed: ${failure}`)),
     bars.length ? make("div", { class: "blocks" }, ...bars) : null,
     falls.length ? make("div", { class: "blocks" }, ...falls) : null,

@@ -4,7 +4,7 @@ import { formatBytes } from "../common/format.js";
 import { compositionBars } from "../figures/bars.js";
 import { showSection } from "./section.js";
 import { temporariesOf } from "./tables.js";
-/** @import { OutOfMemoryView, RemedyView, RunView } from "../common/page.js" */
+/** @import { CompositionView, OutOfMemoryView, RemedyView, RunView } from "../common/page.js" */
 /** @import { CategoryOf } from "../figures/bars.js" */
 
 /** @param {OutOfMemoryView} view */
@@ -59,6 +59,22 @@ function changes(remedies, jump) {
 }
 
 /**
+ * What lived then, unless it is what the peak is made of, which the page says elsewhere.
+ * @param {OutOfMemoryView} view
+ * @param {CompositionView|null} peak
+ * @param {CategoryOf} categoryOf
+ */
+function aliveThen({ alive }, peak, categoryOf) {
+  const bytes = new Map(peak?.rows.map((row) => [row.key, row.bytes]));
+  if (alive.total === peak?.total && alive.rows.every((row) => bytes.get(row.key) === row.bytes)) return [];
+  return [
+    make("h3", {}, "What was alive"),
+    compositionBars(alive, categoryOf, "at the failure"),
+    temporariesOf(alive),
+  ];
+}
+
+/**
  * Fills the section, or hides it; `showThere` is called to look at the instant of the failure.
  * @param {RunView} run
  * @param {CategoryOf} categoryOf
@@ -79,9 +95,7 @@ export function showOutOfMemory(run, categoryOf, showThere, jump) {
       make("div", { class: "block" }, changes(view.remedies, jump)),
       make("div", { class: "block" }, facts(view), where(view.frames)),
     ),
-    make("h3", {}, "What was alive"),
-    compositionBars(view.alive, categoryOf, "at the failure"),
-    temporariesOf(view.alive),
+    ...aliveThen(view, run.composition, categoryOf),
     button,
   );
 }

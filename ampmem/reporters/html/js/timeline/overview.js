@@ -11,6 +11,8 @@ import { instantsOf, placeOf, wholeView } from "./view.js";
 
 const HEIGHT = 46;
 const NARROWEST_WINDOW = 6;
+/** How wide the handles at the ends of the window are, as in page.css. */
+const EDGE = 9;
 const STILL_DRAG = 4;
 const BUCKETS_WIDE = 500;
 
@@ -80,8 +82,10 @@ export class Overview {
     const left = Math.max(0, Math.min(this.#inner - wide, middle - wide / 2));
     this.#window.style.left = `${left}px`;
     this.#window.style.width = `${wide}px`;
-    this.#edges.start.style.left = `${left}px`;
-    this.#edges.end.style.left = `${left + wide}px`;
+    // Within the window, so that they end where the chart ends; beside one that is too narrow for both.
+    const beside = wide < 2 * EDGE ? EDGE : 0;
+    this.#edges.start.style.left = `${Math.max(0, left - beside)}px`;
+    this.#edges.end.style.left = `${Math.min(this.#inner, left + wide + beside) - EDGE}px`;
     const { first, last } = instantsOf(live, view, this.#byTime);
     const ends = [live.position(first), live.position(last)];
     this.#say(this.#window, ends[0], `events ${formatCount(ends[0])} to ${formatCount(ends[1])}`);

@@ -37,7 +37,7 @@ function placeInRun(run, position) {
 }
 
 /**
- * `event 2,307 · step 2 · backward · 36.3 ms`
+ * `event 2,307 · step 2 · backward · 36.3 ms`, without the time where times only order the events.
  * @param {RunView} run
  * @param {Live} live
  * @param {number} index
@@ -45,7 +45,7 @@ function placeInRun(run, position) {
 export function describedInstant(run, live, index) {
   const position = live.position(index);
   const { step, phase } = placeInRun(run, position);
-  const time = formatDuration(live.times[index]);
+  const time = run.timed ? formatDuration(live.times[index]) : "";
   return [`event ${formatCount(position)}`, step ? `step ${step.index}` : "", phase, time].filter(Boolean).join(" · ");
 }
 
