@@ -74,13 +74,13 @@ class Comparison:
     """Recordings side by side.
 
     What is said of the entries is a tuple with one value for each, in their order, ``None`` for what is not
-    known. Differences and ratios are to the baseline, the first entry whose arm is ``fp32``; without one
-    they are ``None``.
+    known. Differences and ratios are to the baseline, the first entry whose arm is ``fp32``; without one, and where
+    the entries differ in more than their precision, they are ``None``.
     """
 
     entries: tuple[Entry, ...]
     baseline: int | None
-    """Index of the baseline in ``entries``."""
+    """Index of the baseline in ``entries``; ``None`` with :attr:`remarks`, which say what a difference is due to."""
     steps: tuple[int | None, ...]
     """The step that is compared: the last that ended in all entries and whose update was done in all of them, of those
     with a full batch where a DataLoader made it; or else the last of each entry. An entry that ran out of memory before
@@ -146,7 +146,8 @@ def distinct(entries: Sequence[Entry], names: Sequence[str]) -> tuple[Entry, ...
 def compare(entries: Sequence[Entry]) -> Comparison:
     """Lay ``entries`` side by side."""
     summaries = [entry.summary for entry in entries]
-    baseline = next((i for i, item in enumerate(summaries) if item is not None and item.arm.name == BASELINE), None)
+    remarks = _remarks(entries)
+    baseline = None if remarks else _baseline(summaries)
     steps = _compared_steps(summaries)
     instants = _instants(summaries, steps)
     whole = [size if step and step.finished else None for size, step in zip(instants[-1].total, steps, strict=True)]
@@ -164,8 +165,13 @@ def compare(entries: Sequence[Entry]) -> Comparison:
         step_time=_step_times(entries, baseline),
         losses=_losses(summaries),
         loss_difference=_loss_differences(summaries, baseline),
-        remarks=_remarks(entries),
+        remarks=remarks,
     )
+
+
+def _baseline(summaries: Sequence[Summary | None]) -> int | None:
+    """The first of them that is in the arm of :data:`BASELINE`."""
+    return next((i for i, item in enumerate(summaries) if item is not None and item.arm.name == BASELINE), None)
 
 
 def _compared_steps(summaries: Sequence[Summary | None]) -> list[Step | None]:

@@ -142,6 +142,17 @@ def test_what_makes_recordings_unlike_is_said() -> None:
     assert all(f"note: the {what} differ" in render(comparison) for what in ("parameters", "scripts"))
 
 
+def test_what_differs_in_more_than_precision_is_held_against_nothing() -> None:
+    unlike = compare(entries(run(plain=(5,)), run(AMP, activations=400, script="other.py", plain=(7,))))
+    assert unlike.baseline is None
+    nothing = (None, None)
+    assert unlike.peak_difference == unlike.activation_ratio == unlike.loss_difference == nothing
+    assert unlike.instant("peak").total == (1600, 1200)
+    text = render(unlike)
+    assert "vs fp32" not in text and "rule of thumb" not in text
+    assert text.index("note: the scripts differ") < text.index("figures")
+
+
 def test_notes_name_the_recordings_that_have_them() -> None:
     both, one = "ampmem wrapped it", "only here"
     text = render(compare(entries(run(), run(AMP, notes=(both,)), run(NO_CACHE, notes=(both, one)))))

@@ -308,6 +308,15 @@ def test_without_a_baseline_there_is_no_waterfall() -> None:
     assert difference_headline(compared(small_run().recording(), small_run().recording()), 0) is None
 
 
+def test_recordings_of_two_scripts_have_no_difference() -> None:
+    other = with_larger_activations()
+    comparison = compared(fp32_run(), replace(other, run=replace(other.run, script="other.py")))
+    view = comparison_view(comparison)
+    assert len(view.remarks) == 1
+    assert (view.baseline, view.waterfall, view.peak_difference) == (None, (), (None, None))
+    assert difference_headline(comparison, 1) is None
+
+
 def test_a_failure_is_told_once() -> None:
     failure = FailureRecord(kind=FailureKind.RAISED, error="ValueError", message="no")
     run = replace(RUN, failure=failure)
