@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from build import write as write_recording
 from pages import Open, Written, changed, wait_until
+from story import long_run
+
+from ampmem.reporters.html import write
 
 pytestmark = pytest.mark.browser
 
@@ -87,6 +91,33 @@ def test_no_width_breaks_a_word_or_cuts_a_column(open_page: Open, profiled_page:
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate(BROKEN) == [], width
         assert page.evaluate(CUT) == [], width
+
+
+def test_long_names_of_recordings_are_not_broken_nor_are_the_ways_to_the_sections_cut(
+    open_page: Open, tmp_path: Path
+) -> None:
+    recording = write_recording(tmp_path / "gpt.medium.fp32.ampmem", long_run(steps=1, arm="fp32"))
+    write([recording, recording], tmp_path / "page.html", force=True)
+    page = open_page(tmp_path / "page.html")
+    label = page.locator("#verdict .bars th").first
+    assert label.inner_text() == "fp32 gpt.medium.fp32.ampmem #1"
+    for width in (390, 1024, 1440):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate(BROKEN) == [], width
+        assert label.bounding_box()["height"] < 90, width
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    # As on a page that has all the sections.
+    fits = page.evaluate(
+        """() => {
+          const nav = document.querySelector("nav");
+          for (const word of ["Out of memory", "Activations", "Rule of thumb", "Casts", "Address map"]) {
+            const link = Object.assign(document.createElement("a"), { textContent: word });
+            if (!nav.textContent.includes(word)) nav.append(link);
+          }
+          return nav.scrollWidth <= nav.clientWidth && nav.children.length === 13;
+        }"""
+    )
+    assert fits, page.locator("nav a").all_inner_texts()
 
 
 def test_everything_can_be_reached_with_tab(long_open: Any) -> None:

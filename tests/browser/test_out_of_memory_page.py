@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from failures import late_zero_grad
-from pages import Open, Written, written
+from pages import Open, Written, changed, written
 from story import long_run
 
 from ampmem.allocator.shortage import pack
@@ -97,6 +98,19 @@ def test_what_to_change_is_one_list_with_bytes(open_page: Open, tmp_path: Path) 
     assert not {each.finding.code for each in expected if each.finding} & set(cards)
     items.first.get_by_role("button", name="Show where").click()
     assert page.evaluate("document.activeElement.id") == "timeline-title"
+
+
+def test_what_was_alive_is_left_out_where_it_is_what_the_peak_is_made_of(
+    open_page: Open, failed_page: Written, tmp_path: Path
+) -> None:
+    def same(data: dict[str, Any]) -> None:
+        (run,) = data["runs"]
+        run["composition"] = run["out_of_memory"]["alive"]
+
+    page = open_page(changed(failed_page.path, tmp_path / "same.html", same))
+    assert page.locator("#peak .bars").count() == 1
+    assert page.locator("#out-of-memory .bars").count() == 0
+    assert page.locator("#out-of-memory").get_by_text("What was alive").count() == 0
 
 
 @pytest.mark.parametrize("width", [390, 900, 1440])

@@ -220,6 +220,7 @@ def test_runs_can_be_chosen_and_compared(open_page: Open, arms_page: Written) ->
     comparison = page.locator("#comparison")
     assert comparison.is_visible()
     assert comparison.get_by_text("From fp32 to amp, after forward").is_visible()
+    assert comparison.get_by_text("At the same instants of step 2.").is_visible()
     assert comparison.get_by_role("row").filter(has_text="Cast copies").count() >= 1
 
 

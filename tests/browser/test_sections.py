@@ -162,13 +162,15 @@ def test_what_is_not_known_has_no_column(open_page: Open, arms_page: Written, tm
     def bare(data: dict[str, Any]) -> None:
         for step in (step for run in data["runs"] for step in run["steps"]):
             step.update(loss="-", update="", took="")
-        data["comparison"].update(losses=[], baseline=None)
+        data["comparison"].update(losses=[], baseline=None, steps=[1, 2])
 
     page = open_page(changed(arms_page.path, tmp_path / "bare.html", bare))
     known = page.locator("#steps table").first.locator("thead th").evaluate_all(heads)
     assert known == ["Step", "Peak", "In"]
     assert page.locator("#comparison").get_by_role("table", name="Losses").count() == 0
     assert page.locator("#comparison h2").inner_text() == "The recordings side by side"
+    each = "At the same instants of one step of each: fp32 step 1, amp step 2."
+    assert page.locator("#comparison").get_by_text(each).is_visible()
 
 
 def test_the_sections_have_their_names_in_the_bar(real_open: Any) -> None:

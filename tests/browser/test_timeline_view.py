@@ -44,6 +44,7 @@ def test_time_is_in_seconds_and_not_there_where_none_was_measured(
     open_page: Open, long_page: Written, tmp_path: Path
 ) -> None:
     page = open_page(long_page.path)
+    timed = page.locator("#readout-where").inner_text()
     page.get_by_role("button", name="Time", exact=True).click()
     seconds = long_page.analysis.timeline.time_ns[-1] / 1e9
     assert 0 <= view(page)[0] < view(page)[1] <= seconds
@@ -55,6 +56,8 @@ def test_time_is_in_seconds_and_not_there_where_none_was_measured(
 
     page = open_page(changed(long_page.path, tmp_path / "page.html", untimed), fragment="#axis=time")
     assert not page.get_by_role("button", name="Time", exact=True).is_visible()
+    assert len(timed.split(" · ")) == 4
+    assert page.locator("#readout-where").inner_text() == timed.rpartition(" · ")[0]
     assert view(page) == last_step(long_page)
 
 
@@ -101,6 +104,8 @@ def test_the_window_is_dragged_resized_and_chosen(long_open: Any, long_page: Wri
     assert window.get_attribute("aria-valuetext").startswith("events 0 to ")
     page.keyboard.press("End")
     seen(events * 0.54, events)
+    edge = page.locator("#window-end").bounding_box()
+    assert edge["x"] + edge["width"] == pytest.approx(box["x"] + box["width"], abs=1), "it ends where the chart does"
 
 
 def state(page: Any) -> dict[str, Any]:

@@ -24,9 +24,23 @@ function piece(start, bytes, whole, category, name) {
   return bar;
 }
 
-/** @param {string} label */
-function rowHead(label) {
-  return make("th", { scope: "row", class: label.length <= 18 ? "short" : null }, label);
+/** Up to this length a name stays on one line, as in verdict.html. */
+const SHORT = 18;
+
+/**
+ * @param {string} label
+ * @param {HTMLElement|null} shown what is shown of it, if that is more than its text
+ */
+function rowHead(label, shown = null) {
+  return make("th", { scope: "row", class: label.length <= SHORT ? "short" : null }, shown ?? label);
+}
+
+/**
+ * @param {CategoryView|null} category
+ * @param {string} key
+ */
+function categoryHead(category, key) {
+  return rowHead(category?.label ?? key, named(category, key));
 }
 
 /** @param {HTMLElement[]} pieces */
@@ -54,7 +68,7 @@ export function compositionBars(composition, categoryOf, when = "at the peak") {
     const row = make(
       "tr",
       {},
-      make("th", { scope: "row" }, named(category, key)),
+      categoryHead(category, key),
       track(piece(start, bytes, composition.total, category, "")),
       make("td", { class: "number" }, make("b", {}, formatBytes(bytes))),
       make("td", { class: "number quiet" }, formatShare(bytes, composition.total)),
@@ -65,7 +79,7 @@ export function compositionBars(composition, categoryOf, when = "at the peak") {
   const total = make(
     "tr",
     { class: "sum" },
-    make("th", { scope: "row" }, `Live ${when}`),
+    rowHead(`Live ${when}`),
     track(piece(0, composition.total, composition.total, null, "whole")),
     make("td", { class: "number" }, make("b", {}, formatBytes(composition.total))),
     make("td", {}),
@@ -160,7 +174,7 @@ export function waterfallBars(waterfall, categoryOf) {
     const row = make(
       "tr",
       {},
-      make("th", { scope: "row" }, named(category, key)),
+      categoryHead(category, key),
       track(piece(Math.min(now, now + bytes), bytes, whole, category, bytes < 0 ? "less" : "more")),
       make("td", { class: "number" }, formatSigned(bytes)),
     );
