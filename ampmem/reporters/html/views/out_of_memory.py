@@ -42,7 +42,7 @@ def out_of_memory_view(
 def _remedy(remedy: Remedy) -> RemedyView:
     finding = remedy.finding
     return RemedyView(
-        change=remedy.change if finding is not None else capital(remedy.change),
+        change=remedy.change,
         why=capital(remedy.why),
         bytes=remedy.bytes,
         evidence=() if finding is None else finding.evidence,
