@@ -93,11 +93,10 @@ def _measured(comparison: Comparison, details: frozenset[Detail], layout: Layout
 
 
 def _head(comparison: Comparison, layout: Layout) -> str:
-    known = _known(comparison.entries)
-    first = known[0][0] if known else comparison.entries[0]
-    rows = [("script", first.script or "?")]
-    if first.summary is not None:
-        rows += _run(first.summary)
+    """What was run, and the precision of each; of runs that differ in more than that, only what they share."""
+    known = [[("script", entry.script or "?"), *_run(summary)] for entry, summary in _known(comparison.entries)]
+    first, *others = known or [[("script", comparison.entries[0].script or "?")]]
+    rows = [row for row in first if not comparison.remarks or all(row in other for other in others)]
     rows += [
         ("precision" if i == 0 else "", _described(entry, baseline=i == comparison.baseline))
         for i, entry in enumerate(comparison.entries)

@@ -151,6 +151,7 @@ def test_what_differs_in_more_than_precision_is_held_against_nothing() -> None:
     text = render(unlike)
     assert "vs fp32" not in text and "rule of thumb" not in text
     assert text.index("note: the scripts differ") < text.index("figures")
+    assert "script      " not in text, "neither's is that of the runs"
 
 
 def test_notes_name_the_recordings_that_have_them() -> None:
