@@ -18,3 +18,8 @@ def __getattr__(name: str) -> object:
     if name in __all__:
         return getattr(import_module("ampmem.api"), name)
     raise AttributeError(f"module 'ampmem' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What there is, with the names that are not imported yet: for completion."""
+    return sorted({*globals(), *__all__})

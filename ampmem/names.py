@@ -50,6 +50,9 @@ def not_modelled(what: str) -> str:
     return f"not modelled: {what}"
 
 
+NOT_KNOWN = "not known"
+"""The name of what a snapshot does not name, such as the class of an optimizer whose frames alone were seen."""
+
 NO_TIMES = "the snapshot has no times: events are a microsecond apart"
 """The note of a recording whose times only order its events."""
 
@@ -57,6 +60,25 @@ NO_TIMES = "the snapshot has no times: events are a microsecond apart"
 def has_times(notes: Sequence[str]) -> bool:
     """Whether the times of a recording with these ``notes`` were measured."""
     return NO_TIMES not in notes
+
+
+LEFT_OVER = (
+    "are alive throughout and have no gradient and no cast: buffers, inputs or frozen parameters; they are in other"
+)
+"""The end of the note that a snapshot may have more parameters than were recognised."""
+
+TAKEN_FOR_PARAMETERS = "that are alive throughout were taken for parameters, buffers and inputs too"
+"""The end of the note that what was taken for parameters may be something else."""
+
+
+def parameters_left_over(notes: Sequence[str]) -> bool:
+    """Whether there may be more parameters than a recording with these ``notes`` has."""
+    return any(note.endswith(LEFT_OVER) for note in notes)
+
+
+def buffers_counted(notes: Sequence[str]) -> bool:
+    """Whether there may be fewer."""
+    return any(note.endswith(TAKEN_FOR_PARAMETERS) for note in notes)
 
 
 _WARNING = "warning: "

@@ -56,6 +56,10 @@ in bottlerocket-os/bottlerocket#3873 (A100 40 GB, 42,298,834,944 bytes), and a "
 an out-of-memory message on an RTX 4090. SM counts and capabilities: NVIDIA's architecture white papers.
 """
 
+CONTEXT = 512 * MIB
+"""What is taken to be used outside of the allocator: the CUDA context and the libraries' own memory. Stated in
+every recording as an assumption; it differs between drivers and GPUs."""
+
 _UNITS = {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 

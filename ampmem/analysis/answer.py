@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ampmem.analysis.activations import PlainGroup, plain_groups
@@ -196,15 +196,19 @@ def effect_of(before: int, after: int) -> Effect:
 
 
 def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed: bool) -> Composition:
-    parts = [Part(category=category, bytes=peak.categories[category]) for category in CATEGORIES]
+    oom, live = summary.out_of_memory, peak.categories
+    short = oom is not None and oom.ended_the_run
+    if oom is not None and short:
+        live = oom.alive  # what there was when the request failed, which need not be the peak
+    parts = [Part(category=category, bytes=live[category]) for category in CATEGORIES]
     helpful = [finding for finding in summary.findings if finding.off_peak]
     return Composition(
-        peak=_peak_of(label, peak),
+        peak=replace(_peak_of(label, peak), bytes=sum(live.values())),
         step=step,
         parts=tuple(sorted((part for part in parts if part.bytes), key=lambda part: -part.bytes)),
         saving=max(helpful, key=lambda finding: finding.off_peak or 0, default=None),
         failed=failed,
-        short=summary.out_of_memory is not None and summary.out_of_memory.ended_the_run,
+        short=short,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import TypeVar
@@ -74,16 +74,17 @@ class Comparison:
     """Recordings side by side.
 
     What is said of the entries is a tuple with one value for each, in their order, ``None`` for what is not
-    known. Differences and ratios are to the baseline, the first entry whose arm is ``fp32``; without one
-    they are ``None``.
+    known. Differences and ratios are to the baseline, the first entry whose arm is ``fp32``; without one, and where
+    the entries differ in more than their precision, they are ``None``.
     """
 
     entries: tuple[Entry, ...]
     baseline: int | None
-    """Index of the baseline in ``entries``."""
+    """Index of the baseline in ``entries``; ``None`` with :attr:`remarks`, which say what a difference is due to."""
     steps: tuple[int | None, ...]
-    """The step that is compared: the last that ended in all entries and whose update was done in all of them,
-    or else the last of each entry. An entry that ran out of memory before a step had ended has that one."""
+    """The step that is compared: the last that ended in all entries and whose update was done in all of them, of those
+    with a full batch where a DataLoader made it; or else the last of each entry. An entry that ran out of memory before
+    a step had ended has that one."""
     instants: tuple[Instant, ...]
     """``after_forward``, ``after_backward``, ``after_optimizer`` and ``peak`` of that step."""
     peak_difference: tuple[int | None, ...]
@@ -145,7 +146,8 @@ def distinct(entries: Sequence[Entry], names: Sequence[str]) -> tuple[Entry, ...
 def compare(entries: Sequence[Entry]) -> Comparison:
     """Lay ``entries`` side by side."""
     summaries = [entry.summary for entry in entries]
-    baseline = next((i for i, item in enumerate(summaries) if item is not None and item.arm.name == BASELINE), None)
+    remarks = _remarks(entries)
+    baseline = None if remarks else _baseline(summaries)
     steps = _compared_steps(summaries)
     instants = _instants(summaries, steps)
     whole = [size if step and step.finished else None for size, step in zip(instants[-1].total, steps, strict=True)]
@@ -163,8 +165,13 @@ def compare(entries: Sequence[Entry]) -> Comparison:
         step_time=_step_times(entries, baseline),
         losses=_losses(summaries),
         loss_difference=_loss_differences(summaries, baseline),
-        remarks=_remarks(entries),
+        remarks=remarks,
     )
+
+
+def _baseline(summaries: Sequence[Summary | None]) -> int | None:
+    """The first of them that is in the arm of :data:`BASELINE`."""
+    return next((i for i, item in enumerate(summaries) if item is not None and item.arm.name == BASELINE), None)
 
 
 def _compared_steps(summaries: Sequence[Summary | None]) -> list[Step | None]:
@@ -173,9 +180,16 @@ def _compared_steps(summaries: Sequence[Summary | None]) -> list[Step | None]:
     common = set.intersection(*(set(steps) for steps in known)) if known else set()
     done = [index for index in common if not any(steps[index].skipped_update for steps in known)]
     if done:
-        chosen = max(done)
+        chosen = max(_of_full_batches(done, known))
         return [None if item is None else _step_of(item, chosen) for item in summaries]
     return [None if item is None else item.last_step for item in summaries]
+
+
+def _of_full_batches(done: Sequence[int], known: Sequence[Mapping[int, Step]]) -> Sequence[int]:
+    """Those of ``done`` with the largest batch that a DataLoader made; all where nothing says how large one was."""
+    loaded = [index for index in done if all(steps[index].batch_loaded and steps[index].batch_size for steps in known)]
+    sizes = {index: min(steps[index].batch_size or 0 for steps in known) for index in loaded}
+    return [index for index in loaded if sizes[index] == max(sizes.values())] or done
 
 
 def _step_of(summary: Summary, index: int) -> Step:
@@ -190,7 +204,7 @@ def _instants(summaries: Sequence[Summary | None], steps: Sequence[Step | None])
         (Mark.AFTER_OPTIMIZER, lambda step: step.marks.after_optimizer),
         (Mark.PEAK, lambda step: step.peak.categories),
     )
-    counts = [0 if summary is None else summary.parameters.count for summary in summaries]
+    counts = [0 if summary is None else summary.parameters.known_count for summary in summaries]
     instants = []
     for name, breakdown in at:
         live = tuple(None if step is None else breakdown(step) for step in steps)

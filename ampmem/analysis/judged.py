@@ -50,6 +50,9 @@ def shared_findings(comparison: Comparison) -> tuple[SharedFinding, ...]:
             key = finding.code, finding.message, finding.change
             labels = found[key].labels if key in found else ()
             found[key] = SharedFinding(finding=found[key].finding if labels else finding, labels=(*labels, entry.label))
+    # What the cache spares the one run is what it would spare the other.
+    codes = {shared.finding.code for shared in found.values()}
+    found = {key: shared for key, shared in found.items() if key[0] != _SPARED or _SPARES not in codes}
     return tuple(sorted(found.values(), key=lambda shared: SEVERITIES.index(shared.finding.severity)))
 
 
@@ -101,6 +104,8 @@ def _autocast(finding: Finding, mine: _Run, full: _Run) -> Finding | None:
     more = mine.peak - full.peak
     if effect is Effect.COSTS:
         message = f"AMP takes {format_bytes(more)} more than {full.label} at the peak, as measured."
+    elif more < 0:
+        message = f"AMP lowers the peak of {full.label} by {format_bytes(-more)} only, as measured."
     else:
         message = f"AMP does not lower the peak of {full.label}, as measured."
     return replace(
@@ -178,6 +183,8 @@ def _cache_pays(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
     message += f"{format_bytes(cost)} higher." if cost > 0 else "no higher."
     return replace(finding, message=message, bytes=copies)
 
+
+_SPARED, _SPARES = "cache-off-costs", "cache-on-saves"
 
 _JUDGES: Mapping[str, tuple[tuple[Arm, ...], _Judge]] = {
     "amp-saves": ((Arm.FP32,), _autocast),

@@ -19,11 +19,12 @@ from ampmem.analysis.casts import Casts, cast_eligible
 from ampmem.analysis.conservation import Conservation
 from ampmem.analysis.findings import Finding, findings
 from ampmem.analysis.fit.estimate import Prediction, prediction_of
-from ampmem.analysis.jsonable import AtLeast, Json, OneOf, Positive, Signed, named, text_of
+from ampmem.analysis.jsonable import NOT_IN_JSON, AtLeast, Json, OneOf, Positive, Signed, named, text_of
 from ampmem.analysis.largest import Held, LargeAllocation, held, largest
 from ampmem.analysis.modules import ModuleMemory, modules
-from ampmem.analysis.parameters import own_bytes, own_elements
+from ampmem.analysis.parameters import Parameters, parameters_of
 from ampmem.analysis.schema import schema_of
+from ampmem.analysis.static_model.unknown import unknown_of
 from ampmem.analysis.static_model.verdict import StaticComponent, StaticRecipe
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
 from ampmem.analysis.timeline.marks import Instants, failure_ns, phase_at, trains
@@ -53,16 +54,6 @@ class ArmSummary:
     scaler: bool
     forced: bool
     wrapped: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameters:
-    """``count``, ``trainable`` and ``cast_eligible`` are elements; the last is known under autocast only."""
-
-    count: int
-    trainable: int
-    bytes: int
-    cast_eligible: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +166,8 @@ class Summary:
     static_model: tuple[StaticComponent, ...]
     static_problem: str | None
     """Why the static model is no verdict on this run, whatever its components say; ``None`` where it is one."""
+    static_unknown: tuple[str, ...] = field(metadata=NOT_IN_JSON)
+    """What is not known of the run that a rule of thumb is chosen by; then there is no recipe."""
     activations: tuple[ActivationGroup, ...]
     casts: Casts
     modules: tuple[ModuleMemory, ...]
@@ -239,7 +232,7 @@ def summary_of(analysis: Analysis) -> Summary:
             forced=arm.forced,
             wrapped=arm.wrapped,
         ),
-        parameters=_parameters(recording),
+        parameters=parameters_of(recording, cast_eligible(recording)),
         optimizer=tuple(
             Optimizer(class_name=record.class_name, implementation=record.implementation)
             for record in recording.optimizers
@@ -256,6 +249,7 @@ def summary_of(analysis: Analysis) -> Summary:
         static_recipe=None if verdict is None else verdict.recipe,
         static_model=() if verdict is None else verdict.components,
         static_problem=None if verdict is None else verdict.problem,
+        static_unknown=unknown_of(recording),
         activations=_activations(analysis),
         casts=analysis.casts,
         modules=modules(analysis),
@@ -362,16 +356,6 @@ def _run_peak(step: Step) -> RunPeak:
         op=peak.op,
         module=peak.module,
         step=step.index,
-    )
-
-
-def _parameters(recording: Recording) -> Parameters:
-    records = recording.parameters
-    return Parameters(
-        count=sum(own_elements(record) for record in records),
-        trainable=sum(own_elements(record) for record in records if record.trainable),
-        bytes=sum(own_bytes(record) for record in records),
-        cast_eligible=cast_eligible(recording),
     )
 
 

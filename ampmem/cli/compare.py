@@ -15,7 +15,7 @@ from ampmem.analysis.compare import compare as compare_entries
 from ampmem.cli.assume import assumed_data
 from ampmem.cli.options import ScriptCommand, ScriptOptions, shared_options, simulated_gpu
 from ampmem.cli.processes import launch
-from ampmem.cli.processes.children import chosen_arms, profile_arguments
+from ampmem.cli.processes.children import chosen_arms, misplaced, profile_arguments
 from ampmem.cli.processes.progress import Course, Progress
 from ampmem.errors import NothingRecorded, RecordingError
 from ampmem.outputs import check_output, claim, remove, remove_empty, say_written, sized
@@ -164,7 +164,8 @@ def _run(plan: _Plan, arm: Arm, course: Course, progress: Progress) -> _Outcome:
         remove_empty([path])
     course.end()
     entry = _entry(plan, arm, ended.failure)
-    progress.stay(f"{name}: {_said(entry, path)}", course.left(), tail=() if ended.failure is None else ended.tail)
+    said = f"{_said(entry, path)}{misplaced(script, ended)}"
+    progress.stay(f"{name}: {said}", course.left(), tail=() if ended.failure is None else ended.tail)
     if timed is not None and timed.failure is not None:
         progress.stay(f"{name}: the run that times its steps failed: {timed.failure}", tail=timed.tail)
     worked = entry.failure is None and (timed is None or timed.failure is None)

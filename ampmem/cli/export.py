@@ -10,7 +10,7 @@ import click
 from ampmem.analysis.analyse import analyse
 from ampmem.errors import RecordingError
 from ampmem.outputs import check_output, say_written
-from ampmem.recording import read
+from ampmem.recording import check_recording, read
 from ampmem.reporters.export.csv import write_csv
 from ampmem.reporters.export.figure import write_figure
 from ampmem.reporters.export.perfetto import write_perfetto
@@ -40,6 +40,7 @@ FORMATS: dict[str, Callable[..., None]] = {
 @click.option("--force", is_flag=True, help="Replace the file when it exists already.")
 def export(file: Path, name: str, output: Path, force: bool) -> None:
     """Write a recording in a format that other tools read, with ampmem's categories in it."""
+    check_recording(file)
     check_output(output, force=force)
     recording = read(file)
     try:

@@ -87,7 +87,7 @@ def fit(
 
     Every value that is tried is a run of the unmodified script on a simulated GPU, in a process of its own:
     no GPU is needed. Nothing is said of a value that was not run. With fp32 among the arms, the value is found
-    too from which on each other arm needs less memory. The tables go to stdout, a line for each run to stderr.
+    too from which on each other arm allocates less. The tables go to stdout, a line for each run to stderr.
 
     The argument is whatever sets the size. --batch-size=1:64 is passed on as --batch-size=8,
     "--batch-size 1:64" as two arguments, batch_size=1:64 as batch_size=8. Without HIGH (1:) the value is doubled

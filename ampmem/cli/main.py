@@ -116,9 +116,7 @@ def main() -> NoReturn:
         terminal.say(str(error))
         code = error.exit_code
     except click.ClickException as error:
-        said = StringIO()
-        error.show(said)
-        terminal.show(said.getvalue().rstrip("\n"))
+        terminal.show(_said(error))
         code = error.exit_code
     except KeyboardInterrupt:
         terminal.say("interrupted")
@@ -133,6 +131,16 @@ def main() -> NoReturn:
         _discard_output()
         code = 1
     raise SystemExit(code)
+
+
+def _said(error: click.ClickException) -> str:
+    """What click says, without tabs; of an option that there is none of, the nearest is named alone."""
+    if isinstance(error, click.NoSuchOption) and error.possibilities:
+        near = get_close_matches(error.option_name, error.possibilities, n=1)
+        error = click.UsageError(f"{error.message}{f' Did you mean {near[0]!r}?' if near else ''}", error.ctx)
+    said = StringIO()
+    error.show(said)
+    return said.getvalue().rstrip("\n").expandtabs(4)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -12,13 +12,14 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from ampmem.allocator.gpus import GPUS, GpuSpec, find_gpu
+from ampmem.allocator.gpus import CONTEXT, GPUS, GpuSpec, find_gpu
 from ampmem.cli.assume import ASSUMABLE
 from ampmem.errors import UsageError
 from ampmem.recorder import script
 from ampmem.recorder.marker import FORMS, step_on_of
 from ampmem.recorder.script import Target
 from ampmem.recording import taken_for_script
+from ampmem.units import format_bytes
 from ampmem.vocabulary import AutocastDtype, Device
 
 DEFAULT_GPU = "a100-80"
@@ -167,9 +168,18 @@ def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def simulated_gpu(device: Device, gpu: str | None) -> GpuSpec | None:
-    """The GPU to simulate; ``None`` for another device. Raises :class:`UsageError` for one that nobody knows."""
+    """The GPU to simulate; ``None`` for another device.
+
+    Raises :class:`UsageError` for one that nobody knows, and for one with nothing left for the script.
+    """
     if device != Device.SIMULATED:
         if gpu is not None:
             raise UsageError("--gpu names the GPU to simulate, so it needs --device sim")
         return None
-    return find_gpu(gpu or DEFAULT_GPU)
+    found = find_gpu(gpu or DEFAULT_GPU)
+    if found.total_memory <= CONTEXT:
+        raise UsageError(
+            f"--gpu {gpu} leaves nothing for the script: {format_bytes(CONTEXT)} are assumed in use outside of "
+            "PyTorch's allocator (CUDA context, libraries); give more than that, such as 4GiB"
+        )
+    return found

@@ -255,7 +255,7 @@ class _Run:
         stopper = None if plan.run_to_end else self.stopper
         self.audience.say(afterwards.recorded(self.session, self.path, stopper))
         if not plan.quiet:
-            afterwards.show(recording, plan.path(self.target), self.audience)
+            afterwards.show(recording, self.path, self.audience)
         if self.page is not None:
             self._write_page(self.page)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from ampmem.outputs import say_written
+from ampmem.outputs import claim, remove_empty, sized
 from ampmem.terminal import Terminal
 
 SUFFIX = ".html"
@@ -24,7 +24,7 @@ SUFFIX = ".html"
     metavar="OUT.html",
     type=click.Path(path_type=Path),
     help="The page.  [default: beside the first file: of run.ampmem run.html; of run.fp32.ampmem and run.amp.ampmem, "
-    "what their names have in common, run.html]",
+    "what their names have in common, run.html; with the next number where that exists: run.2.html]",
 )
 @click.option("--open", "opening", is_flag=True, help="Open the page in a browser, where there is one.")
 @click.option("--force", is_flag=True, help="Replace the page when it exists already.")
@@ -32,11 +32,22 @@ def report(files: tuple[Path, ...], output: Path | None, opening: bool, force: b
     """Write one HTML page with a section for each recording; it needs nothing but a browser."""
     from ampmem.reporters.html import write  # with plotly, for which a shell's completion is not to wait
 
-    page = output or beside(files)
-    write(files, page, force=force)
-    say_written(page)
+    wanted = output or beside(files)
+    numbered = output is None and not force
+    page = _page(wanted, claim(lambda number: [_page(wanted, number)])) if numbered else wanted
+    try:
+        write(files, page, force=force or numbered)
+    finally:
+        remove_empty([page] if numbered else [])
+    taken = "" if page == wanted else f"; {wanted} exists already (--force replaces it)"
+    Terminal(sys.stderr).say(f"wrote {sized(page)}{taken}")
     if opening and not webbrowser.open(page.absolute().as_uri()):
         Terminal(sys.stderr).say(f"no browser could be started here; open {page} in one")
+
+
+def _page(wanted: Path, number: int) -> Path:
+    """``wanted``, from the second ``number`` on with that in its name: ``train.2.html``."""
+    return wanted if number == 1 else wanted.with_name(f"{wanted.stem}.{number}{SUFFIX}")
 
 
 def beside(files: Sequence[Path]) -> Path:

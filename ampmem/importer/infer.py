@@ -11,7 +11,7 @@ from ampmem.events import Fact, Phase
 from ampmem.importer.frames import Purpose, Reading
 from ampmem.importer.phases import Course
 from ampmem.importer.replay import ALIVE, BEFORE, Allocation, TracedBlocks
-from ampmem.names import StateName
+from ampmem.names import LEFT_OVER, TAKEN_FOR_PARAMETERS, StateName
 from ampmem.units import format_bytes
 
 CUBLAS_WORKSPACE: Final = 8_519_680
@@ -210,10 +210,7 @@ def _without_evidence(trace: _Trace) -> list[str]:
     if not _all_throughout(trace):
         return ["nothing in the trace tells the parameters from other blocks: those alive throughout are in other"]
     count = sum(len(blocks) for blocks in trace.throughout.values())
-    return [
-        f"the trace has neither gradients nor casts: all {count} blocks that are alive throughout were taken for "
-        "parameters, buffers and inputs too"
-    ]
+    return [f"the trace has neither gradients nor casts: all {count} blocks {TAKEN_FOR_PARAMETERS}"]
 
 
 def _left_over(trace: _Trace, taken: set[int]) -> list[str]:
@@ -222,10 +219,7 @@ def _left_over(trace: _Trace, taken: set[int]) -> list[str]:
     if not left:
         return []
     total = format_bytes(sum(trace.allocations[index].bytes for index in left))
-    return [
-        f"{len(left)} blocks of {total} are alive throughout and have no gradient and no cast: buffers, "
-        "inputs or frozen parameters; they are in other"
-    ]
+    return [f"{len(left)} blocks of {total} {LEFT_OVER}"]
 
 
 def _too_many_casts(trace: _Trace, casts: Sequence[int], parameters: Sequence[Parameter]) -> list[str]:

@@ -41,6 +41,7 @@ from ampmem.importer.phases import Course, course_of
 from ampmem.importer.replay import BEFORE, Allocation, TracedBlocks, replay
 from ampmem.importer.segments import segments_of
 from ampmem.importer.unpickle import load
+from ampmem.names import NOT_KNOWN
 from ampmem.outputs import check_output, replaced
 from ampmem.recording import Batch, Description, RecordingWriter
 from ampmem.version import __version__
@@ -49,7 +50,6 @@ from ampmem.vocabulary import Arm, Device, SourceKind
 _ColumnsT = TypeVar("_ColumnsT", bound=Columns)
 
 _ITEMSIZE: Final = 4
-_UNNAMED: Final = "not known"
 
 
 def import_snapshot(path: Path, output: Path, *, device: int | None = None, force: bool = False) -> Recording:
@@ -230,8 +230,8 @@ def _facts(lives: TracedBlocks, found: Conclusions, texts: _Texts) -> FactColumn
 def _run(snapshot: DeviceSnapshot, name: str) -> RunRecord:
     return RunRecord(
         ampmem=__version__,
-        torch=_UNNAMED,
-        python=_UNNAMED,
+        torch=NOT_KNOWN,
+        python=NOT_KNOWN,
         source=SourceKind.SNAPSHOT,
         device_type=Device.CUDA.value,
         device_name=f"device {snapshot.device} of a snapshot",
@@ -286,5 +286,5 @@ def _optimizers(course: Course, lives: TracedBlocks, readings: Sequence[Reading]
         return ()
     ways = (readings[event.stack].implementation for event in lives.events)
     implementation = next((way for way in ways if way), "for-loop")
-    names = course.optimizer_names or (_UNNAMED,)
+    names = course.optimizer_names or (NOT_KNOWN,)
     return tuple(OptimizerRecord(class_name=name, implementation=implementation) for name in names)

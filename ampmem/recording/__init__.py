@@ -1,7 +1,7 @@
 """The ``.ampmem`` file: one SQLite database per process, appended to as the run goes, and read whole."""
 
 from ampmem.recording.bounds import MOST_STEPS
-from ampmem.recording.kinds import taken_for_script
+from ampmem.recording.kinds import check_recording, taken_for_script
 from ampmem.recording.layout import FORMAT_VERSION, SUFFIX
 from ampmem.recording.reader import read
 from ampmem.recording.writer import Batch, Description, RecordingWriter, add_plain_steps
@@ -14,6 +14,7 @@ __all__ = [
     "Description",
     "RecordingWriter",
     "add_plain_steps",
+    "check_recording",
     "read",
     "taken_for_script",
 ]

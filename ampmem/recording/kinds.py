@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from ampmem.errors import RecordingError, UsageError
 from ampmem.recording.layout import SUFFIX
 
 _PICKLES = tuple(bytes((0x80, protocol)) for protocol in range(2, 6))
@@ -17,6 +18,21 @@ def taken_for_recording(path: Path) -> str | None:
         return None
     command = f"ampmem import {shlex.quote(str(path))} -o {shlex.quote(str(path.with_suffix(SUFFIX)))}"
     return f"{path} is a pickle, and no recording; of a memory snapshot of PyTorch's this makes one: {command}"
+
+
+def check_recording(path: Path) -> None:
+    """Raise what reading ``path`` would, where its first bytes are enough to tell that it is no recording."""
+    if not path.exists():
+        raise UsageError(f"{path} does not exist")
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory, not a recording")
+    if not path.is_file():
+        raise UsageError(f"{path} is not a file")
+    mistaken = taken_for_recording(path)
+    if mistaken is not None:
+        raise RecordingError(mistaken)
+    if _begins(path) not in (_DATABASE, b""):  # a file that cannot be opened is told of when it is read
+        raise RecordingError(f"{path} is not an ampmem recording, or it is damaged (file is not a database)")
 
 
 def taken_for_script(path: Path) -> str | None:

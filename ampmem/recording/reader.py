@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from ampmem.errors import RecordingError, UsageError
+from ampmem.errors import RecordingError
 from ampmem.events import (
     AllocatorRecord,
     ArmRecord,
@@ -29,7 +29,7 @@ from ampmem.failure import FailureRecord, failure_in
 from ampmem.recording.bounds import MOST, check
 from ampmem.recording.cells import integer, parsed, record_of, text
 from ampmem.recording.database import Database, opened
-from ampmem.recording.kinds import taken_for_recording
+from ampmem.recording.kinds import check_recording
 from ampmem.recording.layout import ROWS, UNCOUNTED
 from ampmem.vocabulary import Arm
 
@@ -47,15 +47,7 @@ _TORN = (
 
 def read(path: Path) -> Recording:
     """Read a whole recording. Raises :class:`RecordingError` when ``path`` is not one."""
-    if not path.exists():
-        raise UsageError(f"{path} does not exist")
-    if path.is_dir():
-        raise UsageError(f"{path} is a directory, not a recording")
-    if not path.is_file():
-        raise UsageError(f"{path} is not a file")
-    mistaken = taken_for_recording(path)
-    if mistaken is not None:
-        raise RecordingError(mistaken)
+    check_recording(path)
     try:
         with opened(path) as database:
             recording = _recording(database)

@@ -9,19 +9,15 @@ from typing import NamedTuple
 
 import torch
 
-from ampmem.allocator.gpus import GpuSpec
+from ampmem.allocator.gpus import CONTEXT, GpuSpec
 from ampmem.allocator.model.blocks import Block
 from ampmem.allocator.model.caching import DeviceCachingAllocator
 from ampmem.allocator.model.oom import OutOfMemory
-from ampmem.allocator.settings import MIB, Settings
+from ampmem.allocator.settings import Settings
 from ampmem.events import Action, PredictionRecord
 from ampmem.names import warning
 from ampmem.simulator.peaks import Highest, Peaks, prediction
 from ampmem.simulator.private import running_node, storage_key
-
-CONTEXT = 512 * MIB
-"""What is taken to be used outside of the allocator: the CUDA context and the libraries' own memory. Stated in
-every recording as an assumption; it differs between drivers and GPUs."""
 
 
 class Event(NamedTuple):

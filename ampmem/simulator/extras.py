@@ -12,6 +12,7 @@ from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.private import FakeTensor, in_backward
 from ampmem.simulator.scratch import workspaces
 from ampmem.simulator.scratch.scratch import SORTS, has_scratch, scratch_of, sorts_much, unmodelled
+from ampmem.units import format_bytes
 
 aten = torch.ops.aten
 
@@ -66,7 +67,7 @@ class Extras:
         size = workspaces.cublas(capability, os.environ)
         if self._first_use("cuBLAS"):
             if capability is None:
-                self._device.assume(f"cuBLAS workspaces of {size} bytes: the GPU's architecture is not known")
+                self._device.assume(f"cuBLAS workspaces of {format_bytes(size)}: the GPU's architecture is not known")
             self._device.workspace("cuBLAS", size)
         own = workspaces.cublaslt(os.environ) if func in _LT_MATMULS else 0
         if own and self._first_use("cuBLASLt"):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 
 from ampmem.allocator.gpus import GpuSpec
-from ampmem.allocator.settings import settings_of_environment
+from ampmem.allocator.settings import GIB, settings_of_environment
 from ampmem.errors import UsageError
 from ampmem.events import PredictionRecord
 from ampmem.patching import added
@@ -29,11 +30,12 @@ class Simulation:
 
     def __init__(self, gpu: GpuSpec, *, label: str = "cuda", assumed: Assumed = NOTHING) -> None:
         settings = settings_of_environment(os.environ)
+        roomy = replace(gpu, total_memory=gpu.total_memory + GIB)  # the trial is not to fail for want of memory
         try:
             with ExitStack() as doubt:
                 doubt.callback(private.install_cuda_device())
                 with ExitStack() as trial:  # on a device of its own: what it allocates is not the script's
-                    tried = _install(SimulatedMode(SimulatedDevice(gpu, settings)), trial)
+                    tried = _install(SimulatedMode(SimulatedDevice(roomy, settings)), trial)
                     selftest.check(tried)
                 doubt.pop_all()
         except UsageError:

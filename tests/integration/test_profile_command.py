@@ -228,7 +228,7 @@ def test_wrong_use_is_one_line_before_anything_runs(tmp_path: Path) -> None:
 def test_a_second_recording_takes_the_next_number(tmp_path: Path) -> None:
     write_training(tmp_path)
     (tmp_path / "train.ampmem").write_text("precious")
-    command = [ready_python(), "-m", "ampmem", "profile", "--quiet", "--steps", "1", "train.py"]
+    command = [ready_python(), "-m", "ampmem", "profile", "--steps", "1", "train.py"]
     both = [
         subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
@@ -240,6 +240,7 @@ def test_a_second_recording_takes_the_next_number(tmp_path: Path) -> None:
         assert len(read(tmp_path / name).steps) == 1
         assert sum(f"ampmem: recording to {name}; {taken}" in each.splitlines() for each in said) == 1
         assert sum(f"recorded 1 step in {name}, " in each for each in said) == 1
+        assert sum(f"next: ampmem report {name} " in each for each in said) == 1
     assert (tmp_path / "train.ampmem").read_text() == "precious"
     done = ampmem(tmp_path, "profile", "--quiet", "--steps", "2", "--force", "train.py")
     assert done.stderr.splitlines()[0] == "ampmem: recording to train.ampmem"

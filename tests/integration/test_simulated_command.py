@@ -85,6 +85,13 @@ def test_out_of_memory_is_the_devices_own_error(tmp_path: Path) -> None:
     assert "it does not fit" in done.stderr
 
 
+def test_a_gpu_with_next_to_nothing_left_runs_out_in_the_script(tmp_path: Path) -> None:
+    done = profile(tmp_path, MODEL, "--device", "sim", "--gpu", "513MiB")
+    assert done.returncode == 1
+    assert "torch.OutOfMemoryError: CUDA out of memory" in done.stderr
+    assert "cannot simulate" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [

@@ -70,8 +70,8 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "start",
     ),
     "analysis": (
-        "jsonable ops parameters",
-        "schema timeline",
+        "jsonable ops",
+        "parameters schema timeline",
         "activations allocator casts fit largest modules",
         "conservation static_model",
         "analyse",

@@ -39,6 +39,13 @@ EXPLANATIONS = {
 }
 """Each reason in words."""
 
+_EACH_TOO_SMALL = "the cached memory is too small for it, and the device's free memory too small for a new segment"
+
+
+def explanation(reason: Reason, rounded: int, cached: int) -> str:
+    """``reason`` in words; where the ``cached`` blocks alone are too small for ``rounded`` bytes, it says so."""
+    return _EACH_TOO_SMALL if reason is Reason.FRAGMENTED and cached < rounded else EXPLANATIONS[reason]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemoryReport:
@@ -69,7 +76,8 @@ class OutOfMemoryReport:
             f"out of memory: {format_bytes(self.asked)} were asked for and {format_bytes(self.segment)} of "
             f"{format_bytes(self.device_total)} requested from the device, which has {format_bytes(self.device_free)} "
             f"free; {format_bytes(self.allocated)} are allocated and {format_bytes(self.cached)} cached "
-            f"(largest usable block {format_bytes(self.largest_free)}): {EXPLANATIONS[self.reason]}"
+            f"(largest usable block {format_bytes(self.largest_free)}): "
+            f"{explanation(self.reason, self.rounded, self.cached)}"
         )
 
 

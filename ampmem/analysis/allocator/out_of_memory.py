@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from ampmem.allocator.model.layout import SnapshotSegment
-from ampmem.allocator.model.oom import EXPLANATIONS, Candidates, Reason, largest
+from ampmem.allocator.model.oom import Candidates, Reason, explanation, largest
 from ampmem.allocator.shortage import candidates, unpack
 from ampmem.analysis.jsonable import NOT_IN_JSON, AtLeast, Positive
 from ampmem.analysis.timeline.categories import Breakdown, Category
@@ -33,6 +33,8 @@ _LARGEST = {
     Category.GRADIENTS: "set gradients to None before the forward (zero_grad(set_to_none=True))",
 }
 _OTHERWISE = "make the batch or the model smaller, or spread the model over several GPUs"
+_IN_SETUP = "make the model smaller, or use a larger GPU"
+"""There is no batch yet."""
 _MODEL = "make the model smaller, or spread it over several GPUs"
 _FOREACH = "let the optimizer take one parameter at a time (foreach=False), or use fused=True"
 
@@ -130,7 +132,7 @@ def failed_request(history: MemoryHistory) -> FailedRequest | None:
     )
     expandable = any(segment.expandable for segment in segments)
     options = (
-        *_against(reason, cached, largest_free, expandable=expandable),
+        *_against(reason, oom.asked, cached, largest_free, expandable=expandable),
         *_against_the_largest(recording, alive, temporaries, phase),
     )
     return FailedRequest(
@@ -152,7 +154,7 @@ def failed_request(history: MemoryHistory) -> FailedRequest | None:
         outside=outside if outside >= 0 else None,
         largest_free=largest_free,
         reason=reason,
-        explanation=EXPLANATIONS[reason],
+        explanation=explanation(reason, oom.asked, cached),
         changes=tuple(option.change for option in options),
         options=options,
         residual_bytes=abs(sum(alive.values()) - sum(block.requested for block in blocks if block.allocated)),
@@ -187,14 +189,15 @@ def _check_sizes(segments: Sequence[SnapshotSegment]) -> None:
         raise ValueError("a size that no block has")
 
 
-def _against(reason: Reason, cached: int, free: LargestFree, *, expandable: bool) -> Iterator[Option]:
+def _against(reason: Reason, asked: int, cached: int, free: LargestFree, *, expandable: bool) -> Iterator[Option]:
     """What may help against the reason: the free blocks that the request could not use."""
     if reason in _REASONS:
         sizes = {Reason.WRONG_STREAM: free.other_streams, Reason.WRONG_POOL: free.other_pools, Reason.OVERSIZE: cached}
         size = sizes.get(reason)
         yield Option(change=_REASONS[reason], bytes=size, about="" if size is None else _FREE)
     elif reason is Reason.FRAGMENTED and not expandable:
-        yield Option(change=_EXPANDABLE, bytes=cached, about=_FREE)
+        # The free blocks are what it is about where they are enough; else the device's free memory is, too.
+        yield Option(change=_EXPANDABLE, bytes=cached, about=_FREE) if cached >= asked else Option(change=_EXPANDABLE)
 
 
 def _against_the_largest(
@@ -212,7 +215,7 @@ def _against_the_largest(
     if most in _LARGEST:
         yield _option(_LARGEST[most], most, alive)
     elif most is Category.PARAMETERS:
-        yield _option(otherwise, most, alive)
+        yield _option(_IN_SETUP if phase == Phase.SETUP else otherwise, most, alive)
     else:
         yield Option(change=otherwise)
 

@@ -59,7 +59,7 @@ class ArmPoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The arm's peak less the baseline's."""
+    """The arm's peak of what is allocated less the baseline's."""
 
     value: Positive
     bytes: Signed
@@ -67,7 +67,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """Where the peak of ``arm`` falls below that of the arm ``against``, of the values that fit in both.
+    """Where what ``arm`` allocates at its peak falls below that of the arm ``against``, of the values that fit in both.
 
     ``costs_at`` is the largest value at which it is not below, ``saves_at`` the smallest above that at which it is.
     """

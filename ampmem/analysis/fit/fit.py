@@ -145,8 +145,11 @@ class FitResult:
         return tuple(sorted({value for arm in self.arms for value in arm.points}))
 
     def same_as(self, arm: ArmFit) -> ArmFit | None:
-        """The first arm before ``arm`` with the peaks of ``arm`` at every value that was run in either."""
-        before = self.arms[: self.arms.index(arm)]
+        """The first arm before ``arm`` with the peaks of ``arm`` at every value that was run in either.
+
+        ``None`` also where nothing fits: no peak is known then.
+        """
+        before = self.arms[: self.arms.index(arm)] if any(arm.points.values()) else ()
         return next((other for other in before if other.points == arm.points), None)
 
     @property

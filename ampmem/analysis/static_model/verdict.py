@@ -36,6 +36,7 @@ from ampmem.analysis.static_model.static_model import (
     Precision,
 )
 from ampmem.analysis.static_model.terms import Term, TermKind, TermSums
+from ampmem.analysis.static_model.unknown import unknown_of
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.marks import trains
@@ -114,9 +115,12 @@ def judge(
     """The verdict on the step at ``index`` (a position in the recording's steps).
 
     By default that is the last step with a backward, in a recording of inference with a forward, of those that ended
-    if there is one; ``None`` when there is none. ``breach`` says how the recording's sums are off, where they are.
+    if there is one; ``None`` when there is none, and where nothing is known that a recipe could be chosen by.
+    ``breach`` says how the recording's sums are off, where they are.
     """
     recording = history.recording
+    if unknown_of(recording):
+        return None
     if index is None:
         judged = _worth_judging(history)
         if not judged:

@@ -85,7 +85,8 @@ def kept(session: Session, path: Path, stopper: Stopper) -> str:
         said = f"{ended}, and {rest}, are" if session.outcome.recorded else f"{rest} is"
         return f"the script failed: out of memory; {said} in {there} (ampmem show {path})"
     if session.outcome.recorded:
-        return f"the script failed; {ended} are in {there} (ampmem show {path})"
+        be = "is" if session.outcome.recorded == 1 else "are"
+        return f"the script failed; {ended} {be} in {there} (ampmem show {path})"
     session.options.path.unlink(missing_ok=True)
     return "the script failed before a step had ended: nothing was recorded"
 

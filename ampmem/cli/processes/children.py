@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import click
+
 from ampmem.cli.options import ScriptOptions
+from ampmem.cli.processes.launch import Ended
 from ampmem.errors import UsageError
 from ampmem.vocabulary import Arm
 
@@ -39,3 +42,18 @@ def profile_arguments(script: ScriptOptions, arm: Arm, seed: int, *options: str)
     if script.as_module:
         arguments.append("-m")
     return [*arguments, "--", script.script_or_module, *script.arguments]
+
+
+def misplaced(script: ScriptOptions, ended: Ended) -> str:
+    """``; --arms is an option of ampmem's: write it before train.py``, where the script ended for not knowing it.
+
+    That is seen by its exit code, 2, and the last line that it printed.
+    """
+    context = click.get_current_context(silent=True)
+    if context is None or ended.code != 2 or not ended.tail:
+        return ""
+    ours = {name for param in context.command.params for name in (*param.opts, *param.secondary_opts)}
+    given = {argument.partition("=")[0] for argument in script.arguments if argument.startswith("-")}
+    told = (word.partition("=")[0] for word in ended.tail[-1].split())
+    name = next((word for word in told if word in ours & given), None)
+    return "" if name is None else f"; {name} is an option of ampmem's: write it before {script.name}"

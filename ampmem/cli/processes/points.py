@@ -16,7 +16,7 @@ from typing import TypeAlias
 from ampmem.analysis.fit.fit import Memory, memory_of
 from ampmem.cli.options import ScriptOptions
 from ampmem.cli.processes import launch
-from ampmem.cli.processes.children import profile_arguments
+from ampmem.cli.processes.children import misplaced, profile_arguments
 from ampmem.cli.processes.progress import Progress
 from ampmem.cli.vary import VariedArguments
 from ampmem.errors import AmpmemError, RecordingError
@@ -81,7 +81,7 @@ def run_points(
     notes: dict[str, None] = {}
     with (
         TemporaryDirectory(prefix="ampmem-fit-") as folder,
-        _Counted(left) as progress,
+        _Counted(plan.script, left) as progress,
         ThreadPoolExecutor(plan.jobs) as pool,
     ):
         children = _Children()
@@ -135,8 +135,9 @@ class _Children:
 class _Counted(Progress):
     """The runs are counted as they end; how many there will be is not known before."""
 
-    def __init__(self, left: Callable[[Found], str]) -> None:
+    def __init__(self, script: ScriptOptions, left: Callable[[Found], str]) -> None:
         super().__init__()
+        self._script = script
         self._left = left
         self._count = 0
         self._rest = ""
@@ -150,7 +151,8 @@ class _Counted(Progress):
         """One line for a run that ended. Raises :class:`RunFailed`."""
         self._count += 1
         if outcome.failure is not None:
-            self.stay(f"run {self._count}: {name}: failed: {outcome.failure}", tail=outcome.ended.tail)
+            why = f"{outcome.failure}{misplaced(self._script, outcome.ended)}"
+            self.stay(f"run {self._count}: {name}: failed: {why}", tail=outcome.ended.tail)
             raise RunFailed(f"{name} failed, and not for want of memory, so it cannot be said what fits")
         self._rest = self._left(found)
         self.stay(f"run {self._count}: {name}: {_said(outcome.memory)}", self._rest)

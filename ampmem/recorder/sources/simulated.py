@@ -8,6 +8,7 @@ from time import time_ns
 
 import numpy as np
 
+from ampmem.allocator.gpus import CONTEXT
 from ampmem.allocator.model.driver import DriverCall
 from ampmem.allocator.model.layout import DEFAULT_POOL
 from ampmem.allocator.model.oom import OutOfMemory
@@ -29,7 +30,7 @@ from ampmem.names import not_modelled
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.sources.base import Place, RawEvents
-from ampmem.simulator.device import CONTEXT, Event, SimulatedDevice
+from ampmem.simulator.device import Event, SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private import running_node
 from ampmem.simulator.where import take_stops

@@ -13,7 +13,7 @@ from ampmem.analysis.judged import judged_findings
 from ampmem.analysis.summary import summary_of
 from ampmem.errors import NothingRecorded, RecordingError, UsageError
 from ampmem.outputs import check_output, open_output
-from ampmem.recording import read
+from ampmem.recording import check_recording, read
 from ampmem.reporters.html.data import RunView
 from ampmem.reporters.html.page.page import page_view, render
 from ampmem.reporters.html.progress import Progress
@@ -37,6 +37,8 @@ def write(recordings: Sequence[Path], output: Path, *, force: bool = False) -> N
     if not recordings:
         raise UsageError("there is nothing to report on: give at least one recording")
     # Before the work, and not only when the page is there to be written.
+    for path in recordings:
+        check_recording(path)
     check_output(output, force=force)
     with Progress() as progress:
         limit = min(STREAM_LIMIT, STREAMS_LIMIT // len(recordings))

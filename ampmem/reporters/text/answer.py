@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ampmem.analysis.answer import Answer, Change, Composition, Effect, PeakOf, Verdict
 from ampmem.analysis.findings import Finding
@@ -20,15 +20,24 @@ _NAMED_SHARE = 0.05
 """What is less than this share of the activations is not named."""
 _MOST = 0.5
 """This share of something is most of it."""
+_CHANGES = 4
+"""So many changes are named."""
+_SHARE_OF_DIFFERENCE = 0.25
+"""A change of this share of the difference is worth a word, however small that is."""
+_LARGE = 0.1
+"""A part of this share of the peak is named, however many are."""
+_LEAST_HALF = 0.45
+"""What falls to less has more than halved."""
 _LABELS = 4
 """Of so many recordings each is named."""
 _WORDS = {
     Category.CAST_COPIES: "the weights' copies",
     Category.MASTER_COPIES: "master copies",
     Category.OPTIMIZER_STATE: "optimizer state",
-    Category.OTHER: "what nothing names",
 }
-_IN = {"optimizer": "the optimizer's update", "between": "the time between two steps"}
+_SINGULAR = (Category.OPTIMIZER_STATE, Category.WORKSPACE, Category.COMMUNICATION, Category.OTHER)
+_UPDATE = "optimizer"
+_PHASES = {_UPDATE: "in the optimizer's update", "between": "between the phases"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +62,17 @@ def wording(verdict: Verdict) -> Wording:
             why=f"the sums of {listed(verdict.unsound)} are not the allocator's own, see the warning",
         )
     if verdict.answer is not None:
-        return _answered(verdict.answer)
+        said = _answered(verdict.answer)
+        return replace(said, more=(*said.more, *_failed(verdict)))
     if len(verdict.compositions) == 1:
         return _of_one(verdict.compositions[0])
     return _of_several(verdict)
+
+
+def _failed(verdict: Verdict) -> list[str]:
+    """Whose script did not get to its end, though the step that is compared did."""
+    labels = [item.peak.label for item in verdict.compositions if item is not None and (item.failed or item.short)]
+    return [f"{listed(labels)} failed after that step."] if labels else []
 
 
 def _answered(answer: Answer) -> Wording:
@@ -83,63 +99,93 @@ def _from_to(before: str, after: str) -> str:
 
 
 def _why(answer: Answer) -> str:
-    """What the activations did, and the copies of weights: what autocast changes by itself."""
+    """What differs between the two peaks, the largest first, with the reason for the activations."""
     if answer.in_update:
         return "both peaks are in the optimizer's update, which autocast does not touch"
-    copies = _difference(answer, Category.CAST_COPIES)
-    added = [f"{_WORDS[Category.CAST_COPIES]} add {format_bytes(copies)}"] * (copies >= answer.least_notable)
-    parts = [*_activations(answer), *added] if answer.effect is Effect.SAVES else [*added, *_activations(answer)]
-    return ", and ".join(parts)
+    notable, rest = _notable(answer)
+    parts = [_changed(answer, change) for change in notable]
+    if rest:
+        parts.append(f"all else {'adds' if rest > 0 else 'falls by'} {format_bytes(abs(rest))}")
+    said = "; ".join(parts)
+    before, after = answer.baseline, answer.mixed
+    if answer.same_phase or _UPDATE not in (before.phase, after.phase):
+        return said
+    moved = f"the peak moves from {_phase(before).removeprefix('in ')} to {_phase(after).removeprefix('in ')}"
+    return f"{moved}, where {said}" if said else moved
 
 
-def _activations(answer: Answer) -> list[str]:
-    change = answer.activations
-    if change is None or not change.before:
-        return []
+def _notable(answer: Answer) -> tuple[Sequence[Change], int]:
+    """The changes that are worth a word, and what the others come to; 0 where that is none, or one that is named."""
+    whole = abs(answer.mixed.bytes - answer.baseline.bytes)
+    least = min(answer.least_notable, _SHARE_OF_DIFFERENCE * whole) or answer.least_notable
+    shown = [change for change in answer.changes if abs(change.difference) >= least][:_CHANGES]
+    others = [change for change in answer.changes if change not in shown]
+    rest = sum(change.difference for change in others)
+    if abs(rest) < least:
+        return shown, 0
+    return ([*shown, *others], 0) if len(others) == 1 else (shown, rest)
+
+
+def _changed(answer: Answer, change: Change) -> str:
+    size, what = format_bytes(abs(change.difference)), name(change.category)
+    if change.category is Category.ACTIVATIONS and change.before:
+        return _activations(answer, change, size)
+    if change.difference > 0:
+        return f"{what} {'adds' if change.category in _SINGULAR else 'add'} {size}"
+    return f"{what} {'falls' if change.category in _SINGULAR else 'fall'} by {size}"
+
+
+def _activations(answer: Answer, change: Change, size: str) -> str:
     ratio = change.after / change.before
-    sizes = _from_to(*format_apart(change.before, change.after))
+    if ratio > 1:
+        return f"activations add {size}"
+    if not change.after:
+        return f"activations fall by {size}, to none"
     if ratio <= _HALF:
-        return [f"activations at the end of forward fall to about half ({sizes})"]
-    fall = f"fall to {times(ratio)}" if ratio < 1 else "do not fall"
-    stay, enough = _in_float32(answer, change)
-    because = f"{', because' if enough else ';'} {stay}" if stay else ""
-    return [f"activations at the end of forward {fall} ({sizes}){because}"]
+        return f"activations fall by {size}, to {'about half' if ratio > _LEAST_HALF else times(ratio)}"
+    fall = f"activations fall by {size}, to {times(ratio)}"
+    stay, enough = _in_float32(answer)
+    return f"{fall}{', because' if enough else ';'} {stay}" if stay else fall
 
 
-def _in_float32(answer: Answer, change: Change) -> tuple[str, bool]:
-    """``1.5 GiB of the loss and 0.6 GiB of norms stay FP32``, and whether most of what is above half comes of that.
+def _in_float32(answer: Answer) -> tuple[str, bool]:
+    """``1.5 GiB of the loss and 0.6 GiB of norms are FP32 at the end of forward``, and whether that is why.
 
-    Empty where little of the activations is float32. Each of its bytes would be half a byte in low precision.
+    It is where most of what is above half comes of it: each of its bytes would be half a byte in low precision. Empty
+    where little of the activations is float32.
     """
+    change = answer.activations
     least = _NAMED_SHARE * sum(group.bytes for group in answer.groups)
     shown = [group for group in answer.in_float32 if group.bytes >= least][:_NAMED]
+    if change is None or not shown:
+        return "", False
     words = listed([f"{format_bytes(group.bytes)} of {group.kind}" for group in shown])
     all_of_it = sum(group.bytes for group in answer.in_float32)
-    return f"{words} stay FP32" if words else "", all_of_it >= _MOST * (2 * change.after - change.before)
+    return f"{words} are FP32 at the end of forward", all_of_it >= _MOST * (2 * change.after - change.before)
 
 
 def _instants(answer: Answer) -> list[str]:
     before, after = answer.baseline, answer.mixed
     if answer.same_phase:
         fewer = answer.fewer_gradients
-        if abs(fewer) < answer.least_notable:
+        if not any(change.category is Category.GRADIENTS for change in _notable(answer)[0]):
             return []
         earlier = (
             f"{format_bytes(abs(fewer))} {'fewer' if fewer > 0 else 'more'} gradients are there at {after.label}'s"
         )
-        return [f"Both peaks are in {_IN.get(before.phase, before.phase)}, but not at the same instant: {earlier}."]
+        return [f"Both peaks are {_phase(before)}, but not at the same instant: {earlier}."]
+    if _UPDATE in (before.phase, after.phase):
+        return []  # that is the reason
     return [f"The peaks are different instants: {before.label}'s is {when(before)}; {after.label}'s is {when(after)}."]
 
 
 def _at_the_peaks(answer: Answer) -> list[str]:
-    notable = [change for change in answer.changes if abs(change.difference) >= answer.least_notable]
-    if not notable:
+    """What differs all the same where the peaks are in the update: there it is no reason."""
+    notable, rest = _notable(answer)
+    if not answer.in_update or not notable:
         return []
-    rest = sum(change.difference for change in answer.changes if change not in notable[:_NAMED])
-    words = [f"{name(change.category)} {signed(change.difference)}" for change in notable[:_NAMED]]
-    if rest:
-        words.append(f"all else {signed(rest)}")
-    return [f"{'At the peak' if answer.same_phase else 'Between the two'}: {', '.join(words)}."]
+    words = [f"{name(change.category)} {signed(change.difference)}" for change in notable]
+    return [f"At the peak: {', '.join([*words, *[f'all else {signed(rest)}'] * bool(rest)])}."]
 
 
 def _unchanged(answer: Answer) -> list[str]:
@@ -168,7 +214,7 @@ def _cache(answer: Answer) -> list[str]:
         return []
     difference = other.bytes - answer.mixed.bytes
     if not difference:
-        return [f"Without autocast's cache of weights ({other.label}): the same."]
+        return [f"Without autocast's cache of weights ({other.label}) the peak is the same."]
     size = f"{format_bytes(abs(difference))} {'higher' if difference > 0 else 'lower'}"
     return [f"Without autocast's cache of weights ({other.label}) the peak is {size}."]
 
@@ -177,15 +223,23 @@ def _of_one(found: Composition | None) -> Wording:
     if found is None:
         return Wording(headline="Nothing was recorded")
     size = format_bytes(found.peak.bytes)
-    headline = f"Out of memory at {size}" if found.short else f"The peak is {size}, {when(found.peak, found.step)}"
+    if found.short:
+        headline = f"Out of memory at {size}"
+    else:
+        until = "Until the script failed, the peak" if found.failed else "The peak"
+        headline = f"{until} is {size}, {when(found.peak, found.step)}"
     return Wording(headline=headline, why=_made_of(found), more=_help(found.saving))
 
 
 def _made_of(found: Composition) -> str:
-    shown, rest = found.parts[:_NAMED], found.parts[_NAMED:]
-    parts = [f"{share(part.bytes, found.peak.bytes)} {name(part.category)}" for part in shown]
+    whole = found.peak.bytes
+    count = max(_NAMED, sum(part.bytes >= _LARGE * whole for part in found.parts))
+    shown, rest = found.parts[:count], found.parts[count:]
+    if len(rest) == 1:
+        shown, rest = found.parts, ()
+    parts = [f"{share(part.bytes, whole)} {name(part.category)}" for part in shown]
     if rest:
-        parts.append(f"{share(sum(part.bytes for part in rest), found.peak.bytes)} all else")
+        parts.append(f"{share(sum(part.bytes for part in rest), whole)} all else")
     return ", ".join(parts)
 
 
@@ -198,6 +252,8 @@ def _help(saving: Finding | None) -> tuple[str, ...]:
 def _of_several(verdict: Verdict) -> Wording:
     """The peaks side by side: there is nothing that says what mixed precision did."""
     found = list(zip(verdict.labels, verdict.compositions, strict=True))
+    if not any(verdict.compositions):
+        return Wording(headline="Nothing was recorded")
     words = [_in_short(label, item) for label, item in found[:_LABELS]]
     if len(found) > _LABELS:
         words.append(f"{len(found) - _LABELS} more")
@@ -233,15 +289,15 @@ def name(category: Category) -> str:
     return _WORDS.get(category, str(category))
 
 
-def _difference(answer: Answer, category: Category) -> int:
-    return next((change.difference for change in answer.changes if change.category is category), 0)
-
-
 def when(peak: PeakOf, step: int | None = None, *, where: bool = True) -> str:
     """When a peak is: ``in backward of step 2, at ConvolutionBackward0``; the latter unless ``where`` is off."""
     of = "" if step is None else f" of step {step}"
-    at = f", at {plain_op(peak.op)}" if where and peak.op and peak.phase != "optimizer" else ""
-    return f"in {_IN.get(peak.phase, peak.phase)}{of}{at}"
+    at = f", at {plain_op(peak.op)}" if where and peak.op and peak.phase != _UPDATE else ""
+    return f"{_phase(peak)}{of}{at}"
+
+
+def _phase(peak: PeakOf) -> str:
+    return _PHASES.get(peak.phase, f"in {peak.phase}")
 
 
 def listed(words: Sequence[str]) -> str:

@@ -61,6 +61,19 @@ def describe_optimizers(summary: Summary) -> str:
     return ", ".join(f"{item.class_name} ({item.implementation})" for item in summary.optimizer)
 
 
+def parameters_in_short(summary: Summary) -> str:
+    """``1,000 parameters in 3.9 KiB``; of a snapshot, where they cannot be counted, how much was recognised."""
+    parameters = summary.parameters
+    if parameters.exact:
+        return f"{format_count(parameters.count)} parameters in {format_bytes(parameters.bytes)}"
+    return f"{recognised(summary)} of parameters recognised"
+
+
+def recognised(summary: Summary) -> str:
+    """How much of the memory was taken for parameters, where they cannot be counted: ``at least 8.6 MiB``."""
+    return " ".join(filter(None, (summary.parameters.bound, format_bytes(summary.parameters.bytes))))
+
+
 def describe_loss(step: Step) -> str:
     """The loss of the step's last backward, and of how many: ``0.6931 (last of 4)``."""
     if step.loss is None:

@@ -8,6 +8,7 @@ from ampmem.analysis.fit.estimate import Fit, Prediction, Terms
 from ampmem.names import is_warning, not_modelled
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
 from ampmem.reporters.text.plain_text import wrapped
+from ampmem.reporters.text.words import size_beside
 from ampmem.units import format_bytes
 
 _LAYERS = ("rounding", "allocated", "cached", "reserved", "outside", "total")
@@ -63,7 +64,8 @@ def render_prediction(prediction: Prediction | None, gpu: str, layout: Layout = 
     """What a simulated run takes of the memory, beside its :func:`headline`; empty for a run that was measured."""
     if prediction is None:
         return ""
-    caption = f"the prediction for {gpu}, {format_bytes(prediction.gpu_bytes)}"
+    size = format_bytes(prediction.gpu_bytes)
+    caption = f"the prediction for {gpu}, {size}" if size_beside(gpu) else f"the prediction for a GPU of {size}"
     lines = [*map(layout.strong, wrapped(caption, layout.width)), "", _table(prediction, layout)]
     texts = [*_bounds(prediction), *map(not_modelled, prediction.not_modelled)]
     return "\n".join([*lines, *([""] * bool(texts)), *(line for text in texts for line in wrapped(text, layout.width))])

@@ -9,7 +9,7 @@ from ampmem.analysis.fit.search import Remaining
 from ampmem.names import is_warning, said_in
 from ampmem.reporters.text.layout import PLAIN, Layout, number, side_by_side
 from ampmem.reporters.text.plain_text import ABSENT, wrapped
-from ampmem.reporters.text.words import signed
+from ampmem.reporters.text.words import signed, size_beside
 from ampmem.units import format_apart, format_bytes, format_count
 
 DOES_NOT_FIT = "does not fit"
@@ -33,11 +33,14 @@ def facts(fit: FitResult) -> list[tuple[str, str]]:
     outside = (
         "" if fit.outside is None else f", {format_bytes(fit.outside)} of it assumed in use outside of the allocator"
     )
+    gpu = f"{fit.gpu} (simulated), {format_bytes(fit.total)}"
+    if not size_beside(fit.gpu):
+        gpu = f"{format_bytes(fit.total)} (simulated)"
     high = "where it does not fit" if vary.high is None else format_count(vary.high)
     return [
         ("script", fit.script),
         ("varied", f"{vary.name} from {format_count(vary.low)} to {high}"),
-        ("gpu", f"{fit.gpu} (simulated), {format_bytes(fit.total)}{outside}"),
+        ("gpu", f"{gpu}{outside}"),
         ("runs", f"{format_count(fit.runs)}, of {fit.steps} steps each"),
         *(("warning", said_in(note)) for note in fit.notes if is_warning(note)),
     ]
@@ -49,7 +52,7 @@ def fitting_lines(fit: FitResult) -> list[str]:
 
 
 def break_even_lines(fit: FitResult) -> list[str]:
-    """For each arm but the baseline, where it needs less."""
+    """For each arm but the baseline, where it allocates less at its peak. What it reserves may be more all the same."""
     same = {arm.name: _same(fit, arm) for arm in fit.arms}
     return [f"{each.arm}: {same[each.arm] or _break_even(fit, each)}" for each in fit.break_even]
 
@@ -75,7 +78,7 @@ def left(remaining: Remaining) -> str:
     if searched:
         return f"; left: {', '.join(searched)}"
     if remaining.crossings:
-        return f"; left: from which value on less is needed than in {BASELINE}"
+        return f"; left: from which value on less is allocated than in {BASELINE}"
     return f"; left: {remaining.runs} run{'' if remaining.runs == 1 else 's'} for the curve" if remaining.runs else ""
 
 
@@ -150,16 +153,16 @@ def _break_even(fit: FitResult, each: BreakEven) -> str:
         case Verdict.UNKNOWN:
             return "no value fits in both"
         case Verdict.ALWAYS:
-            return f"needs less at every value that was run in both ({_span(each)})"
+            return f"allocates less at every value that was run in both ({_span(each)})"
         case Verdict.NEVER:
-            return f"needs no less at any value that was run in both ({_span(each)})"
+            return f"allocates no less at any value that was run in both ({_span(each)})"
         case _:
             assert each.costs_at is not None and each.saves_at is not None
             cost, save = _at(each, each.costs_at), _at(each, each.saves_at)
             more = "as much" if each.differences[each.costs_at] == 0 else "more"
             if each.verdict is Verdict.REVERSED:
-                return f"needs less at {shown(each.saves_at)} ({save}), but {more} at {each.costs_at} ({cost})"
-            return f"needs {more} at {shown(each.costs_at)} ({cost}), less at {each.saves_at} ({save})"
+                return f"allocates less at {shown(each.saves_at)} ({save}), but {more} at {each.costs_at} ({cost})"
+            return f"allocates {more} at {shown(each.costs_at)} ({cost}), less at {each.saves_at} ({save})"
 
 
 def _at(each: BreakEven, value: int) -> str:

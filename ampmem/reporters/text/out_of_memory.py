@@ -29,7 +29,7 @@ def render_out_of_memory(summary: Summary, layout: Layout = PLAIN) -> str:
     for key, texts in _rows(oom, summary.findings):
         shown = [line for text in texts for line in wrapped(text, layout.width - _KEY)]
         lines += [f"{key if i == 0 else '':<{_KEY}}{line}" for i, line in enumerate(shown)]
-    alive = render_categories(oom.alive, oom.temporaries_by_phase, summary.parameters.count, layout)
+    alive = render_categories(oom.alive, oom.temporaries_by_phase, summary.parameters.known_count, layout)
     return "\n".join([*lines, "", layout.strong("alive when the request failed"), "", alive])
 
 

@@ -19,10 +19,10 @@ _HOLDS = "rule of thumb explained, nothing left over: every byte between it and 
 
 
 def render_static_model(summary: Summary, layout: Layout = PLAIN) -> str:
-    """One table per mark; a mark that is like the one before is not repeated. Empty without a verdict."""
+    """One table per mark; a mark that is like the one before is not repeated. Without a verdict, why there is none."""
     recipe = summary.static_recipe
     if recipe is None:
-        return ""
+        return "\n".join(wrapped(no_recipe(summary), layout.width)) if summary.static_unknown else ""
     size = f"{trimmed(recipe.bytes_per_param)} bytes per parameter"
     if recipe.peak_bytes_per_param != recipe.bytes_per_param:
         size += f", {trimmed(recipe.peak_bytes_per_param)} while the casts live"
@@ -38,9 +38,16 @@ def render_static_model(summary: Summary, layout: Layout = PLAIN) -> str:
         if rows and _content(rows) == _content(before):
             parts.append(f"{when}: the same")
         elif rows:
-            parts.append(_mark(when, rows, summary.parameters.count, layout))
+            parts.append(_mark(when, rows, summary.parameters.known_count, layout))
         before = rows
     return "\n\n".join([*parts, judged])
+
+
+def no_recipe(summary: Summary) -> str:
+    """Why no rule of thumb is held against a run of which too little is known, in one line."""
+    *others, last = summary.static_unknown
+    what = f"{', '.join(others)} and {last} are" if others else f"{last} {'are' if last == 'parameters' else 'is'}"
+    return f"static memory: no rule of thumb, as {what} not known"
 
 
 def in_words(recipe: StaticRecipe) -> str:

@@ -25,6 +25,7 @@ from ampmem.reporters.text.sections.steps import render_steps
 from ampmem.reporters.text.sections.verdict import verdict_lines
 from ampmem.reporters.text.static_model import render_static_model
 from ampmem.reporters.text.warnings import render_warnings
+from ampmem.vocabulary import AUTOCAST_ARMS
 
 
 class TableReporter:
@@ -106,8 +107,9 @@ def _findings(summary: Summary, details: frozenset[Detail], layout: Layout) -> s
 def _chosen(summary: Summary, details: frozenset[Detail], all_steps: bool, layout: Layout) -> Iterator[str]:
     """The details that are asked for; those that say nothing of this run are empty."""
     if Detail.MARKS in details or all_steps:
+        casts = summary.arm.name in AUTOCAST_ARMS
         for step in summary.steps if all_steps else _shown_steps(summary):
-            yield render_marks(step, summary.parameters.count, layout)
+            yield render_marks(step, summary.parameters.known_count, layout, casts=casts)
         yield render_held(summary, layout)
     if Detail.STATIC_MODEL in details:
         yield render_static_model(summary, layout)

@@ -32,6 +32,11 @@ def signed(size: int | None) -> str:
     return ("+" if size > 0 else "") + format_bytes(size)
 
 
+def size_beside(gpu: str) -> bool:
+    """Whether the size of ``gpu`` is to stand beside its name: not where ``--gpu 24GiB`` gave it no other name."""
+    return not gpu[:1].isdigit()
+
+
 def short(value: float | None) -> str:
     """A loss or a loss scale."""
     return ABSENT if value is None else f"{value:.6g}"

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ampmem.allocator.gpus import CONTEXT
 from ampmem.own_code import script_line
 from ampmem.patching import replace_all
-from ampmem.simulator.device import CONTEXT, SimulatedDevice
+from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private import (
     DEVICE_GUARD,

@@ -13,7 +13,7 @@ from ampmem.failure import FailureKind
 from ampmem.recording import read
 from ampmem.units import format_bytes
 
-STEP_KEPT = "ampmem: the script failed; 1 step that had ended are in run.ampmem, {} (ampmem show run.ampmem)"
+STEP_KEPT = "ampmem: the script failed; 1 step that had ended is in run.ampmem, {} (ampmem show run.ampmem)"
 
 
 @pytest.mark.parametrize(

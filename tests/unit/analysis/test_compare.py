@@ -92,6 +92,20 @@ def test_the_step_is_the_last_that_all_did(skipped: tuple[tuple[int, ...], tuple
     assert compare(entries(fp32, amp)).steps == steps
 
 
+def test_the_last_batch_of_a_loader_is_not_compared_where_it_is_smaller() -> None:
+    def loaded(recording: Recording, *, loader: bool = True) -> Recording:
+        steps = [
+            replace(step, batch_size=size, batch_loaded=loader)
+            for step, size in zip(recording.steps, (8, 8, 3), strict=True)
+        ]
+        return replace(recording, steps=tuple(steps))
+
+    three = {"losses": (2.0, 1.0, 0.5)}
+    assert compare(entries(loaded(run(**three)), loaded(run(AMP, **three)))).steps == (1, 1)
+    unknown = loaded(run(**three), loader=False), loaded(run(AMP, **three), loader=False)
+    assert compare(entries(*unknown)).steps == (2, 2)
+
+
 def test_the_step_is_one_that_a_failed_arm_has_too() -> None:
     amp = replace(entry_of(run(AMP, losses=(2.0,))), failure="RuntimeError: out of memory")
     comparison = compare([*entries(run()), amp])
@@ -128,6 +142,17 @@ def test_what_makes_recordings_unlike_is_said() -> None:
     assert all(f"note: the {what} differ" in render(comparison) for what in ("parameters", "scripts"))
 
 
+def test_what_differs_in_more_than_precision_is_held_against_nothing() -> None:
+    unlike = compare(entries(run(plain=(5,)), run(AMP, activations=400, script="other.py", plain=(7,))))
+    assert unlike.baseline is None
+    nothing = (None, None)
+    assert unlike.peak_difference == unlike.activation_ratio == unlike.loss_difference == nothing
+    assert unlike.instant("peak").total == (1600, 1200)
+    text = render(unlike)
+    assert "vs fp32" not in text and "rule of thumb" not in text
+    assert text.index("note: the scripts differ") < text.index("figures")
+
+
 def test_notes_name_the_recordings_that_have_them() -> None:
     both, one = "ampmem wrapped it", "only here"
     text = render(compare(entries(run(), run(AMP, notes=(both,)), run(NO_CACHE, notes=(both, one)))))
@@ -145,7 +170,7 @@ def test_a_recording_knows_that_its_script_failed() -> None:
 def test_nothing_at_all_is_still_a_report() -> None:
     text = render(compare([replace(FAILED, script="train.py"), replace(FAILED, label="amp")]))
     assert text.splitlines() == [
-        "Peaks: amp-nocache has none, nothing was recorded, amp has none, nothing was recorded.",
+        "Nothing was recorded.",
         "",
         "amp-nocache failed: killed by SIGKILL",
         "amp failed: killed by SIGKILL",

@@ -89,6 +89,7 @@ def test_the_section_of_show() -> None:
     assert "not modelled: what sort allocates" in cells
     assert max(map(len, lines)) <= 100
     assert render_prediction(None, "a GPU") == ""
+    assert render_prediction(prediction_of(BOUNDED), "4GiB").splitlines()[0] == "the prediction for a GPU of 4.0 GiB"
 
 
 def test_sentences_say_the_same() -> None:

@@ -48,11 +48,21 @@ def test_without_findings_the_list_is_what_the_request_says_with_bytes() -> None
     summary = summarize(replace(recording, ooms=(fragmented,)))
     assert told(summary) == [
         (700, "make the batch smaller, or recompute activations with torch.utils.checkpoint"),
-        (100, "set PYTORCH_ALLOC_CONF=expandable_segments:True"),
+        (None, "set PYTORCH_ALLOC_CONF=expandable_segments:True"),
     ]
+    assert summary.out_of_memory is not None
+    assert summary.out_of_memory.explanation.startswith("the cached memory is too small for it"), "100 for 350"
     assert summary.out_of_memory is not None
     assert [change for _, change in told(summary)] != list(summary.out_of_memory.changes), "by bytes"
     assert set(summary.out_of_memory.changes) == {change for _, change in told(summary)}
+
+
+def test_where_all_is_parameters_in_setup_the_batch_does_not_help() -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 100)
+    story.now += 10
+    summary = summarize(ended(story, story.now, (400,), step=-1))
+    assert told(summary)[0] == (400, "make the model smaller, or use a larger GPU")
 
 
 def test_a_smaller_batch_is_not_said_twice() -> None:

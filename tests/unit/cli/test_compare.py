@@ -81,6 +81,33 @@ def test_an_interrupted_comparison_leaves_no_empty_recording(here: Path, monkeyp
     assert names(here) == set()
 
 
+@pytest.mark.parametrize(
+    ("command", "code", "last", "hint"),
+    [
+        (
+            "compare --no-times train.py --arms fp32",
+            2,
+            "train.py: error: unrecognized arguments: --arms fp32",
+            "--arms",
+        ),
+        ("fit train.py --vary -b=1:8 --points=0", 2, "Error: No such option: --points=0", "--points"),
+        ("compare --no-times train.py --seed x", 2, "train.py: error: argument --seed: invalid int value: 'x'", None),
+        ("compare --no-times train.py --arms 1 --x", 2, "train.py: error: unrecognized arguments: --x", None),
+        ("compare --no-times train.py --arms fp32", 1, "ValueError: --arms it is", None),
+    ],
+)
+def test_an_option_of_ampmems_among_the_scripts_is_told(
+    here: Path, monkeypatch: pytest.MonkeyPatch, command: str, code: int, last: str, hint: str | None
+) -> None:
+    ended = Ended(code=code, said=None, tail=("usage: train.py [--seed SEED]", last))
+    monkeypatch.setattr("ampmem.cli.processes.launch.run", lambda *_: ended)
+    _, _, said = ampmem_here(here, *command.split())
+    (first,) = said.splitlines()[:1]
+    assert f"failed: exit code {code}" in first
+    end = f"exit code 2; {hint} is an option of ampmem's: write it before train.py"
+    assert first.partition(", about")[0].endswith(end) if hint else "an option" not in said
+
+
 def test_force_takes_the_first_names(here: Path) -> None:
     for name in ("train.fp32.ampmem", "train.amp.ampmem", "train.2.fp32.ampmem"):
         (here / name).write_text("of another day")

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 from click.shell_completion import get_completion_class
-from command_line import ampmem_here
+from command_line import ampmem_here, refused
 
 from ampmem.allocator.gpus import GPUS
 from ampmem.cli.main import SUBCOMMANDS, group
@@ -89,6 +89,11 @@ def test_the_script_is_the_one_that_click_makes(shell: str, tmp_path: Path) -> N
 
 def test_another_shell_is_wrong_usage(tmp_path: Path) -> None:
     assert ampmem_here(tmp_path, "completion", "tcsh")[0] == 2
+
+
+def test_without_a_shell_there_is_a_clean_list_of_them(tmp_path: Path) -> None:
+    said = refused(tmp_path, "completion")
+    assert said.endswith("Choose from:\n    bash,\n    zsh,\n    fish\n")
 
 
 def test_commands_are_completed_without_importing_one() -> None:

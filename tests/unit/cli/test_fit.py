@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from math import ceil, log2
 from pathlib import Path
@@ -21,6 +22,7 @@ from ampmem.analysis.fit.search import DOUBLINGS, GUESSES, next_to_fit, remainin
 from ampmem.cli.main import run
 from ampmem.cli.vary import varied_arguments
 from ampmem.errors import RecordingError, UsageError
+from ampmem.reporters.html.page.fit_page import fit_view
 from ampmem.reporters.text.fit import left, render
 
 OUTSIDE = 512
@@ -128,7 +130,7 @@ def test_peaks_that_are_out_of_order_end_the_search_and_are_told() -> None:
         assert set(arm.gaps) == odd & set(arm.points)
     (against,) = found.break_even
     assert against.verdict is Verdict.REVERSED
-    assert "needs less at --batch-size=1 (-100 B), but more at 20 (+100 B)" in render(found)
+    assert "allocates less at --batch-size=1 (-100 B), but more at 20 (+100 B)" in render(found)
 
 
 def test_the_curve_has_as_many_values_as_asked_for() -> None:
@@ -164,7 +166,7 @@ def test_the_text_and_the_json_say_what_was_run() -> None:
     assert max(map(len, text.splitlines())) <= 100
     assert "fp32: --batch-size=64 fits (63.0 of 97.7 KiB); nothing larger was run" in text
     assert "amp: --batch-size=64 may fit (96.7 to 98.7 of 97.7 KiB); nothing larger was run" in text
-    assert "amp: needs more at --batch-size=3 (+800 B), less at 4 (-100 B)" in text
+    assert "amp: allocates more at --batch-size=3 (+800 B), less at 4 (-100 B)" in text
     assert text.endswith("note: a note")
     document = json.loads(fit_document(found).to_json())
     jsonschema.Draft202012Validator(fit_schema()).validate(document)
@@ -190,6 +192,34 @@ def test_an_arm_with_the_peaks_of_another_is_told_to_be_the_same() -> None:
     assert render(found).count("amp-nocache: the same as amp\n") == 2
     other = result({"fp32": fp32, "amp": amp, "amp-nocache": {**amp, 2: None}}, vary(1, 2))
     assert "the same" not in render(other)
+
+
+def test_where_nothing_fits_no_peak_is_told_to_be_the_same() -> None:
+    points: dict[str, dict[int, Memory | None]] = {"fp32": {1: None}, "amp": {1: None}, "amp-nocache": {1: None}}
+    found = result(points, vary(1, 8))
+    text = render(found)
+    assert "the same" not in text
+    assert text.count("--batch-size=1 does not fit; nothing smaller was run") == 3
+    assert text.count("no value fits in both") == 2
+    view = fit_view(found)
+    assert [curve.label for curve in view.curves] == ["fp32", "amp", "amp-nocache"]
+    assert view.break_even == ("amp: no value fits in both", "amp-nocache: no value fits in both")
+
+
+def test_what_allocates_less_is_not_said_to_need_less_of_the_gpu() -> None:
+    fp32 = {1: Memory(allocated=9000, reserved=20_000, used=20_512)}
+    amp = {1: Memory(allocated=8000, reserved=30_000, used=30_512)}
+    found = result({"fp32": fp32, "amp": amp}, vary(1, 1))
+    text = render(found)
+    assert "peak allocated against fp32\namp: allocates less at every value that was run in both (-1000 B at 1)" in text
+    assert fit_view(found).break_even[0] in text
+    assert "needs" not in text
+
+
+def test_a_gpu_that_is_named_by_its_size_is_told_once() -> None:
+    found = result({"fp32": {1: memory(9)}}, vary(1, 1))
+    assert "a GPU (simulated), 97.7 KiB, 512 B of it" in render(found)
+    assert "gpu     97.7 KiB (simulated), 512 B of it" in render(replace(found, gpu="100kB"))
 
 
 def test_the_schema_needs_no_script(capsys: pytest.CaptureFixture[str]) -> None:
@@ -274,7 +304,7 @@ def test_what_is_left_is_said_as_far_as_it_is_known() -> None:
     assert "; left: fp32 between 99 and 128, amp not run yet" in said
     order = [re.sub("[0-9]+", "N", words.split(",")[0]) for words in said]
     assert list(dict.fromkeys(order))[-3:] == [
-        "; left: from which value on less is needed than in fpN",
+        "; left: from which value on less is allocated than in fpN",
         "; left: N runs for the curve",
         "; left: N run for the curve",
     ]

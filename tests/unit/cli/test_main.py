@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import ampmem_here, refused
 
+from ampmem import __all__ as public_names
 from ampmem import __version__
 from ampmem.cli.main import LazyGroup, group, main
 from ampmem.errors import AmpmemError, RecordingError, UsageError
@@ -51,15 +52,18 @@ def test_version(tmp_path: Path) -> None:
         (["quantize"], "No such command 'quantize'."),
         (["train.py", "--x"], "No such command 'train.py'. Did you mean 'ampmem profile train.py'?"),
         (["gpt.ampmem"], "No such command 'gpt.ampmem'. Did you mean 'ampmem show gpt.ampmem'?"),
-        (["profile", "--devise", "sim", "x.py"], "--device"),
-        (["report", "--opne", "x"], "--open"),
+        (["profile", "--devise", "sim", "x.py"], "No such option '--devise'. Did you mean '--device'?"),
+        (["profile", "--stpes", "3", "x.py"], "No such option '--stpes'. Did you mean '--steps'?"),
+        (["show", "--moduels", "x"], "No such option '--moduels'. Did you mean '--modules'?"),
+        (["show", "--qqqq", "x"], "No such option '--qqqq'."),
+        (["report", "--opne", "x"], "No such option '--opne'. Did you mean '--open'?"),
     ],
 )
 def test_what_is_unknown_is_wrong_usage_and_the_nearest_is_named(
     arguments: list[str], meant: str, tmp_path: Path
 ) -> None:
     said = refused(tmp_path, *arguments).splitlines()[-1]
-    assert said.startswith("Error: ") and meant in said
+    assert said.startswith("Error: ") and said.endswith(meant)
 
 
 @pytest.mark.parametrize("arguments", [("show", "gone.ampmem"), ("report", "gone.ampmem", "-o", "out.html")])
@@ -79,6 +83,14 @@ def test_neither_torch_nor_plotly_is_imported_before_a_subcommand_is_chosen(argu
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert result.stdout.splitlines()[-1] == "loaded:"
+
+
+def test_the_public_names_are_there_to_complete_before_they_are_imported() -> None:
+    code = "import sys, ampmem\nprint(*dir(ampmem))\nprint('loaded:', *({'torch', 'ampmem.api'} & set(sys.modules)))\n"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    names, loaded = result.stdout.splitlines()
+    assert {*public_names, "__name__"} <= set(names.split())
+    assert loaded == "loaded:"
 
 
 class Boom(Exception):

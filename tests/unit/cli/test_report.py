@@ -37,10 +37,38 @@ def test_the_page_is_named_with_its_size_and_not_replaced(tmp_path: Path) -> Non
     assert (code, stdout, said) == (0, "", f"ampmem: wrote runs/gpt.html, {format_bytes(page.stat().st_size)}\n")
     assert page.read_text().startswith("<!DOCTYPE html>")
     page.write_text("precious")
-    assert "runs/gpt.html exists already" in refused(tmp_path, "report", "runs/gpt.ampmem")
+    assert "runs/gpt.html exists already" in refused(tmp_path, "report", "runs/gpt.ampmem", "-o", "runs/gpt.html")
     assert page.read_text() == "precious"
     assert ampmem_here(tmp_path, "report", "--force", "runs/gpt.ampmem")[0] == 0
     assert page.read_text().startswith("<!DOCTYPE html>")
+
+
+def test_a_second_page_takes_the_next_number(tmp_path: Path) -> None:
+    write(tmp_path / "gpt.ampmem", small_run().recording())
+    (tmp_path / "gpt.html").write_text("precious")
+    for name in ("gpt.2.html", "gpt.3.html"):
+        code, stdout, said = ampmem_here(tmp_path, "report", "gpt.ampmem")
+        size = format_bytes((tmp_path / name).stat().st_size)
+        taken = "gpt.html exists already (--force replaces it)"
+        assert (code, stdout, said) == (0, "", f"ampmem: wrote {name}, {size}; {taken}\n")
+    assert (tmp_path / "gpt.html").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["report", "train.py"],
+        ["report", "train.py", "-o", "train.html"],
+        ["export", "train.py", "--format", "csv", "-o", "train.html"],
+    ],
+)
+def test_what_is_no_recording_is_told_before_the_output_is_looked_at(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "train.py").write_text("print(1)")
+    (tmp_path / "train.html").write_text("precious")
+    code, stdout, said = ampmem_here(tmp_path, *command)
+    told = "train.py is not an ampmem recording, or it is damaged (file is not a database)"
+    assert (code, stdout, said) == (1, "", f"ampmem: {told}\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.html", "train.py"]
 
 
 @pytest.mark.parametrize("there_is_one", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import jsonschema
@@ -36,6 +37,10 @@ from ampmem.analysis.timeline.categories import CATEGORIES, CODES, Category
 from ampmem.events import Fact, Phase
 from ampmem.importer.frames import CallSite, Purpose, Reading, read_stack
 from ampmem.importer.infer import CUBLAS_WORKSPACE
+from ampmem.reporters.text.describe import describe_optimizers, parameters_in_short
+from ampmem.reporters.text.details import Detail
+from ampmem.reporters.text.static_model import render_static_model
+from ampmem.reporters.text.table import render
 
 ALL = sum(PARAMETERS.values())
 CAST_BYTES = (PARAMETERS["weight"] + PARAMETERS["other"]) // 2
@@ -121,6 +126,38 @@ def test_the_static_model_holds(tmp_path: Path) -> None:
     assert held["after_optimizer", "optimizer_state"]
     assert held["after_backward", "gradients"]
     assert {part.residual_bytes for part in summary.static_model} == {0}
+
+
+def test_without_casts_and_an_optimizer_there_is_no_rule_of_thumb(tmp_path: Path) -> None:
+    story = Story()
+    story.before(weight=4 * MIB, buffer=7 * KIB)
+    story.alloc("out", 3 * MIB, [op("mm"), *FORWARD])
+    story.alloc("grad", 4 * MIB, ACCUMULATE)
+    story.free("out", frames=ENGINE)
+    summary = summarize(imported(tmp_path, story.snapshot()).recording)
+    assert summary.steps[-1].marks.after_backward is not None
+    assert (summary.static_recipe, summary.static_model, summary.static_problem) == (None, (), None)
+    assert render_static_model(summary) == "static memory: no rule of thumb, as precision and optimizer are not known"
+
+
+def test_what_may_be_more_parameters_is_said_and_no_bytes_are_divided_by_it(tmp_path: Path) -> None:
+    analysis = imported(tmp_path, first_step().snapshot())  # its buffer may be a frozen parameter
+    summary = summary_of(analysis)
+    assert summary.parameters.count == ALL // 4
+    assert (summary.parameters.exact, summary.parameters.bound, summary.parameters.known_count) == (
+        False,
+        "at least",
+        0,
+    )
+    text = render(summary, analysis.recording.notes, details=frozenset({Detail.MARKS}))
+    assert re.search(r"^parameters +at least 16\.0 MiB recognised$", text, re.MULTILINE)
+    assert "param\n" not in text
+    assert parameters_in_short(summary) == "at least 16.0 MiB of parameters recognised"
+
+
+def test_an_optimizer_without_a_name_is_called_so(tmp_path: Path) -> None:
+    summary = summary_of(imported(tmp_path, first_step().snapshot()))
+    assert describe_optimizers(summary).startswith("not known (")
 
 
 def _update_of(story: Story) -> tuple[int, int]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import refused
 
 torch = pytest.importorskip("torch")
 
@@ -170,6 +172,17 @@ def test_the_gpu_to_simulate() -> None:
     assert simulated_gpu("sim", "H100") is find_gpu("h100")
     with pytest.raises(UsageError, match="needs --device sim"):
         simulated_gpu("cuda", "h100")
+
+
+@pytest.mark.parametrize("gpu", ["50MB", "512MiB"])
+@pytest.mark.parametrize(
+    "command", [["profile", "--device", "sim"], ["compare", "--device", "sim"], ["fit", "--vary", "-b=1:8"]]
+)
+def test_a_gpu_that_is_full_before_the_script_starts_is_refused(tmp_path: Path, command: list[str], gpu: str) -> None:
+    (tmp_path / "train.py").write_text("raise SystemExit('it ran')")
+    (line,) = refused(tmp_path, *command, "--gpu", gpu, "train.py").splitlines()
+    assert line.startswith(f"ampmem: --gpu {gpu} leaves nothing for the script: 512.0 MiB are assumed in use outside")
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
 def test_a_torch_that_cannot_is_told_what_can() -> None:

@@ -13,6 +13,7 @@ from ampmem.allocator.gpus import find_gpu  # noqa: E402
 from ampmem.allocator.settings import Settings  # noqa: E402
 from ampmem.simulator import values  # noqa: E402
 from ampmem.simulator.device import SimulatedDevice  # noqa: E402
+from ampmem.simulator.extras import Extras  # noqa: E402
 
 
 @pytest.fixture
@@ -58,3 +59,9 @@ def test_a_line_that_asks_for_ever_is_told_of_once(
 def test_a_guess_has_the_kind_of_its_tensor(dtype: str, number: Any) -> None:
     found = values.guess(getattr(torch, dtype))
     assert found == number and type(found) is type(number)
+
+
+def test_what_is_assumed_of_cublas_is_told_as_a_size() -> None:
+    device = SimulatedDevice(find_gpu("24GiB"), Settings())
+    Extras(device)._blas(torch.ops.aten.mm.default)
+    assert list(device.assumptions) == ["cuBLAS workspaces of 8.1 MiB: the GPU's architecture is not known"]

@@ -7,7 +7,7 @@ import numpy as np
 from ampmem.analysis.findings.base import NOTABLE_BYTES, Finding, Section, TrainingRun
 from ampmem.units import format_bytes
 
-_SHARE = 0.5
+_SHARE = 0.2
 _OTHERWISE = "look at where the input of these ops becomes float32, and cast it there: x = x.to(torch.bfloat16)"
 
 # autocast's own lists: https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference. On CUDA and XPU rms_norm
@@ -31,7 +31,7 @@ _CHANGES = (
 
 
 def check(run: TrainingRun) -> Finding | None:
-    """More than half of the activations' bytes at the end of forward are float32; those of the last step."""
+    """More than a fifth of the activations' bytes at the end of forward are float32; those of the last step."""
     position = run.last_after_forward
     if not run.autocast or position is None:
         return None

@@ -32,7 +32,7 @@ def check(run: TrainingRun) -> Finding | None:
         code="foreach-temporaries",
         severity="advice",
         section=Section.TIMELINE,
-        message=f"the peak is {format_bytes(temporaries)} of temporaries of the foreach optimizer update: without "
+        message=f"at the peak {format_bytes(temporaries)} are temporaries of the foreach optimizer update: without "
         f"them the run needs {format_bytes(saved)} less.",
         bytes=saved,
         change=f"{foreach[0]}(..., fused=True), or foreach=False, which takes one parameter at a time",

@@ -13,9 +13,10 @@ from ampmem.reporters.html.palette import FILLS, label
 from ampmem.reporters.html.safety import MAX_PROSE, visible
 from ampmem.reporters.html.views.run import breakdown_view
 from ampmem.reporters.text.answer import wording
-from ampmem.reporters.text.describe import describe_arm, describe_optimizers
+from ampmem.reporters.text.describe import describe_arm, describe_optimizers, parameters_in_short
 from ampmem.reporters.text.plain_text import ABSENT, per_parameter
-from ampmem.units import format_bytes, format_count
+from ampmem.units import format_bytes
+from ampmem.vocabulary import AUTOCAST_ARMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +39,14 @@ class _Finding:
 
 def render(summary: Summary) -> str:
     """The verdict, the last step's breakdown and the findings, as HTML that stands inside another page."""
-    step, parameters = summary.last_step, summary.parameters
+    step = summary.last_step
     facts = (
-        f"{format_count(parameters.count)} parameters in {format_bytes(parameters.bytes)}",
+        parameters_in_short(summary),
         describe_optimizers(summary) or "no optimizer",
         f"{summary.device.name} ({summary.device.type})",
         f"precision {describe_arm(summary)}",
     )
-    breakdown = breakdown_view(step)
+    breakdown = breakdown_view(step, casts=summary.arm.name in AUTOCAST_ARMS)
     return filled(
         "notebook.html",
         verdict=visible(wording(verdict_of_one(summary)).text, MAX_PROSE),
@@ -53,7 +54,7 @@ def render(summary: Summary) -> str:
         step=step.index,
         phase=step.peak.phase,
         columns=breakdown.columns,
-        rows=[_row(row, parameters.count) for row in breakdown.rows],
+        rows=[_row(row, summary.parameters.known_count) for row in breakdown.rows],
         findings=[
             _Finding(
                 severity=finding.severity,

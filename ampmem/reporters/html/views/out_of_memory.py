@@ -9,6 +9,7 @@ from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.findings import Finding
 from ampmem.analysis.findings.remedies import Remedy, remedies
 from ampmem.reporters.html.data import CompositionView, FactView, OutOfMemoryView, RemedyView, SizeRow
+from ampmem.reporters.text.answer import capital
 from ampmem.reporters.text.frames import user_frames
 from ampmem.reporters.text.out_of_memory import asked, asked_by, device, free_blocks, headline
 from ampmem.units import format_bytes
@@ -42,7 +43,7 @@ def _remedy(remedy: Remedy) -> RemedyView:
     finding = remedy.finding
     return RemedyView(
         change=remedy.change,
-        why=remedy.why,
+        why=capital(remedy.why),
         bytes=remedy.bytes,
         evidence=() if finding is None else finding.evidence,
         code="" if finding is None else finding.code,

@@ -15,7 +15,7 @@ from ampmem.analysis.summary import RunPeak, Step, Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown, Category
 from ampmem.analysis.timeline.timeline import PHASES
 from ampmem.events import Column
-from ampmem.names import has_times, is_warning
+from ampmem.names import NOT_KNOWN, has_times, is_warning
 from ampmem.reporters.html.data import (
     BreakdownView,
     CastsView,
@@ -35,6 +35,7 @@ from ampmem.reporters.html.stream.stream import stream_view
 from ampmem.reporters.html.views.activations import activations_view
 from ampmem.reporters.html.views.out_of_memory import out_of_memory_view
 from ampmem.reporters.html.views.static_model import static_model_view
+from ampmem.reporters.text.answer import capital
 from ampmem.reporters.text.describe import (
     describe_allocator,
     describe_arm,
@@ -42,13 +43,15 @@ from ampmem.reporters.text.describe import (
     describe_loss,
     describe_optimizers,
     describe_update,
+    parameters_in_short,
 )
 from ampmem.reporters.text.estimate import fit_in_short, sentences
 from ampmem.reporters.text.plain_text import per_parameter
+from ampmem.reporters.text.sections.marks import has_copies
 from ampmem.reporters.text.warnings import warnings
 from ampmem.reporters.text.words import IN_SHORT, short
 from ampmem.units import format_bytes, format_count, format_duration
-from ampmem.vocabulary import STEP_MARKS, Mark, SourceKind
+from ampmem.vocabulary import AUTOCAST_ARMS, STEP_MARKS, Mark, SourceKind
 
 MAX_PHASE_RUNS = 20_000
 MAX_PARAMETERS = 200
@@ -78,15 +81,15 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
         headlines=headlines(summary, None),
         out_of_memory=out_of_memory,
         findings=findings_view(summary, summary.findings),
-        parameters=summary.parameters.count,
+        parameters=summary.parameters.known_count,
         source=summary.source,
-        timed=has_times(notes),
+        timed=_timed(summary, notes),
         steps=steps,
         peak=run_peak,
         phase_runs=_phase_runs(analysis.recording.events.phase),
         marks=marks,
         composition=None if run_peak is None else _composition(summary.peak),
-        breakdown=breakdown_view(summary.last_step),
+        breakdown=breakdown_view(summary.last_step, casts=summary.arm.name in AUTOCAST_ARMS),
         static_model=static_model_view(summary),
         activations=activations_view(summary, _of_activations(marks, out_of_memory)),
         casts=_casts(summary.casts),
@@ -104,9 +107,9 @@ def headlines(summary: Summary, to_baseline: Headline | None) -> tuple[Headline,
 
 def _facts(summary: Summary) -> Iterator[str]:
     if summary.parameters.count:
-        yield f"{format_count(summary.parameters.count)} parameters in {format_bytes(summary.parameters.bytes)}"
+        yield parameters_in_short(summary)
     if optimizers := describe_optimizers(summary):
-        yield optimizers
+        yield f"optimizer {optimizers}" if optimizers.startswith(NOT_KNOWN) else optimizers
     yield f"{summary.device.name} ({summary.device.type}), events from {summary.source}"
     if summary.caching_allocator is not None:
         yield f"allocator: {describe_allocator(summary.caching_allocator)}"
@@ -122,7 +125,7 @@ def _facts(summary: Summary) -> Iterator[str]:
 
 
 def _headlines(summary: Summary, to_baseline: Headline | None) -> Iterator[Headline]:
-    peak, allocator, count = summary.peak, summary.allocator, summary.parameters.count
+    peak, allocator, count = summary.peak, summary.allocator, summary.parameters.known_count
     yield _size("Peak", peak.bytes, f"step {peak.step}, in {peak.phase}")
     if summary.prediction is not None:
         value, detail = fit_in_short(summary.prediction)
@@ -138,7 +141,8 @@ def _headlines(summary: Summary, to_baseline: Headline | None) -> Iterator[Headl
         yield to_baseline
     precision_copies = sum(peak.categories[category] for category in PRECISION_COPIES)
     yield _size("Activations", peak.categories[Category.ACTIVATIONS], "at the peak")
-    yield _size("Precision copies", precision_copies, "at the peak")
+    if precision_copies or summary.source != SourceKind.SNAPSHOT or summary.arm.name in AUTOCAST_ARMS:
+        yield _size("Precision copies", precision_copies, "at the peak")
     residual = summary.conservation.residual_bytes
     yield Headline(
         label="Residual",
@@ -171,7 +175,7 @@ def _finding(finding: Finding, absent: frozenset[Section]) -> FindingView:
     return FindingView(
         code=finding.code,
         severity=finding.severity,
-        message=finding.message,
+        message=capital(finding.message),
         change=finding.change,
         evidence=finding.evidence,
         saves="" if finding.off_peak is None else f"up to {format_bytes(finding.off_peak)} off the peak",
@@ -246,16 +250,18 @@ def _composition(peak: RunPeak) -> CompositionView:
     )
 
 
-def breakdown_view(step: Step) -> BreakdownView:
+def breakdown_view(step: Step, *, casts: bool) -> BreakdownView:
     """The categories at the marks of ``step`` and at its peak: the rows of ``ampmem show``."""
     marks = step.marks
     live = (marks.after_forward, marks.after_backward, marks.after_optimizer, step.peak.categories)
-    return BreakdownView(step=step.index, columns=tuple(IN_SHORT.values()), rows=tuple(_breakdown_rows(live)))
+    return BreakdownView(
+        step=step.index, columns=tuple(IN_SHORT.values()), rows=tuple(_breakdown_rows(live, casts=casts))
+    )
 
 
-def _breakdown_rows(live: Sequence[Breakdown | None]) -> Iterator[CellRow]:
+def _breakdown_rows(live: Sequence[Breakdown | None], *, casts: bool) -> Iterator[CellRow]:
     for category in CATEGORIES:
-        if category == PRECISION_COPIES[0]:
+        if category == PRECISION_COPIES[0] and (casts or has_copies(live)):
             yield _row("precision_copies", live, PRECISION_COPIES)
         if any(one is not None and one[category] for one in live):
             yield _row(str(category), live, (category,))

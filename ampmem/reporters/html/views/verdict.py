@@ -93,19 +93,23 @@ def verdict_view(verdict: Verdict) -> VerdictView:
         headline=visible(words.headline, MAX_PROSE) + ".",
         why=visible(f"{capital(words.why)}." if words.why else "", MAX_PROSE),
         more=visible(" ".join(words.more), MAX_PROSE),
-        when=visible(_instants([item.peak for item in known])),
+        when=visible(_instants(known)),
         bars=tuple(_bars(verdict)),
         legend=tuple(_legend(known)),
         waterfall=None if verdict.answer is None or verdict.unsound else _waterfall(verdict.answer),
     )
 
 
-def _instants(peaks: Sequence[PeakOf]) -> str:
-    """``all in backward, on one scale`` where they are in one phase; at which op, if that is one, too."""
-    if len(peaks) == 1:
-        return when(peaks[0])
-    phases, ops = {peak.phase for peak in peaks}, {peak.op for peak in peaks}
-    return f"all {when(peaks[0], where=len(ops) == 1)}, on one scale" if len(phases) == 1 else "on one scale"
+def _instants(known: Sequence[Composition]) -> str:
+    """``of step 2, all in backward, on one scale``: what they share, and at which op, if that is one, too."""
+    if len(known) < 2:
+        return "".join(when(item.peak, item.step) for item in known)
+    steps = {item.step for item in known}
+    phases, ops = {item.peak.phase for item in known}, {item.peak.op for item in known}
+    said = [f"of step {known[0].step}"] if len(steps) == 1 else []
+    if len(phases) == 1:
+        said.append(f"all {when(known[0].peak, where=len(ops) == 1)}")
+    return ", ".join([*said, "on one scale"])
 
 
 def _bars(verdict: Verdict) -> Iterable[Bar]:
@@ -114,7 +118,7 @@ def _bars(verdict: Verdict) -> Iterable[Bar]:
         shown = visible(name)
         if item is None:
             yield Bar(label=shown, note="nothing was recorded")
-        elif same is not None:
+        elif same is not None and not (item.short or item.failed):
             yield Bar(label=shown, note=f"the same as {visible(verdict.labels[same])}")
         else:
             yield _bar(shown, item, most, verdict.answer)
@@ -168,7 +172,9 @@ def _legend(known: Sequence[Composition]) -> Iterable[Bar]:
 
 def _waterfall(answer: Answer) -> Waterfall:
     before, after = answer.baseline, answer.mixed
-    if answer.same_phase:
+    if answer.same_phase and answer.fewer_gradients:
+        instants = f"between two instants, both {when(before, where=False)}"
+    elif answer.same_phase:
         instants = f"at the peaks, both {when(before, where=before.op == after.op)}"
     else:
         instants = f"between two instants: {before.label} {when(before)}, {after.label} {when(after)}"

@@ -29,7 +29,7 @@ _NAME = 12
 def render_instant(comparison: Comparison, instant: Instant, layout: Layout) -> str:
     """The categories at one instant: for each entry bytes and bytes per parameter."""
     rows = _rows(instant)
-    known = [0 if entry.summary is None else entry.summary.parameters.count for entry in comparison.entries]
+    known = [0 if entry.summary is None else entry.summary.parameters.known_count for entry in comparison.entries]
 
     def cells(entry: int, size: Callable[[Breakdown], int]) -> list[str]:
         live = instant.live[entry]
@@ -149,7 +149,9 @@ def _size(size: int | None) -> str:
 
 
 def _break_even(batch_size: float | None) -> str:
-    return ABSENT if batch_size is None else f"{batch_size:.3g}"
+    if batch_size is None:
+        return ABSENT
+    return f"{batch_size:.3g}" if batch_size < 100 else f"{batch_size:,.0f}"
 
 
 def render_losses(comparison: Comparison, layout: Layout) -> str:

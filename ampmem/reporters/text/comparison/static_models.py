@@ -24,7 +24,7 @@ def render_static_models(entries: Sequence[Entry], layout: Layout = PLAIN) -> st
     """Bytes per parameter at the end of forward and after backward, then the reasons; empty without a verdict."""
     known = [(entry.label, entry.summary) for entry in entries if entry.summary is not None]
     lost = [(label, summary) for label, summary in known if summary.static_recipe and not summary.static_model]
-    judged = [(label, summary) for label, summary in known if summary.static_model and summary.parameters.count]
+    judged = [(label, summary) for label, summary in known if summary.static_model and summary.parameters.known_count]
     lines = [layout.strong(line) for line in wrapped(_CAPTION, layout.width)] if judged else []
     for label, summary in judged:
         if summary.static_recipe is not None:
@@ -58,7 +58,7 @@ def _counts(row: StaticComponent | None) -> bool:
 def _cells(row: StaticComponent | None, summary: Summary) -> list[str]:
     if row is None:
         return [ABSENT, ABSENT]
-    count = summary.parameters.count
+    count = summary.parameters.known_count
     return [per_parameter(row.model_bytes, count), per_parameter(row.measured_bytes, count)]
 
 

@@ -20,14 +20,14 @@ _NARROW = 12
 _HEADS = ("after\nforward", "after\nbackward", "after\nupdate", "peak")
 
 
-def render_marks(step: Step, parameters: int, layout: Layout) -> str:
-    """The categories at the three marks of a step and at its peak."""
+def render_marks(step: Step, parameters: int, layout: Layout, *, casts: bool) -> str:
+    """The categories at the three marks of a step and at its peak; ``casts`` says that the run is under autocast."""
     marks = step.marks
     instants = [marks.after_forward, marks.after_backward, marks.after_optimizer, step.peak.categories]
     cells = _cells(instants, parameters)
     rows: list[list[str]] = []
     for category in CATEGORIES:
-        if category == PRECISION_COPIES[0]:
+        if category == PRECISION_COPIES[0] and (casts or has_copies(instants)):
             rows.append(["precision_copies", *cells(lambda live: sum(live[copy] for copy in PRECISION_COPIES))])
         if any(live is not None and live[category] for live in instants):
             rows.append([indented(category), *cells(lambda live, key=category: live[key])])  # type: ignore[misc]
@@ -36,6 +36,11 @@ def render_marks(step: Step, parameters: int, layout: Layout) -> str:
     rows.append([TOTAL, *cells(lambda live: sum(live.values()))])
     caption = layout.strong(f"step {step.index} at its marks, peak in {step.peak.phase}")
     return f"{caption}\n\n{table(_columns(bool(parameters)), rows, layout, strong=(TOTAL,))}"
+
+
+def has_copies(instants: Sequence[Breakdown | None]) -> bool:
+    """Whether there is a precision copy at any of ``instants``."""
+    return any(live is not None and live[copy] for live in instants for copy in PRECISION_COPIES)
 
 
 def _columns(known: bool) -> list[Column]:

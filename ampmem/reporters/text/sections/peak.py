@@ -20,7 +20,7 @@ def render_peak(summary: Summary, layout: Layout) -> str:
     if summary.out_of_memory is not None and not last.finished and last.index == peak.step:
         return ""
     caption = f"the peak by category: step {peak.step}, in {peak.phase}"
-    body = render_categories(peak.categories, peak.temporaries_by_phase, summary.parameters.count, layout)
+    body = render_categories(peak.categories, peak.temporaries_by_phase, summary.parameters.known_count, layout)
     return f"{layout.strong(caption)}\n\n{body}"
 
 

@@ -11,6 +11,7 @@ from ampmem.reporters.text.describe import (
     describe_arm,
     describe_devices,
     describe_optimizers,
+    recognised,
 )
 from ampmem.reporters.text.layout import Layout
 from ampmem.reporters.text.plain_text import shorten, wrapped
@@ -48,6 +49,8 @@ def describe_parameters(summary: Summary) -> str:
     parameters = summary.parameters
     if not parameters.count:
         return "not known"
+    if not parameters.exact:
+        return f"{recognised(summary)} recognised"
     amount = f"{format_count(parameters.count)} in {format_bytes(parameters.bytes)}"
     if parameters.trainable != parameters.count:
         amount += f", {format_count(parameters.trainable)} trainable"

@@ -175,8 +175,10 @@ def test_a_page_is_not_replaced_without_force(tmp_path: Path, recording: Path) -
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    # Nothing to show in it: it is not read.
+    empty = save(tmp_path / "empty.ampmem", replace(small_run().recording(), steps=()))
     with pytest.raises(UsageError, match="directory"):
-        write([tmp_path / "none.ampmem"], tmp_path)
+        write([empty], tmp_path)
     with pytest.raises(UsageError, match="at least one"):
         write([], tmp_path / "out.html")
 

@@ -109,6 +109,25 @@ def test_times_that_only_order_the_events_are_told_apart() -> None:
     story = small_run()
     assert view_of(story.recording()).timed
     assert not view_of(story.recording(notes=("a note", NO_TIMES))).timed
+    simulated = replace(RUN, source=SourceKind.SIMULATED)  # it takes what this machine needs to simulate it
+    assert not view_of(story.recording(run=simulated)).timed
+
+
+@pytest.mark.parametrize(
+    ("source", "arm", "told"),
+    [
+        (SourceKind.SNAPSHOT, ArmRecord(name="as-is", dtype=None, cache=None, scaler=False), False),
+        (SourceKind.SNAPSHOT, ARM, True),
+        (SourceKind.CPU, FP32, True),
+    ],
+)
+def test_there_are_no_zero_copies_where_casts_cannot_be_told(source: SourceKind, arm: ArmRecord, told: bool) -> None:
+    recording = one_step().recording(arm=arm, run=replace(RUN, source=source))
+    _, summary = analysed(recording)
+    assert ("Precision copies" in [headline.label for headline in headlines(summary, None)]) == told
+    rows = [row.key for row in view_of(recording).breakdown.rows]
+    assert ("precision_copies" in rows) == (arm == ARM)  # nothing is cast outside of autocast
+    assert ("precision_copies" in render(summary, (), details=frozenset({Detail.MARKS}))) == (arm == ARM)
 
 
 @pytest.mark.parametrize(
@@ -233,6 +252,15 @@ def test_a_finding_leads_to_the_section_that_shows_it() -> None:
     assert [view.jump for view in views] == ["peak", "steps"]
 
 
+def test_a_card_begins_with_a_capital() -> None:
+    recording, (analysis, summary) = small_run().recording(), analysed(small_run().recording())
+    found = Finding(
+        code="a", severity="info", section=Section.STEPS, message="it is", bytes=None, change="c", evidence=()
+    )
+    summary = replace(summary, findings=(found,))
+    assert run_view(entry_of(recording, summary=summary), summary, analysis, LIMIT).findings[0].message == "It is"
+
+
 def test_every_section_that_a_finding_can_name_is_on_the_page() -> None:
     template = (Path(page.__file__).parent / "page.html").read_text(encoding="utf-8")
     for section in Section:
@@ -278,6 +306,15 @@ def test_without_a_baseline_there_is_no_waterfall() -> None:
     assert view.waterfall == ()
     assert view.loss_difference == (None, None)
     assert difference_headline(compared(small_run().recording(), small_run().recording()), 0) is None
+
+
+def test_recordings_of_two_scripts_have_no_difference() -> None:
+    other = with_larger_activations()
+    comparison = compared(fp32_run(), replace(other, run=replace(other.run, script="other.py")))
+    view = comparison_view(comparison)
+    assert len(view.remarks) == 1
+    assert (view.baseline, view.waterfall, view.peak_difference) == (None, (), (None, None))
+    assert difference_headline(comparison, 1) is None
 
 
 def test_a_failure_is_told_once() -> None:
