@@ -131,7 +131,7 @@ class Page {
       this.link.jump("timeline");
     });
     showStatic(run, this.categoryOf);
-    const pin = (/** @type {number} */ index) => this.timeline.pin(index);
+    const pin = (/** @type {number} */ at) => this.timeline.pin(at);
     showActivations(run, kinds, live, pin, () => this.link.jump("allocations"));
     showCasts(run);
     this.#peakCounts = run.peak ? live.aliveAt(live.indexOf(run.peak.position)) : null;
