@@ -118,6 +118,9 @@ export function showComparison(comparison, categoryOf) {
   return showSection(
     "comparison",
     stepsInWords(comparison),
+    comparison.remarks.length
+      ? make("ul", { class: "remarks" }, ...comparison.remarks.map((remark) => make("li", {}, remark)))
+      : null,
     ...comparison.failures.map(({ label, failure }) => make("p", { class: "note" }, `${label} failed: ${failure}`)),
     bars.length ? make("div", { class: "blocks" }, ...bars) : null,
     falls.length ? make("div", { class: "blocks" }, ...falls) : null,
@@ -127,9 +130,6 @@ export function showComparison(comparison, categoryOf) {
       make("div", { class: "block" }, figures(comparison)),
       make("div", { class: "block" }, losses(comparison)),
     ),
-    comparison.remarks.length
-      ? make("ul", { class: "remarks" }, ...comparison.remarks.map((remark) => make("li", {}, remark)))
-      : null,
     comparison.instants.length ? byCategory(comparison, categoryOf) : null,
   );
 }
