@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hostile.mutations import again, outcome
 
-TRIES = 400
+TRIES = 200
 """So many of those that tests/benchmarks/destruction.py makes."""
 
 FOUND = (
