@@ -214,7 +214,7 @@ def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed:
 
 def _answer(comparison: Comparison) -> Answer | None:
     base, mixed = comparison.baseline, index_of(comparison, AUTOCAST_ARMS)
-    if base is None or mixed is None or comparison.remarks:
+    if base is None or mixed is None:
         return None
     before, after = _peak(comparison, base), _peak(comparison, mixed)
     summary = comparison.entries[mixed].summary
@@ -248,10 +248,8 @@ def index_of(comparison: Comparison, arms: Sequence[Arm]) -> int | None:
 
 def _peak(comparison: Comparison, index: int) -> PeakOf | None:
     """The peak of the step that is compared; ``None`` of one that did not end."""
-    entry, number = comparison.entries[index], comparison.steps[index]
-    steps = () if entry.summary is None else entry.summary.steps
-    step = next((step for step in steps if step.index == number and step.finished), None)
-    return None if step is None else _peak_of(entry.label, step.peak)
+    step = comparison.ended_step(index)
+    return None if step is None else _peak_of(comparison.entries[index].label, step.peak)
 
 
 def _peak_of(label: str, peak: Peak) -> PeakOf:

@@ -107,6 +107,12 @@ class Comparison:
     remarks: tuple[str, ...]
     """Why the entries may not be comparable, in words; empty when nothing speaks against it."""
 
+    def ended_step(self, index: int) -> Step | None:
+        """The step of the entry at ``index`` that is compared; ``None`` where that did not end."""
+        summary = self.entries[index].summary
+        steps = () if summary is None else summary.steps
+        return next((step for step in steps if step.index == self.steps[index] and step.finished), None)
+
     def instant(self, name: Mark) -> Instant:
         """The instant of that name. Raises ``KeyError`` when there is none."""
         for instant in self.instants:

@@ -85,9 +85,7 @@ def _judged(comparison: Comparison, index: int, findings: tuple[Finding, ...]) -
 
 def _run(comparison: Comparison, index: int) -> _Run | None:
     """``None`` for a recording whose compared step did not end."""
-    entry, number = comparison.entries[index], comparison.steps[index]
-    steps = () if entry.summary is None else entry.summary.steps
-    step = next((step for step in steps if step.index == number and step.finished), None)
+    entry, step = comparison.entries[index], comparison.ended_step(index)
     if entry.summary is None or step is None:
         return None
     return _Run(label=entry.label, summary=entry.summary, step=step, break_even=comparison.break_even[index])

@@ -125,6 +125,11 @@ class TrainingRun:
         total = self.analysis.timeline.total
         return max(self.analysis.peaks, key=lambda position: int(total[position]), default=0)
 
+    @property
+    def peak_in_update(self) -> bool:
+        """Whether an event of an update made the peak."""
+        return self.peak > 0 and bool(self.recording.events.phase[self.peak - 1] == Phase.OPTIMIZER)
+
     @cached_property
     def low_precision(self) -> Mask:
         """For each text, whether it names a type that autocast casts to."""

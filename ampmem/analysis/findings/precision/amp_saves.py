@@ -8,7 +8,7 @@ from ampmem.analysis.findings.base import Finding, Section, TrainingRun
 from ampmem.analysis.fit.break_even import break_even, first_saving
 from ampmem.analysis.timeline.categories import CODES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
-from ampmem.events import Fact, Phase
+from ampmem.events import Fact
 from ampmem.units import format_bytes
 
 _GIVEN = (Category.INPUTS, Category.BUFFERS)
@@ -111,7 +111,7 @@ def _does_not_pay(run: TrainingRun, position: int, copies: int, saved: int) -> F
 def _change(run: TrainingRun, copies: int, saved: int) -> str:
     if saved <= 0:
         return "keep FP32 if memory is the reason for AMP; larger batches change nothing while activations save nothing"
-    if _peak_in_update(run):
+    if run.peak_in_update:
         return (
             "the peak is in the optimizer's update, which AMP does not touch: only activations larger than what that "
             "takes would move it; keep FP32 if memory is the reason for AMP"
@@ -124,7 +124,7 @@ def _change(run: TrainingRun, copies: int, saved: int) -> str:
 def _from(run: TrainingRun, copies: int, saved: int) -> str:
     """From where on it pays: a batch size where one is known, or else how large the activations have to be."""
     first = first_saving(_batch_size(run), copies, saved)
-    if _peak_in_update(run):
+    if run.peak_in_update:
         return ""  # no batch size is the one from which on the peak falls
     if first is not None and copies:
         return f"; by that it saves from batch size {first} on"
@@ -133,11 +133,6 @@ def _from(run: TrainingRun, copies: int, saved: int) -> str:
     times = copies / saved
     factor = f"{times:.2g}" if times < 10 else f"{times:,.0f}"
     return f"; by that it saves once the activations are more than {factor} times as large as here"
-
-
-def _peak_in_update(run: TrainingRun) -> bool:
-    events = run.recording.events
-    return run.peak > 0 and bool(events.phase[run.peak - 1] == Phase.OPTIMIZER)
 
 
 def _batch_size(run: TrainingRun) -> int:

@@ -78,11 +78,10 @@ def _kept(run: TrainingRun, gradients: _Gradients, mine: Column) -> Finding:
 
 def _idle_at_the_peak(run: TrainingRun, gradients: _Gradients) -> int | None:
     """Bytes of the gradients that nobody needs at the run's peak; ``None`` for none: an update reads them all."""
-    events, updates = run.recording.events, run.starts(Phase.OPTIMIZER)
-    if run.peak == 0 or events.phase[run.peak - 1] == Phase.OPTIMIZER:
+    if run.peak == 0 or run.peak_in_update:
         return None
-    instant = int(events.time_ns[run.peak - 1])
-    if instant <= updates[0]:
+    instant = int(run.recording.events.time_ns[run.peak - 1])
+    if instant <= run.starts(Phase.OPTIMIZER)[0]:
         return None
     idle = gradients.allocation[_idle(run, gradients, instant)]
     return int(run.analysis.lifetimes.bytes[idle].sum()) or None
