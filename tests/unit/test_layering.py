@@ -44,9 +44,9 @@ INSIDE: dict[str, tuple[str, ...]] = {
     "recorder": (
         "script seed torch_entries marker process",
         "outcome options",
-        "torch_private torch_private_cuda",
+        "torch_private torch_private_cuda torch_private_ranks",
         "torch_private_tensors",
-        "facts",
+        "facts ranks",
         "models steering",
         "update sources rounds",
         "hooks device steps",

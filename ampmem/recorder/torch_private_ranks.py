@@ -1,0 +1,28 @@
+"""What recording takes of torch.distributed that torch does not promise, or patches; as in ``torch_private.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ampmem.recorder.torch_entries import optional, patched
+
+default_store: Callable[[], Any] | None = optional(
+    "torch.distributed.distributed_c10d",
+    "_get_default_store",
+    "by which ranks agree to stop together",
+    without="a script of several ranks is not stopped after the last step that is recorded, and runs to its end",
+    otherwise=None,
+)
+NEW_MESH = patched(
+    "torch.distributed.device_mesh.DeviceMesh",
+    "__init__",
+    "the axes of the script's device mesh",
+    without="where a rank lies in the device mesh is not recorded",
+)
+GROUP_MADE = patched(
+    "torch.distributed.distributed_c10d",
+    "_update_default_pg",
+    "a process that multiprocessing started becomes a rank",
+    without="processes that the script starts by multiprocessing are not recorded",
+)
