@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+
+from torch.distributed import Store
 
 from ampmem.recorder.torch_entries import optional, patched
 
-default_store: Callable[[], Any] | None = optional(
+default_store: Callable[[], Store] | None = optional(
     "torch.distributed.distributed_c10d",
     "_get_default_store",
     "by which ranks agree to stop together",
