@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch.distributed import Store
+from typing import Any
+
+from torch import distributed
 
 from ampmem.recorder.torch_entries import optional, patched
 
-default_store: Callable[[], Store] | None = optional(
+default_store: Callable[[], Any] | None = optional(
     "torch.distributed.distributed_c10d",
     "_get_default_store",
     "by which ranks agree to stop together",
@@ -27,3 +29,8 @@ GROUP_MADE = patched(
     "a process that multiprocessing started becomes a rank",
     without="processes that the script starts by multiprocessing are not recorded",
 )
+
+
+def world_size() -> int:
+    """How many ranks there are; 1 where torch.distributed is not in use."""
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import distributed
 
-from ampmem.recorder.torch_private_ranks import default_store
+from ampmem.recorder.torch_private_ranks import default_store, world_size
 
 _KEY = "ampmem"
 _STOP, _GO_ON = "stop", "go on"
@@ -42,14 +42,14 @@ class Together:
         if self._last is not None:
             self._longest = max(self._longest, now - self._last)
         self._last = now
-        if not self._joined and _size() > 1:
+        if not self._joined and world_size() > 1:
             self._joined = True
             with suppress(Exception):
                 _say(_store(), "here")
 
     def why_not(self) -> str | None:
         """Wait for the others; why this rank must not be stopped, ``None`` when all stop now."""
-        size = _size()
+        size = world_size()
         if size == 1:
             if not self._several or self._joined:
                 return None
@@ -64,7 +64,7 @@ class Together:
     def over(self) -> None:
         """The script has ended by itself: nobody need wait for this rank."""
         with suppress(Exception):
-            if _size() > 1 and not self._stopped:
+            if world_size() > 1 and not self._stopped:
                 store = _store()
                 _say(store, "done")
                 _say(store, "left")
@@ -109,11 +109,6 @@ def _ranks(ranks: list[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     return f"{len(ranks)} ranks ({ranks[0]} and others)"
-
-
-def _size() -> int:
-    """How many ranks there are; 1 without torch.distributed."""
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def _store() -> Any:
