@@ -40,7 +40,7 @@ STRANGERS = {"recorder": "analysis", "analysis": "recorder"}
 """Units that do not see each other, whatever their rows."""
 
 INSIDE: dict[str, tuple[str, ...]] = {
-    "recording": ("bounds layout", "cells database kinds", "reader", "writer"),
+    "recording": ("bounds layout", "cells database kinds rank_files", "reader", "writer"),
     "recorder": (
         "script seed torch_entries marker process",
         "outcome options",
