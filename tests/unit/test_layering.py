@@ -79,8 +79,14 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "findings",
         "summary",
         "compare measured soundness",
-        "answer",
+        "answer ranks",
         "judged",
+    ),
+    "analysis/ranks": (
+        "ranks script",
+        "runs spread",
+        "groups jobs steps worst",
+        "merge",
     ),
     "reporters/html": ("data palette plotlyjs progress safety", "stream", "views", "page", "write"),
 }
