@@ -29,6 +29,7 @@ from ampmem.simulator.private import (
 )
 from ampmem.simulator.values import Guesses, KnownNumbers, Number, guess
 from ampmem.simulator.where import stop
+from ampmem.simulator.world import here
 
 aten = torch.ops.aten
 
@@ -316,9 +317,16 @@ _REMEDIES = {
 
 
 def check_index(index: int | None) -> None:
-    """Only one GPU is simulated."""
-    if index:
-        raise stop(f"one GPU is simulated, cuda:0, and cuda:{index} is another; run the script on one device")
+    """Only one GPU is simulated: that of this rank."""
+    world = here()
+    if index is None or index == world.local_rank:
+        return
+    if world.size > 1:
+        raise stop(
+            f"rank {world.rank} is simulated, whose GPU is cuda:{world.local_rank}, and cuda:{index} is another; have "
+            "the script take the device of LOCAL_RANK"
+        )
+    raise stop(f"one GPU is simulated, cuda:0, and cuda:{index} is another; run the script on one device")
 
 
 def _elements(args: Sequence[Any]) -> int:

@@ -19,6 +19,7 @@ from ampmem.simulator.mode import SimulatedMode, check_index
 from ampmem.simulator.private import FakeTensor, tree_leaves, tree_map, without_modes
 from ampmem.simulator.torch_cuda.streams import ONE_STREAM
 from ampmem.simulator.where import stop
+from ampmem.simulator.world import here
 
 
 def install(mode: SimulatedMode) -> Callable[[], None]:
@@ -95,7 +96,7 @@ def _generators() -> Callable[[], None]:
         @property
         def device(self) -> torch.device:
             """Where it says it is."""
-            return torch.device("cuda", 0)
+            return torch.device("cuda", here().local_rank)
 
     with ExitStack() as undo:
         undo.callback(replace_all((torch,), {"Generator": Generator}))
