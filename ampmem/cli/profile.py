@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from ampmem.cli.assume import assumed_data
-from ampmem.cli.options import ScriptCommand, ScriptOptions, choices, shared_options, simulated_gpu
+from ampmem.cli.options import ScriptCommand, ScriptOptions, check_world, choices, shared_options, simulated_gpu
 from ampmem.cli.processes import afterwards
 from ampmem.cli.processes.guest import end_as, run_script
 from ampmem.cli.processes.messages import Audience, Parent, Person, StepEnded
 from ampmem.cli.processes.rank_ends import OfRank, exit_of_rank
 from ampmem.cli.processes.rank_names import all_ranks, place_rank, remove_claim
 from ampmem.errors import AmpmemError, UsageError
+from ampmem.events import PlaceRecord
 from ampmem.failure import FailureKind, FailureRecord, failure_of
 from ampmem.outputs import check_output, claim, remove_empty, sized
 from ampmem.recorder.ranks.environment import Launched, launched
@@ -125,6 +126,14 @@ class _Plan:
     quiet: bool
     launched: Launched | None
 
+    @property
+    def place_known(self) -> PlaceRecord | None:
+        """Which process of a job this is, as its launcher says, or as the command line has it simulated."""
+        if self.launched is not None:
+            return self.launched.place
+        world_size = self.script.world_size
+        return None if world_size is None else PlaceRecord(rank=self.script.rank or 0, world_size=world_size)
+
     def path(self, target: Target, number: int = 1) -> Path:
         """The recording to write; from the second ``number`` on with that in its name."""
         return self.output or Path(f"{target.title}.{number}{SUFFIX}" if number > 1 else f"{target.title}{SUFFIX}")
@@ -152,11 +161,14 @@ class _Plan:
             return None
         try:
             from ampmem.simulator.start import Simulation
+            from ampmem.simulator.world import World
         except (ImportError, AttributeError) as error:  # a part of torch is not where it was
             from ampmem.simulator.refusal import refusal
 
             raise refusal(error) from error
-        return Simulation(gpu, assumed=assumed)
+        size = self.script.world_size
+        world = None if size is None else World(rank=self.script.rank or 0, size=size)
+        return Simulation(gpu, assumed=assumed, world=world)
 
     def options(self, path: Path, *, timed: bool = False) -> Options:
         """What the recorder is told. Importing torch takes seconds: what is wrong is said before that."""
@@ -179,7 +191,7 @@ class _Plan:
             device=script.device,
             synchronize=script.synchronize,
             step_on=step_on_of(script.step_on),
-            place=None if self.launched is None else self.launched.place,
+            place=self.place_known,
         )
 
 
@@ -189,6 +201,7 @@ def _carry_out(plan: _Plan, audience: Audience, seed: int | None, times_into: Pa
         raise UsageError(f"--dtype is what autocast casts to, so it needs --arm amp or amp-nocache, not {plan.arm}")
     simulated_gpu(script.device, script.gpu)
     assumed_data(script.device, script.assume)
+    check_world(script.device, script.world_size, script.rank)
     if plan.launched is not None:
         _check_ranks(plan)
     try:
