@@ -62,11 +62,11 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "choose",
     ),
     "simulator": (
-        "assumed peaks private refusal where",
+        "assumed peaks private private_communication refusal where world",
         "device engine ops scratch",
         "extras values",
         "mode",
-        "selftest torch_cuda",
+        "communication selftest torch_cuda",
         "start",
     ),
     "analysis": (

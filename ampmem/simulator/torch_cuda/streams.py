@@ -13,20 +13,21 @@ from ampmem.patching import replace_all
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.mode import check_index
 from ampmem.simulator.torch_cuda.order import DEFAULT, Reached
+from ampmem.simulator.world import here
 
 
 class Stream:
     """A stream of the device ``model``; two with the same number are the same."""
 
     model: ClassVar[SimulatedDevice]
-    device_index = 0
     device_type = 1
 
     def __init__(
         self, device: Any = None, priority: int = 0, stream_id: int | None = None, stream_ptr: int = 0, **_: Any
     ) -> None:
         check_device(device)
-        self.device = torch.device("cuda", 0)
+        self.device_index = here().local_rank
+        self.device = torch.device("cuda", self.device_index)
         self.priority = priority
         self.stream_id = stream_ptr or (self.model.order.next(priority) if stream_id is None else stream_id)
         self._former: list[int] = []
@@ -78,7 +79,7 @@ class Stream:
         return hash(("cuda", self.stream_id))
 
     def __repr__(self) -> str:
-        return f"<torch.cuda.Stream device=cuda:0 cuda_stream={self.stream_id:#x}>"
+        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.stream_id:#x}>"
 
 
 class Event:
@@ -149,19 +150,24 @@ class StreamRegion:
 def install(device: SimulatedDevice) -> Callable[[], None]:
     """Put the classes and functions in the places of torch's; returns what undoes it."""
     body = {"model": device, "__module__": "torch.cuda.streams"}
-    stream, event = type("Stream", (Stream,), body), type("Event", (Event,), body)
+    stream: type[Stream] = type("Stream", (Stream,), body)
+    event: type[Event] = type("Event", (Event,), body)
 
-    def current(device: Any = None) -> Stream:
-        check_device(device)
-        return stream(stream_id=stream.model.order.current())
+    def current(where: Any = None) -> Stream:
+        check_device(where)
+        return stream(stream_id=device.order.current())
 
     def enter(stream: Any) -> None:
         if stream is not None:
-            stream.model.order.set(stream.stream_id)
+            device.order.set(stream.stream_id)
+
+    def synchronize(where: Any = None) -> None:
+        check_device(where)
+        device.synchronize()
 
     regions = {"stream": StreamRegion, "StreamContext": StreamRegion, "set_stream": enter, "current_stream": current}
     kinds = {"Stream": stream, "Event": event, "ExternalStream": _external(stream)}
-    wait = {"synchronize": lambda device=None: stream.model.synchronize()}
+    wait = {"synchronize": synchronize}
     with ExitStack() as undo:
         undo.callback(replace_all((torch.cuda, torch.cuda.streams), kinds))
         default = {"default_stream": lambda device=None: stream(stream_id=DEFAULT)}
