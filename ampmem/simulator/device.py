@@ -76,6 +76,7 @@ class SimulatedDevice:
         """What makes its numbers doubtful, likewise."""
         self.unmodelled: dict[str, None] = {}
         """What it left out, likewise."""
+        self._libraries: dict[str, tuple[int, int]] = {}
         self._peaks = Peaks(self.allocator.counters)
         self._highest = Highest(settings)
         self._blocks: dict[int, Block] = {}
@@ -208,6 +209,16 @@ class SimulatedDevice:
         """``what`` is not known; here it is taken to be at most ``size`` bytes, given back at once."""
         self._highest.assume(what, size, self.order.current())
 
+    def hold_outside(self, what: str, least: int, most: int) -> None:
+        """A library keeps from ``least`` to ``most`` bytes of ``what`` outside of the allocator by now."""
+        self._libraries[what] = (least, most)
+        self.allocator.driver.outside = self.outside
+
+    @property
+    def outside(self) -> int:
+        """Bytes that are taken at least, but not by the allocator: the CUDA context and what libraries keep."""
+        return CONTEXT + sum(least for least, _ in self._libraries.values())
+
     def empty_cache(self) -> None:
         """``torch.cuda.empty_cache``."""
         self._highest.empty_cache()
@@ -240,6 +251,7 @@ class SimulatedDevice:
             self._highest,
             total=self.gpu.total_memory,
             outside=CONTEXT,
+            libraries=self._libraries,
             unmodelled=tuple(self.unmodelled),
             ran_out=self.out_of_memory is not None,
         )

@@ -105,9 +105,16 @@ class Highest:
 
 
 def prediction(
-    peaks: Peaks, highest: Highest, *, total: int, outside: int, unmodelled: tuple[str, ...], ran_out: bool
+    peaks: Peaks,
+    highest: Highest,
+    *,
+    total: int,
+    outside: int,
+    libraries: Mapping[str, tuple[int, int]],
+    unmodelled: tuple[str, ...],
+    ran_out: bool,
 ) -> PredictionRecord:
-    """What the run has come to by now."""
+    """What the run has come to by now; ``libraries`` has the least and the most that each holds beside ``outside``."""
     lowest = (_allocated(peaks.allocated), _allocated(peaks.reserved) + peaks.reserved.cached)
     counters = highest.counters
     bounds = dict(highest.bounds)
@@ -124,6 +131,8 @@ def prediction(
         bounds=bounds,
         unmodelled=unmodelled,
         ran_out=ran_out,
+        libraries={what: least for what, (least, _) in libraries.items()},
+        libraries_at_most={what: most for what, (_, most) in libraries.items()},
     )
 
 

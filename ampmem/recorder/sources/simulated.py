@@ -208,7 +208,7 @@ class SimulatedSource:
             allocated=counters.allocated,
             active=counters.allocated + counters.awaiting_bytes,
             reserved=counters.reserved,
-            device_used=counters.reserved + CONTEXT,
+            device_used=counters.reserved + self._device.outside,
         )
 
     def _workspace(self, address: int, library: str) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ampmem.allocator.gpus import CONTEXT
 from ampmem.own_code import script_line
 from ampmem.patching import replace_all
 from ampmem.simulator.device import SimulatedDevice
@@ -113,7 +112,7 @@ def _memory(device: SimulatedDevice) -> dict[str, Any]:
     counters = allocator.counters
 
     def mem_get_info(device: Any = None) -> tuple[int, int]:
-        return max(total - CONTEXT - counters.reserved, 0), total
+        return max(allocator.driver.free, 0), total
 
     def set_fraction(fraction: float, device: Any = None) -> None:
         if not isinstance(fraction, float):
