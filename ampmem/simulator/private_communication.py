@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch._C._distributed_c10d import FakeWork
+from torch.distributed.tensor import _dispatch as dtensor_dispatch
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore as FakeStore
 
-from ampmem.patching import patch
+from ampmem.patching import patch, replace_all
 from ampmem.simulator.private import FakeTensorMode, without_modes
 
 c10d = torch.ops.c10d
@@ -56,3 +57,16 @@ def shapes_take_no_memory() -> Callable[[], None]:
         return propagate
 
     return patch(ShardingPropagator, "_propagate_tensor_meta_non_cached", wrap)
+
+
+def random_without_states() -> Callable[[], None]:
+    """Let DTensor draw random numbers by the op alone; returns what undoes it.
+
+    On CUDA it runs them as a higher-order operator, which moves the generator's state before and after and knows no
+    dispatch modes. It is there since 2.12.
+    """
+
+    def draw(start: int, end: int, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return op(*args, **kwargs)
+
+    return replace_all((dtensor_dispatch,), {"run_dtensor_rng_op": draw})

@@ -10,7 +10,7 @@ from ampmem.simulator.communication.collectives import Collectives
 from ampmem.simulator.communication.communicators import Communicators
 from ampmem.simulator.communication.objects import Objects
 from ampmem.simulator.mode import SimulatedMode
-from ampmem.simulator.private_communication import cuda_is_the_accelerator, shapes_take_no_memory
+from ampmem.simulator.private_communication import cuda_is_the_accelerator, random_without_states, shapes_take_no_memory
 from ampmem.simulator.world import World
 
 
@@ -20,6 +20,7 @@ def install(mode: SimulatedMode, world: World) -> Callable[[], None]:
     with ExitStack() as undo:
         undo.callback(cuda_is_the_accelerator())
         undo.callback(shapes_take_no_memory())
+        undo.callback(random_without_states())
         undo.callback(process_group.install(world))
         undo.callback(Objects(mode.device_model, communicators).install())
         undo.callback(Collectives(mode, communicators).install())
