@@ -16,9 +16,9 @@ from ampmem.allocator.model.oom import OutOfMemory
 from ampmem.allocator.settings import Settings
 from ampmem.events import Action, PredictionRecord
 from ampmem.names import warning
-from ampmem.simulator.peaks import Highest, Peaks, prediction
+from ampmem.simulator.memory.order import Reached, StreamOrder
+from ampmem.simulator.memory.peaks import Highest, Peaks, prediction
 from ampmem.simulator.private import running_node, storage_key
-from ampmem.simulator.torch_cuda.order import Reached, StreamOrder
 
 KEEPS_UP = (
     "assumed: the device keeps up with the script, so a block that other streams used is free again at the next "

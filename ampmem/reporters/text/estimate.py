@@ -111,7 +111,7 @@ def _table(prediction: Prediction, layout: Layout) -> str:
         columns.append(number("up to"))
         highest = prediction.highest
         most = {"allocated": highest.allocated, "reserved": highest.reserved, "total": highest.total}
-        named = {_SUMS.get(key, key): format_bytes(size) for key, size in (highest.bounds | most).items()}
+        named = {_SUMS.get(key, key): format_bytes(size) for key, size in {**highest.bounds, **most}.items()}
         rows = [[*row, named.get(row[0], "")] for row in rows]
     return table(columns, rows, layout, strong=_TOTALS)
 

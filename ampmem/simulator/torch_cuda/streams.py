@@ -11,8 +11,8 @@ import torch
 
 from ampmem.patching import replace_all
 from ampmem.simulator.device import SimulatedDevice
+from ampmem.simulator.memory.order import DEFAULT, Reached
 from ampmem.simulator.mode import check_index
-from ampmem.simulator.torch_cuda.order import DEFAULT, Reached
 from ampmem.simulator.world import here
 
 
