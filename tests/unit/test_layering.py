@@ -62,8 +62,8 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "choose",
     ),
     "simulator": (
-        "assumed private private_communication refusal where world",
-        "memory",
+        "assumed private refusal where world",
+        "memory private_communication",
         "device engine ops scratch",
         "extras values",
         "mode",
