@@ -62,7 +62,8 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "choose",
     ),
     "simulator": (
-        "assumed peaks private private_communication refusal where world",
+        "assumed private refusal where world",
+        "memory private_communication",
         "device engine ops scratch",
         "extras values",
         "mode",
