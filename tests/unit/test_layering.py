@@ -71,7 +71,8 @@ INSIDE: dict[str, tuple[str, ...]] = {
     ),
     "analysis": (
         "jsonable ops",
-        "parameters schema timeline",
+        "schema timeline",
+        "parameters",
         "activations allocator casts fit largest modules",
         "conservation static_model",
         "analyse",

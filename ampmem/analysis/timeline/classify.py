@@ -15,6 +15,8 @@ from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, JoinedFacts, Life
 from ampmem.analysis.timeline.marks import failure_ns, trains
 from ampmem.events import OTHER_THREADS, Column, Fact, Phase, Recording, StepRecord
 
+_COLLECTIVES = ("_c10d_functional::", "_c10d_functional_autograd::", "c10d_functional::")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
@@ -35,6 +37,8 @@ class View:
     """Text id of the op that allocated."""
     kernels: Mask
     """For each text: whether it names one of torch's own ops, not a Python function's autograd node."""
+    collectives: Mask
+    """For each text: whether it names a collective that is an op like any other, which autograd knows."""
     module: Column
     born_ns: Column
     died_ns: Column
@@ -113,6 +117,11 @@ def is_buffer(view: View) -> Mask:
     return view.has(Fact.BUFFER)
 
 
+def is_communication(view: View) -> Mask:
+    """Memory of distributed training; but what a collective of the model's own forward gives is an activation there."""
+    return view.has(Fact.COMMUNICATION) & ~(view.collectives[view.op] & is_activation(view))
+
+
 def is_cast_copy(view: View) -> Mask:
     """A parameter in another precision, made in forward."""
     return view.has(Fact.CAST_COPY)
@@ -164,6 +173,7 @@ RULES: tuple[Rule, ...] = (
     Rule(category=Category.OPTIMIZER_STATE, names=(Fact.OPTIMIZER_STATE,), applies=is_optimizer_state),
     Rule(category=Category.PARAMETERS, names=(Fact.PARAMETER_COPY,), applies=is_parameter_copy),
     Rule(category=Category.BUFFERS, names=(Fact.BUFFER,), applies=is_buffer),
+    Rule(category=Category.COMMUNICATION, names=(Fact.COMMUNICATION,), applies=is_communication),
     Rule(category=Category.CAST_COPIES, names=(Fact.CAST_COPY,), applies=is_cast_copy),
     Rule(category=Category.INPUTS, names=(Fact.INPUT,), applies=is_input),
     Rule(category=Category.WORKSPACE, names=(Fact.WORKSPACE,), applies=is_workspace),
@@ -189,6 +199,7 @@ def view_of(lifetimes: Lifetimes, facts: JoinedFacts, recording: Recording) -> V
         died_step=lifetimes.died_step,
         op=lifetimes.op,
         kernels=np.array([text.startswith("aten::") for text in recording.texts], dtype=np.bool_),
+        collectives=np.array([text.startswith(_COLLECTIVES) for text in recording.texts], dtype=np.bool_),
         module=lifetimes.module,
         born_ns=lifetimes.born_ns,
         died_ns=lifetimes.died_ns,
