@@ -11,6 +11,7 @@ from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks import children, data, memory_history, swaps, torch_profiler
 from ampmem.recorder.hooks.backward import BackwardHooks
 from ampmem.recorder.hooks.calls import Calls
+from ampmem.recorder.hooks.communication.collectives import CollectiveHooks
 from ampmem.recorder.hooks.communication.data_parallel import DataParallelHooks
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.hooks.modules import ModuleHooks, quiet_compiled_modules
@@ -49,6 +50,7 @@ class Hooks:
             partial(children.install, listener),
             quiet_compiled_modules,
             self.data_parallel.install,
+            CollectiveHooks(listener, log, texts).install,
             partial(swaps.install, (*hold_tensors, self.optimizers.let_go), log.misses),
         ]
         """Those that say when steps end, which may not be recorded, and what is made before a recording."""

@@ -67,9 +67,10 @@ def sums(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
 
 
 def bucket_bytes(model: DistributedDataParallel) -> int:
-    """Bytes of the buckets of ``model`` that gradients do not view."""
-    if model.gradient_as_bucket_view:
-        return 0
+    """Bytes of the buckets of ``model`` that gradients do not view, and of the two maps of the parameters in use."""
     data: Mapping[str, Any] = model._get_ddp_logging_data()
+    maps = 2 * 4 * len(list(model.parameters())) if model.find_unused_parameters or model.static_graph else 0
+    if model.gradient_as_bucket_view:
+        return maps
     sizes = data.get("rebuilt_bucket_sizes") or data["bucket_sizes"]
-    return sum(int(size) for size in str(sizes).split(","))
+    return maps + sum(int(size) for size in str(sizes).split(","))

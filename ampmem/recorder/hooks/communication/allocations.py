@@ -23,11 +23,12 @@ class Made(NamedTuple):
 
 
 class Allocations(TorchDispatchMode):
-    """Notes each tensor that an op makes while it is on."""
+    """Notes each tensor that an op makes while it is on; to ``follow`` it, since another thread may free it."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, *, follow: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._log = log
+        self._follow = follow
         self.made: list[Made] = []
 
     @classmethod
@@ -54,5 +55,7 @@ class Allocations(TorchDispatchMode):
         now = time_ns()
         for tensor in result if isinstance(result, (tuple, list)) else (result,):
             if is_tensor(tensor) and (address := self._log.storage_address(tensor)):
+                if self._follow:
+                    self._log.follow(tensor)
                 size = torch.Tensor.untyped_storage(tensor).nbytes()
                 self.made.append(Made(now, address, size, tensor.numel(), tensor.is_floating_point()))

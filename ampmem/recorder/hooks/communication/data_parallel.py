@@ -22,7 +22,7 @@ from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.communication.allocations import Allocations, Made
 from ampmem.recorder.hooks.listener import Listener
-from ampmem.recorder.torch_private_ddp import BROADCAST, REBUILD_BUCKETS, REDUCER_INIT
+from ampmem.recorder.torch_private_distributed import BROADCASTS, REBUILD_BUCKETS, REDUCER_INIT, STATIC_GRAPH
 from ampmem.vocabulary import Communication
 
 MADE_BEFORE = (
@@ -54,14 +54,16 @@ class DataParallelHooks:
         self._reducers: weakref.WeakKeyDictionary[Any, _Reducer] = weakref.WeakKeyDictionary()
         guarded = log.misses.guarded
         self._look_at_new, self._look_at_rebuilt = guarded(self._new), guarded(self._asked_to_rebuild)
-        self._look_at_broadcast = guarded(self._broadcast)
+        self._look_at_static, self._look_at_broadcast = guarded(self._static), guarded(self._broadcast)
 
     def install(self) -> Undo:
         """Wrap the reducer's two functions and the broadcast; returns what undoes it."""
         with ExitStack() as undo:
             undo.callback(patch(*REDUCER_INIT, self._wrap_init))
             undo.callback(patch(*REBUILD_BUCKETS, self._wrap_rebuild))
-            undo.callback(patch(*BROADCAST, self._wrap_broadcast))
+            undo.callback(patch(*STATIC_GRAPH, self._wrap_static))
+            for place in BROADCASTS:
+                undo.callback(patch(*place, self._wrap_broadcast))
             return undo.pop_all().close
 
     def blocks(self) -> dict[int, int]:
@@ -87,20 +89,30 @@ class DataParallelHooks:
 
         return _rebuild_buckets
 
-    def _wrap_broadcast(self, original: Callable[..., None]) -> Callable[..., None]:
+    def _wrap_static(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
         @functools.wraps(original)
-        def _broadcast_coalesced(*args: Any, **kwargs: Any) -> None:
-            _, made = self._watched(original, *args, **kwargs)
+        def _set_static_graph(reducer: Any) -> None:
+            _, made = self._watched(original, reducer)
+            if made is not None:
+                self._look_at_static(reducer, made)
+
+        return _set_static_graph
+
+    def _wrap_broadcast(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def broadcast(*args: Any, **kwargs: Any) -> Any:
+            result, made = self._watched(original, *args, **kwargs)
             if made is not None:
                 self._look_at_broadcast(made)
+            return result
 
-        return _broadcast_coalesced
+        return broadcast
 
     def _watched(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, list[Made] | None]:
         """What ``original`` returns, and what it allocates; ``None`` where nobody looks."""
         if torch.compiler.is_compiling() or not self._listener.on_thread():
             return original(*args, **kwargs), None
-        with Allocations(self._log) as seen:
+        with Allocations(self._log, follow=self._listener.recording) as seen:
             return original(*args, **kwargs), seen.made
 
     def _new(
@@ -133,6 +145,12 @@ class DataParallelHooks:
             self._take(known, kept + [block for block in made if block.floating])
         elif self._listener.recording and not known.noted:
             self._log_blocks(known)
+
+    def _static(self, reducer: Any, made: list[Made]) -> None:
+        """Every step of ``reducer`` uses the same parameters, which it has ``made`` room to note."""
+        known = self._reducers.get(reducer)
+        if known is not None:
+            self._take(known, known.blocks + made)
 
     def _take(self, known: _Reducer, blocks: list[Made]) -> None:
         """These are the reducer's now."""
