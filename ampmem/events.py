@@ -113,6 +113,8 @@ class Fact(IntEnum):
     """Alive in ``name`` when a step of inference, or the recording, ended: ``DynamicCache.layers[0].keys``."""
     COMMUNICATION = 20
     """Memory of distributed training; ``name`` is a :class:`~ampmem.vocabulary.Communication`."""
+    COLLECTIVE = 21
+    """Given to a collective, or filled by one, whatever else it may be for; ``name`` is a word of those, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

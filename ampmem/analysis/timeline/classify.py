@@ -15,8 +15,6 @@ from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, JoinedFacts, Life
 from ampmem.analysis.timeline.marks import failure_ns, trains
 from ampmem.events import OTHER_THREADS, Column, Fact, Phase, Recording, StepRecord
 
-_COLLECTIVES = ("_c10d_functional::", "_c10d_functional_autograd::", "c10d_functional::")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
@@ -37,8 +35,6 @@ class View:
     """Text id of the op that allocated."""
     kernels: Mask
     """For each text: whether it names one of torch's own ops, not a Python function's autograd node."""
-    collectives: Mask
-    """For each text: whether it names a collective that is an op like any other, which autograd knows."""
     module: Column
     born_ns: Column
     died_ns: Column
@@ -118,8 +114,8 @@ def is_buffer(view: View) -> Mask:
 
 
 def is_communication(view: View) -> Mask:
-    """Memory of distributed training; but what a collective of the model's own forward gives is an activation there."""
-    return view.has(Fact.COMMUNICATION) & ~(view.collectives[view.op] & is_activation(view))
+    """Memory that is there for communication alone."""
+    return view.has(Fact.COMMUNICATION)
 
 
 def is_cast_copy(view: View) -> Mask:
@@ -146,6 +142,11 @@ def is_activation(view: View) -> Mask:
     until = np.minimum(view.next_backward_ns, view.failure_ns)
     waiting = view.born_in(Phase.FORWARD) & view.outlives(until)
     return view.has(Fact.SAVED, Fact.RECOMPUTED) | waiting
+
+
+def is_collective(view: View) -> Mask:
+    """What a collective was given or has filled, and nothing needs for another reason."""
+    return view.has(Fact.COLLECTIVE)
 
 
 def is_parameter_copy(view: View) -> Mask:
@@ -178,6 +179,7 @@ RULES: tuple[Rule, ...] = (
     Rule(category=Category.INPUTS, names=(Fact.INPUT,), applies=is_input),
     Rule(category=Category.WORKSPACE, names=(Fact.WORKSPACE,), applies=is_workspace),
     Rule(category=Category.ACTIVATIONS, names=(Fact.SAVED, Fact.RECOMPUTED), applies=is_activation),
+    Rule(category=Category.COMMUNICATION, names=(Fact.COLLECTIVE,), applies=is_collective),
     Rule(category=Category.OTHER, names=(Fact.HELD,), applies=is_held),
     Rule(category=Category.TEMPORARIES, names=(Fact.SCRATCH,), applies=is_temporary),
 )
@@ -199,7 +201,6 @@ def view_of(lifetimes: Lifetimes, facts: JoinedFacts, recording: Recording) -> V
         died_step=lifetimes.died_step,
         op=lifetimes.op,
         kernels=np.array([text.startswith("aten::") for text in recording.texts], dtype=np.bool_),
-        collectives=np.array([text.startswith(_COLLECTIVES) for text in recording.texts], dtype=np.bool_),
         module=lifetimes.module,
         born_ns=lifetimes.born_ns,
         died_ns=lifetimes.died_ns,

@@ -43,6 +43,7 @@ def born_in(phase: Phase, *, op: str = "", module: str = "") -> Story:
         (Fact.PARAMETER_COPY, Category.PARAMETERS),
         (Fact.BUFFER, Category.BUFFERS),
         (Fact.COMMUNICATION, Category.COMMUNICATION),
+        (Fact.COLLECTIVE, Category.COMMUNICATION),
         (Fact.CAST_COPY, Category.CAST_COPIES),
         (Fact.INPUT, Category.INPUTS),
         (Fact.SAVED, Category.ACTIVATIONS),
@@ -68,6 +69,7 @@ ORDER = [
     Fact.CAST_COPY,
     Fact.INPUT,
     Fact.SAVED,
+    Fact.COLLECTIVE,
 ]
 
 
@@ -93,6 +95,7 @@ def test_the_rules_have_one_order() -> None:
         Category.INPUTS,
         Category.WORKSPACE,
         Category.ACTIVATIONS,
+        Category.COMMUNICATION,
         Category.OTHER,
         Category.TEMPORARIES,
     ]
@@ -106,8 +109,8 @@ def test_the_first_of_several_names_is_kept() -> None:
 
 
 def test_what_a_collective_of_forward_gives_is_an_activation_where_backward_needs_it() -> None:
-    story = born_in(Phase.FORWARD, op="_c10d_functional::all_gather_into_tensor")
-    story.fact(Fact.COMMUNICATION, IT, "all_gather")
+    story = born_in(Phase.FORWARD)
+    story.fact(Fact.COLLECTIVE, IT, "all_gather")
     assert category_of(story) == Category.COMMUNICATION
     story.fact(Fact.SAVED, IT, "MmBackward0")
     assert category_of(story) == Category.ACTIVATIONS
