@@ -7,6 +7,7 @@ a module makes for itself are fake too, since a model of billions of parameters 
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ from ampmem.simulator.world import here
 aten = torch.ops.aten
 
 _DEVICE = torch.ops.prim.device.default
+_IS_PINNED = aten.is_pinned.default
 _META = torch.device("meta")
 _DENSE = (None, torch.strided)
 
@@ -67,6 +69,10 @@ class SimulatedMode(FakeTensorMode):
         self.extras = Extras(device)
         self.everything = device.label == "cpu"
         """Whether tensors on the CPU are simulated too."""
+        self.real: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        """Those that are not, even so."""
+        self._pinned: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        """What claims to be in pinned memory, of which there is none without a driver."""
         self._process = os.getpid()
         self._inside = 0
         """In how many ops that a GPU runs as one kernel: what torch makes of them here allocates nothing there."""
@@ -79,13 +85,16 @@ class SimulatedMode(FakeTensorMode):
             aten._to_copy.default: self._to_copy,
             aten._amp_foreach_non_finite_check_and_unscale_.default: self._check_finite,
             aten._amp_update_scale_.default: self._update_scale,
-            aten.is_pinned.default: lambda func, args, kwargs: False,
             aten._pin_memory.default: lambda func, args, kwargs: args[0],
             aten.all.default: self._all,
             aten.equal.default: self._equal,
             aten.allclose.default: self._equal,
             **dict.fromkeys(KERNELS, self._own_kernel),
         }
+
+    def answer(self, answers: Mapping[Any, Callable[..., Any]]) -> None:
+        """Ask ``answers``, by op, with the op, its arguments and its keywords, in place of torch from now on."""
+        self._special.update(answers)
 
     @property
     def avoid_device_init(self) -> bool:
@@ -114,6 +123,12 @@ class SimulatedMode(FakeTensorMode):
     ) -> Any:
         """Run one op: for real when only real tensors on the CPU are in it, else on fake ones."""
         kwargs = kwargs or {}
+        if kwargs.get("pin_memory"):
+            made = self.dispatch(func, types, args, {**kwargs, "pin_memory": False})
+            self._pinned.add(made.untyped_storage())
+            return made
+        if func is _IS_PINNED:
+            return args[0].untyped_storage() in self._pinned
         if not self._concerns(func, types, args, kwargs):
             return func(*args, **kwargs)
         if kwargs.get("layout") not in _DENSE:
@@ -161,6 +176,8 @@ class SimulatedMode(FakeTensorMode):
         if FakeTensor in types:
             return True
         if self.everything:
+            if args and type(args[0]) is torch.Tensor and args[0].untyped_storage() in self.real:
+                return False
             return not any(issubclass(kind, torch.Tensor) for kind in types) and func not in _REAL
         if func in _EMPTY or func in _RANDOM:
             least = LARGE if func in _EMPTY else LARGE_RANDOM
