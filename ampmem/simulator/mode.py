@@ -27,6 +27,7 @@ from ampmem.simulator.private import (
     below_modes,
     in_backward,
     is_composite,
+    unwraps_itself,
 )
 from ampmem.simulator.values import Guesses, KnownNumbers, Number, guess
 from ampmem.simulator.where import stop
@@ -35,9 +36,9 @@ from ampmem.simulator.world import here
 aten = torch.ops.aten
 
 _DEVICE = torch.ops.prim.device.default
-_IS_PINNED = aten.is_pinned.default
 _META = torch.device("meta")
 _DENSE = (None, torch.strided)
+_FAKES = (FakeTensor,)
 
 LARGE = 1 << 18
 """From so many elements on a tensor made on the CPU without data is fake."""
@@ -71,8 +72,6 @@ class SimulatedMode(FakeTensorMode):
         """Whether tensors on the CPU are simulated too."""
         self.real: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         """Those that are not, even so."""
-        self._pinned: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
-        """What claims to be in pinned memory, of which there is none without a driver."""
         self._process = os.getpid()
         self._inside = 0
         """In how many ops that a GPU runs as one kernel: what torch makes of them here allocates nothing there."""
@@ -80,21 +79,20 @@ class SimulatedMode(FakeTensorMode):
         # Nothing here asks twice what became of a real tensor, and the weak references would keep a module from
         # swapping its parameters in Module.to().
         self.fake_tensor_converter.set_tensor_memo = lambda t, v: None  # type: ignore[method-assign]
+        self.answers: dict[Any, Callable[..., Any]] = {}
+        """By op: what runs in its place, whatever it is given."""
         self._special: dict[Any, Callable[..., Any]] = {
             aten._local_scalar_dense.default: self._item,
             aten._to_copy.default: self._to_copy,
             aten._amp_foreach_non_finite_check_and_unscale_.default: self._check_finite,
             aten._amp_update_scale_.default: self._update_scale,
+            aten.is_pinned.default: lambda func, args, kwargs: False,
             aten._pin_memory.default: lambda func, args, kwargs: args[0],
             aten.all.default: self._all,
             aten.equal.default: self._equal,
             aten.allclose.default: self._equal,
             **dict.fromkeys(KERNELS, self._own_kernel),
         }
-
-    def answer(self, answers: Mapping[Any, Callable[..., Any]]) -> None:
-        """Ask ``answers``, by op, with the op, its arguments and its keywords, in place of torch from now on."""
-        self._special.update(answers)
 
     @property
     def avoid_device_init(self) -> bool:
@@ -109,6 +107,8 @@ class SimulatedMode(FakeTensorMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE and self.is_our_fake(args[0]):  # more than half of all calls
             return _META if self.in_kernel_invocation else args[0].fake_device
+        if types != _FAKES and any(map(unwraps_itself, types)):
+            return NotImplemented  # it comes back with the tensors inside
         return self.dispatch(func, types, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SimulatedMode:
@@ -123,12 +123,13 @@ class SimulatedMode(FakeTensorMode):
     ) -> Any:
         """Run one op: for real when only real tensors on the CPU are in it, else on fake ones."""
         kwargs = kwargs or {}
-        if kwargs.get("pin_memory"):
-            made = self.dispatch(func, types, args, {**kwargs, "pin_memory": False})
-            self._pinned.add(made.untyped_storage())
-            return made
-        if func is _IS_PINNED:
-            return args[0].untyped_storage() in self._pinned
+        answer = self.answers.get(func)
+        if answer is not None:
+            return answer(func, args, kwargs)
+        return self.unanswered(func, types, args, kwargs)
+
+    def unanswered(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run one op, whatever :attr:`answers` has for it."""
         if not self._concerns(func, types, args, kwargs):
             return func(*args, **kwargs)
         if kwargs.get("layout") not in _DENSE:

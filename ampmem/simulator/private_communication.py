@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore as FakeStore
 
 from ampmem.patching import patch
+from ampmem.simulator.private import FakeTensorMode, without_modes
+
+c10d = torch.ops.c10d
 
 FAKE = "fake"
 """The backend without peers, whose collectives return at once: torch's own, for its tests. Since 2.1; importing
 ``fake_pg`` registers it."""
+
+ALL_GATHERS = (c10d.allgather_.default, c10d._allgather_base_.default)
+REDUCE_SCATTERS = (c10d.reduce_scatter_.default, c10d._reduce_scatter_base_.default)
+"""Collectives as ops, since 2.0; a dispatch mode sees them. Of each the one that takes lists of tensors is first."""
+
+
+def done(tensors: Iterable[Tensor]) -> Any:
+    """What an op returns of a collective that is over. Since 2.11 or before.
+
+    Its future gives ``tensors``, as NCCL's does: DDP's reducer and hooks of scripts take them from there. Those of
+    torch's own backend without peers give ``None``.
+    """
+    future: Any = torch.futures.Future()
+    future.set_result(list(tensors))
+    return torch._C._distributed_c10d._create_work_from_future(future).boxed()
 
 
 def cuda_is_the_accelerator() -> Callable[[], None]:
@@ -20,3 +42,23 @@ def cuda_is_the_accelerator() -> Callable[[], None]:
     ``torch._C._get_accelerator`` is there since 2.5, and CPU builds answer "cpu".
     """
     return patch(torch._C, "_get_accelerator", lambda original: lambda check=None: torch.device("cuda"))
+
+
+def shapes_take_no_memory() -> Callable[[], None]:
+    """Let DTensor learn the global shape of a result without the simulated device; returns what undoes it.
+
+    It runs the op on fake tensors of the global shape, under whichever fake mode is active: the method is there since
+    2.1, by this name since 2.7.
+    """
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        beside = FakeTensorMode()
+
+        @functools.wraps(original)
+        def propagate(propagator: Any, op_schema: Any) -> Any:
+            with without_modes(), beside:
+                return original(propagator, op_schema)
+
+        return propagate
+
+    return patch(ShardingPropagator, "_propagate_tensor_meta_non_cached", wrap)

@@ -7,53 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ampmem.patching import patch
-
-c10d = torch.ops.c10d
-
-ALL_GATHER_LISTS, REDUCE_SCATTER_LISTS = c10d.allgather_.default, c10d.reduce_scatter_.default
-WITH_RESULT = (
-    c10d._allgather_base_.default,
-    c10d._reduce_scatter_base_.default,
-    ALL_GATHER_LISTS,
-    c10d.allreduce_.default,
-    c10d.alltoall_.default,
-    c10d.broadcast_.default,
-    REDUCE_SCATTER_LISTS,
-    c10d.scatter_.default,
-)
-"""The ops of collectives that return what they wrote to beside the work."""
-WITHOUT_RESULT = (
-    c10d.allgather_coalesced_.default,
-    c10d.allgather_into_tensor_coalesced_.default,
-    c10d.allreduce_coalesced_.default,
-    c10d.alltoall_base_.default,
-    c10d.barrier.default,
-    c10d.gather_.default,
-    c10d.recv_.default,
-    c10d.recv_any_source_.default,
-    c10d.reduce_.default,
-    c10d.reduce_scatter_tensor_coalesced_.default,
-    c10d.send.default,
-)
-"""Those that return the work alone."""
-
-
-def completed(tensors: Sequence[Tensor]) -> Any:
-    """A collective that is done, as an op returns it; its future gives ``tensors``, as NCCL's does.
-
-    The works of torch's backend without peers give ``None``, which neither DDP's reducer nor a script's hook can use.
-    """
-    future: Any = torch.futures.Future()
-    future.set_result(list(tensors))
-    return torch._C._distributed_c10d._create_work_from_future(future).boxed()
-
 
 def nobody_to_verify(verify: Callable[[Any, Sequence[Tensor]], None]) -> Callable[[], None]:
     """Let DDP ask ``verify`` whether all ranks have the same parameters; returns what undoes it.

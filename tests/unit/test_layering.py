@@ -62,7 +62,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "choose",
     ),
     "simulator": (
-        "assumed peaks private private_communication refusal where world",
+        "assumed peaks private private_communication private_parallel refusal where world",
         "device engine ops scratch",
         "extras values",
         "mode",

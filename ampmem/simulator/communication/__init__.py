@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from ampmem.simulator.communication import collectives, data_parallel, process_group
+from ampmem.simulator.communication import data_parallel, process_group
+from ampmem.simulator.communication.collectives import Collectives
+from ampmem.simulator.communication.objects import Objects
 from ampmem.simulator.mode import SimulatedMode
-from ampmem.simulator.private_communication import cuda_is_the_accelerator
+from ampmem.simulator.private_communication import cuda_is_the_accelerator, shapes_take_no_memory
 from ampmem.simulator.world import World
 
 
@@ -15,7 +17,9 @@ def install(mode: SimulatedMode, world: World) -> Callable[[], None]:
     """Put all of it in place; returns what undoes it."""
     with ExitStack() as undo:
         undo.callback(cuda_is_the_accelerator())
+        undo.callback(shapes_take_no_memory())
         undo.callback(process_group.install(world))
-        collectives.answer(mode)
+        undo.callback(Objects(mode.device_model).install())
+        undo.callback(Collectives(mode).install())
         undo.callback(data_parallel.install(mode))
         return undo.pop_all().close

@@ -15,6 +15,8 @@ from ampmem.simulator.private_communication import FAKE, FakeStore
 from ampmem.simulator.where import stop
 from ampmem.simulator.world import World
 
+_NCCL = (2, 27, 5)
+"""What scripts are told that compare it with the oldest that they can use."""
 _DEFAULT = "cpu:gloo,cuda:nccl"
 """What torch takes where a script names no backend."""
 
@@ -33,6 +35,7 @@ def install(world: World) -> Callable[[], None]:
         undo.callback(_end)
         undo.callback(replace_all(owners, patches))
         undo.callback(replace_all((distributed,), {"is_nccl_available": lambda: True}))
+        undo.callback(replace_all((torch.cuda.nccl,), {"version": lambda: _NCCL}))
         undo.callback(replace_all((distributed.device_mesh,), {"new_group": patches["new_group"]}))
         return undo.pop_all().close
 

@@ -42,10 +42,24 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
             "numpy": functools.partialmethod(_numpy, mode),
         }
         undo.callback(replace_all((FakeTensor,), methods))
+        undo.callback(replace_all((torch.UntypedStorage,), {"resize_": _resize(device)}))
         undo.callback(replace_all((torch, torch.serialization), _files(device)))
         undo.callback(_generators())
         undo.callback(replace_all((torch.nn.parallel.comm,), {"scatter": _scatter}))
         return undo.pop_all().close
+
+
+def _resize(device: SimulatedDevice) -> Callable[[torch.UntypedStorage, int], torch.UntypedStorage]:
+    """No op, so no dispatch mode sees it: FSDP2 gives memory back by it, and takes it again."""
+    original = torch.UntypedStorage.resize_
+
+    @functools.wraps(original)
+    def resize_(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        original(storage, size)
+        device.resized(storage)
+        return storage
+
+    return resize_
 
 
 def _format(tensor: FakeTensor, spec: str) -> str:
