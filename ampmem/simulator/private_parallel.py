@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ampmem.patching import patch
 
+
 def nobody_to_verify(verify: Callable[[Any, Sequence[Tensor]], None]) -> Callable[[], None]:
     """Let DDP ask ``verify`` whether all ranks have the same parameters; returns what undoes it.
 

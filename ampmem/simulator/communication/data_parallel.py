@@ -29,13 +29,13 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
 
 
 def _verify(group: Any, parameters: Sequence[Tensor]) -> None:
-    """What ``verify_params_across_processes`` (``reducer.cpp``) allocates to compare counts and shapes with the others."""
+    """Allocate what ``verify_params_across_processes`` (``reducer.cpp``) does, to compare counts and shapes."""
     device = parameters[0].device
     count = torch.tensor([len(parameters)], device=device)
     counts = [torch.empty_like(count) for _ in range(group.size())]
     torch.distributed.all_gather(counts, count, group=group)
     shapes = torch.empty(2 * sum(parameter.dim() for parameter in parameters), dtype=torch.int64)
-    sent = shapes.clone().to(device)
+    sent = shapes.to(device)
     torch.distributed.broadcast(sent, group=group, group_src=0)
     torch.empty_like(shapes).copy_(sent)
 
