@@ -63,7 +63,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
     ),
     "simulator": (
         "assumed private refusal where world",
-        "memory private_communication",
+        "memory private_communication private_parallel",
         "device engine ops scratch",
         "extras values",
         "mode",
