@@ -1,6 +1,6 @@
 """The verdict, for the page's first screen: the sentences, the peaks on one scale, and the way from one to the other.
 
-It is plain HTML, there before any script has run. Positions and widths are in per cent of their bar's track.
+It is plain HTML, there before any script has run.
 """
 
 from __future__ import annotations
@@ -8,58 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ampmem.analysis.answer import Answer, Change, Composition, Part, PeakOf, Verdict
-from ampmem.analysis.timeline.categories import CATEGORIES, Category
-from ampmem.reporters.html.palette import FILLS, Fill, label
+from ampmem.analysis.answer import Answer, Change, Composition, PeakOf, Verdict
+from ampmem.analysis.timeline.categories import CATEGORIES
+from ampmem.reporters.html.palette import label
 from ampmem.reporters.html.safety import MAX_PROSE, visible
+from ampmem.reporters.html.views.bars import Bar, Piece, paint, piece, stacked
 from ampmem.reporters.text.answer import capital, listed, when, wording
 from ampmem.reporters.text.words import signed
 from ampmem.units import format_apart, format_bytes
-
-_HATCHES = {"/": "slashes", ".": "dots"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paint:
-    """How a category looks, as a style and as classes of the page."""
-
-    style: str
-    classes: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """A part of a bar; without ``paint`` it is grey. ``name`` is a class of its own."""
-
-    left: float
-    width: float
-    title: str = ""
-    paint: Paint | None = None
-    name: str = ""
-
-    @property
-    def style(self) -> str:
-        """Its place and colour."""
-        place = f"left: {self.left:.3f}%; width: {self.width:.3f}%"
-        return place if self.paint is None else f"{place}; {self.paint.style}"
-
-    @property
-    def classes(self) -> str:
-        """What it looks like."""
-        return " ".join(filter(None, ("piece", self.name, "" if self.paint is None else self.paint.classes)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """One row: a label, a bar, and how it reads; ``note`` stands in the place of a bar."""
-
-    label: str
-    value: str = ""
-    change: str = ""
-    note: str = ""
-    pieces: tuple[Piece, ...] = ()
-    whole: bool = False
-    paint: Paint | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,32 +90,8 @@ def _bar(name: str, item: Composition, most: int, answer: Answer | None) -> Bar:
         label=name,
         value=format_apart(size, other)[0],
         change=end or (signed(difference) if difference else ""),
-        pieces=tuple(_stacked(item.parts, most)),
+        pieces=stacked({part.category: part.bytes for part in item.parts}, most),
     )
-
-
-def _stacked(parts: Iterable[Part], whole: int) -> Iterable[Piece]:
-    """The parts one after the other, in the order in which the timeline stacks them."""
-    start = 0
-    for part in sorted(parts, key=lambda part: CATEGORIES.index(part.category)):
-        yield _piece(start, part.bytes, whole, part.category)
-        start += part.bytes
-
-
-def _piece(start: int, size: int, whole: int, category: Category, name: str = "") -> Piece:
-    return Piece(
-        left=100 * start / whole,
-        width=100 * size / whole,
-        title=f"{label(category)}: {format_bytes(size)}",
-        paint=_paint(category),
-        name=name,
-    )
-
-
-def _paint(category: Category) -> Paint:
-    fill: Fill = FILLS[category]
-    style = f"--fill: light-dark({fill.light}, {fill.dark})"
-    return Paint(style=style, classes=f"fill {_HATCHES.get(fill.pattern, '')}".rstrip())
 
 
 def _legend(known: Sequence[Composition]) -> Iterable[Bar]:
@@ -167,7 +99,7 @@ def _legend(known: Sequence[Composition]) -> Iterable[Bar]:
     for category in CATEGORIES:
         if category in sizes:
             value = format_bytes(sizes[category]) if len(known) == 1 else ""
-            yield Bar(label=label(category), value=value, paint=_paint(category))
+            yield Bar(label=label(category), value=value, paint=paint(category))
 
 
 def _waterfall(answer: Answer) -> Waterfall:
@@ -196,12 +128,12 @@ def _falls(answer: Answer) -> Iterable[Bar]:
     now = before.bytes
     for change in changes:
         size = change.difference
-        piece = _piece(min(now, now + size), abs(size), whole, change.category, "less" if size < 0 else "more")
+        kind = "less" if size < 0 else "more"
         yield Bar(
             label=label(change.category),
             value=signed(size),
-            pieces=(piece,),
-            paint=_paint(change.category),
+            pieces=(piece(min(now, now + size), abs(size), whole, change.category, kind),),
+            paint=paint(change.category),
         )
         now += size
     yield _end(after, texts[1], whole)
