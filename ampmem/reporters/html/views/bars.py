@@ -5,12 +5,14 @@ Positions and widths are in per cent of a bar's track.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.reporters.html.palette import FILLS, Fill, label
-from ampmem.units import format_bytes
+from ampmem.reporters.text.words import signed
+from ampmem.units import format_apart, format_bytes
 
 _HATCHES = {"/": "slashes", ".": "dots"}
 
@@ -58,6 +60,14 @@ class Bar:
     paint: Paint | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """Where a waterfall begins or ends, in bytes."""
+
+    label: str
+    bytes: int
+
+
 def stacked(sizes: Mapping[Category, int], whole: int) -> tuple[Piece, ...]:
     """The bytes of each category one after the other, in the order in which the timeline stacks them."""
     pieces, start = [], 0
@@ -84,3 +94,34 @@ def paint(category: Category) -> Paint:
     fill: Fill = FILLS[category]
     style = f"--fill: light-dark({fill.light}, {fill.dark})"
     return Paint(style=style, classes=f"fill {_HATCHES.get(fill.pattern, '')}".rstrip())
+
+
+def falls(before: End, after: End, differences: Mapping[Category, int]) -> tuple[Bar, ...]:
+    """The way from ``before`` to ``after``, which all of ``differences`` lead to, in bytes.
+
+    In stacking order, so that a bar's colour is where the eye looks for it; the ends are whole.
+    """
+    changes = [(category, differences[category]) for category in CATEGORIES if differences.get(category)]
+    whole = _highest(before.bytes, [size for _, size in changes])
+    texts = format_apart(before.bytes, after.bytes)
+    rows, now = [_whole(before, texts[0], whole)], before.bytes
+    for category, size in changes:
+        kind = "less" if size < 0 else "more"
+        change = piece(min(now, now + size), abs(size), whole, category, kind)
+        rows.append(Bar(label=label(category), value=signed(size), pieces=(change,), paint=paint(category)))
+        now += size
+    return (*rows, _whole(after, texts[1], whole))
+
+
+def _whole(end: End, text: str, whole: int) -> Bar:
+    return Bar(
+        label=end.label,
+        value=text,
+        pieces=(Piece(left=0, width=100 * end.bytes / whole, name="whole"),),
+        whole=True,
+    )
+
+
+def _highest(start: int, changes: Iterable[int]) -> int:
+    """The most that the way from one end to the other comes to."""
+    return max(1, *accumulate(changes, initial=start))

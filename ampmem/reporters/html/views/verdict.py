@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ampmem.analysis.answer import Answer, Change, Composition, PeakOf, Verdict
+from ampmem.analysis.answer import Answer, Change, Composition, Verdict
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.reporters.html.palette import label
 from ampmem.reporters.html.safety import MAX_PROSE, visible
-from ampmem.reporters.html.views.bars import Bar, Piece, paint, piece, stacked
+from ampmem.reporters.html.views.bars import Bar, End, falls, paint, stacked
 from ampmem.reporters.text.answer import capital, listed, when, wording
 from ampmem.reporters.text.words import signed
 from ampmem.units import format_apart, format_bytes
@@ -113,44 +113,13 @@ def _waterfall(answer: Answer) -> Waterfall:
     return Waterfall(
         title=visible(f"From {before.label} to {after.label}"),
         when=visible(instants),
-        rows=tuple(_falls(answer)),
+        rows=falls(
+            End(label=visible(before.label), bytes=before.bytes),
+            End(label=visible(after.label), bytes=after.bytes),
+            {change.category: change.difference for change in answer.changes},
+        ),
         unchanged=_unchanged(answer.unchanged),
     )
-
-
-def _falls(answer: Answer) -> Iterable[Bar]:
-    """In stacking order, so that a bar's colour is where the eye looks for it; the ends are whole."""
-    before, after = answer.baseline, answer.mixed
-    changes = sorted(answer.changes, key=lambda change: CATEGORIES.index(change.category))
-    whole = _highest(before.bytes, changes)
-    texts = format_apart(before.bytes, after.bytes)
-    yield _end(before, texts[0], whole)
-    now = before.bytes
-    for change in changes:
-        size = change.difference
-        kind = "less" if size < 0 else "more"
-        yield Bar(
-            label=label(change.category),
-            value=signed(size),
-            pieces=(piece(min(now, now + size), abs(size), whole, change.category, kind),),
-            paint=paint(change.category),
-        )
-        now += size
-    yield _end(after, texts[1], whole)
-
-
-def _end(peak: PeakOf, text: str, whole: int) -> Bar:
-    piece = Piece(left=0, width=100 * peak.bytes / whole, name="whole")
-    return Bar(label=visible(peak.label), value=text, pieces=(piece,), whole=True)
-
-
-def _highest(start: int, changes: Iterable[Change]) -> int:
-    """The most that the way from one end to the other comes to."""
-    now = most = start
-    for change in changes:
-        now += change.difference
-        most = max(most, now)
-    return max(1, most)
 
 
 def _unchanged(changes: Sequence[Change]) -> str:
