@@ -5,11 +5,11 @@ It is plain HTML, there before any script has run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ampmem.analysis.answer import Answer, Change, Composition, Verdict
-from ampmem.analysis.timeline.categories import CATEGORIES
+from ampmem.analysis.answer import Answer, Composition, Verdict
+from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.reporters.html.palette import label
 from ampmem.reporters.html.safety import MAX_PROSE, visible
 from ampmem.reporters.html.views.bars import Bar, End, falls, paint, stacked
@@ -118,12 +118,13 @@ def _waterfall(answer: Answer) -> Waterfall:
             End(label=visible(after.label), bytes=after.bytes),
             {change.category: change.difference for change in answer.changes},
         ),
-        unchanged=_unchanged(answer.unchanged),
+        unchanged=unchanged({change.category: change.before for change in answer.unchanged}),
     )
 
 
-def _unchanged(changes: Sequence[Change]) -> str:
-    if not changes:
+def unchanged(sizes: Mapping[Category, int]) -> str:
+    """That these bytes of each category are the same at both ends of a way; empty of none."""
+    if not sizes:
         return ""
-    names = listed([label(change.category).lower() for change in changes])
-    return f"{capital(names)}: no change, {format_bytes(sum(change.before for change in changes))}."
+    names = listed([label(category).lower() for category in sizes])
+    return f"{capital(names)}: no change, {format_bytes(sum(sizes.values()))}."
