@@ -40,7 +40,7 @@ STRANGERS = {"recorder": "analysis", "analysis": "recorder"}
 """Units that do not see each other, whatever their rows."""
 
 INSIDE: dict[str, tuple[str, ...]] = {
-    "recording": ("bounds layout", "cells database kinds", "reader", "writer"),
+    "recording": ("bounds layout", "cells database kinds rank_files", "reader", "writer"),
     "recorder": (
         "script seed torch_entries marker process",
         "outcome options",
@@ -78,8 +78,14 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "findings",
         "summary",
         "compare measured soundness",
-        "answer",
+        "answer ranks",
         "judged",
+    ),
+    "analysis/ranks": (
+        "ranks script",
+        "runs spread",
+        "groups jobs steps worst",
+        "merge",
     ),
     "reporters/html": ("data palette plotlyjs progress safety", "stream", "views", "page", "write"),
 }

@@ -15,6 +15,7 @@ from ampmem.analysis.schema import schema_of
 from ampmem.analysis.summary import ArmSummary, DeviceSummary, Optimizer
 from ampmem.analysis.timeline.categories import Breakdown, Category
 from ampmem.analysis.timeline.timeline import ByPhase, PhaseName
+from ampmem.events import MeshAxis
 from ampmem.vocabulary import SourceKind
 
 SCHEMA = "ampmem.ranks/1"
@@ -40,15 +41,6 @@ class GroupKind(StrEnum):
     """The same place on one axis of the device mesh."""
     STAGE = "stage"
     """The same stage of a pipeline."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeshAxis:
-    """An axis of the device mesh, and where on it a rank is."""
-
-    name: str
-    size: Positive
-    coordinate: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,10 +109,12 @@ class Rank:
     backwards: int | None
     """How many backwards that step had."""
     finished_steps: int
+    last_step: int | None
+    """The last that it ended."""
     residual_bytes: int | None
     """How far the sums are from the allocator's own."""
-    out_of_memory: bool
-    """Whether that ended the rank's run."""
+    out_of_memory: int | None
+    """How much was in use when memory ran out, where that ended the rank's run; null where it did not."""
     failure: str | None
     """Why the script failed, in one line."""
     notes: tuple[str, ...]
@@ -229,7 +223,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alike:
-    """Ranks whose peaks are the same in phase, and to within ``within`` bytes in total and in each category."""
+    """Ranks of one stage, with their peaks in one phase: in no category, nor in all, do two differ by more than ``within``
+    bytes.
+    """
 
     ranks: tuple[int, ...]
     within: int
