@@ -54,16 +54,21 @@ class PageView:
 
 
 def page_view(
-    runs: tuple[RunView, ...], comparison: ComparisonView | None, verdict: VerdictView, job: JobView | None = None
+    runs: tuple[RunView, ...],
+    comparison: ComparisonView | None,
+    verdict: VerdictView,
+    *,
+    job: JobView | None = None,
+    opens: int | None = None,
 ) -> PageView:
-    """The page of ``runs``; of some ranks of ``job``, if they are that, the worst first."""
+    """The page of ``runs``, which are some ranks of ``job`` if there is one; it opens on the run at ``opens``."""
     return PageView(
         ampmem=__version__,
         config=PLOTLY_CONFIG,
         categories=category_views(),
         layers=layer_views(),
         runs=runs,
-        opens=opens_on([run.arm for run in runs]),
+        opens=opens_on([run.arm for run in runs]) if opens is None else opens,
         comparison=comparison,
         verdict=verdict,
         job=job,
