@@ -53,7 +53,7 @@ def _facts(jobs: Sequence[Ranks]) -> Iterable[str]:
 
 def _problems(ranks: Ranks) -> Iterable[str]:
     for text in (*doubts(ranks), *absences(ranks)):
-        yield f"{capital(text.removesuffix('.'))}."
+        yield f"{capital(text.removeprefix('note: ').removesuffix('.'))}."
 
 
 def _pages(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]]) -> str:

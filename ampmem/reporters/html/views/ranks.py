@@ -16,8 +16,7 @@ from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.html.palette import label
 from ampmem.reporters.html.safety import visible
 from ampmem.reporters.html.views.bars import Paint, Piece, paint, stacked
-from ampmem.reporters.text.answer import capital
-from ampmem.reporters.text.ranks.names import group_name, named, numbers
+from ampmem.reporters.text.ranks.names import group_name, named, numbers, place
 from ampmem.units import format_bytes, format_count
 
 MAX_ROWS = 64
@@ -120,14 +119,15 @@ class _Table:
 
     def groups(self) -> Iterable[RankRows]:
         ranks = self._ranks
-        compared = len(ranks.compared)
-        yield RankRows(
-            title=f"All {format_count(compared)} ranks",
-            detail="of each column by itself",
-            rows=tuple(self._overall()) if compared > 1 else (),
-        )
+        count = len(ranks.compared)
+        title = f"All {format_count(count)} ranks" if count == ranks.job.world_size else f"{format_count(count)} ranks"
+        rows = tuple(self._overall()) if self._differs else ()
+        yield RankRows(title=title, detail="of each column by itself", rows=rows)
         yield RankRows(title="Ranks", detail="each at its own peak", rows=(*self._each(), *self._absent()))
-        for (kind, axis), members in groupby(ranks.groups, key=lambda group: (group.kind, group.axis)):
+        for (kind, axis), those in groupby(ranks.groups, key=lambda group: (group.kind, group.axis)):
+            members = tuple(those)
+            if len(members) == 1 or all(len(group.ranks) == 1 for group in members):
+                continue  # the rows of the ranks say the same
             title = "Pipeline stages" if kind is GroupKind.STAGE else f"Mesh axis {visible(axis or '')}".rstrip()
             yield RankRows(title=title, detail="of each its worst rank", rows=tuple(map(self._group, members)))
 
@@ -146,13 +146,21 @@ class _Table:
         kept = sorted(rows, key=lambda row: -_bytes(row[0]))[:MAX_ROWS]
         for rank, alike in rows:
             if (rank, alike) in kept:
-                yield self._row(rank, visible(numbers(alike.ranks)), alike.ranks, _alike_in_words(alike))
+                yield self._row(rank, visible(numbers(alike.ranks)), alike.ranks, visible(self._details(alike)))
         others = [row for row in rows if row not in kept]
         if others:
             count = sum(len(alike.ranks) for _, alike in others)
             sizes = [_bytes(rank) for rank, _ in others]
             between = f"their peaks are between {format_bytes(min(sizes))} and {format_bytes(max(sizes))}"
             yield RankRow(label=f"{format_count(count)} more", note=between)
+
+    def _details(self, alike: Alike) -> str:
+        """Where they are in the mesh, how alike, and what became of them."""
+        those = [self._ranks.rank(number) for number in alike.ranks]
+        worst = self._ranks.worst is not None and self._ranks.worst.rank in alike.ranks and self._differs
+        failed = [rank.rank for rank in those if rank.failure is not None or rank.out_of_memory]
+        ended = "" if not failed else "failed later" if len(failed) == len(those) else f"{named(failed)} failed later"
+        return "; ".join(filter(None, ("the worst" if worst else "", place(those), _alike_in_words(alike), ended)))
 
     def _absent(self) -> Iterable[RankRow]:
         for why in Absence:
@@ -165,7 +173,7 @@ class _Table:
         least, most = format_bytes(group.peak.min), format_bytes(group.peak.max)
         sizes = f"; peaks {least} to {most}" if group.peak.spread else ""
         detail = visible(f"{named(group.ranks)}{sizes}")
-        return self._row(worst, visible(capital(group_name(group))), (worst.rank,), detail)
+        return self._row(worst, visible(group_name(group)), (worst.rank,), detail)
 
     def _row(self, rank: Rank, name: str, ranks: Sequence[int], detail: str) -> RankRow:
         shown = next((number for number in ranks if number in self._pages), None)
@@ -217,5 +225,5 @@ def _alike_in_words(alike: Alike) -> str:
     count = len(alike.ranks)
     if count == 1:
         return ""
-    how = f"alike to within {format_bytes(alike.within)}; the largest" if alike.within else "the same"
+    how = f"alike to within {format_bytes(alike.within)}, here the largest" if alike.within else "the same"
     return f"{format_count(count)} ranks, {how}"
