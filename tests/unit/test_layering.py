@@ -84,8 +84,9 @@ INSIDE: dict[str, tuple[str, ...]] = {
     "analysis/ranks": (
         "ranks script",
         "runs spread",
-        "groups jobs steps worst",
+        "groups jobs reading steps worst",
         "merge",
+        "arms",
     ),
     "reporters/html": ("data palette plotlyjs progress safety", "stream", "views", "page", "write"),
 }
