@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from ampmem.analysis.answer import verdict_of
-from ampmem.analysis.compare import Comparison, compare
-from ampmem.analysis.ranks.jobs import jobs_of
-from ampmem.analysis.ranks.merge import merge
+from ampmem.analysis.compare import Comparison
+from ampmem.analysis.ranks.arms import Jobs, merge_all
 from ampmem.analysis.ranks.ranks import Rank, Ranks
 from ampmem.analysis.ranks.runs import RankRun
 from ampmem.reporters.html.columns import column
@@ -18,7 +18,8 @@ from ampmem.reporters.html.progress import Progress
 from ampmem.reporters.html.views.comparison import comparison_view
 from ampmem.reporters.html.views.job import job_view
 from ampmem.reporters.html.views.ranks_verdict import ranks_verdict_view
-from ampmem.reporters.html.views.verdict import verdict_view
+from ampmem.reporters.html.views.verdict import VerdictView, verdict_view
+from ampmem.reporters.text.ranks.arms import heading, jobs_wording
 
 MOST_PAGES = 8
 """Of so many ranks the whole page is in the file."""
@@ -28,71 +29,67 @@ def job_page(runs: Sequence[RankRun], limit: Callable[[int], int], progress: Pro
     """The page of the job whose ranks ``runs`` are, in one precision or several.
 
     ``limit`` is how many bytes of the page the events of each of so many runs may take. Raises what
-    :func:`~ampmem.analysis.ranks.jobs.jobs_of` raises.
+    :func:`~ampmem.analysis.ranks.arms.merge_all` raises.
     """
-    jobs = [_Job(runs=tuple(job), ranks=merge(job)) for job in jobs_of(runs)]
-    chosen = [ranks_shown(job.ranks, max(1, MOST_PAGES // len(jobs))) for job in jobs]
+    merged = merge_all(runs)
+    jobs, comparison = merged.jobs, merged.comparison
+    chosen = [ranks_shown(ranks, max(1, MOST_PAGES // len(jobs))) for ranks in jobs]
+    pages = [_labels(ranks, numbers, jobs) for ranks, numbers in zip(jobs, chosen, strict=True)]
     room = limit(sum(map(len, chosen)))
-    shown: list[RunView] = []
-    pages: list[Mapping[int, str]] = []
-    opens: list[int] = []
-    for job, numbers in zip(jobs, chosen, strict=True):
-        labels = {number: job.label(number, several=len(jobs) > 1) for number in sorted(numbers)}
-        opens.append(len(shown) + list(labels).index(numbers[0]))
-        pages.append(labels)
-        shown += [_run(job.run(number), label, room, progress) for number, label in labels.items()]
-    comparison = _comparison(jobs)
-    first = jobs[0].ranks
+    shown = [
+        _run(ranks.rank(number), each[number], room, progress)
+        for ranks, each in zip(jobs, pages, strict=True)
+        for number in each
+    ]
+    open_arm = opens_on([ranks.job.arm.name for ranks in jobs])
+    opens = pages[open_arm][chosen[open_arm][0]]
     return page_view(
         tuple(shown),
         None if comparison is None else comparison_view(comparison),
-        ranks_verdict_view(first) if comparison is None else verdict_view(verdict_of(comparison)),
-        job=job_view([job.ranks for job in jobs], pages),
-        opens=opens[opens_on([job.ranks.job.arm.name for job in jobs])],
+        ranks_verdict_view(jobs[0]) if comparison is None else _of_worst(merged, comparison),
+        job=job_view(jobs, pages),
+        opens=[run.label for run in shown].index(opens),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
-    """The ranks in one precision, and what they come to."""
-
-    runs: tuple[RankRun, ...]
-    ranks: Ranks
-
-    def run(self, number: int) -> RankRun:
-        return next(run for run in self.runs if run.rank == number)
-
-    def label(self, number: int, *, several: bool) -> str:
-        return f"{self.ranks.job.arm.name}, rank {number}" if several else f"rank {number}"
+def _labels(ranks: Ranks, numbers: Sequence[int], jobs: Sequence[Ranks]) -> dict[int, str]:
+    """What the runs of these ranks are called, by rank."""
+    if len(jobs) == 1:
+        return {number: f"rank {number}" for number in sorted(numbers)}
+    arms = [job.job.arm.name for job in jobs]
+    arm = ranks.job.arm.name
+    return {number: f"{arm if arms.count(arm) == 1 else heading(ranks)} rank {number}" for number in sorted(numbers)}
 
 
-def _run(run: RankRun, label: str, room: int, progress: Progress) -> RunView:
-    _, view = column(run.path, room, progress)
+def _run(rank: Rank, label: str, room: int, progress: Progress) -> RunView:
+    _, view = column(Path(rank.file), room, progress)
     return replace(view, label=label)
 
 
-def _comparison(jobs: Sequence[_Job]) -> Comparison | None:
-    """The worst rank of each precision beside those of the others; ``None`` where there is one precision."""
-    if len(jobs) == 1:
-        return None
-    entries = []
-    for job in jobs:
-        number = ranks_shown(job.ranks, 1)[0]
-        entries.append(replace(job.run(number).column, label=job.label(number, several=True)))
-    return compare(entries)
+def _of_worst(jobs: Jobs, comparison: Comparison) -> VerdictView:
+    """The worst rank of each precision beside those of the others."""
+    view = verdict_view(verdict_of(comparison), jobs_wording(jobs, comparison))
+    return replace(view, waterfall=None) if any(ranks.unsound for ranks in jobs.jobs) else view
 
 
 def ranks_shown(ranks: Ranks, most: int) -> tuple[int, ...]:
-    """The ranks whose whole pages are in the file: the worst, those that failed, then one of each that differ."""
-    told = ranks.worst
-    first = [] if told is None else [told.rank]
-    failed = [rank.rank for rank in ranks.ranks if rank.failure is not None or rank.out_of_memory]
-    beside = [] if told is None else [told.over_median.rank, told.over_least.rank]
-    classes = [max((ranks.rank(number) for number in alike.ranks), key=_size).rank for alike in ranks.alike]
-    classes.sort(key=lambda number: -_size(ranks.rank(number)))
-    every = [rank.rank for rank in ranks.ranks]
-    wanted = [*first, *failed, *beside, *classes, *(every if len(every) <= most else ())]
-    return tuple(dict.fromkeys(wanted))[:most] or tuple(every[:1])
+    """The ranks whose whole pages are in the file, the worst first: all, where they are few.
+
+    Else the worst, those that failed, and one of those that are alike: that in the middle, that with the least, then
+    the largest.
+    """
+    worst, every = ranks.worst, [rank.rank for rank in ranks.ranks]
+    first = [] if worst is None else [worst.rank]
+    if len(every) <= most:
+        return tuple(dict.fromkeys([*first, *every]))
+    failed = [rank.rank for rank in ranks.ranks if rank.failure is not None or rank.out_of_memory is not None]
+    told = [] if worst is None else [worst.rank, worst.over_median.rank, worst.over_least.rank]
+    largest = sorted((alike.ranks[0] for alike in ranks.alike), key=lambda number: -_size(ranks.rank(number)))
+    class_of = {number: alike.ranks[0] for alike in ranks.alike for number in alike.ranks}
+    by_class: dict[int, int] = {}
+    for number in (*told, *largest):
+        by_class.setdefault(class_of[number], number)
+    return tuple(dict.fromkeys([*first, *failed, *by_class.values()]))[:most] or tuple(every[:1])
 
 
 def _size(rank: Rank) -> int:

@@ -10,7 +10,7 @@ from ampmem.analysis.answer import verdict_of, verdict_of_one
 from ampmem.analysis.compare import Entry, compare, distinct
 from ampmem.analysis.judged import judged_findings
 from ampmem.analysis.ranks.jobs import are_ranks
-from ampmem.analysis.ranks.runs import RankRun, rank_run
+from ampmem.analysis.ranks.reading import read_runs
 from ampmem.errors import UsageError
 from ampmem.outputs import check_output, open_output
 from ampmem.recording import check_recording, rank_of, world_size_of
@@ -55,13 +55,9 @@ def _of_ranks(recordings: Sequence[Path], progress: Progress) -> PageView | None
     """The page of the job whose ranks these are; ``None`` where they are not."""
     if len(recordings) < 2 or all(world_size_of(path) == 1 for path in recordings):
         return None
-    runs = [_summed_up(path, progress) for path in recordings]
+    progress.say(f"reading {len(recordings)} recordings")
+    runs = read_runs(recordings)
     return job_page(runs, _limit, progress) if are_ranks(runs) else None
-
-
-def _summed_up(path: Path, progress: Progress) -> RankRun:
-    progress.say(f"reading {path.name}")
-    return rank_run(path)
 
 
 def _of_each(recordings: Sequence[Path], progress: Progress) -> PageView:

@@ -10,6 +10,7 @@ from ampmem.analysis.ranks.ranks import Ranks
 from ampmem.reporters.html.safety import MAX_PROSE, visible
 from ampmem.reporters.html.views.ranks import RankTable, rank_table
 from ampmem.reporters.text.answer import capital
+from ampmem.reporters.text.ranks.arms import heading
 from ampmem.reporters.text.ranks.render import absences, doubts
 from ampmem.units import format_count
 
@@ -35,7 +36,7 @@ def job_view(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]]) -> JobVi
         facts=tuple(visible(fact) for fact in _facts(jobs)),
         problems=tuple(visible(text, MAX_PROSE) for ranks in jobs for text in _problems(ranks)),
         tables=tuple(
-            rank_table(ranks, shown, title=ranks.job.arm.name if several else "")
+            rank_table(ranks, shown, title=heading(ranks) if several else "")
             for ranks, shown in zip(jobs, pages, strict=True)
         ),
         pages=_pages(jobs, pages),
@@ -47,7 +48,7 @@ def _facts(jobs: Sequence[Ranks]) -> Iterable[str]:
     job = jobs[0].job
     yield f"{format_count(job.world_size)} ranks"
     yield f"{job.device.name} ({job.device.type}), events from {job.source}"
-    yield f"precision: {', '.join(ranks.job.arm.name for ranks in jobs)}"
+    yield f"precision: {', '.join(map(heading, jobs))}"
     yield f"torch {job.torch}, ampmem {job.ampmem}"
 
 

@@ -158,7 +158,7 @@ class _Table:
         """Where they are in the mesh, how alike, and what became of them."""
         those = [self._ranks.rank(number) for number in alike.ranks]
         worst = self._ranks.worst is not None and self._ranks.worst.rank in alike.ranks and self._differs
-        failed = [rank.rank for rank in those if rank.failure is not None or rank.out_of_memory]
+        failed = [rank.rank for rank in those if rank.failure is not None or rank.out_of_memory is not None]
         ended = "" if not failed else "failed later" if len(failed) == len(those) else f"{named(failed)} failed later"
         return "; ".join(filter(None, ("the worst" if worst else "", place(those), _alike_in_words(alike), ended)))
 

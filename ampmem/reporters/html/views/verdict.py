@@ -13,7 +13,7 @@ from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.reporters.html.palette import label
 from ampmem.reporters.html.safety import MAX_PROSE, visible
 from ampmem.reporters.html.views.bars import Bar, End, falls, paint, stacked
-from ampmem.reporters.text.answer import capital, listed, when, wording
+from ampmem.reporters.text.answer import Wording, capital, listed, when, wording
 from ampmem.reporters.text.words import signed
 from ampmem.units import format_apart, format_bytes
 
@@ -41,9 +41,9 @@ class VerdictView:
     waterfall: Waterfall | None
 
 
-def verdict_view(verdict: Verdict) -> VerdictView:
-    """What the page opens with."""
-    words = wording(verdict)
+def verdict_view(verdict: Verdict, said: Wording | None = None) -> VerdictView:
+    """What the page opens with; in the words of ``said`` where there are any."""
+    words = said or wording(verdict)
     known = [item for item in verdict.compositions if item is not None]
     return VerdictView(
         headline=visible(words.headline, MAX_PROSE) + ".",
