@@ -111,6 +111,10 @@ class Fact(IntEnum):
     """A parameter of a module that did not run while it was recorded, such as an EMA's; ``name`` says whose."""
     HELD = 19
     """Alive in ``name`` when a step of inference, or the recording, ended: ``DynamicCache.layers[0].keys``."""
+    COMMUNICATION = 20
+    """Memory of distributed training; ``name`` is a :class:`~ampmem.vocabulary.Communication`."""
+    COLLECTIVE = 21
+    """Given to a collective, or filled by one, whatever else it may be for; ``name`` is a word of those, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +237,8 @@ class ParameterRecord:
 
     ``kind`` is its module's class, ``optimizer`` the index of what updates it (or its master copy), ``shares`` the
     parameter whose memory is its own too, ``overlap`` how many bytes lie in those of others before it, if not all.
+    ``elements`` and ``bytes`` are those in this process; where it has a shard only, ``global_elements`` are those of
+    the whole parameter, and ``padding`` so many bytes of the shard's memory that are no element's.
     """
 
     name: str
@@ -245,6 +251,8 @@ class ParameterRecord:
     optimizer: int | None = None
     shares: str | None = None
     overlap: int = 0
+    global_elements: int | None = None
+    padding: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ INTEGERS: Mapping[str, tuple[int, int]] = {
     "device": (-1, 1 << 20),
     **dict.fromkeys(("rank", "local_rank", "coordinate"), (0, 1 << 30)),
     **dict.fromkeys(("world_size", "size"), (1, 1 << 30)),
-    "elements": (0, 1 << 53),
+    **dict.fromkeys(("elements", "global_elements"), (0, 1 << 53)),
     "small": (0, 1),
     "expandable": (0, 1),
 }
