@@ -90,7 +90,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "merge",
         "arms",
     ),
-    "reporters/html": ("data palette plotlyjs progress safety", "stream", "views", "page", "write"),
+    "reporters/html": ("data palette plotlyjs progress safety", "stream", "views", "columns page", "job_page", "write"),
 }
 """The rows inside folders, from the bottom up."""
 
