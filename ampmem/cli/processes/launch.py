@@ -79,7 +79,7 @@ def run(
         Inbox(Path(messages.name)) as inbox,
     ):
         child = subprocess.Popen(
-            [sys.executable, "-c", _START, _ROOT, "profile", "--report-to", messages.name, *arguments],
+            [sys.executable, *_command(["--report-to", messages.name, *arguments])],
             env={"PYTHONHASHSEED": "0"} | os.environ,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -89,6 +89,15 @@ def run(
         _wait(child, inbox, on_step)
         tail = (*_last_lines(output), *_last_lines(errors))[-LINES:]
         return Ended(code=child.returncode, said=inbox.failure, tail=tail)
+
+
+def worker_command(arguments: Sequence[str]) -> list[str]:
+    """What runs ``ampmem profile`` with ``arguments`` in a process of a launcher's, as torchrun would run a script."""
+    return [sys.executable, "-u", *_command(arguments)]
+
+
+def _command(arguments: Sequence[str]) -> list[str]:
+    return ["-c", _START, _ROOT, "profile", *arguments]
 
 
 def _wait(child: subprocess.Popen[bytes], inbox: Inbox, on_step: Callable[[StepEnded], None]) -> None:
