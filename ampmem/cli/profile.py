@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -12,11 +14,12 @@ from ampmem.cli.assume import assumed_data
 from ampmem.cli.options import ScriptCommand, ScriptOptions, check_world, choices, shared_options, simulated_gpu
 from ampmem.cli.processes import afterwards
 from ampmem.cli.processes.guest import end_as, run_script
-from ampmem.cli.processes.launcher import check_ranks, launch_ranks, launches, tell_name
 from ampmem.cli.processes.messages import Audience, Parent, Person, StepEnded
 from ampmem.cli.processes.plan import Plan
 from ampmem.cli.processes.rank_ends import OfRank, exit_of_rank
-from ampmem.cli.processes.rank_names import all_ranks, remove_claim
+from ampmem.cli.processes.rank_names import all_ranks, left, remove_claim, tell_name
+from ampmem.cli.ranks.launcher import check_ranks, launch_ranks, launches
+from ampmem.cli.ranks.spawned import Spawner
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.failure import FailureKind, FailureRecord, failure_of
 from ampmem.outputs import check_output, remove_empty, sized
@@ -134,7 +137,7 @@ def _carry_out(plan: Plan, audience: Audience) -> None:
     try:
         target = script.find()
         if plan.times_into is None:
-            check_output(plan.path(target), force=script.force or plan.numbered or plan.launched is not None)
+            check_output(plan.path(target.title), force=script.force or plan.numbered or plan.launched is not None)
             if plan.html is not None:
                 check_output(plan.html, force=script.force)
     except FileNotFoundError as error:
@@ -156,10 +159,11 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
 
     together = Together(several=plan.launched is not None)
     simulation = plan.simulate()
-    path, greeting = plan.place(target)
+    path, greeting = plan.place(target.title)
     if plan.names_into is not None:
         tell_name(plan.names_into, path)
     stopper = Stopper(on_give_up=lambda: audience.say(afterwards.let_go(path)))
+    spawner = Spawner(plan, target.title, stopper.stop)
 
     def step_ended(done: int) -> None:
         together.step_ended()
@@ -179,7 +183,9 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
         page = None if plan.html is None else plan.html.absolute()  # the script may change the directory
         run = _Run(plan=plan, path=path, target=target, audience=audience, session=session, stopper=stopper, page=page)
         arguments = plan.script.arguments
-        ended = run_script(target, arguments, session, stopper, audience, greeting, together.over)
+        with ExitStack() as undo:
+            undo.callback(spawner.install())
+            ended = run_script(target, arguments, session, stopper, audience, greeting, together.over)
     except BaseException:  # it was not started
         remove_empty([path] if plan.numbered else [])
         remove_claim(path)
@@ -189,7 +195,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
     try:
         if ended.trouble is not None:
             raise ended.trouble
-        run.conclude(simulation, ended.failure)
+        run.conclude(simulation, ended.failure, spawner.end())
     except BaseException as trouble:
         if ended.failure is None and not plan.run_to_end:
             raise
@@ -225,8 +231,20 @@ class _Run:
     stopper: Stopper
     page: Path | None
 
-    def conclude(self, simulation: Simulation | None, failure: BaseException | None) -> None:
-        """Say and show what came of it."""
+    def conclude(
+        self, simulation: Simulation | None, failure: BaseException | None, spawned: Sequence[Path] = ()
+    ) -> None:
+        """Say and show what came of it, and what the ranks have left that it ``spawned``."""
+        try:
+            if failure is not None or not spawned or self.session.outcome.recorded:
+                self._conclude(simulation, failure)
+            else:
+                self.session.options.path.unlink(missing_ok=True)
+        finally:
+            for line in left(spawned):
+                self.audience.say(line)
+
+    def _conclude(self, simulation: Simulation | None, failure: BaseException | None) -> None:
         plan, say = self.plan, self.audience.say
         predicted = None if simulation is None else afterwards.predicted(simulation, failed=failure is not None)
         if failure is None:

@@ -79,7 +79,7 @@ def run(
         Inbox(Path(messages.name)) as inbox,
     ):
         child = subprocess.Popen(
-            [sys.executable, *_command(["--report-to", messages.name, *arguments])],
+            [sys.executable, "-c", _START, _ROOT, "profile", "--report-to", messages.name, *arguments],
             env={"PYTHONHASHSEED": "0"} | os.environ,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -91,13 +91,13 @@ def run(
         return Ended(code=child.returncode, said=inbox.failure, tail=tail)
 
 
-def worker_command(arguments: Sequence[str]) -> list[str]:
-    """What runs ``ampmem profile`` with ``arguments`` in a process of a launcher's, as torchrun would run a script."""
-    return [sys.executable, "-u", *_command(arguments)]
+def worker_command(script: str, arguments: Sequence[str]) -> list[str]:
+    """What runs ``ampmem profile`` with ``arguments`` in a process of a launcher's, as torchrun would run ``script``.
 
-
-def _command(arguments: Sequence[str]) -> list[str]:
-    return ["-c", _START, _ROOT, "profile", *arguments]
+    In its messages torchrun calls a process by the first argument that is no option.
+    """
+    start = f"import sys\ndel sys.argv[1]{_START}"
+    return [sys.executable, "-u", f"-c{start}", script, _ROOT, "profile", *arguments]
 
 
 def _wait(child: subprocess.Popen[bytes], inbox: Inbox, on_step: Callable[[StepEnded], None]) -> None:

@@ -13,7 +13,6 @@ from ampmem.cli.processes.rank_names import place_rank
 from ampmem.events import PlaceRecord
 from ampmem.outputs import claim
 from ampmem.recorder.ranks.environment import Launched
-from ampmem.recorder.script import Target
 from ampmem.recording import SUFFIX
 from ampmem.vocabulary import Arm
 
@@ -46,23 +45,23 @@ class Plan:
         world_size = self.script.world_size
         return None if world_size is None else PlaceRecord(rank=self.script.rank or 0, world_size=world_size)
 
-    def path(self, target: Target, number: int = 1) -> Path:
+    def path(self, title: str, number: int = 1) -> Path:
         """The recording to write; from the second ``number`` on with that in its name."""
-        return self.output or Path(f"{target.title}.{number}{SUFFIX}" if number > 1 else f"{target.title}{SUFFIX}")
+        return self.output or Path(f"{title}.{number}{SUFFIX}" if number > 1 else f"{title}{SUFFIX}")
 
     @property
     def numbered(self) -> bool:
         """Whether a recording that is there makes this one take another name."""
         return self.output is None and not self.script.force
 
-    def place(self, target: Target) -> tuple[Path, str]:
+    def place(self, title: str) -> tuple[Path, str]:
         """The recording to write, and a line that says so; a numbered one is there from now on, without a step."""
         if self.launched is not None:
-            job, force = partial(self.path, target), self.script.force
+            job, force = partial(self.path, title), self.script.force
             return place_rank(job, self.launched, numbered=self.numbered, force=force)
-        number = claim(lambda number: [self.path(target, number)]) if self.numbered else 1
-        path = self.path(target, number)
-        taken = f"; {self.path(target)} exists already (--force replaces it)" if number > 1 else ""
+        number = claim(lambda number: [self.path(title, number)]) if self.numbered else 1
+        path = self.path(title, number)
+        taken = f"; {self.path(title)} exists already (--force replaces it)" if number > 1 else ""
         return path, f"recording to {path}{taken}"
 
     def simulate(self) -> Simulation | None:
@@ -82,7 +81,9 @@ class Plan:
         world = None if size is None else World(rank=self.script.rank or 0, size=size)
         return Simulation(gpu, assumed=assumed, world=world)
 
-    def options(self, path: Path, *, timed: bool = False) -> Options:
+    def options(
+        self, path: Path, *, timed: bool = False, place: PlaceRecord | None = None, baseline: bool = False
+    ) -> Options:
         """What the recorder is told. Importing torch takes seconds: what is wrong is said before that."""
         from ampmem.recorder.marker import step_on_of
         from ampmem.recorder.options import DTYPES, Options
@@ -96,12 +97,12 @@ class Plan:
             skip=script.skip,
             timed=timed,
             stacks=script.stacks,
-            force=script.force or self.numbered or self.launched is not None,
-            baseline=False,
+            force=script.force or self.numbered or place is not None or self.launched is not None,
+            baseline=baseline,
             arm=self.arm,
             dtype=None if script.dtype is None else DTYPES[script.dtype],
             device=script.device,
             synchronize=script.synchronize,
             step_on=step_on_of(script.step_on),
-            place=self.place_known,
+            place=place or self.place_known,
         )

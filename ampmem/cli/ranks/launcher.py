@@ -5,10 +5,8 @@ The launcher itself runs in this process, as ``python -m`` would run it, and is 
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -20,10 +18,9 @@ from ampmem.cli.processes.children import profile_arguments
 from ampmem.cli.processes.guest import end_as, run_plainly
 from ampmem.cli.processes.launch import worker_command
 from ampmem.cli.processes.plan import Plan
-from ampmem.cli.processes.rank_names import all_ranks, remove_claim
+from ampmem.cli.processes.rank_names import left, names_in
 from ampmem.errors import NothingRecorded, UsageError
 from ampmem.recorder.script import find_module
-from ampmem.recording import rank_of
 from ampmem.terminal import Terminal
 from ampmem.vocabulary import Device
 
@@ -90,14 +87,13 @@ def launch_ranks(plan: Plan) -> NoReturn:
         module, given = TORCHRUN, _torchrun(script)
     target = find_module(module, given.options)
     with NamedTemporaryFile(prefix="ampmem-") as names:
-        worker = worker_command(_worker(plan, given, Path(names.name)))
+        worker = worker_command(given.script, _worker(plan, given, Path(names.name)))
         failure = run_plainly(target, (*given.options, "--no-python", *worker))
-        files = _files_in(Path(names.name))
-    there = [path for path in files if path.exists()]
+        files = names_in(Path(names.name))
     if plan.report_to is None:
-        for line in _said(files, there):
+        for line in left(files):
             Terminal(sys.stderr).say(line)
-    if failure is None and not there and plan.times_into is None:
+    if failure is None and not any(file.exists() for file in files) and plan.times_into is None:
         raise NothingRecorded("no process of the script left a recording")
     end_as(failure)
 
@@ -144,27 +140,3 @@ def _worker(plan: Plan, given: CommandLine, names: Path) -> list[str]:
     for name, value in (("-o", plan.output), ("--report-to", plan.report_to), ("--times-into", plan.times_into)):
         options += [] if value is None else [name, str(value)]
     return profile_arguments(script, plan.arm, plan.seed, *options)
-
-
-def tell_name(file: Path, name: Path) -> None:
-    """Tell the launcher, which reads ``file``, where this rank records."""
-    with suppress(OSError), file.open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(str(name)) + "\n")
-
-
-def _files_in(names: Path) -> list[Path]:
-    """Where the ranks have recorded, by rank; of those that never began what they had taken is removed."""
-    files = {Path(json.loads(line)) for line in names.read_text(encoding="utf-8").splitlines()}
-    for path in files:
-        remove_claim(path)
-    found = [(found.rank, path) for path in files if (found := rank_of(path)) is not None]
-    return [path for _, path in sorted(found)] or sorted(files)
-
-
-def _said(files: Sequence[Path], there: Sequence[Path]) -> list[str]:
-    """What is left of all ranks, and how to look at it."""
-    lines = [f"{path} is not there: that rank left no recording" for path in files if path not in there]
-    found = None if not there else rank_of(there[0])
-    if found is not None:
-        lines.append(f"{len(there)} of {len(files)} ranks: ampmem show {all_ranks(there[0], found.world_size)}")
-    return lines
