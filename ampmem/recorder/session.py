@@ -287,7 +287,7 @@ class Session:
         for install in self._recording_hooks:
             self._undo.callback(install())
         self._undo.callback(self._device.end)
-        self._source.start(self._storages.baseline)
+        self._source.start(self._storages.baseline | self._hooks.data_parallel.blocks())
         self._device.begin()
         self._follower.recording = True
         if self.options.skip:

@@ -18,6 +18,7 @@ ROOMS = (
     "recorder/torch_private_tensors.py",
     "simulator/private.py",
     "simulator/private_communication.py",
+    "simulator/private_parallel.py",
 )
 NOT_TORCHS = frozenset({"_getframe", "_run_exitfuncs", "_shutdown", "_replace", "_asdict", "_fields"})
 """Of sys, atexit, threading and named tuples."""

@@ -11,6 +11,8 @@ from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks import children, data, memory_history, swaps, torch_profiler
 from ampmem.recorder.hooks.backward import BackwardHooks
 from ampmem.recorder.hooks.calls import Calls
+from ampmem.recorder.hooks.communication.collectives import CollectiveHooks
+from ampmem.recorder.hooks.communication.data_parallel import DataParallelHooks
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.hooks.modules import ModuleHooks, quiet_compiled_modules
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
@@ -42,6 +44,7 @@ class Hooks:
         self.optimizers = OptimizerHooks(listener, log, models, texts, update)
         self.modules = ModuleHooks(listener, log, models, texts, arm_seen)
         step_on = options.step_on
+        self.data_parallel = DataParallelHooks(listener, log, texts)
         self.calls = Calls(step_on, listener) if isinstance(step_on, Marker) else None
         self.places = Places(options.place)
         self.early: list[Callable[[], Undo]] = [
@@ -50,9 +53,11 @@ class Hooks:
             partial(children.install, listener),
             self.places.install,
             quiet_compiled_modules,
+            self.data_parallel.install,
+            CollectiveHooks(listener, log, texts).install,
             partial(swaps.install, (*hold_tensors, self.optimizers.let_go), log.misses),
         ]
-        """Those that say when steps end, which may not be recorded."""
+        """Those that say when steps end, which may not be recorded, and what is made before a recording."""
         if self.calls is not None:
             self.early.append(self.calls.install)
         self.others: list[Callable[[], Undo]] = [partial(data.install, listener, log.misses)]
