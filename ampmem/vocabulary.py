@@ -82,7 +82,11 @@ class Communication(StrEnum):
     UNSHARDED_GRADIENTS = "unsharded_gradients"
     """Gradients of those, until they are reduced and thrown away."""
     BROADCAST = "broadcast"
-    """What any other collective fills."""
+    """What one rank sends to others, where they receive it."""
+    ALL_REDUCE = "all_reduce"
+    """What the ranks add up, where that is neither of the above."""
+    ALL_TO_ALL = "all_to_all"
+    """What every rank sends to every other."""
 
 
 class Mark(StrEnum):

@@ -11,6 +11,7 @@ from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks import children, data, memory_history, swaps, torch_profiler
 from ampmem.recorder.hooks.backward import BackwardHooks
 from ampmem.recorder.hooks.calls import Calls
+from ampmem.recorder.hooks.communication.every import CommunicationHooks
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.hooks.modules import ModuleHooks, quiet_compiled_modules
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
@@ -23,7 +24,10 @@ from ampmem.vocabulary import StepOn
 
 
 class Hooks:
-    """Makes them; whoever installs one gets back what undoes it. ``hold_tensors``: who else has references to some."""
+    """Makes them; whoever installs one gets back what undoes it. ``hold_tensors``: who else has references to some.
+
+    ``note`` is told what a reader must know.
+    """
 
     def __init__(
         self,
@@ -37,9 +41,11 @@ class Hooks:
         *,
         step_on: StepOn | Marker,
         hold_tensors: Sequence[swaps.LetGo],
+        note: Callable[[str], None],
     ) -> None:
         self.optimizers = OptimizerHooks(listener, log, models, texts, update)
-        self.modules = ModuleHooks(listener, log, models, texts, arm_seen)
+        communication = CommunicationHooks(listener, log, models, texts, note)
+        self.modules = ModuleHooks(listener, log, models, texts, arm_seen, communication.follow)
         self.calls = Calls(step_on, listener) if isinstance(step_on, Marker) else None
         self.early: list[Callable[[], Undo]] = [
             self.optimizers.install,
@@ -51,7 +57,7 @@ class Hooks:
         """Those that say when steps end, which may not be recorded."""
         if self.calls is not None:
             self.early.append(self.calls.install)
-        self.others: list[Callable[[], Undo]] = [partial(data.install, listener, log.misses)]
+        self.others: list[Callable[[], Undo]] = [partial(data.install, listener, log.misses), communication.install]
         """Those that only matter while there is a recording."""
         if source.uses_profiler:
             self.others.append(partial(torch_profiler.install, listener))
