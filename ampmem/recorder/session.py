@@ -121,16 +121,7 @@ class Session:
         )
         held, step_on = (mode.saved.let_go, self._casts.let_go), self.options.step_on
         self._hooks = Hooks(
-            listener,
-            self._source,
-            log,
-            models,
-            texts,
-            self._update,
-            arm_seen,
-            step_on=step_on,
-            hold_tensors=held,
-            note=self._notes.add,
+            listener, self._source, log, models, texts, self._update, arm_seen, step_on=step_on, hold_tensors=held
         )
         self.forked_child = partial(children.forked, listener)
         self._unskim: Undo | None = None

@@ -30,9 +30,9 @@ def fully_sharded() -> bool:
     return f"{_PACKAGE}._fsdp_param_group" in sys.modules
 
 
-def functional() -> ModuleType | None:
-    """The module of the collectives that return what they fill; ``None`` where the script has not imported it."""
-    return sys.modules.get(_FUNCTIONAL)
+def functional() -> bool:
+    """Whether the script has imported the collectives that return what they fill, as DTensor does."""
+    return _FUNCTIONAL in sys.modules
 
 
 UNSHARD, WAIT, RESHARD, POST_BACKWARD = (
@@ -100,11 +100,11 @@ _GROUPS = ("_fsdp_param_groups", "_fsdp_param_group")
 """Of a state: several since 2.12, one before."""
 
 
-def place(owner: str) -> Place:
-    """Where one of the names above is patched."""
-    if owner in (UNSHARD, WAIT, RESHARD, POST_BACKWARD):
-        return at(_GROUP), owner
-    return at(f"{_PACKAGE}.{'_fsdp_param_group' if owner == REDUCE else '_fsdp_collectives'}"), owner
+def places(name: str) -> list[Place]:
+    """Where one of the names above is patched; nowhere where this torch lacks it."""
+    module = "_fsdp_collectives" if name == INPUTS else "_fsdp_param_group"
+    owner = at(_GROUP) if name in (UNSHARD, WAIT, RESHARD, POST_BACKWARD) else at(f"{_PACKAGE}.{module}")
+    return [(owner, name)] if name in vars(owner) else []
 
 
 def groups_of(module: nn.Module) -> list[Any]:
@@ -189,7 +189,7 @@ def is_part_of_whole(tensor: torch.Tensor) -> bool:
     )
 
 
-COLLECTIVES: dict[str, tuple[str, ...]] = {
+_COLLECTIVES: dict[str, tuple[str, ...]] = {
     "all_gather": ("all_gather", "all_gather_into_tensor", "all_gather_single", "gather"),
     "reduce_scatter": ("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single"),
     "all_reduce": ("all_reduce", "reduce"),
@@ -198,7 +198,7 @@ COLLECTIVES: dict[str, tuple[str, ...]] = {
 }
 """Of each part, the functions of ``torch.distributed`` that fill what they are given, where a version has them."""
 
-FUNCTIONAL: dict[str, tuple[str, ...]] = {
+_RETURNING: dict[str, tuple[str, ...]] = {
     "all_gather": (
         "all_gather_tensor",
         "all_gather_single",
@@ -217,5 +217,22 @@ FUNCTIONAL: dict[str, tuple[str, ...]] = {
 }
 """The same of those that return what they have filled, each where a version has it."""
 
-for _part, _names in FUNCTIONAL.items():
-    attribute(_FUNCTIONAL, _names[0], f"an {_part} of DTensor's", without=_NOT_SEEN, use=Use.SHARDED)
+for _part, _names in _RETURNING.items():
+    attribute(_FUNCTIONAL, _names[0], f"{_part} of DTensor's", without=_NOT_SEEN, use=Use.SHARDED)
+
+
+def collectives() -> Iterator[tuple[str, Place]]:
+    """Each function of ``torch.distributed`` that fills what it is given, after the part that it is of."""
+    return _found(torch.distributed, _COLLECTIVES)
+
+
+def returning_collectives() -> Iterator[tuple[str, Place]]:
+    """The same of those that return what they have filled."""
+    return _found(at(_FUNCTIONAL), _RETURNING)
+
+
+def _found(owner: ModuleType, names: dict[str, tuple[str, ...]]) -> Iterator[tuple[str, Place]]:
+    for part, functions in names.items():
+        for name in functions:
+            if name in vars(owner):
+                yield part, (owner, name)

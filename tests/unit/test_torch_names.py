@@ -1,4 +1,4 @@
-"""Private names of torch are named in four modules only: read from the source of every other."""
+"""Private names of torch are named in five modules only: read from the source of every other."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2] / "ampmem"
 ROOMS = (
     "recorder/torch_private.py",
     "recorder/torch_private_cuda.py",
+    "recorder/torch_private_sharded.py",
     "recorder/torch_private_tensors.py",
     "simulator/private.py",
 )
@@ -113,7 +114,7 @@ def test_what_is_patched_has_an_entry_in_one_of_them() -> None:
     ]
 
 
-def test_the_four_modules_have_them() -> None:
+def test_the_five_modules_have_them() -> None:
     for path in ROOMS:
         assert len(list(private_names(path, sources()[path]))) > 1
 

@@ -24,10 +24,7 @@ from ampmem.vocabulary import StepOn
 
 
 class Hooks:
-    """Makes them; whoever installs one gets back what undoes it. ``hold_tensors``: who else has references to some.
-
-    ``note`` is told what a reader must know.
-    """
+    """Makes them; whoever installs one gets back what undoes it. ``hold_tensors``: who else has references to some."""
 
     def __init__(
         self,
@@ -41,10 +38,9 @@ class Hooks:
         *,
         step_on: StepOn | Marker,
         hold_tensors: Sequence[swaps.LetGo],
-        note: Callable[[str], None],
     ) -> None:
         self.optimizers = OptimizerHooks(listener, log, models, texts, update)
-        communication = CommunicationHooks(listener, log, models, texts, note)
+        communication = CommunicationHooks(listener, log, models, texts, arm_seen)
         self.modules = ModuleHooks(listener, log, models, texts, arm_seen, communication.follow)
         self.calls = Calls(step_on, listener) if isinstance(step_on, Marker) else None
         self.early: list[Callable[[], Undo]] = [

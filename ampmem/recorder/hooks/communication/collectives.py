@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
-
-import torch
 
 from ampmem.events import Fact
 from ampmem.patching import Undo, patch
@@ -15,8 +13,9 @@ from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.listener import Listener
+from ampmem.recorder.torch_entries import Place
 from ampmem.recorder.torch_private import tree_leaves
-from ampmem.recorder.torch_private_sharded import COLLECTIVES, FUNCTIONAL, functional
+from ampmem.recorder.torch_private_sharded import collectives, returning_collectives
 
 
 class CollectiveHooks:
@@ -29,20 +28,16 @@ class CollectiveHooks:
 
     def install(self) -> Undo:
         """Patch the functions of ``torch.distributed``; returns what undoes it."""
-        return self._patched(torch.distributed, COLLECTIVES, filled=self._arguments)
+        return self._patched(collectives(), filled=self._arguments)
 
-    def install_functional(self) -> Undo:
+    def install_returning(self) -> Undo:
         """Patch those that return what they fill, which DTensor uses; returns what undoes it."""
-        return self._patched(functional(), FUNCTIONAL, filled=self._result)
+        return self._patched(returning_collectives(), filled=self._result)
 
-    def _patched(self, owner: Any, names: Mapping[str, tuple[str, ...]], *, filled: Callable[..., Any]) -> Undo:
+    def _patched(self, places: Iterable[tuple[str, Place]], *, filled: Callable[..., Any]) -> Undo:
         with ExitStack() as undo:
-            for part, functions in names.items():
-                for name in functions:
-                    if name in vars(owner):
-                        undo.callback(
-                            patch(owner, name, functools.partial(self._wrapper, self._texts.id(part), filled))
-                        )
+            for part, place in places:
+                undo.callback(patch(*place, functools.partial(self._wrapper, self._texts.id(part), filled)))
             return undo.pop_all().close
 
     def _wrapper(self, part: int, filled: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 
 import torch
@@ -14,17 +13,25 @@ from ampmem.recorder.hooks.communication.collectives import CollectiveHooks
 from ampmem.recorder.hooks.communication.sharding import ShardingHooks
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Models
+from ampmem.recorder.steering.arms import ArmSeen
 from ampmem.recorder.torch_entries import Use, probe
 from ampmem.recorder.torch_private_sharded import fully_sharded, functional
 
 
 class CommunicationHooks:
-    """Installs each as soon as what it patches is there; ``note`` says what this torch lacks."""
+    """Installs each as soon as what it patches is there; says what this torch lacks."""
 
-    def __init__(self, listener: Listener, log: Log, models: Models, texts: Texts, note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        log: Log,
+        models: Models,
+        texts: Texts,
+        arm_seen: ArmSeen,
+    ) -> None:
         self._collectives = CollectiveHooks(listener, log, texts)
-        self._sharding = ShardingHooks(listener, log, models, texts)
-        self._note = note
+        self._sharding = ShardingHooks(listener, log, models, texts, arm_seen)
+        self._misses = log.misses
         self._undo: ExitStack | None = None
         self._collective = self._functional = self._sharded = False
         self._look = log.misses.guarded(self._follow)
@@ -46,15 +53,15 @@ class CommunicationHooks:
         if not self._collective:
             self._collective = True
             self._undo.callback(self._collectives.install())
-        if not self._functional and functional() is not None:
+        if not self._functional and functional():
             self._functional = True
-            self._undo.callback(self._collectives.install_functional())
+            self._undo.callback(self._collectives.install_returning())
         if not fully_sharded():
             return
         if not self._sharded:
             self._sharded = True
             for message in probe(Use.SHARDED):
-                self._note(message)
+                self._misses.say(message)
             self._undo.callback(self._sharding.install())
         self._sharding.look()
 

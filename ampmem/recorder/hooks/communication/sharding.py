@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
 
+import torch
+
 from ampmem.events import Fact
 from ampmem.patching import Undo, patch
 from ampmem.recorder.facts.guests import is_tensor
@@ -19,6 +21,7 @@ from ampmem.recorder.facts.parts import parts_of
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Models
+from ampmem.recorder.steering.arms import ArmSeen
 from ampmem.recorder.torch_private import tree_leaves
 from ampmem.recorder.torch_private_sharded import (
     INPUTS,
@@ -31,7 +34,7 @@ from ampmem.recorder.torch_private_sharded import (
     is_gathering,
     module_of,
     params_of,
-    place,
+    places,
     shard_of,
     whole_gradients,
     whole_memory,
@@ -39,17 +42,30 @@ from ampmem.recorder.torch_private_sharded import (
 )
 from ampmem.vocabulary import Communication
 
+_POLICY = (
+    "FSDP2 gathers {shard} parameters as {whole} (MixedPrecisionPolicy): modules compute with those, which are in "
+    "communication, and no arm of ampmem's changes that"
+)
+
 _Look = Callable[..., Any]
 
 
 class ShardingHooks:
     """Follows the groups of parameters that FSDP2 gathers, gives up and reduces."""
 
-    def __init__(self, listener: Listener, log: Log, models: Models, texts: Texts) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        log: Log,
+        models: Models,
+        texts: Texts,
+        arm_seen: ArmSeen,
+    ) -> None:
         self._listener = listener
         self._log = log
         self._models = models
         self._texts = texts
+        self._arm_seen = arm_seen
         self._path = 0
         """Text id of the module whose group is at work."""
         self._names: dict[int, tuple[int, int]] = {}
@@ -67,9 +83,8 @@ class ShardingHooks:
         }
         with ExitStack() as undo:
             for name, (before, after) in wrappers.items():
-                owner, attribute = place(name)
-                if hasattr(owner, attribute):
-                    undo.callback(patch(owner, attribute, self._wrapper(before, after)))
+                for place in places(name):
+                    undo.callback(patch(*place, self._wrapper(before, after)))
             return undo.pop_all().close
 
     def look(self) -> None:
@@ -128,7 +143,11 @@ class ShardingHooks:
         for param in params_of(group):
             self._models.sharded.add(param)
             self._note(Communication.UNSHARDED_PARAMETERS, whole_memory(param))
-            name, whole = self._names.get(id(shard_of(param))), whole_of(param)
+            shard, whole = shard_of(param), whole_of(param)
+            if shard is not None and whole is not None and shard.dtype != whole.dtype:
+                self._arm_seen.other = True
+                self._log.misses.say(_POLICY.format(whole=_word(whole.dtype), shard=_word(shard.dtype)))
+            name = self._names.get(id(shard))
             if whole is not None and name is not None:
                 self._models.parameters_at.add(whole, name[0])
 
@@ -164,3 +183,7 @@ class ShardingHooks:
             gradients.insert(0, (0, gradients[0][1]))
         for name, gradient in gradients:
             self._log.about(Fact.GRADIENT, gradient, name, self._path)
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
