@@ -7,6 +7,7 @@ a module makes for itself are fake too, since a model of billions of parameters 
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,15 +27,18 @@ from ampmem.simulator.private import (
     below_modes,
     in_backward,
     is_composite,
+    unwraps_itself,
 )
 from ampmem.simulator.values import Guesses, KnownNumbers, Number, guess
 from ampmem.simulator.where import stop
+from ampmem.simulator.world import here
 
 aten = torch.ops.aten
 
 _DEVICE = torch.ops.prim.device.default
 _META = torch.device("meta")
 _DENSE = (None, torch.strided)
+_FAKES = (FakeTensor,)
 
 LARGE = 1 << 18
 """From so many elements on a tensor made on the CPU without data is fake."""
@@ -66,6 +70,8 @@ class SimulatedMode(FakeTensorMode):
         self.extras = Extras(device)
         self.everything = device.label == "cpu"
         """Whether tensors on the CPU are simulated too."""
+        self.real: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        """Those that are not, even so."""
         self._process = os.getpid()
         self._inside = 0
         """In how many ops that a GPU runs as one kernel: what torch makes of them here allocates nothing there."""
@@ -73,6 +79,8 @@ class SimulatedMode(FakeTensorMode):
         # Nothing here asks twice what became of a real tensor, and the weak references would keep a module from
         # swapping its parameters in Module.to().
         self.fake_tensor_converter.set_tensor_memo = lambda t, v: None  # type: ignore[method-assign]
+        self.answers: dict[Any, Callable[..., Any]] = {}
+        """By op: what runs in its place, whatever it is given."""
         self._special: dict[Any, Callable[..., Any]] = {
             aten._local_scalar_dense.default: self._item,
             aten._to_copy.default: self._to_copy,
@@ -99,6 +107,8 @@ class SimulatedMode(FakeTensorMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE and self.is_our_fake(args[0]):  # more than half of all calls
             return _META if self.in_kernel_invocation else args[0].fake_device
+        if types != _FAKES and any(map(unwraps_itself, types)):
+            return NotImplemented  # it comes back with the tensors inside
         return self.dispatch(func, types, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SimulatedMode:
@@ -113,6 +123,13 @@ class SimulatedMode(FakeTensorMode):
     ) -> Any:
         """Run one op: for real when only real tensors on the CPU are in it, else on fake ones."""
         kwargs = kwargs or {}
+        answer = self.answers.get(func)
+        if answer is not None:
+            return answer(func, args, kwargs)
+        return self.unanswered(func, types, args, kwargs)
+
+    def unanswered(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run one op, whatever :attr:`answers` has for it."""
         if not self._concerns(func, types, args, kwargs):
             return func(*args, **kwargs)
         if kwargs.get("layout") not in _DENSE:
@@ -160,6 +177,8 @@ class SimulatedMode(FakeTensorMode):
         if FakeTensor in types:
             return True
         if self.everything:
+            if args and type(args[0]) is torch.Tensor and args[0].untyped_storage() in self.real:
+                return False
             return not any(issubclass(kind, torch.Tensor) for kind in types) and func not in _REAL
         if func in _EMPTY or func in _RANDOM:
             least = LARGE if func in _EMPTY else LARGE_RANDOM
@@ -210,6 +229,7 @@ class SimulatedMode(FakeTensorMode):
 
     def _item(self, func: Any, args: Any, kwargs: Any) -> Number:
         tensor = args[0]
+        self.device_model.synchronize_current()
         known = self.guesses.assumed(tensor.dtype)
         if known is None:
             known = self.values.get(tensor)
@@ -235,6 +255,7 @@ class SimulatedMode(FakeTensorMode):
     def _equal(self, func: Any, args: Any, kwargs: Any) -> bool:
         if args[0].shape != args[1].shape:
             return False
+        self.device_model.synchronize_current()
         self.guesses.note("two tensors on the device were taken as equal")
         return True
 
@@ -253,6 +274,7 @@ class SimulatedMode(FakeTensorMode):
                 f"how much aten.{op} finds depends on the data, and a simulated device has none; say which fraction "
                 f"of the elements that is with --assume {op}=FRACTION, or {_WITHOUT[op]}"
             )
+        self.device_model.synchronize_current()
         self.guesses.note(f"assumed: {op} finds {fraction:g} of the elements, as --assume says,")
         return round(fraction * elements)
 
@@ -262,25 +284,26 @@ class SimulatedMode(FakeTensorMode):
         target = kwargs.get("device")
         if not isinstance(source, FakeTensor):
             source = self.fake_of(source, source.device)
-        elif (
-            target is not None
-            and torch.device(target).type == "cpu"
-            and source.fake_device.type == "cuda"
-            and source.numel() < LARGE
-        ):
-            known = self.guesses.assumed(source.dtype)
-            if known is None:
-                known = self.values.get(source)
-            if known is None:
-                known = guess(source.dtype)
-                note = self.guesses.note_integer if type(known) is int else self.guesses.note
-                note(f"the values that the script copied to the CPU were taken as {known}")
-            dtype = kwargs.get("dtype") or source.dtype
-            return torch.full(source.shape, known, dtype=dtype, requires_grad=False)
+        elif target is not None and torch.device(target).type == "cpu" and source.fake_device.type == "cuda":
+            if not kwargs.get("non_blocking"):
+                self.device_model.synchronize_current()
+            if source.numel() < LARGE:
+                return self._read(source, kwargs.get("dtype") or source.dtype)
         result = self.run(func, (source,), kwargs)
         if source.numel() == 1 and (known := self.values.get(source)) is not None:
             self.values.note(result, known)
         return result
+
+    def _read(self, source: Any, dtype: torch.dtype) -> torch.Tensor:
+        """What the script is told that ``source`` holds."""
+        known = self.guesses.assumed(source.dtype)
+        if known is None:
+            known = self.values.get(source)
+        if known is None:
+            known = guess(source.dtype)
+            note = self.guesses.note_integer if type(known) is int else self.guesses.note
+            note(f"the values that the script copied to the CPU were taken as {known}")
+        return torch.full(source.shape, known, dtype=dtype, requires_grad=False)
 
     def _check_finite(self, func: Any, args: Any, kwargs: Any) -> None:
         """A GradScaler looks for infinities: there are none, or the optimizer would never step."""
@@ -316,9 +339,16 @@ _REMEDIES = {
 
 
 def check_index(index: int | None) -> None:
-    """Only one GPU is simulated."""
-    if index:
-        raise stop(f"one GPU is simulated, cuda:0, and cuda:{index} is another; run the script on one device")
+    """Only one GPU is simulated: that of this rank."""
+    world = here()
+    if index is None or index == world.local_rank:
+        return
+    if world.size > 1:
+        raise stop(
+            f"rank {world.rank} is simulated, whose GPU is cuda:{world.local_rank}, and cuda:{index} is another; have "
+            "the script take the device of LOCAL_RANK"
+        )
+    raise stop(f"one GPU is simulated, cuda:0, and cuda:{index} is another; run the script on one device")
 
 
 def _elements(args: Sequence[Any]) -> int:

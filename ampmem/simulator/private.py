@@ -272,6 +272,15 @@ def is_composite(func: Any) -> bool:
     )
 
 
+@functools.cache
+def unwraps_itself(kind: type) -> bool:
+    """Whether tensors of class ``kind`` stand for others, on which they run ops: DTensor and the like.
+
+    The protocol by which they name those is there since 2.1.
+    """
+    return hasattr(kind, "__tensor_flatten__")
+
+
 def schema_of(func: Any) -> Any:
     """The schema of an op. Since 2.11 or before."""
     return func._schema
@@ -305,7 +314,17 @@ def running_node() -> tuple[str, int]:
 
 def in_backward() -> bool:
     """Whether the autograd engine runs on this thread. Since 2.0."""
-    return torch._C._current_graph_task_id() != -1
+    return graph_task() != -1
+
+
+def graph_task() -> int:
+    """The number of the backward that runs on this thread, -1 where none does. Since 2.0."""
+    return torch._C._current_graph_task_id()
+
+
+def next_sequence_number() -> int:
+    """The sequence number of the node of autograd that this thread makes next. Since 1.13."""
+    return torch._C._autograd._get_sequence_nr()
 
 
 def holders(tensor: torch.Tensor) -> tuple[int, int, int]:

@@ -40,13 +40,13 @@ STRANGERS = {"recorder": "analysis", "analysis": "recorder"}
 """Units that do not see each other, whatever their rows."""
 
 INSIDE: dict[str, tuple[str, ...]] = {
-    "recording": ("bounds layout", "cells database kinds", "reader", "writer"),
+    "recording": ("bounds layout", "cells database kinds rank_files", "reader", "writer"),
     "recorder": (
         "script seed torch_entries marker process",
         "outcome options",
-        "torch_private torch_private_cuda",
+        "torch_private torch_private_cuda torch_private_distributed torch_private_ranks",
         "torch_private_sharded torch_private_tensors",
-        "facts",
+        "facts ranks",
         "models steering",
         "update sources rounds",
         "hooks device steps",
@@ -62,11 +62,12 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "choose",
     ),
     "simulator": (
-        "assumed peaks private refusal where",
+        "assumed private refusal where world",
+        "memory private_communication private_parallel",
         "device engine ops scratch",
         "extras values",
         "mode",
-        "selftest torch_cuda",
+        "communication selftest torch_cuda",
         "start",
     ),
     "analysis": (
@@ -79,10 +80,17 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "findings",
         "summary",
         "compare measured soundness",
-        "answer",
+        "answer ranks",
         "judged",
     ),
-    "reporters/html": ("data palette plotlyjs progress safety", "stream", "views", "page", "write"),
+    "analysis/ranks": (
+        "ranks script",
+        "runs spread",
+        "groups jobs reading steps worst",
+        "merge",
+        "arms",
+    ),
+    "reporters/html": ("data palette plotlyjs progress safety", "stream", "views", "columns page", "job_page", "write"),
 }
 """The rows inside folders, from the bottom up."""
 

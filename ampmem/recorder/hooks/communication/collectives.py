@@ -1,11 +1,16 @@
-"""Collectives: what they are given and what they fill, whoever calls them."""
+"""What the script hands to a process group: which memory is for receiving, and what a thread of the group may free.
+
+A collective that is not waited for keeps its tensors, and the thread that runs it lets go of them last.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
+
+import torch
 
 from ampmem.events import Fact
 from ampmem.patching import Undo, patch
@@ -13,54 +18,42 @@ from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.listener import Listener
-from ampmem.recorder.torch_entries import Place
 from ampmem.recorder.torch_private import tree_leaves
-from ampmem.recorder.torch_private_sharded import collectives, returning_collectives
+from ampmem.recorder.torch_private_distributed import COLLECTIVES, RECEIVES
+from ampmem.vocabulary import Communication
 
 
 class CollectiveHooks:
-    """Logs the tensors of each collective that the script, or what it uses, starts from Python."""
+    """Looks at the tensors that are handed to process groups."""
 
     def __init__(self, listener: Listener, log: Log, texts: Texts) -> None:
         self._listener = listener
-        self._texts = texts
         self._log = log
+        self._receives = texts.id(Communication.RECEIVE_BUFFERS)
+        self._look = log.misses.guarded(self._note)
 
     def install(self) -> Undo:
-        """Patch the functions of ``torch.distributed``; returns what undoes it."""
-        return self._patched(collectives(), filled=self._arguments)
-
-    def install_returning(self) -> Undo:
-        """Patch those that return what they fill, which DTensor uses; returns what undoes it."""
-        return self._patched(returning_collectives(), filled=self._result)
-
-    def _patched(self, places: Iterable[tuple[str, Place]], *, filled: Callable[..., Any]) -> Undo:
+        """Wrap every collective of a process group; returns what undoes it."""
         with ExitStack() as undo:
-            for part, place in places:
-                undo.callback(patch(*place, functools.partial(self._wrapper, self._texts.id(part), filled)))
+            for place in COLLECTIVES:
+                undo.callback(patch(*place, functools.partial(self._wrap, receives=place in RECEIVES)))
             return undo.pop_all().close
 
-    def _wrapper(self, part: int, filled: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-        look, listener = self._log.misses.guarded(functools.partial(self._look, part, filled)), self._listener
+    def _wrap(self, original: Callable[..., Any], *, receives: bool) -> Callable[..., Any]:
+        look = self._look
 
         @functools.wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            if listener.recording and listener.on_thread():
-                look(result, args, kwargs)
-            return result
+            look(receives, args, kwargs)
+            return original(*args, **kwargs)
 
         return run
 
-    def _look(self, part: int, filled: Callable[..., Any], result: Any, args: Any, kwargs: Any) -> None:
-        for leaf in tree_leaves(filled(result, args, kwargs)):
+    def _note(self, receives: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling() or not self._listener.recording:
+            return
+        for leaf in tree_leaves((args, kwargs)):
             if is_tensor(leaf):
-                self._log.about(Fact.COLLECTIVE, leaf, part, self._log.module)
-
-    @staticmethod
-    def _arguments(_: Any, args: Any, kwargs: Any) -> Any:
-        return (args, kwargs)
-
-    @staticmethod
-    def _result(result: Any, _: Any, __: Any) -> Any:
-        return result
+                self._log.follow(leaf)
+                if receives and self._listener.on_thread():
+                    self._log.about(Fact.COMMUNICATION, leaf, self._receives)

@@ -9,7 +9,7 @@ import torch
 from ampmem.patching import Undo
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
-from ampmem.recorder.hooks.communication.collectives import CollectiveHooks
+from ampmem.recorder.hooks.communication.functions import FunctionHooks
 from ampmem.recorder.hooks.communication.sharding import ShardingHooks
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Models
@@ -29,17 +29,17 @@ class CommunicationHooks:
         texts: Texts,
         arm_seen: ArmSeen,
     ) -> None:
-        self._collectives = CollectiveHooks(listener, log, texts)
+        self._functions = FunctionHooks(listener, log, texts)
         self._sharding = ShardingHooks(listener, log, models, texts, arm_seen)
         self._misses = log.misses
         self._undo: ExitStack | None = None
-        self._collective = self._functional = self._sharded = False
+        self._called = self._functional = self._sharded = False
         self._look = log.misses.guarded(self._follow)
 
     def install(self) -> Undo:
         """Begin; returns what undoes all, also what is installed later."""
         self._undo = ExitStack()
-        self._collective = self._functional = self._sharded = False
+        self._called = self._functional = self._sharded = False
         self.follow()
         return self._close
 
@@ -50,12 +50,12 @@ class CommunicationHooks:
 
     def _follow(self) -> None:
         assert self._undo is not None
-        if not self._collective:
-            self._collective = True
-            self._undo.callback(self._collectives.install())
+        if not self._called:
+            self._called = True
+            self._undo.callback(self._functions.install())
         if not self._functional and functional():
             self._functional = True
-            self._undo.callback(self._collectives.install_returning())
+            self._undo.callback(self._functions.install_returning())
         if not fully_sharded():
             return
         if not self._sharded:
