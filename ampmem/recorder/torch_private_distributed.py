@@ -36,6 +36,7 @@ BROADCASTS: tuple[Place, ...] = tuple(
 
 # -- process groups ---------------------------------------------------------------------------------
 
+
 def _collective(name: str) -> Place:
     return patched(
         "torch._C._distributed_c10d.ProcessGroup",
