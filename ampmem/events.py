@@ -300,6 +300,30 @@ class RunRecord:
     arguments: tuple[str, ...]
     failure: FailureRecord | None = None
     step_on: str = ""
+    local_rank: int | None = None
+    """Which of its machine's ranks this is, where it is known."""
+    job: str = ""
+    """What tells the ranks of one job from those of another, where there are several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshAxis:
+    """One axis of the script's device mesh, as long as ``size`` ranks; this one is at ``coordinate``."""
+
+    name: str
+    size: int
+    coordinate: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceRecord:
+    """Which process of a job this is."""
+
+    rank: int
+    world_size: int
+    local_rank: int | None = None
+    job: str = ""
+    mesh: tuple[MeshAxis, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,7 +332,8 @@ class Recording:
 
     ``plain_step_ns`` has the durations of the same steps in a run of their own without instrumentation;
     empty unless such a run was made. ``layers``, ``ooms`` and ``segments`` are empty where the source has no
-    allocator with layers, as the CPU has none; ``prediction`` is there for a simulated GPU only.
+    allocator with layers, as the CPU has none; ``prediction`` is there for a simulated GPU only. ``mesh`` has the axes
+    of the script's device mesh, outermost first, where it made one.
     """
 
     run: RunRecord
@@ -327,6 +352,7 @@ class Recording:
     segments: SegmentColumns = NO_SEGMENTS
     prediction: PredictionRecord | None = None
     allocator: AllocatorRecord | None = None
+    mesh: tuple[MeshAxis, ...] = ()
 
     @property
     def remarks(self) -> tuple[str, ...]:

@@ -186,15 +186,19 @@ def _compared_steps(summaries: Sequence[Summary | None]) -> list[Step | None]:
     common = set.intersection(*(set(steps) for steps in known)) if known else set()
     done = [index for index in common if not any(steps[index].skipped_update for steps in known)]
     if done:
-        chosen = max(_of_full_batches(done, known))
+        chosen = max(of_full_batches(done, known))
         return [None if item is None else _step_of(item, chosen) for item in summaries]
     return [None if item is None else item.last_step for item in summaries]
 
 
-def _of_full_batches(done: Sequence[int], known: Sequence[Mapping[int, Step]]) -> Sequence[int]:
-    """Those of ``done`` with the largest batch that a DataLoader made; all where nothing says how large one was."""
-    loaded = [index for index in done if all(steps[index].batch_loaded and steps[index].batch_size for steps in known)]
-    sizes = {index: min(steps[index].batch_size or 0 for steps in known) for index in loaded}
+def of_full_batches(done: Sequence[int], known: Sequence[Mapping[int, Step]]) -> Sequence[int]:
+    """Those of ``done`` with the largest batch that a DataLoader made; all where nothing says how large one was.
+
+    ``known`` are the steps of each recording, by their index; one may lack some.
+    """
+    having = {index: [steps[index] for steps in known if index in steps] for index in done}
+    loaded = [index for index in done if all(step.batch_loaded and step.batch_size for step in having[index])]
+    sizes = {index: min(step.batch_size or 0 for step in having[index]) for index in loaded}
     return [index for index in loaded if sizes[index] == max(sizes.values())] or done
 
 

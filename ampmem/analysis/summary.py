@@ -31,7 +31,7 @@ from ampmem.analysis.timeline.communication import ByPart
 from ampmem.analysis.timeline.marks import Instants, failure_ns, phase_at, trains
 from ampmem.analysis.timeline.timeline import ByPhase, PhaseName
 from ampmem.errors import NothingRecorded
-from ampmem.events import AllocatorRecord, Fact, Phase, Recording, StepRecord
+from ampmem.events import AllocatorRecord, Fact, MeshAxis, Phase, Recording, StepRecord
 from ampmem.vocabulary import Arm, SourceKind
 
 SCHEMA = "ampmem.summary/1"
@@ -152,6 +152,9 @@ class Summary:
     device: DeviceSummary
     rank: int
     world_size: Positive
+    local_rank: int | None
+    mesh: tuple[MeshAxis, ...]
+    """The axes of the script's device mesh, outermost first, and where in it this rank is; empty where it has none."""
     arm: ArmSummary
     parameters: Parameters
     optimizer: tuple[Optimizer, ...]
@@ -229,6 +232,8 @@ def summary_of(analysis: Analysis) -> Summary:
         device=DeviceSummary(type=run.device_type, name=run.device_name),
         rank=run.rank,
         world_size=run.world_size,
+        local_rank=run.local_rank,
+        mesh=recording.mesh,
         arm=ArmSummary(
             name=arm.name,
             dtype=arm.dtype,

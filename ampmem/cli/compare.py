@@ -13,7 +13,7 @@ import click
 from ampmem.analysis.compare import Entry, entry_of
 from ampmem.analysis.compare import compare as compare_entries
 from ampmem.cli.assume import assumed_data
-from ampmem.cli.options import ScriptCommand, ScriptOptions, shared_options, simulated_gpu
+from ampmem.cli.options import ScriptCommand, ScriptOptions, check_world, shared_options, simulated_gpu
 from ampmem.cli.processes import launch
 from ampmem.cli.processes.children import chosen_arms, misplaced, profile_arguments
 from ampmem.cli.processes.progress import Course, Progress
@@ -60,6 +60,7 @@ def compare(arms: str, seed: int, times: bool, output: str | None, html: Path | 
     chosen = chosen_arms(arms, options.dtype)
     simulated_gpu(options.device, options.gpu)
     assumed_data(options.device, options.assume)
+    check_world(options.device, options.world_size, options.rank)
     target = options.find()
     prefix = (output or target.title).removesuffix(SUFFIX)
     plan = _Plan(script=options, arms=chosen, seed=seed, times=times, prefix=prefix, html=html)

@@ -16,7 +16,7 @@ from ampmem.analysis.fit.document import document, fit_schema
 from ampmem.analysis.fit.fit import FitResult, arm_fits, break_evens
 from ampmem.analysis.fit.search import remaining, wanted
 from ampmem.cli.assume import assumed_data
-from ampmem.cli.options import ScriptCommand, ScriptOptions, shared_options, simulated_gpu
+from ampmem.cli.options import ScriptCommand, ScriptOptions, check_world, shared_options, simulated_gpu
 from ampmem.cli.processes.children import chosen_arms
 from ampmem.cli.processes.points import RunPlan, run_points
 from ampmem.cli.schema import schema_option
@@ -106,6 +106,7 @@ def fit(
     if options.steps < STEPS:
         raise UsageError(f"--steps: at least {STEPS}, as the optimizer's state comes with the end of the first step")
     assumed_data(Device.SIMULATED, options.assume)
+    check_world(Device.SIMULATED, options.world_size, options.rank)
     gpu = simulated_gpu(Device.SIMULATED, options.gpu)
     assert gpu is not None
     options.find()

@@ -86,6 +86,16 @@ _SHARED: tuple[Decorator, ...] = (
         f"({' or '.join(ASSUMABLE)}), or the number that a line of the script reads. May be repeated.",
     ),
     click.option(
+        "--world-size",
+        type=click.IntRange(min=1),
+        help="With --device sim: let the script run as one rank of so many; collectives return at once.",
+    ),
+    click.option(
+        "--rank",
+        type=click.IntRange(min=0),
+        help="Which rank of --world-size that is.  [default: 0]",
+    ),
+    click.option(
         "--sync/--no-sync",
         "synchronize",
         default=True,
@@ -120,6 +130,8 @@ class ScriptOptions:
     device: Device = Device.AUTO
     gpu: str | None
     assume: tuple[str, ...]
+    world_size: int | None = None
+    rank: int | None = None
     synchronize: bool = True
     steps: int
     step_on: str | None = None
@@ -183,3 +195,16 @@ def simulated_gpu(device: Device, gpu: str | None) -> GpuSpec | None:
             "PyTorch's allocator (CUDA context, libraries); give more than that, such as 4GiB"
         )
     return found
+
+
+def check_world(device: Device, world_size: int | None, rank: int | None) -> None:
+    """Raises :class:`UsageError` for ranks of a real device, and for a rank that there is not."""
+    name = "--world-size" if world_size is not None else "--rank"
+    if device != Device.SIMULATED and (world_size, rank) != (None, None):
+        raise UsageError(
+            f"{name} says which ranks to simulate, so it needs --device sim; real ones start with torchrun"
+        )
+    if rank is not None and world_size is None:
+        raise UsageError(f"--rank {rank} is one of how many? --world-size N says so")
+    if rank is not None and world_size is not None and rank >= world_size:
+        raise UsageError(f"--rank {rank}: the ranks of --world-size {world_size} are 0 to {world_size - 1}")

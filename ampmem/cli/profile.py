@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from ampmem.cli.assume import assumed_data
-from ampmem.cli.options import ScriptCommand, ScriptOptions, choices, shared_options, simulated_gpu
+from ampmem.cli.options import ScriptCommand, ScriptOptions, check_world, choices, shared_options, simulated_gpu
 from ampmem.cli.processes import afterwards
 from ampmem.cli.processes.guest import end_as, run_script
 from ampmem.cli.processes.messages import Audience, Parent, Person, StepEnded
@@ -126,11 +126,14 @@ class _Plan:
             return None
         try:
             from ampmem.simulator.start import Simulation
+            from ampmem.simulator.world import World
         except (ImportError, AttributeError) as error:  # a part of torch is not where it was
             from ampmem.simulator.refusal import refusal
 
             raise refusal(error) from error
-        return Simulation(gpu, assumed=assumed)
+        size = self.script.world_size
+        world = None if size is None else World(rank=self.script.rank or 0, size=size)
+        return Simulation(gpu, assumed=assumed, world=world)
 
     def options(self, path: Path, *, timed: bool = False) -> Options:
         """What the recorder is told. Importing torch takes seconds: what is wrong is said before that."""
@@ -153,6 +156,8 @@ class _Plan:
             device=script.device,
             synchronize=script.synchronize,
             step_on=step_on_of(script.step_on),
+            rank=script.rank or 0,
+            world_size=script.world_size or 1,
         )
 
 
@@ -162,6 +167,7 @@ def _carry_out(plan: _Plan, audience: Audience, seed: int | None, times_into: Pa
         raise UsageError(f"--dtype is what autocast casts to, so it needs --arm amp or amp-nocache, not {plan.arm}")
     simulated_gpu(script.device, script.gpu)
     assumed_data(script.device, script.assume)
+    check_world(script.device, script.world_size, script.rank)
     try:
         target = script.find()
         if times_into is None:

@@ -23,6 +23,7 @@ class Options:
     script is running already, so storages may be alive. ``arm`` is the precision to force on the
     script, ``dtype`` what autocast is to cast to; ``None`` for what the script says. ``device`` is whose
     memory to record. ``synchronize`` waits for a CUDA device at each step's end. ``step_on`` is what ends a step.
+    The process is ``rank`` of ``world_size``.
     """
 
     path: Path
@@ -39,6 +40,8 @@ class Options:
     device: Device = Device.AUTO
     synchronize: bool = True
     step_on: StepOn | Marker = StepOn.FOUND
+    rank: int = 0
+    world_size: int = 1
 
 
 def device_named(name: str) -> Device:

@@ -118,22 +118,23 @@ class SimulatedDevice:
     def born(self, storage: torch.UntypedStorage) -> None:
         """Give ``storage`` a block unless it has one. Raises ``torch.OutOfMemoryError`` as the device would."""
         key = storage_key(storage)
+        if key not in self._references:
+            reference = _StorageRef(storage, self._died)
+            reference.key = key
+            self._references[key] = reference
         size = storage.nbytes()
-        if key in self._blocks or size == 0:
-            return
-        block = self.malloc(size)
-        self._blocks[key] = block
-        reference = _StorageRef(storage, self._died)
-        reference.key = key
-        self._references[key] = reference
+        if key not in self._blocks and size > 0:
+            self._blocks[key] = self.malloc(size)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """``storage`` may have another size now: then it has got a new block, and given its old one back."""
         key = storage_key(storage)
+        if key not in self._references:
+            return  # it lies elsewhere
         block = self._blocks.get(key)
         if block is not None and block.requested != storage.nbytes():
-            self._forget(key)
-            self.born(storage)
+            self.free(self._blocks.pop(key))
+        self.born(storage)
 
     def malloc(self, size: int) -> Block:
         """A block that belongs to no storage. Raises ``torch.OutOfMemoryError``."""
@@ -230,7 +231,9 @@ class SimulatedDevice:
 
     def _forget(self, key: int) -> None:
         del self._references[key]
-        self.free(self._blocks.pop(key))
+        block = self._blocks.pop(key, None)
+        if block is not None:
+            self.free(block)
 
     def _report(self, action: Action, block: Block) -> None:
         if self.recorder is None:

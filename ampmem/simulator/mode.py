@@ -26,15 +26,18 @@ from ampmem.simulator.private import (
     below_modes,
     in_backward,
     is_composite,
+    unwraps_itself,
 )
 from ampmem.simulator.values import Guesses, KnownNumbers, Number, guess
 from ampmem.simulator.where import stop
+from ampmem.simulator.world import here
 
 aten = torch.ops.aten
 
 _DEVICE = torch.ops.prim.device.default
 _META = torch.device("meta")
 _DENSE = (None, torch.strided)
+_FAKES = (FakeTensor,)
 
 LARGE = 1 << 18
 """From so many elements on a tensor made on the CPU without data is fake."""
@@ -73,6 +76,8 @@ class SimulatedMode(FakeTensorMode):
         # Nothing here asks twice what became of a real tensor, and the weak references would keep a module from
         # swapping its parameters in Module.to().
         self.fake_tensor_converter.set_tensor_memo = lambda t, v: None  # type: ignore[method-assign]
+        self.answers: dict[Any, Callable[..., Any]] = {}
+        """By op: what runs in its place, whatever it is given."""
         self._special: dict[Any, Callable[..., Any]] = {
             aten._local_scalar_dense.default: self._item,
             aten._to_copy.default: self._to_copy,
@@ -99,6 +104,8 @@ class SimulatedMode(FakeTensorMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE and self.is_our_fake(args[0]):  # more than half of all calls
             return _META if self.in_kernel_invocation else args[0].fake_device
+        if types != _FAKES and any(map(unwraps_itself, types)):
+            return NotImplemented  # it comes back with the tensors inside
         return self.dispatch(func, types, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SimulatedMode:
@@ -113,6 +120,9 @@ class SimulatedMode(FakeTensorMode):
     ) -> Any:
         """Run one op: for real when only real tensors on the CPU are in it, else on fake ones."""
         kwargs = kwargs or {}
+        answer = self.answers.get(func)
+        if answer is not None:
+            return answer(func, args, kwargs)
         if not self._concerns(func, types, args, kwargs):
             return func(*args, **kwargs)
         if kwargs.get("layout") not in _DENSE:
@@ -316,9 +326,16 @@ _REMEDIES = {
 
 
 def check_index(index: int | None) -> None:
-    """Only one GPU is simulated."""
-    if index:
-        raise stop(f"one GPU is simulated, cuda:0, and cuda:{index} is another; run the script on one device")
+    """Only one GPU is simulated: that of this rank."""
+    world = here()
+    if index is None or index == world.local_rank:
+        return
+    if world.size > 1:
+        raise stop(
+            f"rank {world.rank} is simulated, whose GPU is cuda:{world.local_rank}, and cuda:{index} is another; have "
+            "the script take the device of LOCAL_RANK"
+        )
+    raise stop(f"one GPU is simulated, cuda:0, and cuda:{index} is another; run the script on one device")
 
 
 def _elements(args: Sequence[Any]) -> int:

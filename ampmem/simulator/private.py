@@ -272,6 +272,15 @@ def is_composite(func: Any) -> bool:
     )
 
 
+@functools.cache
+def unwraps_itself(kind: type) -> bool:
+    """Whether tensors of class ``kind`` stand for others, on which they run ops: DTensor and the like.
+
+    The protocol by which they name those is there since 2.1.
+    """
+    return hasattr(kind, "__tensor_flatten__")
+
+
 def schema_of(func: Any) -> Any:
     """The schema of an op. Since 2.11 or before."""
     return func._schema

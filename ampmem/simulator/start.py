@@ -18,6 +18,7 @@ from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.refusal import refusal
 from ampmem.simulator.torch_cuda import attention, cuda
+from ampmem.simulator.world import World, enter
 
 
 class Simulation:
@@ -25,10 +26,13 @@ class Simulation:
 
     To be made before the first backward of the process. The registration of the device with torch stays.
     ``label`` is the type of torch device that it stands for. ``assumed`` is what
-    is said of the data that it has not. Raises ``UsageError`` where torch has not what it takes.
+    is said of the data that it has not. ``world`` says as which rank of how many the script runs; without it there is
+    no communication. Raises ``UsageError`` where torch has not what it takes.
     """
 
-    def __init__(self, gpu: GpuSpec, *, label: str = "cuda", assumed: Assumed = NOTHING) -> None:
+    def __init__(
+        self, gpu: GpuSpec, *, label: str = "cuda", assumed: Assumed = NOTHING, world: World | None = None
+    ) -> None:
         settings = settings_of_environment(os.environ)
         roomy = replace(gpu, total_memory=gpu.total_memory + GIB)  # the trial is not to fail for want of memory
         try:
@@ -44,7 +48,9 @@ class Simulation:
             raise refusal(error) from error
         with ExitStack() as undo:
             self.device = SimulatedDevice(gpu, settings, label=label)
-            mode = _install(SimulatedMode(self.device, assumed), undo)
+            if world is not None:
+                undo.callback(enter(world))
+            mode = _install(SimulatedMode(self.device, assumed), undo, world)
             mode.accumulation.alone = tried.accumulation.alone
             self._undo = undo.pop_all()
 
@@ -55,14 +61,18 @@ class Simulation:
         return self.device.prediction(), "" if failure is None else str(failure)
 
 
-def _install(mode: SimulatedMode, undo: ExitStack) -> SimulatedMode:
+def _install(mode: SimulatedMode, undo: ExitStack, world: World | None = None) -> SimulatedMode:
     """Patch, register and push all that belongs to ``mode`` and its device."""
     device = mode.device_model
     undo.callback(private.accept_foreach())
     undo.callback(attention.install(device))
     if device.label == "cuda":
-        undo.callback(cuda.install(mode))
+        undo.callback(cuda.install(mode, alone=world is None))
         undo.callback(private.recurrent_without_cudnn())
+    if world is not None:
+        from ampmem.simulator.communication import install
+
+        undo.callback(install(mode, world))
     undo.callback(private.without_device_context())
     undo.callback(private.nothing_runs_on_the_device())
     undo.callback(private.run_backward_here())

@@ -40,7 +40,7 @@ STRANGERS = {"recorder": "analysis", "analysis": "recorder"}
 """Units that do not see each other, whatever their rows."""
 
 INSIDE: dict[str, tuple[str, ...]] = {
-    "recording": ("bounds layout", "cells database kinds", "reader", "writer"),
+    "recording": ("bounds layout", "cells database kinds rank_files", "reader", "writer"),
     "recorder": (
         "script seed torch_entries marker process",
         "outcome options",
@@ -62,11 +62,11 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "choose",
     ),
     "simulator": (
-        "assumed peaks private refusal where",
+        "assumed peaks private private_communication refusal where world",
         "device engine ops scratch",
         "extras values",
         "mode",
-        "selftest torch_cuda",
+        "communication selftest torch_cuda",
         "start",
     ),
     "analysis": (
@@ -79,8 +79,14 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "findings",
         "summary",
         "compare measured soundness",
-        "answer",
+        "answer ranks",
         "judged",
+    ),
+    "analysis/ranks": (
+        "ranks script",
+        "runs spread",
+        "groups jobs steps worst",
+        "merge",
     ),
     "reporters/html": ("data palette plotlyjs progress safety", "stream", "views", "page", "write"),
 }

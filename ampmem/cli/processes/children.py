@@ -33,6 +33,10 @@ def profile_arguments(script: ScriptOptions, arm: Arm, seed: int, *options: str)
         arguments += ["--step-on", script.step_on]
     if script.gpu is not None:
         arguments += ["--gpu", script.gpu]
+    if script.world_size is not None:
+        arguments += ["--world-size", str(script.world_size)]
+    if script.rank is not None:
+        arguments += ["--rank", str(script.rank)]
     for assumption in script.assume:
         arguments += ["--assume", assumption]
     if script.dtype is not None and arm.autocast:

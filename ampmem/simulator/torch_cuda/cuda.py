@@ -25,12 +25,13 @@ from ampmem.simulator.private import (
 )
 from ampmem.simulator.torch_cuda import tensors, unsupported
 from ampmem.simulator.torch_cuda.streams import Event, Region, Stream, check_device, counted
+from ampmem.simulator.world import here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def install(mode: SimulatedMode) -> Callable[[], None]:
+def install(mode: SimulatedMode, *, alone: bool) -> Callable[[], None]:
     """Replace what a script may ask of ``torch.cuda``, and of tensors on it; returns what undoes it."""
     device = mode.device_model
     with ExitStack() as undo:
@@ -42,7 +43,7 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
         undo.callback(replace_all((torch,), {"Stream": counted(device), "Event": Event}))
         undo.callback(replace_all((torch.backends.cudnn,), _cudnn()))
         undo.callback(tensors.install(mode))
-        undo.callback(unsupported.install())
+        undo.callback(unsupported.install(alone=alone))
         return undo.pop_all().close
 
 
@@ -78,8 +79,8 @@ def _queries(device: SimulatedDevice) -> dict[str, Any]:
         LAZY_INIT: lambda: None,
         LAZY_CALL: lambda callable, **kwargs: None,
         "init": lambda: None,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
+        "device_count": lambda: here().local_size,
+        "current_device": lambda: here().local_rank,
         "get_device_name": lambda device=None: found.name,
         "get_device_capability": lambda device=None: (found.major, found.minor),
         "get_device_properties": lambda device=None: found,
@@ -179,9 +180,12 @@ def _random() -> dict[str, Any]:
 def _accelerator(device: SimulatedDevice) -> dict[str, Any]:
     return {
         "is_available": lambda: True,
-        "device_count": lambda: 1,
-        "current_device_index": lambda: 0,
-        "set_device_index": lambda device: None,
+        "device_count": lambda: here().local_size,
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "current_device_index": lambda: here().local_rank,
+        "set_device_index": check_device,
+        "set_device_idx": check_device,
+        "current_device_idx": lambda: here().local_rank,
         "synchronize": lambda device=None: None,
         "current_stream": lambda device=None: Stream(),
         "empty_cache": device.empty_cache,

@@ -9,6 +9,7 @@ import torch
 
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.mode import check_index
+from ampmem.simulator.world import here
 
 ONE_STREAM = "everything ran on one stream, so a block is free as soon as its tensor is"
 
@@ -17,13 +18,13 @@ class Stream:
     """A stream; all work of a simulated device is done at once."""
 
     stream_id = cuda_stream = 0
-    device_index = 0
     device_type = 1
     priority = 0
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
         check_device(device)
-        self.device = torch.device("cuda", 0)
+        self.device_index = here().local_rank
+        self.device = torch.device("cuda", self.device_index)
 
     def synchronize(self) -> None:
         """Nothing is under way."""

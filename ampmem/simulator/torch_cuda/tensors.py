@@ -19,6 +19,7 @@ from ampmem.simulator.mode import SimulatedMode, check_index
 from ampmem.simulator.private import FakeTensor, tree_leaves, tree_map, without_modes
 from ampmem.simulator.torch_cuda.streams import ONE_STREAM
 from ampmem.simulator.where import stop
+from ampmem.simulator.world import here
 
 
 def install(mode: SimulatedMode) -> Callable[[], None]:
@@ -41,10 +42,24 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
             "numpy": functools.partialmethod(_numpy, mode),
         }
         undo.callback(replace_all((FakeTensor,), methods))
+        undo.callback(replace_all((torch.UntypedStorage,), {"resize_": _resize(device)}))
         undo.callback(replace_all((torch, torch.serialization), _files(device)))
         undo.callback(_generators())
         undo.callback(replace_all((torch.nn.parallel.comm,), {"scatter": _scatter}))
         return undo.pop_all().close
+
+
+def _resize(device: SimulatedDevice) -> Callable[[torch.UntypedStorage, int], torch.UntypedStorage]:
+    """No op, so no dispatch mode sees it: FSDP2 gives memory back by it, and takes it again."""
+    original = torch.UntypedStorage.resize_
+
+    @functools.wraps(original)
+    def resize_(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        original(storage, size)
+        device.resized(storage)
+        return storage
+
+    return resize_
 
 
 def _format(tensor: FakeTensor, spec: str) -> str:
@@ -95,7 +110,7 @@ def _generators() -> Callable[[], None]:
         @property
         def device(self) -> torch.device:
             """Where it says it is."""
-            return torch.device("cuda", 0)
+            return torch.device("cuda", here().local_rank)
 
     with ExitStack() as undo:
         undo.callback(replace_all((torch,), {"Generator": Generator}))

@@ -22,13 +22,13 @@ _GRAPHS = (
 _POOLS = "memory pools of the script's own are not simulated; leave them out"
 _ALLOCATORS = "only PyTorch's own caching allocator is simulated; leave the other one out"
 _DISTRIBUTED = (
-    "one process with one GPU is simulated, and no communication; run the script without torch.distributed, with the "
-    "batch of one rank"
+    "one process with one GPU is simulated, and no communication; --world-size N simulates one rank of N, or run the "
+    "script without torch.distributed, with the batch of one rank"
 )
 
 
-def install() -> Callable[[], None]:
-    """Put what stops in place; returns what undoes it."""
+def install(*, alone: bool) -> Callable[[], None]:
+    """Put what stops in place; returns what undoes it. ``alone`` when there are no other ranks, not even on paper."""
     cuda, distributed = torch.cuda, torch.distributed
     with ExitStack() as undo:
         undo.callback(replace_all((torch,), {"compile": _stops(_COMPILE)}))
@@ -38,7 +38,7 @@ def install() -> Callable[[], None]:
         undo.callback(replace_all((cuda, cuda.memory), _each_stops(cuda, pools, _POOLS)))
         allocators = ("CUDAPluggableAllocator", "change_current_allocator", "caching_allocator_alloc")
         undo.callback(replace_all((cuda, cuda.memory), _each_stops(cuda.memory, allocators, _ALLOCATORS)))
-        if distributed.is_available():
+        if alone and distributed.is_available():
             undo.callback(_without_communication())
         return undo.pop_all().close
 

@@ -46,6 +46,8 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
         "device",
         "rank",
         "world_size",
+        "local_rank",
+        "mesh",
         "arm",
         "parameters",
         "optimizer",
@@ -140,6 +142,8 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
         "device": {"type": "cpu", "name": "a CPU"},
         "rank": 0,
         "world_size": 1,
+        "local_rank": None,
+        "mesh": [],
         "arm": {
             "name": "amp",
             "dtype": "bfloat16",

@@ -1,0 +1,81 @@
+"""Which rank of how many this process stands for, and what tells the script so."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from ampmem.patching import added
+
+GPUS_PER_NODE = 8
+"""So many ranks share a machine, one GPU each; the last machine has those that are left."""
+
+MASTER = ("127.0.0.1", "29500")
+"""Address and port that scripts read and nobody asks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """``rank`` of ``size``, as ``torchrun`` numbers them over machines of :data:`GPUS_PER_NODE` GPUs."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def node(self) -> int:
+        """Which machine this rank runs on."""
+        return self.rank // GPUS_PER_NODE
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's number on its machine, and that of its GPU."""
+        return self.rank % GPUS_PER_NODE
+
+    @property
+    def local_size(self) -> int:
+        """How many ranks, and GPUs, its machine has."""
+        return min(GPUS_PER_NODE, self.size - self.node * GPUS_PER_NODE)
+
+    def environment(self) -> dict[str, str]:
+        """What ``torchrun`` would set."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_size),
+            "GROUP_RANK": str(self.node),
+            "MASTER_ADDR": MASTER[0],
+            "MASTER_PORT": MASTER[1],
+        }
+
+
+ALONE = World()
+
+_entered: list[World] = []
+
+
+def here() -> World:
+    """The world that this process is in; :data:`ALONE` unless :func:`enter` says otherwise."""
+    return _entered[-1] if _entered else ALONE
+
+
+def enter(world: World) -> Callable[[], None]:
+    """Be in ``world`` from now on, and say so in the environment; returns what undoes both."""
+    with ExitStack() as undo:
+        _entered.append(world)
+        undo.callback(added("simulated worlds", f"rank {world.rank} of {world.size}", lambda: _entered.remove(world)))
+        variables = world.environment()
+        former = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+        undo.callback(added("environment", ", ".join(variables), lambda: _put_back(former)))
+        return undo.pop_all().close
+
+
+def _put_back(former: dict[str, str | None]) -> None:
+    for name, value in former.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
