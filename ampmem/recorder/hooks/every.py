@@ -18,10 +18,11 @@ from ampmem.recorder.hooks.modules import ModuleHooks, quiet_compiled_modules
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
 from ampmem.recorder.marker import Marker
 from ampmem.recorder.models.models import Models
+from ampmem.recorder.options import Options
+from ampmem.recorder.ranks.places import Places
 from ampmem.recorder.sources.base import Source
 from ampmem.recorder.steering.arms import ArmSeen
 from ampmem.recorder.update import RunningUpdate
-from ampmem.vocabulary import StepOn
 
 
 class Hooks:
@@ -36,18 +37,21 @@ class Hooks:
         texts: Texts,
         update: RunningUpdate,
         arm_seen: ArmSeen,
+        options: Options,
         *,
-        step_on: StepOn | Marker,
         hold_tensors: Sequence[swaps.LetGo],
     ) -> None:
         self.optimizers = OptimizerHooks(listener, log, models, texts, update)
         self.modules = ModuleHooks(listener, log, models, texts, arm_seen)
+        step_on = options.step_on
         self.data_parallel = DataParallelHooks(listener, log, texts)
         self.calls = Calls(step_on, listener) if isinstance(step_on, Marker) else None
+        self.places = Places(options.place)
         self.early: list[Callable[[], Undo]] = [
             self.optimizers.install,
             BackwardHooks(listener, log.misses).install,
             partial(children.install, listener),
+            self.places.install,
             quiet_compiled_modules,
             self.data_parallel.install,
             CollectiveHooks(listener, log, texts).install,
