@@ -72,7 +72,7 @@ class TermKind(StrEnum):
     UNKNOWN_STATE = "state that the model does not have: {about}"
     AROUND_STATES = "memory around states that are views of a larger buffer"
     STATE_FREED = "optimizer state freed before this mark"
-    NOT_OPTIMIZED = "parameters that no optimizer has updated"
+    NOT_OPTIMIZED = "parameters that no optimizer of this process has updated"
     UPDATES_SKIPPED = "no optimizer state yet: the loss scaler skipped the updates"
     NO_UPDATE_YET = "no optimizer state before the first update"
     STATE_LATER = "no optimizer state yet: theirs came with an update after this mark"

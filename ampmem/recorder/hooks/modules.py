@@ -22,6 +22,7 @@ from ampmem.recorder.facts.guests import is_parameter, is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.listener import Listener
+from ampmem.recorder.models.anatomy import has_parameters
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.steering.arms import ArmSeen
 from ampmem.recorder.torch_private import (
@@ -66,6 +67,8 @@ class ModuleHooks:
         """How many transforms run above the module with which forward started; ``None`` outside of forward."""
         self._before_transform: Phase | None = None
         """The phase to go back to after the outermost transform."""
+        self._said_elsewhere = False
+        """Whether a model was seen on another thread."""
         self._feeds_batch = False
         """Whether the module that forward started with is a part of a model: a loss is fed the targets."""
 
@@ -93,7 +96,10 @@ class ModuleHooks:
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         # A module that torch.jit traces computes nothing of a step, and its tracer does not stand the dispatch mode.
-        if not self._listener.on_thread() or is_tracing():
+        if is_tracing():
+            return
+        if not self._listener.on_thread():
+            self._ran_elsewhere(module)
             return
         if self._started_at is None:
             self._models.add_registered()
@@ -115,6 +121,12 @@ class ModuleHooks:
         self._arm_seen.sample()
         self._running.append((id(module), path))
         self._log.enter_module(path)
+
+    def _ran_elsewhere(self, module: nn.Module) -> None:
+        """``module`` is about to run on a thread that is not recorded: said once, of the first that has parameters."""
+        if self._listener.recording and not self._said_elsewhere and has_parameters(module):
+            self._said_elsewhere = True
+            self._listener.forward_elsewhere(type(module).__name__)
 
     def _transform(self, module: nn.Module) -> None:
         if not self._running:
