@@ -83,9 +83,12 @@ class RankTable:
     groups: tuple[RankRows, ...]
 
 
-def rank_table(ranks: Ranks, pages: Mapping[int, str], *, title: str = "") -> RankTable:
-    """The table of ``ranks``; ``pages`` has, by rank, the label of the run of the page that shows it."""
-    table = _Table(ranks, pages)
+def rank_table(ranks: Ranks, pages: Mapping[int, str], *, whole: int, title: str = "") -> RankTable:
+    """The table of ``ranks``, whose bars are in parts of ``whole`` bytes.
+
+    ``pages`` has, by rank, the label of the run of the page that shows it.
+    """
+    table = _Table(ranks, pages, whole)
     return RankTable(
         title=visible(title),
         scale=table.scale_in_words,
@@ -97,13 +100,14 @@ def rank_table(ranks: Ranks, pages: Mapping[int, str], *, title: str = "") -> Ra
 class _Table:
     """What all cells of one table are made with."""
 
-    def __init__(self, ranks: Ranks, pages: Mapping[int, str]) -> None:
+    def __init__(self, ranks: Ranks, pages: Mapping[int, str], whole: int) -> None:
         self._ranks = ranks
         self._pages = pages
+        self._whole = max(1, whole)
         self._spreads: dict[Category, Spread] = {item.category: item for item in ranks.categories}
         spreads = [item.spread for item in (*ranks.categories, ranks.peak) if item is not None]
-        self._most = 0 if ranks.peak is None else ranks.peak.max
-        self._scale = max(max(spreads, default=0), round(_LEAST_SCALE * self._most))
+        most = 0 if ranks.peak is None else ranks.peak.max
+        self._scale = max(max(spreads, default=0), round(_LEAST_SCALE * most))
         self._differs = any(spreads)
 
     @property
@@ -157,7 +161,8 @@ class _Table:
     def _details(self, alike: Alike) -> str:
         """Where they are in the mesh, how alike, and what became of them."""
         those = [self._ranks.rank(number) for number in alike.ranks]
-        worst = self._ranks.worst is not None and self._ranks.worst.rank in alike.ranks and self._differs
+        several = len(self._ranks.alike) > 1
+        worst = several and self._ranks.worst is not None and self._ranks.worst.rank in alike.ranks
         failed = [rank.rank for rank in those if rank.failure is not None or rank.out_of_memory is not None]
         ended = "" if not failed else "failed later" if len(failed) == len(those) else f"{named(failed)} failed later"
         return "; ".join(filter(None, ("the worst" if worst else "", place(those), _alike_in_words(alike), ended)))
@@ -182,7 +187,7 @@ class _Table:
             detail=detail,
             href="" if shown is None else page_of(self._pages[shown]),
             shown="" if shown is None else f"The page of rank {shown}",
-            pieces=() if rank.peak is None else stacked(rank.peak.categories, max(1, self._most)),
+            pieces=() if rank.peak is None else stacked(rank.peak.categories, self._whole),
             cells=tuple(self._cells(rank)),
         )
 
