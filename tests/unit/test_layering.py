@@ -44,9 +44,9 @@ INSIDE: dict[str, tuple[str, ...]] = {
     "recorder": (
         "script seed torch_entries marker process",
         "outcome options",
-        "torch_private torch_private_cuda",
+        "torch_private torch_private_cuda torch_private_distributed torch_private_ranks",
         "torch_private_tensors",
-        "facts",
+        "facts ranks",
         "models steering",
         "update sources rounds",
         "hooks device steps",
@@ -62,7 +62,8 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "choose",
     ),
     "simulator": (
-        "assumed peaks private private_communication refusal where world",
+        "assumed private refusal where world",
+        "memory private_communication private_parallel",
         "device engine ops scratch",
         "extras values",
         "mode",
