@@ -17,7 +17,7 @@ from ampmem.units import format_count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """``shown`` is the run that the page opens on, ``pages`` says whose are in the file, and ``command`` makes another."""
+    """``shown`` is the run that the page opens on; ``pages`` says whose are in the file, ``command`` makes another."""
 
     title: str
     facts: tuple[str, ...]
