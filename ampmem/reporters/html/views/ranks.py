@@ -12,6 +12,7 @@ from itertools import groupby
 from urllib.parse import urlencode
 
 from ampmem.analysis.ranks.ranks import Absence, Alike, Group, GroupKind, Rank, Ranks, Spread
+from ampmem.analysis.ranks.spread import SAME
 from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.html.palette import label
 from ampmem.reporters.html.safety import visible
@@ -21,6 +22,9 @@ from ampmem.units import format_bytes, format_count
 
 MAX_ROWS = 64
 """So many groups of equal ranks have a row of their own: those with the largest peaks."""
+
+_NOTABLE = 0.01
+"""The most of a column is marked where the ranks differ by this share of it, or more."""
 
 _ABSENT = {
     Absence.NO_FILE: "no file",
@@ -35,7 +39,7 @@ _LEAST_SCALE = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """Bytes, exactly so in ``title``; ``shade`` is in per cent of the darkest, ``most`` is that of its column."""
+    """Bytes, exactly so in ``title``; ``shade`` is in per cent of the darkest, ``most`` marks that of its column."""
 
     text: str
     title: str = ""
@@ -206,7 +210,7 @@ class _Table:
             text=format_bytes(size) if size else "0",
             title=f"{format_count(size)} bytes" + (f", {format_count(above)} above the least" if above else ""),
             shade=min(100.0, 100 * above / self._scale) if self._scale else 0.0,
-            most=bool(spread.spread) and size == spread.max,
+            most=size == spread.max and spread.spread >= _NOTABLE * spread.max and spread.spread > SAME,
         )
 
     def _largest(self, alike: Alike) -> Rank:
