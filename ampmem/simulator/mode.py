@@ -7,6 +7,7 @@ a module makes for itself are fake too, since a model of billions of parameters 
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -69,6 +70,8 @@ class SimulatedMode(FakeTensorMode):
         self.extras = Extras(device)
         self.everything = device.label == "cpu"
         """Whether tensors on the CPU are simulated too."""
+        self.real: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        """Those that are not, even so."""
         self._process = os.getpid()
         self._inside = 0
         """In how many ops that a GPU runs as one kernel: what torch makes of them here allocates nothing there."""
@@ -123,6 +126,10 @@ class SimulatedMode(FakeTensorMode):
         answer = self.answers.get(func)
         if answer is not None:
             return answer(func, args, kwargs)
+        return self.unanswered(func, types, args, kwargs)
+
+    def unanswered(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run one op, whatever :attr:`answers` has for it."""
         if not self._concerns(func, types, args, kwargs):
             return func(*args, **kwargs)
         if kwargs.get("layout") not in _DENSE:
@@ -170,6 +177,8 @@ class SimulatedMode(FakeTensorMode):
         if FakeTensor in types:
             return True
         if self.everything:
+            if args and type(args[0]) is torch.Tensor and args[0].untyped_storage() in self.real:
+                return False
             return not any(issubclass(kind, torch.Tensor) for kind in types) and func not in _REAL
         if func in _EMPTY or func in _RANDOM:
             least = LARGE if func in _EMPTY else LARGE_RANDOM
@@ -220,6 +229,7 @@ class SimulatedMode(FakeTensorMode):
 
     def _item(self, func: Any, args: Any, kwargs: Any) -> Number:
         tensor = args[0]
+        self.device_model.synchronize_current()
         known = self.guesses.assumed(tensor.dtype)
         if known is None:
             known = self.values.get(tensor)
@@ -245,6 +255,7 @@ class SimulatedMode(FakeTensorMode):
     def _equal(self, func: Any, args: Any, kwargs: Any) -> bool:
         if args[0].shape != args[1].shape:
             return False
+        self.device_model.synchronize_current()
         self.guesses.note("two tensors on the device were taken as equal")
         return True
 
@@ -263,6 +274,7 @@ class SimulatedMode(FakeTensorMode):
                 f"how much aten.{op} finds depends on the data, and a simulated device has none; say which fraction "
                 f"of the elements that is with --assume {op}=FRACTION, or {_WITHOUT[op]}"
             )
+        self.device_model.synchronize_current()
         self.guesses.note(f"assumed: {op} finds {fraction:g} of the elements, as --assume says,")
         return round(fraction * elements)
 
@@ -272,25 +284,26 @@ class SimulatedMode(FakeTensorMode):
         target = kwargs.get("device")
         if not isinstance(source, FakeTensor):
             source = self.fake_of(source, source.device)
-        elif (
-            target is not None
-            and torch.device(target).type == "cpu"
-            and source.fake_device.type == "cuda"
-            and source.numel() < LARGE
-        ):
-            known = self.guesses.assumed(source.dtype)
-            if known is None:
-                known = self.values.get(source)
-            if known is None:
-                known = guess(source.dtype)
-                note = self.guesses.note_integer if type(known) is int else self.guesses.note
-                note(f"the values that the script copied to the CPU were taken as {known}")
-            dtype = kwargs.get("dtype") or source.dtype
-            return torch.full(source.shape, known, dtype=dtype, requires_grad=False)
+        elif target is not None and torch.device(target).type == "cpu" and source.fake_device.type == "cuda":
+            if not kwargs.get("non_blocking"):
+                self.device_model.synchronize_current()
+            if source.numel() < LARGE:
+                return self._read(source, kwargs.get("dtype") or source.dtype)
         result = self.run(func, (source,), kwargs)
         if source.numel() == 1 and (known := self.values.get(source)) is not None:
             self.values.note(result, known)
         return result
+
+    def _read(self, source: Any, dtype: torch.dtype) -> torch.Tensor:
+        """What the script is told that ``source`` holds."""
+        known = self.guesses.assumed(source.dtype)
+        if known is None:
+            known = self.values.get(source)
+        if known is None:
+            known = guess(source.dtype)
+            note = self.guesses.note_integer if type(known) is int else self.guesses.note
+            note(f"the values that the script copied to the CPU were taken as {known}")
+        return torch.full(source.shape, known, dtype=dtype, requires_grad=False)
 
     def _check_finite(self, func: Any, args: Any, kwargs: Any) -> None:
         """A GradScaler looks for infinities: there are none, or the optimizer would never step."""
