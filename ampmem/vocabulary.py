@@ -81,6 +81,8 @@ class Communication(StrEnum):
     """Whole parameters, of which each rank keeps a part only."""
     UNSHARDED_GRADIENTS = "unsharded_gradients"
     """Gradients of those, until they are reduced and thrown away."""
+    RECEIVE_BUFFERS = "receive_buffers"
+    """What another rank sends to: activations and their gradients between the stages of a pipeline."""
     BROADCAST = "broadcast"
     """What any other collective fills."""
 

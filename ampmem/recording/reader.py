@@ -67,6 +67,25 @@ def read(path: Path) -> Recording:
         raise RecordingError(f"{path} is not an ampmem recording, or it is damaged ({_said(error)})") from error
 
 
+def job_of(path: Path) -> str:
+    """The job that the recording at ``path`` says it is of; empty where it says none, or is no recording (yet)."""
+    try:
+        with opened(path) as database:
+            place = _optional(_Place, _header(database).get(MESH))
+    except (RecordingError, OSError, sqlite3.Error, KeyError, TypeError, ValueError, OverflowError):
+        return ""
+    return "" if place is None else place.job
+
+
+def world_size_of(path: Path) -> int:
+    """How many processes the job of the recording at ``path`` has; 1 where that cannot be read."""
+    try:
+        with opened(path) as database:
+            return record_of(RunRecord, {**_header(database)["run"], "failure": None}).world_size
+    except (sqlite3.Error, KeyError, TypeError, ValueError, OverflowError):
+        return 1
+
+
 def _said(error: Exception) -> str:
     """What SQLite or a check says, which may have words of the file's in it, in a line that only shows."""
     said = "it takes more work than a whole file" if str(error) == "interrupted" else str(error)

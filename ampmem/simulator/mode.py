@@ -7,6 +7,7 @@ a module makes for itself are fake too, since a model of billions of parameters 
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -69,6 +70,8 @@ class SimulatedMode(FakeTensorMode):
         self.extras = Extras(device)
         self.everything = device.label == "cpu"
         """Whether tensors on the CPU are simulated too."""
+        self.real: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        """Those that are not, even so."""
         self._process = os.getpid()
         self._inside = 0
         """In how many ops that a GPU runs as one kernel: what torch makes of them here allocates nothing there."""
@@ -123,6 +126,10 @@ class SimulatedMode(FakeTensorMode):
         answer = self.answers.get(func)
         if answer is not None:
             return answer(func, args, kwargs)
+        return self.unanswered(func, types, args, kwargs)
+
+    def unanswered(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run one op, whatever :attr:`answers` has for it."""
         if not self._concerns(func, types, args, kwargs):
             return func(*args, **kwargs)
         if kwargs.get("layout") not in _DENSE:
@@ -170,6 +177,8 @@ class SimulatedMode(FakeTensorMode):
         if FakeTensor in types:
             return True
         if self.everything:
+            if args and type(args[0]) is torch.Tensor and args[0].untyped_storage() in self.real:
+                return False
             return not any(issubclass(kind, torch.Tensor) for kind in types) and func not in _REAL
         if func in _EMPTY or func in _RANDOM:
             least = LARGE if func in _EMPTY else LARGE_RANDOM

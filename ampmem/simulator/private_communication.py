@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import FakeWork
+from torch import Tensor
 from torch.distributed.tensor import _dispatch as dtensor_dispatch
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore as FakeStore
@@ -26,9 +26,15 @@ REDUCE_SCATTERS = (c10d.reduce_scatter_.default, c10d._reduce_scatter_base_.defa
 """Collectives as ops, since 2.0; a dispatch mode sees them. Of each the one that takes lists of tensors is first."""
 
 
-def done() -> Any:
-    """What an op returns of a collective that is over. ``FakeWork`` can be made in Python since 2.6."""
-    return FakeWork().boxed()
+def done(tensors: Iterable[Tensor]) -> Any:
+    """What an op returns of a collective that is over. Since 2.11 or before.
+
+    Its future gives ``tensors``, as NCCL's does: DDP's reducer and hooks of scripts take them from there. Those of
+    torch's own backend without peers give ``None``.
+    """
+    future: Any = torch.futures.Future()
+    future.set_result(list(tensors))
+    return torch._C._distributed_c10d._create_work_from_future(future).boxed()
 
 
 def cuda_is_the_accelerator() -> Callable[[], None]:

@@ -44,9 +44,9 @@ INSIDE: dict[str, tuple[str, ...]] = {
     "recorder": (
         "script seed torch_entries marker process",
         "outcome options",
-        "torch_private torch_private_cuda",
+        "torch_private torch_private_cuda torch_private_distributed torch_private_ranks",
         "torch_private_tensors",
-        "facts",
+        "facts ranks",
         "models steering",
         "update sources rounds",
         "hooks device steps",
@@ -63,7 +63,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
     ),
     "simulator": (
         "assumed private refusal where world",
-        "memory private_communication",
+        "memory private_communication private_parallel",
         "device engine ops scratch",
         "extras values",
         "mode",
@@ -86,10 +86,11 @@ INSIDE: dict[str, tuple[str, ...]] = {
     "analysis/ranks": (
         "ranks script",
         "runs spread",
-        "groups jobs steps worst",
+        "groups jobs reading steps worst",
         "merge",
+        "arms",
     ),
-    "reporters/html": ("data palette plotlyjs progress safety", "stream", "views", "page", "write"),
+    "reporters/html": ("data palette plotlyjs progress safety", "stream", "views", "columns page", "job_page", "write"),
 }
 """The rows inside folders, from the bottom up."""
 

@@ -14,9 +14,11 @@ ROOT = Path(__file__).resolve().parents[2] / "ampmem"
 ROOMS = (
     "recorder/torch_private.py",
     "recorder/torch_private_cuda.py",
+    "recorder/torch_private_ranks.py",
     "recorder/torch_private_tensors.py",
     "simulator/private.py",
     "simulator/private_communication.py",
+    "simulator/private_parallel.py",
 )
 NOT_TORCHS = frozenset({"_getframe", "_run_exitfuncs", "_shutdown", "_replace", "_asdict", "_fields"})
 """Of sys, atexit, threading and named tuples."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from ampmem.analysis.compare import Entry
 from ampmem.analysis.ranks.groups import groups_of, stage_of
 from ampmem.analysis.ranks.ranks import (
+    MOST_NAMED,
     SCHEMA,
     Absence,
     Job,
@@ -109,7 +110,7 @@ def _peak(step: Step) -> RankPeak:
 def _missing(runs: Sequence[RankRun], ranks: Sequence[Rank], beside: Mapping[int, Path]) -> Iterator[Missing]:
     """Every rank of the job that is not compared."""
     given, read = {run.rank: run for run in runs}, {rank.rank: rank for rank in ranks}
-    for number in range(max(run.world_size for run in runs)):
+    for number in range(min(max(run.world_size for run in runs), MOST_NAMED)):
         rank = read.get(number)
         if rank is not None:
             if rank.peak is None:

@@ -20,6 +20,9 @@ from ampmem.vocabulary import SourceKind
 
 SCHEMA = "ampmem.ranks/1"
 
+MOST_NAMED = 4096
+"""Of a job of more ranks, those that are missing are not looked for one by one."""
+
 
 class Absence(StrEnum):
     """Why a rank is not among those that are compared."""
@@ -223,9 +226,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alike:
-    """Ranks of one stage, with their peaks in one phase: in no category, nor in all, do two differ by more than ``within``
-    bytes.
-    """
+    """Ranks of one stage with their peaks in one phase; no two differ by more than ``within`` bytes in any category."""
 
     ranks: tuple[int, ...]
     within: int
@@ -248,6 +249,7 @@ class Ranks:
     ranks: Annotated[tuple[Rank, ...], AtLeast(1)]
     """By rank."""
     missing: tuple[Missing, ...]
+    """By rank; of a job of more than 4,096 ranks only those below."""
     peak: Spread | None
     """Of all categories together; null, as all that follows is empty, where no rank can be compared."""
     categories: tuple[CategorySpread, ...]

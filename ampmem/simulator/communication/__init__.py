@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from ampmem.simulator.communication import process_group
+from ampmem.simulator.communication import data_parallel, process_group
 from ampmem.simulator.communication.collectives import Collectives
 from ampmem.simulator.communication.communicators import Communicators
 from ampmem.simulator.communication.objects import Objects
@@ -24,4 +24,5 @@ def install(mode: SimulatedMode, world: World) -> Callable[[], None]:
         undo.callback(process_group.install(world))
         undo.callback(Objects(mode.device_model, communicators).install())
         undo.callback(Collectives(mode, communicators).install())
+        undo.callback(data_parallel.install(mode))
         return undo.pop_all().close

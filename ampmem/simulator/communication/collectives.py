@@ -71,7 +71,8 @@ class Collectives:
             return func(*args, **kwargs)
         self._communicators.used(func, args)
         self._flatten(func, args)
-        return (args[0], done()) if func in _RETURN_TENSORS else done()
+        work = done(_tensors(args[0]))
+        return (args[0], work) if func in _RETURN_TENSORS else work
 
     def _all_reduce(self) -> Callable[..., Any]:
         """In Python, since an op does not tell what it reduces by."""

@@ -34,7 +34,7 @@ def render_ranks(
     sections = [
         layout.strong(heading),
         "\n".join(wording_lines(ranks_wording(ranks), layout)),
-        "\n".join(line for text in _warnings(ranks) for line in warning_lines(text, layout)),
+        "\n".join(line for text in doubts(ranks) for line in warning_lines(text, layout)),
         "\n".join(layout.alarm(line) for text in absences(ranks) for line in wrapped(text, layout.width)),
         render_matrix(ranks, layout, every=every),
         render_groups(ranks, layout),
@@ -46,7 +46,7 @@ def render_ranks(
     return "\n\n".join(section for section in sections if section)
 
 
-def _warnings(ranks: Ranks) -> Iterator[str]:
+def doubts(ranks: Ranks) -> Iterator[str]:
     """What makes numbers doubtful, and of which ranks."""
     if ranks.unsound:
         worst = max(ranks.rank(number).residual_bytes or 0 for number in ranks.unsound)
