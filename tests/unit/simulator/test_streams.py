@@ -88,6 +88,18 @@ def test_a_block_that_another_stream_used_is_free_at_once_or_after_the_script_ha
     assert device.prediction().highest_reserved == 92 * MIB
 
 
+def test_before_memory_runs_out_the_allocator_waits_for_other_streams() -> None:
+    device = SimulatedDevice(find_gpu("1GiB"), Settings())
+    for _ in range(100):
+        used = tensor(device, 30 * MIB)
+        device.record_stream(used.untyped_storage(), SIDE)
+        del used
+    found = device.prediction()
+    assert found.bounds == {WAITING: 510 * MIB}
+    assert found.highest_reserved == 510 * MIB <= found.total - found.outside
+    assert not found.ran_out
+
+
 def test_use_on_the_own_stream_waits_for_nothing(device: SimulatedDevice) -> None:
     device.order.set(SIDE)
     for _ in range(2):
