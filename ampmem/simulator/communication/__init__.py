@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from ampmem.simulator.communication import data_parallel, process_group
+from ampmem.simulator.communication import data_parallel, pipeline, process_group
 from ampmem.simulator.communication.collectives import Collectives
 from ampmem.simulator.communication.objects import Objects
 from ampmem.simulator.mode import SimulatedMode
@@ -22,4 +22,5 @@ def install(mode: SimulatedMode, world: World) -> Callable[[], None]:
         undo.callback(Objects(mode.device_model).install())
         undo.callback(Collectives(mode).install())
         undo.callback(data_parallel.install(mode))
+        undo.callback(pipeline.install(mode))
         return undo.pop_all().close
