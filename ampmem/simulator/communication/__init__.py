@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from ampmem.simulator import private_communication
 from ampmem.simulator.communication import data_parallel, pipeline, process_group
 from ampmem.simulator.communication.collectives import Collectives
 from ampmem.simulator.communication.objects import Objects
 from ampmem.simulator.mode import SimulatedMode
-from ampmem.simulator.private_communication import cuda_is_the_accelerator, shapes_take_no_memory
 from ampmem.simulator.world import World
 
 
 def install(mode: SimulatedMode, world: World) -> Callable[[], None]:
     """Put all of it in place; returns what undoes it."""
     with ExitStack() as undo:
-        undo.callback(cuda_is_the_accelerator())
-        undo.callback(shapes_take_no_memory())
+        undo.callback(private_communication.install())
         undo.callback(process_group.install(world))
         undo.callback(Objects(mode.device_model).install())
         undo.callback(Collectives(mode).install())
