@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ampmem.vocabulary import Mark
 
@@ -74,6 +74,8 @@ class PredictionRecord:
     ``total`` is the device's memory and ``outside`` what others are taken to use of it. ``highest_allocated`` and
     ``highest_reserved`` are the same peaks with the most that is assumed for what is not known, which ``bounds`` has by
     name: the largest single request. ``unmodelled`` names what was left out. ``ran_out`` says that a request failed.
+    ``libraries`` has what libraries are taken to hold beside ``outside`` at least, by what it is; ``libraries_at_most``
+    the same with the most that is assumed.
     """
 
     total: int
@@ -85,6 +87,8 @@ class PredictionRecord:
     bounds: Mapping[str, int]
     unmodelled: tuple[str, ...]
     ran_out: bool
+    libraries: Mapping[str, int] = field(default_factory=dict)
+    libraries_at_most: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,6 +111,10 @@ class Fact(IntEnum):
     """A parameter of a module that did not run while it was recorded, such as an EMA's; ``name`` says whose."""
     HELD = 19
     """Alive in ``name`` when a step of inference, or the recording, ended: ``DynamicCache.layers[0].keys``."""
+    COMMUNICATION = 20
+    """Memory of distributed training; ``name`` is a :class:`~ampmem.vocabulary.Communication`."""
+    COLLECTIVE = 21
+    """Given to a collective, or filled by one, whatever else it may be for; ``name`` is a word of those, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +237,8 @@ class ParameterRecord:
 
     ``kind`` is its module's class, ``optimizer`` the index of what updates it (or its master copy), ``shares`` the
     parameter whose memory is its own too, ``overlap`` how many bytes lie in those of others before it, if not all.
+    ``elements`` and ``bytes`` are those in this process; where it has a shard only, ``global_elements`` are those of
+    the whole parameter, and ``padding`` so many bytes of the shard's memory that are no element's.
     """
 
     name: str
@@ -245,6 +251,8 @@ class ParameterRecord:
     optimizer: int | None = None
     shares: str | None = None
     overlap: int = 0
+    global_elements: int | None = None
+    padding: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,6 +300,30 @@ class RunRecord:
     arguments: tuple[str, ...]
     failure: FailureRecord | None = None
     step_on: str = ""
+    local_rank: int | None = None
+    """Which of its machine's ranks this is, where it is known."""
+    job: str = ""
+    """What tells the ranks of one job from those of another, where there are several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshAxis:
+    """One axis of the script's device mesh, as long as ``size`` ranks; this one is at ``coordinate``."""
+
+    name: str
+    size: int
+    coordinate: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceRecord:
+    """Which process of a job this is."""
+
+    rank: int
+    world_size: int
+    local_rank: int | None = None
+    job: str = ""
+    mesh: tuple[MeshAxis, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,7 +332,8 @@ class Recording:
 
     ``plain_step_ns`` has the durations of the same steps in a run of their own without instrumentation;
     empty unless such a run was made. ``layers``, ``ooms`` and ``segments`` are empty where the source has no
-    allocator with layers, as the CPU has none; ``prediction`` is there for a simulated GPU only.
+    allocator with layers, as the CPU has none; ``prediction`` is there for a simulated GPU only. ``mesh`` has the axes
+    of the script's device mesh, outermost first, where it made one.
     """
 
     run: RunRecord
@@ -319,6 +352,7 @@ class Recording:
     segments: SegmentColumns = NO_SEGMENTS
     prediction: PredictionRecord | None = None
     allocator: AllocatorRecord | None = None
+    mesh: tuple[MeshAxis, ...] = ()
 
     @property
     def remarks(self) -> tuple[str, ...]:

@@ -68,6 +68,25 @@ class SourceKind(StrEnum):
     SNAPSHOT = "snapshot"
 
 
+class Communication(StrEnum):
+    """What memory of distributed training is for."""
+
+    REDUCE_BUCKETS = "reduce_buckets"
+    """Gradients of several parameters side by side, to be reduced over the ranks."""
+    ALL_GATHER = "all_gather"
+    """What an all-gather is given and what it fills, before that is put in place."""
+    REDUCE_SCATTER = "reduce_scatter"
+    """What a reduction is given and what it fills, where no gradient stays in that."""
+    UNSHARDED_PARAMETERS = "unsharded_parameters"
+    """Whole parameters, of which each rank keeps a part only."""
+    UNSHARDED_GRADIENTS = "unsharded_gradients"
+    """Gradients of those, until they are reduced and thrown away."""
+    RECEIVE_BUFFERS = "receive_buffers"
+    """What another rank sends to: activations and their gradients between the stages of a pipeline."""
+    BROADCAST = "broadcast"
+    """What any other collective fills."""
+
+
 class Mark(StrEnum):
     """An instant of a step at which memory is looked at."""
 

@@ -12,6 +12,7 @@ from ampmem.analysis.casts import Casts, Ledger, casts_of, ledger_of
 from ampmem.analysis.conservation import Conservation, conservation_of
 from ampmem.analysis.static_model.verdict import StaticVerdict, judge
 from ampmem.analysis.timeline.classify import classify, view_of
+from ampmem.analysis.timeline.communication import CommunicationParts, communication_of
 from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import join_facts, pair
 from ampmem.analysis.timeline.marks import marks_of
@@ -49,6 +50,11 @@ class Analysis(MemoryHistory):
     def tensors(self) -> Tensors:
         """For each allocation the type and the shape of its tensor."""
         return tensors_of(self.lifetimes, self.facts, self.recording.texts)
+
+    @cached_property
+    def communication(self) -> CommunicationParts:
+        """The memory of distributed training, by what it is for."""
+        return communication_of(self)
 
     @cached_property
     def layers(self) -> Layers | None:

@@ -149,12 +149,12 @@ def distinct(entries: Sequence[Entry], names: Sequence[str]) -> tuple[Entry, ...
     return tuple(replace(entry, label=label) for entry, label in zip(entries, numbered, strict=True))
 
 
-def compare(entries: Sequence[Entry]) -> Comparison:
-    """Lay ``entries`` side by side."""
+def compare(entries: Sequence[Entry], *, step: int | None = None) -> Comparison:
+    """Lay ``entries`` side by side; ``step`` is the one to compare, found by itself when it is left out."""
     summaries = [entry.summary for entry in entries]
     remarks = _remarks(entries)
     baseline = None if remarks else _baseline(summaries)
-    steps = _compared_steps(summaries)
+    steps = _compared_steps(summaries, step)
     instants = _instants(summaries, steps)
     whole = [size if step and step.finished else None for size, step in zip(instants[-1].total, steps, strict=True)]
     activations = [None if live is None else live[Category.ACTIVATIONS] for live in instants[0].live]
@@ -180,21 +180,25 @@ def _baseline(summaries: Sequence[Summary | None]) -> int | None:
     return next((i for i, item in enumerate(summaries) if item is not None and item.arm.name == BASELINE), None)
 
 
-def _compared_steps(summaries: Sequence[Summary | None]) -> list[Step | None]:
+def _compared_steps(summaries: Sequence[Summary | None], given: int | None) -> list[Step | None]:
     ended = [[step for step in summary.steps if step.finished] for summary in summaries if summary is not None]
     known = [{step.index: step for step in steps} for steps in ended if steps]
     common = set.intersection(*(set(steps) for steps in known)) if known else set()
     done = [index for index in common if not any(steps[index].skipped_update for steps in known)]
-    if done:
-        chosen = max(_of_full_batches(done, known))
+    if done or given is not None:
+        chosen = max(of_full_batches(done, known)) if given is None else given
         return [None if item is None else _step_of(item, chosen) for item in summaries]
     return [None if item is None else item.last_step for item in summaries]
 
 
-def _of_full_batches(done: Sequence[int], known: Sequence[Mapping[int, Step]]) -> Sequence[int]:
-    """Those of ``done`` with the largest batch that a DataLoader made; all where nothing says how large one was."""
-    loaded = [index for index in done if all(steps[index].batch_loaded and steps[index].batch_size for steps in known)]
-    sizes = {index: min(steps[index].batch_size or 0 for steps in known) for index in loaded}
+def of_full_batches(done: Sequence[int], known: Sequence[Mapping[int, Step]]) -> Sequence[int]:
+    """Those of ``done`` with the largest batch that a DataLoader made; all where nothing says how large one was.
+
+    ``known`` are the steps of each recording, by their index; one may lack some.
+    """
+    having = {index: [steps[index] for steps in known if index in steps] for index in done}
+    loaded = [index for index in done if all(step.batch_loaded and step.batch_size for step in having[index])]
+    sizes = {index: min(step.batch_size or 0 for step in having[index]) for index in loaded}
     return [index for index in loaded if sizes[index] == max(sizes.values())] or done
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ampmem.analysis.jsonable import NOT_IN_JSON
+from ampmem.analysis.timeline.tensors import dtype_bytes
 from ampmem.events import ParameterRecord, Recording
 from ampmem.names import buffers_counted, parameters_left_over
 from ampmem.vocabulary import Arm, SourceKind
@@ -15,6 +17,9 @@ from ampmem.vocabulary import Arm, SourceKind
 class Parameters:
     """``count``, ``trainable`` and ``cast_eligible`` are elements; the last is known under autocast only.
 
+    They are those in this process. Where it has shards only, ``global_count`` and ``global_bytes`` are those of the
+    whole parameters on all ranks together, each once; ``None`` where nothing is sharded.
+
     ``exact`` says that these are all parameters, in their types. Of a snapshot they are what was recognised, counted as
     float32: there are ``bound`` so many bytes, empty where nothing speaks against just as many.
     """
@@ -23,6 +28,8 @@ class Parameters:
     trainable: int
     bytes: int
     cast_eligible: int | None
+    global_count: int | None = None
+    global_bytes: int | None = None
     exact: bool = field(default=True, metadata=NOT_IN_JSON)
     bound: Literal["at least", "at most", ""] = field(default="", metadata=NOT_IN_JSON)
 
@@ -41,9 +48,29 @@ def parameters_of(recording: Recording, cast_eligible: int | None) -> Parameters
         trainable=sum(own_elements(record) for record in records if record.trainable),
         bytes=sum(own_bytes(record) for record in records),
         cast_eligible=cast_eligible,
+        global_count=_global(records, own_elements),
+        global_bytes=_global(records, own_bytes),
         exact=not bound and not untyped,
         bound=bound,
     )
+
+
+def _global(records: Sequence[ParameterRecord], own: Callable[[ParameterRecord], int]) -> int | None:
+    """What ``own`` counts, of whole parameters; ``None`` where no parameter is sharded."""
+    if all(record.global_elements is None for record in records):
+        return None
+    return sum(own(whole(record)) for record in records)
+
+
+def whole(record: ParameterRecord) -> ParameterRecord:
+    """``record`` as it would be on a single rank."""
+    if record.global_elements is None:
+        return record
+    elements = record.global_elements
+    size = (
+        record.bytes * elements // record.elements if record.elements else elements * (dtype_bytes(record.dtype) or 0)
+    )
+    return replace(record, elements=elements, bytes=size, overlap=0, global_elements=None, padding=0)
 
 
 def _bound(recording: Recording) -> Literal["at least", "at most", ""]:

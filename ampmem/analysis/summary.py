@@ -27,10 +27,11 @@ from ampmem.analysis.schema import schema_of
 from ampmem.analysis.static_model.unknown import unknown_of
 from ampmem.analysis.static_model.verdict import StaticComponent, StaticRecipe
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
+from ampmem.analysis.timeline.communication import ByPart
 from ampmem.analysis.timeline.marks import Instants, failure_ns, phase_at, trains
 from ampmem.analysis.timeline.timeline import ByPhase, PhaseName
 from ampmem.errors import NothingRecorded
-from ampmem.events import AllocatorRecord, Fact, Phase, Recording, StepRecord
+from ampmem.events import AllocatorRecord, Fact, MeshAxis, Phase, Recording, StepRecord
 from ampmem.vocabulary import Arm, SourceKind
 
 SCHEMA = "ampmem.summary/1"
@@ -75,7 +76,10 @@ class Marks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """When a step needed the most. ``temporaries_by_phase`` splits the temporaries by phase of birth.
+    """When a step needed the most.
+
+    ``temporaries_by_phase`` splits the temporaries by phase of birth, ``communication_by_part`` the communication by
+    what it is for; communication of which that is not known is in no part.
 
     ``op`` and ``module`` are those of the alloc that reached it; ``None`` where they were not seen, and where no alloc
     of the step did.
@@ -85,6 +89,7 @@ class Peak:
     phase: PhaseName
     categories: Breakdown
     temporaries_by_phase: ByPhase
+    communication_by_part: ByPart
     op: str | None = None
     module: str | None = None
 
@@ -147,6 +152,9 @@ class Summary:
     device: DeviceSummary
     rank: int
     world_size: Positive
+    local_rank: int | None
+    mesh: tuple[MeshAxis, ...]
+    """The axes of the script's device mesh, outermost first, and where in it this rank is; empty where it has none."""
     arm: ArmSummary
     parameters: Parameters
     optimizer: tuple[Optimizer, ...]
@@ -224,6 +232,8 @@ def summary_of(analysis: Analysis) -> Summary:
         device=DeviceSummary(type=run.device_type, name=run.device_name),
         rank=run.rank,
         world_size=run.world_size,
+        local_rank=run.local_rank,
+        mesh=recording.mesh,
         arm=ArmSummary(
             name=arm.name,
             dtype=arm.dtype,
@@ -341,6 +351,7 @@ def _peak(analysis: Analysis, step: StepRecord, position: int) -> Peak:
         phase=phase.name.lower(),
         categories=timeline.breakdown(position),
         temporaries_by_phase=timeline.temporaries_by_phase(position),
+        communication_by_part=analysis.communication.at(position),
         op=op or None,
         module=module or None,
     )
@@ -353,6 +364,7 @@ def _run_peak(step: Step) -> RunPeak:
         phase=peak.phase,
         categories=peak.categories,
         temporaries_by_phase=peak.temporaries_by_phase,
+        communication_by_part=peak.communication_by_part,
         op=peak.op,
         module=peak.module,
         step=step.index,

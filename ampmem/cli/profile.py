@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -13,15 +14,20 @@ from ampmem.cli.options import ScriptCommand, ScriptOptions, check_world, choice
 from ampmem.cli.processes import afterwards
 from ampmem.cli.processes.guest import end_as, run_script
 from ampmem.cli.processes.messages import Audience, Parent, Person, StepEnded
+from ampmem.cli.processes.rank_ends import OfRank, exit_of_rank
+from ampmem.cli.processes.rank_names import all_ranks, place_rank, remove_claim
 from ampmem.errors import AmpmemError, UsageError
+from ampmem.events import PlaceRecord
 from ampmem.failure import FailureKind, FailureRecord, failure_of
 from ampmem.outputs import check_output, claim, remove_empty, sized
+from ampmem.recorder.ranks.environment import Launched, launched
 from ampmem.recorder.script import Target
-from ampmem.recording import SUFFIX, add_plain_steps
-from ampmem.vocabulary import Arm
+from ampmem.recording import SUFFIX, add_plain_steps, rank_file
+from ampmem.vocabulary import Arm, Device
 
 if TYPE_CHECKING:
     from ampmem.recorder.options import Options
+    from ampmem.recorder.ranks.together import Together
     from ampmem.recorder.session import Session
     from ampmem.recorder.sources.simulated import SimulatedSource
     from ampmem.recorder.steering.stopping import Stopper
@@ -80,15 +86,32 @@ def profile(
     ampmem profile --step-on forward generate.py
     ampmem profile --steps 5 -o run.ampmem -m ampmem.workloads.gpt --preset tiny
     """
-    plan = _Plan(script=options, arm=Arm(arm), run_to_end=run_to_end, output=output, html=html, quiet=quiet)
-    audience = Person() if report_to is None else Parent(report_to)
+    plan = _Plan(
+        script=options,
+        arm=Arm(arm),
+        run_to_end=run_to_end,
+        output=output,
+        html=html,
+        quiet=quiet,
+        launched=launched(),
+    )
+    audience = _audience(plan, report_to)
     try:
         _carry_out(plan, audience, seed, times_into)
     except AmpmemError as error:
+        if isinstance(audience, OfRank):
+            audience.refused(error)
+            raise exit_of_rank(error) from error
         if report_to is None:
             raise
         audience.failed(FailureRecord(kind=FailureKind.REFUSED, message=str(error)))
-        raise click.exceptions.Exit(error.exit_code) from error
+        raise click.exceptions.Exit(error.exit_code) if plan.launched is None else exit_of_rank(error) from error
+
+
+def _audience(plan: _Plan, report_to: Path | None) -> Audience:
+    if report_to is not None:
+        return Parent(report_to)
+    return Person() if plan.launched is None else OfRank(plan.launched)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +124,15 @@ class _Plan:
     output: Path | None
     html: Path | None
     quiet: bool
+    launched: Launched | None
+
+    @property
+    def place_known(self) -> PlaceRecord | None:
+        """Which process of a job this is, as its launcher says, or as the command line has it simulated."""
+        if self.launched is not None:
+            return self.launched.place
+        world_size = self.script.world_size
+        return None if world_size is None else PlaceRecord(rank=self.script.rank or 0, world_size=world_size)
 
     def path(self, target: Target, number: int = 1) -> Path:
         """The recording to write; from the second ``number`` on with that in its name."""
@@ -112,7 +144,10 @@ class _Plan:
         return self.output is None and not self.script.force
 
     def place(self, target: Target) -> tuple[Path, str]:
-        """The recording to write, and a line that says so; a numbered one is there from now on, empty."""
+        """The recording to write, and a line that says so; a numbered one is there from now on, without a step."""
+        if self.launched is not None:
+            job, force = partial(self.path, target), self.script.force
+            return place_rank(job, self.launched, numbered=self.numbered, force=force)
         number = claim(lambda number: [self.path(target, number)]) if self.numbered else 1
         path = self.path(target, number)
         taken = f"; {self.path(target)} exists already (--force replaces it)" if number > 1 else ""
@@ -149,15 +184,14 @@ class _Plan:
             skip=script.skip,
             timed=timed,
             stacks=script.stacks,
-            force=script.force or self.numbered,
+            force=script.force or self.numbered or self.launched is not None,
             baseline=False,
             arm=self.arm,
             dtype=None if script.dtype is None else DTYPES[script.dtype],
             device=script.device,
             synchronize=script.synchronize,
             step_on=step_on_of(script.step_on),
-            rank=script.rank or 0,
-            world_size=script.world_size or 1,
+            place=self.place_known,
         )
 
 
@@ -168,10 +202,12 @@ def _carry_out(plan: _Plan, audience: Audience, seed: int | None, times_into: Pa
     simulated_gpu(script.device, script.gpu)
     assumed_data(script.device, script.assume)
     check_world(script.device, script.world_size, script.rank)
+    if plan.launched is not None:
+        _check_ranks(plan)
     try:
         target = script.find()
         if times_into is None:
-            check_output(plan.path(target), force=script.force or plan.numbered)
+            check_output(plan.path(target), force=script.force or plan.numbered or plan.launched is not None)
             if plan.html is not None:
                 check_output(plan.html, force=script.force)
     except FileNotFoundError as error:
@@ -186,26 +222,49 @@ def _carry_out(plan: _Plan, audience: Audience, seed: int | None, times_into: Pa
         _time(plan, target, audience, times_into)
 
 
+def _check_ranks(plan: _Plan) -> None:
+    """Raise :class:`UsageError` for what several ranks cannot do."""
+    if plan.script.device is Device.SIMULATED:
+        raise UsageError(
+            "a simulated device needs no other ranks: run the script once, without a launcher, and say how many ranks "
+            "there would be with --world-size"
+        )
+    if plan.html is not None:
+        raise UsageError("--html is the page of one process; with several ranks, afterwards: ampmem report")
+
+
 def _record(plan: _Plan, target: Target, audience: Audience) -> NoReturn:
+    from ampmem.recorder.ranks.together import Together
     from ampmem.recorder.session import Session
     from ampmem.recorder.steering.stopping import Stopper
 
-    wanted = plan.script.steps
+    together = Together(several=plan.launched is not None)
     simulation = plan.simulate()
     path, greeting = plan.place(target)
     stopper = Stopper(on_give_up=lambda: audience.say(afterwards.let_go(path)))
+
+    def step_ended(done: int) -> None:
+        together.step_ended()
+        audience.step(StepEnded(done=done, wanted=plan.script.steps))
+
+    def all_done() -> None:
+        _stop(stopper, together, simulated=simulation is not None)
+        audience.say(afterwards.spared(path, stopper.spared))
+
     try:
         session = Session(
             plan.options(path),
             source=None if simulation is None else _source_of(simulation),
-            on_step=lambda done: audience.step(StepEnded(done=done, wanted=wanted)),
-            on_done=None if plan.run_to_end else stopper.stop,
+            on_step=step_ended,
+            on_done=None if plan.run_to_end else all_done,
         )
         page = None if plan.html is None else plan.html.absolute()  # the script may change the directory
         run = _Run(plan=plan, path=path, target=target, audience=audience, session=session, stopper=stopper, page=page)
-        ended = run_script(target, plan.script.arguments, session, stopper, audience, greeting)
+        arguments = plan.script.arguments
+        ended = run_script(target, arguments, session, stopper, audience, greeting, together.over)
     except BaseException:  # it was not started
         remove_empty([path] if plan.numbered else [])
+        remove_claim(path)
         raise
     if session.forked():
         end_as(ended.failure)
@@ -216,8 +275,15 @@ def _record(plan: _Plan, target: Target, audience: Audience) -> NoReturn:
     except BaseException as trouble:
         if ended.failure is None and not plan.run_to_end:
             raise
-        audience.say(_in_words(trouble))
+        audience.complain(_in_words(trouble))
     end_as(ended.failure)
+
+
+def _stop(stopper: Stopper, together: Together, *, simulated: bool) -> None:
+    """Stop the script, unless another rank may wait for this one."""
+    stopper.spared = "" if simulated else together.why_not() or ""
+    if not stopper.spared:
+        stopper.stop()
 
 
 def _in_words(trouble: BaseException) -> str:
@@ -259,8 +325,11 @@ class _Run:
     def _show(self) -> None:
         plan, recording = self.plan, self.session.options.path
         stopper = None if plan.run_to_end else self.stopper
-        self.audience.say(afterwards.recorded(self.session, self.path, stopper))
-        if not plan.quiet:
+        message = afterwards.recorded(self.session, self.path, stopper)
+        if plan.launched is not None:
+            message += f"; the files of all ranks: ampmem show {all_ranks(self.path, plan.launched.place.world_size)}"
+        self.audience.say(message)
+        if not plan.quiet and plan.launched is None:
             afterwards.show(recording, self.path, self.audience)
         if self.page is not None:
             self._write_page(self.page)
@@ -274,7 +343,7 @@ class _Run:
                 if self.page is not None:
                     self._write_page(self.page)
         finally:
-            self.audience.say(afterwards.kept(self.session, self.path, self.stopper))
+            self.audience.complain(afterwards.kept(self.session, self.path, self.stopper))
 
     def _write_page(self, page: Path) -> None:
         from ampmem.reporters.html import write
@@ -292,13 +361,18 @@ def _source_of(simulation: Simulation) -> SimulatedSource:
 
 def _time(plan: _Plan, target: Target, audience: Audience, recording: Path) -> None:
     """Run the steps that ``recording`` has once more, without instrumentation, and add their durations to it."""
+    from ampmem.recorder.ranks.together import Together
     from ampmem.recorder.session import Session
     from ampmem.recorder.steering.stopping import Stopper
 
     path = recording.absolute()
-    stopper = Stopper()
-    session = Session(plan.options(path, timed=True), on_done=stopper.stop)
-    ended = run_script(target, plan.script.arguments, session, stopper, audience, f"timing the steps of {path}")
+    if plan.launched is not None:
+        path = rank_file(path, plan.launched.place.rank, plan.launched.place.world_size)
+    stopper, together = Stopper(), Together(several=plan.launched is not None)
+    simulated = plan.script.device is Device.SIMULATED
+    session = Session(plan.options(path, timed=True), on_done=lambda: _stop(stopper, together, simulated=simulated))
+    greeting = f"timing the steps of {path}"
+    ended = run_script(target, plan.script.arguments, session, stopper, audience, greeting, together.over)
     if ended.failure is not None or session.forked():
         end_as(ended.failure)
     if ended.trouble is not None:

@@ -13,8 +13,10 @@ from ampmem.analysis.jsonable import Json
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
 
-def schema_option(schema: Callable[[], dict[str, Json]]) -> Callable[[_Command], _Command]:
-    """A flag that prints ``schema`` and ends the command, whatever else it is given or lacks."""
+def schema_option(
+    schema: Callable[[], dict[str, Json]], name: str = "--schema", *, of: str = "--json"
+) -> Callable[[_Command], _Command]:
+    """A flag that prints ``schema``, of what the options ``of`` print, and ends the command, whatever it lacks."""
 
     def show(context: click.Context, _: click.Parameter, wanted: bool) -> None:
         if wanted:
@@ -22,10 +24,10 @@ def schema_option(schema: Callable[[], dict[str, Json]]) -> Callable[[_Command],
             context.exit()
 
     return click.option(
-        "--schema",
+        name,
         is_flag=True,
         is_eager=True,
         expose_value=False,
         callback=show,
-        help="Print the JSON Schema of what --json prints, and nothing else.",
+        help=f"Print the JSON Schema of what {of} prints, and nothing else.",
     )

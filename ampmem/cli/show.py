@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,23 @@ import click
 
 from ampmem.allocator.settings import parse_settings
 from ampmem.allocator.trace import WhatIf, trace_of_events, what_if
-from ampmem.analysis.compare import Entry, compare, distinct, entry_of
+from ampmem.analysis.compare import compare, distinct
+from ampmem.analysis.ranks.arms import Jobs, merge_all
+from ampmem.analysis.ranks.jobs import are_ranks
+from ampmem.analysis.ranks.ranks import ranks_schema
+from ampmem.analysis.ranks.reading import ranks_beside, read_runs
+from ampmem.analysis.ranks.runs import RankRun, rank_run
 from ampmem.analysis.soundness import faults, soundness
-from ampmem.analysis.summary import summarize, summary_schema
+from ampmem.analysis.summary import summary_schema
 from ampmem.cli.schema import schema_option
-from ampmem.errors import AmpmemError, NothingRecorded, RecordingError, UsageError
+from ampmem.errors import AmpmemError, UsageError
 from ampmem.recording import read
-from ampmem.reporters.base import Report, Reporter
+from ampmem.reporters.base import Report
 from ampmem.reporters.export.json import JsonReporter
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.details import EVERYTHING, WHAT, Detail
 from ampmem.reporters.text.layout import layout_for
+from ampmem.reporters.text.ranks.arms import render_jobs
 from ampmem.reporters.text.sections.what_if import render_what_if
 from ampmem.reporters.text.table import TableReporter, separator
 from ampmem.vocabulary import SourceKind
@@ -41,6 +47,14 @@ def _detail_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON; several files give an array.")
 @schema_option(summary_schema)
+@click.option(
+    "--ranks",
+    "as_ranks",
+    is_flag=True,
+    help="Print the merged view of a job's ranks and nothing else, of one rank too; with --json as JSON, an array "
+    "where there are several precisions.",
+)
+@schema_option(ranks_schema, "--ranks-schema", of="--ranks --json")
 @_detail_options
 @click.option("--all", "everything", is_flag=True, help="Add all of these.")
 @click.option("--steps", "all_steps", is_flag=True, help="Break every step down, not only the last one.")
@@ -66,6 +80,7 @@ def show(
     /,
     files: tuple[Path, ...],
     as_json: bool,
+    as_ranks: bool,
     each: bool,
     everything: bool,
     settings: tuple[str, ...],
@@ -75,7 +90,9 @@ def show(
 ) -> None:
     """Print what recordings come to: what the peak is made of, what to change, and the steps.
 
-    Several recordings are laid side by side. What else there is to see, the options below add.
+    Several recordings are laid side by side. Those of the ranks of one job are merged: which rank is the worst, and in
+    what it differs from the others. Those of its ranks in several precisions are both, and compared is the worst rank
+    of each. What else there is to see, the options below add; of a job, for its worst rank, unless --each is given.
 
     On a terminal the tables are as wide as it is, from 60 columns to 160; in a pipe or a file, 100. What is too wide
     gives way in this order: names are cut in the middle; columns are left out; recordings that were side by side
@@ -88,17 +105,67 @@ def show(
     if settings:
         click.echo("\n\n".join(f"{path}\n\n{render_what_if(what_ifs(path, settings), layout)}" for path in files))
         return
-    if not as_json and len(files) > 1:
-        entries = distinct([entry_at(path) for path in files], [path.name for path in files])
-        files_given = [str(path) for path in files]
-        click.echo(render_comparison(compare(entries), details=details, files=files_given, layout=layout))
-        if not (each or all_steps or (not everything and details & _OF_EACH)):
-            return
-        click.echo(f"\n{separator(layout)}\n")
-    reporter: Reporter = TableReporter(details=details, all_steps=all_steps, layout=layout)
+    runs = read_runs(files)
     if as_json:
-        reporter = JsonReporter()
-    click.echo(reporter.render([report_of(path) for path in files]))
+        click.echo(_ranks_as_json(runs) if as_ranks else JsonReporter().render(list(map(_report, runs))))
+        return
+    reporter = TableReporter(details=details, all_steps=all_steps, layout=layout)
+    tables_of = runs if each or all_steps or (not everything and details & _OF_EACH) else []
+    if as_ranks or are_ranks(runs):
+        jobs = merge_all(_of_jobs(runs))
+        click.echo(render_jobs(jobs, details=details, files=list(map(str, files)), layout=layout))
+        tables_of = [run for run in tables_of if not as_ranks and (each or all_steps or run.path in _worst(jobs))]
+    elif len(runs) > 1:
+        entries = distinct([run.column for run in runs], [path.name for path in files])
+        click.echo(render_comparison(compare(entries), details=details, files=list(map(str, files)), layout=layout))
+    else:
+        click.echo(reporter.render([_report(run, alone=True) for run in runs]))
+        return
+    if tables_of:
+        click.echo(f"\n{separator(layout)}\n")
+        click.echo(reporter.render(list(map(_report, tables_of))))
+
+
+def _of_jobs(runs: Sequence[RankRun]) -> Sequence[RankRun]:
+    """``runs``, each of which is one of several ranks. Raises :class:`UsageError` where one is not."""
+    for run in runs:
+        if run.world_size == 1:
+            raise UsageError(f"{run.path} is of a process that ran alone, and no rank of several; show it by itself")
+    return runs
+
+
+def _ranks_as_json(runs: Sequence[RankRun]) -> str:
+    """The merged view of one job as an object, of one in each of several precisions as an array of objects."""
+    texts = [job.to_json() for job in merge_all(_of_jobs(runs)).jobs]
+    return texts[0] if len(texts) == 1 else "[\n" + ",\n".join(texts) + "\n]"
+
+
+def _worst(jobs: Jobs) -> set[Path]:
+    """The recording of the worst rank of each job."""
+    return {Path(job.rank(job.worst.rank).file) for job in jobs.jobs if job.worst is not None}
+
+
+def _report(run: RankRun, *, alone: bool = False) -> Report:
+    """What reporters need of a recording; of one that is shown ``alone``, which others belong to it."""
+    summary = run.column.summary
+    assert run.run is not None and summary is not None
+    title = " ".join((run.run.script, *run.run.arguments))
+    notes = (*run.notes, *_others(run)) if alone else run.notes
+    return Report(title=title, summary=summary, notes=notes, file=str(run.path))
+
+
+def _others(run: RankRun) -> Iterator[str]:
+    """Where the other ranks are; nothing of a simulated one, which needs no others."""
+    if run.world_size == 1 or (run.run is not None and run.run.source == SourceKind.SIMULATED):
+        return
+    there, others = len(ranks_beside([run])), run.world_size - 1
+    said = f"this is rank {run.rank} of {run.world_size}, "
+    if not there:
+        yield f"{said}and no file of the {'other lies' if others == 1 else f'{others} others lies'} beside it"
+    else:
+        pattern = run.path.name.replace(f".rank{run.rank}-of-", ".rank*-of-")
+        count = f"{there} of the {others} others" if there < others else "all others" if others > 1 else "the other"
+        yield f"{said}and the file{'' if there == 1 else 's'} of {count} lie{'s' * (there == 1)} beside it: {pattern}"
 
 
 def _is_sound(path: Path) -> bool:
@@ -113,24 +180,9 @@ def _is_sound(path: Path) -> bool:
     return not found
 
 
-def entry_at(path: Path) -> Entry:
-    """The recording at ``path`` as a column of a comparison."""
-    recording = read(path)
-    try:
-        return entry_of(recording)
-    except (NothingRecorded, RecordingError) as error:
-        raise type(error)(f"{path}: {error}") from error
-
-
 def report_of(path: Path) -> Report:
     """What reporters need of the recording at ``path``."""
-    recording = read(path)
-    try:
-        summary = summarize(recording)
-    except (NothingRecorded, RecordingError) as error:
-        raise type(error)(f"{path}: {error}") from error
-    title = " ".join((recording.run.script, *recording.run.arguments))
-    return Report(title=title, summary=summary, notes=recording.notes, file=str(path))
+    return _report(rank_run(path))
 
 
 def what_ifs(path: Path, settings: Sequence[str]) -> list[tuple[str, WhatIf]]:

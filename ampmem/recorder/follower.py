@@ -301,6 +301,10 @@ class Follower:
         self._outcome.children += 1
         self._note("the script started child processes: what happens there is not recorded")
 
+    def remark(self, message: str) -> None:
+        """A reader of the recording must know ``message``."""
+        self._note(message)
+
     def skimmed(self, module: nn.Module) -> None:
         """An outermost ``module`` is about to run, and nothing is recorded."""
         self._settle()

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from ampmem.errors import UsageError
+from ampmem.events import PlaceRecord
 from ampmem.recorder.marker import Marker
 from ampmem.vocabulary import Arm, AutocastDtype, Device, StepOn
 
@@ -23,7 +24,7 @@ class Options:
     script is running already, so storages may be alive. ``arm`` is the precision to force on the
     script, ``dtype`` what autocast is to cast to; ``None`` for what the script says. ``device`` is whose
     memory to record. ``synchronize`` waits for a CUDA device at each step's end. ``step_on`` is what ends a step.
-    The process is ``rank`` of ``world_size``.
+    ``place`` is which process of a job this is, where a launcher says so.
     """
 
     path: Path
@@ -40,8 +41,7 @@ class Options:
     device: Device = Device.AUTO
     synchronize: bool = True
     step_on: StepOn | Marker = StepOn.FOUND
-    rank: int = 0
-    world_size: int = 1
+    place: PlaceRecord | None = None
 
 
 def device_named(name: str) -> Device:

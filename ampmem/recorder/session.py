@@ -119,10 +119,9 @@ class Session:
             stop=self._stop_recording,
             end=self.close,
         )
-        held, step_on = (mode.saved.let_go, self._casts.let_go), self.options.step_on
-        self._hooks = Hooks(
-            listener, self._source, log, models, texts, self._update, arm_seen, step_on=step_on, hold_tensors=held
-        )
+        held = (mode.saved.let_go, self._casts.let_go)
+        known = (listener, self._source, log, models, texts, self._update, arm_seen, self.options)
+        self._hooks = Hooks(*known, hold_tensors=held)
         self.forked_child = partial(children.forked, listener)
         self._unskim: Undo | None = None
         self._recording_hooks: list[Callable[[], Undo]] = [
@@ -146,6 +145,7 @@ class Session:
             steering=self._steering,
             notes=self._notes,
             outcome=self.outcome,
+            places=self._hooks.places,
         )
         file = RecordingWriter(options.path, run_record(options, self._source), force=options.force)
         return StepWriter(file, Joiner(self.log, stacks, texts), texts, describer)
@@ -287,7 +287,7 @@ class Session:
         for install in self._recording_hooks:
             self._undo.callback(install())
         self._undo.callback(self._device.end)
-        self._source.start(self._storages.baseline)
+        self._source.start(self._storages.baseline | self._hooks.data_parallel.blocks())
         self._device.begin()
         self._follower.recording = True
         if self.options.skip:

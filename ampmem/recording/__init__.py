@@ -3,7 +3,8 @@
 from ampmem.recording.bounds import MOST_STEPS
 from ampmem.recording.kinds import check_recording, taken_for_script
 from ampmem.recording.layout import FORMAT_VERSION, SUFFIX
-from ampmem.recording.reader import read
+from ampmem.recording.rank_files import RankFile, rank_file, rank_of
+from ampmem.recording.reader import job_of, read, world_size_of
 from ampmem.recording.writer import Batch, Description, RecordingWriter, add_plain_steps
 
 __all__ = [
@@ -12,9 +13,14 @@ __all__ = [
     "SUFFIX",
     "Batch",
     "Description",
+    "RankFile",
     "RecordingWriter",
     "add_plain_steps",
     "check_recording",
+    "job_of",
+    "rank_file",
+    "rank_of",
     "read",
     "taken_for_script",
+    "world_size_of",
 ]

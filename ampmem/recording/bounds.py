@@ -26,9 +26,9 @@ INTEGERS: Mapping[str, tuple[int, int]] = {
     "allocated": (UNKNOWN, MOST),
     "stream": INT64,  # an address on the device, or a number
     "device": (-1, 1 << 20),
-    "rank": (0, 1 << 30),
-    "world_size": (1, 1 << 30),
-    "elements": (0, 1 << 53),
+    **dict.fromkeys(("rank", "local_rank", "coordinate"), (0, 1 << 30)),
+    **dict.fromkeys(("world_size", "size"), (1, 1 << 30)),
+    **dict.fromkeys(("elements", "global_elements"), (0, 1 << 53)),
     "small": (0, 1),
     "expandable": (0, 1),
 }
@@ -119,6 +119,10 @@ def check(recording: Recording) -> None:
         raise ValueError("an optimizer updates in a way that there is not")
     if any(record.overlap > record.bytes for record in recording.parameters):
         raise ValueError("a parameter shares more memory than it has")
+    if recording.run.rank >= recording.run.world_size:
+        raise ValueError("its rank is not one of the job's")
+    if any(axis.coordinate >= axis.size for axis in recording.mesh):
+        raise ValueError("its place is not in its device mesh")
     _check_extents(recording)
     _check_texts(recording)
     _check_shapes(recording)

@@ -37,6 +37,8 @@ ROWS = "rows"
 """The key in ``meta`` of how many rows each table has, which every transaction writes last: a copy of a file whose
 run was killed inside a transaction, made without the journal beside it, does not have that many.
 """
+MESH = "mesh"
+"""The key in ``meta`` of where in its job this process is, beside its rank; there only where something is known."""
 UNCOUNTED = ("meta", "plain_step")
 """Tables that are not among them: the key is in the one, and the other is written later, by another process."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from ampmem.events import (
     EventColumns,
     FactColumns,
     LayersRecord,
+    MeshAxis,
     OomRecord,
     OptimizerRecord,
     ParameterRecord,
@@ -30,12 +31,12 @@ from ampmem.recording.bounds import MOST, check
 from ampmem.recording.cells import integer, parsed, record_of, text
 from ampmem.recording.database import Database, opened
 from ampmem.recording.kinds import check_recording
-from ampmem.recording.layout import ROWS, UNCOUNTED
+from ampmem.recording.layout import MESH, ROWS, UNCOUNTED
 from ampmem.vocabulary import Arm
 
 _RecordT = TypeVar("_RecordT")
 
-_HEADER = ("run", "failure", "arm", "prediction", "allocator", ROWS)
+_HEADER = ("run", "failure", "arm", "prediction", "allocator", MESH, ROWS)
 """What is read of the header; a later version may have more in it."""
 
 
@@ -43,6 +44,15 @@ _TORN = (
     "a part of a transaction is in it: where its run was killed, a journal, named as the recording with -journal after "
     "it, was left beside it; copy both"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where in its job the process is, as the header has it beside the run."""
+
+    local_rank: int | None = None
+    job: str = ""
+    axes: tuple[MeshAxis, ...] = ()
 
 
 def read(path: Path) -> Recording:
@@ -55,6 +65,25 @@ def read(path: Path) -> Recording:
         return recording
     except (sqlite3.Error, KeyError, TypeError, ValueError, OverflowError) as error:
         raise RecordingError(f"{path} is not an ampmem recording, or it is damaged ({_said(error)})") from error
+
+
+def job_of(path: Path) -> str:
+    """The job that the recording at ``path`` says it is of; empty where it says none, or is no recording (yet)."""
+    try:
+        with opened(path) as database:
+            place = _optional(_Place, _header(database).get(MESH))
+    except (RecordingError, OSError, sqlite3.Error, KeyError, TypeError, ValueError, OverflowError):
+        return ""
+    return "" if place is None else place.job
+
+
+def world_size_of(path: Path) -> int:
+    """How many processes the job of the recording at ``path`` has; 1 where that cannot be read."""
+    try:
+        with opened(path) as database:
+            return record_of(RunRecord, {**_header(database)["run"], "failure": None}).world_size
+    except (sqlite3.Error, KeyError, TypeError, ValueError, OverflowError):
+        return 1
 
 
 def _said(error: Exception) -> str:
@@ -81,8 +110,9 @@ def _check_whole(read: Mapping[str, int], written: Mapping[str, object]) -> None
 
 def _recording_of(database: Database, header: Mapping[str, Mapping[str, object]]) -> Recording:
     notes = tuple(text(message) for (message,) in database.rows("note", "message"))
+    place = _optional(_Place, header.get(MESH)) or _Place()
     return Recording(
-        run=_run(header["run"], header.get("failure"), notes),
+        run=replace(_run(header["run"], header.get("failure"), notes), local_rank=place.local_rank, job=place.job),
         arm=_arm(header.get("arm")),
         texts=_texts(database),
         events=database.columns("event", EventColumns),
@@ -98,6 +128,7 @@ def _recording_of(database: Database, header: Mapping[str, Mapping[str, object]]
         segments=database.columns("segment", SegmentColumns),
         prediction=_optional(PredictionRecord, header.get("prediction")),
         allocator=_optional(AllocatorRecord, header.get("allocator")),
+        mesh=place.axes,
     )
 
 

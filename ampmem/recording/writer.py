@@ -26,6 +26,7 @@ from ampmem.events import (
     OptimizerRecord,
     ParameterRecord,
     PhaseColumns,
+    PlaceRecord,
     PredictionRecord,
     RunRecord,
     SegmentColumns,
@@ -33,7 +34,7 @@ from ampmem.events import (
 )
 from ampmem.failure import FailureRecord
 from ampmem.outputs import make_way
-from ampmem.recording.layout import COLUMN_TABLES, FORMAT_VERSION, ROWS, schema
+from ampmem.recording.layout import COLUMN_TABLES, FORMAT_VERSION, MESH, ROWS, schema
 from ampmem.recording.reader import read
 
 
@@ -57,7 +58,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What is known of the run as a whole; ``device_name`` is empty where it is what the run began with."""
+    """What is known of the run as a whole; ``device_name`` and ``place`` only where they are not as it began."""
 
     arm: ArmRecord
     parameters: tuple[ParameterRecord, ...]
@@ -67,6 +68,7 @@ class Description:
     prediction: PredictionRecord | None = None
     allocator: AllocatorRecord | None = None
     failure: FailureRecord | None = None
+    place: PlaceRecord | None = None
 
 
 class RecordingWriter:
@@ -131,7 +133,7 @@ class RecordingWriter:
             return
         device_name = description.device_name or self._run.device_name
         run = replace(self._run, device_name=device_name, failure=description.failure or self._run.failure)
-        self._write_meta({"arm": asdict(description.arm)} | _run_rows(run))
+        self._write_meta({"arm": asdict(description.arm)} | _run_rows(run, description.place))
         if description.prediction is not None:
             self._write_meta({"prediction": asdict(description.prediction)})
         if description.allocator is not None:
@@ -186,13 +188,25 @@ def _places(count: int) -> str:
     return f"VALUES ({', '.join('?' * count)})"
 
 
-def _run_rows(run: RunRecord) -> dict[str, object]:
-    """``run`` for the header; ``failure``, which came later than the format, has a row that older readers skip."""
+def _run_rows(run: RunRecord, place: PlaceRecord | None = None) -> dict[str, object]:
+    """``run``, at ``place`` if given, for the header.
+
+    What came later than the format has rows of its own, which older readers skip.
+    """
+    if place is not None:
+        run = replace(run, **{name: getattr(place, name) for name in ("rank", "world_size", "local_rank", "job")})
     rows = asdict(run)
     failure = rows.pop("failure")
-    if not run.step_on:  # it came later than the format, too
+    if not run.step_on:
         del rows["step_on"]
-    return {"run": rows} if failure is None else {"run": rows, "failure": failure}
+    axes = [] if place is None else [asdict(axis) for axis in place.mesh]
+    later: dict[str, object] = {"local_rank": rows.pop("local_rank"), "job": rows.pop("job"), "axes": axes}
+    found: dict[str, object] = {"run": rows}
+    if failure is not None:
+        found["failure"] = failure
+    if any(value not in (None, "", []) for value in later.values()):
+        found[MESH] = later
+    return found
 
 
 def _cell(value: object) -> object:

@@ -10,14 +10,21 @@ from typing import NamedTuple
 import torch
 
 from ampmem.allocator.gpus import CONTEXT, GpuSpec
-from ampmem.allocator.model.blocks import Block
+from ampmem.allocator.model.blocks import ALLOCATED, Block
 from ampmem.allocator.model.caching import DeviceCachingAllocator
 from ampmem.allocator.model.oom import OutOfMemory
 from ampmem.allocator.settings import Settings
 from ampmem.events import Action, PredictionRecord
 from ampmem.names import warning
-from ampmem.simulator.peaks import Highest, Peaks, prediction
+from ampmem.simulator.memory.order import Reached, StreamOrder
+from ampmem.simulator.memory.peaks import Highest, Peaks, prediction
 from ampmem.simulator.private import running_node, storage_key
+
+KEEPS_UP = (
+    "assumed: the device keeps up with the script, so a block that other streams used is free again at the next "
+    "allocation after its tensor died; up to: they use it until the script waits for them"
+)
+_CROSSING = "gradients that wait for another stream in backward"
 
 
 class Event(NamedTuple):
@@ -31,6 +38,7 @@ class Event(NamedTuple):
     allocated: int
     node: str
     sequence: int
+    stream: int
 
 
 class _StorageRef(weakref.ref[torch.UntypedStorage]):
@@ -51,6 +59,7 @@ class SimulatedDevice:
         self.label = label
         """The type of torch device that it stands for: ``cuda``, unless it is compared with the CPU profiler."""
         self.allocator = DeviceCachingAllocator(settings, total_memory=gpu.total_memory, outside=CONTEXT)
+        self.order = StreamOrder(self.allocator.recorded_events)
         self.recorder: Callable[[Event], None] | None = None
         self.on_workspace: Callable[[int, str], None] | None = None
         """Gets the address of every workspace and the library that keeps it."""
@@ -67,6 +76,7 @@ class SimulatedDevice:
         """What makes its numbers doubtful, likewise."""
         self.unmodelled: dict[str, None] = {}
         """What it left out, likewise."""
+        self._libraries: dict[str, tuple[int, int]] = {}
         self._peaks = Peaks(self.allocator.counters)
         self._highest = Highest(settings)
         self._blocks: dict[int, Block] = {}
@@ -137,10 +147,13 @@ class SimulatedDevice:
         self.born(storage)
 
     def malloc(self, size: int) -> Block:
-        """A block that belongs to no storage. Raises ``torch.OutOfMemoryError``."""
+        """A block of the current stream that belongs to no storage. Raises ``torch.OutOfMemoryError``."""
         self._busy = True
+        stream = self.order.current()
         try:
-            block = self.allocator.malloc(size)
+            if self.allocator.counters.awaiting:
+                self.allocator.complete_events()
+            block = self.allocator.malloc(size, stream)
             self._highest.malloc(block)
             self._peaks.note()
             self._report(Action.ALLOC, block)
@@ -194,28 +207,59 @@ class SimulatedDevice:
 
     def assume_at_most(self, what: str, size: int) -> None:
         """``what`` is not known; here it is taken to be at most ``size`` bytes, given back at once."""
-        self._highest.assume(what, size)
+        self._highest.assume(what, size, self.order.current())
+
+    def hold_outside(self, what: str, least: int, most: int) -> None:
+        """A library keeps from ``least`` to ``most`` bytes of ``what`` outside of the allocator by now."""
+        self._libraries[what] = (least, most)
+        self.allocator.driver.outside = self.outside
+
+    @property
+    def outside(self) -> int:
+        """Bytes that are taken at least, but not by the allocator: the CUDA context and what libraries keep."""
+        return CONTEXT + sum(least for least, _ in self._libraries.values())
 
     def empty_cache(self) -> None:
         """``torch.cuda.empty_cache``."""
         self._highest.empty_cache()
         self.allocator.empty_cache()
 
+    def record_stream(self, storage: torch.UntypedStorage, stream: int) -> None:
+        """``stream`` uses the block of ``storage`` too: once freed, it waits until ``stream`` has come so far."""
+        block = self._blocks.get(storage_key(storage))
+        if block is None or block.segment.stream == stream:
+            return
+        self.assume(KEEPS_UP)
+        self.allocator.record_stream(block, stream)
+        self._highest.record_stream(block, stream)
+
+    def synchronize(self, until: Reached | None = None) -> None:
+        """The script waits until the device has come so far, or has done everything."""
+        self._highest.synchronize(until)
+
+    def synchronize_current(self) -> None:
+        """It waits for the current stream, as it does to read a number."""
+        if self._highest.counters.awaiting:
+            self.synchronize(self.order.reached(self.order.current()))
+
     def prediction(self) -> PredictionRecord:
         """What the run comes to on this GPU, by now."""
+        if self.order.backward_elsewhere:
+            self.leave_out(_CROSSING)
         return prediction(
             self._peaks,
             self._highest,
             total=self.gpu.total_memory,
             outside=CONTEXT,
+            libraries=self._libraries,
             unmodelled=tuple(self.unmodelled),
             ran_out=self.out_of_memory is not None,
         )
 
-    def live(self) -> dict[int, tuple[int, int]]:
-        """Address of every block in use to the bytes that were asked for and those of the block."""
-        used = [block for block in self.allocator.blocks() if block.requested and block.state == 1]
-        return {block.address: (block.requested, block.size) for block in used}
+    def live(self) -> dict[int, tuple[int, int, int]]:
+        """Address of every block in use to the bytes that were asked for, those of the block, and its stream."""
+        used = [block for block in self.allocator.blocks() if block.requested and block.state == ALLOCATED]
+        return {block.address: (block.requested, block.size, block.segment.stream) for block in used}
 
     def _died(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
         assert isinstance(reference, _StorageRef)
@@ -239,10 +283,11 @@ class SimulatedDevice:
         if self.recorder is None:
             return
         node, sequence = "", -1
-        allocated = self.allocator.counters.requested
+        counters = self.allocator.counters
+        allocated = counters.requested - counters.awaiting_requested
         if action is Action.FREE:
             allocated -= block.requested
         else:
             node, sequence = running_node()
-        size = block.requested
-        self.recorder(Event(time_ns(), action, block.address, size, block.size, allocated, node, sequence))
+        size, stream = block.requested, block.segment.stream
+        self.recorder(Event(time_ns(), action, block.address, size, block.size, allocated, node, sequence, stream))

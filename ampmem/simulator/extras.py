@@ -44,8 +44,8 @@ class Extras:
 
     def __init__(self, device: SimulatedDevice) -> None:
         self._device = device
-        self._handles: set[tuple[str, bool]] = set()
-        """Which libraries have a handle in which thread: the one that runs backward has its own."""
+        self._handles: set[tuple[str, bool, int]] = set()
+        """Which libraries have a handle in which thread (the one that runs backward has its own), on which stream."""
 
     def after(self, func: Any, args: Any, result: Any) -> None:
         """``func`` has returned ``result``."""
@@ -74,8 +74,8 @@ class Extras:
             self._device.workspace("cuBLASLt", own)
 
     def _first_use(self, library: str) -> bool:
-        """Whether the thread that runs now has not used ``library`` before."""
-        handle = (library, in_backward())
+        """Whether the thread that runs now has not used ``library`` before on the current stream."""
+        handle = (library, in_backward(), self._device.order.current())
         known = handle in self._handles
         self._handles.add(handle)
         return not known

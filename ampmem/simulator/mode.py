@@ -229,6 +229,7 @@ class SimulatedMode(FakeTensorMode):
 
     def _item(self, func: Any, args: Any, kwargs: Any) -> Number:
         tensor = args[0]
+        self.device_model.synchronize_current()
         known = self.guesses.assumed(tensor.dtype)
         if known is None:
             known = self.values.get(tensor)
@@ -254,6 +255,7 @@ class SimulatedMode(FakeTensorMode):
     def _equal(self, func: Any, args: Any, kwargs: Any) -> bool:
         if args[0].shape != args[1].shape:
             return False
+        self.device_model.synchronize_current()
         self.guesses.note("two tensors on the device were taken as equal")
         return True
 
@@ -272,6 +274,7 @@ class SimulatedMode(FakeTensorMode):
                 f"how much aten.{op} finds depends on the data, and a simulated device has none; say which fraction "
                 f"of the elements that is with --assume {op}=FRACTION, or {_WITHOUT[op]}"
             )
+        self.device_model.synchronize_current()
         self.guesses.note(f"assumed: {op} finds {fraction:g} of the elements, as --assume says,")
         return round(fraction * elements)
 
@@ -281,25 +284,26 @@ class SimulatedMode(FakeTensorMode):
         target = kwargs.get("device")
         if not isinstance(source, FakeTensor):
             source = self.fake_of(source, source.device)
-        elif (
-            target is not None
-            and torch.device(target).type == "cpu"
-            and source.fake_device.type == "cuda"
-            and source.numel() < LARGE
-        ):
-            known = self.guesses.assumed(source.dtype)
-            if known is None:
-                known = self.values.get(source)
-            if known is None:
-                known = guess(source.dtype)
-                note = self.guesses.note_integer if type(known) is int else self.guesses.note
-                note(f"the values that the script copied to the CPU were taken as {known}")
-            dtype = kwargs.get("dtype") or source.dtype
-            return torch.full(source.shape, known, dtype=dtype, requires_grad=False)
+        elif target is not None and torch.device(target).type == "cpu" and source.fake_device.type == "cuda":
+            if not kwargs.get("non_blocking"):
+                self.device_model.synchronize_current()
+            if source.numel() < LARGE:
+                return self._read(source, kwargs.get("dtype") or source.dtype)
         result = self.run(func, (source,), kwargs)
         if source.numel() == 1 and (known := self.values.get(source)) is not None:
             self.values.note(result, known)
         return result
+
+    def _read(self, source: Any, dtype: torch.dtype) -> torch.Tensor:
+        """What the script is told that ``source`` holds."""
+        known = self.guesses.assumed(source.dtype)
+        if known is None:
+            known = self.values.get(source)
+        if known is None:
+            known = guess(source.dtype)
+            note = self.guesses.note_integer if type(known) is int else self.guesses.note
+            note(f"the values that the script copied to the CPU were taken as {known}")
+        return torch.full(source.shape, known, dtype=dtype, requires_grad=False)
 
     def _check_finite(self, func: Any, args: Any, kwargs: Any) -> None:
         """A GradScaler looks for infinities: there are none, or the optimizer would never step."""

@@ -314,7 +314,17 @@ def running_node() -> tuple[str, int]:
 
 def in_backward() -> bool:
     """Whether the autograd engine runs on this thread. Since 2.0."""
-    return torch._C._current_graph_task_id() != -1
+    return graph_task() != -1
+
+
+def graph_task() -> int:
+    """The number of the backward that runs on this thread, -1 where none does. Since 2.0."""
+    return torch._C._current_graph_task_id()
+
+
+def next_sequence_number() -> int:
+    """The sequence number of the node of autograd that this thread makes next. Since 1.13."""
+    return torch._C._autograd._get_sequence_nr()
 
 
 def holders(tensor: torch.Tensor) -> tuple[int, int, int]:

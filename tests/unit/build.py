@@ -21,6 +21,7 @@ from ampmem.events import (
     ParameterRecord,
     Phase,
     PhaseColumns,
+    PlaceRecord,
     Recording,
     RunRecord,
     SegmentAction,
@@ -319,6 +320,13 @@ def described(recording: Recording) -> Description:
         notes=recording.notes,
         allocator=recording.allocator,
         prediction=recording.prediction,
+        place=PlaceRecord(
+            rank=recording.run.rank,
+            world_size=recording.run.world_size,
+            local_rank=recording.run.local_rank,
+            job=recording.run.job,
+            mesh=recording.mesh,
+        ),
     )
 
 

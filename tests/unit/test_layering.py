@@ -40,13 +40,13 @@ STRANGERS = {"recorder": "analysis", "analysis": "recorder"}
 """Units that do not see each other, whatever their rows."""
 
 INSIDE: dict[str, tuple[str, ...]] = {
-    "recording": ("bounds layout", "cells database kinds", "reader", "writer"),
+    "recording": ("bounds layout", "cells database kinds rank_files", "reader", "writer"),
     "recorder": (
         "script seed torch_entries marker process",
         "outcome options",
-        "torch_private torch_private_cuda",
+        "torch_private torch_private_cuda torch_private_distributed torch_private_ranks",
         "torch_private_tensors",
-        "facts",
+        "facts ranks",
         "models steering",
         "update sources rounds",
         "hooks device steps",
@@ -62,7 +62,8 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "choose",
     ),
     "simulator": (
-        "assumed peaks private private_communication private_parallel refusal where world",
+        "assumed private refusal where world",
+        "memory private_communication private_parallel",
         "device engine ops scratch",
         "extras values",
         "mode",
@@ -71,17 +72,25 @@ INSIDE: dict[str, tuple[str, ...]] = {
     ),
     "analysis": (
         "jsonable ops",
-        "parameters schema timeline",
+        "schema timeline",
+        "parameters",
         "activations allocator casts fit largest modules",
         "conservation static_model",
         "analyse",
         "findings",
         "summary",
         "compare measured soundness",
-        "answer",
+        "answer ranks",
         "judged",
     ),
-    "reporters/html": ("data palette plotlyjs progress safety", "stream", "views", "page", "write"),
+    "analysis/ranks": (
+        "ranks script",
+        "runs spread",
+        "groups jobs reading steps worst",
+        "merge",
+        "arms",
+    ),
+    "reporters/html": ("data palette plotlyjs progress safety", "stream", "views", "columns page", "job_page", "write"),
 }
 """The rows inside folders, from the bottom up."""
 

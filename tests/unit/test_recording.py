@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -27,6 +28,7 @@ from ampmem.events import (
     EventColumns,
     Fact,
     FactColumns,
+    MeshAxis,
     OptimizerRecord,
     ParameterRecord,
     Phase,
@@ -104,10 +106,13 @@ RUNS = st.builds(
     **dict.fromkeys(("ampmem", "torch", "python", "device_type", "device_name", "script"), TEXT),
     source=st.sampled_from(SourceKind),
     rank=st.integers(0, 9),
-    world_size=st.integers(1, 9),
+    world_size=st.integers(10, 19),
+    local_rank=st.none() | within("local_rank"),
+    job=TEXT,
     arguments=st.lists(TEXT, max_size=3).map(tuple),
     failure=st.none() | st.builds(FailureRecord, kind=st.sampled_from(FailureKind), message=TEXT, error=TEXT),
 )
+AXES = st.builds(MeshAxis, name=TEXT, size=st.integers(10, 19), coordinate=st.integers(0, 9))
 ARMS = st.builds(
     ArmRecord,
     name=st.sampled_from(Arm),
@@ -139,6 +144,7 @@ def recordings(draw: st.DrawFn) -> Recording:
         optimizers=tuple(draw(st.lists(OPTIMIZERS, max_size=2))),
         notes=tuple(draw(st.lists(TEXT, max_size=2))),
         plain_step_ns=tuple(draw(st.lists(within("plain_step_ns"), max_size=3))),
+        mesh=tuple(draw(st.lists(AXES, max_size=3))),
     )
 
 
@@ -201,6 +207,30 @@ def test_a_shape_that_is_none_is_refused(shape: str, tmp_path: Path) -> None:
     path = write(tmp_path / "run.ampmem", story.recording())
     with pytest.raises(RecordingError, match="a shape that there is not"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    ("recording", "said"),
+    [
+        (replace(small_run().recording(), run=replace(RUN, rank=2, world_size=2)), "rank is not one of the job's"),
+        (
+            replace(small_run().recording(), mesh=(MeshAxis(name="dp", size=2, coordinate=2),)),
+            "place is not in its device mesh",
+        ),
+    ],
+)
+def test_a_place_that_there_is_not_is_refused(recording: Recording, said: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "run.ampmem", recording)
+    with pytest.raises(RecordingError, match=said):
+        read(path)
+
+
+def test_what_is_known_of_no_place_is_not_in_the_header(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.ampmem", small_run().recording())
+    with closing(sqlite3.connect(path)) as database:
+        header = dict(database.execute("SELECT key, value FROM meta"))
+    assert "mesh" not in header
+    assert not json.loads(header["run"]).keys() & {"local_rank", "job"}
 
 
 def test_describing_again_replaces(tmp_path: Path) -> None:

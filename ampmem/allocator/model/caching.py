@@ -176,6 +176,14 @@ class DeviceCachingAllocator(State):
         """The device has finished the work queued so far on ``stream``, or on all."""
         self._streams.complete(stream)
 
+    def complete_events_until(self, stream: int, events: int) -> None:
+        """The device has come past the first ``events`` that the allocator recorded on ``stream``."""
+        self._streams.complete_until(stream, events)
+
+    def recorded_events(self, stream: int) -> int:
+        """How many events the allocator has recorded on ``stream``: one for each freed block that is used there."""
+        return self._streams.recorded.get(stream, 0)
+
     def await_events(self, block: Block) -> None:
         """Free a block whose memory other streams use until :meth:`finish_free`; for replaying a trace."""
         self.counters.allocations -= 1

@@ -69,6 +69,8 @@ class Counters:
         "allocations_peak",
         "awaiting",
         "awaiting_bytes",
+        "awaiting_bytes_peak",
+        "awaiting_requested",
         "inactive_split",
         "inactive_split_bytes",
         "inactive_split_bytes_peak",
@@ -102,6 +104,8 @@ class Counters:
     requested_peak: int
     awaiting: int
     awaiting_bytes: int
+    awaiting_bytes_peak: int
+    awaiting_requested: int
     active_peak: int
     active_bytes_peak: int
     inactive_split: int

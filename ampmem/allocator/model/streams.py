@@ -13,13 +13,14 @@ class StreamUses:
 
     The model has no clock: ``complete`` says that the device has come past the events of a stream. As
     in PyTorch, a block is given back only when the allocator next looks (``process_events``). ``uses`` has
-    the other streams of each block.
+    the other streams of each block, ``recorded`` how many events each stream was given by now.
     """
 
-    __slots__ = ("_deferred", "_event_count", "_finished", "_queues", "uses")
+    __slots__ = ("_deferred", "_event_count", "_finished", "_queues", "recorded", "uses")
 
     def __init__(self) -> None:
         self.uses: dict[Block, set[int]] = {}
+        self.recorded: dict[int, int] = {}
         self._event_count: dict[Block, int] = {}
         self._queues: dict[int, deque[Block]] = {}
         self._finished: dict[int, int] = {}
@@ -46,13 +47,23 @@ class StreamUses:
     def await_events(state: State, block: Block) -> None:
         """Count a block as active though its owner has freed it."""
         block.state = AWAITING
-        state.counters.awaiting += 1
-        state.counters.awaiting_bytes += block.size
+        counters = state.counters
+        counters.awaiting += 1
+        counters.awaiting_bytes += block.size
+        counters.awaiting_requested += block.requested
+        counters.awaiting_bytes_peak = max(counters.awaiting_bytes_peak, counters.awaiting_bytes)
 
     def complete(self, stream: int | None) -> None:
         """The device has finished what was queued on ``stream`` so far, or on every stream."""
         for each in list(self._queues) if stream is None else [stream]:
-            self._finished[each] = len(self._queues.get(each, ()))
+            self.complete_until(each, self.recorded.get(each, 0))
+
+    def complete_until(self, stream: int, events: int) -> None:
+        """The device has come past the first ``events`` of all that ``stream`` was given."""
+        waiting = len(self._queues.get(stream, ()))
+        done = waiting - (self.recorded.get(stream, 0) - events)
+        if done > self._finished.get(stream, 0):
+            self._finished[stream] = done
 
     def process_events(self, state: State) -> None:
         """Free what waited only for finished events (``process_events``)."""
@@ -90,6 +101,7 @@ class StreamUses:
         self._event_count[block] = len(streams)
         for stream in sorted(streams):
             self._queues.setdefault(stream, deque()).append(block)
+            self.recorded[stream] = self.recorded.get(stream, 0) + 1
 
     def _insert_deferred(self) -> None:
         for block in self._deferred:
@@ -106,4 +118,5 @@ class StreamUses:
     def _free(state: State, block: Block) -> None:
         state.counters.awaiting -= 1
         state.counters.awaiting_bytes -= block.size
+        state.counters.awaiting_requested -= block.requested
         state.free_block(block)

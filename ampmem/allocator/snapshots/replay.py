@@ -154,6 +154,7 @@ def _carve(
         if each.awaiting:
             counters.awaiting += 1
             counters.awaiting_bytes += each.size
+            counters.awaiting_requested += each.requested
         else:
             counters.allocations += 1
             counters.allocated += each.size

@@ -23,8 +23,8 @@ class Fit(StrEnum):
 class Terms:
     """The device's memory at one instant, in bytes.
 
-    tensors + workspaces + scratch + rounding = ``allocated``; + cached = ``reserved``; + outside = ``total``, what
-    ``nvidia-smi`` would show.
+    tensors + workspaces + scratch + rounding = ``allocated``; + cached = ``reserved``; + outside + libraries =
+    ``total``, what ``nvidia-smi`` would show.
     """
 
     tensors: int
@@ -35,6 +35,8 @@ class Terms:
     cached: int
     reserved: int
     outside: int
+    libraries: Mapping[Name, int]
+    """What libraries hold outside of the allocator at least, such as NCCL's buffers."""
     total: int
 
 
@@ -46,15 +48,16 @@ class HighestPeaks:
     reserved: int
     total: int
     bounds: Mapping[Name, int]
-    """The largest single request that was assumed, by what it is for."""
+    """The largest single request that was assumed, by what it is for; of what is outside of the allocator, all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """The peaks of a simulated run, and whether its GPU has that much.
 
-    ``margin`` is what is left of ``gpu_bytes`` at the peak of reserved memory, ``None`` when a request failed.
-    ``highest`` is ``None`` where nothing had to be assumed.
+    ``margin`` is what is left of ``gpu_bytes`` at the peak of reserved memory, ``None`` when a request failed; below 0
+    where what is outside of the allocator does not fit beside it. ``highest`` is ``None`` where nothing had to be
+    assumed.
     """
 
     gpu_bytes: int
@@ -69,28 +72,29 @@ class Prediction:
 def prediction_of(record: PredictionRecord) -> Prediction:
     """The prediction in its terms."""
     highest = None
-    if record.bounds:
+    if record.bounds or record.libraries_at_most:
         highest = HighestPeaks(
             allocated=record.highest_allocated,
             reserved=record.highest_reserved,
-            total=record.highest_reserved + record.outside,
-            bounds=record.bounds,
+            total=record.highest_reserved + record.outside + sum(record.libraries_at_most.values()),
+            bounds={**record.bounds, **record.libraries_at_most},
         )
-    reserved = _terms(record.reserved, record.outside)
+    reserved = _terms(record.reserved, record)
     fits = highest is None or highest.total <= record.total
-    fit = Fit.DOES_NOT_FIT if record.ran_out else Fit.FITS if fits else Fit.MAY_NOT_FIT
+    too_large = record.ran_out or reserved.total > record.total
+    fit = Fit.DOES_NOT_FIT if too_large else Fit.FITS if fits else Fit.MAY_NOT_FIT
     return Prediction(
         gpu_bytes=record.total,
         fit=fit,
         margin=None if record.ran_out else record.total - reserved.total,
-        at_peak_allocated=_terms(record.allocated, record.outside),
+        at_peak_allocated=_terms(record.allocated, record),
         at_peak_reserved=reserved,
         highest=highest,
         not_modelled=record.unmodelled,
     )
 
 
-def _terms(record: TermsRecord, outside: int) -> Terms:
+def _terms(record: TermsRecord, of: PredictionRecord) -> Terms:
     asked = record.tensors + sum(record.workspaces.values()) + sum(record.scratch.values())
     allocated = asked + record.rounding
     reserved = allocated + record.cached
@@ -102,6 +106,7 @@ def _terms(record: TermsRecord, outside: int) -> Terms:
         allocated=allocated,
         cached=record.cached,
         reserved=reserved,
-        outside=outside,
-        total=reserved + outside,
+        outside=of.outside,
+        libraries=of.libraries,
+        total=reserved + of.outside + sum(of.libraries.values()),
     )

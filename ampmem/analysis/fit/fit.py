@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from ampmem.analysis.fit.estimate import prediction_of
+from ampmem.analysis.fit.estimate import Fit, prediction_of
 from ampmem.errors import RecordingError
 from ampmem.events import Recording
 from ampmem.vocabulary import Arm
@@ -202,6 +202,8 @@ def memory_of(recording: Recording) -> Memory | None:
     if recording.prediction is None:
         raise RecordingError("the recording does not say what the run takes of the GPU's memory")
     found = prediction_of(recording.prediction)
+    if found.fit is Fit.DOES_NOT_FIT:
+        return None
     return Memory(
         allocated=found.at_peak_allocated.allocated,
         reserved=found.at_peak_reserved.reserved,

@@ -113,6 +113,11 @@ def is_buffer(view: View) -> Mask:
     return view.has(Fact.BUFFER)
 
 
+def is_communication(view: View) -> Mask:
+    """Memory that is there for communication alone."""
+    return view.has(Fact.COMMUNICATION)
+
+
 def is_cast_copy(view: View) -> Mask:
     """A parameter in another precision, made in forward."""
     return view.has(Fact.CAST_COPY)
@@ -137,6 +142,11 @@ def is_activation(view: View) -> Mask:
     until = np.minimum(view.next_backward_ns, view.failure_ns)
     waiting = view.born_in(Phase.FORWARD) & view.outlives(until)
     return view.has(Fact.SAVED, Fact.RECOMPUTED) | waiting
+
+
+def is_collective(view: View) -> Mask:
+    """What a collective was given or has filled, and nothing needs for another reason."""
+    return view.has(Fact.COLLECTIVE)
 
 
 def is_parameter_copy(view: View) -> Mask:
@@ -164,10 +174,12 @@ RULES: tuple[Rule, ...] = (
     Rule(category=Category.OPTIMIZER_STATE, names=(Fact.OPTIMIZER_STATE,), applies=is_optimizer_state),
     Rule(category=Category.PARAMETERS, names=(Fact.PARAMETER_COPY,), applies=is_parameter_copy),
     Rule(category=Category.BUFFERS, names=(Fact.BUFFER,), applies=is_buffer),
+    Rule(category=Category.COMMUNICATION, names=(Fact.COMMUNICATION,), applies=is_communication),
     Rule(category=Category.CAST_COPIES, names=(Fact.CAST_COPY,), applies=is_cast_copy),
     Rule(category=Category.INPUTS, names=(Fact.INPUT,), applies=is_input),
     Rule(category=Category.WORKSPACE, names=(Fact.WORKSPACE,), applies=is_workspace),
     Rule(category=Category.ACTIVATIONS, names=(Fact.SAVED, Fact.RECOMPUTED), applies=is_activation),
+    Rule(category=Category.COMMUNICATION, names=(Fact.COLLECTIVE,), applies=is_collective),
     Rule(category=Category.OTHER, names=(Fact.HELD,), applies=is_held),
     Rule(category=Category.TEMPORARIES, names=(Fact.SCRATCH,), applies=is_temporary),
 )

@@ -45,6 +45,14 @@ def let_go(path: Path) -> str:
     )
 
 
+def spared(path: Path, why: str) -> str:
+    """That the script is not stopped."""
+    return (
+        f"all steps that were asked for are in {path}; the script is let run to its end, unrecorded, so that no rank "
+        f"waits for one that was stopped: {why}"
+    )
+
+
 def recorded(session: Session, path: Path, stopper: Stopper | None) -> str:
     """What was recorded, and how the script ended; ``stopper`` is what stopped it, if it was to be stopped."""
     message = f"recorded {_steps(session)} in {sized(path, session.options.path)}"
@@ -63,6 +71,8 @@ def recorded(session: Session, path: Path, stopper: Stopper | None) -> str:
 
 def _stopped(stopper: Stopper) -> str:
     """How the script took the stop."""
+    if stopper.spared:
+        return "; the script was let run to its end"
     if not stopper.caught:
         return ", and stopped the script (--run-to-end lets it finish)"
     caught = f"caught the stop {_times(stopper.caught)}, {_CATCHES},"

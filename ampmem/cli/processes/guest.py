@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
@@ -35,11 +36,18 @@ class Ended:
 
 
 def run_script(
-    target: Target, arguments: tuple[str, ...], session: Session, stopper: Stopper, audience: Audience, greeting: str
+    target: Target,
+    arguments: tuple[str, ...],
+    session: Session,
+    stopper: Stopper,
+    audience: Audience,
+    greeting: str,
+    on_end: Callable[[], None] = lambda: None,
 ) -> Ended:
     """Run the script under ``session``, which is started before and closed after it, come what may.
 
-    ``greeting`` is said once all is in place. Raises what keeps the script from being started, and nothing else.
+    ``greeting`` is said once all is in place, ``on_end`` called where the script has ended well. Raises what keeps the
+    script from being started, and nothing else.
     """
     failure: BaseException | None = None
     started = False
@@ -49,7 +57,9 @@ def run_script(
             audience.say(greeting)
             started = True
             failure = _run(target, arguments, stopper)
-            if failure is not None and not session.forked():
+            if failure is None:
+                on_end()
+            elif not session.forked():
                 why = failure_of(failure)
                 audience.failed(why)
                 session.failed(why)

@@ -37,6 +37,9 @@ class Audience(Protocol):
     def say(self, message: str) -> None:
         """Something for people only, in one line."""
 
+    def complain(self, message: str) -> None:
+        """The same, of what went wrong."""
+
     def show(self, text: str) -> None:
         """Tables, for people only."""
 
@@ -63,6 +66,10 @@ class Person:
         """A line of its own."""
         self._terminal.say(message)
 
+    def complain(self, message: str) -> None:
+        """A line like any other."""
+        self.say(message)
+
     def show(self, text: str) -> None:
         """All of it, between empty lines."""
         self._terminal.show_styled(f"\n{text}\n")
@@ -88,6 +95,9 @@ class Parent:
         return None
 
     def say(self, message: str) -> None:
+        """Nothing."""
+
+    def complain(self, message: str) -> None:
         """Nothing."""
 
     def show(self, text: str) -> None:

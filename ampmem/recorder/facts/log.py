@@ -103,6 +103,12 @@ class Log:
         except Exception as error:  # of a subclass that does not let it be asked
             self.missed(error)
 
+    def follow(self, tensor: torch.Tensor) -> None:
+        """Have the source hear when the memory of ``tensor`` dies, whichever thread it is that frees it."""
+        if self._see is not None:
+            for part in parts_of(tensor):
+                self._see(part, kept=False)
+
     def missed(self, error: Exception) -> None:
         """Something of the script's could not be looked at: it is left out, which must not go unsaid."""
         self.misses.add(error)

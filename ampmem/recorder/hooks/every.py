@@ -11,15 +11,18 @@ from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks import children, data, memory_history, swaps, torch_profiler
 from ampmem.recorder.hooks.backward import BackwardHooks
 from ampmem.recorder.hooks.calls import Calls
+from ampmem.recorder.hooks.communication.collectives import CollectiveHooks
+from ampmem.recorder.hooks.communication.data_parallel import DataParallelHooks
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.hooks.modules import ModuleHooks, quiet_compiled_modules
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
 from ampmem.recorder.marker import Marker
 from ampmem.recorder.models.models import Models
+from ampmem.recorder.options import Options
+from ampmem.recorder.ranks.places import Places
 from ampmem.recorder.sources.base import Source
 from ampmem.recorder.steering.arms import ArmSeen
 from ampmem.recorder.update import RunningUpdate
-from ampmem.vocabulary import StepOn
 
 
 class Hooks:
@@ -34,21 +37,27 @@ class Hooks:
         texts: Texts,
         update: RunningUpdate,
         arm_seen: ArmSeen,
+        options: Options,
         *,
-        step_on: StepOn | Marker,
         hold_tensors: Sequence[swaps.LetGo],
     ) -> None:
         self.optimizers = OptimizerHooks(listener, log, models, texts, update)
         self.modules = ModuleHooks(listener, log, models, texts, arm_seen)
+        step_on = options.step_on
+        self.data_parallel = DataParallelHooks(listener, log, texts)
         self.calls = Calls(step_on, listener) if isinstance(step_on, Marker) else None
+        self.places = Places(options.place)
         self.early: list[Callable[[], Undo]] = [
             self.optimizers.install,
             BackwardHooks(listener, log.misses).install,
             partial(children.install, listener),
+            self.places.install,
             quiet_compiled_modules,
+            self.data_parallel.install,
+            CollectiveHooks(listener, log, texts).install,
             partial(swaps.install, (*hold_tensors, self.optimizers.let_go), log.misses),
         ]
-        """Those that say when steps end, which may not be recorded."""
+        """Those that say when steps end, which may not be recorded, and what is made before a recording."""
         if self.calls is not None:
             self.early.append(self.calls.install)
         self.others: list[Callable[[], Undo]] = [partial(data.install, listener, log.misses)]

@@ -71,3 +71,6 @@ class Listener(Protocol):
 
     def stop_recording(self, why: str) -> None:
         """The script needs what only one can have: the recording ends, the script goes on."""
+
+    def remark(self, message: str) -> None:
+        """A reader of the recording must know ``message``."""

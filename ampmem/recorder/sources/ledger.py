@@ -109,6 +109,7 @@ class Ledger:
             self._counted += size
         elif own:
             self._counted += size
+            del self._blocks[address]  # whatever others have freed, it is not this one
         elif self._is_whole(address):  # counted by an earlier profile
             self._stale += size
             self._free_foreign(time, address)
@@ -122,7 +123,7 @@ class Ledger:
             self._blocks[address] = size
             self._rows.add((time, Action.ALLOC, address, size, now, op, sequence))
         elif own:
-            self._rows.add((time, Action.FREE, address, self._blocks.pop(address), now, 0, -1))
+            self._rows.add((time, Action.FREE, address, -size, now, 0, -1))
 
     def _make_way(self, time: int, address: int) -> None:
         """Memory is handed out at ``address``: what was there has died, unseen."""

@@ -99,9 +99,9 @@ class SimulatedSource:
         now = time_ns()
         total = 0
         self._first_step = not self._device.live()
-        for address, (size, block) in self._device.live().items():
+        for address, (size, block, stream) in self._device.live().items():
             total += size
-            self._events.append(Event(now, Action.BASELINE, address, size, block, total, "", -1))
+            self._events.append(Event(now, Action.BASELINE, address, size, block, total, "", -1, stream))
         self._segments.begin(now, extents_of(self._device.allocator.snapshot()))
         self._device.allocator.driver.observer = self._reserve
         self._device.recorder = self._record
@@ -204,11 +204,11 @@ class SimulatedSource:
         return LayersRecord(
             step=step,
             mark=mark,
-            requested=counters.requested - counters.awaiting_bytes,
+            requested=counters.requested - counters.awaiting_requested,
             allocated=counters.allocated,
             active=counters.allocated + counters.awaiting_bytes,
             reserved=counters.reserved,
-            device_used=counters.reserved + CONTEXT,
+            device_used=counters.reserved + self._device.outside,
         )
 
     def _workspace(self, address: int, library: str) -> None:
@@ -229,7 +229,7 @@ class SimulatedSource:
                 time_ns=time_ns(),
                 step=place.step,
                 device=0,
-                stream=0,
+                stream=self._device.order.current(),
                 pool="0,0",
                 asked=report.rounded,
                 segment=report.segment,
@@ -246,16 +246,16 @@ class SimulatedSource:
 def _raw(events: list[Event], segments: SegmentColumns) -> RawEvents:
     names: dict[str, int] = {"": 0}
     op = [names.setdefault(event.node, len(names)) for event in events]
-    rows = [(e.time_ns, e.action, e.address, e.bytes, e.block_bytes, e.allocated, e.sequence) for e in events]
-    columns = np.ascontiguousarray(np.array(rows, dtype=np.int64).reshape(-1, 7).T)
-    time, action, address, size, block, allocated, sequence = columns
+    rows = [(e.time_ns, e.action, e.address, e.bytes, e.block_bytes, e.allocated, e.sequence, e.stream) for e in events]
+    columns = np.ascontiguousarray(np.array(rows, dtype=np.int64).reshape(-1, 8).T)
+    time, action, address, size, block, allocated, sequence, stream = columns
     return RawEvents(
         time_ns=time,
         action=action,
         address=address,
         bytes=size,
         block_bytes=block,
-        stream=np.zeros_like(time),
+        stream=stream,
         allocated=allocated,
         op=np.array(op, dtype=np.int64),
         sequence=sequence,

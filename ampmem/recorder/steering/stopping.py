@@ -31,6 +31,8 @@ class Stopper:
         """How many of the stops the script has caught without ending, once it has ended."""
         self.stopped = False
         """Whether the last one has ended it."""
+        self.spared = ""
+        """Why the script was not to be stopped, where it was not."""
         self.line = ""
         """Where the last one met the script."""
 

@@ -7,13 +7,14 @@ from collections.abc import Iterable
 
 import torch
 
-from ampmem.events import RunRecord
+from ampmem.events import PlaceRecord, RunRecord
 from ampmem.recorder.device import DeviceWatch
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
 from ampmem.recorder.marker import Marker
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.options import Options
 from ampmem.recorder.outcome import Outcome
+from ampmem.recorder.ranks.places import Places
 from ampmem.recorder.sources.base import Source
 from ampmem.recorder.steering.arms import ArmSeen, arm_record
 from ampmem.recorder.steering.steering import Steering
@@ -24,6 +25,7 @@ from ampmem.vocabulary import Arm, StepOn
 
 def run_record(options: Options, source: Source) -> RunRecord:
     """What is run, on what, with which versions."""
+    place = options.place or PlaceRecord(rank=0, world_size=1)
     return RunRecord(
         ampmem=__version__,
         torch=torch.__version__,
@@ -31,11 +33,13 @@ def run_record(options: Options, source: Source) -> RunRecord:
         source=source.kind,
         device_type=source.device_type,
         device_name=source.device_name,
-        rank=options.rank,
-        world_size=options.world_size,
+        rank=place.rank,
+        world_size=place.world_size,
         script=options.script,
         arguments=options.arguments,
         step_on=_words(options.step_on),
+        local_rank=place.local_rank,
+        job=place.job,
     )
 
 
@@ -75,6 +79,7 @@ class Describer:
         steering: Steering | None,
         notes: Notes,
         outcome: Outcome,
+        places: Places,
     ) -> None:
         self._forced = forced
         self._source = source
@@ -85,12 +90,14 @@ class Describer:
         self._steering = steering
         self._notes = notes
         self._outcome = outcome
+        self._places = places
         self._described: tuple[object, ...] = ()
 
     def changed(self) -> bool:
         """Whether something was seen since the last call that a description would say."""
         notes = self._all_notes()
-        known = (self._models.generation, self._optimizers.generation, self._arm_seen.copy(), notes)
+        place = self._places.now()
+        known = (self._models.generation, self._optimizers.generation, self._arm_seen.copy(), notes, place)
         changed, self._described = known != self._described, known
         return changed
 
@@ -107,6 +114,7 @@ class Describer:
             prediction=self._device.prediction(),
             allocator=self._device.allocator(),
             failure=self._outcome.failure,
+            place=self._places.now(),
         )
 
     def _all_notes(self) -> tuple[str, ...]:

@@ -6,19 +6,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ampmem.analysis.analyse import analyse
 from ampmem.analysis.answer import verdict_of, verdict_of_one
-from ampmem.analysis.compare import Entry, compare, distinct, entry_of
+from ampmem.analysis.compare import Entry, compare, distinct
 from ampmem.analysis.judged import judged_findings
-from ampmem.analysis.summary import summary_of
-from ampmem.errors import NothingRecorded, RecordingError, UsageError
+from ampmem.analysis.ranks.jobs import are_ranks
+from ampmem.analysis.ranks.reading import read_runs
+from ampmem.errors import UsageError
 from ampmem.outputs import check_output, open_output
-from ampmem.recording import check_recording, read
+from ampmem.recording import check_recording, rank_of, world_size_of
+from ampmem.reporters.html.columns import column
 from ampmem.reporters.html.data import RunView
-from ampmem.reporters.html.page.page import page_view, render
+from ampmem.reporters.html.job_page import job_page
+from ampmem.reporters.html.page.page import PageView, page_view, render
 from ampmem.reporters.html.progress import Progress
 from ampmem.reporters.html.views.comparison import ComparisonView, comparison_view, difference_headline
-from ampmem.reporters.html.views.run import findings_view, headlines, run_view
+from ampmem.reporters.html.views.run import findings_view, headlines
 from ampmem.reporters.html.views.verdict import VerdictView, verdict_view
 
 STREAM_LIMIT = 8_000_000
@@ -29,7 +31,7 @@ STREAMS_LIMIT = 24_000_000
 
 
 def write(recordings: Sequence[Path], output: Path, *, force: bool = False) -> None:
-    """Write the page of ``recordings`` to ``output``; several of them are compared.
+    """Write the page of ``recordings`` to ``output``; several of them are compared, and ranks of one job merged.
 
     Raises :class:`~ampmem.errors.UsageError` when there is no recording, one is missing or ``output``
     cannot be written (it exists, without ``force``), and what reading and summing up a recording raises.
@@ -38,29 +40,36 @@ def write(recordings: Sequence[Path], output: Path, *, force: bool = False) -> N
         raise UsageError("there is nothing to report on: give at least one recording")
     # Before the work, and not only when the page is there to be written.
     for path in recordings:
-        check_recording(path)
+        if rank_of(path) is None or len(recordings) == 1:  # a rank that cannot be read is said to be missing
+            check_recording(path)
     check_output(output, force=force)
     with Progress() as progress:
-        limit = min(STREAM_LIMIT, STREAMS_LIMIT // len(recordings))
-        columns = [_column(path, limit, progress) for path in recordings]
+        view = _of_ranks(recordings, progress) or _of_each(recordings, progress)
         progress.say(f"writing {output.name}")
-        entries = distinct([entry for entry, _ in columns], [path.name for path in recordings])
-        page = render(page_view(*_side_by_side(entries, [run for _, run in columns])))
+        page = render(view)
         with open_output(output, force=force) as stream:
             stream.write(page)
 
 
-def _column(path: Path, limit: int, progress: Progress) -> tuple[Entry, RunView]:
-    """One recording; only what the page needs of it is kept."""
-    progress.say(f"reading {path.name}")
-    recording = read(path)
-    try:
-        analysis = analyse(recording)
-        summary = summary_of(analysis)
-    except (NothingRecorded, RecordingError) as error:
-        raise type(error)(f"{path}: {error}") from error
-    entry = entry_of(recording, summary=summary)
-    return entry, run_view(entry, summary, analysis, limit)
+def _of_ranks(recordings: Sequence[Path], progress: Progress) -> PageView | None:
+    """The page of the job whose ranks these are; ``None`` where they are not."""
+    if len(recordings) < 2 or all(world_size_of(path) == 1 for path in recordings):
+        return None
+    progress.say(f"reading {len(recordings)} recordings")
+    runs = read_runs(recordings)
+    return job_page(runs, _limit, progress) if are_ranks(runs) else None
+
+
+def _of_each(recordings: Sequence[Path], progress: Progress) -> PageView:
+    """The page of all of them, side by side."""
+    columns = [column(path, _limit(len(recordings)), progress) for path in recordings]
+    entries = distinct([entry for entry, _ in columns], [path.name for path in recordings])
+    return page_view(*_side_by_side(entries, [run for _, run in columns]))
+
+
+def _limit(runs: int) -> int:
+    """Bytes of the page for the events of each of so many."""
+    return min(STREAM_LIMIT, STREAMS_LIMIT // runs)
 
 
 def _side_by_side(

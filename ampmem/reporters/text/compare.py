@@ -9,6 +9,7 @@ from ampmem.analysis.compare import Comparison, Entry
 from ampmem.analysis.judged import shared_findings
 from ampmem.analysis.summary import Summary
 from ampmem.names import is_warning
+from ampmem.reporters.text.answer import Wording, wording
 from ampmem.reporters.text.comparison.figures import render_figures, render_instant, render_losses
 from ampmem.reporters.text.comparison.static_models import render_static_models
 from ampmem.reporters.text.describe import conserved, describe_arm, describe_optimizers
@@ -19,7 +20,7 @@ from ampmem.reporters.text.out_of_memory import in_short
 from ampmem.reporters.text.plain_text import shorten, wrapped
 from ampmem.reporters.text.sections.findings import render_labelled
 from ampmem.reporters.text.sections.run import describe_parameters, keyed
-from ampmem.reporters.text.sections.verdict import verdict_lines
+from ampmem.reporters.text.sections.verdict import wording_lines
 from ampmem.reporters.text.warnings import render_warnings
 from ampmem.vocabulary import Mark
 
@@ -32,14 +33,15 @@ def render(
     details: frozenset[Detail] = NOTHING,
     files: Sequence[str] = (),
     layout: Layout = PLAIN,
+    said: Wording | None = None,
 ) -> str:
     """The comparison as text, without a newline at its end: what fits a first screen, the figures, then ``details``.
 
-    ``files`` are the recordings, for what to do next.
+    ``files`` are the recordings, for what to do next; ``said`` is what stands first, the verdict by default.
     """
     entries = comparison.entries
     sections = [
-        "\n".join(verdict_lines(verdict_of(comparison), layout)),
+        "\n".join(wording_lines(said or wording(verdict_of(comparison)), layout)),
         *(render_warnings(summary, entry.notes, of=_label(entry), layout=layout) for entry, summary in _known(entries)),
         _troubles(comparison, layout),
         *_measured(comparison, details, layout),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampmem.analysis.summary import Step, Summary
+from ampmem.analysis.summary import ArmSummary, Step, Summary
 from ampmem.events import AllocatorRecord
 from ampmem.reporters.text.plain_text import ABSENT
 from ampmem.units import format_bytes, format_count
@@ -11,8 +11,12 @@ from ampmem.vocabulary import Arm, SourceKind
 
 def describe_arm(summary: Summary) -> str:
     """The arm in words: ``amp, bfloat16, cache on``."""
-    arm = summary.arm
-    if arm.name == Arm.AS_IS and summary.source == SourceKind.SNAPSHOT:
+    return arm_in_words(summary.arm, summary.source)
+
+
+def arm_in_words(arm: ArmSummary, source: SourceKind) -> str:
+    """The same of what a recording from ``source`` says of it."""
+    if arm.name == Arm.AS_IS and source == SourceKind.SNAPSHOT:
         return "not known"
     words: list[str] = [arm.name]
     if arm.dtype is not None:

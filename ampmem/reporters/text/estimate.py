@@ -33,7 +33,7 @@ def headline(prediction: Prediction, gpu: str, *, stopped: str = "", failure: st
     high = low if highest is None else (highest.allocated, highest.reserved)
     allocated, taken = map(_between, low, high)
     peaks = f"{gpu} (simulated): peak {allocated} allocated, {taken} reserved"
-    if prediction.fit is Fit.DOES_NOT_FIT:
+    if prediction.fit is Fit.DOES_NOT_FIT and prediction.margin is None:
         return f"{peaks}; it does not fit: {failure or 'out of memory'}"
     peaks += f" of {format_bytes(prediction.gpu_bytes)}"
     return f"{peaks}, {stopped}" if stopped else f"{peaks}; {verdict(prediction)}"
@@ -44,6 +44,8 @@ def verdict(prediction: Prediction) -> str:
     outside = f"the {format_bytes(prediction.at_peak_reserved.outside)} that the CUDA context is assumed to use"
     if prediction.margin is None:
         return "it does not fit"
+    if prediction.margin < 0:
+        return f"it does not fit: it lacks {format_bytes(-prediction.margin)} beside {outside}"
     if prediction.highest is not None and prediction.fit is Fit.MAY_NOT_FIT:
         short = format_bytes(prediction.highest.total - prediction.gpu_bytes)
         return f"it may not fit: with {' and '.join(prediction.highest.bounds)} it lacks up to {short} beside {outside}"
@@ -56,7 +58,7 @@ def fit_in_short(prediction: Prediction) -> tuple[str, str]:
     """Whether it fits, and how much of the GPU is used at the peak of reserved memory, as two cells."""
     low, highest = prediction.at_peak_reserved.total, prediction.highest
     used = f"{_between(low, low if highest is None else highest.total)} of {format_bytes(prediction.gpu_bytes)} used"
-    until = " when a request failed" if prediction.fit is Fit.DOES_NOT_FIT else ""
+    until = " when a request failed" if prediction.margin is None else ""
     return prediction.fit.replace("-", " "), f"predicted: {used}{until}"
 
 
@@ -109,7 +111,7 @@ def _table(prediction: Prediction, layout: Layout) -> str:
         columns.append(number("up to"))
         highest = prediction.highest
         most = {"allocated": highest.allocated, "reserved": highest.reserved, "total": highest.total}
-        named = {_SUMS[key]: format_bytes(size) for key, size in most.items()}
+        named = {_SUMS.get(key, key): format_bytes(size) for key, size in {**highest.bounds, **most}.items()}
         rows = [[*row, named.get(row[0], "")] for row in rows]
     return table(columns, rows, layout, strong=_TOTALS)
 
@@ -122,6 +124,9 @@ def _rows(columns: list[Terms]) -> Iterator[tuple[str, list[int]]]:
         yield f"scratch of {op}", [terms.scratch.get(op, 0) for terms in columns]
     for layer in _LAYERS:
         yield _SUMS.get(layer, layer), [getattr(terms, layer) for terms in columns]
+        if layer == "outside":
+            for what in _names(terms.libraries for terms in columns):
+                yield what, [terms.libraries.get(what, 0) for terms in columns]
 
 
 def _names(groups: Iterable[Mapping[str, int]]) -> list[str]:

@@ -9,10 +9,11 @@ from ampmem.reporters.text.layout import Layout
 from ampmem.terminal import printable
 
 
-def render_next(files: Sequence[str], layout: Layout, *, more: bool = True) -> str:
+def render_next(files: Sequence[str], layout: Layout, *, more: bool = True, pattern: str = "") -> str:
     """The commands for a page of ``files`` and, if there is ``more``, for all tables; empty without a file.
 
-    A command is never broken or cut, so that it can be copied: where the names are too long, it has none.
+    ``pattern`` is what a shell finds those files by, if there is one. A command is never broken or cut, so that it can
+    be copied: where the names are too long, it has none.
     """
     if not files:
         return ""
@@ -20,6 +21,8 @@ def render_next(files: Sequence[str], layout: Layout, *, more: bool = True) -> s
     if more:
         commands.append(("ampmem show --all", "every table"))
     names = " ".join(shlex.quote(file) for file in files)
+    if pattern and shlex.quote(plain := pattern.replace("*", "")) == plain:
+        names = pattern
     longest = max(len(f"next: {command} {names}") for command, _ in commands)
     if longest > layout.width or printable(names) != names:
         names = "FILE" if len(files) == 1 else "FILE..."

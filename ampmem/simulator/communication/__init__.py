@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from ampmem.simulator import private_communication
 from ampmem.simulator.communication import data_parallel, pipeline, process_group
 from ampmem.simulator.communication.collectives import Collectives
+from ampmem.simulator.communication.communicators import Communicators
 from ampmem.simulator.communication.objects import Objects
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.world import World
@@ -15,11 +16,12 @@ from ampmem.simulator.world import World
 
 def install(mode: SimulatedMode, world: World) -> Callable[[], None]:
     """Put all of it in place; returns what undoes it."""
+    communicators = Communicators(mode.device_model)
     with ExitStack() as undo:
         undo.callback(private_communication.install())
         undo.callback(process_group.install(world))
-        undo.callback(Objects(mode.device_model).install())
-        undo.callback(Collectives(mode).install())
+        undo.callback(Objects(mode.device_model, communicators).install())
+        undo.callback(Collectives(mode, communicators).install())
         undo.callback(data_parallel.install(mode))
         undo.callback(pipeline.install(mode))
         return undo.pop_all().close

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from ampmem.patching import added, replace_all
+from ampmem.simulator.communication.communicators import Communicators
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private import FakeTensor
 from ampmem.simulator.private_communication import ALL_GATHERS, REDUCE_SCATTERS, done
@@ -50,8 +51,9 @@ class Collectives:
     not sum, so that is done here.
     """
 
-    def __init__(self, mode: SimulatedMode) -> None:
+    def __init__(self, mode: SimulatedMode, communicators: Communicators) -> None:
         self._mode = mode
+        self._communicators = communicators
 
     def install(self) -> Callable[[], None]:
         """Answer from now on; returns what undoes it."""
@@ -67,6 +69,7 @@ class Collectives:
     def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is not c10d.barrier.default and not any(isinstance(tensor, FakeTensor) for tensor in _tensors(args)):
             return func(*args, **kwargs)
+        self._communicators.used(func, args)
         self._flatten(func, args)
         work = done(_tensors(args[0]))
         return (args[0], work) if func in _RETURN_TENSORS else work

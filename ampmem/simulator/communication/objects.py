@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 
 from ampmem.patching import replace_all
+from ampmem.simulator.communication.communicators import Communicators
+from ampmem.simulator.communication.nccl import Use
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.where import stop
 
@@ -20,8 +22,9 @@ _SIZE = 8
 class Objects:
     """Each peer has an object like this rank's."""
 
-    def __init__(self, device: SimulatedDevice) -> None:
+    def __init__(self, device: SimulatedDevice, communicators: Communicators) -> None:
         self._device = device
+        self._communicators = communicators
 
     def install(self) -> Callable[[], None]:
         """Take the place of torch's; returns what undoes it."""
@@ -111,6 +114,7 @@ class Objects:
             dist.get_backend(group) == dist.Backend.NCCL if device is None else torch.device(device).type != "cpu"
         )
         if on_device:
+            self._communicators.note(group or dist.group.WORLD, Use.RING)
             self._device.scratch(f"torch.distributed.{name}", [size for size in sizes if size])
 
 

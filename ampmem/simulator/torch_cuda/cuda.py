@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ampmem.allocator.gpus import CONTEXT
 from ampmem.own_code import script_line
 from ampmem.patching import replace_all
 from ampmem.simulator.device import SimulatedDevice
@@ -23,8 +22,8 @@ from ampmem.simulator.private import (
     SLEEP,
     SNAPSHOT,
 )
-from ampmem.simulator.torch_cuda import tensors, unsupported
-from ampmem.simulator.torch_cuda.streams import Event, Region, Stream, check_device, counted
+from ampmem.simulator.torch_cuda import streams, tensors, unsupported
+from ampmem.simulator.torch_cuda.streams import Region, check_device
 from ampmem.simulator.world import here
 
 if TYPE_CHECKING:
@@ -35,12 +34,12 @@ def install(mode: SimulatedMode, *, alone: bool) -> Callable[[], None]:
     """Replace what a script may ask of ``torch.cuda``, and of tensors on it; returns what undoes it."""
     device = mode.device_model
     with ExitStack() as undo:
-        undo.callback(replace_all((torch.cuda,), _queries(device) | _actions(device)))
+        undo.callback(replace_all((torch.cuda,), _queries(device) | _actions()))
         undo.callback(replace_all((torch.cuda, torch.cuda.memory), _memory(device)))
         undo.callback(replace_all((torch.cuda, torch.cuda.random), _random()))
         undo.callback(replace_all((torch.cuda.nvtx,), _nvtx()))
         undo.callback(replace_all((torch.accelerator,), _accelerator(device)))
-        undo.callback(replace_all((torch,), {"Stream": counted(device), "Event": Event}))
+        undo.callback(streams.install(device))
         undo.callback(replace_all((torch.backends.cudnn,), _cudnn()))
         undo.callback(tensors.install(mode))
         undo.callback(unsupported.install(alone=alone))
@@ -94,21 +93,12 @@ def _queries(device: SimulatedDevice) -> dict[str, Any]:
     }
 
 
-def _actions(device: SimulatedDevice) -> dict[str, Any]:
-    stream = Stream()
+def _actions() -> dict[str, Any]:
     return {
         "set_device": check_device,
         "device": Region,
         "device_of": Region,
         DEVICE_GUARD: Region,
-        "stream": Region,
-        "StreamContext": Region,
-        "set_stream": lambda stream: None,
-        "current_stream": lambda device=None: stream,
-        "default_stream": lambda device=None: stream,
-        "Stream": counted(device),
-        "Event": Event,
-        "synchronize": lambda device=None: None,
         "ipc_collect": lambda: None,
         "set_sync_debug_mode": lambda debug_mode: None,
         "get_sync_debug_mode": lambda: 0,
@@ -122,7 +112,7 @@ def _memory(device: SimulatedDevice) -> dict[str, Any]:
     counters = allocator.counters
 
     def mem_get_info(device: Any = None) -> tuple[int, int]:
-        return max(total - CONTEXT - counters.reserved, 0), total
+        return max(allocator.driver.free, 0), total
 
     def set_fraction(fraction: float, device: Any = None) -> None:
         if not isinstance(fraction, float):
@@ -186,8 +176,6 @@ def _accelerator(device: SimulatedDevice) -> dict[str, Any]:
         "set_device_index": check_device,
         "set_device_idx": check_device,
         "current_device_idx": lambda: here().local_rank,
-        "synchronize": lambda device=None: None,
-        "current_stream": lambda device=None: Stream(),
         "empty_cache": device.empty_cache,
         "memory_allocated": lambda device_index=None: device.allocator.counters.allocated,
         "max_memory_allocated": lambda device_index=None: device.allocator.counters.allocated_peak,

@@ -17,7 +17,6 @@ from ampmem.patching import replace_all
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode, check_index
 from ampmem.simulator.private import FakeTensor, tree_leaves, tree_map, without_modes
-from ampmem.simulator.torch_cuda.streams import ONE_STREAM
 from ampmem.simulator.where import stop
 from ampmem.simulator.world import here
 
@@ -32,7 +31,9 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
                 {
                     "pin_memory": lambda tensor, device=None: tensor,
                     "is_pinned": lambda tensor, device=None: False,
-                    "record_stream": lambda tensor, stream: device.assume(ONE_STREAM),
+                    "record_stream": lambda tensor, stream: device.record_stream(
+                        tensor.untyped_storage(), stream.stream_id
+                    ),
                 },
             )
         )

@@ -42,6 +42,8 @@ def born_in(phase: Phase, *, op: str = "", module: str = "") -> Story:
         (Fact.OPTIMIZER_STATE, Category.OPTIMIZER_STATE),
         (Fact.PARAMETER_COPY, Category.PARAMETERS),
         (Fact.BUFFER, Category.BUFFERS),
+        (Fact.COMMUNICATION, Category.COMMUNICATION),
+        (Fact.COLLECTIVE, Category.COMMUNICATION),
         (Fact.CAST_COPY, Category.CAST_COPIES),
         (Fact.INPUT, Category.INPUTS),
         (Fact.SAVED, Category.ACTIVATIONS),
@@ -63,9 +65,11 @@ ORDER = [
     Fact.OPTIMIZER_STATE,
     Fact.PARAMETER_COPY,
     Fact.BUFFER,
+    Fact.COMMUNICATION,
     Fact.CAST_COPY,
     Fact.INPUT,
     Fact.SAVED,
+    Fact.COLLECTIVE,
 ]
 
 
@@ -86,10 +90,12 @@ def test_the_rules_have_one_order() -> None:
         Category.OPTIMIZER_STATE,
         Category.PARAMETERS,
         Category.BUFFERS,
+        Category.COMMUNICATION,
         Category.CAST_COPIES,
         Category.INPUTS,
         Category.WORKSPACE,
         Category.ACTIVATIONS,
+        Category.COMMUNICATION,
         Category.OTHER,
         Category.TEMPORARIES,
     ]
@@ -100,6 +106,22 @@ def test_the_first_of_several_names_is_kept() -> None:
     for name in ("embedding.weight", "head.weight"):
         story.fact(Fact.PARAMETER, IT, name)
     assert name_of(story) == "embedding.weight"
+
+
+def test_what_a_collective_of_forward_gives_is_an_activation_where_backward_needs_it() -> None:
+    story = born_in(Phase.FORWARD)
+    story.fact(Fact.COLLECTIVE, IT, "all_gather")
+    assert category_of(story) == Category.COMMUNICATION
+    story.fact(Fact.SAVED, IT, "MmBackward0")
+    assert category_of(story) == Category.ACTIVATIONS
+
+
+def test_an_unsharded_parameter_that_autograd_saves_is_no_activation() -> None:
+    story = born_in(Phase.FORWARD, op="aten::empty")
+    story.fact(Fact.SAVED, IT, "MmBackward0")
+    story.fact(Fact.COMMUNICATION, IT, "unsharded_parameters", "layers.0")
+    assert category_of(story) == Category.COMMUNICATION
+    assert name_of(story) == "unsharded_parameters"
 
 
 def test_an_input_made_by_a_module_is_none() -> None:

@@ -16,6 +16,7 @@ from ampmem.errors import NothingRecorded, RecordingError
 from ampmem.events import OTHER_THREADS, Fact, Phase, Recording
 from ampmem.reporters.text.details import Detail
 from ampmem.reporters.text.table import render
+from ampmem.vocabulary import Communication
 
 ZERO = dict.fromkeys(map(str, CATEGORIES), 0)
 NONE = {"copies": 0, "bytes": 0}
@@ -45,6 +46,8 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
         "device",
         "rank",
         "world_size",
+        "local_rank",
+        "mesh",
         "arm",
         "parameters",
         "optimizer",
@@ -73,6 +76,7 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
         "phase": "backward",
         "categories": fixed | {"cast_copies": 200, "activations": 1000, "gradients": 400, "temporaries": 16},
         "temporaries_by_phase": NO_PHASE | {"backward": 16},
+        "communication_by_part": dict.fromkeys(Communication, 0),
         "op": None,
         "module": None,
     }
@@ -138,6 +142,8 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
         "device": {"type": "cpu", "name": "a CPU"},
         "rank": 0,
         "world_size": 1,
+        "local_rank": None,
+        "mesh": [],
         "arm": {
             "name": "amp",
             "dtype": "bfloat16",
@@ -146,7 +152,14 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
             "forced": False,
             "wrapped": False,
         },
-        "parameters": {"count": 150, "trainable": 100, "bytes": 600, "cast_eligible": 100},
+        "parameters": {
+            "count": 150,
+            "trainable": 100,
+            "bytes": 600,
+            "cast_eligible": 100,
+            "global_count": None,
+            "global_bytes": None,
+        },
         "optimizer": [{"class": "AdamW", "implementation": "foreach"}],
         "out_of_memory": None,
         "plain_step_ns": [],

@@ -70,7 +70,14 @@ PARAMETERS = (
         optimizer=0,
     ),
     ParameterRecord(
-        name="layers.1.weight", elements=50, bytes=200, dtype="float32", trainable=False, shape=(50,), optimizer=1
+        name="layers.1.weight",
+        elements=50,
+        bytes=200,
+        dtype="float32",
+        trainable=False,
+        shape=(50,),
+        optimizer=1,
+        global_elements=97,
     ),
     ParameterRecord(
         name="tied.weight", elements=100, bytes=400, dtype="float32", trainable=True, shares="layers.0.weight"

@@ -141,6 +141,15 @@ def test_a_storage_that_is_known_to_be_dead_goes_first() -> None:
     assert process.ledger.told_by_size == 0
 
 
+def test_what_the_recorded_thread_frees_is_not_freed_elsewhere_too() -> None:
+    process = Process()
+    own, theirs = process.allocate(300), process.allocate(500)
+    process.tensors.lost(own)
+    process.free(theirs, elsewhere=True)
+    process.free(own)
+    assert left(process.settle()) == {}
+
+
 def test_an_address_that_is_handed_out_again_was_free() -> None:
     process = Process()
     first, second = process.allocate(300), process.allocate(300)

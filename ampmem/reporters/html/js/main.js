@@ -52,6 +52,15 @@ function unpinButtons() {
   return document.querySelectorAll(".unpin");
 }
 
+/**
+ * On the page of many ranks, whose page it is below.
+ * @param {RunView} run
+ */
+function nameShownRank(run) {
+  const name = document.getElementById("shown-run");
+  if (name) name.textContent = run.label;
+}
+
 class Page {
   /** @type {Map<RunView, Shown>} */
   #unpacked = new Map();
@@ -118,6 +127,7 @@ class Page {
     const { run, live, kinds } = shown;
     this.#shown = shown;
     byId("run", HTMLSelectElement).value = String(index);
+    nameShownRank(run);
     showSummary(run);
     byId("timeline").hidden = live.length < 2;
     if (live.length > 1) {
@@ -235,7 +245,11 @@ class Page {
   async #follow(place) {
     const index = place.run === null ? -1 : this.runOf(place);
     if (index >= 0 && this.data.runs[index] !== this.#shown?.run) await this.show(index, place);
-    else if (!byId("timeline").hidden) this.timeline.restore(place);
+    else {
+      if (!byId("timeline").hidden) this.timeline.restore(place);
+      // What stands behind the section in the address keeps the browser from going there.
+      if (place.run !== null) this.link.jump(place.section);
+    }
   }
 
   /**

@@ -16,11 +16,13 @@ from ampmem.reporters.html.page.template import FOLDER, filled
 from ampmem.reporters.html.palette import CategoryView, category_views, layer_views
 from ampmem.reporters.html.safety import json_for_script, script_source_hash, visible
 from ampmem.reporters.html.views.comparison import ComparisonView
+from ampmem.reporters.html.views.job import JobView
 from ampmem.reporters.html.views.verdict import VerdictView
 from ampmem.version import __version__
 from ampmem.vocabulary import AUTOCAST_ARMS
 
 _TEMPLATE = "page.html"
+_JOB_TEMPLATE = "ranks.html"
 _STYLE = "page.css"
 _ENTRY = "main.js"
 _MODULES = FOLDER.parent / "js"
@@ -48,19 +50,28 @@ class PageView:
     opens: int
     comparison: ComparisonView | None
     verdict: VerdictView = field(metadata=NOT_IN_JSON)
+    job: JobView | None = field(default=None, metadata=NOT_IN_JSON)
 
 
-def page_view(runs: tuple[RunView, ...], comparison: ComparisonView | None, verdict: VerdictView) -> PageView:
-    """The page of ``runs``."""
+def page_view(
+    runs: tuple[RunView, ...],
+    comparison: ComparisonView | None,
+    verdict: VerdictView,
+    *,
+    job: JobView | None = None,
+    opens: int | None = None,
+) -> PageView:
+    """The page of ``runs``, which are some ranks of ``job`` if there is one; it opens on the run at ``opens``."""
     return PageView(
         ampmem=__version__,
         config=PLOTLY_CONFIG,
         categories=category_views(),
         layers=layer_views(),
         runs=runs,
-        opens=opens_on([run.arm for run in runs]),
+        opens=opens_on([run.arm for run in runs]) if opens is None else opens,
         comparison=comparison,
         verdict=verdict,
+        job=job,
     )
 
 
@@ -72,7 +83,9 @@ def opens_on(arms: Sequence[str]) -> int:
 def render(view: PageView) -> str:
     """The whole page, ready to be written as UTF-8."""
     title = ", ".join(dict.fromkeys(run.title for run in view.runs))
-    return self_contained(_TEMPLATE, _ENTRY, view, title=title, verdict=view.verdict)
+    if view.job is None:
+        return self_contained(_TEMPLATE, _ENTRY, view, title=title, verdict=view.verdict)
+    return self_contained(_JOB_TEMPLATE, _ENTRY, view, title=title, verdict=view.verdict, job=view.job)
 
 
 def self_contained(template: str, entry: str, data: object, *, title: str, **more: object) -> str:

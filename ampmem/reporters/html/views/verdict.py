@@ -1,65 +1,21 @@
 """The verdict, for the page's first screen: the sentences, the peaks on one scale, and the way from one to the other.
 
-It is plain HTML, there before any script has run. Positions and widths are in per cent of their bar's track.
+It is plain HTML, there before any script has run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ampmem.analysis.answer import Answer, Change, Composition, Part, PeakOf, Verdict
+from ampmem.analysis.answer import Answer, Composition, Verdict
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
-from ampmem.reporters.html.palette import FILLS, Fill, label
+from ampmem.reporters.html.palette import label
 from ampmem.reporters.html.safety import MAX_PROSE, visible
-from ampmem.reporters.text.answer import capital, listed, when, wording
+from ampmem.reporters.html.views.bars import Bar, End, falls, paint, stacked
+from ampmem.reporters.text.answer import Wording, capital, listed, when, wording
 from ampmem.reporters.text.words import signed
 from ampmem.units import format_apart, format_bytes
-
-_HATCHES = {"/": "slashes", ".": "dots"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paint:
-    """How a category looks, as a style and as classes of the page."""
-
-    style: str
-    classes: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """A part of a bar; without ``paint`` it is grey. ``name`` is a class of its own."""
-
-    left: float
-    width: float
-    title: str = ""
-    paint: Paint | None = None
-    name: str = ""
-
-    @property
-    def style(self) -> str:
-        """Its place and colour."""
-        place = f"left: {self.left:.3f}%; width: {self.width:.3f}%"
-        return place if self.paint is None else f"{place}; {self.paint.style}"
-
-    @property
-    def classes(self) -> str:
-        """What it looks like."""
-        return " ".join(filter(None, ("piece", self.name, "" if self.paint is None else self.paint.classes)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """One row: a label, a bar, and how it reads; ``note`` stands in the place of a bar."""
-
-    label: str
-    value: str = ""
-    change: str = ""
-    note: str = ""
-    pieces: tuple[Piece, ...] = ()
-    whole: bool = False
-    paint: Paint | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +41,9 @@ class VerdictView:
     waterfall: Waterfall | None
 
 
-def verdict_view(verdict: Verdict) -> VerdictView:
-    """What the page opens with."""
-    words = wording(verdict)
+def verdict_view(verdict: Verdict, said: Wording | None = None) -> VerdictView:
+    """What the page opens with; in the words of ``said`` where there are any."""
+    words = said or wording(verdict)
     known = [item for item in verdict.compositions if item is not None]
     return VerdictView(
         headline=visible(words.headline, MAX_PROSE) + ".",
@@ -134,32 +90,8 @@ def _bar(name: str, item: Composition, most: int, answer: Answer | None) -> Bar:
         label=name,
         value=format_apart(size, other)[0],
         change=end or (signed(difference) if difference else ""),
-        pieces=tuple(_stacked(item.parts, most)),
+        pieces=stacked({part.category: part.bytes for part in item.parts}, most),
     )
-
-
-def _stacked(parts: Iterable[Part], whole: int) -> Iterable[Piece]:
-    """The parts one after the other, in the order in which the timeline stacks them."""
-    start = 0
-    for part in sorted(parts, key=lambda part: CATEGORIES.index(part.category)):
-        yield _piece(start, part.bytes, whole, part.category)
-        start += part.bytes
-
-
-def _piece(start: int, size: int, whole: int, category: Category, name: str = "") -> Piece:
-    return Piece(
-        left=100 * start / whole,
-        width=100 * size / whole,
-        title=f"{label(category)}: {format_bytes(size)}",
-        paint=_paint(category),
-        name=name,
-    )
-
-
-def _paint(category: Category) -> Paint:
-    fill: Fill = FILLS[category]
-    style = f"--fill: light-dark({fill.light}, {fill.dark})"
-    return Paint(style=style, classes=f"fill {_HATCHES.get(fill.pattern, '')}".rstrip())
 
 
 def _legend(known: Sequence[Composition]) -> Iterable[Bar]:
@@ -167,7 +99,7 @@ def _legend(known: Sequence[Composition]) -> Iterable[Bar]:
     for category in CATEGORIES:
         if category in sizes:
             value = format_bytes(sizes[category]) if len(known) == 1 else ""
-            yield Bar(label=label(category), value=value, paint=_paint(category))
+            yield Bar(label=label(category), value=value, paint=paint(category))
 
 
 def _waterfall(answer: Answer) -> Waterfall:
@@ -181,48 +113,18 @@ def _waterfall(answer: Answer) -> Waterfall:
     return Waterfall(
         title=visible(f"From {before.label} to {after.label}"),
         when=visible(instants),
-        rows=tuple(_falls(answer)),
-        unchanged=_unchanged(answer.unchanged),
+        rows=falls(
+            End(label=visible(before.label), bytes=before.bytes),
+            End(label=visible(after.label), bytes=after.bytes),
+            {change.category: change.difference for change in answer.changes},
+        ),
+        unchanged=unchanged({change.category: change.before for change in answer.unchanged}),
     )
 
 
-def _falls(answer: Answer) -> Iterable[Bar]:
-    """In stacking order, so that a bar's colour is where the eye looks for it; the ends are whole."""
-    before, after = answer.baseline, answer.mixed
-    changes = sorted(answer.changes, key=lambda change: CATEGORIES.index(change.category))
-    whole = _highest(before.bytes, changes)
-    texts = format_apart(before.bytes, after.bytes)
-    yield _end(before, texts[0], whole)
-    now = before.bytes
-    for change in changes:
-        size = change.difference
-        piece = _piece(min(now, now + size), abs(size), whole, change.category, "less" if size < 0 else "more")
-        yield Bar(
-            label=label(change.category),
-            value=signed(size),
-            pieces=(piece,),
-            paint=_paint(change.category),
-        )
-        now += size
-    yield _end(after, texts[1], whole)
-
-
-def _end(peak: PeakOf, text: str, whole: int) -> Bar:
-    piece = Piece(left=0, width=100 * peak.bytes / whole, name="whole")
-    return Bar(label=visible(peak.label), value=text, pieces=(piece,), whole=True)
-
-
-def _highest(start: int, changes: Iterable[Change]) -> int:
-    """The most that the way from one end to the other comes to."""
-    now = most = start
-    for change in changes:
-        now += change.difference
-        most = max(most, now)
-    return max(1, most)
-
-
-def _unchanged(changes: Sequence[Change]) -> str:
-    if not changes:
+def unchanged(sizes: Mapping[Category, int]) -> str:
+    """That these bytes of each category are the same at both ends of a way; empty of none."""
+    if not sizes:
         return ""
-    names = listed([label(change.category).lower() for change in changes])
-    return f"{capital(names)}: no change, {format_bytes(sum(change.before for change in changes))}."
+    names = listed([label(category).lower() for category in sizes])
+    return f"{capital(names)}: no change, {format_bytes(sum(sizes.values()))}."

@@ -4,6 +4,8 @@ import { byId, fill, make } from "../common/dom.js";
 /** @type {Array<[id: string, text: string]>} */
 const JUMPS = [
   ["verdict", "Verdict"],
+  ["ranks", "Ranks"],
+  ["one-rank", "One rank"],
   ["out-of-memory", "Out of memory"],
   ["activations", "Activations"],
   ["timeline", "Timeline"],
@@ -19,9 +21,9 @@ const JUMPS = [
 ];
 const BELOW_BAR = 120;
 
-/** The sections that are shown. */
+/** The sections that are shown; those of a job of many ranks are on its page alone. */
 function shownSections() {
-  return JUMPS.filter(([id]) => !byId(id).hidden);
+  return JUMPS.filter(([id]) => document.getElementById(id)?.hidden === false);
 }
 
 export function drawJumps() {

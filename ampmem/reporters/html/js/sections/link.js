@@ -7,7 +7,6 @@ import { hasSection, jumpTo, markJump, sectionInView } from "./jumps.js";
 /** Browsers let a page change its address some hundred times in half a minute. */
 const REMEMBER_MS = 250;
 const COPIED_MS = 4000;
-const STEADY_FRAMES = 20;
 
 export class PageLink {
   #place;
@@ -47,28 +46,16 @@ export class PageLink {
    */
   arrive(id) {
     if (!hasSection(id)) return;
-    let frames = STEADY_FRAMES;
-    const stay = () => {
+    const again = new ResizeObserver(() => {
       jumpTo(id, "instant");
       this.#at(id);
-    };
-    // A scroll of the browser's own may still be under way.
-    const hold = () => {
-      if (frames <= 0) return;
-      frames -= 1;
-      stay();
-      requestAnimationFrame(hold);
-    };
-    const again = new ResizeObserver(stay);
+    });
     again.observe(byId("main"));
-    const leave = () => {
-      again.disconnect();
-      frames = 0;
-    };
     for (const kind of ["wheel", "pointerdown", "keydown", "touchmove"]) {
-      window.addEventListener(kind, leave, { once: true, passive: true });
+      window.addEventListener(kind, () => again.disconnect(), { once: true, passive: true });
     }
-    hold();
+    jumpTo(id, "instant");
+    this.#at(id);
   }
 
   /** Puts into the address where the reader is, soon. */

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ampmem.allocator.model.blocks import Block
 from ampmem.allocator.model.caching import DeviceCachingAllocator
 from ampmem.allocator.model.statistics import Counters
 from ampmem.allocator.settings import Settings
 from ampmem.events import PredictionRecord, TermsRecord
+
+WAITING = "freed blocks that other streams may still use"
+"""What a device that lags behind has more of than one that keeps up."""
 
 
 class Peaks:
@@ -23,6 +28,8 @@ class Peaks:
         """The same by the op that will give it back."""
         self.allocated = self.reserved = self._terms()
         self._allocated_peak = self._reserved_peak = 0
+        self.awaiting_peak = 0
+        """The most bytes that were freed and awaited another stream."""
 
     def note(self) -> None:
         """Keep the terms when there has never been as much before."""
@@ -33,15 +40,17 @@ class Peaks:
         if counters.reserved > self._reserved_peak:
             self._reserved_peak = counters.reserved
             self.reserved = self._terms()
+        self.awaiting_peak = max(self.awaiting_peak, counters.awaiting_bytes)
 
     def _terms(self) -> TermsRecord:
         counters = self._counters
         others = sum(self.workspaces.values()) + sum(self.scratch.values())
+        requested = counters.requested - counters.awaiting_requested
         return TermsRecord(
-            tensors=counters.requested - others,
+            tensors=requested - others,
             workspaces=dict(self.workspaces),
             scratch=dict(self.scratch),
-            rounding=counters.allocated - counters.requested,
+            rounding=counters.allocated - requested,
             cached=counters.reserved - counters.allocated,
         )
 
@@ -49,7 +58,8 @@ class Peaks:
 class Highest:
     """A second allocator, of a device that never runs out, where what is not known takes the most that is assumed.
 
-    Beside that it is told the same as the first one.
+    Its streams are as far behind as they may be: what they use is done when the script has waited for it. Beside that
+    it is told the same as the first one.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -65,17 +75,29 @@ class Highest:
 
     def malloc(self, block: Block) -> None:
         """The first allocator gave ``block`` out."""
-        self._blocks[block] = self._allocator.malloc(block.requested)
+        self._blocks[block] = self._allocator.malloc(block.requested, block.segment.stream)
 
     def free(self, block: Block) -> None:
         """It takes ``block`` back."""
         self._allocator.free(self._blocks.pop(block))
 
-    def assume(self, what: str, size: int) -> None:
-        """Up to ``size`` bytes may be asked for now, and be given back at once."""
+    def record_stream(self, block: Block, stream: int) -> None:
+        """``block`` of the first allocator is used on ``stream`` too."""
+        self._allocator.record_stream(self._blocks[block], stream)
+
+    def synchronize(self, until: Mapping[int, int] | None) -> None:
+        """By stream, past how many of its events the device has come; past all where that is ``None``."""
+        if until is None:
+            self._allocator.complete_events()
+            return
+        for stream, events in until.items():
+            self._allocator.complete_events_until(stream, events)
+
+    def assume(self, what: str, size: int, stream: int) -> None:
+        """Up to ``size`` bytes may be asked for on ``stream`` now, and be given back at once."""
         if size > 0:
             self.bounds[what] = max(size, self.bounds.get(what, 0))
-            self._allocator.free(self._allocator.malloc(size))
+            self._allocator.free(self._allocator.malloc(size, stream))
 
     def empty_cache(self) -> None:
         """The script empties the cache."""
@@ -83,12 +105,22 @@ class Highest:
 
 
 def prediction(
-    peaks: Peaks, highest: Highest, *, total: int, outside: int, unmodelled: tuple[str, ...], ran_out: bool
+    peaks: Peaks,
+    highest: Highest,
+    *,
+    total: int,
+    outside: int,
+    libraries: Mapping[str, tuple[int, int]],
+    unmodelled: tuple[str, ...],
+    ran_out: bool,
 ) -> PredictionRecord:
-    """What the run has come to by now."""
+    """What the run has come to by now; ``libraries`` has the least and the most that each holds beside ``outside``."""
     lowest = (_allocated(peaks.allocated), _allocated(peaks.reserved) + peaks.reserved.cached)
     counters = highest.counters
-    there = (counters.allocated_peak, counters.reserved_peak) if highest.bounds else lowest
+    bounds = dict(highest.bounds)
+    if counters.awaiting_bytes_peak > peaks.awaiting_peak and counters.reserved_peak > lowest[1]:
+        bounds[WAITING] = counters.awaiting_bytes_peak
+    there = (counters.allocated_peak, counters.reserved_peak) if bounds else lowest
     return PredictionRecord(
         total=total,
         outside=outside,
@@ -96,9 +128,11 @@ def prediction(
         reserved=peaks.reserved,
         highest_allocated=max(there[0], lowest[0]),
         highest_reserved=max(there[1], lowest[1]),
-        bounds=dict(highest.bounds),
+        bounds=bounds,
         unmodelled=unmodelled,
         ran_out=ran_out,
+        libraries={what: least for what, (least, _) in libraries.items()},
+        libraries_at_most={what: most for what, (_, most) in libraries.items()},
     )
 
 

@@ -1,0 +1,119 @@
+"""The name under which all ranks of a job record, each with its own rank in it; found without asking each other.
+
+The first rank of a machine that comes takes the first number of which none of the machine's names is there, by making
+the file of the machine's first rank, with the job in it. The others see by that whose the number is.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from time import monotonic, sleep
+
+from ampmem.errors import UsageError
+from ampmem.outputs import check_output
+from ampmem.recorder.ranks.environment import Launched
+from ampmem.recording import SUFFIX, job_of, rank_file, rank_of
+
+_CLAIM = "the recording of a rank begins here: "
+_SHORT = 1000
+"""Bytes of a file that is no recording yet."""
+_BEGINS_S = 2.0
+"""How long that may last when a rank has begun to write."""
+
+
+def place_rank(job: Callable[[int], Path], launched: Launched, *, numbered: bool, force: bool) -> tuple[Path, str]:
+    """The file of this rank, and a line that says so; it is there from now on, unless ``force`` is to replace it."""
+    place = launched.place
+    if force:
+        own, number = rank_file(job(1), place.rank, place.world_size), 1
+    else:
+        own, number = claim_rank(job, launched, only=not numbered)
+    first = rank_file(job(1), place.rank, place.world_size)
+    taken = f"; {first} exists already (--force replaces it)" if number > 1 else ""
+    return own, f"recording to {own}, and the other ranks to theirs{taken}"
+
+
+def all_ranks(own: Path, world_size: int) -> str:
+    """What a shell takes for the files of all ranks, where ``own`` is one."""
+    found = rank_of(own)
+    title = own if found is None else found.job
+    return f"{shlex.quote(str(title.with_suffix('')))}.rank*-of-{world_size}{SUFFIX}"
+
+
+def claim_rank(job: Callable[[int], Path], launched: Launched, *, only: bool = False) -> tuple[Path, int]:
+    """The file of this rank, which is there from now on, and its number, which is the same for all ranks.
+
+    ``job`` gives for each number from 1 on what a process alone would write; ``only`` the first will do. Raises
+    :class:`UsageError` when that is taken, and when a file cannot be made.
+    """
+    place = launched.place
+    for number in count(1):
+        names = [rank_file(job(number), rank, place.world_size) for rank in launched.here]
+        own = rank_file(job(number), place.rank, place.world_size)
+        check_output(own, force=True)
+        try:
+            taken = _take(names, own, place.job)
+        except OSError as error:
+            raise UsageError(f"cannot write {own}: {error.strerror}") from error
+        if taken:
+            return own, number
+        if only:
+            there = next((name for name in names if name.exists()), own)
+            raise UsageError(f"{there} exists already; give another name with -o, or --force to replace it")
+    raise AssertionError("numbers have no end")
+
+
+def remove_claim(path: Path) -> None:
+    """Remove the file at ``path`` where nothing was recorded in it since it was claimed."""
+    with suppress(OSError):
+        if _claimed_for(path) is not None:
+            path.unlink()
+
+
+def _take(names: Sequence[Path], own: Path, job: str) -> bool:
+    """Make ``own``, unless one of ``names`` is another job's, or this rank has recorded there already."""
+    first = names[0]
+    if not any(name.exists() for name in names) and _make(first, job):
+        return own == first or _make(own, job)
+    if not job or _job_in(first) != job:
+        return False
+    return _claimed_for(first) is not None if own == first else _make(own, job)
+
+
+def _make(path: Path, job: str) -> bool:
+    """Make ``path``, with the job in it; ``False`` where it is there."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    except FileExistsError:
+        return False
+    try:
+        os.write(descriptor, (_CLAIM + job).encode())
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _job_in(path: Path) -> str:
+    """The job whose file is at ``path``, claimed or recorded; empty where none is known."""
+    until = monotonic() + _BEGINS_S
+    while not (job := _claimed_for(path) or job_of(path)) and _may_begin(path) and monotonic() < until:
+        sleep(0.02)
+    return job
+
+
+def _may_begin(path: Path) -> bool:
+    """Whether the file is so short that its first transaction may just be written."""
+    return path.is_file() and path.stat().st_size <= _SHORT
+
+
+def _claimed_for(path: Path) -> str | None:
+    """The job that has claimed ``path`` and recorded nothing there; ``None`` where it is no claim."""
+    if not path.is_file() or path.stat().st_size > _SHORT:
+        return None
+    content = path.read_bytes().decode("utf-8", errors="replace")
+    return content.removeprefix(_CLAIM) if content.startswith(_CLAIM) else None

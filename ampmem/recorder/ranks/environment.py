@@ -1,0 +1,66 @@
+"""What launchers such as torchrun tell each process that they start: its rank, and which ranks are on its machine.
+
+Needs no torch: the name of a rank's file is chosen before anything is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from ampmem.events import PlaceRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """A process of a job, and the ranks that were started with it on this machine, its own among them."""
+
+    place: PlaceRecord
+    here: range
+
+
+def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
+    """What ``environ`` says; ``None`` where this is no process of several, or what is said makes no sense."""
+    rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
+    if rank is None or world_size is None or world_size < 2 or rank >= world_size:
+        return None
+    local_rank, local_size = _number(environ, "LOCAL_RANK"), _number(environ, "LOCAL_WORLD_SIZE")
+    here = range(rank, rank + 1)
+    if local_rank is not None and local_size is not None and local_rank < local_size:
+        first = rank - local_rank
+        if first >= 0 and first + local_size <= world_size:
+            here = range(first, first + local_size)
+    job = _job(environ) if len(here) > 1 else ""
+    place = PlaceRecord(rank=rank, world_size=world_size, local_rank=local_rank, job=job)
+    return Launched(place=place, here=here)
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _job(environ: Mapping[str, str]) -> str:
+    """What the processes that one launcher started at one time on this machine have in common, and no others."""
+    error_file = environ.get("TORCHELASTIC_ERROR_FILE", "")
+    # That is FOLDER/attempt_0/3/error.json, and torchrun makes a new folder each time.
+    start = str(Path(error_file).parent.parent) if error_file else start_of(os.getppid())
+    return identity(start)
+
+
+def identity(start: str) -> str:
+    """A short text for a start, which processes on other machines may call the same."""
+    return sha256(f"{socket.gethostname()} {start}".encode()).hexdigest()[:16]
+
+
+def start_of(process: int) -> str:
+    """Which process that is, also when its number is another's later."""
+    began = ""
+    with suppress(OSError, IndexError):
+        began = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+    return f"{process} {began}"

@@ -1,0 +1,1 @@
+"""What tables say of the ranks of a job."""

@@ -1,0 +1,145 @@
+"""The ranks of a job as text: the verdict, who is missing, then ranks x categories."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ampmem.analysis.ranks.ranks import Absence, Job, Missing, Ranks
+from ampmem.names import is_warning, said_in
+from ampmem.recording import rank_file, rank_of
+from ampmem.reporters.text.describe import arm_in_words
+from ampmem.reporters.text.layout import PLAIN, Layout
+from ampmem.reporters.text.next_steps import render_next
+from ampmem.reporters.text.plain_text import wrapped
+from ampmem.reporters.text.ranks.matrix import render_matrix
+from ampmem.reporters.text.ranks.names import named
+from ampmem.reporters.text.ranks.places import render_groups, render_places
+from ampmem.reporters.text.ranks.verdict import ranks_wording
+from ampmem.reporters.text.sections.run import keyed
+from ampmem.reporters.text.sections.verdict import wording_lines
+from ampmem.reporters.text.warnings import warning_lines
+from ampmem.terminal import printable
+from ampmem.units import format_bytes
+
+
+def render_ranks(
+    ranks: Ranks, *, files: Sequence[str] = (), every: bool = False, layout: Layout = PLAIN, heading: str = ""
+) -> str:
+    """The merged view as text, without a newline at its end; ``every`` rank has a row of its own kind then.
+
+    ``files`` are the recordings, for what to do next. ``heading`` stands where there are several jobs.
+    """
+    sections = [
+        layout.strong(heading),
+        "\n".join(wording_lines(ranks_wording(ranks), layout)),
+        "\n".join(line for text in doubts(ranks) for line in warning_lines(text, layout)),
+        "\n".join(layout.alarm(line) for text in absences(ranks) for line in wrapped(text, layout.width)),
+        render_matrix(ranks, layout, every=every),
+        render_groups(ranks, layout),
+        render_places(ranks, layout, every=every),
+        _job(ranks.job, layout),
+        "\n".join(line for text in _foot(ranks) for line in wrapped(text, layout.width)),
+        "" if not files else _next(ranks, files, layout, more=not every),
+    ]
+    return "\n\n".join(section for section in sections if section)
+
+
+def doubts(ranks: Ranks) -> Iterator[str]:
+    """What makes numbers doubtful, and of which ranks."""
+    if ranks.unsound:
+        worst = max(ranks.rank(number).residual_bytes or 0 for number in ranks.unsound)
+        yield (
+            f"{named(ranks.unsound)}: the sums are not the allocator's own, by up to {format_bytes(worst)}. Some of "
+            "the memory below has a wrong name, or none."
+        )
+    for note, those in _notes(ranks).items():
+        if is_warning(note):
+            yield f"{named(those)}: {said_in(note)}"
+
+
+def absences(ranks: Ranks) -> Iterator[str]:
+    """Which ranks are missing and why, which failed, and why the ranks may not be comparable, a sentence each."""
+    for why in Absence:
+        those = [each for each in ranks.missing if each.why is why]
+        if why in (Absence.NO_FILE, Absence.LIES_BESIDE):
+            yield from [_not_given(why, those)] if those else []
+        else:
+            yield from map(_unreadable if why is Absence.NOTHING_RECORDED else _early, those)
+    for rank in ranks.compared:
+        if rank.failure is not None:
+            after = "" if rank.last_step is None else f" after step {rank.last_step}"
+            yield f"rank {rank.rank} failed{after}: {rank.failure}"
+    yield from (f"note: {remark}" for remark in ranks.remarks)
+
+
+def _not_given(why: Absence, those: Sequence[Missing]) -> str:
+    who = named([each.rank for each in those])
+    verb = "has" if len(those) == 1 else "have"
+    if why is Absence.NO_FILE:
+        return f"{who} {verb} no file"
+    files = [each.file for each in those if each.file is not None]
+    shown = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
+    was, lies = ("was", "lies") if len(those) == 1 else ("were", "lie")
+    return f"{who} {was} not given, but {lies} beside: {shown}"
+
+
+def _unreadable(missing: Missing) -> str:
+    return f"rank {missing.rank} is left out: {missing.detail}"
+
+
+def _early(missing: Missing) -> str:
+    ended = "no step" if missing.step is None else f"no step after {missing.step}"
+    why = "its recording does not say why; it may have been killed" if missing.detail is None else missing.detail
+    return f"rank {missing.rank} is left out, it ended {ended}: {why}"
+
+
+def _job(job: Job, layout: Layout) -> str:
+    rows = [
+        ("script", job.script or "?"),
+        ("ranks", str(job.world_size)),
+        ("device", f"{job.device.name} ({job.device.type}), events from {job.source}"),
+        ("precision", arm_in_words(job.arm, job.source)),
+        ("torch", f"{job.torch}, ampmem {job.ampmem}"),
+    ]
+    return "\n".join([layout.strong("the job"), *keyed(rows, layout)])
+
+
+def _foot(ranks: Ranks) -> Iterator[str]:
+    known = [rank.rank for rank in ranks.ranks if rank.residual_bytes == 0 and rank.rank not in ranks.unsound]
+    if known:
+        yield f"conservation: the sums of {named(known)} are the allocator's own at every event"
+    for note, those in _notes(ranks).items():
+        if not is_warning(note):
+            yield f"note ({named(those)}): {note}"
+
+
+def _notes(ranks: Ranks) -> dict[str, list[int]]:
+    """What the recordings have to say, and which of them say it."""
+    found: dict[str, list[int]] = {}
+    for rank in ranks.ranks:
+        for note in rank.notes:
+            found.setdefault(note, []).append(rank.rank)
+    return found
+
+
+def _next(ranks: Ranks, files: Sequence[str], layout: Layout, *, more: bool) -> str:
+    """The commands for a page, for all, and for the worst rank by itself."""
+    text = render_next(files, layout, more=more, pattern=_pattern(ranks, files))
+    if ranks.worst is None or len(ranks.ranks) == 1:
+        return text
+    file = ranks.rank(ranks.worst.rank).file
+    which = "one rank" if len(ranks.alike) == 1 else "the worst rank"
+    line = f"      ampmem show {shlex.quote(file)}  {which} by itself"
+    fits = len(line) <= layout.width and printable(file) == file
+    return f"{text}\n{line}" if fits else text
+
+
+def _pattern(ranks: Ranks, files: Sequence[str]) -> str:
+    """The files as a shell finds them, in one word; empty where that would be more or others."""
+    jobs = {None if (named := rank_of(Path(file))) is None else named.job for file in files}
+    job = jobs.pop()
+    if jobs or job is None or any(each.why is Absence.LIES_BESIDE for each in ranks.missing):
+        return ""
+    return str(rank_file(job, 0, ranks.job.world_size)).replace(".rank0-of-", ".rank*-of-")

@@ -1,0 +1,189 @@
+"""The merged view in sentences: which rank is the worst, and in what the difference lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ampmem.analysis.answer import NO_DIFFERENCE
+from ampmem.analysis.ranks.ranks import Alike, Circumstance, Contrast, Excess, Part, Ranks, Worst
+from ampmem.reporters.text.answer import Wording, capital, listed, name, percent_of, share
+from ampmem.reporters.text.ranks.names import named, numbers
+from ampmem.units import format_apart, format_bytes, format_count
+
+_NAMED = 3
+"""So many categories are named; the rest is summed up."""
+_NAMED_SHARE = 0.05
+"""What is less than this share of a difference is not named."""
+_LARGER = 1.01
+"""A peak of another step that is so many times as large is worth a sentence."""
+_PHASES = {"optimizer": "in the optimizer's update", "between": "between the phases"}
+_CIRCUMSTANCES = {
+    Circumstance.STAGE: "stage",
+    Circumstance.BATCH_SIZE: "batch size",
+    Circumstance.BACKWARDS: "number of backwards",
+    Circumstance.PARAMETERS: "number of parameters",
+    Circumstance.OPTIMIZER: "optimizer",
+}
+
+
+def ranks_wording(ranks: Ranks) -> Wording:
+    """The merged view in words: a headline, in what the difference lies, and what else there is, in sentences."""
+    if ranks.unsound:
+        return Wording(
+            headline="No verdict",
+            why=f"the sums of {named(ranks.unsound)} are not the allocator's own, see the warning",
+        )
+    said = _compared(ranks)
+    short = [rank for rank in ranks.ranks if rank.out_of_memory is not None]
+    if short:
+        first = max(short, key=lambda rank: rank.out_of_memory or 0)
+        more = f", as did {named([rank.rank for rank in short if rank is not first])}" if len(short) > 1 else ""
+        headline = (
+            f"Rank {first.rank} of {ranks.job.world_size} ran out of memory at {format_bytes(first.out_of_memory)}"
+        )
+        return Wording(headline=f"{headline}{more}", more=(said.text,))
+    return replace(said, more=(*said.more, *_larger(ranks), *_count(ranks)))
+
+
+def _compared(ranks: Ranks) -> Wording:
+    """What is said of the ranks that can be compared."""
+    if ranks.worst is None:
+        return Wording(headline=f"No rank of {ranks.job.world_size} can be compared")
+    if len(ranks.compared) == 1:
+        only = f"Only rank {ranks.worst.rank} of {ranks.job.world_size} can be shown, and not compared"
+        return Wording(headline=f"{only}: its peak is {format_bytes(ranks.worst.bytes)}, {_when(ranks)}")
+    if len(ranks.alike) == 1:
+        return Wording(headline=_all_alike(ranks, ranks.worst), why=_made_of(ranks, ranks.worst))
+    return _of_worst(ranks, ranks.worst, next(each for each in ranks.alike if ranks.worst.rank in each.ranks))
+
+
+def _all_alike(ranks: Ranks, worst: Worst) -> str:
+    count, within = len(ranks.compared), ranks.alike[0].within
+    who = f"All {count} ranks" if count == ranks.job.world_size else f"The {count} ranks that are compared"
+    same = f"the same within {format_bytes(within)}" if within else "the same"
+    return f"{who} need {same}, {format_bytes(worst.bytes)} at the peak, {_when(ranks)}"
+
+
+def _made_of(ranks: Ranks, worst: Worst) -> str:
+    peak = ranks.rank(worst.rank).peak
+    assert peak is not None
+    parts = sorted(((size, category) for category, size in peak.categories.items() if size), reverse=True)
+    count = len(parts) if len(parts) == _NAMED + 1 else _NAMED
+    words = [f"{share(size, worst.bytes)} {name(category)}" for size, category in parts[:count]]
+    rest = sum(size for size, _ in parts[count:])
+    return ", ".join([*words, *([f"{share(rest, worst.bytes)} all else"] if rest else [])])
+
+
+def _of_worst(ranks: Ranks, worst: Worst, alike: Alike) -> Wording:
+    """The worst beside the median rank; beside the one that needs the least, where the median is as bad."""
+    excess, other = worst.over_median, f"the median rank ({worst.over_median.rank})"
+    if excess.rank in alike.ranks or excess.rank == worst.over_least.rank:
+        excess, other = worst.over_least, f"rank {worst.over_least.rank}"
+        if len(ranks.compared) > 2:
+            other += ", which needs the least"
+    least = worst.bytes - excess.bytes
+    if excess.bytes < NO_DIFFERENCE * worst.bytes:
+        mine, others = format_apart(worst.bytes, least)
+        headline = f"The ranks hardly differ at their peaks: {mine} on {_ranks(alike)}, {others} on {other}"
+        return Wording(headline=headline, more=_and_why(worst, excess))
+    one = len(alike.ranks) == 1
+    headline = (
+        f"The worst rank{' is' if one else 's are'} {numbers(alike.ranks)} of {ranks.job.world_size} with "
+        f"{format_bytes(worst.bytes)}{'' if one else ' each'} at the peak, {_when(ranks)}"
+    )
+    if least:
+        headline += f", {percent_of(excess.bytes / least).removeprefix('+')} above {other}"
+    return Wording(headline=headline, why=_lies_in(excess, one=one), more=_beside(worst, excess))
+
+
+def _ranks(alike: Alike) -> str:
+    return named(alike.ranks)
+
+
+def _and_why(worst: Worst, excess: Excess) -> tuple[str, ...]:
+    """In what they differ all the same, where a category of one makes up for another."""
+    if not any(abs(part.bytes) >= NO_DIFFERENCE * worst.bytes for part in excess.parts):
+        return ()
+    return (f"But rank {worst.rank} has {_parts(excess)}.", *_beside(worst, excess))
+
+
+def _lies_in(excess: Excess, *, one: bool) -> str:
+    return f"{'it has' if one else 'they have'} {_parts(excess)}"
+
+
+def _parts(excess: Excess) -> str:
+    """``1.1 GiB more of activations, 0.1 GiB more of parameters and 0.2 GiB less of gradients``."""
+    largest = sorted(excess.parts, key=lambda part: -abs(part.bytes))
+    least = _NAMED_SHARE * abs(largest[0].bytes) if largest else 0
+    shown = [part for part in largest[:_NAMED] if abs(part.bytes) >= least]
+    others = [part for part in excess.parts if part not in shown]
+    if len(others) == 1 and abs(others[0].bytes) >= least:
+        shown, others = [*shown, *others], []
+    words = [_more_of(part) for part in excess.parts if part in shown]
+    rest = sum(part.bytes for part in others)
+    return listed([*words, *([f"{_amount(rest)} of all else"] if rest else [])])
+
+
+def _more_of(part: Part) -> str:
+    return f"{_amount(part.bytes)} of {name(part.category)}"
+
+
+def _amount(size: int) -> str:
+    return f"{format_bytes(abs(size))} {'more' if size > 0 else 'less'}"
+
+
+def _beside(worst: Worst, excess: Excess) -> tuple[str, ...]:
+    """What else differs between the two ranks: facts that may be why, or not."""
+    found = []
+    mine, other = f"rank {worst.rank}", f"rank {excess.rank}"
+    phases = next((each for each in excess.contrasts if each.what is Circumstance.PHASE), None)
+    if phases is not None:
+        found.append(
+            f"Their peaks are different instants: {mine}'s is {phase(phases.worst or '')}, "
+            f"{other}'s {phase(phases.other or '')}."
+        )
+    words = [_contrast(each) for each in excess.contrasts if each is not phases]
+    if words:
+        found.append(f"{capital(mine)} and {other} differ in their {listed(words)}, too.")
+    return tuple(found)
+
+
+def _contrast(contrast: Contrast) -> str:
+    values = [_value(contrast.what, value) for value in (contrast.worst, contrast.other)]
+    return f"{_CIRCUMSTANCES[contrast.what]} ({values[0]} and {values[1]})"
+
+
+def _value(what: Circumstance, value: str | None) -> str:
+    if value is None:
+        return "none" if what is Circumstance.OPTIMIZER else "not known"
+    return format_count(int(value)) if what is Circumstance.PARAMETERS else value
+
+
+def phase(of: str) -> str:
+    """When that is: ``in backward``."""
+    return _PHASES.get(of, f"in {of}")
+
+
+def _when(ranks: Ranks) -> str:
+    """Of which step each rank's peak is, and in which phase where that is the same of all."""
+    phases = {rank.peak.phase for rank in ranks.compared if rank.peak is not None}
+    step = "the last step of each" if ranks.step is None else f"step {ranks.step}"
+    return f"{phase(phases.pop())} of {step}" if len(phases) == 1 else f"in {step}"
+
+
+def _larger(ranks: Ranks) -> Sequence[str]:
+    """The largest peak of any step, where that is another one."""
+    if ranks.worst is None:
+        return ()
+    most = max(ranks.ranks, key=lambda rank: rank.largest.bytes)
+    if most.largest.bytes < _LARGER * ranks.worst.bytes:
+        return ()
+    return (f"In step {most.largest.step} rank {most.rank} needed more: {format_bytes(most.largest.bytes)}.",)
+
+
+def _count(ranks: Ranks) -> Sequence[str]:
+    count = len(ranks.compared)
+    if count == ranks.job.world_size or count < 2:
+        return ()
+    return (f"{count} of the {ranks.job.world_size} ranks are compared.",)

@@ -1,0 +1,169 @@
+"""What NCCL keeps on the GPU for itself: its buffers and tables, outside of the caching allocator.
+
+How much depends on how the GPUs are connected, which nobody can know without them. So it is an interval for each
+communicator: at least one piece of memory, with all buffers on the host; at most what the connections that its
+collectives may use take on as many channels as are assumed. Names in parentheses are of NCCL 2.30.7. No GPU run has
+shown the sums. What others have seen: an all-to-all among the 8 GPUs of an H100 machine made buffers of 10 MiB and of
+2 MiB, on 32 channels to each GPU, 3.28 GB together (https://github.com/NVIDIA/nccl/issues/1685); the formula for those
+says 3.22 GB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from ampmem.allocator.rounding import round_up
+from ampmem.allocator.settings import KIB, MIB
+
+WITHIN, ACROSS, ALONE = 32, 16, 8
+"""The most channels that are assumed: of a communicator within a machine, across machines, and with one rank on each.
+
+NCCL searches for as many as links and network cards can feed, and takes twice or four times that (``ncclTopoPostset``).
+"""
+_LIMIT = 64
+"""``MAXCHANNELS``."""
+_STEPS = 8
+"""``NCCL_STEPS``: a buffer is passed through in so many slices."""
+_LL = 8 * 512 * _STEPS * 16
+"""``DEFAULT_LL_BUFFSIZE`` (``init.cc``): lines per thread, threads, steps, bytes of a line."""
+_LL128 = 120 * 640 * _STEPS * 8
+"""``DEFAULT_LL128_BUFFSIZE``: elements per thread, threads, steps, bytes."""
+_SIMPLE = 4 * MIB
+"""``DEFAULT_BUFFSIZE``."""
+_HEADER = 4 * KIB
+"""``ncclSendMem`` and ``ncclRecvMem``, a page each (``comm.h``)."""
+_PIECE = 2 * MIB
+"""Every allocation is a multiple of this (``CUDA_IPC_MIN``, ``ncclCuMemAlloc``)."""
+_TABLES = 3
+"""Allocations of each channel beside its buffers (``initChannel``)."""
+_OF_COMMUNICATOR = 4
+"""Those of a communicator (``devCommSetup``), and the credits of NVLS."""
+_SHARED_STEPS, _NETWORK_CHUNK = 16, 128 * KIB
+"""``NCCL_SHARED_STEPS`` and ``NCCL_P2P_NET_CHUNKSIZE``: what sends over the network share."""
+_NVLS_SINCE = (9, 0)
+_NVLS_CHUNK = 128 * KIB
+
+
+class Use(Enum):
+    """Which connections a collective may need; NCCL makes them at its first use (``NCCL_RUNTIME_CONNECT``)."""
+
+    RING = "all_gather, reduce_scatter, broadcast, reduce"
+    TREE = "all_reduce, which may take a ring too"
+    ALL_TO_ALL = "all_to_all, gather, scatter: from each to each"
+    SEND = "send, recv"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communicator:
+    """One of a process group: how many of its ranks share this rank's machine, on how many machines all of them are."""
+
+    ranks: int
+    local: int
+    nodes: int
+    uses: frozenset[Use]
+
+
+def least() -> int:
+    """Bytes that a communicator takes at least: its tables, with every buffer in the host's memory."""
+    return _PIECE
+
+
+def most(communicator: Communicator, capability: tuple[int, int] | None, environment: Mapping[str, str]) -> int:
+    """Bytes that a communicator is taken to keep at most, with the ``NCCL_*`` variables of ``environment``."""
+    channels = _channels(communicator, environment)
+    found = (_TABLES * channels + _OF_COMMUNICATOR) * _PIECE
+    if communicator.uses & {Use.RING, Use.TREE}:
+        found += channels * min(_local_pairs(communicator), communicator.local - 1) * _local_buffers(environment)
+        found += _network_pairs(communicator, channels) * _network_buffers(environment)
+        if communicator.local > 1:
+            found += _multicast(communicator, capability, environment)
+    if communicator.uses & {Use.ALL_TO_ALL, Use.SEND}:
+        found += _sends(communicator, channels, environment)
+    return found
+
+
+def _local_pairs(communicator: Communicator) -> int:
+    """GPUs of its machine from which a channel receives and to which it sends (``generic.cc``).
+
+    A ring receives from one and sends to one; a tree, which is a chain within a machine, has one neighbour on each
+    side and does both with each.
+    """
+    return 3 if Use.TREE in communicator.uses else 1
+
+
+def _network_pairs(communicator: Communicator, channels: int) -> int:
+    """The same over the network, of all channels; a machine's network connections are shared out among its GPUs.
+
+    A ring has one; a tree two children and a parent. With one rank on each machine all_gather and reduce_scatter may
+    take binomial trees, both ways (``ncclTransportPatConnect``).
+    """
+    if communicator.nodes < 2:
+        return 0
+    pairs = 4 if Use.TREE in communicator.uses else 1
+    if communicator.local == 1 and Use.RING in communicator.uses:
+        pairs += 2 * (communicator.ranks - 1).bit_length()
+    return -(-channels // communicator.local) * min(pairs, communicator.ranks - 1)
+
+
+def _sends(communicator: Communicator, channels: int, environment: Mapping[str, str]) -> int:
+    """Connections to each GPU of the machine on all channels; what goes to other machines shares its buffers.
+
+    An all-to-all goes to the GPU itself, too.
+    """
+    channels = min(channels, _number(environment, "NCCL_MAX_P2P_NCHANNELS", _LIMIT))
+    channels = 1 << (channels - 1).bit_length()  # (ncclTopoComputeP2pChannels)
+    peers = communicator.local if Use.ALL_TO_ALL in communicator.uses else communicator.local - 1
+    found = channels * peers * _local_buffers(environment)
+    if communicator.nodes > 1:
+        chunk = _number(environment, "NCCL_P2P_NET_CHUNKSIZE", _NETWORK_CHUNK)
+        found += 2 * channels * _SHARED_STEPS * chunk
+    return found
+
+
+def _multicast(communicator: Communicator, capability: tuple[int, int] | None, environment: Mapping[str, str]) -> int:
+    """The buffers through which NVSwitch adds up (``ncclNvlsBufferSetup``), where the GPU can."""
+    if (capability is not None and capability < _NVLS_SINCE) or environment.get("NCCL_NVLS_ENABLE") == "0":
+        return 0
+    usual = 32 if capability is not None and capability[0] >= 10 else 16  # (NVLS_NCHANNELS_SM90, NVLS_NCHANNELS_SM100)
+    channels = _number(environment, "NCCL_NVLS_NCHANNELS", usual)
+    chunk = _number(environment, "NCCL_NVLS_CHUNKSIZE", _NVLS_CHUNK)
+    return round_up(channels * 2 * chunk * _STEPS * communicator.local, _PIECE)
+
+
+def _local_buffers(environment: Mapping[str, str]) -> int:
+    """To receive from one GPU of the machine and to send to one (``p2pSendSetup``, ``p2pRecvSetup``)."""
+    if environment.get("NCCL_P2P_DISABLE") == "1":
+        return 0
+    low_latency, low_latency_128, simple = _buffers(environment)
+    return round_up(_HEADER + low_latency + low_latency_128 + simple, _PIECE) + round_up(_HEADER, _PIECE)
+
+
+def _network_buffers(environment: Mapping[str, str]) -> int:
+    """The same over the network, where it reads from the GPU (``sendProxyConnect``): LL's buffers stay on the host."""
+    _, low_latency_128, simple = _buffers(environment)
+    return 2 * round_up(low_latency_128 + simple, _PIECE)
+
+
+def _buffers(environment: Mapping[str, str]) -> tuple[int, int, int]:
+    """Bytes of one connection's buffers, by protocol (``computeBuffSizes``)."""
+    return (
+        _number(environment, "NCCL_LL_BUFFSIZE", _LL),
+        _number(environment, "NCCL_LL128_BUFFSIZE", _LL128),
+        _number(environment, "NCCL_BUFFSIZE", _SIMPLE),
+    )
+
+
+def _channels(communicator: Communicator, environment: Mapping[str, str]) -> int:
+    """The most channels, as ``ncclTopoPostset`` bounds them: first from above, then from below."""
+    usual = WITHIN if communicator.nodes == 1 else ALONE if communicator.local == 1 else ACROSS
+    highest = [_number(environment, name, _LIMIT) for name in ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS")]
+    lowest = [_number(environment, name, 1) for name in ("NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS")]
+    return min(max(min(usual, *highest), *lowest), _LIMIT)
+
+
+def _number(environment: Mapping[str, str], name: str, usual: int) -> int:
+    """A variable that is a positive number, else what NCCL takes without it."""
+    text = environment.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else usual

@@ -1,0 +1,76 @@
+"""Runs a function on several ranks of a gloo process group, each a process of its own; what tensors add up to there."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import measure
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as processes
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+import ampmem
+
+
+def on_ranks(work: Callable[..., None], folder: Path, *arguments: Any, ranks: int = 2) -> None:
+    """Call ``work(folder, *arguments)`` on every rank; what fails there fails here."""
+    folder.mkdir(exist_ok=True)
+    processes.spawn(_run, (work, ranks, folder, arguments), nprocs=ranks)
+
+
+def _run(rank: int, work: Callable[..., None], ranks: int, folder: Path, arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    try:
+        work(folder, *arguments)
+    finally:
+        dist.destroy_process_group()
+
+
+def recording_of(folder: Path, name: str, rank: int) -> Path:
+    """Where the recording of that run of a rank is."""
+    return folder / f"{name}.rank{rank}.ampmem"
+
+
+def recorded(folder: Path, name: str, **how: Any) -> ampmem.Profile:
+    """What records the run called ``name`` of this rank."""
+    gc.collect()  # or what an earlier run left in circles would be in this one
+    return ampmem.profile(output=recording_of(folder, name, dist.get_rank()), **how)
+
+
+def keep(folder: Path, name: str, values: Any) -> None:
+    """Write down what this rank knows of that run."""
+    (folder / f"{name}.rank{dist.get_rank()}.json").write_text(json.dumps(values))
+
+
+def kept(folder: Path, name: str, rank: int) -> Any:
+    """What the rank has written down."""
+    return json.loads((folder / f"{name}.rank{rank}.json").read_text())
+
+
+def sums(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
+    """Bytes of this process's tensors by category; of buckets as DistributedDataParallel itself reports them."""
+    return {
+        "parameters": measure.parameters(model),
+        "gradients": measure.gradients(model),
+        "buffers": measure.buffers(model),
+        "optimizer_state": measure.state(optimizer),
+        "communication": bucket_bytes(model) if isinstance(model, DistributedDataParallel) else 0,
+    }
+
+
+def bucket_bytes(model: DistributedDataParallel) -> int:
+    """Bytes of the buckets of ``model`` that gradients do not view, and of the two maps of the parameters in use."""
+    data: Mapping[str, Any] = model._get_ddp_logging_data()
+    maps = 2 * 4 * len(list(model.parameters())) if model.find_unused_parameters or model.static_graph else 0
+    if model.gradient_as_bucket_view:
+        return maps
+    sizes = data.get("rebuilt_bucket_sizes") or data["bucket_sizes"]
+    return maps + sum(int(size) for size in str(sizes).split(","))
