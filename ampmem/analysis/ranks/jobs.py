@@ -11,7 +11,6 @@ from ampmem.errors import UsageError
 from ampmem.recording import rank_of
 from ampmem.vocabulary import Arm
 
-
 _ORDER = tuple(map(str, Arm))
 
 
