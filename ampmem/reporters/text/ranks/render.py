@@ -23,6 +23,7 @@ from ampmem.reporters.text.sections.verdict import wording_lines
 from ampmem.reporters.text.warnings import warning_lines
 from ampmem.terminal import printable
 from ampmem.units import format_bytes
+from ampmem.vocabulary import SourceKind
 
 _FIGURE = re.compile(r"\d[\d.,]*( [KMGTP]?i?B\b)?")
 
@@ -67,6 +68,8 @@ def absences(ranks: Ranks) -> Iterator[str]:
     """Which ranks are missing and why, which failed, and why the ranks may not be comparable, a sentence each."""
     for why in Absence:
         those = [each for each in ranks.missing if each.why is why]
+        if why is Absence.NO_FILE and ranks.job.source == SourceKind.SIMULATED:
+            continue  # one rank is simulated without the others
         if why in (Absence.NO_FILE, Absence.LIES_BESIDE):
             yield from [_not_given(why, those)] if those else []
         else:
