@@ -20,6 +20,7 @@ class TermKind(StrEnum):
     FROZEN = "frozen parameters"
     TIED = "tied weights: a tensor for each of the names"
     OVERLAPPING = "parameters that lie in part in another's memory: a tensor for the whole of each"
+    PADDING = "padding of shards, so that those of all ranks are equally long"
     ROUNDING = "rounding up to the allocator's blocks"
 
     PARAMETER_TYPE = "kept in {about}"
@@ -55,6 +56,7 @@ class TermKind(StrEnum):
     COPIES_IN_CACHE = "copies that the cache still holds: autocast has not been left"
     COPIES_IN_GRAPH = "copies that autograd had saved and that are still alive"
     COPIES_ELSEWHERE = "copies that autograd had not saved and that are still alive"
+    COPIES_OF_WHOLES = "copies of whole parameters, of which this rank keeps a shard"
     COPY_TYPE = "copies in another type than the model tells"
     COPIES_OF_EARLIER_STEPS = "copies of an earlier step that are still alive"
     COPIES_MADE_AGAIN = "copies made again for another use: no cache served it"

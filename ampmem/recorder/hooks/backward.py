@@ -41,6 +41,8 @@ class GradientHooks:
     def watch(self) -> None:
         """Hook every parameter that gets a gradient and is not hooked yet."""
         for slot, parameter in self._models.parameters():
+            if self._models.sharded.manages(parameter):
+                continue  # FSDP2 copies a gradient to the CPU in another way where somebody waits for it
             if parameter.requires_grad and parameter.is_leaf and id(parameter) not in self._watched:
                 note = functools.partial(self._look, slot.name_id, slot.path_id)
                 try:

@@ -50,12 +50,22 @@ NOT_SHOWN = warning(
 class ModuleHooks:
     """Keeps the stack of running modules and reports outermost forwards."""
 
-    def __init__(self, listener: Listener, log: Log, models: Models, texts: Texts, arm_seen: ArmSeen) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        log: Log,
+        models: Models,
+        texts: Texts,
+        arm_seen: ArmSeen,
+        follow: Callable[[], None],
+    ) -> None:
         self._listener = listener
         self._log = log
         self._models = models
         self._texts = texts
         self._arm_seen = arm_seen
+        self._follow = follow
+        """Called before a forward starts."""
         self._look_at_new = log.misses.guarded(models.registered)
         self._look_before, self._look_after = log.misses.guarded(self._before), log.misses.guarded(self._ended)
         self._running: list[tuple[int, int]] = []
@@ -108,6 +118,7 @@ class ModuleHooks:
                 self._listener.remark(NOT_SHOWN)
             path = self._models.path_id(module)
             self._started_at, self._feeds_batch = len(self._running), owned
+            self._follow()
             try:
                 self._listener.forward_started(module, recomputing=in_backward() and torch.is_grad_enabled())
             except BaseException:  # of a signal's handler: the module will not run
