@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp._fully_shard import _fsdp_param as fsdp_param
 from torch.distributed.tensor import _dispatch as dtensor_dispatch
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.distributed.tensor import _sharding_prop as sharding_prop
+from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore as FakeStore
 
-from ampmem.patching import patch, replace_all
+from ampmem.patching import added, patch, replace_all
 from ampmem.simulator.private import FakeTensorMode, without_modes
+from ampmem.simulator.world import World
 
 c10d = torch.ops.c10d
 
@@ -26,6 +30,18 @@ REDUCE_SCATTERS = (c10d.reduce_scatter_.default, c10d._reduce_scatter_base_.defa
 """Collectives as ops, since 2.0; a dispatch mode sees them. Of each the one that takes lists of tensors is first."""
 
 
+def install(world: World) -> Callable[[], None]:
+    """All that follows but :func:`done`, for a rank of ``world``; returns what undoes it."""
+    with ExitStack() as undo:
+        undo.callback(current_device(world.local_rank))
+        undo.callback(cuda_is_the_accelerator())
+        undo.callback(shapes_take_no_memory())
+        undo.callback(random_without_states())
+        undo.callback(slices_on_demand())
+        undo.callback(strides_looked_up_once())
+        return undo.pop_all().close
+
+
 def done(tensors: Iterable[Tensor]) -> Any:
     """What an op returns of a collective that is over. Since 2.11 or before.
 
@@ -35,6 +51,16 @@ def done(tensors: Iterable[Tensor]) -> Any:
     future: Any = torch.futures.Future()
     future.set_result(list(tensors))
     return torch._C._distributed_c10d._create_work_from_future(future).boxed()
+
+
+def current_device(index: int) -> Callable[[], None]:
+    """Let torch's C++ take ``cuda`` for ``cuda:index``; returns what undoes it.
+
+    ``torch._C._accelerator_setDeviceIndex`` asks the device guard, here torch's inert one, since 2.6. Without it a
+    tensor on ``cuda:3`` would be copied by ``.to("cuda")``.
+    """
+    torch._C._accelerator_setDeviceIndex(index)
+    return added("torch._C", "device index", functools.partial(torch._C._accelerator_setDeviceIndex, 0))
 
 
 def cuda_is_the_accelerator() -> Callable[[], None]:
@@ -62,7 +88,7 @@ def shapes_take_no_memory() -> Callable[[], None]:
 
         return propagate
 
-    return patch(ShardingPropagator, "_propagate_tensor_meta_non_cached", wrap)
+    return patch(sharding_prop.ShardingPropagator, "_propagate_tensor_meta_non_cached", wrap)
 
 
 def random_without_states() -> Callable[[], None]:
@@ -76,3 +102,52 @@ def random_without_states() -> Callable[[], None]:
         return op(*args, **kwargs)
 
     return replace_all((dtensor_dispatch,), {"run_dtensor_rng_op": draw})
+
+
+def slices_on_demand() -> Callable[[], None]:
+    """Let FSDP2 make the slices of a parameter that it uses, not those of all ranks; returns what undoes it.
+
+    They are views and take no memory, but each is a tensor: three million of them for 700 parameters on 4096 ranks.
+    ``_chunk_with_empty`` is there since 2.2, in this module since 2.6.
+    """
+    return replace_all((fsdp_param,), {"_chunk_with_empty": _Slices})
+
+
+class _Slices:
+    """``torch.chunk(tensor, count, dim)``, with empty ones at the end for ranks that get nothing."""
+
+    def __init__(self, tensor: torch.Tensor, count: int, dim: int) -> None:
+        self._tensor = tensor
+        self._dim = dim
+        self._size = -(-tensor.size(dim) // count)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        start, length = index * self._size, self._tensor.size(self._dim)
+        if start >= length and index > 0:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, start, min(self._size, length - start))
+
+
+def strides_looked_up_once() -> Callable[[], None]:
+    """Let DTensor see once for an op on lists whether any tensor has strided shards; returns what undoes it.
+
+    It asks all of them for each of them, half a minute for the 720 parameters of an optimizer's first step. The
+    function is there since 2.12, and does nothing where none has.
+    """
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        seen: list[Any] = [None, True]
+
+        @functools.wraps(original)
+        def propagate(op_strategy: Any, op_schema: Any) -> None:
+            if seen[0] is not op_schema:
+                strided = any(isinstance(p, StridedShard) for spec in op_schema.args_spec for p in spec.placements)
+                seen[:] = op_schema, strided
+            if seen[1]:
+                original(op_strategy, op_schema)
+
+        return propagate
+
+    name = "_propagate_use_strided_shard_flag"
+    found = getattr(sharding_prop, name, None)
+    return replace_all((sharding_prop,), {} if found is None else {name: wrap(found)})

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from ampmem.simulator import private_communication
 from ampmem.simulator.communication import data_parallel, process_group
 from ampmem.simulator.communication.collectives import Collectives
 from ampmem.simulator.communication.communicators import Communicators
 from ampmem.simulator.communication.objects import Objects
 from ampmem.simulator.mode import SimulatedMode
-from ampmem.simulator.private_communication import cuda_is_the_accelerator, random_without_states, shapes_take_no_memory
 from ampmem.simulator.world import World
 
 
@@ -18,9 +18,7 @@ def install(mode: SimulatedMode, world: World) -> Callable[[], None]:
     """Put all of it in place; returns what undoes it."""
     communicators = Communicators(mode.device_model)
     with ExitStack() as undo:
-        undo.callback(cuda_is_the_accelerator())
-        undo.callback(shapes_take_no_memory())
-        undo.callback(random_without_states())
+        undo.callback(private_communication.install(world))
         undo.callback(process_group.install(world))
         undo.callback(Objects(mode.device_model, communicators).install())
         undo.callback(Collectives(mode, communicators).install())

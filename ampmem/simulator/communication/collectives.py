@@ -120,13 +120,12 @@ class Collectives:
 
 def _reduce_alike(tensor: Tensor, op: Any, size: int) -> Tensor:
     """``tensor``, which becomes what ``op`` makes of ``size`` tensors like it."""
-    kinds = ReduceOp.RedOpType
     with torch.no_grad():
-        if op == kinds.SUM and tensor.dtype != torch.bool:
+        if op == ReduceOp.SUM and tensor.dtype != torch.bool:
             tensor.mul_(size)
-        elif op == kinds.PRODUCT and tensor.dtype != torch.bool:
+        elif op == ReduceOp.PRODUCT and tensor.dtype != torch.bool:
             tensor.pow_(size)
-        elif op == kinds.BXOR and size % 2 == 0:
+        elif op == ReduceOp.BXOR and size % 2 == 0:
             tensor.zero_()
     return tensor
 

@@ -124,8 +124,9 @@ def _outside(group: Any) -> bool:
 
 def _peer(number: Any, in_group: Any, group: Any) -> int:
     """The global rank that the script names."""
+    group = group or dist.group.WORLD
     if in_group is not None:
-        return dist.get_global_rank(group or dist.group.WORLD, in_group)
+        return int(dist.get_global_rank(group, in_group))
     if number is not None:
         return int(number)
-    return 0 if group is None else dist.get_global_rank(group, 0)
+    return int(dist.get_global_rank(group, 0))
