@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.pipelining import PipelineStage
 
 from ampmem.patching import patch
 
@@ -65,3 +67,89 @@ def around_bookkeeping(region: Callable[[], Any]) -> Callable[[], None]:
         undo.callback(patch(reducer, "_set_static_graph", wrap))
         undo.callback(patch(parallel, "_ddp_init_helper", wrap))
         return undo.pop_all().close
+
+
+def stages_meet(hear: Callable[[Any, int], Any], tell: Callable[[Any, Any], None]) -> Callable[[], None]:
+    """Let a pipeline's stage ask ``hear`` for the shapes that a stage on another rank has found out, and give its own
+    to ``tell``; returns what undoes it.
+
+    Since 2.12; before, a stage asked for a tuple of tensors.
+    """
+    with ExitStack() as undo:
+        if "_recv_meta" in vars(PipelineStage):
+            undo.callback(patch(PipelineStage, "_recv_meta", lambda original: hear))
+            undo.callback(
+                patch(PipelineStage, "_send_meta", lambda original: lambda stage, meta, to: tell(stage, meta))
+            )
+        else:
+            undo.callback(patch(PipelineStage, "_shape_inference", lambda original: _asks_first(original, hear)))
+        return undo.pop_all().close
+
+
+def _asks_first(original: Callable[..., Any], hear: Callable[[Any, int], Any]) -> Callable[..., Any]:
+    def shape_inference(stage: Any, *args: Any, **kwargs: Any) -> Any:
+        before = stage.stage_index - 1
+        if before >= 0 and stage.stage_index_to_group_rank[before] != stage.group_rank:
+            hear(stage, before)
+        return original(stage, *args, **kwargs)
+
+    return shape_inference
+
+
+def stages_vote(note: Callable[[Tensor, int], None]) -> Callable[[], None]:
+    """Let ``note`` know the result where stages vote whether shapes have to be found out; returns what undoes it.
+
+    The others are taken to vote as this rank's do. From 2.12 to 2.14.
+    """
+    if "_warmup_forward_vote" not in vars(PipelineStage):
+        return lambda: None
+
+    def forward(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def vote(stage: Any, has_backward: bool, received_acc: Tensor | None = None) -> Tensor:
+            counted = original(stage, has_backward, received_acc=received_acc)
+            note(counted, _vote(stage, has_backward))
+            stage.ampmem_vote = _vote(stage, has_backward)
+            return counted
+
+        return vote
+
+    def backward(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def result(stage: Any, received_result: Tensor | None = None) -> Tensor:
+            found = original(stage, received_result=received_result)
+            note(found, stage.__dict__.pop("ampmem_vote"))
+            return found
+
+        return result
+
+    with ExitStack() as undo:
+        undo.callback(patch(PipelineStage, "_warmup_forward_vote", forward))
+        undo.callback(patch(PipelineStage, "_warmup_backward_result", backward))
+        return undo.pop_all().close
+
+
+def _vote(stage: Any, has_backward: bool) -> int:
+    from torch.distributed.pipelining._utils import InferenceMode
+
+    return 0 if InferenceMode.needs_dynamic(stage._user_meta, has_backward) else 1
+
+
+def known_inputs(stage: Any) -> Sequence[Any] | None:
+    """What comes into ``stage``, as the script's ``input_args`` say; ``None`` where they do not. Since 2.12."""
+    return None if getattr(stage, "_user_meta", None) is None else stage._user_meta.inputs
+
+
+def forward_shapes(inputs: Sequence[Any]) -> Any:
+    """What the stage before sends of its results, which are ``inputs``: they are part of its graph. Since 2.12."""
+    from torch.distributed.pipelining._utils import _StageForwardMeta
+
+    return _StageForwardMeta(tuple(replace(meta, requires_grad=meta.dtype.is_floating_point) for meta in inputs))
+
+
+def backward_shapes(stage: Any) -> Any:
+    """What the stage after ``stage`` sends of its gradients: they are like this one's results. Since 2.12."""
+    from torch.distributed.pipelining._utils import _StageBackwardMeta
+
+    results = stage._stage_meta.outputs
+    return _StageBackwardMeta(
+        tuple(replace(meta, requires_grad=False) if meta.requires_grad else None for meta in results)
+    )
