@@ -12,9 +12,36 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import _symmetric_memory
 from torch.distributed.pipelining import PipelineStage
 
 from ampmem.patching import patch
+
+SYMMETRIC = ("empty", "rendezvous", "enable_symm_mem_for_group", "get_symm_mem_workspace")
+"""What makes or shares symmetric memory."""
+
+
+def symmetric_memory() -> Any:
+    """The module of symmetric memory."""
+    return _symmetric_memory
+
+
+def tracers() -> tuple[Any, ...]:
+    """The modules that have ``pipeline``, which traces a model with ``torch.export``."""
+    return torch.distributed.pipelining, torch.distributed.pipelining._IR
+
+
+def built_in_hooks(register: Callable[[Any, Any], None]) -> Callable[[], None]:
+    """Let ``register`` have DDP's hooks in C++, with the reducer and the kind; returns what undoes it.
+
+    They take lists of tensors of C++ out of a future, and one made in Python has a list of Python.
+    """
+    return patch(torch.distributed, "_register_builtin_comm_hook", lambda original: register)
+
+
+def register_hook(reducer: Any, group: Any, hook: Callable[..., Any]) -> None:
+    """Let ``reducer`` call ``hook`` for each bucket, with ``group``, or ``None`` for the default one."""
+    torch.distributed._register_comm_hook(reducer, group, hook)
 
 
 def nobody_to_verify(verify: Callable[[Any, Sequence[Tensor]], None]) -> Callable[[], None]:
