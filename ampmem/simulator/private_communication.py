@@ -15,8 +15,9 @@ from torch.distributed.tensor import _sharding_prop as sharding_prop
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore as FakeStore
 
-from ampmem.patching import patch, replace_all
+from ampmem.patching import added, patch, replace_all
 from ampmem.simulator.private import FakeTensorMode, without_modes
+from ampmem.simulator.world import World
 
 c10d = torch.ops.c10d
 
@@ -29,9 +30,10 @@ REDUCE_SCATTERS = (c10d.reduce_scatter_.default, c10d._reduce_scatter_base_.defa
 """Collectives as ops, since 2.0; a dispatch mode sees them. Of each the one that takes lists of tensors is first."""
 
 
-def install() -> Callable[[], None]:
-    """All that follows but :func:`done`; returns what undoes it."""
+def install(world: World) -> Callable[[], None]:
+    """All that follows but :func:`done`, for a rank of ``world``; returns what undoes it."""
     with ExitStack() as undo:
+        undo.callback(current_device(world.local_rank))
         undo.callback(cuda_is_the_accelerator())
         undo.callback(shapes_take_no_memory())
         undo.callback(random_without_states())
@@ -49,6 +51,16 @@ def done(tensors: Iterable[Tensor]) -> Any:
     future: Any = torch.futures.Future()
     future.set_result(list(tensors))
     return torch._C._distributed_c10d._create_work_from_future(future).boxed()
+
+
+def current_device(index: int) -> Callable[[], None]:
+    """Let torch's C++ take ``cuda`` for ``cuda:index``; returns what undoes it.
+
+    ``torch._C._accelerator_setDeviceIndex`` asks the device guard, here torch's inert one, since 2.6. Without it a
+    tensor on ``cuda:3`` would be copied by ``.to("cuda")``.
+    """
+    torch._C._accelerator_setDeviceIndex(index)
+    return added("torch._C", "device index", functools.partial(torch._C._accelerator_setDeviceIndex, 0))
 
 
 def cuda_is_the_accelerator() -> Callable[[], None]:
