@@ -8,9 +8,20 @@ from typing import TYPE_CHECKING
 from ampmem.version import __version__
 
 if TYPE_CHECKING:
-    from ampmem.api import Comparison, Profile, Recording, Summary, compare, load, profile
+    from ampmem.api import Comparison, Profile, Ranks, Recording, Summary, compare, load, profile, ranks
 
-__all__ = ["Comparison", "Profile", "Recording", "Summary", "__version__", "compare", "load", "profile"]
+__all__ = [
+    "Comparison",
+    "Profile",
+    "Ranks",
+    "Recording",
+    "Summary",
+    "__version__",
+    "compare",
+    "load",
+    "profile",
+    "ranks",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""The public face of ampmem in Python: :func:`profile`, :func:`load` and :func:`compare`."""
+"""The public face of ampmem in Python: :func:`profile`, :func:`load`, :func:`compare` and :func:`ranks`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ import sys
 import tempfile
 import warnings
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from ampmem.analysis.compare import Comparison, distinct, entry_of
+from ampmem.analysis.compare import Comparison, distinct
 from ampmem.analysis.compare import compare as compare_entries
+from ampmem.analysis.ranks.arms import merge_all
+from ampmem.analysis.ranks.jobs import are_ranks
+from ampmem.analysis.ranks.ranks import Ranks
+from ampmem.analysis.ranks.reading import read_runs
+from ampmem.analysis.ranks.runs import RankRun, rank_run_of
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.errors import NothingRecorded, UsageError
 from ampmem.events import Recording
@@ -29,7 +35,7 @@ ENDS_LATER = (
     "module, a backward or an optimizer, or is over"
 )
 
-__all__ = ["Comparison", "Profile", "Recording", "Summary", "compare", "load", "profile"]
+__all__ = ["Comparison", "Profile", "Ranks", "Recording", "Summary", "compare", "load", "profile", "ranks"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +67,8 @@ def load(path: str | Path) -> Recording:
 def compare(*recordings: str | Path | Recording) -> Comparison:
     """Lay recordings, or the files that hold them, side by side. Needs no torch.
 
-    The columns are labelled with the arms; recordings of the same arm get their file's name as well.
+    The columns are labelled with the arms; recordings of the same arm get their file's name as well. Of the ranks of a
+    job in several arms, the worst rank of each is a column.
 
     Raises:
         UsageError: no recording is given, or a file does not exist.
@@ -70,9 +77,33 @@ def compare(*recordings: str | Path | Recording) -> Comparison:
     """
     if not recordings:
         raise UsageError("there is nothing to compare: give at least one recording")
-    entries = [entry_of(item if isinstance(item, Recording) else load(item)) for item in recordings]
+    runs = _runs(recordings)
+    if are_ranks(runs) and (worst := merge_all(runs).comparison) is not None:
+        return worst
     names = ["" if isinstance(item, Recording) else Path(item).name for item in recordings]
-    return compare_entries(distinct(entries, names))
+    return compare_entries(distinct([run.column for run in runs], names))
+
+
+def ranks(*recordings: str | Path | Recording) -> Ranks:
+    """Merge the recordings of one job's ranks, or the files that hold them: the worst rank, and why. Needs no torch.
+
+    Raises:
+        UsageError: no recording is given, a file does not exist, or they are not the ranks of one job in one arm.
+        RecordingError: a file is not a recording, or one of another format version, and no other rank can be shown.
+        NothingRecorded: none has a step, a backward or a model.
+    """
+    if not recordings:
+        raise UsageError("there is nothing to merge: give at least one recording")
+    jobs = merge_all(_runs(recordings)).jobs
+    if len(jobs) > 1:
+        arms = ", ".join(job.job.arm.name for job in jobs)
+        raise UsageError(f"these are jobs in several precisions ({arms}): merge each by itself, or compare() them")
+    return jobs[0]
+
+
+def _runs(recordings: Sequence[str | Path | Recording]) -> list[RankRun]:
+    files = iter(read_runs([Path(item) for item in recordings if not isinstance(item, Recording)]))
+    return [rank_run_of(item, Path()) if isinstance(item, Recording) else next(files) for item in recordings]
 
 
 def profile(

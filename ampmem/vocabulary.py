@@ -84,7 +84,11 @@ class Communication(StrEnum):
     RECEIVE_BUFFERS = "receive_buffers"
     """What another rank sends to: activations and their gradients between the stages of a pipeline."""
     BROADCAST = "broadcast"
-    """What any other collective fills."""
+    """What one rank sends to others, where they receive it."""
+    ALL_REDUCE = "all_reduce"
+    """What the ranks add up, where that is neither of the above."""
+    ALL_TO_ALL = "all_to_all"
+    """What every rank sends to every other."""
 
 
 class Mark(StrEnum):

@@ -149,7 +149,7 @@ def _without_cache(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
 
 def _with_cache(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
     """What the cache would save, against the run with it."""
-    uses = "weights are used more than once per forward and each use keeps a cast copy of its own"
+    uses = "weights are used more than once before backward and each use keeps a cast copy of its own"
     return _cheaper(finding, mine, other, f"{uses}: with autocast's cache ({other.label}) they")
 
 
@@ -175,8 +175,8 @@ def _cache_pays(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
     if copies <= 0:
         return None
     message = (
-        f"weights are used more than once per forward: without autocast's cache ({other.label}) their cast copies take "
-        f"{format_bytes(copies)} more at their peak, and the run's peak is "
+        f"weights are used more than once before backward: without autocast's cache ({other.label}) their cast copies "
+        f"take {format_bytes(copies)} more at their peak, and the run's peak is "
     )
     message += f"{format_bytes(cost)} higher." if cost > 0 else "no higher."
     return replace(finding, message=message, bytes=copies)

@@ -33,7 +33,7 @@ STEPS = 2
 JOBS = 8
 """No more runs at once than this by default: each takes some hundred MiB."""
 
-_NOT_HERE = ("device", "synchronize", "stacks")
+_NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node")
 """Shared options that say nothing of a simulated run that only has to fit."""
 
 

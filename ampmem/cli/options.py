@@ -18,7 +18,7 @@ from ampmem.errors import UsageError
 from ampmem.recorder import script
 from ampmem.recorder.marker import FORMS, step_on_of
 from ampmem.recorder.script import Target
-from ampmem.recording import taken_for_script
+from ampmem.recording import rank_file, taken_for_script
 from ampmem.units import format_bytes
 from ampmem.vocabulary import AutocastDtype, Device
 
@@ -112,6 +112,13 @@ _SHARED: tuple[Decorator, ...] = (
     click.option("--skip", type=click.IntRange(min=0), default=0, show_default=True, help="Steps to let pass before."),
     click.option("--stacks/--no-stacks", default=True, show_default=True, help="Record the Python stack of every op."),
     click.option("--force", is_flag=True, help="Replace files that exist."),
+    click.option(
+        "--nproc-per-node",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Run N processes of the script on this machine, as torchrun does, and record each into a file of its own: "
+        f"{rank_file(Path('train'), 0, 2)}.",
+    ),
     click.argument("script_or_module", metavar="SCRIPT|-m MODULE", shell_complete=_complete_script),
     click.argument(
         "arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...", shell_complete=_complete_argument
@@ -138,6 +145,7 @@ class ScriptOptions:
     skip: int
     stacks: bool = True
     force: bool
+    nproc_per_node: int | None = None
 
     @property
     def name(self) -> str:

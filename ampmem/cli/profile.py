@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -14,19 +15,20 @@ from ampmem.cli.options import ScriptCommand, ScriptOptions, check_world, choice
 from ampmem.cli.processes import afterwards
 from ampmem.cli.processes.guest import end_as, run_script
 from ampmem.cli.processes.messages import Audience, Parent, Person, StepEnded
+from ampmem.cli.processes.plan import Plan
 from ampmem.cli.processes.rank_ends import OfRank, exit_of_rank
-from ampmem.cli.processes.rank_names import all_ranks, place_rank, remove_claim
+from ampmem.cli.processes.rank_names import all_ranks, left, remove_claim, tell_name
+from ampmem.cli.ranks.launcher import check_ranks, launch_ranks, launches
+from ampmem.cli.ranks.spawned import Spawner
 from ampmem.errors import AmpmemError, UsageError
-from ampmem.events import PlaceRecord
 from ampmem.failure import FailureKind, FailureRecord, failure_of
-from ampmem.outputs import check_output, claim, remove_empty, sized
-from ampmem.recorder.ranks.environment import Launched, launched
+from ampmem.outputs import check_output, remove_empty, sized
+from ampmem.recorder.ranks.environment import launched
 from ampmem.recorder.script import Target
 from ampmem.recording import SUFFIX, add_plain_steps, rank_file
 from ampmem.vocabulary import Arm, Device
 
 if TYPE_CHECKING:
-    from ampmem.recorder.options import Options
     from ampmem.recorder.ranks.together import Together
     from ampmem.recorder.session import Session
     from ampmem.recorder.sources.simulated import SimulatedSource
@@ -62,6 +64,9 @@ if TYPE_CHECKING:
 @click.option(
     "--times-into", type=click.Path(path_type=Path), hidden=True, help="Record nothing; time the steps for this FILE."
 )
+@click.option(
+    "--names-into", type=click.Path(path_type=Path), hidden=True, help="Say in this FILE where a rank writes."
+)
 @shared_options
 def profile(
     arm: str,
@@ -72,6 +77,7 @@ def profile(
     quiet: bool,
     report_to: Path | None,
     times_into: Path | None,
+    names_into: Path | None,
     options: ScriptOptions,
 ) -> None:
     """Run an unmodified training script and record its memory, step by step.
@@ -86,18 +92,22 @@ def profile(
     ampmem profile --step-on forward generate.py
     ampmem profile --steps 5 -o run.ampmem -m ampmem.workloads.gpt --preset tiny
     """
-    plan = _Plan(
+    plan = Plan(
         script=options,
         arm=Arm(arm),
+        seed=seed,
         run_to_end=run_to_end,
         output=output,
         html=html,
         quiet=quiet,
+        report_to=report_to,
+        times_into=times_into,
+        names_into=names_into,
         launched=launched(),
     )
     audience = _audience(plan, report_to)
     try:
-        _carry_out(plan, audience, seed, times_into)
+        _carry_out(plan, audience)
     except AmpmemError as error:
         if isinstance(audience, OfRank):
             audience.refused(error)
@@ -108,140 +118,52 @@ def profile(
         raise click.exceptions.Exit(error.exit_code) if plan.launched is None else exit_of_rank(error) from error
 
 
-def _audience(plan: _Plan, report_to: Path | None) -> Audience:
+def _audience(plan: Plan, report_to: Path | None) -> Audience:
     if report_to is not None:
         return Parent(report_to)
     return Person() if plan.launched is None else OfRank(plan.launched)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
-    """The command line."""
-
-    script: ScriptOptions
-    arm: Arm
-    run_to_end: bool
-    output: Path | None
-    html: Path | None
-    quiet: bool
-    launched: Launched | None
-
-    @property
-    def place_known(self) -> PlaceRecord | None:
-        """Which process of a job this is, as its launcher says, or as the command line has it simulated."""
-        if self.launched is not None:
-            return self.launched.place
-        world_size = self.script.world_size
-        return None if world_size is None else PlaceRecord(rank=self.script.rank or 0, world_size=world_size)
-
-    def path(self, target: Target, number: int = 1) -> Path:
-        """The recording to write; from the second ``number`` on with that in its name."""
-        return self.output or Path(f"{target.title}.{number}{SUFFIX}" if number > 1 else f"{target.title}{SUFFIX}")
-
-    @property
-    def numbered(self) -> bool:
-        """Whether a recording that is there makes this one take another name."""
-        return self.output is None and not self.script.force
-
-    def place(self, target: Target) -> tuple[Path, str]:
-        """The recording to write, and a line that says so; a numbered one is there from now on, without a step."""
-        if self.launched is not None:
-            job, force = partial(self.path, target), self.script.force
-            return place_rank(job, self.launched, numbered=self.numbered, force=force)
-        number = claim(lambda number: [self.path(target, number)]) if self.numbered else 1
-        path = self.path(target, number)
-        taken = f"; {self.path(target)} exists already (--force replaces it)" if number > 1 else ""
-        return path, f"recording to {path}{taken}"
-
-    def simulate(self) -> Simulation | None:
-        """Put the device in place that is to be simulated, if there is one."""
-        gpu = simulated_gpu(self.script.device, self.script.gpu)
-        assumed = assumed_data(self.script.device, self.script.assume)
-        if gpu is None or assumed is None:
-            return None
-        try:
-            from ampmem.simulator.start import Simulation
-            from ampmem.simulator.world import World
-        except (ImportError, AttributeError) as error:  # a part of torch is not where it was
-            from ampmem.simulator.refusal import refusal
-
-            raise refusal(error) from error
-        size = self.script.world_size
-        world = None if size is None else World(rank=self.script.rank or 0, size=size)
-        return Simulation(gpu, assumed=assumed, world=world)
-
-    def options(self, path: Path, *, timed: bool = False) -> Options:
-        """What the recorder is told. Importing torch takes seconds: what is wrong is said before that."""
-        from ampmem.recorder.marker import step_on_of
-        from ampmem.recorder.options import DTYPES, Options
-
-        script = self.script
-        return Options(
-            path=path.absolute(),
-            script=script.name,
-            arguments=script.arguments,
-            steps=script.steps,
-            skip=script.skip,
-            timed=timed,
-            stacks=script.stacks,
-            force=script.force or self.numbered or self.launched is not None,
-            baseline=False,
-            arm=self.arm,
-            dtype=None if script.dtype is None else DTYPES[script.dtype],
-            device=script.device,
-            synchronize=script.synchronize,
-            step_on=step_on_of(script.step_on),
-            place=self.place_known,
-        )
-
-
-def _carry_out(plan: _Plan, audience: Audience, seed: int | None, times_into: Path | None) -> None:
+def _carry_out(plan: Plan, audience: Audience) -> None:
     script = plan.script
     if script.dtype is not None and not plan.arm.autocast:
         raise UsageError(f"--dtype is what autocast casts to, so it needs --arm amp or amp-nocache, not {plan.arm}")
     simulated_gpu(script.device, script.gpu)
     assumed_data(script.device, script.assume)
     check_world(script.device, script.world_size, script.rank)
-    if plan.launched is not None:
-        _check_ranks(plan)
+    check_ranks(plan)
+    if launches(script):
+        launch_ranks(plan)
     try:
         target = script.find()
-        if times_into is None:
-            check_output(plan.path(target), force=script.force or plan.numbered or plan.launched is not None)
+        if plan.times_into is None:
+            check_output(plan.path(target.title), force=script.force or plan.numbered or plan.launched is not None)
             if plan.html is not None:
                 check_output(plan.html, force=script.force)
     except FileNotFoundError as error:
         raise UsageError("the current directory is gone; go to one that is there, or give whole paths") from error
-    if seed is not None:
+    if plan.seed is not None:
         from ampmem.recorder.seed import seed_everything
 
-        seed_everything(seed)
-    if times_into is None:
+        seed_everything(plan.seed)
+    if plan.times_into is None:
         _record(plan, target, audience)
     else:
-        _time(plan, target, audience, times_into)
+        _time(plan, target, audience, plan.times_into)
 
 
-def _check_ranks(plan: _Plan) -> None:
-    """Raise :class:`UsageError` for what several ranks cannot do."""
-    if plan.script.device is Device.SIMULATED:
-        raise UsageError(
-            "a simulated device needs no other ranks: run the script once, without a launcher, and say how many ranks "
-            "there would be with --world-size"
-        )
-    if plan.html is not None:
-        raise UsageError("--html is the page of one process; with several ranks, afterwards: ampmem report")
-
-
-def _record(plan: _Plan, target: Target, audience: Audience) -> NoReturn:
+def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
     from ampmem.recorder.ranks.together import Together
     from ampmem.recorder.session import Session
     from ampmem.recorder.steering.stopping import Stopper
 
     together = Together(several=plan.launched is not None)
     simulation = plan.simulate()
-    path, greeting = plan.place(target)
+    path, greeting = plan.place(target.title)
+    if plan.names_into is not None:
+        tell_name(plan.names_into, path)
     stopper = Stopper(on_give_up=lambda: audience.say(afterwards.let_go(path)))
+    spawner = Spawner(plan, target.title, stopper.stop)
 
     def step_ended(done: int) -> None:
         together.step_ended()
@@ -261,7 +183,9 @@ def _record(plan: _Plan, target: Target, audience: Audience) -> NoReturn:
         page = None if plan.html is None else plan.html.absolute()  # the script may change the directory
         run = _Run(plan=plan, path=path, target=target, audience=audience, session=session, stopper=stopper, page=page)
         arguments = plan.script.arguments
-        ended = run_script(target, arguments, session, stopper, audience, greeting, together.over)
+        with ExitStack() as undo:
+            undo.callback(spawner.install())
+            ended = run_script(target, arguments, session, stopper, audience, greeting, together.over)
     except BaseException:  # it was not started
         remove_empty([path] if plan.numbered else [])
         remove_claim(path)
@@ -271,7 +195,7 @@ def _record(plan: _Plan, target: Target, audience: Audience) -> NoReturn:
     try:
         if ended.trouble is not None:
             raise ended.trouble
-        run.conclude(simulation, ended.failure)
+        run.conclude(simulation, ended.failure, spawner.end())
     except BaseException as trouble:
         if ended.failure is None and not plan.run_to_end:
             raise
@@ -299,7 +223,7 @@ def _in_words(trouble: BaseException) -> str:
 class _Run:
     """A script that was recorded, at ``path``."""
 
-    plan: _Plan
+    plan: Plan
     path: Path
     target: Target
     audience: Audience
@@ -307,8 +231,20 @@ class _Run:
     stopper: Stopper
     page: Path | None
 
-    def conclude(self, simulation: Simulation | None, failure: BaseException | None) -> None:
-        """Say and show what came of it."""
+    def conclude(
+        self, simulation: Simulation | None, failure: BaseException | None, spawned: Sequence[Path] = ()
+    ) -> None:
+        """Say and show what came of it, and what the ranks have left that it ``spawned``."""
+        try:
+            if failure is not None or not spawned or self.session.outcome.recorded:
+                self._conclude(simulation, failure)
+            else:
+                self.session.options.path.unlink(missing_ok=True)
+        finally:
+            for line in left(spawned):
+                self.audience.say(line)
+
+    def _conclude(self, simulation: Simulation | None, failure: BaseException | None) -> None:
         plan, say = self.plan, self.audience.say
         predicted = None if simulation is None else afterwards.predicted(simulation, failed=failure is not None)
         if failure is None:
@@ -326,7 +262,7 @@ class _Run:
         plan, recording = self.plan, self.session.options.path
         stopper = None if plan.run_to_end else self.stopper
         message = afterwards.recorded(self.session, self.path, stopper)
-        if plan.launched is not None:
+        if plan.launched is not None and plan.names_into is None:
             message += f"; the files of all ranks: ampmem show {all_ranks(self.path, plan.launched.place.world_size)}"
         self.audience.say(message)
         if not plan.quiet and plan.launched is None:
@@ -359,7 +295,7 @@ def _source_of(simulation: Simulation) -> SimulatedSource:
     return SimulatedSource(simulation.device)
 
 
-def _time(plan: _Plan, target: Target, audience: Audience, recording: Path) -> None:
+def _time(plan: Plan, target: Target, audience: Audience, recording: Path) -> None:
     """Run the steps that ``recording`` has once more, without instrumentation, and add their durations to it."""
     from ampmem.recorder.ranks.together import Together
     from ampmem.recorder.session import Session

@@ -29,7 +29,11 @@ SUFFIX = ".html"
 @click.option("--open", "opening", is_flag=True, help="Open the page in a browser, where there is one.")
 @click.option("--force", is_flag=True, help="Replace the page when it exists already.")
 def report(files: tuple[Path, ...], output: Path | None, opening: bool, force: bool) -> None:
-    """Write one HTML page with a section for each recording; it needs nothing but a browser."""
+    """Write recordings to one HTML page, which needs nothing but a browser.
+
+    Several are laid side by side. Those of the ranks of one job are merged: which rank is the worst, and why; the pages
+    of single ranks are a click away.
+    """
     from ampmem.reporters.html import write  # with plotly, for which a shell's completion is not to wait
 
     wanted = output or beside(files)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ampmem.events import NO_STEP, Fact, Phase
+from ampmem.names import warning
 from ampmem.recorder.device import DeviceWatch
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks.backward import GradientHooks
@@ -31,6 +32,10 @@ from ampmem.recorder.update import RunningUpdate
 from ampmem.vocabulary import Mark, StepOn
 
 _ENDED_ELSEWHERE = "the recording was ended by another thread, and went on until the recorded one next ran something"
+_RAN_ELSEWHERE = (
+    "forward of {model} ran on another thread than the recorded one: its activations and cast copies are not told from "
+    "other memory"
+)
 
 
 class Follower:
@@ -171,6 +176,11 @@ class Follower:
         if torch.is_grad_enabled() or self._outcome.step_on is StepOn.FORWARD:
             return False
         return self._outcome.backwards > 0 or not isinstance(self._outcome.step_on, Marker)
+
+    def forward_elsewhere(self, model: str) -> None:
+        """A model of this class runs forward on a thread that is not recorded."""
+        self._outcome.other_thread = model
+        self._note(warning(_RAN_ELSEWHERE.format(model=model)))
 
     def batch_seen(self, size: int) -> None:
         """The outermost module is fed tensors whose first dimension is ``size``."""
@@ -322,6 +332,10 @@ class Follower:
         self.optimizers.add(optimizer)
         if self.optimizers.several and not self.recording:
             self._skim()  # which models run between updates says whose step it is
+
+    def optimizer_inside(self, optimizer: int) -> None:
+        """The optimizer with this ``id`` has stepped inside another's step."""
+        self.optimizers.step_inside(optimizer)
 
     def optimizer_started(self, optimizer: str) -> None:
         """An optimizer of this class, or a GradScaler for it, is about to update."""

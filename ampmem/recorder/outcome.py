@@ -31,6 +31,8 @@ class Outcome:
     """Whether the function has returned whose returns end steps."""
     elsewhere: str | None = None
     """Where another function of that name has run."""
+    other_thread: str | None = None
+    """The class of a model that ran forward on another thread than the recorded one."""
     steps: int = 0
     """Steps that have ended, those that were skipped too."""
     recorded: int = 0
@@ -73,6 +75,11 @@ class Outcome:
     def _why_nothing(self) -> str | None:
         if self.steps < self.skip:
             return f"no step was recorded: the script made {self.steps} steps and --skip is {self.skip}; skip fewer"
+        if not self.model and self.other_thread is not None:
+            return (
+                f"no model was seen on the recorded thread: {self.other_thread} ran forward on another one. ampmem "
+                "records the thread on which it starts: use ampmem.profile() in the thread that trains"
+            )
         if not self.model:
             return "no model was seen: ampmem follows torch.nn.Module forwards, and none with parameters ran"
         if self.backwards == 0 and self.step_on in (StepOn.FOUND, StepOn.OPTIMIZER, StepOn.BACKWARD):

@@ -104,6 +104,8 @@ class Optimizers:
         self._rounds = Rounds()
         self._living: dict[int, weakref.ref[Optimizer]] = {}
         self._names: dict[int, str] = {}
+        self._inside: set[int] = set()
+        """Those that step inside another's step."""
         self._held: dict[int, tuple[weakref.ref[nn.Module], frozenset[int]]] = {}
         """Of each module that ran, by ``id``, the optimizers that hold parameters of it."""
 
@@ -122,7 +124,7 @@ class Optimizers:
     @property
     def several(self) -> bool:
         """Whether it has more than one."""
-        return len(self._living) > 1
+        return len(self._living.keys() - self._inside) > 1
 
     def add(self, optimizer: Optimizer) -> None:
         """``optimizer`` exists."""
@@ -130,6 +132,13 @@ class Optimizers:
         self._names[key] = type(optimizer).__name__
         self._living[key] = weakref.ref(optimizer, lambda _: self._forget(key))
         self._held.clear()
+
+    def step_inside(self, optimizer: int) -> None:
+        """The optimizer with this ``id`` steps inside another's step: a step of training does not wait for it."""
+        if optimizer not in self._inside:
+            self._inside.add(optimizer)
+            self._held.clear()
+            self._rounds.forget(optimizer)
 
     def ran(self, module: nn.Module) -> None:
         """An outermost module runs. One in evaluation mode with gradients off is no part of a step."""
@@ -185,7 +194,8 @@ class Optimizers:
         holders = frozenset(
             key
             for key, reference in self._living.items()
-            if (optimizer := reference()) is not None
+            if key not in self._inside
+            and (optimizer := reference()) is not None
             and any(id(parameter) in parameters for parameter in _parameters(optimizer))
         )
         self._held[id(module)] = (weakref.ref(module), holders)
@@ -205,6 +215,7 @@ class Optimizers:
 
     def _forget(self, optimizer: int) -> None:
         self._living.pop(optimizer, None)
+        self._inside.discard(optimizer)
         self._held.clear()
         self._rounds.forget(optimizer)
 

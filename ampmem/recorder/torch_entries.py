@@ -27,6 +27,7 @@ class Use(Enum):
     ALWAYS = "every recording"
     CUDA = "a CUDA device"
     ARM = "a forced precision"
+    SHARDED = "training whose parameters are sharded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,7 @@ def probe(*uses: Use) -> list[str]:
 
     Raises :class:`UsageError` where it lacks what ampmem needs for ``uses``.
     """
-    missing = [entry for entry in _missing() if entry.use in uses]
+    missing = [entry for use in uses for entry in _missing(use)]
     refused = [entry.title for entry in missing if not entry.without]
     if refused:
         raise UsageError(f"this torch ({torch.__version__}) lacks {', '.join(refused)}; ampmem works with {_tested()}")
@@ -127,8 +128,8 @@ def probe(*uses: Use) -> list[str]:
 
 
 @functools.cache
-def _missing() -> tuple[PrivateName, ...]:
-    return tuple(entry for entry in ENTRIES if entry.find() is NOTHING)
+def _missing(use: Use) -> tuple[PrivateName, ...]:
+    return tuple(entry for entry in ENTRIES if entry.use is use and entry.find() is NOTHING)
 
 
 def _tested() -> str:

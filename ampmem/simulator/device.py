@@ -78,7 +78,7 @@ class SimulatedDevice:
         """What it left out, likewise."""
         self._libraries: dict[str, tuple[int, int]] = {}
         self._peaks = Peaks(self.allocator.counters)
-        self._highest = Highest(settings)
+        self._highest = Highest(settings, gpu.total_memory - CONTEXT)
         self._blocks: dict[int, Block] = {}
         self._references: dict[int, _StorageRef] = {}
         self._busy = False

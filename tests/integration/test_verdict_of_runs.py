@@ -33,7 +33,7 @@ FROZEN = "frozen parameters"
 TIED = "tied weights: a tensor for each of the names"
 NOT_YET = "no optimizer state before the first update"
 SKIPPED = "no optimizer state yet: the loss scaler skipped the updates"
-NO_OPTIMIZER = "parameters that no optimizer has updated"
+NO_OPTIMIZER = "parameters that no optimizer of this process has updated"
 NO_GRADIENTS = "no gradient: none of theirs was seen in the recording"
 LATER = "no gradient before this mark: the first came later"
 

@@ -15,13 +15,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from build import ARM, FP32, RUN, Story, arm_run
+from jobs import jobs
 
 from ampmem.analysis.compare import Entry, compare, entry_of
+from ampmem.analysis.ranks.arms import merge_all
 from ampmem.analysis.summary import summarize
 from ampmem.events import Fact, Phase, Recording
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.details import EVERYTHING, NOTHING
 from ampmem.reporters.text.layout import Layout
+from ampmem.reporters.text.ranks.arms import render_jobs
 from ampmem.reporters.text.table import render
 
 FOLDER = Path(__file__).parent / "reporters" / "text" / "golden"
@@ -92,6 +95,10 @@ def texts() -> Iterator[tuple[str, str]]:
             several = render_comparison(comparison, files=files, details=details, layout=layout)
             yield f"show{name}.{width}.txt", f"{one}\n"
             yield f"compare{name}.{width}.txt", f"{several}\n"
+    for name, runs in jobs().items():
+        merged, files = merge_all(runs), [str(run.path) for run in runs]
+        for width in WIDTHS:
+            yield f"{name}.{width}.txt", f"{render_jobs(merged, files=files, layout=Layout(width=width))}\n"
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from build import FP32, RUN, Story
+from build import ARM, FP32, RUN, Story
 
 from ampmem.analysis.ranks.runs import RankRun, rank_run_of
+from ampmem.errors import RecordingError
 from ampmem.events import ArmRecord, Fact, MeshAxis, OptimizerRecord, Phase, Recording
 
 KIB = 1024
@@ -21,6 +22,7 @@ def rank_recording(
     arm: ArmRecord = FP32,
     weights: int = 256,
     activations: int = 800,
+    copies: int = 0,
     state: bool = True,
     steps: int = 2,
     mesh: Sequence[MeshAxis] = (),
@@ -28,18 +30,21 @@ def rank_recording(
     arguments: tuple[str, ...] = (),
     torch: str = RUN.torch,
 ) -> Recording:
-    """One rank: so many KiB of weights and of activations, a gradient and an update in each step."""
+    """One rank: so many KiB of weights, of activations and of cast copies; a gradient and an update in each step."""
     story = Story()
     story.parameter(0x1000, "layers.0.weight", weights * KIB // 4)
     for step in range(steps):
         story.begin(step)
         story.enter(Phase.FORWARD)
+        if copies:
+            story.alloc(0x2000, copies * KIB, op="aten::_to_copy", module="layers.0")
+            story.fact(Fact.CAST_COPY, 0x2000, "layers.0.weight", "layers.0")
         story.alloc(0x3000, activations * KIB, op="aten::mm", module="layers.0")
         story.fact(Fact.SAVED, 0x3000, "MmBackward0", "layers.0")
         story.enter(Phase.BACKWARD)
         story.alloc(0x4000, weights * KIB, op="aten::mm")
         story.fact(Fact.GRADIENT, 0x4000, "layers.0.weight")
-        story.free(0x3000)
+        story.free(0x3000, *([0x2000] * bool(copies)))
         story.enter(Phase.OPTIMIZER)
         if state and step == 0:
             story.alloc(0x6000, weights * KIB)
@@ -61,3 +66,46 @@ def run_of(recording: Recording, job: str = "train") -> RankRun:
 def runs_of(count: int, *, job: str = "train", each: Mapping[int, Mapping[str, int]] | None = None) -> list[RankRun]:
     """``count`` ranks that are equal, but for what ``each`` says of some."""
     return [run_of(rank_recording(rank, count, **(each or {}).get(rank, {})), job) for rank in range(count)]
+
+
+def pipeline() -> list[RankRun]:
+    """Four stages of two ranks each: the first holds most activations, the last most weights."""
+    runs = []
+    for rank in range(8):
+        stage, replica = divmod(rank, 2)
+        mesh = [MeshAxis(name="pp", size=4, coordinate=stage), MeshAxis(name="dp", size=2, coordinate=replica)]
+        one = rank_recording(rank, 8, mesh=mesh, activations=1600 - 400 * stage, weights=200 + 10 * stage)
+        runs.append(run_of(one))
+    return runs
+
+
+def with_missing() -> list[RankRun]:
+    """Of five ranks one has no file, one cannot be read, and one ended a step less than the others."""
+    damaged = Path("train.rank3-of-5.ampmem")
+    problem = RecordingError(f"{damaged} is not an ampmem recording, or it is damaged (it is empty)")
+    return [
+        run_of(rank_recording(0, 5)),
+        run_of(rank_recording(2, 5, steps=1)),
+        RankRun(path=damaged, rank=3, world_size=5, problem=problem),
+        run_of(rank_recording(4, 5, activations=900)),
+    ]
+
+
+def precisions() -> list[RankRun]:
+    """Two ranks in fp32 and under autocast, of which the second needs more."""
+    runs = []
+    for arm, activations, copies in ((FP32, 800, 0), (ARM, 500, 128)):
+        for rank in range(2):
+            one = rank_recording(rank, 2, arm=arm, activations=activations + 100 * rank, copies=copies)
+            runs.append(run_of(one, f"train.{arm.name}"))
+    return runs
+
+
+def jobs() -> dict[str, list[RankRun]]:
+    """Each with its name."""
+    return {
+        "ranks-equal": runs_of(64),
+        "ranks-pipeline": pipeline(),
+        "ranks-missing": with_missing(),
+        "ranks-precisions": precisions(),
+    }

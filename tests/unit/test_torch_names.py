@@ -15,6 +15,7 @@ ROOMS = (
     "recorder/torch_private.py",
     "recorder/torch_private_cuda.py",
     "recorder/torch_private_ranks.py",
+    "recorder/torch_private_sharded.py",
     "recorder/torch_private_tensors.py",
     "simulator/private.py",
     "simulator/private_communication.py",

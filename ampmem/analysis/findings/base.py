@@ -15,11 +15,12 @@ from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.casts import StepCasts
 from ampmem.analysis.jsonable import NOT_IN_JSON, Signed
 from ampmem.analysis.timeline.categories import Category
+from ampmem.analysis.timeline.communication import PARTS
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
 from ampmem.analysis.timeline.marks import Instants
 from ampmem.events import Column, Fact, Phase, Recording, StepRecord
 from ampmem.units import format_bytes
-from ampmem.vocabulary import AUTOCAST_ARMS
+from ampmem.vocabulary import AUTOCAST_ARMS, Communication
 
 Severity: TypeAlias = Literal["info", "advice", "warning"]
 
@@ -129,6 +130,11 @@ class TrainingRun:
     def peak_in_update(self) -> bool:
         """Whether an event of an update made the peak."""
         return self.peak > 0 and bool(self.recording.events.phase[self.peak - 1] == Phase.OPTIMIZER)
+
+    @cached_property
+    def pipelined(self) -> bool:
+        """Whether other ranks send to this one, as stages of a pipeline do: a schedule runs forward and backward."""
+        return bool((self.analysis.communication.part == PARTS.index(Communication.RECEIVE_BUFFERS)).any())
 
     @cached_property
     def low_precision(self) -> Mask:

@@ -81,7 +81,12 @@ def _rank(run: RankRun, entry: Entry, summary: Summary, step: Step | None) -> Ra
         peak=None if step is None else _peak(step),
         reserved=None if step is None else step.peak_reserved,
         largest=LargestPeak(step=summary.peak.step, bytes=summary.peak.bytes),
-        parameters=RankParameters(count=parameters.count, bytes=parameters.bytes, global_count=None, global_bytes=None),
+        parameters=RankParameters(
+            count=parameters.count,
+            bytes=parameters.bytes,
+            global_count=parameters.global_count,
+            global_bytes=parameters.global_bytes,
+        ),
         optimizer=summary.optimizer,
         batch_size=None if step is None else step.batch_size,
         backwards=None if step is None else step.backwards,
@@ -103,7 +108,7 @@ def _peak(step: Step) -> RankPeak:
         module=peak.module,
         categories=peak.categories,
         temporaries_by_phase=peak.temporaries_by_phase,
-        communication_by_part={},
+        communication_by_part=peak.communication_by_part,
     )
 
 

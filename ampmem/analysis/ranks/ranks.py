@@ -5,7 +5,6 @@ The dataclasses have the names and the order of the JSON. ``None`` is what could
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
@@ -14,6 +13,7 @@ from ampmem.analysis.jsonable import AtLeast, Json, OneOf, Positive, Signed, tex
 from ampmem.analysis.schema import schema_of
 from ampmem.analysis.summary import ArmSummary, DeviceSummary, Optimizer
 from ampmem.analysis.timeline.categories import Breakdown, Category
+from ampmem.analysis.timeline.communication import ByPart
 from ampmem.analysis.timeline.timeline import ByPhase, PhaseName
 from ampmem.events import MeshAxis
 from ampmem.vocabulary import SourceKind
@@ -69,7 +69,7 @@ class RankPeak:
     module: str | None
     categories: Breakdown
     temporaries_by_phase: ByPhase
-    communication_by_part: Mapping[str, int]
+    communication_by_part: ByPart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

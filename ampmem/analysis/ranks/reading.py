@@ -37,18 +37,21 @@ def read_runs(paths: Sequence[Path], *, processes: int | None = None) -> list[Ra
     where there is little to read. Raises what :func:`~ampmem.analysis.ranks.runs.rank_run` raises, for the first file
     of which there is something to raise.
     """
+    if not paths:
+        return []
     count = _processes(paths) if processes is None else min(processes, len(paths))
-    shares = [range(first, len(paths), count) for first in range(count)] if count else []
+    shares = [range(first, len(paths), count) for first in range(count)]
     children = [_child([paths[i] for i in share]) for share in shares[1:]]
     found: dict[int, RankRun | AmpmemError] = {}
     try:
         for share, child in zip(shares, (None, *children), strict=True):
-            own = None if child is None else _answer(child, len(share))
-            results = _all_of([paths[i] for i in share]) if own is None else own
+            theirs = None if child is None else _answer(child, len(share))
+            results = _all_of([paths[i] for i in share]) if theirs is None else theirs
             found.update(zip(share, results, strict=True))
     finally:
         for child in children:
-            _end(child)
+            if child is not None:
+                _end(child)
     return [_or_raise(found[i]) for i in range(len(paths))]
 
 
@@ -58,7 +61,7 @@ def _processes(paths: Sequence[Path]) -> int:
         with suppress(OSError):  # whoever reads it says so
             size += path.stat().st_size
     if size < _ENOUGH_BYTES or not sys.executable:
-        return min(1, len(paths))
+        return 1
     return min(len(os.sched_getaffinity(0)), len(paths))
 
 
@@ -98,13 +101,13 @@ def serve() -> None:
         pickle.dump(_all_of(paths), sys.stdout.buffer)
 
 
-def _child(paths: Sequence[Path]) -> subprocess.Popen[bytes]:
-    child = subprocess.Popen(
-        [sys.executable, "-c", _START, _ROOT],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
+def _child(paths: Sequence[Path]) -> subprocess.Popen[bytes] | None:
+    """A process that reads ``paths``; ``None`` where there can be no more processes."""
+    command = [sys.executable, "-c", _START, _ROOT]
+    try:
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    except OSError:
+        return None
     assert child.stdin is not None
     with suppress(BrokenPipeError), child.stdin:  # a child that is dead answers nothing, which is seen there
         child.stdin.write(json.dumps([os.fsencode(path).hex() for path in paths]).encode())

@@ -62,7 +62,7 @@ def rank_run(path: Path) -> RankRun:
 
 
 def rank_run_of(recording: Recording, path: Path) -> RankRun:
-    """``recording``, which is in ``path``, summed up."""
+    """``recording``, which is in ``path``, summed up; the path is empty where it is in no file."""
     read = RankRun(
         path=path,
         rank=recording.run.rank,

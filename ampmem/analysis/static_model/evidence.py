@@ -125,8 +125,8 @@ class Credits:
 
 
 def itemsize(record: ParameterRecord) -> int:
-    """Bytes per element; 4 for a parameter without elements."""
-    return record.bytes // record.elements if record.elements else 4
+    """Bytes per element; of a parameter without elements those of its type, or 4."""
+    return record.bytes // record.elements if record.elements else dtype_bytes(record.dtype) or 4
 
 
 def evidence_at(history: MemoryHistory, ledger: Ledger, instant_ns: int, index: int) -> Evidence:

@@ -7,13 +7,14 @@ memory (tied weights). What is not there is explained only where facts say what 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ampmem.analysis.parameters import own_bytes, own_elements
-from ampmem.analysis.static_model.evidence import Copy, Evidence, Fates, credit, fits
+from ampmem.analysis.static_model.evidence import ITEMSIZES, Copy, Evidence, Fates, credit, fits, itemsize
 from ampmem.analysis.static_model.terms import TermKind, TermSums
 from ampmem.analysis.timeline.categories import Category
+from ampmem.analysis.timeline.tensors import dtype_bytes
 from ampmem.events import ParameterRecord
 
 _LARGEST_ITEMSIZE = 4
@@ -27,7 +28,7 @@ def parameter_terms(evidence: Evidence, per_element: float) -> TermSums:
     owners = [
         replace(record, elements=own_elements(record), bytes=own_bytes(record))
         for record in evidence.parameters
-        if own_bytes(record)
+        if own_bytes(record) or record.padding
     ]
     credits = credit(evidence.memories[Category.PARAMETERS], owners)
     for record in owners:
@@ -40,8 +41,18 @@ def parameter_terms(evidence: Evidence, per_element: float) -> TermSums:
             terms.add(TermKind.PARAMETERS_MOVED, sum(found[:-1]), record.name, tensors=len(found) - 1)
     for memory in evidence.copied:
         terms.add(TermKind.PARAMETER_COPIES, memory.bytes, next(iter(memory.names)))
-    terms.add(TermKind.AROUND_PARAMETERS, credits.beyond)
+    padding = {record.name: record.padding for record in owners if credits.of.get(record.name)}
+    _add_beyond(terms, credits.beyond, padding, TermKind.AROUND_PARAMETERS)
     return terms
+
+
+def _add_beyond(terms: TermSums, beyond: int, padding: Mapping[str, int], kind: TermKind) -> None:
+    """What memory holds ``beyond`` its tensors: the ``padding`` of shards, by parameter, where there is as much."""
+    if sum(padding.values()) <= beyond:
+        for name, size in padding.items():
+            terms.add(TermKind.PADDING, size, name)
+        beyond -= sum(padding.values())
+    terms.add(kind, beyond)
 
 
 def _missing_parameter(fates: Fates, record: ParameterRecord) -> TermKind | None:
@@ -71,7 +82,12 @@ def gradient_terms(evidence: Evidence, per_element: float) -> TermSums:
             terms.add(TermKind.SEVERAL_GRADIENTS, sum(found[:-1]), name, tensors=len(found) - 1)
             about = types.get(name) or record.dtype
             terms.add(TermKind.GRADIENT_TYPE, found[-1] - whole, name, about=about)
-    terms.add(TermKind.AROUND_GRADIENTS, credits.beyond)
+    padding = {
+        record.name: record.padding * (dtype_bytes(types.get(record.name, "")) or itemsize(record)) // itemsize(record)
+        for record in evidence.parameters
+        if credits.of.get(record.name)
+    }
+    _add_beyond(terms, credits.beyond, padding, TermKind.AROUND_GRADIENTS)
     return terms
 
 
@@ -118,7 +134,8 @@ def cast_terms(evidence: Evidence, per_element: float) -> TermSums:
     terms = TermSums()
     for record in evidence.parameters:
         # A whole copy has the parameter's elements; what has others is no copy of it.
-        copies = [copy for copy in evidence.copies.get(record.name, ()) if copy.view or fits(copy.bytes, record)]
+        found = evidence.copies.get(record.name, ())
+        copies = [copy for copy in found if copy.view or fits(copy.bytes, record) or _of_whole(copy, record)]
         if not copies:
             terms.add(_no_copy(evidence, record), -per_element * own_elements(record), record.name)
         elif not per_element:
@@ -127,7 +144,7 @@ def cast_terms(evidence: Evidence, per_element: float) -> TermSums:
         else:
             whole = per_element * record.elements
             terms.add(shared(record), whole - per_element * own_elements(record), record.name)
-            _add_copies(terms, copies, whole, record.name)
+            _add_copies(terms, copies, whole, record)
     return terms
 
 
@@ -152,7 +169,14 @@ def _still_there(evidence: Evidence, copy: Copy) -> TermKind:
     return TermKind.COPIES_IN_GRAPH if copy.saved else TermKind.COPIES_ELSEWHERE
 
 
-def _add_copies(terms: TermSums, copies: Sequence[Copy], expected: float, name: str) -> None:
+def _of_whole(copy: Copy, record: ParameterRecord) -> bool:
+    """Whether ``copy`` may be of more than this process's shard of ``record``: as much as all ranks have, at most."""
+    size = (record.global_elements or 0) * max(ITEMSIZES)
+    return record.global_elements is not None and record.bytes < copy.bytes * itemsize(record) and copy.bytes <= size
+
+
+def _add_copies(terms: TermSums, copies: Sequence[Copy], expected: float, record: ParameterRecord) -> None:
+    name = record.name
     earlier = [copy.bytes for copy in copies if copy.earlier]
     now = [copy for copy in copies if not copy.earlier]
     whole = [copy.bytes for copy in now if not copy.view]
@@ -161,7 +185,8 @@ def _add_copies(terms: TermSums, copies: Sequence[Copy], expected: float, name: 
         whole, earlier = earlier[-1:], earlier[:-1]
     terms.add(TermKind.COPIES_OF_EARLIER_STEPS, sum(earlier), name, tensors=len(earlier))
     if whole:
-        terms.add(TermKind.COPY_TYPE, whole[0] - expected, name)
+        of_shard = record.global_elements is None or whole[0] <= expected
+        terms.add(TermKind.COPY_TYPE if of_shard else TermKind.COPIES_OF_WHOLES, whole[0] - expected, name)
         terms.add(TermKind.COPIES_MADE_AGAIN, sum(whole[1:]), name, tensors=len(whole) - 1)
         terms.add(TermKind.COPIES_OF_VIEWS_TOO, sum(views), name, tensors=len(views))
     else:

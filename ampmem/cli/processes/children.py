@@ -24,9 +24,13 @@ def chosen_arms(text: str, dtype: str | None) -> tuple[Arm, ...]:
     return arms
 
 
-def profile_arguments(script: ScriptOptions, arm: Arm, seed: int, *options: str) -> list[str]:
+def profile_arguments(script: ScriptOptions, arm: Arm, seed: int | None, *options: str) -> list[str]:
     """The arguments of ``ampmem profile`` that run ``script`` in ``arm``; ``options`` are further ones."""
-    arguments = [*options, "--arm", arm, "--seed", str(seed), "--steps", str(script.steps), "--skip", str(script.skip)]
+    arguments = [*options, "--arm", arm, "--steps", str(script.steps), "--skip", str(script.skip)]
+    if seed is not None:
+        arguments += ["--seed", str(seed)]
+    if script.nproc_per_node is not None:
+        arguments += ["--nproc-per-node", str(script.nproc_per_node)]
     arguments += ["--device", script.device, "--sync" if script.synchronize else "--no-sync"]
     arguments.append("--stacks" if script.stacks else "--no-stacks")
     if script.step_on is not None:

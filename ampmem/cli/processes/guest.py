@@ -74,6 +74,16 @@ def run_script(
     return ended
 
 
+def run_plainly(target: Target, arguments: tuple[str, ...]) -> BaseException | None:
+    """Run what is no script to record, such as a launcher; what is to end the process, as :func:`end_as` does it."""
+    main = script.prepare(target, arguments)
+    try:
+        script.execute(target.code, main)
+    except BaseException as error:
+        return None if _exits_well(error) else _told(error)
+    return None
+
+
 def _run(target: Target, arguments: tuple[str, ...], stopper: Stopper) -> BaseException | None:
     """Run the script; what it failed with."""
     main = script.prepare(target, arguments)

@@ -91,6 +91,15 @@ def run(
         return Ended(code=child.returncode, said=inbox.failure, tail=tail)
 
 
+def worker_command(script: str, arguments: Sequence[str]) -> list[str]:
+    """What runs ``ampmem profile`` with ``arguments`` in a process of a launcher's, as torchrun would run ``script``.
+
+    In its messages torchrun calls a process by the first argument that is no option.
+    """
+    start = f"import sys\ndel sys.argv[1]{_START}"
+    return [sys.executable, "-u", f"-c{start}", script, _ROOT, "profile", *arguments]
+
+
 def _wait(child: subprocess.Popen[bytes], inbox: Inbox, on_step: Callable[[StepEnded], None]) -> None:
     """Wait for ``child``, and pass on what it says meanwhile."""
     try:

@@ -6,6 +6,7 @@ the file of the machine's first rank, with the job in it. The others see by that
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Callable, Sequence
@@ -43,6 +44,43 @@ def all_ranks(own: Path, world_size: int) -> str:
     found = rank_of(own)
     title = own if found is None else found.job
     return f"{shlex.quote(str(title.with_suffix('')))}.rank*-of-{world_size}{SUFFIX}"
+
+
+def tell_name(file: Path, name: Path) -> None:
+    """Tell whoever reads ``file`` that a rank records to ``name``."""
+    line = json.dumps(str(name.absolute())) + "\n"
+    with suppress(OSError), file.open("a", encoding="utf-8") as stream:
+        stream.write(line)
+
+
+def names_in(file: Path) -> list[Path]:
+    """Where ranks record that were told to ``file``, in their order; what they had taken and not begun is removed."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    found = {Path(json.loads(line)) for line in lines}
+    for path in found:
+        remove_claim(path)
+    names = [_near(path) for path in found]
+    return sorted(names, key=lambda name: (0 if (rank := rank_of(name)) is None else rank.rank, name))
+
+
+def _near(path: Path) -> Path:
+    """``path`` as it is named from here."""
+    with suppress(OSError, ValueError):
+        return path.relative_to(Path.cwd())
+    return path
+
+
+def left(names: Sequence[Path]) -> list[str]:
+    """What is left of the ranks that recorded to ``names``, and how to look at it."""
+    there = [name for name in names if name.exists()]
+    lines = [f"{name} is not there: that rank left no recording" for name in names if name not in there]
+    found = rank_of(there[0]) if there else None
+    if found is not None:
+        lines.append(f"{len(there)} of {len(names)} ranks: ampmem show {all_ranks(there[0], found.world_size)}")
+    return lines
 
 
 def claim_rank(job: Callable[[int], Path], launched: Launched, *, only: bool = False) -> tuple[Path, int]:

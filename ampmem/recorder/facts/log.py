@@ -36,7 +36,8 @@ class See(Protocol):
         """``kept`` where it is the script's for long."""
 
 
-_TOLD = frozenset({Fact.PARAMETER, Fact.BUFFER, Fact.OPTIMIZER_STATE, Fact.MASTER_COPY, Fact.INPUT})
+_KEPT = frozenset({Fact.PARAMETER, Fact.BUFFER, Fact.OPTIMIZER_STATE, Fact.MASTER_COPY})
+_TOLD = _KEPT | {Fact.INPUT, Fact.COMMUNICATION}
 
 
 class Log:
@@ -99,7 +100,7 @@ class Log:
             for part in parts_of(tensor):
                 self.fact(fact, self.storage_address(part), name, module, part, at=now)
                 if self._see is not None and fact in _TOLD:
-                    self._see(part, kept=fact != Fact.INPUT)
+                    self._see(part, kept=fact in _KEPT)
         except Exception as error:  # of a subclass that does not let it be asked
             self.missed(error)
 

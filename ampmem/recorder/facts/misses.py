@@ -41,8 +41,12 @@ class Misses:
             return
         self._said[text] = None
         seen.append(text)
+        self.say(warning(f"something in the script could not be looked at, and is not in this recording: {text}"))
+
+    def say(self, message: str) -> None:
+        """A reader of the recording must know ``message``."""
         if self.note is not None:
-            self.note(warning(f"something in the script could not be looked at, and is not in this recording: {text}"))
+            self.note(message)
 
     def why(self) -> str:
         """What to add to a message that something was not seen at all."""

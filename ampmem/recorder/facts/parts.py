@@ -35,9 +35,9 @@ def elements_of(tensor: torch.Tensor) -> int:
     state = getattr(tensor, _FOUR_BIT, None)
     if state is not None and isinstance(getattr(state, "shape", None), torch.Size):
         return int(state.shape.numel())
-    parts = parts_of(tensor)
-    if len(parts) == 1 and parts[0].dtype == tensor.dtype:
-        return parts[0].numel()
+    inner = _only_inner(tensor)
+    if inner is not None and inner.dtype == tensor.dtype:
+        return elements_of(inner)  # of a quantized tensor's shard that is the shard's
     return tensor.numel()
 
 
@@ -49,6 +49,16 @@ def bytes_of(tensor: torch.Tensor) -> int:
 def dtype_of(tensor: torch.Tensor) -> torch.dtype:
     """The type of the largest part of ``tensor``."""
     return max(parts_of(tensor), key=lambda part: part.numel() * part.element_size()).dtype
+
+
+def _only_inner(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The one tensor that ``tensor`` wraps; ``None`` where it wraps none or several."""
+    try:
+        inner = [getattr(tensor, name) for name in wrapped_names(tensor)] if is_wrapper(tensor) else []
+    except Exception:  # as in parts_of
+        return None
+    tensors = [each for each in inner if isinstance(each, torch.Tensor)]
+    return tensors[0] if len(tensors) == 1 else None
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

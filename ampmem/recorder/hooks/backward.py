@@ -41,6 +41,8 @@ class GradientHooks:
     def watch(self) -> None:
         """Hook every parameter that gets a gradient and is not hooked yet."""
         for slot, parameter in self._models.parameters():
+            if self._models.sharded.manages(parameter):
+                continue  # FSDP2 copies a gradient to the CPU in another way where somebody waits for it
             if parameter.requires_grad and parameter.is_leaf and id(parameter) not in self._watched:
                 note = functools.partial(self._look, slot.name_id, slot.path_id)
                 try:
@@ -93,10 +95,11 @@ class BackwardHooks:
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         listener = self._listener
         started, ended = self._misses.guarded(self._started), self._misses.guarded(self._ended)
+        only_shapes = self._misses.guarded(_only_shapes)
 
         @functools.wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:
-            if self._running or not listener.on_thread() or in_backward():
+            if self._running or not listener.on_thread() or in_backward() or only_shapes(args, kwargs):
                 return original(*args, **kwargs)
             self._running = True
             raised = True
@@ -112,8 +115,7 @@ class BackwardHooks:
         return run
 
     def _started(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        roots = args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
-        loss = self._read_loss(roots) if self._listener.recording else None
+        loss = self._read_loss(_roots(args, kwargs)) if self._listener.recording else None
         self._listener.backward_started(loss)
 
     def _ended(self, raised: bool, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -129,6 +131,18 @@ def _creates_graph(entry: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """Whether backward makes a graph of its own, so that more is computed from the gradients."""
     place = _CREATE_GRAPH.get(entry, 3)  # of the engine's function, too
     return bool(kwargs.get("create_graph", args[place] if len(args) > place else False))
+
+
+def _roots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What backward starts from."""
+    return args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
+
+
+def _only_shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether nothing is computed but shapes, as when the stages of a pipeline ask what they will exchange."""
+    roots = _roots(args, kwargs)
+    tensors = roots if isinstance(roots, (tuple, list)) else (roots,)
+    return bool(tensors) and all(is_tensor(tensor) and tensor.is_meta for tensor in tensors)
 
 
 def _scalar(roots: Any) -> float | LateNumber | None:

@@ -25,7 +25,7 @@ def install(listener: Listener) -> Undo:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def start(process: BaseProcess) -> Any:
-            if not _within(_NOT_TRAINING, sys._getframe(1)):
+            if not loads_data(sys._getframe(1)):
                 listener.process_started()
             return original(process)
 
@@ -38,6 +38,11 @@ def forked(listener: Listener) -> None:
     """A child was forked; called in its parent, by ``os.fork``."""
     if not _within(_FORKING, sys._getframe(1)):
         listener.process_started()
+
+
+def loads_data(frame: FrameType | None) -> bool:
+    """Whether a process that is started from ``frame`` loads data, or keeps objects."""
+    return _within(_NOT_TRAINING, frame)
 
 
 def _within(modules: tuple[str, ...], frame: FrameType | None) -> bool:

@@ -13,6 +13,7 @@ from ampmem.recorder.hooks.backward import BackwardHooks
 from ampmem.recorder.hooks.calls import Calls
 from ampmem.recorder.hooks.communication.collectives import CollectiveHooks
 from ampmem.recorder.hooks.communication.data_parallel import DataParallelHooks
+from ampmem.recorder.hooks.communication.every import CommunicationHooks
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.hooks.modules import ModuleHooks, quiet_compiled_modules
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
@@ -42,7 +43,8 @@ class Hooks:
         hold_tensors: Sequence[swaps.LetGo],
     ) -> None:
         self.optimizers = OptimizerHooks(listener, log, models, texts, update)
-        self.modules = ModuleHooks(listener, log, models, texts, arm_seen)
+        communication = CommunicationHooks(listener, log, models, texts, arm_seen)
+        self.modules = ModuleHooks(listener, log, models, texts, arm_seen, communication.follow)
         step_on = options.step_on
         self.data_parallel = DataParallelHooks(listener, log, texts)
         self.calls = Calls(step_on, listener) if isinstance(step_on, Marker) else None
@@ -60,7 +62,7 @@ class Hooks:
         """Those that say when steps end, which may not be recorded, and what is made before a recording."""
         if self.calls is not None:
             self.early.append(self.calls.install)
-        self.others: list[Callable[[], Undo]] = [partial(data.install, listener, log.misses)]
+        self.others: list[Callable[[], Undo]] = [partial(data.install, listener, log.misses), communication.install]
         """Those that only matter while there is a recording."""
         if source.uses_profiler:
             self.others.append(partial(torch_profiler.install, listener))

@@ -24,6 +24,9 @@ class Listener(Protocol):
     def forward_started(self, module: nn.Module, *, recomputing: bool) -> None:
         """An outermost ``module`` is about to run; ``recomputing`` when backward computes a forward again."""
 
+    def forward_elsewhere(self, model: str) -> None:
+        """A model of this class runs forward on a thread that is not recorded."""
+
     def batch_seen(self, size: int) -> None:
         """The outermost module is fed tensors whose first dimension is ``size``."""
 
@@ -38,6 +41,9 @@ class Listener(Protocol):
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
         """``optimizer`` exists."""
+
+    def optimizer_inside(self, optimizer: int) -> None:
+        """The optimizer with this ``id`` has stepped inside another's step."""
 
     def optimizer_started(self, optimizer: str) -> None:
         """An optimizer of this class, or a GradScaler for it, is about to update."""

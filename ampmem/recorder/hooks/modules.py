@@ -22,6 +22,7 @@ from ampmem.recorder.facts.guests import is_parameter, is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.listener import Listener
+from ampmem.recorder.models.anatomy import has_parameters
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.steering.arms import ArmSeen
 from ampmem.recorder.torch_private import (
@@ -42,12 +43,22 @@ from ampmem.recorder.torch_private import (
 class ModuleHooks:
     """Keeps the stack of running modules and reports outermost forwards."""
 
-    def __init__(self, listener: Listener, log: Log, models: Models, texts: Texts, arm_seen: ArmSeen) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        log: Log,
+        models: Models,
+        texts: Texts,
+        arm_seen: ArmSeen,
+        follow: Callable[[], None],
+    ) -> None:
         self._listener = listener
         self._log = log
         self._models = models
         self._texts = texts
         self._arm_seen = arm_seen
+        self._follow = follow
+        """Called before a forward starts."""
         self._look_at_new = log.misses.guarded(models.registered)
         self._look_before, self._look_after = log.misses.guarded(self._before), log.misses.guarded(self._ended)
         self._running: list[tuple[int, int]] = []
@@ -56,6 +67,8 @@ class ModuleHooks:
         """How many transforms run above the module with which forward started; ``None`` outside of forward."""
         self._before_transform: Phase | None = None
         """The phase to go back to after the outermost transform."""
+        self._said_elsewhere = False
+        """Whether a model was seen on another thread."""
         self._feeds_batch = False
         """Whether the module that forward started with is a part of a model: a loss is fed the targets."""
 
@@ -83,7 +96,10 @@ class ModuleHooks:
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         # A module that torch.jit traces computes nothing of a step, and its tracer does not stand the dispatch mode.
-        if not self._listener.on_thread() or is_tracing():
+        if is_tracing():
+            return
+        if not self._listener.on_thread():
+            self._ran_elsewhere(module)
             return
         if self._started_at is None:
             self._models.add_registered()
@@ -93,6 +109,7 @@ class ModuleHooks:
                 return
             path = self._models.path_id(module)
             self._started_at, self._feeds_batch = len(self._running), owned
+            self._follow()
             try:
                 self._listener.forward_started(module, recomputing=in_backward() and torch.is_grad_enabled())
             except BaseException:  # of a signal's handler: the module will not run
@@ -104,6 +121,12 @@ class ModuleHooks:
         self._arm_seen.sample()
         self._running.append((id(module), path))
         self._log.enter_module(path)
+
+    def _ran_elsewhere(self, module: nn.Module) -> None:
+        """``module`` is about to run on a thread that is not recorded: said once, of the first that has parameters."""
+        if self._listener.recording and not self._said_elsewhere and has_parameters(module):
+            self._said_elsewhere = True
+            self._listener.forward_elsewhere(type(module).__name__)
 
     def _transform(self, module: nn.Module) -> None:
         if not self._running:

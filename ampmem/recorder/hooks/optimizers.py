@@ -70,6 +70,8 @@ class OptimizerHooks:
         """By ``id``, those of them that were seen."""
         self._numbers: dict[int, int] = {}
         """``id`` of each optimizer in ``_records`` to its place there."""
+        self._shells: set[int] = set()
+        """``id`` of each in whose step another has stepped: what it does not keep itself, the other may."""
         self._counts: dict[int, int] = {}
         """How many parameters each had when it was noted last."""
         self.generation = 0
@@ -126,6 +128,9 @@ class OptimizerHooks:
             return
         while stepping.pop() != id(optimizer):
             pass
+        if stepping:
+            self._listener.optimizer_inside(id(optimizer))
+            self._shells.add(stepping[-1])
         if self._listener.recording:
             self.note_state(optimizer)
         if not stepping:
@@ -174,6 +179,8 @@ class OptimizerHooks:
         self.generation += 1
         self._records[id(optimizer)] = _record(optimizer)
         number = self._numbers.setdefault(id(optimizer), len(self._numbers))
+        if id(optimizer) in self._shells and not optimizer.state:
+            return  # the others say which parameters are theirs: not all need be somebody's in this process
         for _, _, parameter in _parameters(optimizer):
             for name, _ in names[id(parameter)]:
                 self._optimized[self._texts.value(name)] = number

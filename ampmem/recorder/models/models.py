@@ -19,7 +19,9 @@ from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.models.anatomy import children, has_parameters, held_as, named, named_parameters, tree
 from ampmem.recorder.models.covered import Covered
 from ampmem.recorder.models.live import live_objects
+from ampmem.recorder.models.sharded import Sharded
 from ampmem.recorder.torch_private import BUFFERS, PARAMETERS
+from ampmem.recorder.torch_private_sharded import is_part_of_whole
 
 ROOT = "(model)"
 """Path of the only model's root module; with several models each has its class name instead."""
@@ -64,6 +66,10 @@ class Places:
                 end = start + part.numel() * part.element_size()
                 self._of.setdefault(storage, {}).setdefault(start, (end, name))
 
+    def remove(self, storage: int) -> None:
+        """Nothing of that name lies in the storage any longer."""
+        self._of.pop(storage, None)
+
     def find(self, storage: int, tensor: torch.Tensor) -> int | None:
         """Name of the tensor in whose memory ``tensor``, which lies in the storage at that address, begins."""
         tensors = self._of.get(storage)
@@ -96,6 +102,8 @@ class Models:
         """Text ids of the parameters' names, as of the last :meth:`note`."""
         self.buffers_at = Places(log)
         """The same of the buffers."""
+        self.sharded = Sharded()
+        """Which parameters stand in for shards, as of the last :meth:`note`."""
         self._parts: set[int] = set()
         """``id`` of each module that is, or hangs below, a root with parameters; a loss may be a root without."""
         self._strangers: dict[int, weakref.ref[nn.Module]] = {}
@@ -168,7 +176,15 @@ class Models:
         for slot in self._parameters:
             parameter = slot.tensor(PARAMETERS)
             if parameter is not None:
-                yield slot, parameter  # type: ignore[misc]
+                yield slot, self.sharded.kept(parameter)  # type: ignore[arg-type]
+
+    def modules(self) -> list[nn.Module]:
+        """All live modules of the models."""
+        return [module for reference, _ in self._path_ids.values() if (module := reference()) is not None]
+
+    def known_path_id(self, module: nn.Module | None) -> int:
+        """Text id of ``module``'s path; 0 for one that was not named."""
+        return 0 if module is None else self._known_path(module) or 0
 
     def idle(self, modules: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters of those of ``modules`` that are no part of a model, each with a name.
@@ -218,7 +234,8 @@ class Models:
             kind = "" if module is None else type(module).__name__
             record = parameter_record(slot.name, parameter, kind=kind, shares=shares)
             overlap = covered.overlap(place, record.bytes) if shares is None else 0
-            self._records[slot.name] = replace(record, overlap=overlap)
+            padding = self.sharded.padding(parameter) if shares is None else 0
+            self._records[slot.name] = replace(record, overlap=overlap, padding=padding)
         return list(self._records.values())
 
     def _is_part(self, module: nn.Module) -> bool:
@@ -275,6 +292,7 @@ def parameter_record(
         shape=tuple(parameter.shape),
         kind=kind,
         shares=shares,
+        global_elements=parameter.numel() if is_part_of_whole(parameter) else None,
     )
 
 

@@ -47,9 +47,14 @@ class Together:
             with suppress(Exception):
                 _say(_store(), "here")
 
-    def why_not(self) -> str | None:
-        """Wait for the others; why this rank must not be stopped, ``None`` when all stop now."""
+    def why_not(self, unless: str = "") -> str | None:
+        """Wait for the others; why this rank must not be stopped, ``None`` when all stop now.
+
+        ``unless`` says why this one must not, where that is so; then none does.
+        """
         size = world_size()
+        if size == 1 and unless:
+            return unless
         if size == 1:
             if not self._several or self._joined:
                 return None
@@ -57,7 +62,10 @@ class Together:
         if distributed.get_backend() == "fake":
             return None
         try:
-            return self._agree(_store(), size)
+            store = _store()
+            if unless and _agreed(store, _GO_ON) == _GO_ON:
+                return unless
+            return self._agree(store, size)
         except Exception as error:  # a store of the script's, one that is gone
             return f"the ranks could not agree to stop ({type(error).__name__})"
 

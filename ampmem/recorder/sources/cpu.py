@@ -20,7 +20,16 @@ from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.ledger import Event, Ledger
 from ampmem.recorder.sources.process_total import NOT_COUNTED, count_all_threads
 from ampmem.recorder.sources.storages import Storages
-from ampmem.recorder.sources.window import MARKER, Marks, ProfileLost, Window, check_free, install, shift_between
+from ampmem.recorder.sources.window import (
+    COLLECTIVES,
+    MARKER,
+    Marks,
+    ProfileLost,
+    Window,
+    check_free,
+    install,
+    shift_between,
+)
 from ampmem.units import format_bytes
 from ampmem.vocabulary import SourceKind
 
@@ -130,5 +139,6 @@ class _Walk:
             if name == MARKER:
                 self._markers.append(node.start_time_ns)
             elif children := node.children:
-                number = node.extra_fields.sequence_number
-                pending += [(child, name, number) for child in reversed(children)]
+                if not name.startswith(COLLECTIVES):
+                    op, sequence = name, node.extra_fields.sequence_number
+                pending += [(child, op, sequence) for child in reversed(children)]

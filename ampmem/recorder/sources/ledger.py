@@ -19,7 +19,7 @@ from ampmem.events import OTHER_THREADS, UNKNOWN, Action, Column
 from ampmem.recorder.facts.addresses import Blocks
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.mappings import Mappings
-from ampmem.recorder.sources.missing_frees import proven_dead, reused, told_by_size
+from ampmem.recorder.sources.missing_frees import fates, proven_dead, told_by_size
 from ampmem.recorder.sources.storages import Died, Seen, Storages
 
 ELSEWHERE = "other threads"
@@ -147,10 +147,11 @@ class Ledger:
         if missing <= 0:
             return []
         later = ((address, size) for _, address, size, *_ in events[place:])
-        dead = dict.fromkeys([*(self._dead & self._blocks.keys()), *reused(later, self._blocks)])
+        reused, freed_here = fates(later, self._blocks)
+        dead = dict.fromkeys([*((self._dead & self._blocks.keys()) - freed_here), *reused])
         proven = proven_dead(missing, self._blocks, dead)
         missing -= sum(map(self._blocks.__getitem__, proven))
-        alive = {*proven, *filter(self._storages.alive, self._blocks)}
+        alive = {*proven, *freed_here, *filter(self._storages.alive, self._blocks)}
         told = told_by_size(missing, {block: size for block, size in self._blocks.items() if block not in alive})
         self.told_by_size += sum(map(self._blocks.__getitem__, told))
         return proven + told

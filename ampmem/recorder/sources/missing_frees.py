@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 
-def reused(events: Iterable[tuple[int, int]], blocks: Mapping[int, int]) -> list[int]:
-    """Those of ``blocks`` that were dead before the ``events`` (address, signed bytes) allocate at their addresses."""
-    alive, found = set(blocks), []
+def fates(events: Iterable[tuple[int, int]], blocks: Mapping[int, int]) -> tuple[list[int], set[int]]:
+    """What the ``events`` to come (address, signed bytes) say of ``blocks``.
+
+    Those at whose addresses memory is handed out again were dead before; those that they free are alive until then.
+    """
+    undecided, reused, freed = set(blocks), [], set()
     for address, size in events:
-        if address in alive:
-            alive.discard(address)
+        if address in undecided:
+            undecided.discard(address)
             if size > 0:
-                found.append(address)
-    return found
+                reused.append(address)
+            else:
+                freed.add(address)
+    return reused, freed
 
 
 def proven_dead(missing: int, blocks: Mapping[int, int], dead: Iterable[int]) -> list[int]:

@@ -42,6 +42,8 @@ class Storages:
         self.baseline: dict[int, int] = {}
         """Address of each live storage to its bytes, at the start."""
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._places: dict[int, int] = {}
+        """``id`` of each storage to where it was seen last: one may be emptied, and filled again elsewhere."""
         self._seen: list[Seen] = []
         self._died: list[Died] = []
 
@@ -56,10 +58,13 @@ class Storages:
 
     def see(self, tensor: torch.Tensor, *, kept: bool) -> None:
         """A hook has found ``tensor`` to be the script's; nothing new where it was seen before."""
-        storage = _storage(tensor)
+        storage = _of_cpu(tensor)
         if storage is None:
             return
         address = storage.data_ptr()
+        self._left(storage, address)
+        if not (address and storage.nbytes()):
+            return
         known = self._references.get(address)
         if known is None or known() is not storage:
             self._seen.append(Seen(time_ns(), address, storage.nbytes(), storage.resizable(), kept))
@@ -68,7 +73,8 @@ class Storages:
     def alive(self, address: int) -> bool:
         """Whether a storage that was seen at ``address`` lives."""
         known = self._references.get(address)
-        return known is not None and known() is not None
+        storage = None if known is None else known()
+        return storage is not None and storage.data_ptr() == address
 
     def take_seen(self) -> list[Seen]:
         """What was seen since the last call, in order."""
@@ -83,24 +89,44 @@ class Storages:
     def forget(self) -> None:
         """Drop the weak references."""
         self._references.clear()
+        self._places.clear()
         self._seen.clear()
         self._died.clear()
 
     def _watch(self, storage: torch.UntypedStorage) -> None:
         address = storage.data_ptr()
-        self._references[address] = weakref.ref(storage, functools.partial(self._note_death, address))
+        self._places[id(storage)] = address
+        self._references[address] = weakref.ref(storage, functools.partial(self._note_death, address, id(storage)))
 
-    def _note_death(self, address: int, reference: object) -> None:
+    def _left(self, storage: torch.UntypedStorage, address: int) -> None:
+        """``storage`` is at ``address`` now: of what is where it was it says nothing any longer."""
+        before = self._places.get(id(storage), address)
+        if before != address:
+            known = self._references.get(before)
+            if known is not None and known() is storage:
+                del self._references[before]
+            del self._places[id(storage)]
+
+    def _note_death(self, address: int, identity: int, reference: object) -> None:
         self._died.append(Died(time_ns(), address))
+        if self._places.get(identity) == address:
+            del self._places[identity]
         if self._references.get(address) is reference:
             del self._references[address]
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """``tensor``'s storage; ``None`` where it has no memory of the CPU's."""
+    storage = _of_cpu(tensor)
+    return storage if storage is not None and storage.data_ptr() and storage.nbytes() else None
+
+
+def _of_cpu(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """``tensor``'s storage, which may be empty; ``None`` where that is not on the CPU, or cannot be told."""
     try:
         with without_functions():
             storage = torch.Tensor.untyped_storage(tensor)
-        return storage if storage.device.type == "cpu" and storage.data_ptr() and storage.nbytes() else None
+        storage.data_ptr()
+        return storage if storage.device.type == "cpu" else None
     except Exception:  # fake, functorch and lazy tensors; those of classes that do not let it be asked
         return None

@@ -53,6 +53,9 @@ _SCOPES = {USER_SCOPE, BACKWARD_SCOPE}
 of profiling; the dispatch mode knows the ops of forward already.
 """
 
+COLLECTIVES = ("gloo:", "nccl:", "mpi:", "ucc:")
+"""How the names of a process group's records begin. They end on its threads: what lies in one need not be of it."""
+
 
 class ClockMark(NamedTuple):
     """Which of a burst of markers is meant, and when it was."""

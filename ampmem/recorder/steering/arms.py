@@ -19,6 +19,8 @@ class ArmSeen:
     dtypes: dict[torch.dtype, None] = field(default_factory=dict)
     cache: bool | None = None
     scaler: bool = False
+    other: bool = False
+    """Whether parameters are cast by something other than autocast, as by a policy of FSDP2's."""
 
     def copy(self) -> ArmSeen:
         """All of this, as it is now."""
@@ -38,7 +40,7 @@ def arm_record(
     name = forced
     if forced == Arm.AS_IS and seen.dtypes:
         name = Arm.AMP if seen.cache else Arm.AMP_NOCACHE
-    elif forced == Arm.AS_IS and all(parameter.dtype == "float32" for parameter in parameters):
+    elif forced == Arm.AS_IS and not seen.other and all(parameter.dtype == "float32" for parameter in parameters):
         name = Arm.FP32
     dtype = next(iter(seen.dtypes), None)
     return ArmRecord(

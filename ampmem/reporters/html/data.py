@@ -90,6 +90,7 @@ class CompositionView:
 
     rows: tuple[SizeRow, ...]
     temporaries_by_phase: Mapping[str, int]
+    communication_by_part: Mapping[str, int]
     total: int
 
 

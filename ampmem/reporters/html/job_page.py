@@ -47,7 +47,7 @@ def job_page(runs: Sequence[RankRun], limit: Callable[[int], int], progress: Pro
         tuple(shown),
         None if comparison is None else comparison_view(comparison),
         ranks_verdict_view(jobs[0]) if comparison is None else _of_worst(merged, comparison),
-        job=job_view(jobs, pages),
+        job=job_view(jobs, pages, opens),
         opens=[run.label for run in shown].index(opens),
     )
 

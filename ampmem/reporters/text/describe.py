@@ -69,8 +69,17 @@ def parameters_in_short(summary: Summary) -> str:
     """``1,000 parameters in 3.9 KiB``; of a snapshot, where they cannot be counted, how much was recognised."""
     parameters = summary.parameters
     if parameters.exact:
-        return f"{format_count(parameters.count)} parameters in {format_bytes(parameters.bytes)}"
+        amount = f"{format_count(parameters.count)} parameters in {format_bytes(parameters.bytes)}"
+        return f"{amount}{of_all_ranks(summary)}"
     return f"{recognised(summary)} of parameters recognised"
+
+
+def of_all_ranks(summary: Summary) -> str:
+    """What of the parameters this rank has, after how many it has: empty where it has all."""
+    parameters = summary.parameters
+    if parameters.global_count is None or parameters.global_bytes is None:
+        return ""
+    return f" on this rank, of {format_count(parameters.global_count)} in {format_bytes(parameters.global_bytes)}"
 
 
 def recognised(summary: Summary) -> str:

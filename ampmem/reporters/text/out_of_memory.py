@@ -8,6 +8,7 @@ from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.findings import Finding
 from ampmem.analysis.findings.remedies import Remedy, remedies
 from ampmem.analysis.summary import Summary
+from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.text.frames import user_frames
 from ampmem.reporters.text.layout import PLAIN, Layout
 from ampmem.reporters.text.plain_text import wrapped
@@ -29,7 +30,8 @@ def render_out_of_memory(summary: Summary, layout: Layout = PLAIN) -> str:
     for key, texts in _rows(oom, summary.findings):
         shown = [line for text in texts for line in wrapped(text, layout.width - _KEY)]
         lines += [f"{key if i == 0 else '':<{_KEY}}{line}" for i, line in enumerate(shown)]
-    alive = render_categories(oom.alive, oom.temporaries_by_phase, summary.parameters.known_count, layout)
+    parts = {Category.TEMPORARIES: {f"in {phase}": size for phase, size in oom.temporaries_by_phase.items()}}
+    alive = render_categories(oom.alive, parts, summary.parameters.known_count, layout)
     return "\n".join([*lines, "", layout.strong("alive when the request failed"), "", alive])
 
 

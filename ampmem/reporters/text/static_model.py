@@ -26,6 +26,7 @@ def render_static_model(summary: Summary, layout: Layout = PLAIN) -> str:
     size = f"{trimmed(recipe.bytes_per_param)} bytes per parameter"
     if recipe.peak_bytes_per_param != recipe.bytes_per_param:
         size += f", {trimmed(recipe.peak_bytes_per_param)} while the casts live"
+    size += per_rank(summary)
     head = wrapped(f"static memory, rule of thumb for {in_words(recipe)}: {size}", layout.width)
     judged = "\n".join(wrapped(judgement(summary), layout.width))
     parts = ["\n".join(map(layout.strong, head))]
@@ -41,6 +42,14 @@ def render_static_model(summary: Summary, layout: Layout = PLAIN) -> str:
             parts.append(_mark(when, rows, summary.parameters.known_count, layout))
         before = rows
     return "\n\n".join([*parts, judged])
+
+
+def per_rank(summary: Summary) -> str:
+    """Whose parameters they are where the ranks have shards, for the end of a sentence; else empty."""
+    parameters = summary.parameters
+    if parameters.global_count is None:
+        return ""
+    return f"; this rank has {format_count(parameters.count)} of {format_count(parameters.global_count)} parameters"
 
 
 def no_recipe(summary: Summary) -> str:

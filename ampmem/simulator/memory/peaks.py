@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from ampmem.allocator.model.blocks import Block
 from ampmem.allocator.model.caching import DeviceCachingAllocator
+from ampmem.allocator.model.driver import UNLIMITED
+from ampmem.allocator.model.oom import OutOfMemory
 from ampmem.allocator.model.statistics import Counters
 from ampmem.allocator.settings import Settings
 from ampmem.events import PredictionRecord, TermsRecord
@@ -58,12 +60,14 @@ class Peaks:
 class Highest:
     """A second allocator, of a device that never runs out, where what is not known takes the most that is assumed.
 
-    Its streams are as far behind as they may be: what they use is done when the script has waited for it. Beside that
-    it is told the same as the first one.
+    Its streams are as far behind as they may be: what they use is done when the script has waited for it, or the
+    allocator has, which does so before it gives up: where more than ``room`` bytes would be taken. Beside that it is told
+    the same as the first one.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, room: int) -> None:
         self._allocator = DeviceCachingAllocator(settings)
+        self._room = room
         self._blocks: dict[Block, Block] = {}
         self.bounds: dict[str, int] = {}
         """The largest single request that was assumed, by what it is for."""
@@ -75,7 +79,7 @@ class Highest:
 
     def malloc(self, block: Block) -> None:
         """The first allocator gave ``block`` out."""
-        self._blocks[block] = self._allocator.malloc(block.requested, block.segment.stream)
+        self._blocks[block] = self._malloc(block.requested, block.segment.stream)
 
     def free(self, block: Block) -> None:
         """It takes ``block`` back."""
@@ -97,7 +101,19 @@ class Highest:
         """Up to ``size`` bytes may be asked for on ``stream`` now, and be given back at once."""
         if size > 0:
             self.bounds[what] = max(size, self.bounds.get(what, 0))
-            self._allocator.free(self._allocator.malloc(size, stream))
+            self._allocator.free(self._malloc(size, stream))
+
+    def _malloc(self, size: int, stream: int) -> Block:
+        driver = self._allocator.driver
+        if self.counters.awaiting:
+            driver.total = self._room
+            try:
+                return self._allocator.malloc(size, stream)
+            except OutOfMemory:
+                pass
+            finally:
+                driver.total = UNLIMITED
+        return self._allocator.malloc(size, stream)
 
     def empty_cache(self) -> None:
         """The script empties the cache."""

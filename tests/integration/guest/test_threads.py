@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -219,3 +220,41 @@ def test_never_left_it_ends_with_the_program(tmp_path: Path, where: str) -> None
     done = python(tmp_path, "-c", NEVER_LEFT, where)
     assert (done.returncode, done.stdout) == (0, "the end\n")
     assert len(ampmem.load(tmp_path / "run.ampmem").steps) == 2
+
+
+# -- forward on threads of the script's -----------------------------------------------------------
+
+ELSEWHERE = "ran on another thread than the recorded one"
+
+
+def test_training_on_another_thread_is_no_missing_model() -> None:
+    with (
+        pytest.warns(RuntimeWarning, match="Linear ran forward on another one.*in the thread that trains"),
+        ampmem.profile(),
+    ):
+        run(lambda: Training().steps(2))
+
+
+def test_of_two_models_on_two_threads_one_is_recorded_and_the_other_named() -> None:
+    mine, other = Training(), Training()
+    with ampmem.profile() as prof:
+        mine.steps(1)
+        run(lambda: other.steps(1))
+        mine.steps(1)
+    assert recorded(prof) == (2, 0)
+    assert prof.summary().parameters.bytes == 4 * (8 * 8 + 8)
+    assert [ELSEWHERE in note for note in prof.recording().remarks] == [True]
+
+
+def test_replicas_that_run_on_threads_are_said_to_be_missing() -> None:
+    """As torch.nn.DataParallel runs them; the recorded thread has a forward of its own, backward and the update."""
+    training = Training()
+    with ampmem.profile() as prof:
+        for _ in range(2):
+            outputs = [training.model(torch.ones(2, 8))]
+            replica = functools.partial(lambda made: made.append(training.model(torch.ones(2, 8))), outputs)
+            run(replica, replica)
+            torch.stack([output.sum() for output in outputs]).sum().backward()
+            training.optimizer.step()
+    assert recorded(prof) == (2, 0)
+    assert [ELSEWHERE in note for note in prof.recording().remarks] == [True]

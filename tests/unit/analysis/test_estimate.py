@@ -40,6 +40,7 @@ RECORD = PredictionRecord(
     unmodelled=("what sort allocates",),
     ran_out=False,
 )
+JOINED = replace(RECORD, libraries={"NCCL's buffers": 4 * MIB}, libraries_at_most={"NCCL's buffers": 200 * MIB})
 BOUNDED = replace(RECORD, bounds={"cuDNN's workspaces in convolutions": 200 * MIB})
 
 
@@ -65,6 +66,21 @@ def test_the_terms_add_up() -> None:
             replace(BOUNDED, highest_reserved=3600 * MIB),
             Fit.MAY_NOT_FIT,
             "it may not fit: with cuDNN's workspaces in convolutions it lacks up to 16.0 MiB",
+        ),
+        (
+            JOINED,
+            Fit.FITS,
+            "3.2 GiB reserved of 4.0 GiB; it fits, with 84.0 MiB to 280.0 MiB to spare beside the 512.0 MiB",
+        ),
+        (
+            replace(JOINED, libraries_at_most={"NCCL's buffers": 285 * MIB}),
+            Fit.MAY_NOT_FIT,
+            "it may not fit: with NCCL's buffers it lacks up to 1.0 MiB beside",
+        ),
+        (
+            replace(JOINED, libraries={"NCCL's buffers": 286 * MIB}),
+            Fit.DOES_NOT_FIT,
+            "it does not fit: it lacks 2.0 MiB beside the 512.0 MiB",
         ),
         (replace(BOUNDED, ran_out=True), Fit.DOES_NOT_FIT, "3.2 GiB reserved; it does not fit: 1 GiB were asked for"),
     ],
@@ -102,6 +118,18 @@ def test_sentences_say_the_same() -> None:
     assert told[2] == "predicted at most: 3.0 GiB allocated, 3.2 GiB reserved, 3.7 GiB in all"
     assert list(sentences(None)) == []
     assert fit_in_short(prediction_of(RECORD)) == ("fits", "predicted: 3.7 GiB of 4.0 GiB used")
+
+
+def test_what_libraries_keep_is_in_all_that_is_used() -> None:
+    prediction = prediction_of(JOINED)
+    reserved = prediction.at_peak_reserved
+    assert reserved.total == reserved.reserved + reserved.outside + 4 * MIB == 3816 * MIB
+    assert prediction.highest is not None and prediction.highest.total == (3300 + 512 + 200) * MIB
+    assert prediction.highest.bounds == {"NCCL's buffers": 200 * MIB}
+    cells = [" ".join(line.split()) for line in render_prediction(prediction, "a GPU").splitlines()]
+    assert "NCCL's buffers 4.0 MiB 4.0 MiB 200.0 MiB" in cells
+    assert "+ outside (assumed) 512.0 MiB + NCCL's buffers 4.0 MiB = 3.7 GiB in all" in list(sentences(prediction))[1]
+    assert fit_in_short(prediction) == ("fits", "predicted: 3.7 GiB to 3.9 GiB of 4.0 GiB used")
 
 
 def test_a_note_is_told_once() -> None:

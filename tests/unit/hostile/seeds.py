@@ -39,6 +39,8 @@ PREDICTION = PredictionRecord(
     bounds={"cuDNN's workspaces": 400},
     unmodelled=("what sort allocates",),
     ran_out=False,
+    libraries={"NCCL's buffers": 100},
+    libraries_at_most={"NCCL's buffers": 300},
 )
 ALLOCATOR = AllocatorRecord(
     variable="PYTORCH_ALLOC_CONF",

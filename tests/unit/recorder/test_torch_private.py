@@ -27,12 +27,19 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model(torch.ones(2, 4)).sum().backward()
 optimizer.step()
 """
+SHARDED = """
+import torch.distributed
+from torch.distributed.fsdp import fully_shard
+
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+"""
 DAMAGED = """
 import builtins, gc, json, os, sys
 from types import FunctionType, ModuleType, SimpleNamespace
 import torch
 import torch._dynamo  # imports much by name, and optimizers import it
 import torch.utils.checkpoint
+import torch.distributed.fsdp  # what the damage is done to
 from ampmem.cli.main import main
 from ampmem.recorder.torch_entries import at
 
@@ -62,7 +69,7 @@ def damage(owner, name):
 
 gc.collect()
 gc.freeze()  # or each child would copy all of torch to look for garbage in it
-for number, (owner, name, device, arm) in enumerate(json.loads(sys.argv[1])):
+for number, (owner, name, device, arm, sharded) in enumerate(json.loads(sys.argv[1])):
     child = os.fork()  # a process of its own for each
     if not child:
         damage(owner, name)
@@ -73,7 +80,7 @@ for number, (owner, name, device, arm) in enumerate(json.loads(sys.argv[1])):
         code = None
         try:
             sys.argv[1:] = ["profile", "--quiet", "--device", device, "--arm", arm]
-            sys.argv += ["-o", f"{number}.ampmem", "train.py"]
+            sys.argv += ["-o", f"{number}.ampmem", "sharded.py" if sharded else "train.py"]
             main()
         except SystemExit as error:
             code = error.code
@@ -92,12 +99,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what ``ampmem profile`` said and left without each of the entries, by their numbers."""
     folder = tmp_path_factory.mktemp("damaged")
     (folder / "train.py").write_text(TRAINING)
+    (folder / "sharded.py").write_text(SHARDED + TRAINING)
     damages = [
         (
             entry.owner,
             entry.name,
             "cuda" if entry.use is Use.CUDA else "cpu",
             "amp" if entry.use is Use.ARM else "as-is",
+            entry.use is Use.SHARDED,
         )
         for entry in ENTRIES
     ]

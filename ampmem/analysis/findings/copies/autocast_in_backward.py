@@ -5,6 +5,9 @@ from __future__ import annotations
 from ampmem.analysis.findings.base import Finding, Section, TrainingRun
 from ampmem.units import format_bytes
 
+_CHANGE = "with torch.autocast(...): loss = ...  # and outside of it: loss.backward()"
+_CHANGE_OF_PIPELINE = "enter torch.autocast(...) in the forward of the stages' modules: a schedule runs backward, too"
+
 
 def check(run: TrainingRun) -> Finding | None:
     """Autocast was on when a backward started, so the cache's copies live through it."""
@@ -21,7 +24,7 @@ def check(run: TrainingRun) -> Finding | None:
         section=Section.CASTS,
         message=f"backward runs inside the autocast region.{cost}",
         bytes=held or None,
-        change="with torch.autocast(...): loss = ...  # and outside of it: loss.backward()",
+        change=_CHANGE_OF_PIPELINE if run.pipelined else _CHANGE,
         evidence=(f"steps: {', '.join(str(step) for step, _ in found)}", f"cast copies are those of step {index}")
         if held
         else (f"steps: {', '.join(str(step) for step, _ in found)}",),

@@ -19,8 +19,8 @@ def check(run: TrainingRun) -> Finding | None:
         code="cache-off-costs",
         severity="info",
         section=Section.CASTS,
-        message=f"weights are used more than once per forward: with cache_enabled=False their cast copies would take "
-        f"{format_bytes(cost)} more at the end of forward.",
+        message=f"weights are used more than once before backward: with cache_enabled=False their cast copies would "
+        f"take {format_bytes(cost)} more at the end of forward.",
         bytes=cost,
         change="leave torch.autocast(..., cache_enabled=True), the default, as it is",
         evidence=run.copied_parameters(extra),

@@ -19,8 +19,8 @@ def check(run: TrainingRun) -> Finding | None:
         code="cache-on-saves",
         severity="advice",
         section=Section.CASTS,
-        message=f"weights are used more than once per forward and each use keeps a cast copy of its own: autocast's "
-        f"cache would save {format_bytes(size)} at the end of forward.",
+        message=f"weights are used more than once before backward and each use keeps a cast copy of its own: "
+        f"autocast's cache would save {format_bytes(size)} at the end of forward.",
         bytes=size,
         change="torch.autocast(..., cache_enabled=True), with all the uses in one region",
         evidence=run.copied_parameters(extra),

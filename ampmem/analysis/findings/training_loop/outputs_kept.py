@@ -9,6 +9,10 @@ from ampmem.analysis.timeline.marks import Instants
 from ampmem.events import NO_STEP, Fact, Phase
 from ampmem.units import format_bytes
 
+_CHANGE = "del whatever holds them (outputs, loss) after backward; keep numbers with loss.item()"
+_OR_SCHEDULE = ", or the schedule of its pipeline,"
+_CHANGE_OF_PIPELINE = "what the script holds (outputs, losses): del it after the update; what the schedule holds stays"
+
 
 def check(run: TrainingRun) -> Finding | None:
     """Results of forward that are alive at the last step's peak though no backward needs them any more.
@@ -29,9 +33,9 @@ def check(run: TrainingRun) -> Finding | None:
         severity="advice",
         section=Section.ALLOCATIONS,
         message=f"{format_bytes(size)} of a forward whose backward is done are still alive at the peak: "
-        "something in the script holds them.",
+        f"something in the script{_OR_SCHEDULE if run.pipelined else ''} holds them.",
         bytes=size,
-        change="del whatever holds them (outputs, loss) after backward; keep numbers with loss.item()",
+        change=_CHANGE_OF_PIPELINE if run.pipelined else _CHANGE,
         evidence=run.largest(kept),
         off_peak=size,
     )

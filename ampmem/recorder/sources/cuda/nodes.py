@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ampmem.events import Column
-from ampmem.recorder.sources.window import MARKER, MARKERS, ProfileLost, Window, shift_between
+from ampmem.recorder.sources.window import COLLECTIVES, MARKER, MARKERS, ProfileLost, Window, shift_between
 from ampmem.recorder.torch_private import TORCH_OP
 
 
@@ -97,8 +97,9 @@ class _Walk:
             if name == MARKER:
                 self.markers.append(node.start_time_ns)
                 continue
-            sequence = getattr(node.extra_fields, "sequence_number", -1)
-            self.spans.append((node.start_time_ns, node.end_time_ns, name, sequence))
+            if not name.startswith(COLLECTIVES):
+                sequence = getattr(node.extra_fields, "sequence_number", -1)
+                self.spans.append((node.start_time_ns, node.end_time_ns, name, sequence))
             pending += reversed(node.children)
 
 

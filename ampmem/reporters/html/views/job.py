@@ -17,28 +17,34 @@ from ampmem.units import format_count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """``pages`` says whose pages follow, and ``command`` makes that of a rank that is not in the file."""
+    """``shown`` is the run that the page opens on; ``pages`` says whose are in the file, ``command`` makes another."""
 
     title: str
     facts: tuple[str, ...]
     problems: tuple[str, ...]
     tables: tuple[RankTable, ...]
+    shown: str
     pages: str
     command: str
 
 
-def job_view(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]]) -> JobView:
-    """The page of ``jobs``, one for each precision; ``pages`` has of each, by rank, the label of its run."""
+def job_view(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]], opens: str) -> JobView:
+    """The page of ``jobs``, one for each precision, which opens on the run ``opens``.
+
+    ``pages`` has of each, by rank, the label of its run.
+    """
     first = jobs[0].job
     several = len(jobs) > 1
+    whole = max((ranks.peak.max for ranks in jobs if ranks.peak is not None), default=0)
     return JobView(
         title=visible(first.script, MAX_PROSE),
         facts=tuple(visible(fact) for fact in _facts(jobs)),
         problems=tuple(visible(text, MAX_PROSE) for ranks in jobs for text in _problems(ranks)),
         tables=tuple(
-            rank_table(ranks, shown, title=heading(ranks) if several else "")
+            rank_table(ranks, shown, whole=whole, title=heading(ranks) if several else "")
             for ranks, shown in zip(jobs, pages, strict=True)
         ),
+        shown=visible(opens),
         pages=_pages(jobs, pages),
         command=_command(jobs, pages),
     )

@@ -34,6 +34,7 @@ def out_of_memory_view(
         alive=CompositionView(
             rows=tuple(sorted(rows, key=lambda row: -row.bytes)),
             temporaries_by_phase=oom.temporaries_by_phase,
+            communication_by_part={},
             total=sum(oom.alive.values()),
         ),
     )

@@ -12,6 +12,7 @@ from itertools import groupby
 from urllib.parse import urlencode
 
 from ampmem.analysis.ranks.ranks import Absence, Alike, Group, GroupKind, Rank, Ranks, Spread
+from ampmem.analysis.ranks.spread import SAME
 from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.html.palette import label
 from ampmem.reporters.html.safety import visible
@@ -21,6 +22,9 @@ from ampmem.units import format_bytes, format_count
 
 MAX_ROWS = 64
 """So many groups of equal ranks have a row of their own: those with the largest peaks."""
+
+_NOTABLE = 0.01
+"""The most of a column is marked where the ranks differ by this share of it, or more."""
 
 _ABSENT = {
     Absence.NO_FILE: "no file",
@@ -35,7 +39,7 @@ _LEAST_SCALE = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """Bytes, exactly so in ``title``; ``shade`` is in per cent of the darkest, ``most`` is that of its column."""
+    """Bytes, exactly so in ``title``; ``shade`` is in per cent of the darkest, ``most`` marks that of its column."""
 
     text: str
     title: str = ""
@@ -83,9 +87,12 @@ class RankTable:
     groups: tuple[RankRows, ...]
 
 
-def rank_table(ranks: Ranks, pages: Mapping[int, str], *, title: str = "") -> RankTable:
-    """The table of ``ranks``; ``pages`` has, by rank, the label of the run of the page that shows it."""
-    table = _Table(ranks, pages)
+def rank_table(ranks: Ranks, pages: Mapping[int, str], *, whole: int, title: str = "") -> RankTable:
+    """The table of ``ranks``, whose bars are in parts of ``whole`` bytes.
+
+    ``pages`` has, by rank, the label of the run of the page that shows it.
+    """
+    table = _Table(ranks, pages, whole)
     return RankTable(
         title=visible(title),
         scale=table.scale_in_words,
@@ -97,13 +104,14 @@ def rank_table(ranks: Ranks, pages: Mapping[int, str], *, title: str = "") -> Ra
 class _Table:
     """What all cells of one table are made with."""
 
-    def __init__(self, ranks: Ranks, pages: Mapping[int, str]) -> None:
+    def __init__(self, ranks: Ranks, pages: Mapping[int, str], whole: int) -> None:
         self._ranks = ranks
         self._pages = pages
+        self._whole = max(1, whole)
         self._spreads: dict[Category, Spread] = {item.category: item for item in ranks.categories}
         spreads = [item.spread for item in (*ranks.categories, ranks.peak) if item is not None]
-        self._most = 0 if ranks.peak is None else ranks.peak.max
-        self._scale = max(max(spreads, default=0), round(_LEAST_SCALE * self._most))
+        most = 0 if ranks.peak is None else ranks.peak.max
+        self._scale = max(max(spreads, default=0), round(_LEAST_SCALE * most))
         self._differs = any(spreads)
 
     @property
@@ -157,7 +165,8 @@ class _Table:
     def _details(self, alike: Alike) -> str:
         """Where they are in the mesh, how alike, and what became of them."""
         those = [self._ranks.rank(number) for number in alike.ranks]
-        worst = self._ranks.worst is not None and self._ranks.worst.rank in alike.ranks and self._differs
+        several = len(self._ranks.alike) > 1
+        worst = several and self._ranks.worst is not None and self._ranks.worst.rank in alike.ranks
         failed = [rank.rank for rank in those if rank.failure is not None or rank.out_of_memory is not None]
         ended = "" if not failed else "failed later" if len(failed) == len(those) else f"{named(failed)} failed later"
         return "; ".join(filter(None, ("the worst" if worst else "", place(those), _alike_in_words(alike), ended)))
@@ -182,7 +191,7 @@ class _Table:
             detail=detail,
             href="" if shown is None else page_of(self._pages[shown]),
             shown="" if shown is None else f"The page of rank {shown}",
-            pieces=() if rank.peak is None else stacked(rank.peak.categories, max(1, self._most)),
+            pieces=() if rank.peak is None else stacked(rank.peak.categories, self._whole),
             cells=tuple(self._cells(rank)),
         )
 
@@ -201,7 +210,7 @@ class _Table:
             text=format_bytes(size) if size else "0",
             title=f"{format_count(size)} bytes" + (f", {format_count(above)} above the least" if above else ""),
             shade=min(100.0, 100 * above / self._scale) if self._scale else 0.0,
-            most=bool(spread.spread) and size == spread.max,
+            most=size == spread.max and spread.spread >= _NOTABLE * spread.max and spread.spread > SAME,
         )
 
     def _largest(self, alike: Alike) -> Rank:

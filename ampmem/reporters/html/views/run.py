@@ -246,6 +246,7 @@ def _composition(peak: RunPeak) -> CompositionView:
     return CompositionView(
         rows=tuple(sorted(rows, key=lambda row: -row.bytes)),
         temporaries_by_phase=peak.temporaries_by_phase,
+        communication_by_part={part.value: size for part, size in peak.communication_by_part.items()},
         total=peak.bytes,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ampmem.analysis.static_model.verdict import StaticRecipe
 from ampmem.analysis.summary import Summary
 from ampmem.reporters.html.data import ComponentView, MarkComponents, StaticModelView
-from ampmem.reporters.text.static_model import in_words, judgement
+from ampmem.reporters.text.static_model import in_words, judgement, per_rank
 from ampmem.reporters.text.words import IN_SHORT, trimmed
 from ampmem.vocabulary import STEP_MARKS, Mark
 
@@ -16,7 +16,7 @@ def static_model_view(summary: Summary) -> StaticModelView | None:
         return None
     marks = tuple(MarkComponents(name=IN_SHORT[mark], rows=_rows(summary, mark)) for mark in STEP_MARKS)
     return StaticModelView(
-        head=_head(summary.static_recipe),
+        head=_head(summary.static_recipe) + per_rank(summary),
         verdict=judgement(summary),
         holds=bool(summary.static_model) and all(row.holds for row in summary.static_model),
         marks=tuple(mark for mark in marks if mark.rows),

@@ -13,6 +13,7 @@ from ampmem.reporters.text.answer import Wording, listed, wording
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.details import EVERYTHING, NOTHING, Detail
 from ampmem.reporters.text.layout import PLAIN, Layout, number, side_by_side, words
+from ampmem.reporters.text.next_steps import render_next
 from ampmem.reporters.text.plain_text import ABSENT
 from ampmem.reporters.text.ranks.names import named, numbers
 from ampmem.reporters.text.ranks.render import render_ranks
@@ -28,15 +29,14 @@ def render_jobs(
     every = details == EVERYTHING
     if jobs.comparison is None:
         return render_ranks(jobs.jobs[0], files=files, every=every, layout=layout)
-    return "\n\n".join(
-        [
-            render_comparison(
-                jobs.comparison, details=details, files=files, layout=layout, said=jobs_wording(jobs, jobs.comparison)
-            ),
-            _peaks(jobs.jobs, layout),
-            *(render_ranks(job, every=every, layout=layout, heading=heading(job)) for job in jobs.jobs),
-        ]
-    )
+    said = jobs_wording(jobs, jobs.comparison)
+    sections = [
+        render_comparison(jobs.comparison, details=details, layout=layout, said=said),
+        _peaks(jobs.jobs, layout),
+        *(render_ranks(job, every=every, layout=layout, heading=heading(job)) for job in jobs.jobs),
+        render_next(files, layout, more=not every),
+    ]
+    return "\n\n".join(section for section in sections if section)
 
 
 def jobs_wording(jobs: Jobs, comparison: Comparison) -> Wording:

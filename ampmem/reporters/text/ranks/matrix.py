@@ -89,7 +89,7 @@ def _table(
     columns += [words("mesh", least=_NAME, rank=1)] * places
     columns += [number("peak"), *(number(_head(each.category)) for each in own), *([number(_REST)] * rest)]
     rows = [_row(ranks, each, own, unit, places=places, rest=rest) for each in shown]
-    if len(ranks.alike) > 1:
+    if len(ranks.alike) > 2:
         rows += [_foot(name, [ranks.peak, *own], unit, places=places, rest=rest) for name in _FEET]
     return columns, rows
 

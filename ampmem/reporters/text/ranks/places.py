@@ -63,11 +63,15 @@ def _parameters(rank: Rank) -> str:
 
 
 def render_groups(ranks: Ranks, layout: Layout) -> str:
-    """The stages, and the places on each axis of the mesh; empty where each has a rank of its own, or there is none."""
+    """The stages, and the places on each axis of the mesh.
+
+    Of an axis along which no peak changes there is nothing to show, nor where each place has but one rank.
+    """
     texts = []
     for _, those in groupby(ranks.groups, key=lambda group: (group.kind, group.axis)):
         groups = list(those)
-        if len(groups) > 1 and any(len(group.ranks) > 1 for group in groups):
+        sizes = {(group.peak.min, group.peak.median, group.peak.max) for group in groups}
+        if len(sizes) > 1 and any(len(group.ranks) > 1 for group in groups):
             texts.append(_groups(groups, layout))
     return "\n\n".join(texts)
 

@@ -29,7 +29,8 @@ def render_ranks(
 ) -> str:
     """The merged view as text, without a newline at its end; ``every`` rank has a row of its own kind then.
 
-    ``files`` are the recordings, for what to do next. ``heading`` stands where there are several jobs.
+    ``files`` are the recordings, for what to do next. ``heading`` is there where the job is one of several, of which
+    all else is said before.
     """
     sections = [
         layout.strong(heading),
@@ -39,7 +40,7 @@ def render_ranks(
         render_matrix(ranks, layout, every=every),
         render_groups(ranks, layout),
         render_places(ranks, layout, every=every),
-        _job(ranks.job, layout),
+        "" if heading else _job(ranks.job, layout),
         "\n".join(line for text in _foot(ranks) for line in wrapped(text, layout.width)),
         "" if not files else _next(ranks, files, layout, more=not every),
     ]
@@ -67,6 +68,9 @@ def absences(ranks: Ranks) -> Iterator[str]:
             yield from [_not_given(why, those)] if those else []
         else:
             yield from map(_unreadable if why is Absence.NOTHING_RECORDED else _early, those)
+    behind = [rank.rank for rank in ranks.compared if rank.last_step == ranks.step]
+    if behind and ranks.later_steps:
+        yield f"{named(behind)} ended no step after {ranks.step}, which is compared; others did"
     for rank in ranks.compared:
         if rank.failure is not None:
             after = "" if rank.last_step is None else f" after step {rank.last_step}"

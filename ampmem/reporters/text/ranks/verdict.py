@@ -12,9 +12,11 @@ from ampmem.reporters.text.ranks.names import named, numbers
 from ampmem.units import format_apart, format_bytes, format_count
 
 _NAMED = 3
-"""So many categories are named; the rest is summed up."""
+"""Of what all ranks have, so many categories are named; the rest is summed up."""
+_DIFFERENCES = 5
+"""Of what one has more or less, so many."""
 _NAMED_SHARE = 0.05
-"""What is less than this share of a difference is not named."""
+"""What is less than this share of the largest of them is not named."""
 _LARGER = 1.01
 """A peak of another step that is so many times as large is worth a sentence."""
 _PHASES = {"optimizer": "in the optimizer's update", "between": "between the phases"}
@@ -116,7 +118,7 @@ def _parts(excess: Excess) -> str:
     """``1.1 GiB more of activations, 0.1 GiB more of parameters and 0.2 GiB less of gradients``."""
     largest = sorted(excess.parts, key=lambda part: -abs(part.bytes))
     least = _NAMED_SHARE * abs(largest[0].bytes) if largest else 0
-    shown = [part for part in largest[:_NAMED] if abs(part.bytes) >= least]
+    shown = [part for part in largest[:_DIFFERENCES] if abs(part.bytes) >= least]
     others = [part for part in excess.parts if part not in shown]
     if len(others) == 1 and abs(others[0].bytes) >= least:
         shown, others = [*shown, *others], []

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from ampmem.analysis.summary import Peak, Step, Summary
+from ampmem.analysis.summary import Step, Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown, Category
+from ampmem.analysis.timeline.communication import ByPart
 from ampmem.reporters.text.describe import counted
 from ampmem.reporters.text.layout import Column, Layout, number, table, words
 from ampmem.reporters.text.plain_text import shorten, wrapped
@@ -32,7 +33,9 @@ def render_marks(step: Step, parameters: int, layout: Layout, *, casts: bool) ->
         if any(live is not None and live[category] for live in instants):
             rows.append([indented(category), *cells(lambda live, key=category: live[key])])  # type: ignore[misc]
             if category == Category.TEMPORARIES:
-                rows.extend(_by_phase(step.peak, parameters))
+                rows.extend(_split("in ", step.peak.temporaries_by_phase, parameters))
+            if category == Category.COMMUNICATION:
+                rows.extend(_split("", step.peak.communication_by_part, parameters))
     rows.append([TOTAL, *cells(lambda live: sum(live.values()))])
     caption = layout.strong(f"step {step.index} at its marks, peak in {step.peak.phase}")
     return f"{caption}\n\n{table(_columns(bool(parameters)), rows, layout, strong=(TOTAL,))}"
@@ -70,12 +73,12 @@ def indented(category: Category) -> str:
     return f"└ {category}" if category in PRECISION_COPIES else str(category)
 
 
-def _by_phase(peak: Peak, parameters: int) -> Iterator[list[str]]:
-    """Rows under the temporaries; only the peak's are split."""
-    for phase, size in peak.temporaries_by_phase.items():
+def _split(before: str, parts: Mapping[str, int] | ByPart, parameters: int) -> Iterator[list[str]]:
+    """Rows under the temporaries and the communication, ``before`` each part's name; only the peak's are split."""
+    for part, size in parts.items():
         if size:
             found = size_cells(size, parameters)
-            yield [f"└ in {phase}", *[""] * (3 * len(found)), *found]
+            yield [f"└ {before}{part}", *[""] * (3 * len(found)), *found]
 
 
 def render_held(summary: Summary, layout: Layout) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TypeAlias
 
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
@@ -13,6 +14,9 @@ from ampmem.units import format_bytes
 
 TOTAL = "total"
 
+Parts: TypeAlias = Mapping[Category, Mapping[str, int]]
+"""Bytes of the parts of those categories that have some, by name."""
+
 
 def render_peak(summary: Summary, layout: Layout) -> str:
     """The categories at the run's peak; empty where memory ran out in that step: what was alive then says it all."""
@@ -20,27 +24,31 @@ def render_peak(summary: Summary, layout: Layout) -> str:
     if summary.out_of_memory is not None and not last.finished and last.index == peak.step:
         return ""
     caption = f"the peak by category: step {peak.step}, in {peak.phase}"
-    body = render_categories(peak.categories, peak.temporaries_by_phase, summary.parameters.known_count, layout)
+    parts = {
+        Category.TEMPORARIES: {f"in {phase}": size for phase, size in peak.temporaries_by_phase.items()},
+        Category.COMMUNICATION: {part.value: size for part, size in peak.communication_by_part.items()},
+    }
+    body = render_categories(peak.categories, parts, summary.parameters.known_count, layout)
     return f"{layout.strong(caption)}\n\n{body}"
 
 
-def render_categories(live: Breakdown, temporaries: Mapping[str, int], parameters: int, layout: Layout) -> str:
-    """What is alive at one instant, by category, the largest first; ``temporaries`` by the phase they are born in."""
+def render_categories(live: Breakdown, parts: Parts, parameters: int, layout: Layout) -> str:
+    """What is alive at one instant, by category, the largest first; those that have ``parts`` by those, too."""
     total = sum(live.values())
     rows = [
         [name, format_bytes(size), share(size, total), *([per_parameter(size, parameters)] if parameters else [])]
-        for name, size in [*_sizes(live, temporaries), (TOTAL, total)]
+        for name, size in [*_sizes(live, parts), (TOTAL, total)]
     ]
     columns = [words("category"), number("bytes"), number("share"), *([number("B/param")] if parameters else [])]
     return table(columns, rows, layout, strong=(TOTAL,))
 
 
-def _sizes(live: Breakdown, temporaries: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    phases = {phase: size for phase, size in temporaries.items() if size}
+def _sizes(live: Breakdown, parts: Parts) -> Iterator[tuple[str, int]]:
     for category in sorted(CATEGORIES, key=lambda category: -live[category]):
         if not live[category]:
             continue
-        split = phases if category == Category.TEMPORARIES else {}
-        yield (f"{category}, in {next(iter(split))}" if len(split) == 1 else str(category)), live[category]
-        if len(split) > 1:
-            yield from ((f"└ in {phase}", size) for phase, size in split.items())
+        split = {part: size for part, size in parts.get(category, {}).items() if size}
+        alone = len(split) == 1 and sum(split.values()) == live[category]
+        yield (f"{category}, {next(iter(split))}" if alone else str(category)), live[category]
+        if not alone:
+            yield from ((f"└ {part}", size) for part, size in split.items())

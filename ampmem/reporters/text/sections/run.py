@@ -11,6 +11,7 @@ from ampmem.reporters.text.describe import (
     describe_arm,
     describe_devices,
     describe_optimizers,
+    of_all_ranks,
     recognised,
 )
 from ampmem.reporters.text.layout import Layout
@@ -51,7 +52,7 @@ def describe_parameters(summary: Summary) -> str:
         return "not known"
     if not parameters.exact:
         return f"{recognised(summary)} recognised"
-    amount = f"{format_count(parameters.count)} in {format_bytes(parameters.bytes)}"
+    amount = f"{format_count(parameters.count)} in {format_bytes(parameters.bytes)}{of_all_ranks(summary)}"
     if parameters.trainable != parameters.count:
         amount += f", {format_count(parameters.trainable)} trainable"
     if parameters.cast_eligible is not None:

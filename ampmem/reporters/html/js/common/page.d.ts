@@ -79,6 +79,7 @@ export interface RemedyView {
 export interface CompositionView {
   rows: Array<SizeRow>;
   temporaries_by_phase: Record<string, number>;
+  communication_by_part: Record<string, number>;
   total: number;
 }
 

@@ -41,6 +41,17 @@ export function temporariesOf(composition) {
   );
 }
 
+/**
+ * The communication of a composition by what it is for, in words; null where there is none.
+ * @param {CompositionView} composition
+ */
+function communicationOf(composition) {
+  const parts = Object.entries(composition.communication_by_part).filter(([, bytes]) => bytes);
+  if (!parts.length) return null;
+  const words = parts.map(([part, bytes]) => `${part.replaceAll("_", " ")} ${formatBytes(bytes)}`);
+  return make("p", { class: "quiet" }, `Communication by what it is for: ${words.join(", ")}.`);
+}
+
 /** @param {Allocator} allocator */
 function allocatorOf(allocator) {
   /** @type {Array<[key: keyof Allocator, label: string]>} */
@@ -109,6 +120,7 @@ export function showPeak(run, categoryOf) {
     ),
     compositionBars(composition, categoryOf),
     temporariesOf(composition),
+    communicationOf(composition),
     allocatorOf(run.allocator),
     make("p", { class: "quiet" }, `${formatCount(conservation.events)} allocator events, ${check}${elsewhere}.`),
   );

@@ -1,0 +1,142 @@
+"""Runs a launcher, such as torchrun, so that each process that it starts is ``ampmem profile`` of the script.
+
+The launcher itself runs in this process, as ``python -m`` would run it, and is not recorded.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import TYPE_CHECKING, NoReturn
+
+from ampmem.cli.options import ScriptOptions
+from ampmem.cli.processes.children import profile_arguments
+from ampmem.cli.processes.guest import end_as, run_plainly
+from ampmem.cli.processes.launch import worker_command
+from ampmem.cli.processes.plan import Plan
+from ampmem.cli.processes.rank_names import left, names_in
+from ampmem.errors import NothingRecorded, UsageError
+from ampmem.recorder.script import find_module
+from ampmem.terminal import Terminal
+from ampmem.vocabulary import Device
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
+
+TORCHRUN = "torch.distributed.run"
+_PARSERS: Mapping[str, Callable[[], ArgumentParser]] = {
+    TORCHRUN: lambda: import_module(TORCHRUN).get_args_parser(),
+    "accelerate.commands.launch": lambda: import_module("accelerate.commands.launch").launch_command_parser(),
+}
+"""The launchers that are known, and what reads their command lines."""
+_HOW = ("-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path")
+"""Options of launchers that say how to start the script."""
+_COMMANDS = {"torchrun": TORCHRUN, "accelerate": "accelerate.commands.launch"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandLine:
+    """A launcher's: its own ``options``, and what it is to start."""
+
+    options: tuple[str, ...]
+    script: str
+    as_module: bool
+    arguments: tuple[str, ...]
+
+
+def launches(script: ScriptOptions) -> bool:
+    """Whether ``script`` is to be run in several processes, or is a launcher."""
+    return script.nproc_per_node is not None or (script.as_module and script.script_or_module in _PARSERS)
+
+
+def check_ranks(plan: Plan) -> None:
+    """Raise :class:`UsageError` for what several ranks cannot do."""
+    script = plan.script
+    if not script.as_module and script.script_or_module in _COMMANDS and not Path(script.script_or_module).exists():
+        raise UsageError(
+            f"{script.script_or_module} is a launcher: say ampmem profile -m {_COMMANDS[script.script_or_module]} …, "
+            f"or {script.script_or_module} … -m ampmem profile …"
+        )
+    if plan.launched is None and not launches(script):
+        return
+    if script.device is Device.SIMULATED:
+        raise UsageError(
+            "a simulated device needs no other processes: run the script alone, and say how many ranks there would be "
+            "with --world-size"
+        )
+    if plan.html is not None:
+        raise UsageError("--html is the page of one process; with several, afterwards: ampmem report FILES -o PAGE")
+    if plan.launched is not None and launches(script):
+        raise UsageError("this is a process of a launcher already, and cannot launch more")
+    if script.nproc_per_node is not None and script.as_module and script.script_or_module in _PARSERS:
+        raise UsageError(
+            f"{script.script_or_module} has an option --nproc-per-node of its own: write it after its name"
+        )
+
+
+def launch_ranks(plan: Plan) -> NoReturn:
+    """Run the script of ``plan`` in several processes, and end as the launcher does."""
+    script = plan.script
+    if script.nproc_per_node is None:
+        module, given = script.script_or_module, split(script.script_or_module, script.arguments)
+    else:
+        module, given = TORCHRUN, _torchrun(script)
+    target = find_module(module, given.options)
+    with NamedTemporaryFile(prefix="ampmem-") as names:
+        worker = worker_command(given.script, _worker(plan, given, Path(names.name)))
+        failure = run_plainly(target, (*given.options, "--no-python", *worker))
+        files = names_in(Path(names.name))
+    if plan.report_to is None:
+        for line in left(files):
+            Terminal(sys.stderr).say(line)
+    if failure is None and not any(file.exists() for file in files) and plan.times_into is None:
+        raise NothingRecorded("no process of the script left a recording")
+    end_as(failure)
+
+
+def split(module: str, arguments: Sequence[str]) -> CommandLine:
+    """The command line of the launcher ``module``, taken apart. Raises :class:`UsageError` where it has no script."""
+    parser = _PARSERS[module]()
+    parser.prog = f"python -m {module}"
+    given = parser.parse_args(list(arguments))
+    rest = list(given.training_script_args)
+    own = list(arguments[: len(arguments) - len(rest)])
+    if not own or own.pop() != given.training_script:
+        raise UsageError(f"it is not clear which script {module} is to start; write its options before the script")
+    if given.no_python:
+        raise UsageError("--no-python starts any program, and only Python scripts can be recorded")
+    options = tuple(option for option in own if option not in (*_HOW, "--"))
+    return CommandLine(
+        options=options, script=given.training_script, as_module=bool(given.module), arguments=tuple(rest)
+    )
+
+
+def _torchrun(script: ScriptOptions) -> CommandLine:
+    """What runs ``script`` in as many processes as it asks for, on this machine alone."""
+    return CommandLine(
+        options=("--standalone", "--nproc-per-node", str(script.nproc_per_node)),
+        script=script.script_or_module,
+        as_module=script.as_module,
+        arguments=script.arguments,
+    )
+
+
+def _worker(plan: Plan, given: CommandLine, names: Path) -> list[str]:
+    """The arguments of ``ampmem profile`` in each process."""
+    script = replace(
+        plan.script,
+        script_or_module=given.script,
+        as_module=given.as_module,
+        arguments=given.arguments,
+        nproc_per_node=None,
+    )
+    script.find()  # what is wrong with it is said once, and before anything is started
+    options = ["--names-into", str(names)]
+    options += ["--run-to-end"] if plan.run_to_end else []
+    for name, value in (("-o", plan.output), ("--report-to", plan.report_to), ("--times-into", plan.times_into)):
+        options += [] if value is None else [name, str(value)]
+    return profile_arguments(script, plan.arm, plan.seed, *options)

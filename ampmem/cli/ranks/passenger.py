@@ -1,0 +1,59 @@
+"""What is sent along with a process that a script spawns, and has it begin here.
+
+Imports little: most such processes are no ranks.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from multiprocessing import process
+from typing import Any
+
+# Run where the process unpickles what it was sent, before it has the path of the one that sent it. Whatever goes wrong
+# is none of the script's.
+_BOARD = """
+import sys
+sys.path.append({root!r})
+try:
+    from ampmem.cli.ranks.passenger import board
+    board({root!r}, {state!r})
+except Exception:
+    pass
+finally:
+    sys.path.remove({root!r})
+"""
+
+
+class Passenger:
+    """Pickles to code that Python alone can run; ``state`` is pickled, too, and opened only by a rank."""
+
+    def __init__(self, root: str, state: object) -> None:
+        self._code = _BOARD.format(root=root, state=pickle.dumps(state))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exec, (self._code,)
+
+
+def board(root: str, state: bytes) -> None:
+    """Wait for the process to begin, which has imported what the script's main module does by then."""
+    bootstrap = process.BaseProcess._bootstrap  # type: ignore[attr-defined]
+
+    def begin(spawned: Any, *arguments: Any, **options: Any) -> Any:
+        process.BaseProcess._bootstrap = bootstrap  # type: ignore[attr-defined]
+        if "torch.distributed" in sys.modules:
+            spawned.run = _recorded(spawned.run, root, state)
+        return bootstrap(spawned, *arguments, **options)
+
+    process.BaseProcess._bootstrap = begin  # type: ignore[attr-defined]
+
+
+def _recorded(run: Any, root: str, state: bytes) -> Any:
+    try:
+        if root not in sys.path:
+            sys.path.append(root)
+        from ampmem.cli.ranks.spawned_rank import SpawnedRank
+
+        return SpawnedRank(pickle.loads(state)).around(run)
+    except Exception:  # whatever it is, it is none of the script's
+        return run

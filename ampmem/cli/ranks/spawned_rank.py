@@ -1,0 +1,145 @@
+"""A process that the script has spawned: recorded from when it joins a process group on, as a rank of that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import distributed
+
+from ampmem.cli.processes import afterwards
+from ampmem.cli.processes.messages import Audience, Parent, StepEnded
+from ampmem.cli.processes.rank_ends import OfRank
+from ampmem.cli.processes.rank_names import place_rank, remove_claim, tell_name
+from ampmem.cli.ranks.spawned import Crew
+from ampmem.errors import AmpmemError
+from ampmem.events import PlaceRecord
+from ampmem.failure import failure_of
+from ampmem.patching import Undo, patch
+from ampmem.recorder.ranks.environment import Launched
+from ampmem.recorder.ranks.together import Together
+from ampmem.recorder.script import stops_in
+from ampmem.recorder.session import Session
+from ampmem.recorder.steering.stopping import Stopper
+from ampmem.recorder.torch_private_ranks import GROUP_MADE
+
+
+class SpawnedRank:
+    """Runs what the process is to run, and records it."""
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self._session: Session | None = None
+        self._audience: Audience | None = None
+        self._stopper = Stopper()
+        self._together = Together(several=True)
+        self._tried = False
+        self._path = Path()
+
+    def around(self, run: Callable[[], None]) -> Callable[[], None]:
+        """``run``, recorded."""
+
+        def recorded() -> None:
+            undo = self._watch()
+            failure: BaseException | None = None
+            try:
+                run()
+            except BaseException as error:
+                failure = error
+                if not stops_in(error):
+                    raise
+            finally:
+                undo()
+                self._ended(failure)
+
+        return recorded
+
+    def _watch(self) -> Undo:
+        """Begin when there is a process group of several."""
+
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            def update(group: Any) -> Any:
+                result = original(group)
+                if group is not None and not self._tried:
+                    self._tried = True
+                    self._begin()
+                return result
+
+            return update
+
+        return patch(*GROUP_MADE, wrap)
+
+    def _begin(self) -> None:
+        place = PlaceRecord(rank=distributed.get_rank(), world_size=distributed.get_world_size(), job=self._crew.job)
+        if place.rank < 0 or place.world_size < 2:
+            return
+        crew, plan = self._crew, self._crew.plan
+        known = Launched(place=place, here=range(place.world_size))
+        audience: Audience = OfRank(known) if plan.report_to is None else Parent(plan.report_to)
+        near = Path() if Path.cwd() == crew.directory else crew.directory
+        path = None
+        try:
+            name, greeting = place_rank(
+                lambda number: near / plan.path(crew.title, number),
+                known,
+                numbered=plan.numbered,
+                force=plan.script.force,
+            )
+            path = name
+            options = plan.options(name, place=place, baseline=True)
+            session = Session(options, on_step=partial(self._step_ended, audience), on_done=self._done)
+            session.start()
+        except AmpmemError as error:
+            if path is not None:
+                remove_claim(path)
+            audience.complain(str(error))
+            return
+        self._session, self._audience, self._path = session, audience, name
+        tell_name(crew.names, name)
+        audience.say(greeting)
+
+    def _step_ended(self, audience: Audience, done: int) -> None:
+        self._together.step_ended()
+        audience.step(StepEnded(done=done, wanted=self._crew.plan.script.steps))
+
+    def _done(self) -> None:
+        """All steps are recorded: stop with all others, where the script's own process only waits for the end."""
+        if self._crew.plan.run_to_end:
+            return
+        waits = "" if self._crew.joining else "the script's own process does not just wait for this one's end"
+        self._stopper.spared = self._together.why_not(waits) or ""
+        if not self._stopper.spared:
+            with suppress(OSError):
+                self._crew.stopped.touch()
+            self._stopper.stop()
+        if self._session is not None and self._audience is not None:
+            self._audience.say(afterwards.spared(self._path, self._stopper.spared))
+
+    def _ended(self, failure: BaseException | None) -> None:
+        session, audience = self._session, self._audience
+        if session is None or audience is None or session.forked():
+            return
+        self._stopper.ended(failure)
+        if failure is not None and stops_in(failure):
+            failure = None
+        if failure is None:
+            self._together.over()
+        elif not isinstance(failure, SystemExit):
+            session.failed(failure_of(failure))
+        try:
+            session.close(failure)
+            self._say(session, audience, failure)
+        except AmpmemError as error:
+            audience.complain(str(error))
+
+    def _say(self, session: Session, audience: Audience, failure: BaseException | None) -> None:
+        path = self._path
+        if failure is not None:
+            audience.complain(afterwards.kept(session, path, self._stopper))
+            return
+        session.check()
+        stopper = None if self._crew.plan.run_to_end else self._stopper
+        audience.say(afterwards.recorded(session, path, stopper))

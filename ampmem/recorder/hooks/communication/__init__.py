@@ -1,0 +1,1 @@
+"""Where torch.distributed and what builds on it tell something of the memory that they take."""

@@ -1,0 +1,121 @@
+"""``ampmem show`` of the files of several ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+from build import ARM, FP32, arm_run, write
+from command_line import ampmem_here, refused
+from jobs import rank_recording
+
+import ampmem
+from ampmem.analysis.ranks.ranks import ranks_schema
+from ampmem.errors import UsageError
+from ampmem.events import ArmRecord
+from ampmem.recording import rank_file
+
+
+def written(folder: Path, *, arm: ArmRecord = FP32, job: str = "train", count: int = 3) -> list[str]:
+    """A file for each rank, of which the last needs most."""
+    return [
+        write(
+            rank_file(folder / job, rank, count),
+            rank_recording(rank, count, arm=arm, activations=800 + 100 * (rank == count - 1)),
+        ).name
+        for rank in range(count)
+    ]
+
+
+def test_ranks_are_merged(tmp_path: Path) -> None:
+    code, said, _ = ampmem_here(tmp_path, "show", *written(tmp_path))
+    assert code == 0
+    assert said.startswith("The worst rank is 2 of 3 with 1.6 MiB at the peak, in backward of step 1, 6 % above")
+    assert "ampmem report train.rank*-of-3.ampmem" in said
+    assert "=====" not in said
+
+
+def test_each_has_its_own_tables_after_that(tmp_path: Path) -> None:
+    _, said, _ = ampmem_here(tmp_path, "show", "--each", *written(tmp_path))
+    assert said.count("=" * 100) == 3
+    assert "rank        0 of 3" in said and "rank        2 of 3" in said
+
+
+def test_details_of_one_are_those_of_the_worst(tmp_path: Path) -> None:
+    _, said, _ = ampmem_here(tmp_path, "show", "--modules", *written(tmp_path))
+    assert said.count("=" * 100) == 1
+    assert "rank        2 of 3" in said and "rank        0 of 3" not in said
+
+
+def test_json_stays_an_array_of_summaries(tmp_path: Path) -> None:
+    _, said, _ = ampmem_here(tmp_path, "show", "--json", *written(tmp_path))
+    assert [(each["schema"], each["rank"]) for each in json.loads(said)] == [("ampmem.summary/1", n) for n in range(3)]
+
+
+def test_the_merged_view_as_json(tmp_path: Path) -> None:
+    files = written(tmp_path)
+    _, said, _ = ampmem_here(tmp_path, "show", "--ranks", "--json", *files)
+    found = json.loads(said)
+    jsonschema.Draft202012Validator(ranks_schema()).validate(found)
+    assert (found["schema"], found["worst"]["rank"], found["ranks"][2]["file"]) == ("ampmem.ranks/1", 2, files[2])
+    _, said, _ = ampmem_here(tmp_path, "show", "--ranks-schema")
+    assert json.loads(said) == ranks_schema()
+
+
+def test_several_precisions_are_compared_by_their_worst_ranks(tmp_path: Path) -> None:
+    files = [*written(tmp_path), *written(tmp_path, arm=ARM, job="train.amp")]
+    _, said, _ = ampmem_here(tmp_path, "show", *files)
+    assert said.startswith("On the worst rank of each precision, mixed precision")
+    assert "the peak of each rank" in said
+    _, said, _ = ampmem_here(tmp_path, "show", "--ranks", "--json", *files)
+    assert [job["job"]["arm"]["name"] for job in json.loads(said)] == ["fp32", "amp"]
+
+
+def test_one_rank_alone_names_the_others(tmp_path: Path) -> None:
+    files = written(tmp_path)
+    (tmp_path / files[2]).unlink()
+    _, said, _ = ampmem_here(tmp_path, "show", files[0])
+    assert said.startswith("The peak is 1.5 MiB")
+    assert (
+        "note: this is rank 0 of 3, and the file of 1 of the 2 others lies beside it: train.rank*-of-3.ampmem" in said
+    )
+    _, said, _ = ampmem_here(tmp_path, "show", "--ranks", files[0])
+    assert said.startswith("Only rank 0 of 3 can be shown")
+    assert "rank 1 was not given, but lies beside: train.rank1-of-3.ampmem" in said
+    assert "rank 2 has no file" in said
+
+
+def test_a_damaged_rank_is_named_and_the_others_are_shown(tmp_path: Path) -> None:
+    files = written(tmp_path)
+    (tmp_path / files[1]).write_bytes(b"torn")
+    code, said, _ = ampmem_here(tmp_path, "show", *files)
+    assert code == 0
+    assert "rank 1 is left out: train.rank1-of-3.ampmem is not an ampmem recording" in said
+
+
+def test_check_has_a_line_for_each(tmp_path: Path) -> None:
+    _, said, _ = ampmem_here(tmp_path, "show", "--check", *written(tmp_path))
+    assert [line.partition(":")[0] for line in said.splitlines()] == [f"train.rank{n}-of-3.ampmem" for n in range(3)]
+
+
+def test_what_is_no_job_is_refused(tmp_path: Path) -> None:
+    files = written(tmp_path)
+    write(tmp_path / "alone.ampmem", arm_run(FP32))
+    assert "alone.ampmem is of a process that ran alone" in refused(tmp_path, "show", *files, "alone.ampmem")
+    assert "ran alone" in refused(tmp_path, "show", "--ranks", "alone.ampmem")
+    again = written(tmp_path, job="again")
+    assert "is there twice" in refused(tmp_path, "show", *files, again[1])
+
+
+def test_in_python(tmp_path: Path) -> None:
+    fp32 = [tmp_path / name for name in written(tmp_path)]
+    amp = [tmp_path / name for name in written(tmp_path, arm=ARM, job="train.amp")]
+    assert ampmem.ranks(*fp32).worst.rank == 2  # type: ignore[union-attr]
+    assert ampmem.ranks(*map(ampmem.load, fp32)).job.world_size == 3
+    assert [entry.label for entry in ampmem.compare(*fp32, *amp).entries] == ["fp32 rank 2", "amp rank 2"]
+    with pytest.raises(UsageError, match="several precisions"):
+        ampmem.ranks(*fp32, *amp)
+    with pytest.raises(UsageError, match="nothing to merge"):
+        ampmem.ranks()
