@@ -19,6 +19,7 @@ def install(mode: SimulatedMode, world: World) -> Callable[[], None]:
     communicators = Communicators(mode.device_model)
     with ExitStack() as undo:
         undo.callback(private_communication.install(world))
+        private_communication.done(())  # or the first collective would find that it cannot be made
         undo.callback(process_group.install(world))
         undo.callback(Objects(mode.device_model, communicators).install())
         undo.callback(Collectives(mode, communicators).install())

@@ -15,6 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from ampmem.patching import added, replace_all
 from ampmem.simulator.mode import SimulatedMode, check_index
 from ampmem.simulator.private_parallel import (
+    FP16_COMPRESS,
     around_bookkeeping,
     built_in_hooks,
     nobody_to_verify,
@@ -52,8 +53,7 @@ def _verify(group: Any, parameters: Sequence[Tensor]) -> None:
 
 def _register(reducer: Any, kind: Any) -> None:
     """The hooks that are there in C++ too; they allocate the same."""
-    half = kind == torch.distributed.BuiltinCommHookType.FP16_COMPRESS
-    register_hook(reducer, None, fp16_compress_hook if half else allreduce_hook)
+    register_hook(reducer, None, fp16_compress_hook if kind == FP16_COMPRESS else allreduce_hook)
 
 
 def _on_this_device() -> Callable[[], None]:

@@ -13,7 +13,7 @@ from torch.distributed import rpc
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from ampmem.patching import replace_all
-from ampmem.simulator.private_parallel import SYMMETRIC, symmetric_memory, tracers
+from ampmem.simulator.private_parallel import SYMMETRIC, HashStore, symmetric_memory, tracers
 from ampmem.simulator.where import stop
 from ampmem.simulator.world import World
 
@@ -79,7 +79,7 @@ def _processes(world: World) -> dict[str, Any]:
     return {"spawn": spawn, "start_processes": spawn}
 
 
-class _Store(dist.HashStore):
+class _Store(HashStore):  # type: ignore[misc]
     """``TCPStore``, which waits for the other ranks to come."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -88,7 +88,8 @@ class _Store(dist.HashStore):
     def get(self, key: str) -> bytes:
         """What this rank has put there."""
         self._see(key)
-        return super().get(key)
+        found: bytes = super().get(key)
+        return found
 
     def wait(self, keys: list[str], *_: Any) -> None:
         """They are there, or never will be."""
