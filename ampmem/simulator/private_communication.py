@@ -30,10 +30,11 @@ REDUCE_SCATTERS = (c10d.reduce_scatter_.default, c10d._reduce_scatter_base_.defa
 """Collectives as ops, since 2.0; a dispatch mode sees them. Of each the one that takes lists of tensors is first."""
 
 
-def install(world: World) -> Callable[[], None]:
-    """All that follows but :func:`done`, for a rank of ``world``; returns what undoes it."""
+def install(world: World, *, cuda: bool) -> Callable[[], None]:
+    """All that follows but :func:`done`, for a rank of ``world`` on ``cuda``; returns what undoes it."""
     with ExitStack() as undo:
-        undo.callback(current_device(world.local_rank))
+        if cuda:
+            undo.callback(current_device(world.local_rank))
         undo.callback(cuda_is_the_accelerator())
         undo.callback(shapes_take_no_memory())
         undo.callback(random_without_states())
