@@ -30,10 +30,11 @@ REDUCE_SCATTERS = (c10d.reduce_scatter_.default, c10d._reduce_scatter_base_.defa
 """Collectives as ops, since 2.0; a dispatch mode sees them. Of each the one that takes lists of tensors is first."""
 
 
-def install(world: World) -> Callable[[], None]:
-    """All that follows but :func:`done`, for a rank of ``world``; returns what undoes it."""
+def install(world: World, *, cuda: bool) -> Callable[[], None]:
+    """All that follows but :func:`done`, for a rank of ``world`` on ``cuda``; returns what undoes it."""
     with ExitStack() as undo:
-        undo.callback(current_device(world.local_rank))
+        if cuda:
+            undo.callback(current_device(world.local_rank))
         undo.callback(cuda_is_the_accelerator())
         undo.callback(shapes_take_no_memory())
         undo.callback(random_without_states())
@@ -57,10 +58,16 @@ def current_device(index: int) -> Callable[[], None]:
     """Let torch's C++ take ``cuda`` for ``cuda:index``; returns what undoes it.
 
     ``torch._C._accelerator_setDeviceIndex`` asks the device guard, here torch's inert one, since 2.6. Without it a
-    tensor on ``cuda:3`` would be copied by ``.to("cuda")``.
+    tensor on ``cuda:3`` would be copied by ``.to("cuda")``. Fake tensors remember on which device an op's result was,
+    of ``device="cuda"`` too; the method that lets them forget is there since 2.2.
     """
-    torch._C._accelerator_setDeviceIndex(index)
-    return added("torch._C", "device index", functools.partial(torch._C._accelerator_setDeviceIndex, 0))
+
+    def become(index: int) -> None:
+        torch._C._accelerator_setDeviceIndex(index)
+        FakeTensorMode.cache_clear()
+
+    become(index)
+    return added("torch._C", "device index", functools.partial(become, 0))
 
 
 def cuda_is_the_accelerator() -> Callable[[], None]:

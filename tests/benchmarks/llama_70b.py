@@ -1,4 +1,4 @@
-"""A decoder of 70 billion parameters under FSDP2 with checkpointing, written as for a cluster: one step of it takes 64 GPUs.
+"""A decoder of 70 billion parameters under FSDP2 with checkpointing, written as for a cluster of 64 GPUs.
 
     ampmem profile --device sim --gpu h100 --world-size 64 tests/benchmarks/llama_70b.py
 

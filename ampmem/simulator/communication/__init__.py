@@ -18,7 +18,7 @@ def install(mode: SimulatedMode, world: World) -> Callable[[], None]:
     """Put all of it in place; returns what undoes it."""
     communicators = Communicators(mode.device_model)
     with ExitStack() as undo:
-        undo.callback(private_communication.install(world))
+        undo.callback(private_communication.install(world, cuda=mode.device_model.label == "cuda"))
         private_communication.done(())  # or the first collective would find that it cannot be made
         undo.callback(process_group.install(world))
         undo.callback(Objects(mode.device_model, communicators).install())

@@ -33,6 +33,7 @@ MISSING = {
     "holders": "del torch._C._storage_Use_Count",
     "tasks": "del torch._C._current_graph_task_id",
     "node": "del torch._C._current_autograd_node",
+    "streams": "del torch._C._autograd._get_sequence_nr",
     "context": "del private.fake_tensor.init_gpu_context",
     "threads": "del torch._C._is_multithreading_enabled",
     "below": "del torch._C._DisableTorchDispatch",
