@@ -51,17 +51,23 @@ def done(tensors: Iterable[Tensor]) -> Any:
     """
     future: Any = torch.futures.Future()
     future.set_result(list(tensors))
-    return torch._C._distributed_c10d._create_work_from_future(future).boxed()
+    return torch._C._distributed_c10d._create_work_from_future(future).boxed()  # type: ignore[attr-defined]
 
 
 def current_device(index: int) -> Callable[[], None]:
     """Let torch's C++ take ``cuda`` for ``cuda:index``; returns what undoes it.
 
     ``torch._C._accelerator_setDeviceIndex`` asks the device guard, here torch's inert one, since 2.6. Without it a
-    tensor on ``cuda:3`` would be copied by ``.to("cuda")``.
+    tensor on ``cuda:3`` would be copied by ``.to("cuda")``. Fake tensors remember on which device an op's result was,
+    of ``device="cuda"`` too; the method that lets them forget is there since 2.2.
     """
-    torch._C._accelerator_setDeviceIndex(index)
-    return added("torch._C", "device index", functools.partial(torch._C._accelerator_setDeviceIndex, 0))
+
+    def become(index: int) -> None:
+        torch._C._accelerator_setDeviceIndex(index)
+        FakeTensorMode.cache_clear()
+
+    become(index)
+    return added("torch._C", "device index", functools.partial(become, 0))
 
 
 def cuda_is_the_accelerator() -> Callable[[], None]:

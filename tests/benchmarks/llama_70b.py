@@ -1,8 +1,8 @@
-"""A decoder of 70 billion parameters under FSDP2 with checkpointing, written as for a cluster: one step of it takes 64 GPUs.
+"""A decoder of 70 billion parameters under FSDP2 with checkpointing, written as for a cluster of 64 GPUs.
 
     ampmem profile --device sim --gpu h100 --world-size 64 tests/benchmarks/llama_70b.py
 
-runs rank 0 of them on a machine without a GPU. ``simulated_ranks.py`` measures what that takes.
+runs rank 0 of them on a machine without a GPU; ``simulated.py fsdp-70b`` measures what that takes.
 """
 
 from __future__ import annotations
