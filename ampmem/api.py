@@ -186,8 +186,10 @@ class Profile:
     def __enter__(self) -> Self:
         from ampmem.recorder.marker import step_on_of
         from ampmem.recorder.options import Options, device_named
+        from ampmem.recorder.ranks.environment import launched
         from ampmem.recorder.session import Session
 
+        known = launched()
         options = Options(
             path=self.path,
             script=sys.argv[0] if sys.argv else "",
@@ -198,6 +200,7 @@ class Profile:
             force=self._force,
             device=device_named(self._device),
             step_on=step_on_of(self._step_on),
+            place=None if known is None else known.place,
         )
         session = self._session = Session(options)
         try:

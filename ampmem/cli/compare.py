@@ -12,16 +12,20 @@ import click
 
 from ampmem.analysis.compare import Entry, entry_of
 from ampmem.analysis.compare import compare as compare_entries
+from ampmem.analysis.ranks.arms import merge_all
+from ampmem.analysis.ranks.reading import read_runs
 from ampmem.cli.assume import assumed_data
 from ampmem.cli.options import ScriptCommand, ScriptOptions, check_world, shared_options, simulated_gpu
 from ampmem.cli.processes import launch
 from ampmem.cli.processes.children import chosen_arms, misplaced, profile_arguments
 from ampmem.cli.processes.progress import Course, Progress
+from ampmem.cli.ranks.launcher import check_processes
 from ampmem.errors import NothingRecorded, RecordingError
 from ampmem.outputs import check_output, claim, remove, remove_empty, say_written, sized
-from ampmem.recording import SUFFIX, read
+from ampmem.recording import SUFFIX, rank_file, read
 from ampmem.reporters.text.compare import render
 from ampmem.reporters.text.layout import layout_for
+from ampmem.reporters.text.ranks.arms import render_jobs
 from ampmem.terminal import Terminal
 from ampmem.units import format_bytes
 from ampmem.vocabulary import FORCED_ARMS, Arm, Device
@@ -61,6 +65,7 @@ def compare(arms: str, seed: int, times: bool, output: str | None, html: Path | 
     simulated_gpu(options.device, options.gpu)
     assumed_data(options.device, options.assume)
     check_world(options.device, options.world_size, options.rank)
+    check_processes(options)
     target = options.find()
     prefix = (output or target.title).removesuffix(SUFFIX)
     plan = _Plan(script=options, arms=chosen, seed=seed, times=times, prefix=prefix, html=html)
@@ -71,10 +76,11 @@ def compare(arms: str, seed: int, times: bool, output: str | None, html: Path | 
         check_output(html, force=options.force)
     with _numbered(plan) if numbered else nullcontext(plan) as named, Progress() as progress:
         outcomes = _run_all(named, progress)
-    recorded = [str(named.path(outcome.arm)) for outcome in outcomes if outcome.entry.summary is not None]
-    comparison = compare_entries([outcome.entry for outcome in outcomes])
-    click.echo(render(comparison, files=recorded, layout=layout_for(sys.stdout)))
-    _write_html(named, outcomes)
+    recorded = [
+        path for outcome in outcomes if outcome.entry.summary is not None for path in _there(named, outcome.arm)
+    ]
+    click.echo(_rendered(outcomes, recorded, ranks=(options.nproc_per_node or 1) > 1))
+    _write_html(named, recorded)
     if not all(outcome.worked for outcome in outcomes):
         raise click.exceptions.Exit(1)
 
@@ -95,10 +101,15 @@ class _Plan:
         """The recording of ``arm``."""
         return Path(f"{self.prefix}.{arm}{SUFFIX}")
 
+    def files(self, arm: Arm) -> tuple[Path, ...]:
+        """The same of each rank, where there are several."""
+        size = self.script.nproc_per_node or 1
+        return tuple(rank_file(self.path(arm), rank, size) for rank in range(size)) if size > 1 else (self.path(arm),)
+
     @property
     def paths(self) -> tuple[Path, ...]:
         """The recordings of all arms."""
-        return tuple(map(self.path, self.arms))
+        return tuple(path for arm in self.arms for path in self.files(arm))
 
     def numbered(self, number: int) -> _Plan:
         """The same with other names, from the second number on: ``train.2.amp.ampmem``."""
@@ -139,7 +150,7 @@ def _run_all(plan: _Plan, progress: Progress) -> list[_Outcome]:
     except KeyboardInterrupt:
         remove_empty(plan.paths)
         started = plan.arms[: len(outcomes) + 1]
-        there = [str(plan.path(arm)) for arm in started if plan.path(arm).exists()]
+        there = [str(path) for arm in started for path in _there(plan, arm)]
         progress.stay(f"ampmem: recordings that are there: {', '.join(there) or 'none'}")
         raise
     return outcomes
@@ -148,8 +159,8 @@ def _run_all(plan: _Plan, progress: Progress) -> list[_Outcome]:
 def _run(plan: _Plan, arm: Arm, course: Course, progress: Progress) -> _Outcome:
     """Record ``arm``, then time it."""
     path = plan.path(arm)
-    if plan.script.force:
-        remove(path)  # an arm that fails before it records must not be taken for the one before it
+    for file in plan.files(arm) if plan.script.force else ():
+        remove(file)  # an arm that fails before it records must not be taken for the one before it
     script = replace(plan.script, force=plan.script.force or plan.claimed)
     name = f"{course.begin()}: {arm}"
     progress.now(f"{name}: starting{course.left()}")
@@ -162,10 +173,10 @@ def _run(plan: _Plan, arm: Arm, course: Course, progress: Progress) -> _Outcome:
         progress.now(f"{name}: timing{course.left()}")
         timed = launch.run(profile_arguments(script, arm, plan.seed, "--times-into", str(path)))
     if plan.claimed:
-        remove_empty([path])
+        remove_empty(plan.files(arm))
     course.end()
     entry = _entry(plan, arm, ended.failure)
-    said = f"{_said(entry, path)}{misplaced(script, ended)}"
+    said = f"{_said(entry, _there(plan, arm))}{misplaced(script, ended)}"
     progress.stay(f"{name}: {said}", course.left(), tail=() if ended.failure is None else ended.tail)
     if timed is not None and timed.failure is not None:
         progress.stay(f"{name}: the run that times its steps failed: {timed.failure}", tail=timed.tail)
@@ -174,28 +185,46 @@ def _run(plan: _Plan, arm: Arm, course: Course, progress: Progress) -> _Outcome:
 
 
 def _entry(plan: _Plan, arm: Arm, failure: str | None) -> Entry:
-    """The column of ``arm``, with what its recording has, if there is one."""
-    path = plan.path(arm)
-    if path.exists():
+    """The column of ``arm``, with what its recording has, if there is one: of several that with the largest peak."""
+    found: list[tuple[int, Entry]] = []
+    for path in _there(plan, arm):
         try:
-            return replace(entry_of(read(path), label=arm), failure=failure)
+            entry = entry_of(read(path), label=arm)
         except (NothingRecorded, RecordingError) as error:
             failure = failure or str(error)
+        else:
+            found.append((0 if entry.summary is None else entry.summary.peak.bytes, entry))
+    if found:
+        return replace(max(found, key=lambda each: each[0])[1], failure=failure)
     return Entry(label=arm, summary=None, failure=failure or "it left no recording", script=plan.script.title)
 
 
-def _said(entry: Entry, path: Path) -> str:
+def _there(plan: _Plan, arm: Arm) -> list[Path]:
+    """The recordings of ``arm`` that were made."""
+    return [path for path in plan.files(arm) if path.exists()]
+
+
+def _rendered(outcomes: list[_Outcome], recorded: list[Path], *, ranks: bool) -> str:
+    """What is recorded in the files, side by side; of several ranks in each precision the worst."""
+    files, layout = list(map(str, recorded)), layout_for(sys.stdout)
+    if ranks and recorded:
+        return render_jobs(merge_all(read_runs(recorded)), files=files, layout=layout)
+    return render(compare_entries([outcome.entry for outcome in outcomes]), files=files, layout=layout)
+
+
+def _said(entry: Entry, paths: list[Path]) -> str:
     """What came of an arm, in one line."""
     words = [] if entry.failure is None else [f"failed: {entry.failure}"]
     if entry.summary is not None:
         count = sum(step.finished for step in entry.summary.steps)
         peak = format_bytes(entry.summary.peak.bytes)
-        words.append(f"{count} step{'' if count == 1 else 's'}, peak {peak}, in {sized(path)}")
+        worst = f" on rank {entry.summary.rank}" if len(paths) > 1 else ""
+        where = ", ".join(map(sized, paths))
+        words.append(f"{count} step{'' if count == 1 else 's'}, peak {peak}{worst}, in {where}")
     return "; ".join(words)
 
 
-def _write_html(plan: _Plan, outcomes: list[_Outcome]) -> None:
-    recorded = [plan.path(outcome.arm) for outcome in outcomes if outcome.entry.summary is not None]
+def _write_html(plan: _Plan, recorded: list[Path]) -> None:
     if plan.html is None:
         return
     if not recorded:

@@ -69,7 +69,8 @@ class Outcome:
         many = "a child process" if self.children == 1 else f"{self.children} child processes"
         return (
             f"{why.partition(':')[0]} in the script's own process: it started {many}, and what happens there is not "
-            "recorded; if it trains there, have it call the function that trains without multiprocessing"
+            "recorded; if it trains there, have it call the function that trains without multiprocessing, or spawn "
+            "ranks, which are recorded once they call init_process_group"
         )
 
     def _why_nothing(self) -> str | None:

@@ -1,7 +1,8 @@
 """Every private name of torch that recording stands on: what for, since when, and what ampmem does without.
 
-Those of a CUDA device are in ``torch_private_cuda.py``; nothing else in ``ampmem/recorder`` names one (the simulated
-device has its own room, ``simulator/private.py``). What is public but patched is here too, since a patch takes it for
+Those of a CUDA device are in ``torch_private_cuda.py``, those of torch.distributed in ``torch_private_ranks.py``;
+nothing else in ``ampmem/recorder`` names one (the simulated device has its own room, ``simulator/private.py``).
+What is public but patched is here too, since a patch takes it for
 granted where a name is; and so is what registers hooks. Each is looked up when this module is imported, which never
 fails; :func:`~ampmem.recorder.torch_entries.probe` says before a recording what is missing. ``needed`` names are
 refused without, ``optional`` ones say what is lost. To bring ampmem to a new torch: read this file, run the probe, run

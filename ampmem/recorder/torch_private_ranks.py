@@ -22,6 +22,12 @@ NEW_MESH = patched(
     "the axes of the script's device mesh",
     without="where a rank lies in the device mesh is not recorded",
 )
+JOINED = patched(
+    "torch.multiprocessing.ProcessContext",
+    "join",
+    "a script that waits for ranks that were stopped is stopped, too",
+    without="a script that spawns its ranks is not stopped, and runs to its end",
+)
 GROUP_MADE = patched(
     "torch.distributed.distributed_c10d",
     "_update_default_pg",

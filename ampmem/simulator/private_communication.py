@@ -51,7 +51,7 @@ def done(tensors: Iterable[Tensor]) -> Any:
     """
     future: Any = torch.futures.Future()
     future.set_result(list(tensors))
-    return torch._C._distributed_c10d._create_work_from_future(future).boxed()
+    return torch._C._distributed_c10d._create_work_from_future(future).boxed()  # type: ignore[attr-defined]
 
 
 def current_device(index: int) -> Callable[[], None]:

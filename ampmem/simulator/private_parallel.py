@@ -12,9 +12,42 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import _symmetric_memory
 from torch.distributed.pipelining import PipelineStage
 
 from ampmem.patching import patch
+
+_distributed: Any = torch.distributed  # which does not say that it exports these
+
+_register_comm_hook = _distributed._register_comm_hook
+HashStore: Any = _distributed.HashStore
+FP16_COMPRESS = _distributed.BuiltinCommHookType.FP16_COMPRESS
+
+SYMMETRIC = ("empty", "rendezvous", "enable_symm_mem_for_group", "get_symm_mem_workspace")
+"""What makes or shares symmetric memory."""
+
+
+def symmetric_memory() -> Any:
+    """The module of symmetric memory."""
+    return _symmetric_memory
+
+
+def tracers() -> tuple[Any, ...]:
+    """The modules that have ``pipeline``, which traces a model with ``torch.export``."""
+    return torch.distributed.pipelining, torch.distributed.pipelining._IR
+
+
+def built_in_hooks(register: Callable[[Any, Any], None]) -> Callable[[], None]:
+    """Let ``register`` have DDP's hooks in C++, with the reducer and the kind; returns what undoes it.
+
+    They take lists of tensors of C++ out of a future, and one made in Python has a list of Python.
+    """
+    return patch(torch.distributed, "_register_builtin_comm_hook", lambda original: register)
+
+
+def register_hook(reducer: Any, group: Any, hook: Callable[..., Any]) -> None:
+    """Let ``reducer`` call ``hook`` for each bucket, with ``group``, or ``None`` for the default one."""
+    _register_comm_hook(reducer, group, hook)
 
 
 def nobody_to_verify(verify: Callable[[Any, Sequence[Tensor]], None]) -> Callable[[], None]:
@@ -42,8 +75,8 @@ def nothing_is_timed() -> Callable[[], None]:
     iterations, and nothing else; the logger then dereferences the times.
     """
     with ExitStack() as undo:
-        undo.callback(patch(torch.distributed.Reducer, "prepare_for_forward", _nothing))
-        undo.callback(patch(torch.distributed.Logger, "set_runtime_stats_and_log", _nothing))
+        undo.callback(patch(_distributed.Reducer, "prepare_for_forward", _nothing))
+        undo.callback(patch(_distributed.Logger, "set_runtime_stats_and_log", _nothing))
         return undo.pop_all().close
 
 
@@ -61,7 +94,7 @@ def around_bookkeeping(region: Callable[[], Any]) -> Callable[[], None]:
 
         return inside
 
-    reducer, parallel = torch.distributed.Reducer, torch.nn.parallel.DistributedDataParallel
+    reducer, parallel = _distributed.Reducer, torch.nn.parallel.DistributedDataParallel
     with ExitStack() as undo:
         undo.callback(patch(reducer, "_rebuild_buckets", wrap))
         undo.callback(patch(reducer, "_set_static_graph", wrap))

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from ampmem.errors import UsageError
+from ampmem.simulator.device import Event, SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private import holders, running_node
 from ampmem.simulator.refusal import refusal
@@ -19,6 +20,7 @@ def check(mode: SimulatedMode) -> None:
     try:
         _calibrate(mode)
         _name_node()
+        _follow_stream(mode.device_model)
         _train()
     except UsageError:
         raise
@@ -54,6 +56,23 @@ def _name_node() -> None:
     (x * 2).sum().backward()
     if not seen or not seen[0]:
         raise refusal("the engine does not say which node runs")
+
+
+def _follow_stream(device: SimulatedDevice) -> None:
+    """Backward on the stream of its forward."""
+    events: list[Event] = []
+    x = torch.ones(8, device="cuda", requires_grad=True)
+    _ = x + 1  # a node before the change, so that the numbers of nodes are told apart
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        product = x * 2
+    total = product.sum()
+    device.recorder = events.append
+    total.backward()
+    device.recorder = None
+    streams = {event.stream for event in events if event.node.startswith("Mul")}
+    if streams != {side.stream_id}:
+        raise refusal("the engine does not say on which stream a node's forward ran")
 
 
 def _train() -> None:

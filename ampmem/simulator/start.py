@@ -41,18 +41,18 @@ class Simulation:
                 with ExitStack() as trial:  # on a device of its own: what it allocates is not the script's
                     tried = _install(SimulatedMode(SimulatedDevice(roomy, settings)), trial)
                     selftest.check(tried)
+                self.device = SimulatedDevice(gpu, settings, label=label)
+                with ExitStack() as undo:
+                    if world is not None:
+                        undo.callback(enter(world))
+                    mode = _install(SimulatedMode(self.device, assumed), undo, world)
+                    mode.accumulation.alone = tried.accumulation.alone
+                    self._undo = undo.pop_all()
                 doubt.pop_all()
         except UsageError:
             raise
         except Exception as error:
             raise refusal(error) from error
-        with ExitStack() as undo:
-            self.device = SimulatedDevice(gpu, settings, label=label)
-            if world is not None:
-                undo.callback(enter(world))
-            mode = _install(SimulatedMode(self.device, assumed), undo, world)
-            mode.accumulation.alone = tried.accumulation.alone
-            self._undo = undo.pop_all()
 
     def end(self) -> tuple[PredictionRecord, str]:
         """Take the device away; returns what came of it, and the message of the last request that failed."""

@@ -37,6 +37,10 @@ class KnownNumbers:
             version = writes(tensor)
             self._known[tensor.untyped_storage()] = (number, version, version + written)
 
+    def forget(self, tensor: torch.Tensor) -> None:
+        """``tensor`` holds a number that is not known."""
+        self._known.pop(tensor.untyped_storage(), None)
+
     def get(self, tensor: torch.Tensor) -> Number | None:
         """The number that ``tensor`` holds, ``None`` when it is not known."""
         if tensor.is_inference():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from ampmem.analysis.analyse import analyse
 from ampmem.analysis.summary import summarize
 from ampmem.events import Action
 from ampmem.recording import read
+from ampmem.simulator.communication.nccl import Communicator, Use, most
 
 SCRIPT = """
 import torch
@@ -105,3 +107,55 @@ def test_a_script_with_streams(tmp_path: Path) -> None:
             assert set(stream_of[mine].tolist()) <= {segment.extent.stream}
             found += len(mine)
     assert found > 100
+
+
+SHARDED = """
+import os, torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("nccl")
+dist.new_group(backend="nccl")  # one that nothing runs on
+cpu = dist.new_group(backend="gloo")
+dist.all_reduce(torch.ones(4), group=cpu)
+mesh = init_device_mesh("cuda", (2, 8), mesh_dim_names=("replicate", "shard"))
+model = nn.Sequential(*[nn.Linear(512, 512, bias=False) for _ in range(3)]).cuda()
+for layer in model:
+    fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    model(torch.randn(4, 512, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.send(torch.ones(4, device="cuda"), 1)
+dist.destroy_process_group()
+"""
+
+
+def test_fsdp_gathers_and_reduces_on_streams_of_its_own_and_each_group_has_a_communicator(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SHARDED, encoding="utf-8")
+    options = ("--gpu", "h100", "--world-size", "16", "--quiet", "--run-to-end")
+    done = ampmem(tmp_path, "profile", "--device", "sim", *options, "train.py")
+    assert done.returncode == 0, done.stderr
+    recording = read(tmp_path / "train.ampmem")
+    assert summarize(recording).conservation.residual_bytes == 0
+    events = recording.events
+    born = events.action == Action.ALLOC
+    _, gathering, reducing = np.unique(events.stream).tolist()
+    whole = 512 * 512 * 4
+    for step in range(2):
+        aside = born & (events.step == step) & (events.stream != 0)
+        made = zip(events.stream[aside].tolist(), events.bytes[aside].tolist(), strict=True)
+        assert Counter(made) == {(gathering, whole): 2 * 3, (reducing, whole // 8): 3}
+
+    prediction = recording.prediction
+    assert prediction is not None and prediction.libraries == {"NCCL's buffers": 3 * 2 * MIB}
+    groups = {"shard": (8, 8, 1, Use.RING), "replicate": (2, 1, 2, Use.TREE), "send": (2, 2, 1, Use.SEND)}
+    most_of_all = sum(
+        most(Communicator(ranks=ranks, local=local, nodes=nodes, uses=frozenset({use})), (9, 0), {})
+        for ranks, local, nodes, use in groups.values()
+    )
+    assert prediction.libraries_at_most == {"NCCL's buffers": most_of_all}
+    (note,) = [note for note in recording.notes if "NCCL" in note]
+    assert note.endswith("no GPU run has shown it")

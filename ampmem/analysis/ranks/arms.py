@@ -33,7 +33,8 @@ def merge_all(runs: Sequence[RankRun]) -> Jobs:
     step = compared_step([run.summary for job in jobs for run in job if run.summary is not None]).index
     merged = tuple(merge(job, beside=ranks_beside(job), step=step) for job in jobs)
     columns = [_worst(job, ranks) for job, ranks in zip(jobs, merged, strict=True)]
-    return Jobs(jobs=merged, comparison=compare(distinct(columns, [""] * len(columns)), step=step))
+    types = [ranks.job.arm.dtype or "" for ranks in merged]
+    return Jobs(jobs=merged, comparison=compare(distinct(columns, types), step=step))
 
 
 def _worst(job: Sequence[RankRun], ranks: Ranks) -> Entry:

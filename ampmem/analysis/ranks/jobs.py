@@ -9,6 +9,9 @@ from ampmem.analysis.ranks.runs import RankRun
 from ampmem.analysis.ranks.script import script_of
 from ampmem.errors import UsageError
 from ampmem.recording import rank_of
+from ampmem.vocabulary import Arm
+
+_ORDER = tuple(map(str, Arm))
 
 
 def are_ranks(runs: Sequence[RankRun]) -> bool:
@@ -20,7 +23,7 @@ def are_ranks(runs: Sequence[RankRun]) -> bool:
 
 
 def jobs_of(runs: Sequence[RankRun]) -> tuple[tuple[RankRun, ...], ...]:
-    """``runs`` by their precision, in the order given: each is one job.
+    """``runs`` by their precision: each is one job, and FP32 comes first, however a shell has ordered the files.
 
     Raises :class:`UsageError` where they are not ranks of one job in one precision or several: the scripts, the numbers
     of ranks or the versions of torch differ, or a rank is there twice. Raises the problem of one that cannot be read
@@ -37,7 +40,12 @@ def jobs_of(runs: Sequence[RankRun]) -> tuple[tuple[RankRun, ...], ...]:
             _home(run, list(jobs.values())).append(run)
     for job in jobs.values():
         _require_ranks(job)
-    return tuple(map(tuple, jobs.values()))
+    return tuple(tuple(jobs[precision]) for precision in sorted(jobs, key=_in_order))
+
+
+def _in_order(precision: tuple[str, str | None]) -> tuple[int, str]:
+    name, dtype = precision
+    return _ORDER.index(name), dtype or ""
 
 
 def _world_size(run: RankRun) -> str:

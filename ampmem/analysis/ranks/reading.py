@@ -18,6 +18,8 @@ from ampmem.recording import rank_file, rank_of
 
 _ENOUGH_BYTES = 4 << 20
 """Files that are smaller together are read sooner than a process has started."""
+_MOST_PROCESSES = 8
+"""Each takes the memory that the largest of its recordings does."""
 _ROOT = str(Path(__file__).absolute().parents[3])
 
 # Not ``-m``, which would put the current directory first on the path, nor multiprocessing, which would run the main
@@ -62,7 +64,7 @@ def _processes(paths: Sequence[Path]) -> int:
             size += path.stat().st_size
     if size < _ENOUGH_BYTES or not sys.executable:
         return 1
-    return min(len(os.sched_getaffinity(0)), len(paths))
+    return min(len(os.sched_getaffinity(0)), len(paths), _MOST_PROCESSES)
 
 
 def _all_of(paths: Sequence[Path]) -> list[RankRun | AmpmemError]:
@@ -97,8 +99,10 @@ def ranks_beside(runs: Sequence[RankRun]) -> dict[int, Path]:
 def serve() -> None:
     """In a child: read the files that standard input names, and hand what they come to to standard output."""
     paths = [Path(os.fsdecode(bytes.fromhex(name))) for name in json.load(sys.stdin)]
-    with suppress(KeyboardInterrupt, BrokenPipeError):  # whoever asked is told, too, or is gone
+    try:
         pickle.dump(_all_of(paths), sys.stdout.buffer)
+    except (KeyboardInterrupt, BrokenPipeError):  # whoever asked is told, too, or is gone
+        sys.exit(1)
 
 
 def _child(paths: Sequence[Path]) -> subprocess.Popen[bytes] | None:

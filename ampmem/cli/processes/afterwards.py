@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from ampmem.recorder.steering.stopping import Stopper
     from ampmem.simulator.start import Simulation
 
+_ONLY_ON_A_GPU = "FSDP needs a non-CPU accelerator device"
+"""What torch's FullyShardedDataParallel says where there is none."""
+
 
 def check(session: Session, target: Target) -> None:
     """Raise :class:`NothingRecorded`, and remove the recording, when there is nothing in it."""
@@ -98,7 +101,15 @@ def kept(session: Session, path: Path, stopper: Stopper) -> str:
         be = "is" if session.outcome.recorded == 1 else "are"
         return f"the script failed; {ended} {be} in {there} (ampmem show {path})"
     session.options.path.unlink(missing_ok=True)
-    return "the script failed before a step had ended: nothing was recorded"
+    return f"the script failed before a step had ended: nothing was recorded{_instead(session)}"
+
+
+def _instead(session: Session) -> str:
+    """What to do, where that is known."""
+    failure = session.outcome.failure
+    if failure is None or _ONLY_ON_A_GPU not in failure.message:
+        return ""
+    return "; FullyShardedDataParallel (FSDP1) needs a GPU, and torch's fully_shard (FSDP2) trains on a CPU, too"
 
 
 def predicted(simulation: Simulation, *, failed: bool) -> str:

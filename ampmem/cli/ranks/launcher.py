@@ -35,6 +35,10 @@ _PARSERS: Mapping[str, Callable[[], ArgumentParser]] = {
 """The launchers that are known, and what reads their command lines."""
 _HOW = ("-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path")
 """Options of launchers that say how to start the script."""
+_ALONE = (
+    "a simulated device needs no other processes: run the script alone, and say how many ranks there would be with "
+    "--world-size"
+)
 _COMMANDS = {"torchrun": TORCHRUN, "accelerate": "accelerate.commands.launch"}
 
 
@@ -53,6 +57,17 @@ def launches(script: ScriptOptions) -> bool:
     return script.nproc_per_node is not None or (script.as_module and script.script_or_module in _PARSERS)
 
 
+def check_processes(script: ScriptOptions) -> None:
+    """Raise :class:`UsageError` where ``compare`` could not tell what is to be run in several processes."""
+    if script.nproc_per_node is not None and script.device is Device.SIMULATED:
+        raise UsageError(_ALONE)
+    if script.nproc_per_node is None and launches(script):
+        raise UsageError(
+            f"what -m {script.script_or_module} starts cannot be laid side by side; say ampmem compare "
+            "--nproc-per-node N, and then the script"
+        )
+
+
 def check_ranks(plan: Plan) -> None:
     """Raise :class:`UsageError` for what several ranks cannot do."""
     script = plan.script
@@ -64,10 +79,7 @@ def check_ranks(plan: Plan) -> None:
     if plan.launched is None and not launches(script):
         return
     if script.device is Device.SIMULATED:
-        raise UsageError(
-            "a simulated device needs no other processes: run the script alone, and say how many ranks there would be "
-            "with --world-size"
-        )
+        raise UsageError(_ALONE)
     if plan.html is not None:
         raise UsageError("--html is the page of one process; with several, afterwards: ampmem report FILES -o PAGE")
     if plan.launched is not None and launches(script):

@@ -7,8 +7,13 @@ from __future__ import annotations
 
 import pickle
 import sys
+from collections.abc import Callable
 from multiprocessing import process
 from typing import Any
+
+from ampmem.patching import patch
+
+_BEGUN = (process.BaseProcess, "_bootstrap")
 
 # Run where the process unpickles what it was sent, before it has the path of the one that sent it. Whatever goes wrong
 # is none of the script's.
@@ -37,15 +42,17 @@ class Passenger:
 
 def board(root: str, state: bytes) -> None:
     """Wait for the process to begin, which has imported what the script's main module does by then."""
-    bootstrap = process.BaseProcess._bootstrap  # type: ignore[attr-defined]
 
-    def begin(spawned: Any, *arguments: Any, **options: Any) -> Any:
-        process.BaseProcess._bootstrap = bootstrap  # type: ignore[attr-defined]
-        if "torch.distributed" in sys.modules:
-            spawned.run = _recorded(spawned.run, root, state)
-        return bootstrap(spawned, *arguments, **options)
+    def wrap(bootstrap: Callable[..., Any]) -> Callable[..., Any]:
+        def begin(spawned: Any, *arguments: Any, **options: Any) -> Any:
+            undo()
+            if "torch.distributed" in sys.modules:
+                spawned.run = _recorded(spawned.run, root, state)
+            return bootstrap(spawned, *arguments, **options)
 
-    process.BaseProcess._bootstrap = begin  # type: ignore[attr-defined]
+        return begin
+
+    undo = patch(*_BEGUN, wrap)
 
 
 def _recorded(run: Any, root: str, state: bytes) -> Any:

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from multiprocessing import process, spawn
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,40 +18,15 @@ from typing import Any
 
 from ampmem.cli.processes.plan import Plan
 from ampmem.cli.processes.rank_names import names_in
+from ampmem.cli.ranks.crew import Crew
 from ampmem.cli.ranks.passenger import Passenger
 from ampmem.patching import Undo, patch
 from ampmem.recorder.hooks.children import loads_data
 from ampmem.recorder.ranks.environment import identity, start_of
 
+_PREPARED = (spawn, "get_preparation_data")
+_JOINED = (process.BaseProcess, "join")
 _ROOT = str(Path(__file__).absolute().parents[3])
-_NAMES, _JOINING, _STOPPED = "names", "joining", "stopped"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crew:
-    """What a spawned process is told: the command line, the name of what is run, and a ``folder`` to talk through."""
-
-    plan: Plan
-    title: str
-    job: str
-    folder: Path
-    directory: Path
-    """Where the recordings are written; the script may change its own."""
-
-    @property
-    def names(self) -> Path:
-        """The file in which each rank says where it records."""
-        return self.folder / _NAMES
-
-    @property
-    def joining(self) -> bool:
-        """Whether the script's own process waits for those that it spawned, and for nothing that they send."""
-        return (self.folder / _JOINING).exists()
-
-    @property
-    def stopped(self) -> Path:
-        """There once ranks were stopped."""
-        return self.folder / _STOPPED
 
 
 class Spawner:
@@ -69,11 +43,12 @@ class Spawner:
 
     def install(self) -> Undo:
         """From now on; returns what undoes it."""
+        from ampmem.recorder.torch_private_ranks import JOINED
+
         with ExitStack() as undo:
-            undo.callback(patch(spawn, "get_preparation_data", self._with_passenger))
-            undo.callback(patch(process.BaseProcess, "join", self._around_join))
-            if (contexts := sys.modules.get("torch.multiprocessing.spawn")) is not None:
-                undo.callback(patch(contexts.ProcessContext, "join", self._around_join))
+            undo.callback(patch(*_PREPARED, self._with_passenger))
+            undo.callback(patch(*_JOINED, self._around_join))
+            undo.callback(patch(*JOINED, self._around_join))
             return undo.pop_all().close
 
     def end(self) -> list[Path]:
@@ -115,12 +90,12 @@ class Spawner:
             if crew is None or os.getpid() != self._process:
                 return original(waited, *arguments, **options)
             with suppress(OSError):
-                (crew.folder / _JOINING).touch()
+                crew.joining.touch()
             try:
                 ended = original(waited, *arguments, **options)
             finally:
                 with suppress(OSError):
-                    (crew.folder / _JOINING).unlink(missing_ok=True)
+                    crew.joining.unlink(missing_ok=True)
             if crew.stopped.exists():
                 self._stop()
             return ended

@@ -8,18 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import distributed
-
 from ampmem.cli.processes import afterwards
 from ampmem.cli.processes.messages import Audience, Parent, StepEnded
 from ampmem.cli.processes.rank_ends import OfRank
 from ampmem.cli.processes.rank_names import place_rank, remove_claim, tell_name
-from ampmem.cli.ranks.spawned import Crew
+from ampmem.cli.ranks.crew import Crew
 from ampmem.errors import AmpmemError
 from ampmem.events import PlaceRecord
 from ampmem.failure import failure_of
 from ampmem.patching import Undo, patch
 from ampmem.recorder.ranks.environment import Launched
+from ampmem.recorder.ranks.places import Places
 from ampmem.recorder.ranks.together import Together
 from ampmem.recorder.script import stops_in
 from ampmem.recorder.session import Session
@@ -73,8 +72,8 @@ class SpawnedRank:
         return patch(*GROUP_MADE, wrap)
 
     def _begin(self) -> None:
-        place = PlaceRecord(rank=distributed.get_rank(), world_size=distributed.get_world_size(), job=self._crew.job)
-        if place.rank < 0 or place.world_size < 2:
+        place = Places(PlaceRecord(rank=0, world_size=1, job=self._crew.job)).now()
+        if place is None or place.rank < 0 or place.world_size < 2:
             return
         crew, plan = self._crew, self._crew.plan
         known = Launched(place=place, here=range(place.world_size))
@@ -109,7 +108,7 @@ class SpawnedRank:
         """All steps are recorded: stop with all others, where the script's own process only waits for the end."""
         if self._crew.plan.run_to_end:
             return
-        waits = "" if self._crew.joining else "the script's own process does not just wait for this one's end"
+        waits = "" if self._crew.joining.exists() else "the script's own process does not just wait for this one's end"
         self._stopper.spared = self._together.why_not(waits) or ""
         if not self._stopper.spared:
             with suppress(OSError):

@@ -37,7 +37,7 @@ class See(Protocol):
 
 
 _KEPT = frozenset({Fact.PARAMETER, Fact.BUFFER, Fact.OPTIMIZER_STATE, Fact.MASTER_COPY})
-_TOLD = _KEPT | {Fact.INPUT, Fact.COMMUNICATION}
+_TOLD = _KEPT | {Fact.INPUT, Fact.COMMUNICATION, Fact.COLLECTIVE}
 
 
 class Log:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ampmem.events import Fact, Phase
+from ampmem.names import warning
 from ampmem.own_code import OWN_FOLDERS
 from ampmem.patching import Undo, added, hook, patch
 from ampmem.recorder.facts.guests import is_parameter, is_tensor
@@ -37,6 +38,12 @@ from ampmem.recorder.torch_private import (
     on_new_module,
     on_new_parameter,
     tree_leaves,
+)
+
+_FSDP1 = "FullyShardedDataParallel"
+NOT_SHOWN = warning(
+    f"{_FSDP1} (FSDP1) runs on GPUs only, where ampmem was not tried with it: its flat parameters, and what it "
+    "gathers, may be in the wrong categories"
 )
 
 
@@ -107,6 +114,8 @@ class ModuleHooks:
             if not owned and not _needs_gradient(args):
                 self._transform(module)
                 return
+            if any(base.__name__ == _FSDP1 for base in type(module).__mro__):
+                self._listener.remark(NOT_SHOWN)
             path = self._models.path_id(module)
             self._started_at, self._feeds_batch = len(self._running), owned
             self._follow()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from ampmem.simulator import private_communication
-from ampmem.simulator.communication import data_parallel, pipeline, process_group
+from ampmem.simulator.communication import data_parallel, elsewhere, pipeline, process_group
 from ampmem.simulator.communication.collectives import Collectives
 from ampmem.simulator.communication.communicators import Communicators
 from ampmem.simulator.communication.objects import Objects
@@ -19,9 +19,11 @@ def install(mode: SimulatedMode, world: World) -> Callable[[], None]:
     communicators = Communicators(mode.device_model)
     with ExitStack() as undo:
         undo.callback(private_communication.install(world, cuda=mode.device_model.label == "cuda"))
+        private_communication.done(())  # or the first collective would find that it cannot be made
         undo.callback(process_group.install(world))
         undo.callback(Objects(mode.device_model, communicators).install())
         undo.callback(Collectives(mode, communicators).install())
         undo.callback(data_parallel.install(mode))
         undo.callback(pipeline.install(mode))
+        undo.callback(elsewhere.install(world))
         return undo.pop_all().close

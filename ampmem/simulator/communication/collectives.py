@@ -43,6 +43,10 @@ _RETURN_WORK = (
 )
 
 
+_RECEIVE = (c10d.recv_.default, c10d.recv_any_source_.default)
+"""What these bring is known to the rank that sends it."""
+
+
 class Collectives:
     """Answers the ops of collectives.
 
@@ -71,6 +75,9 @@ class Collectives:
             return func(*args, **kwargs)
         self._communicators.used(func, args)
         self._flatten(func, args)
+        if func in _RECEIVE:
+            for tensor in _tensors(args[0]):
+                self._mode.values.forget(tensor)
         work = done(_tensors(args[0]))
         return (args[0], work) if func in _RETURN_TENSORS else work
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -9,10 +10,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
 
-from ampmem.patching import added
-from ampmem.simulator.mode import SimulatedMode
-from ampmem.simulator.private_parallel import around_bookkeeping, nobody_to_verify, nothing_is_timed
+from ampmem.patching import added, replace_all
+from ampmem.simulator.mode import SimulatedMode, check_index
+from ampmem.simulator.private_parallel import (
+    FP16_COMPRESS,
+    around_bookkeeping,
+    built_in_hooks,
+    nobody_to_verify,
+    nothing_is_timed,
+    register_hook,
+)
 
 aten = torch.ops.aten
 
@@ -23,6 +32,8 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
         undo.callback(nobody_to_verify(_verify))
         undo.callback(nothing_is_timed())
         undo.callback(_pinned(mode))
+        undo.callback(built_in_hooks(_register))
+        undo.callback(_on_this_device())
         if mode.everything:
             undo.callback(around_bookkeeping(lambda: _real_integers(mode)))
         return undo.pop_all().close
@@ -38,6 +49,25 @@ def _verify(group: Any, parameters: Sequence[Tensor]) -> None:
     sent = shapes.to(device)
     torch.distributed.broadcast(sent, group=group, group_src=0)
     torch.empty_like(shapes).copy_(sent)
+
+
+def _register(reducer: Any, kind: Any) -> None:
+    """The hooks that are there in C++ too; they allocate the same."""
+    register_hook(reducer, None, fp16_compress_hook if kind == FP16_COMPRESS else allreduce_hook)
+
+
+def _on_this_device() -> Callable[[], None]:
+    """Say that the other GPUs are other ranks', before torch looks for them."""
+    parallel = torch.nn.parallel.DistributedDataParallel
+    original = parallel.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, module: Any, device_ids: Any = None, *args: Any, **kwargs: Any) -> None:
+        for where in device_ids or ():
+            check_index(where if isinstance(where, int) else torch.device(where).index)
+        original(self, module, device_ids, *args, **kwargs)
+
+    return replace_all((parallel,), {"__init__": init})
 
 
 def _pinned(mode: SimulatedMode) -> Callable[[], None]:

@@ -61,8 +61,8 @@ class Highest:
     """A second allocator, of a device that never runs out, where what is not known takes the most that is assumed.
 
     Its streams are as far behind as they may be: what they use is done when the script has waited for it, or the
-    allocator has, which does so before it gives up: where more than ``room`` bytes would be taken. Beside that it is told
-    the same as the first one.
+    allocator has, which does so before it gives up: where more than ``room`` bytes would be taken. Beside that it is
+    told the same as the first one.
     """
 
     def __init__(self, settings: Settings, room: int) -> None:

@@ -165,6 +165,9 @@ def check_statistics(driven: Driven, blocks: list[Block]) -> None:
         driven.highest[name] = max(driven.highest[name], value)
         assert (name, stat.current) == (name, value)
         assert stat.peak >= driven.highest[name]
+    waiting = [block for block in active if block.state == AWAITING]
+    assert driven.allocator.counters.awaiting_bytes == sum(block.size for block in waiting)
+    assert driven.allocator.counters.awaiting_requested == sum(block.requested for block in waiting)
     # These rise only at the very end of a call, so nothing higher can have gone unseen.
     assert found.allocated_bytes.peak == driven.highest["allocated"]
     assert found.requested_bytes.peak == driven.highest["requested"]

@@ -124,6 +124,14 @@ def test_several_precisions_are_compared_by_the_worst_rank_of_each() -> None:
     assert [job.step for job in found.jobs] == [1, 1] == list(found.comparison.steps)
 
 
+def test_fp32_comes_first_however_the_files_are_ordered() -> None:
+    found = merge_all(jobs()["ranks-precisions"][::-1])
+    assert [(job.job.arm.name, [rank.rank for rank in job.ranks]) for job in found.jobs] == [
+        ("fp32", [0, 1]),
+        ("amp", [0, 1]),
+    ]
+
+
 def test_all_precisions_compare_the_same_step() -> None:
     long = [run_of(rank_recording(rank, 3, steps=3)) for rank in range(3)]
     short = [run_of(rank_recording(rank, 3, arm=ARM, steps=2), "amp") for rank in range(3)]

@@ -33,11 +33,19 @@ MISSING = {
     "holders": "del torch._C._storage_Use_Count",
     "tasks": "del torch._C._current_graph_task_id",
     "node": "del torch._C._current_autograd_node",
+    "streams": "del torch._C._autograd._get_sequence_nr",
     "context": "del private.fake_tensor.init_gpu_context",
     "threads": "del torch._C._is_multithreading_enabled",
     "below": "del torch._C._DisableTorchDispatch",
     "composite": "del torch._C._dispatch_has_kernel_for_dispatch_key",
     "patches": "from ampmem.simulator.torch_cuda import unsupported; del unsupported.replace_all",
+    "collective": "import torch.distributed; del torch._C._distributed_c10d._create_work_from_future",
+    "verify": "import torch.distributed; del torch.distributed._verify_params_across_processes",
+    "hook": "import torch.distributed; del torch.distributed._register_comm_hook",
+    "built-in hook": "import torch.distributed; del torch.distributed._register_builtin_comm_hook",
+    "timer": "import torch.distributed; del torch.distributed.Reducer.prepare_for_forward",
+    "times": "import torch.distributed; del torch.distributed.Logger.set_runtime_stats_and_log",
+    "stages": "from torch.distributed import pipelining; del pipelining.PipelineStage._send_meta",
     "import": "del sys.modules['torch._subclasses.fake_tensor'].UnsupportedOperatorException",
 }
 REFUSED = """
@@ -45,6 +53,7 @@ import ctypes, gc, json, os, sys
 from pathlib import Path
 import torch
 import torch._dynamo  # which takes seconds, and not in each child
+import torch.distributed.fsdp, torch.distributed.optim, torch.distributed.pipelining  # likewise
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from ampmem.cli.main import main
 from ampmem.simulator import private, start
@@ -69,7 +78,7 @@ for name, damage in json.loads(sys.argv[1]).items():
             for module in [each for each in sys.modules if each.startswith("ampmem.simulator")]:
                 del sys.modules[module]
         before = now()
-        sys.argv[1:] = ["profile", "--device", "sim", "train.py"]
+        sys.argv[1:] = ["profile", "--device", "sim", "--world-size", "2", "train.py"]
         print(name, end="\\t", file=sys.stderr, flush=True)
         code = None
         try:

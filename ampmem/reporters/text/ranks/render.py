@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,9 @@ from ampmem.reporters.text.sections.verdict import wording_lines
 from ampmem.reporters.text.warnings import warning_lines
 from ampmem.terminal import printable
 from ampmem.units import format_bytes
+from ampmem.vocabulary import SourceKind
+
+_FIGURE = re.compile(r"\d[\d.,]*( [KMGTP]?i?B\b)?")
 
 
 def render_ranks(
@@ -55,15 +59,17 @@ def doubts(ranks: Ranks) -> Iterator[str]:
             f"{named(ranks.unsound)}: the sums are not the allocator's own, by up to {format_bytes(worst)}. Some of "
             "the memory below has a wrong name, or none."
         )
-    for note, those in _notes(ranks).items():
+    for note, whose in _notes(ranks):
         if is_warning(note):
-            yield f"{named(those)}: {said_in(note)}"
+            yield f"{whose}: {said_in(note)}"
 
 
 def absences(ranks: Ranks) -> Iterator[str]:
     """Which ranks are missing and why, which failed, and why the ranks may not be comparable, a sentence each."""
     for why in Absence:
         those = [each for each in ranks.missing if each.why is why]
+        if why is Absence.NO_FILE and ranks.job.source == SourceKind.SIMULATED:
+            continue  # one rank is simulated without the others
         if why in (Absence.NO_FILE, Absence.LIES_BESIDE):
             yield from [_not_given(why, those)] if those else []
         else:
@@ -114,18 +120,24 @@ def _foot(ranks: Ranks) -> Iterator[str]:
     known = [rank.rank for rank in ranks.ranks if rank.residual_bytes == 0 and rank.rank not in ranks.unsound]
     if known:
         yield f"conservation: the sums of {named(known)} are the allocator's own at every event"
-    for note, those in _notes(ranks).items():
+    for note, whose in _notes(ranks):
         if not is_warning(note):
-            yield f"note ({named(those)}): {note}"
+            yield f"note ({whose}): {note}"
 
 
-def _notes(ranks: Ranks) -> dict[str, list[int]]:
-    """What the recordings have to say, and which of them say it."""
-    found: dict[str, list[int]] = {}
+def _notes(ranks: Ranks) -> list[tuple[str, str]]:
+    """What the recordings have to say, and which of them say it: once where the words are the same but for figures."""
+    found: dict[str, dict[str, list[int]]] = {}
     for rank in ranks.ranks:
         for note in rank.notes:
-            found.setdefault(note, []).append(rank.rank)
-    return found
+            found.setdefault(_FIGURE.sub("", note), {}).setdefault(note, []).append(rank.rank)
+    return [_once(variants) for variants in found.values()]
+
+
+def _once(variants: dict[str, list[int]]) -> tuple[str, str]:
+    note, first = next(iter(variants.items()))
+    whose = named([rank for those in variants.values() for rank in those])
+    return note, whose if len(variants) == 1 else f"{whose}, with the figures of {first[0]}"
 
 
 def _next(ranks: Ranks, files: Sequence[str], layout: Layout, *, more: bool) -> str:

@@ -87,7 +87,8 @@ def _of_worst(ranks: Ranks, worst: Worst, alike: Alike) -> Wording:
     least = worst.bytes - excess.bytes
     if excess.bytes < NO_DIFFERENCE * worst.bytes:
         mine, others = format_apart(worst.bytes, least)
-        headline = f"The ranks hardly differ at their peaks: {mine} on {_ranks(alike)}, {others} on {other}"
+        sizes = f"{mine} on {named(alike.ranks)}, {others} on {other}"
+        headline = f"The ranks hardly differ at their peaks, {_when(ranks)}: {sizes}"
         return Wording(headline=headline, more=_and_why(worst, excess))
     one = len(alike.ranks) == 1
     headline = (
@@ -97,10 +98,6 @@ def _of_worst(ranks: Ranks, worst: Worst, alike: Alike) -> Wording:
     if least:
         headline += f", {percent_of(excess.bytes / least).removeprefix('+')} above {other}"
     return Wording(headline=headline, why=_lies_in(excess, one=one), more=_beside(worst, excess))
-
-
-def _ranks(alike: Alike) -> str:
-    return named(alike.ranks)
 
 
 def _and_why(worst: Worst, excess: Excess) -> tuple[str, ...]:

@@ -1,0 +1,136 @@
+"""Several processes of one script, recorded: each for itself, and stopped together."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ampmem.events import MeshAxis, Recording
+from ampmem.recording import read
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.slow
+
+TRAINING = """
+import os, signal, sys
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed import destroy_process_group, init_process_group
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+
+def train(rank, size, dies=None):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(32, 8))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(6):
+        model(torch.ones(4, 32)).square().mean().backward()
+        if (rank, step) == (1, dies):
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.step()
+        optimizer.zero_grad()
+        print("step", step, "of", rank, flush=True)
+    dist.barrier()
+    destroy_process_group()
+    print("trained", flush=True)
+
+
+def spawned(rank, size, store):
+    init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    train(rank, size)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "spawn":
+        mp.spawn(spawned, args=(2, os.path.abspath("store")), nprocs=2)
+        print("all trained", flush=True)
+    else:
+        init_process_group("gloo")
+        init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))
+        train(dist.get_rank(), 2, int(sys.argv[1]))
+"""
+NEVER = "9"
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """``python`` with ``arguments``; nothing of a launcher that runs these tests is passed on."""
+    (folder / "train.py").write_text(TRAINING)
+    environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+def said(ran: subprocess.CompletedProcess[str]) -> list[str]:
+    """What ampmem has said."""
+    return [line.removeprefix("ampmem: ") for line in ran.stderr.splitlines() if line.startswith("ampmem: ")]
+
+
+def ranks(folder: Path, name: str = "train") -> list[Recording]:
+    return [read(folder / f"{name}.rank{rank}-of-2.ampmem") for rank in range(2)]
+
+
+def test_under_torchrun(tmp_path: Path) -> None:
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ampmem", "profile", "--steps", "2")
+    ran = run(tmp_path, *torchrun, "train.py", NEVER)
+    assert ran.returncode == 0, ran.stderr
+    greeting, recorded = said(ran)
+    assert greeting == "recording to train.rank0-of-2.ampmem, and the other ranks to theirs"
+    assert recorded.startswith("recorded 2 steps in train.rank0-of-2.ampmem, ")
+    assert recorded.endswith(
+        ", and stopped the script (--run-to-end lets it finish); "
+        "the files of all ranks: ampmem show train.rank*-of-2.ampmem"
+    )
+    assert "Error" not in ran.stderr and "Warning" not in ran.stderr and "peak" not in ran.stderr
+    assert sorted(ran.stdout.split("\n")) == ["", "step 0 of 0", "step 0 of 1"]  # the second update ended both
+    for rank, recording in enumerate(ranks(tmp_path)):
+        assert (recording.run.rank, recording.run.local_rank, recording.run.world_size) == (rank, rank, 2)
+        assert recording.mesh == (
+            MeshAxis(name="dp", size=2, coordinate=rank),
+            MeshAxis(name="tp", size=1, coordinate=0),
+        )
+        assert [step.index for step in recording.steps] == [0, 1]
+    assert len({recording.run.job for recording in ranks(tmp_path)} - {""}) == 1
+
+
+def test_a_rank_that_is_killed_leaves_all_files_whole(tmp_path: Path) -> None:
+    (tmp_path / "train.rank1-of-2.ampmem").write_text("of another run")
+    ran = run(tmp_path, "-m", "ampmem", "profile", "--nproc-per-node", "2", "train.py", "1")
+    assert ran.returncode == 1
+    assert "train.py FAILED" in ran.stderr and "exitcode  : -9" in ran.stderr  # these are torchrun's
+    assert said(ran)[0] == (
+        "recording to train.2.rank0-of-2.ampmem, and the other ranks to theirs; "
+        "train.rank0-of-2.ampmem exists already (--force replaces it)"
+    )
+    assert said(ran)[-1] == "2 of 2 ranks: ampmem show train.2.rank*-of-2.ampmem"
+    assert all(recording.steps for recording in ranks(tmp_path, "train.2"))
+    assert (tmp_path / "train.rank1-of-2.ampmem").read_text() == "of another run"
+
+
+def test_ranks_that_the_script_spawns(tmp_path: Path) -> None:
+    ran = run(tmp_path, "-m", "ampmem", "profile", "--steps", "2", "-o", "run.ampmem", "train.py", "spawn")
+    assert ran.returncode == 0, ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert "trained" not in ran.stdout
+    assert said(ran)[:2] == [
+        "recording to run.ampmem",
+        "recording to run.rank0-of-2.ampmem, and the other ranks to theirs",
+    ]
+    assert said(ran)[-1] == "2 of 2 ranks: ampmem show run.rank*-of-2.ampmem"
+    assert not (tmp_path / "run.ampmem").exists()
+    for rank, recording in enumerate(ranks(tmp_path, "run")):
+        assert (recording.run.rank, recording.run.world_size, len(recording.steps)) == (rank, 2, 2)
+        assert [record.name for record in recording.parameters] == ["module.weight", "module.bias"]

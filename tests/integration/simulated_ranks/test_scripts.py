@@ -1,0 +1,149 @@
+"""What torch.distributed offers, as one rank on paper: it runs, or stops with the script's line and what to do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from ready_python import ready_python
+
+RUNNER = Path(__file__).with_name("scripts_on_paper.py")
+
+DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+RUNS = {
+    "join": DDP + "m = DDP(model, device_ids=[0])\nwith m.join(): train(m)",
+    "synchronized buffers": DDP + "train(DDP(nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64)).cuda()))",
+    "hook in C++": DDP
+    + "m = DDP(model, device_ids=[0])\n"
+    + "m._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)\ntrain(m)",
+    "PowerSGD": DDP
+    + "from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power\nm = DDP(model)\n"
+    + "m.register_comm_hook(power.PowerSGDState(None, start_powerSGD_iter=2), power.powerSGD_hook)\ntrain(m, steps=4)",
+    "mixed precision": DDP
+    + "from torch.nn.parallel.distributed import _MixedPrecision\n"
+    + "train(DDP(model, mixed_precision=_MixedPrecision(param_dtype=torch.bfloat16)))",
+    "unused parameters": DDP
+    + "model.extra = nn.Linear(64, 64).cuda()\nmodel.forward = lambda x: model[2](model[1](model[0](x)))\n"
+    + "train(DDP(model, find_unused_parameters=True))",
+    "ZeRO in the hook": DDP
+    + "from torch.distributed.optim import ZeroRedundancyOptimizer as Zero\n"
+    + "from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import hook_with_zero_step\n"
+    + "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook\nm = DDP(model)\n"
+    + "zero = Zero(m.parameters(), torch.optim.AdamW, lr=1e-3, overlap_with_ddp=True)\n"
+    + "m.register_comm_hook(None, hook_with_zero_step(allreduce_hook, m, zero))\ntrain(m, zero, steps=5)",
+    "averaged models": "from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager\n"
+    + "model(torch.randn(8, 64, device='cuda')).sum().backward()\n"
+    + "PeriodicModelAverager(period=1).average_parameters(model.parameters())",
+    "functional collectives": "import torch.distributed._functional_collectives as functional\n"
+    + "functional.all_gather_tensor(torch.ones(4, 4, device='cuda'), 0, dist.group.WORLD) * 2",
+    "spawned": "dist.destroy_process_group()\ndef main(rank, size):\n"
+    + "    dist.init_process_group('nccl', rank=rank, world_size=size)\n    train(model)\n"
+    + "torch.multiprocessing.spawn(main, args=(2,), nprocs=torch.cuda.device_count())",
+    "a store": "store = dist.TCPStore('127.0.0.1', 29511, 2, True)\nstore.set('a', '1')\n"
+    + "assert store.get('a') == b'1'\ntrain(model)",
+    "barriers": "dist.monitored_barrier(group=dist.new_group(backend='gloo'))\ndist.barrier()\ntrain(model)",
+}
+STOPS = {
+    "another GPU": (DDP + "DDP(model, device_ids=[1])", "train.py:2: rank 0 is simulated, whose GPU is cuda:0"),
+    "remote calls": (
+        "import torch.distributed.rpc as rpc\nrpc.init_rpc('a', rank=0, world_size=2)",
+        "train.py:2: remote procedure calls need the other processes",
+    ),
+    "symmetric memory": (
+        "import torch.distributed._symmetric_memory as symmetric\nsymmetric.empty(8, device='cuda')",
+        "train.py:2: symmetric memory",
+    ),
+    "ZeRO's whole state": (
+        "from torch.distributed.optim import ZeroRedundancyOptimizer as Zero\n"
+        "zero = Zero(model.parameters(), torch.optim.SGD, lr=0.1)\nzero.consolidate_state_dict()",
+        "train.py:3: the optimizer state of the other ranks is not there",
+    ),
+    "a traced pipeline": (
+        "from torch.distributed.pipelining import pipeline\npipeline(model, (torch.ones(4, 64),))",
+        "train.py:2: a pipeline that is traced",
+    ),
+    "what another rank stores": (
+        "store = dist.TCPStore('127.0.0.1', 29511, 2, True)\nstore.get('address')",
+        "train.py:2: 'address' is not in the store",
+    ),
+    "too many processes": (
+        "torch.multiprocessing.spawn(print, nprocs=4)",
+        "train.py:1: the script starts 4 processes, and the machine of rank 0 has 2 of the 2 ranks",
+    ),
+    "compiled": (DDP + "torch.compile(DDP(model))", "train.py:2: what compiled code allocates"),
+    "sparse gradients": (
+        DDP + "DDP(nn.Embedding(8, 8, sparse=True).cuda())(torch.zeros(2, dtype=torch.long, device='cuda'))",
+        "train.py:2: sparse gradients cannot be simulated",
+    ),
+}
+STAGE = """
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+stage = PipelineStage(model, dist.get_rank(), 2, torch.device("cuda", dist.get_rank()){inputs})
+run = ScheduleGPipe(stage, 4, loss_fn=nn.functional.mse_loss)
+batch = torch.randn(16, 64, device="cuda")
+run.step(batch) if dist.get_rank() == 0 else run.step(target=batch)
+"""
+RECEIVED = """
+count = torch.zeros(1, dtype=torch.long, device="cuda")
+dist.recv(count, src=1)
+torch.empty(int(count) * 1000, device="cuda")
+"""
+
+Outcome = list[int] | str
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, Outcome]:
+    """What became of each."""
+    pieces: dict[str, tuple[int, int, str]] = {name: (0, 2, code) for name, code in RUNS.items()}
+    pieces |= {name: (0, 2, code) for name, (code, _) in STOPS.items()}
+    pieces |= {f"{size} ranks": (0, size, DDP + "train(DDP(model))") for size in (8, 4096)}
+    pieces["first stage"] = (0, 2, STAGE.format(inputs=""))
+    pieces["last stage"] = (1, 2, STAGE.format(inputs=""))
+    pieces["last stage, told"] = (1, 2, STAGE.format(inputs=", input_args=torch.empty(4, 64)"))
+    pieces["received"] = (0, 2, RECEIVED)
+    done = subprocess.run(
+        [ready_python(), str(RUNNER)], input=json.dumps(pieces), capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Outcome] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_it_runs(outcomes: dict[str, Outcome], name: str) -> None:
+    assert isinstance(outcomes[name], list), outcomes[name]
+    assert outcomes[name]
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_it_stops_with_the_line_and_what_to_do(outcomes: dict[str, Outcome], name: str) -> None:
+    message = outcomes[name]
+    assert isinstance(message, str)
+    assert message.startswith(STOPS[name][1]), message
+    assert "; " in message  # what to do comes after it
+    assert "\n" not in message
+
+
+def test_ddp_takes_the_same_beside_four_thousand_others(outcomes: dict[str, Outcome]) -> None:
+    """But for the numbers that it compares when it is made: one from each rank."""
+    few, many = outcomes["8 ranks"], outcomes["4096 ranks"]
+    assert isinstance(few, list) and isinstance(many, list)
+    assert few.count(8) - 8 == many.count(8) - 4096
+    assert [size for size in few if size not in (8, 8 * 8)] == [size for size in many if size not in (8, 4096 * 8)]
+
+
+def test_a_stage_needs_to_be_told_what_comes_from_another_rank(outcomes: dict[str, Outcome]) -> None:
+    assert isinstance(outcomes["first stage"], list), outcomes["first stage"]
+    assert isinstance(outcomes["last stage, told"], list), outcomes["last stage, told"]
+    message = outcomes["last stage"]
+    assert isinstance(message, str)
+    assert message.startswith("train.py:6: stage 1 of the pipeline gets its inputs from stage 0, which runs on another")
+    assert "give PipelineStage its input_args=" in message
+
+
+def test_a_number_that_another_rank_sends_is_not_what_was_there_before(outcomes: dict[str, Outcome]) -> None:
+    """It is taken as 1, with a warning, like any other that the device would have."""
+    assert outcomes["received"] == [8, 4000]

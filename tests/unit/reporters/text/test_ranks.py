@@ -1,0 +1,164 @@
+"""What is said first of the ranks of a job, and of which nothing is proven."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from build import ARM, Story
+from failures import ended
+from jobs import pipeline, rank_recording, run_of, runs_of, with_missing
+
+from ampmem.analysis.ranks.arms import merge_all
+from ampmem.analysis.ranks.merge import merge
+from ampmem.analysis.ranks.ranks import Ranks
+from ampmem.analysis.ranks.runs import RankRun
+from ampmem.events import Fact, MeshAxis, Phase
+from ampmem.failure import FailureKind, FailureRecord
+from ampmem.reporters.text.layout import Layout, columns_of
+from ampmem.reporters.text.ranks.arms import render_jobs
+from ampmem.reporters.text.ranks.names import named, numbers
+from ampmem.reporters.text.ranks.render import absences, render_ranks
+from ampmem.reporters.text.ranks.verdict import ranks_wording
+from ampmem.vocabulary import SourceKind
+
+
+def said(merged: Ranks) -> str:
+    return ranks_wording(merged).text
+
+
+def out_of_memory(rank: int, of: int) -> RankRun:
+    """A rank whose second step asks in vain."""
+    story = Story()
+    story.parameter(0x1000, "layers.0.weight", 100)
+    for step in range(2):
+        story.begin(step)
+        story.enter(Phase.FORWARD)
+        story.alloc(0x2000, 200 + 4000 * step)
+        story.fact(Fact.OUTPUT, 0x2000, "aten::mm", "layers.0")
+        if step == 0:
+            story.enter(Phase.BACKWARD)
+            story.free(0x2000)
+            story.enter(Phase.OPTIMIZER)
+            story.end()
+            story.enter(Phase.BETWEEN)
+    story.now += 10
+    recording = ended(story, story.now, (400, 4200), step=1)
+    return run_of(replace(recording, run=replace(recording.run, rank=rank, world_size=of)))
+
+
+def test_ranks_are_counted_in_runs() -> None:
+    assert [numbers(ranks) for ranks in ((3,), (0, 1), (2, 0, 1), (0, 1, 2, 5, 7, 8))] == [
+        "3",
+        "0, 1",
+        "0-2",
+        "0-2, 5, 7, 8",
+    ]
+    assert (named((3,)), named((1, 2))) == ("rank 3", "ranks 1, 2")
+
+
+def test_equal_ranks_need_the_same() -> None:
+    assert said(merge(runs_of(8))).startswith("All 8 ranks need the same, 1.5 MiB at the peak, in backward of step 1: ")
+
+
+def test_the_worst_is_held_against_the_median_rank() -> None:
+    text = said(merge(runs_of(8, each={3: {"activations": 1000}})))
+    assert text == (
+        "The worst rank is 3 of 8 with 1.7 MiB at the peak, in backward of step 1, 13 % above the median rank (4): it "
+        "has 200.0 KiB more of activations."
+    )
+
+
+def test_where_the_median_is_as_bad_the_least_is_what_differs() -> None:
+    text = said(merge(runs_of(8, each={3: {"activations": 600}})))
+    assert text.startswith("The worst ranks are 0-2, 4-7 of 8 with 1.5 MiB each at the peak")
+    assert "15 % above rank 3, which needs the least: they have 200.0 KiB more of activations." in text
+
+
+def test_a_small_difference_is_called_one() -> None:
+    text = said(merge(runs_of(2, each={1: {"activations": 804}})))
+    assert (
+        text == "The ranks hardly differ at their peaks, in backward of step 1: 1.54 MiB on rank 1, 1.53 MiB on rank 0."
+    )
+
+
+def test_what_one_has_more_of_and_another_makes_up_for_is_said_all_the_same() -> None:
+    text = said(merge(runs_of(2, each={1: {"activations": 1101, "weights": 156}})))
+    assert text.startswith("The ranks hardly differ")
+    assert "But rank 1 has 301.0 KiB more of activations, 100.0 KiB less of parameters" in text
+
+
+def test_out_of_memory_is_said_first() -> None:
+    merged = merge([run_of(rank_recording(0, 2)), out_of_memory(1, 2)])
+    assert said(merged).startswith("Rank 1 of 2 ran out of memory at 4.5 KiB. ")
+
+
+def test_of_what_does_not_add_up_there_is_no_verdict() -> None:
+    recording = rank_recording(1, 3)
+    events = replace(recording.events, allocated=recording.events.allocated + np.int64(4096))
+    runs = [*runs_of(3)[::2], run_of(replace(recording, events=events))]
+    merged = merge(runs)
+    assert said(merged).startswith("No verdict: the sums of rank 1 are not the allocator's own")
+    text = render_ranks(merged)
+    assert "WARNING" in text and "rank 1: the sums are not the allocator's own, by up to 4.0 KiB" in text
+    amp = [run_of(rank_recording(rank, 3, arm=ARM), "amp") for rank in range(3)]
+    assert render_jobs(merge_all([*runs, *amp])).startswith("No verdict: the sums of rank 1 of fp32")
+
+
+def test_who_is_missing_is_said_with_the_reason() -> None:
+    assert list(absences(merge(with_missing()))) == [
+        "rank 1 has no file",
+        "rank 3 is left out: train.rank3-of-5.ampmem is not an ampmem recording, or it is damaged (it is empty)",
+        "rank 2 is left out, it ended no step after 0: its recording does not say why; it may have been killed",
+    ]
+
+
+def test_a_rank_that_failed_is_named() -> None:
+    recording = rank_recording(1, 2)
+    failure = FailureRecord(kind=FailureKind.RAISED, message="the data ran out", error="ValueError")
+    failed = run_of(replace(recording, run=replace(recording.run, failure=failure)))
+    assert list(absences(merge([run_of(rank_recording(0, 2)), failed]))) == [
+        "rank 1 failed after step 1: ValueError: the data ran out"
+    ]
+
+
+def test_a_rank_behind_the_others_is_named() -> None:
+    merged = merge([run_of(rank_recording(rank, 2, steps=3 - rank)) for rank in range(2)])
+    assert list(absences(merged)) == ["rank 1 ended no step after 1, which is compared; others did"]
+
+
+def test_ranks_that_are_simulated_alone_do_not_miss_the_others() -> None:
+    recordings = [rank_recording(rank, 64) for rank in (0, 63)]
+    simulated = [replace(item, run=replace(item.run, source=SourceKind.SIMULATED)) for item in recordings]
+    assert list(absences(merge(list(map(run_of, simulated))))) == []
+
+
+def test_worst_ranks_with_other_parameters_are_no_verdict_on_precision() -> None:
+    fp32 = pipeline()
+    amp = [
+        run_of(rank_recording(rank, 8, arm=ARM, activations=200 + 400 * (rank // 2), weights=200 + 10 * (rank // 2)))
+        for rank in range(8)
+    ]
+    text = render_jobs(merge_all([*fp32, *amp]))
+    assert text.startswith("On the worst rank of each precision, peaks: fp32 rank 0 2.1 MiB, amp rank 6 2.0 MiB.")
+    assert "the parameters differ" in text
+
+
+def test_notes_that_differ_in_figures_alone_are_said_once() -> None:
+    runs = [
+        run_of(replace(rank_recording(rank, 3), notes=(f"{rank + 1}.5 MiB were freed by other threads",)))
+        for rank in range(3)
+    ]
+    assert "note (ranks 0-2, with the figures of 0): 1.5 MiB were freed by other threads" in render_ranks(merge(runs))
+
+
+@pytest.mark.parametrize("width", [60, 100, 160])
+def test_many_ranks_that_differ_fit_a_terminal(width: int) -> None:
+    mesh = [MeshAxis(name="dp\x1b[31m", size=64, coordinate=0)]
+    runs = [run_of(rank_recording(rank, 64, activations=800 + 2 * rank, mesh=mesh)) for rank in range(64)]
+    text = render_ranks(merge(runs), layout=Layout(width=width))
+    assert all(columns_of(line) <= width for line in text.splitlines())
+    assert len(text.splitlines()) < 80
+    assert "48 more ranks, from 1.5 MiB to 1.6 MiB; --all shows each" in " ".join(text.split())
+    assert "63 worst" in text and "\x1b" not in text
