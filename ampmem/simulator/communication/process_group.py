@@ -36,7 +36,9 @@ def install(world: World) -> Callable[[], None]:
         undo.callback(replace_all(owners, patches))
         undo.callback(replace_all((distributed,), {"is_nccl_available": lambda: True}))
         undo.callback(replace_all((torch.cuda.nccl,), {"version": lambda: _NCCL}))
-        undo.callback(replace_all((distributed.device_mesh,), {"new_group": patches["new_group"]}))
+        # which has them by name, and starts the default group where the script has not
+        meshes = {name: patches[name] for name in ("init_process_group", "new_group")}
+        undo.callback(replace_all((distributed.device_mesh,), meshes))
         return undo.pop_all().close
 
 

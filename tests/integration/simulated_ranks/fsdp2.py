@@ -8,6 +8,7 @@ For a process of its own: the simulation has to come before the first backward. 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -89,7 +90,8 @@ def sharded(case: str, device: str) -> nn.Module:
 
 def tensor_parallel(device: str) -> nn.Module:
     """Columns and rows over 4 ranks, the batch and the shards over the rest."""
-    mesh = init_device_mesh(device, (dist.get_world_size() // 4, 4), mesh_dim_names=("data", "tensors"))
+    size = int(os.environ["WORLD_SIZE"]) if device == "cuda" else dist.get_world_size()
+    mesh = init_device_mesh(device, (size // 4, 4), mesh_dim_names=("data", "tensors"))
     model = nn.Sequential(*[Wide() for _ in range(LAYERS)]).to(device)
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
     for block in model:
@@ -138,7 +140,8 @@ def simulate(case: str, size: int, rank: int) -> dict[str, Any]:
     device.recorder = events.append
     device.on_scratch = device.on_workspace = lambda address, name: others.add(len(events) - 1)
     try:
-        dist.init_process_group("nccl")
+        if case != "tensors":  # whose mesh starts it
+            dist.init_process_group("nccl")
 
         def watch(model: nn.Module, optimizer: Any, step: Callable[[], None]) -> None:
             started.append(len(events))
