@@ -2,7 +2,7 @@
 
     ampmem profile --device sim --gpu h100 --world-size 64 tests/benchmarks/llama_70b.py
 
-runs rank 0 of them on a machine without a GPU. ``simulated_ranks.py`` measures what that takes.
+runs rank 0 of them on a machine without a GPU; ``simulated.py fsdp-70b`` measures what that takes.
 """
 
 from __future__ import annotations

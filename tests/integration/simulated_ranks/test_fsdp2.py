@@ -1,4 +1,4 @@
-"""One simulated rank under FSDP2, beside PyTorch's own estimate of the same script, and sizes worked out here."""
+"""One simulated rank under FSDP2, beside PyTorch's own estimate of the same script and sizes worked out here."""
 
 from __future__ import annotations
 
