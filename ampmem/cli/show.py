@@ -26,7 +26,7 @@ from ampmem.reporters.base import Report
 from ampmem.reporters.export.json import JsonReporter
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.details import EVERYTHING, WHAT, Detail
-from ampmem.reporters.text.layout import layout_for
+from ampmem.reporters.text.layout import Layout, layout_for
 from ampmem.reporters.text.ranks.arms import render_jobs
 from ampmem.reporters.text.sections.what_if import render_what_if
 from ampmem.reporters.text.table import TableReporter, separator
@@ -110,20 +110,34 @@ def show(
         click.echo(_ranks_as_json(runs) if as_ranks else JsonReporter().render(list(map(_report, runs))))
         return
     reporter = TableReporter(details=details, all_steps=all_steps, layout=layout)
-    tables_of = runs if each or all_steps or (not everything and details & _OF_EACH) else []
-    if as_ranks or are_ranks(runs):
-        jobs = merge_all(_of_jobs(runs))
-        click.echo(render_jobs(jobs, details=details, files=list(map(str, files)), layout=layout))
-        tables_of = [run for run in tables_of if not as_ranks and (each or all_steps or run.path in _worst(jobs))]
-    elif len(runs) > 1:
-        entries = distinct([run.column for run in runs], [path.name for path in files])
-        click.echo(render_comparison(compare(entries), details=details, files=list(map(str, files)), layout=layout))
-    else:
-        click.echo(reporter.render([_report(run, alone=True) for run in runs]))
+    if len(runs) == 1 and not as_ranks:
+        click.echo(reporter.render([_report(runs[0], alone=True)]))
         return
-    if tables_of:
+    jobs = merge_all(_of_jobs(runs)) if as_ranks or are_ranks(runs) else None
+    click.echo(_together(runs, jobs, details, layout))
+    after = [] if as_ranks else runs if each or all_steps else _with_tables(runs, jobs, details)
+    if after:
         click.echo(f"\n{separator(layout)}\n")
-        click.echo(reporter.render(list(map(_report, tables_of))))
+        click.echo(reporter.render(list(map(_report, after))))
+
+
+def _together(runs: Sequence[RankRun], jobs: Jobs | None, details: frozenset[Detail], layout: Layout) -> str:
+    """The merged view of ``jobs``, or ``runs`` side by side."""
+    files = [str(run.path) for run in runs]
+    if jobs is not None:
+        return render_jobs(jobs, details=details, files=files, layout=layout)
+    entries = distinct([run.column for run in runs], [run.path.name for run in runs])
+    return render_comparison(compare(entries), details=details, files=files, layout=layout)
+
+
+def _with_tables(runs: Sequence[RankRun], jobs: Jobs | None, details: frozenset[Detail]) -> Sequence[RankRun]:
+    """Those whose own tables follow: what is asked for and is not there of several, of a job for its worst rank."""
+    wanted = frozenset() if details == EVERYTHING else details & _OF_EACH
+    if jobs is None:
+        return runs if wanted else []
+    if jobs.comparison is None:
+        wanted = details  # the merged view has none of them
+    return [run for run in runs if wanted and run.path in _worst(jobs)]
 
 
 def _of_jobs(runs: Sequence[RankRun]) -> Sequence[RankRun]:

@@ -40,7 +40,7 @@ class TermKind(StrEnum):
     AROUND_GRADIENTS = "memory around gradients that are views of a larger buffer"
 
     MASTER_TYPE = "master copies of {about} parameters"
-    NO_MASTER = "parameters without a master copy"
+    NO_MASTER = "parameters without a master copy in this process"
     MASTERS_GONE = "master copies freed before this mark"
     MASTERS_LATER = "master copies made after this mark"
     MORE_MASTERS = "more master copies than the model tells"

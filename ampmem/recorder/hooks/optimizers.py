@@ -23,7 +23,7 @@ from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Models, Slot, parameter_record
-from ampmem.recorder.models.twins import twins_of
+from ampmem.recorder.models.twins import partition_of, twins_of
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
 from ampmem.recorder.torch_private import (
     OPTIMIZER_INIT,
@@ -208,7 +208,8 @@ class OptimizerHooks:
 
     def _copy_of(self, parameter: torch.Tensor, twinless: Sequence[tuple[Slot, torch.Tensor]]) -> _Own | None:
         """``parameter`` as a copy of some of those that have none yet; ``None`` where it is none."""
-        twins = twins_of(parameter, [candidate for _, candidate in twinless])
+        candidates = [candidate for _, candidate in twinless]
+        twins = twins_of(parameter, candidates) or partition_of(parameter, candidates)
         names = [(twinless[place][0].name_id, twinless[place][0].path_id) for place in twins]
         return _Own(parameter=weakref.ref(parameter), fact=Fact.MASTER_COPY, names=names) if names else None
 

@@ -1,4 +1,4 @@
-"""Which parameters an optimizer's own tensor is a copy of, in another precision: one, or a row of them, flat."""
+"""Which parameters an optimizer's own tensor is a copy of, in another precision: one, a row of them, or a slice."""
 
 from __future__ import annotations
 
@@ -42,6 +42,35 @@ def _row_from(first: int, copy: torch.Tensor, parameters: Sequence[torch.Tensor]
             break
         reached, last = reached + parameter.numel(), last + 1
     return range(first, last) if reached and copy.numel() - reached < min(PADDING, reached) else range(0)
+
+
+def partition_of(copy: torch.Tensor, parameters: Sequence[torch.Tensor]) -> range:
+    """Where those are of which ``copy`` has all or, of the first and the last, a part, in another precision.
+
+    It is one of several equal slices of all ``parameters`` laid side by side, the last one padded, as engines divide
+    them between ranks. Which slice it is, its values must say, so on a device none is found; and a slice that could be
+    two is none.
+    """
+    total = sum(parameter.numel() for parameter in parameters)
+    size = copy.numel()
+    if copy.dim() != 1 or not 0 < size < total or -total % size >= min(PADDING, size // 2):
+        return range(0)
+    found = [row for start in range(0, total, size) if (row := _slice_from(start, copy, parameters))]
+    return found[0] if len(found) == 1 else range(0)
+
+
+def _slice_from(start: int, copy: torch.Tensor, parameters: Sequence[torch.Tensor]) -> range:
+    """Those that ``copy`` can have from the element ``start`` of all on; none where one is not in it."""
+    offset, places = 0, []
+    for place, parameter in enumerate(parameters):
+        first, last = max(offset, start), min(offset + parameter.numel(), start + copy.numel())
+        offset += parameter.numel()
+        if first < last:
+            mine, theirs = _values(copy, first - start), _values(parameter, first - offset + parameter.numel())
+            if parameter.dtype == copy.dtype or not mine or not theirs or not all(map(_close, mine, theirs)):
+                return range(0)
+            places.append(place)
+    return range(places[0], places[-1] + 1)
 
 
 def _is_copy(copy: torch.Tensor, offset: int, parameter: torch.Tensor) -> bool:

@@ -43,8 +43,9 @@ def test_each_has_its_own_tables_after_that(tmp_path: Path) -> None:
     assert "rank        0 of 3" in said and "rank        2 of 3" in said
 
 
-def test_details_of_one_are_those_of_the_worst(tmp_path: Path) -> None:
-    _, said, _ = ampmem_here(tmp_path, "show", "--modules", *written(tmp_path))
+@pytest.mark.parametrize("detail", ["--modules", "--marks", "--all"])
+def test_details_are_those_of_the_worst_rank(tmp_path: Path, detail: str) -> None:
+    _, said, _ = ampmem_here(tmp_path, "show", detail, *written(tmp_path))
     assert said.count("=" * 100) == 1
     assert "rank        2 of 3" in said and "rank        0 of 3" not in said
 

@@ -1,0 +1,41 @@
+"""Which parameters a tensor of an optimizer's is a copy of: by elements and values, not by name."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ampmem.recorder.models.twins import partition_of, twins_of  # noqa: E402
+
+
+def parameters(*sizes: int) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(size).bfloat16() for size in sizes]
+
+
+def slices(tensors: list[torch.Tensor], ranks: int) -> list[torch.Tensor]:
+    """What each rank has of all ``tensors`` laid side by side in float32, zeros at the end."""
+    flat = torch.cat([tensor.float().view(-1) for tensor in tensors])
+    padded = torch.cat([flat, torch.zeros(-len(flat) % ranks)])
+    return [piece.clone() for piece in padded.chunk(ranks)]
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [(2, [(0, 1), (1, 2)]), (3, [(0, 1), (1, 1), (1, 2)])])
+def test_a_slice_of_all_parameters_is_known_by_its_values(ranks: int, expected: list[tuple[int, int]]) -> None:
+    mine = parameters(100, 130, 71)
+    found = [partition_of(piece, mine) for piece in slices(mine, ranks)]
+    assert [(places[0], places[-1]) for places in found] == expected
+    assert [list(twins_of(piece, mine)) for piece in slices(mine, ranks)][-1] == []
+
+
+def test_other_values_and_other_sizes_are_no_slice() -> None:
+    mine = parameters(100, 130, 70)
+    assert not partition_of(torch.randn(150), mine)
+    assert not partition_of(slices(mine, 2)[0][:-30].clone(), mine)  # no whole number of them makes up all
+    assert not partition_of(slices(mine, 2)[0].bfloat16(), mine)  # of the same type
+
+
+def test_a_slice_that_could_be_two_is_none() -> None:
+    same = [torch.zeros(64).bfloat16(), torch.zeros(64).bfloat16()]
+    assert not partition_of(torch.zeros(64), same)
