@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,3 +33,9 @@ def rank_of(path: Path) -> RankFile | None:
         return None
     job = path.with_name(f"{found['job']}{SUFFIX}")
     return RankFile(job=job, rank=int(found["rank"]), world_size=int(found["world_size"]))
+
+
+def without_journals(paths: Sequence[Path]) -> list[Path]:
+    """``paths`` without the journals of those among them, which a killed run has left and ``train*`` finds."""
+    journals = {path.with_name(f"{path.name}-journal") for path in paths if path.suffix == SUFFIX}
+    return [path for path in paths if path not in journals]

@@ -54,6 +54,7 @@ def merge(runs: Sequence[RankRun], *, beside: Mapping[int, Path] | None = None, 
         groups=groups_of(peaks),
         alike=alike(peaks),
         unsound=tuple(summary.rank for _, _, summary in read if summary.conservation.breach is not None),
+        not_ended=tuple(run.rank for run in runs if run.ended is False),
         remarks=_remarks(read, at),
     )
 

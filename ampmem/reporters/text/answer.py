@@ -10,7 +10,7 @@ from ampmem.analysis.findings import Finding
 from ampmem.analysis.ops import plain_op
 from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.text.words import signed, times
-from ampmem.units import format_apart, format_bytes
+from ampmem.units import format_apart, format_bytes, format_close
 
 _HALF = 0.55
 """What falls to this share or less has about halved."""
@@ -85,7 +85,9 @@ def _headline(answer: Answer) -> str:
     if before == after:
         return f"Mixed precision does not change the peak, {before}"
     if answer.effect is Effect.NONE:
-        return f"Mixed precision hardly changes the peak, {before} without it and {after} with it"
+        before, after = format_close(answer.baseline.bytes, answer.mixed.bytes)
+        sizes = f"{before} without and with it" if before == after else f"{before} without it and {after} with it"
+        return f"Mixed precision hardly changes the peak, {sizes}"
     sizes = f"{_from_to(before, after)}, {percent_of(answer.ratio - 1)}"
     if answer.effect is Effect.COSTS:
         return f"Mixed precision raises the peak from {sizes}"
@@ -205,7 +207,10 @@ def _forward(answer: Answer) -> list[str]:
     before, after = answer.forward
     if before == after:
         return [f"At the end of forward the total is the same: {format_bytes(before)}."]
-    return [f"At the end of forward the total goes from {_from_to(*format_apart(before, after))}."]
+    first, second = format_close(before, after)
+    if first == second:
+        return [f"At the end of forward the total is the same but for {format_bytes(abs(after - before))}: {first}."]
+    return [f"At the end of forward the total goes from {_from_to(first, second)}."]
 
 
 def _cache(answer: Answer) -> list[str]:

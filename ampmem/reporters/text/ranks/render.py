@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ampmem.analysis.ranks.ranks import Absence, Job, Missing, Ranks
-from ampmem.names import is_warning, said_in
+from ampmem.names import NOT_ENDED, is_warning, said_in
 from ampmem.recording import rank_file, rank_of
 from ampmem.reporters.text.describe import arm_in_words
 from ampmem.reporters.text.layout import PLAIN, Layout
@@ -52,7 +52,8 @@ def render_ranks(
 
 
 def doubts(ranks: Ranks) -> Iterator[str]:
-    """What makes numbers doubtful, and of which ranks."""
+    """Which ranks were killed, and what makes numbers doubtful, and of which ranks."""
+    yield from _killed(ranks)
     if ranks.unsound:
         worst = max(ranks.rank(number).residual_bytes or 0 for number in ranks.unsound)
         yield (
@@ -64,6 +65,20 @@ def doubts(ranks: Ranks) -> Iterator[str]:
             yield f"{whose}: {said_in(note)}"
 
 
+def _killed(ranks: Ranks) -> Iterator[str]:
+    """The ranks whose recordings were not ended, by the last step that they ended."""
+    read = {rank.rank: rank.last_step for rank in ranks.ranks}
+    by_step: dict[int | None, list[int]] = {}
+    for number in ranks.not_ended:
+        by_step.setdefault(read.get(number), []).append(number)
+    for step, those in by_step.items():
+        when = "before a step of theirs had ended" if step is None else f"in the step after step {step}"
+        one = len(those) == 1
+        was, whose = ("was", "its machine") if one else ("were", "their machines")
+        recording = "its recording was" if one else "their recordings were"
+        yield f"{named(those)} {was} killed, or {whose} went away, {when}: {recording} not ended"
+
+
 def absences(ranks: Ranks) -> Iterator[str]:
     """Which ranks are missing and why, which failed, and why the ranks may not be comparable, a sentence each."""
     for why in Absence:
@@ -73,7 +88,7 @@ def absences(ranks: Ranks) -> Iterator[str]:
         if why in (Absence.NO_FILE, Absence.LIES_BESIDE):
             yield from [_not_given(why, those)] if those else []
         else:
-            yield from map(_unreadable if why is Absence.NOTHING_RECORDED else _early, those)
+            yield from (_unreadable(each) if why is Absence.NOTHING_RECORDED else _early(ranks, each) for each in those)
     behind = [rank.rank for rank in ranks.compared if rank.last_step == ranks.step]
     if behind and ranks.later_steps:
         yield f"{named(behind)} ended no step after {ranks.step}, which is compared; others did"
@@ -99,10 +114,13 @@ def _unreadable(missing: Missing) -> str:
     return f"rank {missing.rank} is left out: {missing.detail}"
 
 
-def _early(missing: Missing) -> str:
+def _early(ranks: Ranks, missing: Missing) -> str:
     ended = "no step" if missing.step is None else f"no step after {missing.step}"
+    said = f"rank {missing.rank} is left out, it ended {ended}"
+    if missing.rank in ranks.not_ended:
+        return f"{said}, as the warning says"
     why = "its recording does not say why; it may have been killed" if missing.detail is None else missing.detail
-    return f"rank {missing.rank} is left out, it ended {ended}: {why}"
+    return f"{said}: {why}"
 
 
 def _job(job: Job, layout: Layout) -> str:
@@ -130,6 +148,8 @@ def _notes(ranks: Ranks) -> list[tuple[str, str]]:
     found: dict[str, dict[str, list[int]]] = {}
     for rank in ranks.ranks:
         for note in rank.notes:
+            if note == NOT_ENDED:
+                continue  # said of all of them together
             found.setdefault(_FIGURE.sub("", note), {}).setdefault(note, []).append(rank.rank)
     return [_once(variants) for variants in found.values()]
 

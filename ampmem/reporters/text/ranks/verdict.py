@@ -9,7 +9,7 @@ from ampmem.analysis.answer import NO_DIFFERENCE
 from ampmem.analysis.ranks.ranks import Alike, Circumstance, Contrast, Excess, Part, Ranks, Worst
 from ampmem.reporters.text.answer import Wording, capital, listed, name, percent_of, share
 from ampmem.reporters.text.ranks.names import named, numbers
-from ampmem.units import format_apart, format_bytes, format_count
+from ampmem.units import format_bytes, format_close, format_count
 
 _NAMED = 3
 """Of what all ranks have, so many categories are named; the rest is summed up."""
@@ -86,7 +86,8 @@ def _of_worst(ranks: Ranks, worst: Worst, alike: Alike) -> Wording:
             other += ", which needs the least"
     least = worst.bytes - excess.bytes
     if excess.bytes < NO_DIFFERENCE * worst.bytes:
-        mine, others = format_apart(worst.bytes, least)
+        mine, others = format_close(worst.bytes, least)
+        others = f"{format_bytes(excess.bytes)} less" if mine == others else others
         sizes = f"{mine} on {named(alike.ranks)} and {others} on {other}"
         headline = f"The ranks hardly differ at their peaks, {_when(ranks)}: {sizes}"
         return Wording(headline=headline, more=_and_why(worst, excess))

@@ -16,10 +16,11 @@ from ampmem.analysis.ranks.ranks import Ranks
 from ampmem.analysis.ranks.runs import RankRun
 from ampmem.events import Fact, MeshAxis, Phase
 from ampmem.failure import FailureKind, FailureRecord
+from ampmem.names import NOT_ENDED
 from ampmem.reporters.text.layout import Layout, columns_of
 from ampmem.reporters.text.ranks.arms import render_jobs
 from ampmem.reporters.text.ranks.names import named, numbers
-from ampmem.reporters.text.ranks.render import absences, render_ranks
+from ampmem.reporters.text.ranks.render import absences, doubts, render_ranks
 from ampmem.reporters.text.ranks.verdict import ranks_wording
 from ampmem.vocabulary import SourceKind
 
@@ -113,6 +114,28 @@ def test_who_is_missing_is_said_with_the_reason() -> None:
         "rank 3 is left out: train.rank3-of-5.ampmem is not an ampmem recording, or it is damaged (it is empty)",
         "rank 2 is left out, it ended no step after 0: its recording does not say why; it may have been killed",
     ]
+
+
+def killed(run: RankRun) -> RankRun:
+    """``run``, as it is read where nobody got to end the file."""
+    assert run.entry is not None
+    entry = replace(run.entry, notes=(*run.entry.notes, NOT_ENDED))
+    return replace(run, ended=False, notes=(*run.notes, NOT_ENDED), entry=entry)
+
+
+def test_a_rank_that_was_killed_is_named_first_though_all_ended_the_same_step() -> None:
+    merged = merge([run_of(rank_recording(0, 2)), killed(run_of(rank_recording(1, 2)))])
+    assert list(doubts(merged)) == [
+        "rank 1 was killed, or its machine went away, in the step after step 1: its recording was not ended"
+    ]
+    assert "WARNING  rank 1 was killed" in render_ranks(merged)
+
+
+def test_a_rank_that_was_killed_before_the_others_got_on() -> None:
+    merged = merge(
+        [run_of(rank_recording(0, 3)), killed(run_of(rank_recording(1, 3, steps=1))), run_of(rank_recording(2, 3))]
+    )
+    assert list(absences(merged)) == ["rank 1 is left out, it ended no step after 0, as the warning says"]
 
 
 def test_a_rank_that_failed_is_named() -> None:
