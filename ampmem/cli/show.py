@@ -21,7 +21,7 @@ from ampmem.analysis.soundness import faults, soundness
 from ampmem.analysis.summary import summary_schema
 from ampmem.cli.schema import schema_option
 from ampmem.errors import AmpmemError, UsageError
-from ampmem.recording import read, without_journals
+from ampmem.recording import rank_of, rank_pattern, read, without_journals
 from ampmem.reporters.base import Report
 from ampmem.reporters.export.json import JsonReporter
 from ampmem.reporters.text.compare import render as render_comparison
@@ -177,7 +177,8 @@ def _others(run: RankRun) -> Iterator[str]:
     if not there:
         yield f"{said}and no file of the {'other lies' if others == 1 else f'{others} others lies'} beside it"
     else:
-        pattern = run.path.name.replace(f".rank{run.rank}-of-", ".rank*-of-")
+        named = rank_of(run.path)
+        pattern = run.path.name if named is None else rank_pattern(Path(named.job.name), run.world_size)
         count = f"{there} of the {others} others" if there < others else "all others" if others > 1 else "the other"
         yield f"{said}and the file{'' if there == 1 else 's'} of {count} lie{'s' * (there == 1)} beside it: {pattern}"
 

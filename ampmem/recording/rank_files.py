@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,11 @@ class RankFile:
 def rank_file(job: Path, rank: int, world_size: int) -> Path:
     """Where rank ``rank`` of ``world_size`` writes when a process alone would write ``job``."""
     return job.with_name(f"{job.name.removesuffix(SUFFIX)}.rank{rank}-of-{world_size}{SUFFIX}")
+
+
+def rank_pattern(job: Path, world_size: int) -> str:
+    """All ranks of ``job``, as a shell takes and finds them: ``'my run'.rank*-of-8.ampmem``."""
+    return f"{shlex.quote(str(job.with_name(job.name.removesuffix(SUFFIX))))}.rank*-of-{world_size}{SUFFIX}"
 
 
 def rank_of(path: Path) -> RankFile | None:

@@ -54,6 +54,7 @@ def merge(runs: Sequence[RankRun], *, beside: Mapping[int, Path] | None = None, 
         groups=groups_of(peaks),
         alike=alike(peaks),
         unsound=tuple(summary.rank for _, _, summary in read if summary.conservation.breach is not None),
+        launches=_launches(runs),
         not_ended=tuple(run.rank for run in runs if run.ended is False),
         remarks=_remarks(read, at),
     )
@@ -136,10 +137,18 @@ def _absent(
     return Missing(rank=rank, why=why, file=file, step=step, detail=detail)
 
 
+def _launches(runs: Sequence[RankRun]) -> tuple[tuple[int, ...], ...]:
+    """The ranks by launch, in the order of the first of each."""
+    found: dict[str, list[int]] = {}
+    for run in runs:
+        if run.run is not None and run.run.job:
+            found.setdefault(run.run.job, []).append(run.rank)
+    return tuple(map(tuple, found.values()))
+
+
 def _remarks(read: Sequence[tuple[RankRun, Entry, Summary]], at: ComparedStep) -> tuple[str, ...]:
     """Why the ranks may not be comparable."""
-    launches = {run.run.job for run, _, _ in read if run.run is not None and run.run.job}
-    found = [f"the ranks are of {len(launches)} launches of the script"] if len(launches) > 1 else []
+    found = []
     for what, values in (
         ("devices", [summary.device.name for _, _, summary in read]),
         ("versions of ampmem", [summary.ampmem for _, _, summary in read]),

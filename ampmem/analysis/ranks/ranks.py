@@ -266,6 +266,8 @@ class Ranks:
     """Each rank that is compared once, in the order of the first of each."""
     unsound: tuple[int, ...]
     """Ranks whose sums are not the allocator's own: of them nothing is proven."""
+    launches: tuple[tuple[int, ...], ...]
+    """The ranks of each launch of the script; more than one are not one job. Empty where recordings do not say."""
     not_ended: tuple[int, ...]
     """Ranks whose recordings were not ended: they were killed, or their machines went away."""
     remarks: tuple[str, ...]

@@ -14,9 +14,11 @@ from ampmem.analysis.ranks.arms import merge_all
 from ampmem.analysis.ranks.merge import merge
 from ampmem.analysis.ranks.ranks import Ranks
 from ampmem.analysis.ranks.runs import RankRun
+from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.events import Fact, MeshAxis, Phase
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.names import NOT_ENDED
+from ampmem.reporters.text.answer import made_of
 from ampmem.reporters.text.layout import Layout, columns_of
 from ampmem.reporters.text.ranks.arms import render_jobs
 from ampmem.reporters.text.ranks.names import named, numbers
@@ -149,7 +151,7 @@ def test_a_rank_that_failed_is_named() -> None:
 
 def test_a_rank_behind_the_others_is_named() -> None:
     merged = merge([run_of(rank_recording(rank, 2, steps=3 - rank)) for rank in range(2)])
-    assert list(absences(merged)) == ["rank 1 ended no step after 1, which is compared; others did"]
+    assert list(absences(merged)) == ["rank 1 recorded no step after step 1; rank 0 went on to step 2"]
 
 
 def test_ranks_that_are_simulated_alone_do_not_miss_the_others() -> None:
@@ -174,7 +176,9 @@ def test_notes_that_differ_in_figures_alone_are_said_once() -> None:
         run_of(replace(rank_recording(rank, 3), notes=(f"{rank + 1}.5 MiB were freed by other threads",)))
         for rank in range(3)
     ]
-    assert "note (ranks 0-2, with the figures of 0): 1.5 MiB were freed by other threads" in render_ranks(merge(runs))
+    assert "note (ranks 0-2; the figures are those of rank 0): 1.5 MiB were freed by other threads" in render_ranks(
+        merge(runs)
+    )
 
 
 @pytest.mark.parametrize("width", [60, 100, 160])
@@ -186,3 +190,68 @@ def test_many_ranks_that_differ_fit_a_terminal(width: int) -> None:
     assert len(text.splitlines()) < 80
     assert "48 more ranks, from 1.5 MiB to 1.6 MiB; --all shows each" in " ".join(text.split())
     assert "63 worst" in text and "\x1b" not in text
+
+
+def test_two_ranks_are_both() -> None:
+    assert said(merge(runs_of(2))).startswith("Both ranks need the same, 1.5 MiB at the peak")
+
+
+def test_what_is_twice_as_much_and_more_is_said_in_times() -> None:
+    text = said(merge(runs_of(2, each={1: {"activations": 8000}})))
+    assert ", 5.6 times that of rank 0: it has 7.0 MiB more of activations" in text
+
+
+def test_a_peak_while_loading_data() -> None:
+    story = Story()
+    story.parameter(0x1000, "layers.0.weight", 1000)
+    story.begin(0)
+    story.enter(Phase.DATA)
+    story.alloc(0x2000, 5000)
+    story.free(0x2000)
+    story.enter(Phase.FORWARD)
+    story.enter(Phase.BACKWARD)
+    story.enter(Phase.OPTIMIZER)
+    story.end()
+    recording = story.recording()
+    runs = [run_of(replace(recording, run=replace(recording.run, rank=rank, world_size=2))) for rank in range(2)]
+    assert said(merge(runs)).startswith(
+        "Both ranks need the same, 8.8 KiB at the peak, while loading data, in step 0: "
+    )
+
+
+def test_ranks_of_two_launches_have_no_verdict_and_a_warning_first() -> None:
+    recordings = [rank_recording(rank, 3, activations=800 + 100 * rank) for rank in range(3)]
+    runs = [run_of(replace(each, run=replace(each.run, job="ab"[each.run.rank == 2]))) for each in recordings]
+    text = " ".join(render_ranks(merge(runs)).split())
+    assert text.startswith("No verdict on one job: these are ranks of several launches, see the warning. ")
+    assert "WARNING these are ranks of 2 launches of the script: ranks 0, 1; rank 2." in text
+    assert "the ranks at their own peaks of step 1" in text
+
+
+def test_all_else_is_never_more_than_what_is_named() -> None:
+    parts = [(category, 1000) for category in CATEGORIES if category is not Category.COMMUNICATION]
+    assert "all else" not in made_of(parts, 1000 * len(parts))
+    large = [(Category.OPTIMIZER_STATE, 320), (Category.TEMPORARIES, 210), (Category.PARAMETERS, 160)]
+    more = [(Category.GRADIENTS, 100), (Category.ACTIVATIONS, 90), (Category.COMMUNICATION, 80)]
+    small = [(Category.INPUTS, 25), (Category.OTHER, 15)]
+    assert made_of([*large, *more, *small], 1000) == (
+        "32 % optimizer state, 21 % temporaries, 16 % parameters, 10 % gradients, 9 % activations, "
+        "8 % communication, 4 % all else"
+    )
+
+
+def test_where_no_place_differs_there_is_no_column_of_places() -> None:
+    one = [MeshAxis(name="dp", size=2, coordinate=0)]
+    alike = [run_of(rank_recording(rank, 2, mesh=one, activations=800 + 100 * rank)) for rank in range(2)]
+    assert "mesh" not in render_ranks(merge(alike))
+    assert "mesh" in render_ranks(merge(pipeline()))
+
+
+def test_what_is_next_can_be_copied_and_is_aligned() -> None:
+    runs = [run_of(rank_recording(rank, 2, activations=800 + 100 * rank), "my run") for rank in range(2)]
+    text = render_ranks(merge(runs), files=[str(run.path) for run in runs])
+    assert text.splitlines()[-3:] == [
+        "next: ampmem report 'my run'.rank*-of-2.ampmem      a page with all of it",
+        "      ampmem show --all 'my run'.rank*-of-2.ampmem  every table",
+        "      ampmem show 'my run.rank1-of-2.ampmem'        the worst rank by itself",
+    ]
