@@ -267,7 +267,7 @@ class Ranks:
     unsound: tuple[int, ...]
     """Ranks whose sums are not the allocator's own: of them nothing is proven."""
     launches: tuple[tuple[int, ...], ...]
-    """The ranks of each launch of the script; more than one are not one job. Empty where recordings do not say."""
+    """The ranks of each launch of the script, where they cannot be of one job; empty otherwise."""
     not_ended: tuple[int, ...]
     """Ranks whose recordings were not ended: they were killed, or their machines went away."""
     remarks: tuple[str, ...]

@@ -70,7 +70,7 @@ def _legend(peaks: Sequence[RankPeak]) -> Iterable[Bar]:
 def _waterfall(ranks: Ranks) -> Waterfall | None:
     """From the rank in the middle to the worst; where that is as large, from the one with the least."""
     worst = ranks.worst
-    if worst is None or ranks.unsound or len(ranks.launches) > 1:
+    if worst is None or ranks.unsound or ranks.launches:
         return None
     excess = next((each for each in (worst.over_median, worst.over_least) if each.bytes), None)
     return None if excess is None else _from(ranks, excess, ranks.rank(worst.rank))

@@ -44,7 +44,7 @@ def jobs_wording(jobs: Jobs, comparison: Comparison) -> Wording:
     unsound = [f"{named(job.unsound)} of {heading(job)}" for job in jobs.jobs if job.unsound]
     if unsound:
         return Wording(headline="No verdict", why=f"the sums of {listed(unsound)} are not the allocator's own")
-    mixed = [heading(job) for job in jobs.jobs if len(job.launches) > 1]
+    mixed = [heading(job) for job in jobs.jobs if job.launches]
     if mixed:
         return Wording(headline="No verdict", why=f"the ranks of {listed(mixed)} are of several launches")
     said = wording(verdict_of(comparison))

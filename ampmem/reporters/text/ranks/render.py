@@ -51,7 +51,7 @@ def render_ranks(
 
 def doubts(ranks: Ranks) -> Iterator[str]:
     """Which ranks do not belong together or were killed, what makes numbers doubtful, and of which ranks."""
-    if len(ranks.launches) > 1:
+    if ranks.launches:
         yield (
             f"these are ranks of {len(ranks.launches)} launches of the script: "
             f"{'; '.join(named(those) for those in ranks.launches)}. What one has more than another need not be due to "

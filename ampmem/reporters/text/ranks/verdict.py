@@ -35,7 +35,7 @@ def ranks_wording(ranks: Ranks) -> Wording:
             headline="No verdict",
             why=f"the sums of {named(ranks.unsound)} are not the allocator's own, see the warning",
         )
-    if len(ranks.launches) > 1:
+    if ranks.launches:
         return Wording(headline="No verdict on one job", why="these are ranks of several launches, see the warning")
     said = _compared(ranks)
     short = [rank for rank in ranks.ranks if rank.out_of_memory is not None]

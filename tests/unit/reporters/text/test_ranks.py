@@ -228,6 +228,15 @@ def test_ranks_of_two_launches_have_no_verdict_and_a_warning_first() -> None:
     assert "the ranks at their own peaks of step 1" in text
 
 
+def test_each_machine_of_a_job_has_a_launcher_of_its_own() -> None:
+    recordings = [rank_recording(rank, 4) for rank in range(4)]
+    runs = [
+        run_of(replace(each, run=replace(each.run, job="ab"[rank // 2], local_rank=rank % 2)))
+        for rank, each in enumerate(recordings)
+    ]
+    assert merge(runs).launches == () and list(doubts(merge(runs))) == []
+
+
 def test_all_else_is_never_more_than_what_is_named() -> None:
     parts = [(category, 1000) for category in CATEGORIES if category is not Category.COMMUNICATION]
     assert "all else" not in made_of(parts, 1000 * len(parts))
