@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from ready_python import ready_python
 
+pytestmark = pytest.mark.slow
+
 RUNNER = Path(__file__).with_name("scripts_on_paper.py")
 
 DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\n"

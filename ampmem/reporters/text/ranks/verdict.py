@@ -87,7 +87,7 @@ def _of_worst(ranks: Ranks, worst: Worst, alike: Alike) -> Wording:
     least = worst.bytes - excess.bytes
     if excess.bytes < NO_DIFFERENCE * worst.bytes:
         mine, others = format_apart(worst.bytes, least)
-        sizes = f"{mine} on {named(alike.ranks)}, {others} on {other}"
+        sizes = f"{mine} on {named(alike.ranks)} and {others} on {other}"
         headline = f"The ranks hardly differ at their peaks, {_when(ranks)}: {sizes}"
         return Wording(headline=headline, more=_and_why(worst, excess))
     one = len(alike.ranks) == 1

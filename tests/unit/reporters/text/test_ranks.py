@@ -79,7 +79,8 @@ def test_where_the_median_is_as_bad_the_least_is_what_differs() -> None:
 def test_a_small_difference_is_called_one() -> None:
     text = said(merge(runs_of(2, each={1: {"activations": 804}})))
     assert (
-        text == "The ranks hardly differ at their peaks, in backward of step 1: 1.54 MiB on rank 1, 1.53 MiB on rank 0."
+        text
+        == "The ranks hardly differ at their peaks, in backward of step 1: 1.54 MiB on rank 1 and 1.53 MiB on rank 0."
     )
 
 
