@@ -51,6 +51,15 @@ def test_steps_limits_and_skip_counts_in_code() -> None:
     assert [step.index for step in prof.recording().steps] == [1, 2]
 
 
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
+def test_a_recording_that_an_exception_stops_was_ended(error: type[BaseException], tmp_path: Path) -> None:
+    model, optimizer = make()
+    with pytest.raises(error), ampmem.profile(output=tmp_path / "run.ampmem"):
+        train(model, optimizer)
+        raise error
+    assert ampmem.load(tmp_path / "run.ampmem").ended is True
+
+
 def test_a_model_that_nobody_named_is_known_from_its_first_forward_on() -> None:
     model, optimizer = make()
     with ampmem.profile() as prof:

@@ -117,6 +117,7 @@ def test_a_rank_that_is_killed_leaves_all_files_whole(tmp_path: Path) -> None:
     )
     assert said(ran)[-1] == "2 of 2 ranks: ampmem show train.2.rank*-of-2.ampmem"
     assert all(recording.steps for recording in ranks(tmp_path, "train.2"))
+    assert ranks(tmp_path, "train.2")[1].ended is False
     assert (tmp_path / "train.rank1-of-2.ampmem").read_text() == "of another run"
 
 

@@ -17,6 +17,7 @@ from ampmem.analysis.timeline.categories import Category
 from ampmem.events import ArmRecord, Fact, OomRecord, Phase, Recording
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.reporters.text.answer import percent_of, share, wording
+from ampmem.reporters.text.words import percent
 
 FP32 = ArmRecord(name="fp32", dtype=None, cache=None, scaler=False)
 NO_CACHE = replace(ARM, name="amp-nocache", cache=False)
@@ -178,6 +179,17 @@ def test_whether_the_cache_matters(uncached: dict[str, int], words: str) -> None
 def test_sizes_that_differ_a_little_read_differently() -> None:
     told = text(run(activations=20_000 * KIB), run(ARM, activations=19_990 * KIB, in_float32=19_990 * KIB))
     assert told.startswith("Mixed precision hardly changes the peak, 19.92 MiB without it and 19.91 MiB with it: ")
+
+
+def test_a_difference_of_a_few_bytes_has_no_digits_and_is_no_saving() -> None:
+    both = run(update=30_000 * KIB), run(ARM, activations=500 * KIB, copies=800 * KIB, update=30_000 * KIB - 2)
+    assert text(*both).startswith("Mixed precision hardly changes the peak, 29.7 MiB without and with it: ")
+    found = judged_findings(compare([entry_of(each) for each in both]))[1]
+    assert "AMP does not lower the peak of fp32, as measured." in [each.message for each in found]
+
+
+def test_percentages_are_written_out() -> None:
+    assert [percent(each) for each in (0.001234, 0.05, 0.5, 1.0, 12.0)] == ["0.12 %", "5 %", "50 %", "100 %", "1,200 %"]
 
 
 def test_no_difference_reads_as_none_only_where_it_is_none() -> None:
