@@ -17,7 +17,7 @@ from ampmem.cli.processes.guest import end_as, run_script
 from ampmem.cli.processes.messages import Audience, Parent, Person, StepEnded
 from ampmem.cli.processes.plan import Plan
 from ampmem.cli.processes.rank_ends import OfRank, exit_of_rank
-from ampmem.cli.processes.rank_names import all_ranks, left, remove_claim, tell_name
+from ampmem.cli.processes.rank_names import beside, left, remove_claim, tell_name
 from ampmem.cli.ranks.launcher import check_ranks, launch_ranks, launches
 from ampmem.cli.ranks.spawned import Spawner
 from ampmem.errors import AmpmemError, UsageError
@@ -263,7 +263,7 @@ class _Run:
         stopper = None if plan.run_to_end else self.stopper
         message = afterwards.recorded(self.session, self.path, stopper)
         if plan.launched is not None and plan.names_into is None:
-            message += f"; the files of all ranks: ampmem show {all_ranks(self.path, plan.launched.place.world_size)}"
+            message += beside(self.path, plan.launched)
         self.audience.say(message)
         if not plan.quiet and plan.launched is None:
             afterwards.show(recording, self.path, self.audience)

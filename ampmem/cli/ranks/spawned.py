@@ -43,7 +43,7 @@ class Spawner:
 
     def install(self) -> Undo:
         """From now on; returns what undoes it."""
-        from ampmem.recorder.torch_private_ranks import JOINED
+        from ampmem.recorder.torch_private_distributed import JOINED
 
         with ExitStack() as undo:
             undo.callback(patch(*_PREPARED, self._with_passenger))
