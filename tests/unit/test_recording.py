@@ -395,6 +395,33 @@ def test_an_existing_file_is_replaced_only_when_forced(tmp_path: Path) -> None:
     assert read(path).run.script == "other.py"
 
 
+def test_a_withdrawn_file_is_there_again_from_the_first_step_on(tmp_path: Path) -> None:
+    path, recording = tmp_path / "run.ampmem", small_run().recording()
+    writer = RecordingWriter(path, RUN)
+    writer.withdraw()
+    assert list(tmp_path.iterdir()) == []
+    for batch in as_batches(recording, 2):
+        writer.append(batch)
+    writer.withdraw()  # which is too late
+    writer.close()
+    assert read(path).steps == recording.steps
+    writer.discard()
+    assert not path.exists()
+
+
+def test_a_withdrawn_file_takes_nobodys_name(tmp_path: Path) -> None:
+    path, recording = tmp_path / "run.ampmem", small_run().recording()
+    writer = RecordingWriter(path, RUN, force=True)
+    writer.withdraw()
+    path.write_text("another's")
+    writer.append(replace(as_batches(recording)[0], step=None, ooms=()))  # the end, without a step
+    with pytest.raises(RecordingError, match="exists already"):
+        writer.append(as_batches(recording)[0])
+    writer.close()
+    writer.discard()
+    assert path.read_text() == "another's"
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path

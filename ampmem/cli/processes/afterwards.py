@@ -27,15 +27,21 @@ def check(session: Session, target: Target) -> None:
     try:
         session.check()
     except ModelElsewhere as error:
-        session.options.path.unlink(missing_ok=True)
+        discard(session)
         if session.device_type != "cuda":
             raise
         remedy = how_to_use_the_gpu(target.file, session.options.arguments)
         raise ModelElsewhere(f"{error}; {remedy}") from None
     except NothingRecorded:
         if session.outcome.recorded == 0:
-            session.options.path.unlink(missing_ok=True)
+            discard(session)
         raise
+
+
+def discard(session: Session) -> None:
+    """Remove a recording of nothing."""
+    if session.writer is not None:
+        session.writer.discard()
 
 
 _CATCHES = "as an except without a class does"
@@ -101,7 +107,7 @@ def kept(session: Session, path: Path, stopper: Stopper) -> str:
     if session.outcome.recorded:
         be = "is" if session.outcome.recorded == 1 else "are"
         return f"the script failed; {ended} {be} in {there} (ampmem show {quote(str(path))})"
-    session.options.path.unlink(missing_ok=True)
+    discard(session)
     return f"the script failed before a step had ended: nothing was recorded{_instead(session)}"
 
 

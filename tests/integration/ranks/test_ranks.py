@@ -36,7 +36,7 @@ def train(rank, size, dies=None):
             os.kill(os.getpid(), signal.SIGKILL)
         optimizer.step()
         optimizer.zero_grad()
-        print("step", step, "of", rank, flush=True)
+        print(f"step {step} of {rank}\\n", end="", flush=True)  # in one write: the ranks share the pipe
     dist.barrier()
     destroy_process_group()
     print("trained", flush=True)
@@ -125,7 +125,7 @@ def test_ranks_that_the_script_spawns(tmp_path: Path) -> None:
     assert "Traceback" not in ran.stderr
     assert "trained" not in ran.stdout
     assert said(ran)[:2] == [
-        "recording to run.ampmem",
+        "recording this process to run.ampmem if it trains, and ranks that it spawns to their own",
         "recording to run.rank0-of-2.ampmem",
     ]
     assert said(ran)[-1] == "2 of 2 ranks: ampmem show run.rank*-of-2.ampmem"
