@@ -53,6 +53,8 @@ class _Place:
     local_rank: int | None = None
     job: str = ""
     axes: tuple[MeshAxis, ...] = ()
+    stages: tuple[int, ...] = ()
+    stage_count: int = 0
 
 
 def read(path: Path) -> Recording:
@@ -129,6 +131,8 @@ def _recording_of(database: Database, header: Mapping[str, Mapping[str, object]]
         prediction=_optional(PredictionRecord, header.get("prediction")),
         allocator=_optional(AllocatorRecord, header.get("allocator")),
         mesh=place.axes,
+        stages=place.stages,
+        stage_count=place.stage_count,
     )
 
 

@@ -226,8 +226,11 @@ def _run_rows(run: RunRecord, place: PlaceRecord | None = None) -> dict[str, obj
     failure = rows.pop("failure")
     if not run.step_on:
         del rows["step_on"]
-    axes = [] if place is None else [asdict(axis) for axis in place.mesh]
-    later: dict[str, object] = {"local_rank": rows.pop("local_rank"), "job": rows.pop("job"), "axes": axes}
+    later: dict[str, object] = {"local_rank": rows.pop("local_rank"), "job": rows.pop("job")}
+    if place is not None:
+        later["axes"] = [asdict(axis) for axis in place.mesh]
+    if place is not None and place.stages:
+        later |= {"stages": place.stages, "stage_count": place.stage_count}
     found: dict[str, object] = {"run": rows}
     if failure is not None:
         found["failure"] = failure

@@ -145,6 +145,8 @@ def recordings(draw: st.DrawFn) -> Recording:
         notes=tuple(draw(st.lists(TEXT, max_size=2))),
         plain_step_ns=tuple(draw(st.lists(within("plain_step_ns"), max_size=3))),
         mesh=tuple(draw(st.lists(AXES, max_size=3))),
+        stages=(stages := tuple(draw(st.lists(st.integers(0, 7), max_size=2)))),
+        stage_count=8 if stages else 0,
     )
 
 
@@ -217,6 +219,7 @@ def test_a_shape_that_is_none_is_refused(shape: str, tmp_path: Path) -> None:
             replace(small_run().recording(), mesh=(MeshAxis(name="dp", size=2, coordinate=2),)),
             "place is not in its device mesh",
         ),
+        (replace(small_run().recording(), stages=(0, 2), stage_count=2), "stage is not one of the pipeline's"),
     ],
 )
 def test_a_place_that_there_is_not_is_refused(recording: Recording, said: str, tmp_path: Path) -> None:
