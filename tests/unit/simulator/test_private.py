@@ -46,6 +46,12 @@ MISSING = {
     "timer": "import torch.distributed; del torch.distributed.Reducer.prepare_for_forward",
     "times": "import torch.distributed; del torch.distributed.Logger.set_runtime_stats_and_log",
     "stages": "from torch.distributed import pipelining; del pipelining.PipelineStage._send_meta",
+    "meshes": "del torch._C._get_accelerator",
+    "index": "del torch._C._accelerator_setDeviceIndex",
+    "shapes": "from torch.distributed.tensor import _sharding_prop as p; "
+    "del p.ShardingPropagator._propagate_tensor_meta_non_cached",
+    "nobody": "sys.modules['torch.testing._internal.distributed.fake_pg'] = None; "
+    "[sys.modules.pop(name) for name in list(sys.modules) if name.startswith('ampmem.simulator.private_comm')]",
     "import": "del sys.modules['torch._subclasses.fake_tensor'].UnsupportedOperatorException",
 }
 REFUSED = """
