@@ -55,6 +55,8 @@ class _Place:
     local_rank: int | None = None
     job: str = ""
     axes: tuple[MeshAxis, ...] = ()
+    stages: tuple[int, ...] = ()
+    stage_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +147,8 @@ def _recording_of(database: Database, header: Mapping[str, Mapping[str, object]]
         allocator=_optional(AllocatorRecord, header.get("allocator")),
         mesh=place.axes,
         ended=ended,
+        stages=place.stages,
+        stage_count=place.stage_count,
     )
 
 

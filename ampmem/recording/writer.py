@@ -83,7 +83,11 @@ class RecordingWriter:
         self._description: Description | None = None
         self._rows = {"text": 1}
         """How many rows each table has."""
-        self._failed = False
+        self._failed = self._withdrawn = False
+        self._create(force=force)
+
+    def _create(self, *, force: bool) -> None:
+        path = self.path
         self._lock: int | None = make_way(path, path.with_name(f"{path.name}-journal"), force=force)
         try:
             self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -91,7 +95,7 @@ class RecordingWriter:
             self._database.execute("PRAGMA synchronous = OFF")
             self._database.executescript("BEGIN;" + schema())
             header = {"format_version": FORMAT_VERSION, ROWS: self._rows, ENDED: _ending(ended=False)}
-            self._write_meta(header | _run_rows(run))
+            self._write_meta(header | _run_rows(self._run))
             self._database.execute("COMMIT")
         except (OSError, sqlite3.Error) as error:
             self._unlock()
@@ -102,6 +106,10 @@ class RecordingWriter:
 
         Raises :class:`RecordingError` when the disk refuses.
         """
+        if self._withdrawn and batch.step is None and not batch.ooms:
+            return
+        if self._withdrawn:
+            self._return()
         with self._transaction():
             self._insert("text", ((text,) for text in batch.texts), "(value) VALUES (?)")
             columns = (batch.events, batch.facts, batch.phases, batch.segments)
@@ -125,6 +133,25 @@ class RecordingWriter:
             self._write_meta({ENDED: _ending(ended=True)})
         self._database.close()
         self._unlock()
+
+    def withdraw(self) -> None:
+        """Remove a file in which nothing is yet; the first step makes it anew, unless another has taken the name."""
+        if not (self._withdrawn or self._failed or self._rows != {"text": 1}):
+            self.path.unlink(missing_ok=True)
+            self.close()
+            self._withdrawn = True
+
+    def discard(self) -> None:
+        """Remove the file, unless it was withdrawn: what is there may be another's by now."""
+        if not self._withdrawn:
+            self.path.unlink(missing_ok=True)
+
+    def _return(self) -> None:
+        try:
+            self._create(force=False)
+        except UsageError as error:
+            raise RecordingError(str(error)) from error
+        self._withdrawn = False
 
     def _unlock(self) -> None:
         if self._lock is not None:
@@ -206,8 +233,11 @@ def _run_rows(run: RunRecord, place: PlaceRecord | None = None) -> dict[str, obj
     failure = rows.pop("failure")
     if not run.step_on:
         del rows["step_on"]
-    axes = [] if place is None else [asdict(axis) for axis in place.mesh]
-    later: dict[str, object] = {"local_rank": rows.pop("local_rank"), "job": rows.pop("job"), "axes": axes}
+    later: dict[str, object] = {"local_rank": rows.pop("local_rank"), "job": rows.pop("job")}
+    if place is not None:
+        later["axes"] = [asdict(axis) for axis in place.mesh]
+    if place is not None and place.stages:
+        later |= {"stages": place.stages, "stage_count": place.stage_count}
     found: dict[str, object] = {"run": rows}
     if failure is not None:
         found["failure"] = failure

@@ -146,6 +146,8 @@ def recordings(draw: st.DrawFn) -> Recording:
         plain_step_ns=tuple(draw(st.lists(within("plain_step_ns"), max_size=3))),
         mesh=tuple(draw(st.lists(AXES, max_size=3))),
         ended=True,  # as every writer that is closed says
+        stages=(stages := tuple(draw(st.lists(st.integers(0, 7), max_size=2)))),
+        stage_count=8 if stages else 0,
     )
 
 
@@ -218,6 +220,7 @@ def test_a_shape_that_is_none_is_refused(shape: str, tmp_path: Path) -> None:
             replace(small_run().recording(), mesh=(MeshAxis(name="dp", size=2, coordinate=2),)),
             "place is not in its device mesh",
         ),
+        (replace(small_run().recording(), stages=(0, 2), stage_count=2), "stage is not one of the pipeline's"),
     ],
 )
 def test_a_place_that_there_is_not_is_refused(recording: Recording, said: str, tmp_path: Path) -> None:
@@ -394,6 +397,33 @@ def test_an_existing_file_is_replaced_only_when_forced(tmp_path: Path) -> None:
     assert path.read_bytes() == before
     RecordingWriter(path, replace(RUN, script="other.py"), force=True).close()
     assert read(path).run.script == "other.py"
+
+
+def test_a_withdrawn_file_is_there_again_from_the_first_step_on(tmp_path: Path) -> None:
+    path, recording = tmp_path / "run.ampmem", small_run().recording()
+    writer = RecordingWriter(path, RUN)
+    writer.withdraw()
+    assert list(tmp_path.iterdir()) == []
+    for batch in as_batches(recording, 2):
+        writer.append(batch)
+    writer.withdraw()  # which is too late
+    writer.close()
+    assert read(path).steps == recording.steps
+    writer.discard()
+    assert not path.exists()
+
+
+def test_a_withdrawn_file_takes_nobodys_name(tmp_path: Path) -> None:
+    path, recording = tmp_path / "run.ampmem", small_run().recording()
+    writer = RecordingWriter(path, RUN, force=True)
+    writer.withdraw()
+    path.write_text("another's")
+    writer.append(replace(as_batches(recording)[0], step=None, ooms=()))  # the end, without a step
+    with pytest.raises(RecordingError, match="exists already"):
+        writer.append(as_batches(recording)[0])
+    writer.close()
+    writer.discard()
+    assert path.read_text() == "another's"
 
 
 KILLED = """

@@ -78,7 +78,7 @@ def _rank(run: RankRun, entry: Entry, summary: Summary, step: Step | None) -> Ra
         rank=run.rank,
         local_rank=summary.local_rank,
         mesh=summary.mesh,
-        stage=stage_of(summary.mesh),
+        stage=stage_of(summary.mesh, summary.stages),
         file=str(run.path),
         peak=None if step is None else _peak(step),
         reserved=None if step is None else step.peak_reserved,

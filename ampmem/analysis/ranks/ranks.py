@@ -98,7 +98,7 @@ class Rank:
     local_rank: int | None
     mesh: tuple[MeshAxis, ...]
     stage: int | None
-    """Of a pipeline; null where the mesh does not say."""
+    """Of a pipeline; null where neither a stage nor the mesh says it."""
     file: str
     peak: RankPeak | None
     """In the step that is compared; null where the rank did not end that."""

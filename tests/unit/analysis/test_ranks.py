@@ -19,6 +19,7 @@ from ampmem.analysis.ranks.runs import RankRun
 from ampmem.analysis.ranks.script import script_of
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.errors import RecordingError, UsageError
+from ampmem.events import MeshAxis
 
 
 def test_the_worst_rank_is_the_one_with_the_largest_peak_and_its_parts_add_up() -> None:
@@ -96,6 +97,13 @@ def test_who_is_missing_and_why(tmp_path: Path) -> None:
 def test_a_job_of_a_billion_ranks_is_not_counted_out() -> None:
     merged = merge([run_of(rank_recording(0, 1 << 30))])
     assert len(merged.missing) == MOST_NAMED - 1
+
+
+@pytest.mark.parametrize(("stages", "stage"), [((3,), 3), ((), 1), ((1, 3), 1)])
+def test_the_stage_is_the_one_that_was_recorded_or_the_place_on_an_axis(stages: tuple[int, ...], stage: int) -> None:
+    mesh = (MeshAxis(name="dp", size=4, coordinate=2), MeshAxis(name="pp", size=2, coordinate=1))
+    (found,) = merge([run_of(replace(rank_recording(0, 1, mesh=mesh), stages=stages, stage_count=4))]).ranks
+    assert found.stage == stage
 
 
 def test_stages_and_axes_are_groups_with_their_own_worst_rank() -> None:
