@@ -356,6 +356,8 @@ class Recording:
     prediction: PredictionRecord | None = None
     allocator: AllocatorRecord | None = None
     mesh: tuple[MeshAxis, ...] = ()
+    ended: bool | None = None
+    """Whether its recorder got to end it; ``None`` where that is not known (yet)."""
     stages: tuple[int, ...] = ()
     stage_count: int = 0
 

@@ -34,7 +34,7 @@ from ampmem.events import (
 )
 from ampmem.failure import FailureRecord
 from ampmem.outputs import make_way
-from ampmem.recording.layout import COLUMN_TABLES, FORMAT_VERSION, MESH, ROWS, schema
+from ampmem.recording.layout import COLUMN_TABLES, ENDED, FORMAT_VERSION, MESH, ROWS, schema
 from ampmem.recording.reader import read
 
 
@@ -94,7 +94,8 @@ class RecordingWriter:
             # A killed process loses nothing that it handed to the kernel; only a power cut could.
             self._database.execute("PRAGMA synchronous = OFF")
             self._database.executescript("BEGIN;" + schema())
-            self._write_meta({"format_version": FORMAT_VERSION, ROWS: self._rows} | _run_rows(self._run))
+            header = {"format_version": FORMAT_VERSION, ROWS: self._rows, ENDED: _ending(ended=False)}
+            self._write_meta(header | _run_rows(self._run))
             self._database.execute("COMMIT")
         except (OSError, sqlite3.Error) as error:
             self._unlock()
@@ -127,7 +128,9 @@ class RecordingWriter:
             self._replace_description(description)
 
     def close(self) -> None:
-        """Close the file; appending afterwards is an error."""
+        """Say in the file that the recording was ended, and close it; appending afterwards is an error."""
+        with suppress(sqlite3.Error):  # a disk that is full has been told of
+            self._write_meta({ENDED: _ending(ended=True)})
         self._database.close()
         self._unlock()
 
@@ -209,6 +212,10 @@ class RecordingWriter:
         rows = [tuple(_cell(getattr(record, field.name)) for field in fields(record)) for record in records]  # type: ignore[arg-type]
         if rows:
             self._insert(table, rows, _places(len(rows[0])))
+
+
+def _ending(*, ended: bool) -> dict[str, bool]:
+    return {"ended": ended}
 
 
 def _places(count: int) -> str:

@@ -40,7 +40,7 @@ from ampmem.events import (
     StepRecord,
 )
 from ampmem.failure import FailureKind, FailureRecord, failure_of
-from ampmem.names import shape_text
+from ampmem.names import NOT_ENDED, STILL_WRITTEN, shape_text
 from ampmem.recording import Description, RecordingWriter, read
 from ampmem.recording.bounds import IMPLEMENTATIONS, integers_of
 from ampmem.vocabulary import Arm, SourceKind
@@ -145,6 +145,7 @@ def recordings(draw: st.DrawFn) -> Recording:
         notes=tuple(draw(st.lists(TEXT, max_size=2))),
         plain_step_ns=tuple(draw(st.lists(within("plain_step_ns"), max_size=3))),
         mesh=tuple(draw(st.lists(AXES, max_size=3))),
+        ended=True,  # as every writer that is closed says
         stages=(stages := tuple(draw(st.lists(st.integers(0, 7), max_size=2)))),
         stage_count=8 if stages else 0,
     )
@@ -430,6 +431,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from build import RUN, as_batches, small_run
+from ampmem.names import NOT_ENDED, STILL_WRITTEN
 from ampmem.recording import RecordingWriter
 
 first, second = as_batches(small_run().recording(), 2)
@@ -456,6 +458,7 @@ def test_a_killed_run_keeps_the_steps_that_had_ended(tmp_path: Path, inside: boo
     first = as_batches(small_run().recording(), 2)[0]
     recording = read(path)
     assert recording.steps == (first.step,)
+    assert recording.ended is False and NOT_ENDED in recording.notes
     assert recording.events.time_ns.tolist() == first.events.time_ns.tolist()
     assert len(recording.facts) == len(first.facts)
 
@@ -465,6 +468,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from build import RUN, as_batches, described, small_run
+from ampmem.names import NOT_ENDED, STILL_WRITTEN
 from ampmem.recording import RecordingWriter
 
 recording = small_run().recording()
@@ -555,3 +559,18 @@ def test_rows_that_are_missing_are_seen(tmp_path: Path) -> None:
         database.execute("DELETE FROM fact WHERE rowid = 3")
     with pytest.raises(RecordingError, match=r"damaged.*-journal"):
         read(path)
+
+
+def test_a_recording_says_whether_it_was_ended(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.ampmem", small_run().recording())
+    assert read(path).ended is True and NOT_ENDED not in read(path).notes
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("DELETE FROM meta WHERE key = 'ended'")  # as the first files of the format
+    assert read(path).ended is None and NOT_ENDED not in read(path).notes
+
+
+def test_a_recording_that_is_still_written_is_not_called_killed(tmp_path: Path) -> None:
+    path = tmp_path / "run.ampmem"
+    with closing(RecordingWriter(path, RUN)) as writer:
+        writer.append(as_batches(small_run().recording())[0])
+        assert read(path).ended is None and STILL_WRITTEN in read(path).notes

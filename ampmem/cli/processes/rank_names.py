@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
@@ -18,7 +17,7 @@ from time import monotonic, sleep
 from ampmem.errors import UsageError
 from ampmem.outputs import check_output
 from ampmem.recorder.ranks.environment import Launched
-from ampmem.recording import SUFFIX, job_of, rank_file, rank_of
+from ampmem.recording import job_of, rank_file, rank_of, rank_pattern
 
 _CLAIM = "the recording of a rank begins here: "
 _SHORT = 1000
@@ -42,8 +41,7 @@ def place_rank(job: Callable[[int], Path], launched: Launched, *, numbered: bool
 def all_ranks(own: Path, world_size: int) -> str:
     """What a shell takes for the files of all ranks, where ``own`` is one."""
     found = rank_of(own)
-    title = own if found is None else found.job
-    return f"{shlex.quote(str(title.with_suffix('')))}.rank*-of-{world_size}{SUFFIX}"
+    return rank_pattern(own if found is None else found.job, world_size)
 
 
 def beside(own: Path, launched: Launched) -> str:
