@@ -15,7 +15,7 @@ from ampmem.patching import added, replace_all
 from ampmem.simulator.communication.communicators import Communicators
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private import FakeTensor
-from ampmem.simulator.private_communication import ALL_GATHERS, REDUCE_SCATTERS, done
+from ampmem.simulator.private_communication import ALL_GATHERS, FUNCTIONAL, REDUCE_SCATTERS, WAITS, done
 
 c10d = torch.ops.c10d
 
@@ -65,6 +65,8 @@ class Collectives:
         with ExitStack() as undo:
             for op in (*_RETURN_TENSORS, *_RETURN_WORK):
                 answers[op] = self._answer
+            answers.update(dict.fromkeys(WAITS, self._wait))
+            answers.update(dict.fromkeys(FUNCTIONAL, self._functional))
             undo.callback(added("answers", "collectives", answers.clear))
             owners = (torch.distributed, torch.distributed.distributed_c10d)
             undo.callback(replace_all(owners, {"all_reduce": self._all_reduce(), "reduce": self._reduce()}))
@@ -80,6 +82,20 @@ class Collectives:
                 self._mode.values.forget(tensor)
         work = done(_tensors(args[0]))
         return (args[0], work) if func in _RETURN_TENSORS else work
+
+    def _wait(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """It returns what it is given. Its meta kernel makes another tensor, which no device does."""
+        return args[0] if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
+
+    def _functional(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A collective that returns what it has filled; its meta kernel makes that."""
+        if not any(isinstance(tensor, FakeTensor) for tensor in _tensors(args)):
+            return func(*args, **kwargs)
+        self._communicators.used_by_name(func, args)
+        result = self._mode.run(func, args, kwargs)
+        for tensor in _tensors(result):
+            self._mode.values.forget(tensor)  # one that is filled in place, too
+        return result
 
     def _all_reduce(self) -> Callable[..., Any]:
         """In Python, since an op does not tell what it reduces by."""

@@ -92,6 +92,14 @@ count = torch.zeros(1, dtype=torch.long, device="cuda")
 dist.recv(count, src=1)
 torch.empty(int(count) * 1000, device="cuda")
 """
+FUNCTIONAL = """
+import torch.distributed._functional_collectives as functional
+x = torch.empty(1 << 20, device="cuda", requires_grad=True)
+gathered = functional.all_gather_tensor(x.detach(), 0, dist.group.WORLD)
+functional.wait_tensor(gathered)
+reduced = functional.reduce_scatter_tensor(gathered, "sum", 0, dist.group.WORLD)
+reduced.add_(1)
+"""
 
 Outcome = list[int] | str
 
@@ -105,6 +113,7 @@ def outcomes() -> dict[str, Outcome]:
     pieces["first stage"] = (0, 2, STAGE.format(inputs=""))
     pieces["last stage"] = (1, 2, STAGE.format(inputs=""))
     pieces["last stage, told"] = (1, 2, STAGE.format(inputs=", input_args=torch.empty(4, 64)"))
+    pieces["functional"] = (0, 2, FUNCTIONAL)
     pieces["received"] = (0, 2, RECEIVED)
     done = subprocess.run(
         [ready_python(), str(RUNNER)], input=json.dumps(pieces), capture_output=True, text=True, timeout=600
@@ -149,3 +158,7 @@ def test_a_stage_needs_to_be_told_what_comes_from_another_rank(outcomes: dict[st
 def test_a_number_that_another_rank_sends_is_not_what_was_there_before(outcomes: dict[str, Outcome]) -> None:
     """It is taken as 1, with a warning, like any other that the device would have."""
     assert outcomes["received"] == [8, 4000]
+
+
+def test_waiting_for_a_collective_makes_no_second_result(outcomes: dict[str, Outcome]) -> None:
+    assert outcomes["functional"] == [4 << 20, 8 << 20, 4 << 20]
