@@ -47,6 +47,13 @@ RUNS = {
     + "assert store.get('a') == b'1'\ntrain(model)",
     "barriers": "dist.monitored_barrier(group=dist.new_group(backend='gloo'))\ndist.barrier()\ntrain(model)",
 }
+SHARD = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard\n"
+ON_CPU = "m = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8192), nn.Linear(8192, 8))\n"
+RUNS |= {
+    "moved by FSDP2": SHARD + ON_CPU + "train(fully_shard(m))",
+    "moved by FSDP1": SHARD + ON_CPU + "train(FSDP(m, device_id=torch.cuda.current_device()))",
+    "launched": "assert dist.is_torchelastic_launched()\ntrain(model)",
+}
 STOPS = {
     "another GPU": (DDP + "DDP(model, device_ids=[1])", "train.py:2: rank 0 is simulated, whose GPU is cuda:0"),
     "remote calls": (
