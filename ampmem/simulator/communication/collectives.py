@@ -43,8 +43,17 @@ _RETURN_WORK = (
 )
 
 
-_RECEIVE = (c10d.recv_.default, c10d.recv_any_source_.default)
-"""What these bring is known to the rank that sends it."""
+_GATHERS = (*ALL_GATHERS, c10d.gather_.default)
+"""What these bring is what this rank has, from each."""
+_IN_PLACE = (
+    c10d.allreduce_.default,
+    c10d.allreduce_coalesced_.default,
+    c10d.broadcast_.default,
+    c10d.reduce_.default,
+    c10d.send.default,
+    c10d.barrier.default,
+)
+"""These leave what was there, or a sum of it. What all others bring is not known."""
 
 
 class Collectives:
@@ -77,11 +86,19 @@ class Collectives:
             return func(*args, **kwargs)
         self._communicators.used(func, args)
         self._flatten(func, args)
-        if func in _RECEIVE:
-            for tensor in _tensors(args[0]):
-                self._mode.values.forget(tensor)
+        if func not in _IN_PLACE:
+            self._fill(list(_tensors(args[0])), list(_tensors(args[1])) if func in _GATHERS else [])
         work = done(_tensors(args[0]))
         return (args[0], work) if func in _RETURN_TENSORS else work
+
+    def _fill(self, outputs: list[Tensor], inputs: list[Tensor]) -> None:
+        """``outputs`` have what the one of ``inputs`` has, where that is a number that is known."""
+        values = self._mode.values
+        known = values.get(inputs[0]) if len(inputs) == 1 and inputs[0].numel() == 1 else None
+        for tensor in outputs:
+            values.forget(tensor)
+            if known is not None:
+                values.note(tensor, known)
 
     def _wait(self, func: Any, args: Any, kwargs: Any) -> Any:
         """It returns what it is given. Its meta kernel makes another tensor, which no device does."""

@@ -99,6 +99,17 @@ count = torch.zeros(1, dtype=torch.long, device="cuda")
 dist.recv(count, src=1)
 torch.empty(int(count) * 1000, device="cuda")
 """
+GATHERED = """
+count = torch.full((), 17, device="cuda")
+counts = [torch.zeros((), dtype=count.dtype, device="cuda") for _ in range(2)]
+dist.all_gather(counts, count)
+torch.empty(int(counts[1]), dtype=torch.uint8, device="cuda")
+dist.all_gather(counts, count * 2)
+torch.empty(int(counts[1]), dtype=torch.uint8, device="cuda")
+dist.all_gather(counts, count)
+counts[1].add_(1)
+torch.empty(int(counts[1]), dtype=torch.uint8, device="cuda")
+"""
 FUNCTIONAL = """
 import torch.distributed._functional_collectives as functional
 x = torch.empty(1 << 20, device="cuda", requires_grad=True)
@@ -120,6 +131,7 @@ def outcomes() -> dict[str, Outcome]:
     pieces["first stage"] = (0, 2, STAGE.format(inputs=""))
     pieces["last stage"] = (1, 2, STAGE.format(inputs=""))
     pieces["last stage, told"] = (1, 2, STAGE.format(inputs=", input_args=torch.empty(4, 64)"))
+    pieces["gathered"] = (0, 2, GATHERED)
     pieces["functional"] = (0, 2, FUNCTIONAL)
     pieces["received"] = (0, 2, RECEIVED)
     done = subprocess.run(
@@ -169,3 +181,10 @@ def test_a_number_that_another_rank_sends_is_not_what_was_there_before(outcomes:
 
 def test_waiting_for_a_collective_makes_no_second_result(outcomes: dict[str, Outcome]) -> None:
     assert outcomes["functional"] == [4 << 20, 8 << 20, 4 << 20]
+
+
+def test_what_is_gathered_is_what_this_rank_has(outcomes: dict[str, Outcome]) -> None:
+    """Where that is known; else it is taken as 1, and never as what was there before."""
+    sizes = outcomes["gathered"]
+    assert isinstance(sizes, list), sizes
+    assert [size for size in sizes if size in (1, 17)] == [17, 1, 1]
