@@ -52,6 +52,12 @@ ON_CPU = "m = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8192), nn.Linear(81
 RUNS |= {
     "moved by FSDP2": SHARD + ON_CPU + "train(fully_shard(m))",
     "moved by FSDP1": SHARD + ON_CPU + "train(FSDP(m, device_id=torch.cuda.current_device()))",
+    "bfloat16 hook": DDP
+    + "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook\nm = DDP(model)\n"
+    + "m.register_comm_hook(None, bf16_compress_hook)\ntrain(m)",
+    "checkpoint": "import torch.distributed.checkpoint as checkpoint\n"
+    + "checkpoint.save(model.state_dict(), checkpoint_id='nowhere')\n"
+    + "checkpoint.async_save(model.state_dict(), checkpoint_id='nowhere').result()\ntrain(model)",
     "launched": "assert dist.is_torchelastic_launched()\ntrain(model)",
 }
 STOPS = {
@@ -82,6 +88,10 @@ STOPS = {
         "train.py:1: the script starts 4 processes, and the machine of rank 0 has 2 of the 2 ranks",
     ),
     "compiled": (DDP + "torch.compile(DDP(model))", "train.py:2: what compiled code allocates"),
+    "a checkpoint": (
+        "import torch.distributed.checkpoint as checkpoint\ncheckpoint.load({}, checkpoint_id='nowhere')",
+        "train.py:2: a distributed checkpoint cannot be loaded",
+    ),
     "sparse gradients": (
         DDP + "DDP(nn.Embedding(8, 8, sparse=True).cuda())(torch.zeros(2, dtype=torch.long, device='cuda'))",
         "train.py:2: sparse gradients cannot be simulated",
