@@ -85,6 +85,7 @@ _OUTPUTS = _of_param("all_gather_outputs", "its memory", _NOT_SEEN)
 _INNER = _of_param("_unsharded_inner_tensors", "its memory, of a quantized one", _NOT_SEEN)
 _PADDED = _of_param("padded_sharded_param_size", "the padding of a shard", "padding of shards is not told")
 _SIZE = _of_param("sharded_size", "the padding of a shard", "padding of shards is not told")
+_OFFLOADED = _of_param("offload_to_cpu", "which shards wait on the CPU", "offloaded shards count as not recorded")
 _PARTLY_WHOLE = ("_sharded_post_forward_param_data", "_sharded_post_forward_param")
 _ACCUMULATED = "unsharded_accumulated_grad"
 """Where a version of torch has these; others have no such memory."""
@@ -175,6 +176,11 @@ def padding_of(param: Any) -> int:
     """So many elements of the shard's memory are no parameter's."""
     padded, size = getattr(param, _PADDED, None), getattr(param, _SIZE, None)
     return 0 if padded is None or size is None else int(padded.numel() - size.numel())
+
+
+def is_offloaded(param: Any) -> bool:
+    """Whether the shard stays on the CPU while no module runs with it (``CPUOffloadPolicy``)."""
+    return bool(getattr(param, _OFFLOADED, False))
 
 
 def is_part_of_whole(tensor: torch.Tensor) -> bool:

@@ -29,6 +29,32 @@ ALL_GATHERS = (c10d.allgather_.default, c10d._allgather_base_.default)
 REDUCE_SCATTERS = (c10d.reduce_scatter_.default, c10d._reduce_scatter_base_.default)
 """Collectives as ops, since 2.0; a dispatch mode sees them. Of each the one that takes lists of tensors is first."""
 
+_functional = torch.ops._c10d_functional
+_NAMES = (
+    "all_gather_into_tensor",
+    "all_gather_into_tensor_coalesced",
+    "all_gather_into_tensor_out",
+    "all_reduce",
+    "all_reduce_",
+    "all_reduce_coalesced",
+    "all_reduce_coalesced_",
+    "all_to_all_single",
+    "broadcast",
+    "broadcast_",
+    "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_tensor_out",
+)
+FUNCTIONAL = tuple(getattr(_functional, name).default for name in _NAMES if hasattr(_functional, name))
+"""Collectives that return what they have filled, as DTensor and tensor parallelism have them. Since 2.3."""
+WAITS = (_functional.wait_tensor.default, torch.ops.c10d_functional.wait_tensor.default)
+"""What waits for one of them. The second is the older name. Since 2.3 and 2.1."""
+
+
+def group_named(name: str) -> Any:
+    """The process group that an op of :data:`FUNCTIONAL` names. Since 2.2."""
+    return torch._C._distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined]
+
 
 def install(world: World, *, cuda: bool) -> Callable[[], None]:
     """All that follows but :func:`done`, for a rank of ``world`` on ``cuda``; returns what undoes it."""

@@ -32,6 +32,14 @@ def symmetric_memory() -> Any:
     return _symmetric_memory
 
 
+def checkpoints() -> tuple[Any, ...]:
+    """The modules that have ``save``, ``async_save`` and ``load``, which write and read what is sharded."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+
+    return checkpoint, state_dict_loader, state_dict_saver
+
+
 def tracers() -> tuple[Any, ...]:
     """The modules that have ``pipeline``, which traces a model with ``torch.export``."""
     return torch.distributed.pipelining, torch.distributed.pipelining._IR
@@ -43,6 +51,26 @@ def built_in_hooks(register: Callable[[Any, Any], None]) -> Callable[[], None]:
     They take lists of tensors of C++ out of a future, and one made in Python has a list of Python.
     """
     return patch(torch.distributed, "_register_builtin_comm_hook", lambda original: register)
+
+
+def hooks_of_cuda_builds() -> Callable[[], None]:
+    """Let DDP take the hook that compresses to bfloat16 in a build without CUDA; returns what undoes it.
+
+    ``_check_comm_hook`` asks ``torch.version.cuda``.
+    """
+
+    def wrap(original: Callable[..., None]) -> Callable[..., None]:
+        def check(parallel: Any, hook: Any) -> None:
+            former = torch.version.cuda
+            torch.version.cuda = former or "12.8"
+            try:
+                original(parallel, hook)
+            finally:
+                torch.version.cuda = former
+
+        return check
+
+    return patch(torch.nn.parallel.DistributedDataParallel, "_check_comm_hook", wrap)
 
 
 def register_hook(reducer: Any, group: Any, hook: Callable[..., Any]) -> None:

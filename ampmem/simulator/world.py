@@ -46,6 +46,13 @@ class World:
             "LOCAL_RANK": str(self.local_rank),
             "LOCAL_WORLD_SIZE": str(self.local_size),
             "GROUP_RANK": str(self.node),
+            "GROUP_WORLD_SIZE": str(-(-self.size // GPUS_PER_NODE)),
+            "ROLE_NAME": "default",
+            "ROLE_RANK": str(self.rank),
+            "ROLE_WORLD_SIZE": str(self.size),
+            "TORCHELASTIC_RUN_ID": "none",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
             "MASTER_ADDR": MASTER[0],
             "MASTER_PORT": MASTER[1],
         }

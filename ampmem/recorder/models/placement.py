@@ -17,6 +17,8 @@ class Placement:
         """Names of the parameters that were on the device at a mark."""
         self._elsewhere: dict[str, str] = {}
         """The device of each parameter that was not there so far."""
+        self._offloaded: set[str] = set()
+        """Those of them that FSDP2 brings to the device while modules run with them."""
 
     def note(self) -> None:
         """See where each parameter is now."""
@@ -28,10 +30,12 @@ class Placement:
                 self._elsewhere.pop(slot.name, None)
             else:
                 self._elsewhere[slot.name] = parameter.device.type
+                if self._models.sharded.offloaded(parameter):
+                    self._offloaded.add(slot.name)
 
     def missing(self) -> str | None:
         """Why the recording says nothing of the model; ``None`` when it does."""
-        if self._here or not self._elsewhere:
+        if self._here or self._offloaded or not self._elsewhere:
             return None
         places = " and ".join(sorted(set(self._elsewhere.values())))
         where = "the simulated GPU" if self._simulated else f"{self._device_type}, whose memory was recorded"
@@ -39,7 +43,7 @@ class Placement:
 
     def notes(self) -> list[str]:
         """What is in none of the numbers."""
-        if not (self._here and self._elsewhere):
+        if not ((self._here or self._offloaded) and self._elsewhere):
             return []
         name, place = next(iter(self._elsewhere.items()))
         count, all_of_them = len(self._elsewhere), len(self._elsewhere) + len(self._here)

@@ -12,6 +12,7 @@ from torch import nn
 from ampmem.recorder.torch_private_sharded import (
     fully_sharded,
     groups_of,
+    is_offloaded,
     padding_of,
     params_of,
     shard_of,
@@ -60,6 +61,10 @@ class Sharded:
     def manages(self, parameter: torch.Tensor) -> bool:
         """Whether ``parameter`` is a shard of FSDP2's."""
         return self._param(parameter) is not None
+
+    def offloaded(self, parameter: torch.Tensor) -> bool:
+        """Whether ``parameter`` is a shard that FSDP2 keeps on the CPU."""
+        return is_offloaded(self._param(parameter))
 
     def padding(self, parameter: torch.Tensor) -> int:
         """Bytes in the memory of the shard ``parameter`` that are no element's."""

@@ -20,10 +20,10 @@ def install(mode: SimulatedMode, world: World) -> Callable[[], None]:
     with ExitStack() as undo:
         undo.callback(private_communication.install(world, cuda=mode.device_model.label == "cuda"))
         private_communication.done(())  # or the first collective would find that it cannot be made
-        undo.callback(process_group.install(world))
+        undo.callback(process_group.install(world, mode.device_model))
         undo.callback(Objects(mode.device_model, communicators).install())
         undo.callback(Collectives(mode, communicators).install())
         undo.callback(data_parallel.install(mode))
         undo.callback(pipeline.install(mode))
-        undo.callback(elsewhere.install(world))
+        undo.callback(elsewhere.install(world, mode.device_model))
         return undo.pop_all().close

@@ -15,7 +15,7 @@ from ampmem.patching import added, replace_all
 from ampmem.simulator.communication.communicators import Communicators
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private import FakeTensor
-from ampmem.simulator.private_communication import ALL_GATHERS, REDUCE_SCATTERS, done
+from ampmem.simulator.private_communication import ALL_GATHERS, FUNCTIONAL, REDUCE_SCATTERS, WAITS, done
 
 c10d = torch.ops.c10d
 
@@ -43,8 +43,17 @@ _RETURN_WORK = (
 )
 
 
-_RECEIVE = (c10d.recv_.default, c10d.recv_any_source_.default)
-"""What these bring is known to the rank that sends it."""
+_GATHERS = (*ALL_GATHERS, c10d.gather_.default)
+"""What these bring is what this rank has, from each."""
+_IN_PLACE = (
+    c10d.allreduce_.default,
+    c10d.allreduce_coalesced_.default,
+    c10d.broadcast_.default,
+    c10d.reduce_.default,
+    c10d.send.default,
+    c10d.barrier.default,
+)
+"""These leave what was there, or a sum of it. What all others bring is not known."""
 
 
 class Collectives:
@@ -65,6 +74,8 @@ class Collectives:
         with ExitStack() as undo:
             for op in (*_RETURN_TENSORS, *_RETURN_WORK):
                 answers[op] = self._answer
+            answers.update(dict.fromkeys(WAITS, self._wait))
+            answers.update(dict.fromkeys(FUNCTIONAL, self._functional))
             undo.callback(added("answers", "collectives", answers.clear))
             owners = (torch.distributed, torch.distributed.distributed_c10d)
             undo.callback(replace_all(owners, {"all_reduce": self._all_reduce(), "reduce": self._reduce()}))
@@ -75,11 +86,33 @@ class Collectives:
             return func(*args, **kwargs)
         self._communicators.used(func, args)
         self._flatten(func, args)
-        if func in _RECEIVE:
-            for tensor in _tensors(args[0]):
-                self._mode.values.forget(tensor)
+        if func not in _IN_PLACE:
+            self._fill(list(_tensors(args[0])), list(_tensors(args[1])) if func in _GATHERS else [])
         work = done(_tensors(args[0]))
         return (args[0], work) if func in _RETURN_TENSORS else work
+
+    def _fill(self, outputs: list[Tensor], inputs: list[Tensor]) -> None:
+        """``outputs`` have what the one of ``inputs`` has, where that is a number that is known."""
+        values = self._mode.values
+        known = values.get(inputs[0]) if len(inputs) == 1 and inputs[0].numel() == 1 else None
+        for tensor in outputs:
+            values.forget(tensor)
+            if known is not None:
+                values.note(tensor, known)
+
+    def _wait(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """It returns what it is given. Its meta kernel makes another tensor, which no device does."""
+        return args[0] if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
+
+    def _functional(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A collective that returns what it has filled; its meta kernel makes that."""
+        if not any(isinstance(tensor, FakeTensor) for tensor in _tensors(args)):
+            return func(*args, **kwargs)
+        self._communicators.used_by_name(func, args)
+        result = self._mode.run(func, args, kwargs)
+        for tensor in _tensors(result):
+            self._mode.values.forget(tensor)  # one that is filled in place, too
+        return result
 
     def _all_reduce(self) -> Callable[..., Any]:
         """In Python, since an op does not tell what it reduces by."""

@@ -13,6 +13,7 @@ from ampmem.simulator.communication import nccl
 from ampmem.simulator.communication.nccl import Communicator, Use
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.private import schema_of
+from ampmem.simulator.private_communication import group_named
 from ampmem.simulator.world import GPUS_PER_NODE, here
 from ampmem.units import format_bytes
 
@@ -25,6 +26,11 @@ _ASSUMED = (
 )
 
 _USES = {
+    "all_reduce": Use.TREE,
+    "all_reduce_": Use.TREE,
+    "all_reduce_coalesced": Use.TREE,
+    "all_reduce_coalesced_": Use.TREE,
+    "all_to_all_single": Use.ALL_TO_ALL,
     "allreduce_": Use.TREE,
     "allreduce_coalesced_": Use.TREE,
     "barrier": Use.TREE,
@@ -55,6 +61,12 @@ class Communicators:
         peer = args[at + 1] if use is Use.SEND else None
         self.note(dist.ProcessGroup.unbox(args[at]), use, peer if isinstance(peer, int) else None)
 
+    def used_by_name(self, func: Any, args: Sequence[Any]) -> None:
+        """The op ``func`` of ``_c10d_functional`` ran on the device, which names its process group."""
+        use, at = _use_of(func)
+        group = args[at]
+        self.note(group_named(group) if isinstance(group, str) else group, use)
+
     def note(self, group: Any, use: Use, peer: int | None = None) -> None:
         """``group`` needs connections for ``use``; with the rank ``peer`` of it alone, where one is given."""
         if self._device.label != "cuda" or dist.get_backend(group) != dist.Backend.NCCL:
@@ -79,8 +91,8 @@ class Communicators:
 def _use_of(func: Any) -> tuple[Use, int]:
     """What ``func`` needs connections for, and which of its arguments is the process group."""
     schema = schema_of(func)
-    at = [argument.name for argument in schema.arguments].index("process_group")
-    return _USES.get(schema.name.removeprefix("c10d::"), Use.RING), at
+    at = [argument.name in ("process_group", "group_name") for argument in schema.arguments].index(True)
+    return _USES.get(schema.name.rpartition("::")[2], Use.RING), at
 
 
 def _communicator(ranks: tuple[int, ...], uses: frozenset[Use]) -> Communicator:

@@ -18,6 +18,7 @@ from ampmem.simulator.private_parallel import (
     FP16_COMPRESS,
     around_bookkeeping,
     built_in_hooks,
+    hooks_of_cuda_builds,
     nobody_to_verify,
     nothing_is_timed,
     register_hook,
@@ -33,6 +34,7 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
         undo.callback(nothing_is_timed())
         undo.callback(_pinned(mode))
         undo.callback(built_in_hooks(_register))
+        undo.callback(hooks_of_cuda_builds())
         undo.callback(_on_this_device())
         if mode.everything:
             undo.callback(around_bookkeeping(lambda: _real_integers(mode)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,8 +13,10 @@ import torch.multiprocessing
 from torch.distributed import rpc
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from ampmem.own_code import script_line
 from ampmem.patching import replace_all
-from ampmem.simulator.private_parallel import SYMMETRIC, HashStore, symmetric_memory, tracers
+from ampmem.simulator.device import SimulatedDevice
+from ampmem.simulator.private_parallel import SYMMETRIC, HashStore, checkpoints, symmetric_memory, tracers
 from ampmem.simulator.where import stop
 from ampmem.simulator.world import World
 
@@ -28,12 +31,16 @@ _CONSOLIDATE = (
     "the optimizer state of the other ranks is not there to be gathered; leave consolidate_state_dict out, which "
     "copies it to the host"
 )
+_LOADED = (
+    "a distributed checkpoint cannot be loaded on a simulated device, which has no values; leave "
+    "torch.distributed.checkpoint.load out"
+)
 _TRACED = (
     "a pipeline that is traced from the whole model cannot be simulated; give PipelineStage the module of each stage"
 )
 
 
-def install(world: World) -> Callable[[], None]:
+def install(world: World, device: SimulatedDevice) -> Callable[[], None]:
     """Put all of it in place; returns what undoes it."""
     with ExitStack() as undo:
         undo.callback(replace_all((torch.multiprocessing,), _processes(world)))
@@ -42,6 +49,7 @@ def install(world: World) -> Callable[[], None]:
         undo.callback(replace_all((symmetric_memory(),), dict.fromkeys(SYMMETRIC, _stops(_SYMMETRIC))))
         undo.callback(replace_all((ZeroRedundancyOptimizer,), {"consolidate_state_dict": _stops(_CONSOLIDATE)}))
         undo.callback(replace_all(tracers(), {"pipeline": _stops(_TRACED)}))
+        undo.callback(replace_all(checkpoints(), _files(device)))
         return undo.pop_all().close
 
 
@@ -50,6 +58,22 @@ def _stops(why: str) -> Callable[..., Any]:
         raise stop(why)
 
     return stopped
+
+
+def _files(device: SimulatedDevice) -> dict[str, Any]:
+    """Saving asks for no memory of the device's, and there is nothing to save."""
+
+    def save(*_: Any, **__: Any) -> None:
+        device.assume(
+            f"torch.distributed.checkpoint wrote nothing, since tensors had no values, at {script_line()}"
+        )
+
+    def async_save(*_: Any, **__: Any) -> Any:
+        saved: Future[None] = Future()
+        saved.set_result(save())
+        return saved
+
+    return {"save": save, "async_save": async_save, "load": _stops(_LOADED)}
 
 
 class _Joined:

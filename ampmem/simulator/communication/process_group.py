@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ampmem.patching import replace_all
+from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.private_communication import FAKE, FakeStore
 from ampmem.simulator.where import stop
 from ampmem.simulator.world import World
@@ -21,18 +22,20 @@ _DEFAULT = "cpu:gloo,cuda:nccl"
 """What torch takes where a script names no backend."""
 
 
-def install(world: World) -> Callable[[], None]:
+def install(world: World, device: SimulatedDevice) -> Callable[[], None]:
     """Let the script make process groups of ``world``; returns what undoes it, and ends those that are left."""
     distributed = torch.distributed
     owners = (distributed, distributed.distributed_c10d)
     named: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+    made: list[None] = []
     patches = {
-        "init_process_group": _start(world, named),
+        "init_process_group": _start(world, named, made),
         "new_group": _group(named),
         "get_backend": _backend(named),
     }
     with ExitStack() as undo:
         undo.callback(_end)
+        undo.callback(_say_if_alone, world, device, made)
         undo.callback(replace_all(owners, patches))
         undo.callback(replace_all((distributed,), {"is_nccl_available": lambda: True}))
         undo.callback(replace_all((torch.cuda.nccl,), {"version": lambda: _NCCL}))
@@ -42,7 +45,7 @@ def install(world: World) -> Callable[[], None]:
         return undo.pop_all().close
 
 
-def _start(world: World, named: weakref.WeakKeyDictionary[Any, str]) -> Callable[..., None]:
+def _start(world: World, named: weakref.WeakKeyDictionary[Any, str], made: list[None]) -> Callable[..., None]:
     distributed = torch.distributed
     original = distributed.init_process_group
 
@@ -67,6 +70,7 @@ def _start(world: World, named: weakref.WeakKeyDictionary[Any, str]) -> Callable
                 "read RANK"
             )
         original(FAKE, store=FakeStore(), world_size=world.size, rank=world.rank)
+        made.append(None)
         named[distributed.group.WORLD] = str(backend or _DEFAULT)
 
     return init_process_group
@@ -105,6 +109,15 @@ def _backend(named: weakref.WeakKeyDictionary[Any, str]) -> Callable[..., str]:
         return torch.distributed.Backend("nccl" if "nccl" in name else name) if found == FAKE else found
 
     return get_backend
+
+
+def _say_if_alone(world: World, device: SimulatedDevice, made: list[None]) -> None:
+    if world.size > 1 and not made:
+        device.warn(
+            f"the script made no process group here, so this is a run of one process and no rank of {world.size}: a "
+            "script that starts its ranks by Process has to do so by torch.multiprocessing.spawn, or be one that "
+            "torchrun starts"
+        )
 
 
 def _end() -> None:

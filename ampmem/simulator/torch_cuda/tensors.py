@@ -37,6 +37,7 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
                 },
             )
         )
+        undo.callback(replace_all((torch.Tensor,), {"data": _data()}))
         methods = {
             "__format__": _format,
             "data_ptr": lambda tensor: 0,  # torch warns, and clones where it is 0
@@ -61,6 +62,33 @@ def _resize(device: SimulatedDevice) -> Callable[[torch.UntypedStorage, int], to
         return storage
 
     return resize_
+
+
+def _data() -> property:
+    """``tensor.data = other``: a tensor moves so to the device, and back, under FSDP; it has to become fake for that."""
+    original = torch.Tensor.data
+
+    def give(tensor: torch.Tensor, data: torch.Tensor) -> None:
+        kinds = [_device_of(tensor), _device_of(data)]
+        if kinds[0] == kinds[1]:
+            original.__set__(tensor, data)
+            return
+        with torch.no_grad():
+            if isinstance(tensor, torch.nn.Parameter):
+                other: torch.Tensor = torch.nn.Parameter(data.detach(), tensor.requires_grad)
+            else:
+                other = data.detach().requires_grad_(tensor.requires_grad)
+        gradient, tensor.grad = tensor.grad, None
+        torch.utils.swap_tensors(tensor, other)
+        if gradient is not None:  # which cannot be on another device once it is given
+            tensor.grad = gradient.to(data.device)
+
+    return property(original.__get__, give)
+
+
+def _device_of(tensor: torch.Tensor) -> torch.device | None:
+    """The device of a fake tensor."""
+    return tensor.fake_device if isinstance(tensor, FakeTensor) else None
 
 
 def _format(tensor: FakeTensor, spec: str) -> str:

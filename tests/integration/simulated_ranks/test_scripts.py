@@ -47,6 +47,19 @@ RUNS = {
     + "assert store.get('a') == b'1'\ntrain(model)",
     "barriers": "dist.monitored_barrier(group=dist.new_group(backend='gloo'))\ndist.barrier()\ntrain(model)",
 }
+SHARD = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard\n"
+ON_CPU = "m = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8192), nn.Linear(8192, 8))\n"
+RUNS |= {
+    "moved by FSDP2": SHARD + ON_CPU + "train(fully_shard(m))",
+    "moved by FSDP1": SHARD + ON_CPU + "train(FSDP(m, device_id=torch.cuda.current_device()))",
+    "bfloat16 hook": DDP
+    + "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook\nm = DDP(model)\n"
+    + "m.register_comm_hook(None, bf16_compress_hook)\ntrain(m)",
+    "checkpoint": "import torch.distributed.checkpoint as checkpoint\n"
+    + "checkpoint.save(model.state_dict(), checkpoint_id='nowhere')\n"
+    + "checkpoint.async_save(model.state_dict(), checkpoint_id='nowhere').result()\ntrain(model)",
+    "launched": "assert dist.is_torchelastic_launched()\ntrain(model)",
+}
 STOPS = {
     "another GPU": (DDP + "DDP(model, device_ids=[1])", "train.py:2: rank 0 is simulated, whose GPU is cuda:0"),
     "remote calls": (
@@ -75,6 +88,10 @@ STOPS = {
         "train.py:1: the script starts 4 processes, and the machine of rank 0 has 2 of the 2 ranks",
     ),
     "compiled": (DDP + "torch.compile(DDP(model))", "train.py:2: what compiled code allocates"),
+    "a checkpoint": (
+        "import torch.distributed.checkpoint as checkpoint\ncheckpoint.load({}, checkpoint_id='nowhere')",
+        "train.py:2: a distributed checkpoint cannot be loaded",
+    ),
     "sparse gradients": (
         DDP + "DDP(nn.Embedding(8, 8, sparse=True).cuda())(torch.zeros(2, dtype=torch.long, device='cuda'))",
         "train.py:2: sparse gradients cannot be simulated",
@@ -92,6 +109,25 @@ count = torch.zeros(1, dtype=torch.long, device="cuda")
 dist.recv(count, src=1)
 torch.empty(int(count) * 1000, device="cuda")
 """
+GATHERED = """
+count = torch.full((), 17, device="cuda")
+counts = [torch.zeros((), dtype=count.dtype, device="cuda") for _ in range(2)]
+dist.all_gather(counts, count)
+torch.empty(int(counts[1]), dtype=torch.uint8, device="cuda")
+dist.all_gather(counts, count * 2)
+torch.empty(int(counts[1]), dtype=torch.uint8, device="cuda")
+dist.all_gather(counts, count)
+counts[1].add_(1)
+torch.empty(int(counts[1]), dtype=torch.uint8, device="cuda")
+"""
+FUNCTIONAL = """
+import torch.distributed._functional_collectives as functional
+x = torch.empty(1 << 20, device="cuda", requires_grad=True)
+gathered = functional.all_gather_tensor(x.detach(), 0, dist.group.WORLD)
+functional.wait_tensor(gathered)
+reduced = functional.reduce_scatter_tensor(gathered, "sum", 0, dist.group.WORLD)
+reduced.add_(1)
+"""
 
 Outcome = list[int] | str
 
@@ -105,6 +141,8 @@ def outcomes() -> dict[str, Outcome]:
     pieces["first stage"] = (0, 2, STAGE.format(inputs=""))
     pieces["last stage"] = (1, 2, STAGE.format(inputs=""))
     pieces["last stage, told"] = (1, 2, STAGE.format(inputs=", input_args=torch.empty(4, 64)"))
+    pieces["gathered"] = (0, 2, GATHERED)
+    pieces["functional"] = (0, 2, FUNCTIONAL)
     pieces["received"] = (0, 2, RECEIVED)
     done = subprocess.run(
         [ready_python(), str(RUNNER)], input=json.dumps(pieces), capture_output=True, text=True, timeout=600
@@ -149,3 +187,14 @@ def test_a_stage_needs_to_be_told_what_comes_from_another_rank(outcomes: dict[st
 def test_a_number_that_another_rank_sends_is_not_what_was_there_before(outcomes: dict[str, Outcome]) -> None:
     """It is taken as 1, with a warning, like any other that the device would have."""
     assert outcomes["received"] == [8, 4000]
+
+
+def test_waiting_for_a_collective_makes_no_second_result(outcomes: dict[str, Outcome]) -> None:
+    assert outcomes["functional"] == [4 << 20, 8 << 20, 4 << 20]
+
+
+def test_what_is_gathered_is_what_this_rank_has(outcomes: dict[str, Outcome]) -> None:
+    """Where that is known; else it is taken as 1, and never as what was there before."""
+    sizes = outcomes["gathered"]
+    assert isinstance(sizes, list), sizes
+    assert [size for size in sizes if size in (1, 17)] == [17, 1, 1]
