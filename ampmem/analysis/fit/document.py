@@ -36,8 +36,8 @@ class SimulatedGpu:
 class Point:
     """One run: its peaks, null where memory ran out.
 
-    ``fits`` is true where it surely does, ``may_fit`` where it does with the least that is assumed for what is not known;
-    ``highest_device_used_bytes`` is with the most that is assumed for what is not known, null where nothing had to be.
+    ``fits`` is true where it surely does, ``may_fit`` where it does with the least that is assumed for what is not
+    known; ``highest_device_used_bytes`` is with the most that is assumed for that, null where nothing had to be.
     """
 
     value: Positive
