@@ -18,12 +18,17 @@ RUNNER, RUNNER_LINE = ("sys", 1) if sys.version_info < (3, 13) else ("<sys>", 0)
 _TORCH = str(Path("site-packages", "torch")) + os.sep
 
 
+def is_torch(file: str) -> bool:
+    """Whether ``file`` is one of torch's."""
+    return _TORCH in file
+
+
 def script_line() -> str:
     """``FILE:LINE`` of the nearest frame that runs and is neither torch's nor ampmem's own."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if _TORCH not in file and not file.startswith((*OWN_FOLDERS, "<")):
+        if not is_torch(file) and not file.startswith((*OWN_FOLDERS, "<")):
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return "the script"

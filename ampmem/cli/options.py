@@ -213,6 +213,6 @@ def check_world(device: Device, world_size: int | None, rank: int | None) -> Non
             f"{name} says which ranks to simulate, so it needs --device sim; real ones start with torchrun"
         )
     if rank is not None and world_size is None:
-        raise UsageError(f"--rank {rank} is one of how many? --world-size N says so")
+        raise UsageError(f"--rank {rank} needs --world-size N")
     if rank is not None and world_size is not None and rank >= world_size:
         raise UsageError(f"--rank {rank}: the ranks of --world-size {world_size} are 0 to {world_size - 1}")

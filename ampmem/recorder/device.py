@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Iterator
 from time import time_ns
 from typing import TypeAlias
 
-from ampmem.events import AllocatorRecord, LayersRecord, OomRecord, Phase, PredictionRecord
+from ampmem.events import AllocatorRecord, LayersRecord, OomRecord, ParameterRecord, Phase, PredictionRecord
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.models.placement import Placement
@@ -60,6 +61,10 @@ class DeviceWatch:
     def notes(self) -> list[str]:
         """What a reader has to know of where the models were."""
         return self._placement.notes()
+
+    def of_the_run(self, parameters: Iterable[ParameterRecord]) -> Iterator[ParameterRecord]:
+        """Those of ``parameters`` that have to do with what was recorded."""
+        return self._placement.of_the_run(parameters)
 
     def elsewhere(self) -> str | None:
         """Why what was recorded says nothing of the model; ``None`` when it does."""

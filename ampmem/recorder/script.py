@@ -14,7 +14,7 @@ from types import CodeType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
 from ampmem.errors import UsageError
-from ampmem.own_code import OWN_FOLDERS, RUNNER, RUNNER_LINE
+from ampmem.own_code import OWN_FOLDERS, RUNNER, RUNNER_LINE, is_torch
 
 _OP_CALLER = str(Path("torch", "_ops.py"))
 _WHAT = ("-c", "-m")
@@ -157,6 +157,18 @@ def own_traceback(error: BaseException) -> TracebackType | None:
     return own
 
 
+def script_alone(error: BaseException) -> TracebackType | None:
+    """``error`` as a stop of the simulation's is told: without what it came up in, and with no frame of torch's."""
+    error.__cause__ = error.__context__ = None
+    entries, trace = [], own_traceback(error)
+    while trace is not None:
+        if not is_torch(trace.tb_frame.f_code.co_filename):
+            entries.append(trace)
+        trace = trace.tb_next
+    _TRACEBACK.__set__(error, _linked_up(entries))
+    return error.__traceback__
+
+
 def _linked(error: BaseException) -> list[BaseException]:
     """Its cause, what it came up in, and the errors of a group."""
     linked = [_CAUSE.__get__(error), _CONTEXT.__get__(error)]
@@ -171,9 +183,12 @@ def _own(trace: TracebackType | None) -> TracebackType | None:
         entries.append(trace)
         trace = trace.tb_next
     started = [i for i, entry in enumerate(entries) if entry.tb_frame.f_code is execute.__code__]
-    kept = _without_ours(entries[started[0] + 1 :] if started else entries)
+    return _linked_up(_without_ours(entries[started[0] + 1 :] if started else entries))
+
+
+def _linked_up(entries: Sequence[TracebackType]) -> TracebackType | None:
     rebuilt: TracebackType | None = None
-    for entry in reversed(kept):
+    for entry in reversed(entries):
         rebuilt = TracebackType(rebuilt, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return rebuilt
 

@@ -89,7 +89,7 @@ class Session:
         if options.arm != Arm.AS_IS:
             self._steering = Steering(options.arm, options.dtype, self._source.device_type, self._notes.add)
         self._update = RunningUpdate(self.log, stacks, texts)
-        placement = Placement(self.models, self._source.kind, self._source.device_type)
+        placement = Placement(self.models, self.log, self._source.kind, self._source.device_type)
         self._device = DeviceWatch(self._source, self.log, texts, self._update, placement, stacks=options.stacks)
         self._make_hooks(texts, stacks, arm_seen)
         self._open_file = partial(self._open, texts, stacks, arm_seen)

@@ -160,7 +160,7 @@ class SimulatedMode(FakeTensorMode):
         except (UnsupportedOperatorException, NotImplementedError):
             raise stop(
                 f"torch does not say what {func} returns without running it (it has no meta kernel), so it cannot be "
-                "simulated; use another op, or a machine with a GPU"
+                "simulated; " + _REMEDIES.get(func, "use another op, or a machine with a GPU")
             ) from None
         finally:
             self._inside -= whole
@@ -335,6 +335,7 @@ _WITHOUT = {
 _REMEDIES = {
     aten.repeat_interleave.Tensor: "give repeat_interleave its output_size=",
     aten.bincount.default: "compute it on the CPU",
+    aten.batch_norm_stats.default: "it is SyncBatchNorm's: leave convert_sync_batchnorm out",
 }
 
 

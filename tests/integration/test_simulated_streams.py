@@ -138,7 +138,7 @@ def test_fsdp_gathers_and_reduces_on_streams_of_its_own_and_each_group_has_a_com
     options = ("--gpu", "h100", "--world-size", "16", "--quiet", "--run-to-end")
     done = ampmem(tmp_path, "profile", "--device", "sim", *options, "train.py")
     assert done.returncode == 0, done.stderr
-    recording = read(tmp_path / "train.ampmem")
+    recording = read(tmp_path / "train.rank0-of-16.ampmem")
     assert summarize(recording).conservation.residual_bytes == 0
     events = recording.events
     born = events.action == Action.ALLOC

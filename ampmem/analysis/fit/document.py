@@ -36,11 +36,13 @@ class SimulatedGpu:
 class Point:
     """One run: its peaks, null where memory ran out.
 
-    ``highest_device_used_bytes`` is with the most that is assumed for what is not known, null where nothing had to be.
+    ``fits`` is true where it surely does, ``may_fit`` where it does with the least that is assumed for what is not
+    known; ``highest_device_used_bytes`` is with the most that is assumed for that, null where nothing had to be.
     """
 
     value: Positive
     fits: bool
+    may_fit: bool
     allocated_bytes: int | None
     reserved_bytes: int | None
     device_used_bytes: int | None
@@ -49,11 +51,16 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmPoints:
-    """All runs of one arm, by ascending value."""
+    """All runs of one arm, by ascending value.
+
+    ``largest_fitting`` surely fits, ``smallest_not_fitting`` is the smallest above it that does not; of those above
+    ``largest_that_may_fit`` is the largest that fits with the least that is assumed, null where none was run.
+    """
 
     arm: str
     largest_fitting: Positive | None
     smallest_not_fitting: Positive | None
+    largest_that_may_fit: Positive | None
     points: tuple[Point, ...]
 
 
@@ -130,6 +137,7 @@ def _arm(arm: ArmFit) -> ArmPoints:
         arm=arm.name,
         largest_fitting=arm.largest_fitting,
         smallest_not_fitting=arm.smallest_not_fitting,
+        largest_that_may_fit=arm.largest_that_may_fit,
         points=tuple(_point(value, memory) for value, memory in arm.points.items()),
     )
 
@@ -137,7 +145,8 @@ def _arm(arm: ArmFit) -> ArmPoints:
 def _point(value: int, memory: Memory | None) -> Point:
     return Point(
         value=value,
-        fits=memory is not None,
+        fits=memory is not None and memory.surely,
+        may_fit=memory is not None,
         allocated_bytes=None if memory is None else memory.allocated,
         reserved_bytes=None if memory is None else memory.reserved,
         device_used_bytes=None if memory is None else memory.used,

@@ -42,16 +42,23 @@ class Vary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """The peaks of a run that fits, over all that was recorded, in bytes.
+    """The peaks of a run that fits or may fit, over all that was recorded, in bytes.
 
     ``used`` is what the device has in use at most, the allocator's memory and what is outside of it; ``highest`` is
-    the same with the most that is assumed for what is not known, ``None`` where nothing had to be assumed.
+    the same with the most that is assumed for what is not known, ``None`` where nothing had to be assumed. ``surely``
+    says that the run fits even with that.
     """
 
     allocated: int
     reserved: int
     used: int
     highest: int | None = None
+    surely: bool = True
+
+    @property
+    def most(self) -> int:
+        """What the device has in use at most, with the most that is assumed."""
+        return self.used if self.highest is None else self.highest
 
 
 Points: TypeAlias = Mapping[int, Memory | None]
@@ -98,12 +105,18 @@ class ArmFit:
 
     @property
     def largest_fitting(self) -> int | None:
-        """The largest value that was run and fits."""
+        """The largest value that was run and surely fits."""
         return bracket(self.points)[0]
 
     @property
+    def largest_that_may_fit(self) -> int | None:
+        """The largest value above :attr:`largest_fitting` that was run and fits with the least of what is assumed."""
+        largest = self.largest_fitting or 0
+        return max((value for value, memory in self.points.items() if memory and value > largest), default=None)
+
+    @property
     def smallest_not_fitting(self) -> int | None:
-        """The smallest value above :attr:`largest_fitting` that was run and does not fit."""
+        """The smallest value above :attr:`largest_fitting` that was run and does not surely fit."""
         return bracket(self.points)[1]
 
     @property
@@ -116,8 +129,10 @@ class ArmFit:
     def flat_from(self) -> int | None:
         """The smallest value with the same peak as the largest that fits; ``None`` when that has a peak of its own."""
         largest = self.largest_fitting
+        if largest is None:
+            return None
         peaks = {value: memory.allocated for value, memory in self.points.items() if memory is not None}
-        same = min((value for value, peak in peaks.items() if peak == peaks[largest or 0]), default=largest)
+        same = min((value for value, peak in peaks.items() if peak == peaks[largest]), default=largest)
         return None if same == largest else same
 
 
@@ -172,9 +187,10 @@ def break_evens(points: Mapping[Arm, Points]) -> tuple[BreakEven, ...]:
 
 
 def bracket(points: Points) -> tuple[int | None, int | None]:
-    """The largest value that fits, and the smallest above it that does not."""
-    fits = max((value for value, memory in points.items() if memory is not None), default=None)
-    above = (value for value, memory in points.items() if memory is None and (fits is None or value > fits))
+    """The largest value that surely fits, and the smallest above it that does not."""
+    sure = {value: memory is not None and memory.surely for value, memory in points.items()}
+    fits = max((value for value, fitting in sure.items() if fitting), default=None)
+    above = (value for value, fitting in sure.items() if not fitting and (fits is None or value > fits))
     return fits, min(above, default=None)
 
 
@@ -209,6 +225,7 @@ def memory_of(recording: Recording) -> Memory | None:
         reserved=found.at_peak_reserved.reserved,
         used=found.at_peak_reserved.total,
         highest=None if found.highest is None else found.highest.total,
+        surely=found.fit is Fit.FITS,
     )
 
 

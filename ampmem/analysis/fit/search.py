@@ -124,8 +124,10 @@ def _to_draw(points: Mapping[Arm, Points], low: int, curve: int) -> list[tuple[A
 
 
 def _largest_expected(points: Points, fits: int, too_large: int, total: int) -> int | None:
-    """The largest value that fits by a straight line through the two largest that do."""
-    known = sorted((value, memory.used) for value, memory in points.items() if memory is not None)
+    """The largest value that surely fits, by a straight line through two around it whose peaks are known."""
+    known = sorted(
+        (value, memory.most) for value, memory in points.items() if memory is not None and value <= too_large
+    )
     if len(known) == 1:
         return isqrt(fits * too_large)
     (smaller, less), (larger, more) = known[-2:]

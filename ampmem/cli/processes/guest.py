@@ -117,7 +117,7 @@ def _told(failure: BaseException | None) -> BaseException | None:
     """
     if failure is None or isinstance(failure, SystemExit):
         return failure
-    trace = script.own_traceback(failure)
+    trace = script.script_alone(failure) if _not_simulated(failure) else script.own_traceback(failure)
     sys.last_type, sys.last_value, sys.last_traceback = type(failure), failure, trace
     if sys.version_info >= (3, 12):
         sys.last_exc = failure
@@ -132,6 +132,12 @@ def _told(failure: BaseException | None) -> BaseException | None:
             sys.stderr.write("\nOriginal exception was:\n")
             sys.__excepthook__(type(failure), failure, trace)
     return failure
+
+
+def _not_simulated(failure: BaseException) -> bool:
+    """Whether the simulation ends the script, and says so: what torch was about to do tells nothing more."""
+    where = sys.modules.get("ampmem.simulator.where")
+    return where is not None and isinstance(failure, where.NotSimulated)
 
 
 def end_as(failure: BaseException | None) -> NoReturn:

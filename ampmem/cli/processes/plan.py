@@ -13,7 +13,7 @@ from ampmem.cli.processes.rank_names import place_rank
 from ampmem.events import PlaceRecord
 from ampmem.outputs import claim
 from ampmem.recorder.ranks.environment import Launched
-from ampmem.recording import SUFFIX
+from ampmem.recording import SUFFIX, rank_file, rank_of
 from ampmem.vocabulary import Arm
 
 if TYPE_CHECKING:
@@ -46,8 +46,15 @@ class Plan:
         return None if world_size is None else PlaceRecord(rank=self.script.rank or 0, world_size=world_size)
 
     def path(self, title: str, number: int = 1) -> Path:
-        """The recording to write; from the second ``number`` on with that in its name."""
-        return self.output or Path(f"{title}.{number}{SUFFIX}" if number > 1 else f"{title}{SUFFIX}")
+        """The recording to write; from the second ``number`` on with that in its name.
+
+        A rank that is simulated has its own in it, unless ``compare`` or ``fit`` has chosen the name.
+        """
+        path = self.output or Path(f"{title}.{number}{SUFFIX}" if number > 1 else f"{title}{SUFFIX}")
+        size = self.script.world_size or 1
+        if size == 1 or self.report_to is not None or rank_of(path) is not None:
+            return path
+        return rank_file(path, self.script.rank or 0, size)
 
     @property
     def numbered(self) -> bool:

@@ -161,7 +161,8 @@ class _Counted(Progress):
 def _said(memory: Memory | None) -> str:
     if memory is None:
         return "does not fit"
-    return f"fits, peak {format_bytes(memory.allocated)} allocated, {format_bytes(memory.reserved)} reserved"
+    fits = "fits" if memory.surely else "may fit"
+    return f"{fits}, peak {format_bytes(memory.allocated)} allocated, {format_bytes(memory.reserved)} reserved"
 
 
 def _signal(child: subprocess.Popen[bytes], number: signal.Signals) -> None:

@@ -56,6 +56,8 @@ class Log:
         self.phase = Phase.SETUP
         self.module = 0
         """Text id of the module that is running."""
+        self.entered: set[int] = set()
+        """Text ids of all modules that ran so far."""
         self.running_op = 0
         """Text id of the op that is running on the recorded thread, in forward."""
         self._facts: list[int] = []
@@ -138,6 +140,7 @@ class Log:
     def enter_module(self, module: int) -> None:
         """From now on code of ``module`` (a text id) runs."""
         self.module = module
+        self.entered.add(module)
         self._modules += (time_ns(), module)
 
     def op(self, start_ns: int, name: int, stack: int) -> None:

@@ -36,6 +36,8 @@ class Slot:
     name: str
     name_id: int
     path_id: int
+    above: tuple[int, ...]
+    """Text ids of the paths from the root to the module."""
 
     def tensor(self, kind: str) -> torch.Tensor | None:
         module = self.module()
@@ -263,10 +265,12 @@ class Models:
     def _name_tree(self, root: nn.Module, prefix: str, seen: set[int]) -> None:
         lead = "" if prefix == ROOT else prefix
         part_of_model = has_parameters(root)
+        above: dict[str, tuple[int, ...]] = {}
         for path, module in tree(root, lead):
             reference = weakref.ref(module)
             path_id = self._texts.id(path or prefix)
-            self._path_ids.setdefault(id(module), (reference, path_id))
+            _, known_id = self._path_ids.setdefault(id(module), (reference, path_id))
+            above[path] = (*above.get(path.rpartition(".")[0], ()), known_id)
             if part_of_model:
                 self._parts.add(id(module))
             for kind, slots in ((PARAMETERS, self._parameters), (BUFFERS, self._buffers)):
@@ -276,7 +280,10 @@ class Models:
                     seen.add(id(tensor))
                     name = f"{path}.{key}" if path else key
                     name_id = self._texts.id(name)
-                    slots.append(Slot(module=reference, key=key, name=name, name_id=name_id, path_id=path_id))
+                    slot = Slot(
+                        module=reference, key=key, name=name, name_id=name_id, path_id=path_id, above=above[path]
+                    )
+                    slots.append(slot)
 
 
 def parameter_record(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
+from ampmem.events import ParameterRecord
+from ampmem.recorder.facts.log import Log
 from ampmem.recorder.models.models import Models
 from ampmem.vocabulary import SourceKind
 
@@ -9,8 +13,9 @@ from ampmem.vocabulary import SourceKind
 class Placement:
     """Looks at every mark of a step: a model that is moved to the device for its forward alone was there too."""
 
-    def __init__(self, models: Models, kind: SourceKind, device_type: str) -> None:
+    def __init__(self, models: Models, log: Log, kind: SourceKind, device_type: str) -> None:
         self._models = models
+        self._log = log
         self._simulated = kind is SourceKind.SIMULATED
         self._device_type = device_type
         self._here: set[str] = set()
@@ -19,6 +24,8 @@ class Placement:
         """The device of each parameter that was not there so far."""
         self._offloaded: set[str] = set()
         """Those of them that FSDP2 brings to the device while modules run with them."""
+        self._above: dict[str, tuple[int, ...]] = {}
+        """Of each such parameter its module and those above it."""
 
     def note(self) -> None:
         """See where each parameter is now."""
@@ -32,6 +39,17 @@ class Placement:
                 self._elsewhere[slot.name] = parameter.device.type
                 if self._models.sharded.offloaded(parameter):
                     self._offloaded.add(slot.name)
+                self._above[slot.name] = slot.above
+
+    def of_the_run(self, parameters: Iterable[ParameterRecord]) -> Iterator[ParameterRecord]:
+        """``parameters`` without those that only lie on another device, such as the layers of other ranks' stages.
+
+        What is offloaded stays: an optimizer has it, or its module runs, or a module above that.
+        """
+        for record in parameters:
+            idle = record.name in self._elsewhere and self._log.entered.isdisjoint(self._above[record.name])
+            if not idle or record.optimizer is not None or not self._here:
+                yield record
 
     def missing(self) -> str | None:
         """Why the recording says nothing of the model; ``None`` when it does."""

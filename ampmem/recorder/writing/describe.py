@@ -103,11 +103,12 @@ class Describer:
 
     def description(self) -> Description:
         """The description as of now. Goes through all parameters."""
-        parameters = [*self._models.records(), *self._optimizers.own_parameters.values()]
+        known = [*self._models.records(), *self._optimizers.own_parameters.values()]
+        parameters = tuple(self._device.of_the_run(map(self._optimizers.assign, known)))
         wrapped = self._steering is not None and self._steering.wrapped
         return Description(
             arm=arm_record(self._arm_seen, parameters, forced=self._forced, wrapped=wrapped),
-            parameters=tuple(map(self._optimizers.assign, parameters)),
+            parameters=parameters,
             optimizers=tuple(self._optimizers.records()),
             notes=self._all_notes(),
             device_name=self._source.device_name,

@@ -111,7 +111,8 @@ def cells(arm: ArmFit, value: int) -> tuple[str, str]:
     memory = arm.points[value]
     if memory is None:
         return DOES_NOT_FIT, ""
-    return format_apart(memory.allocated, memory.reserved)
+    allocated, reserved = format_apart(memory.allocated, memory.reserved)
+    return allocated, reserved if memory.surely else f"{reserved}, may not fit"
 
 
 def _listed(title: str, lines: Sequence[str], layout: Layout) -> str:
@@ -122,15 +123,27 @@ def _listed(title: str, lines: Sequence[str], layout: Layout) -> str:
 
 
 def _fitting(fit: FitResult, arm: ArmFit) -> str:
-    shown, fits, too_large = fit.vary.shown, arm.largest_fitting, arm.smallest_not_fitting
+    """``--batch-size=8 fits (1.2 to 1.9 of 2.0 GiB), 16 may fit (1.5 to 2.1 of 2.0 GiB), 32 does not``."""
+    fits, may = arm.largest_fitting, arm.largest_that_may_fit
+    if fits is None and may is None:
+        return f"{fit.vary.shown(fit.vary.low)} does not fit; nothing smaller was run"
+    said = []
+    if fits is not None:
+        said.append(f"{fit.vary.shown(fits)} fits ({_in_use(fit, arm, fits)})")
+    if may is not None:
+        said.append(f"{may if said else fit.vary.shown(may)} may fit ({_in_use(fit, arm, may)})")
     if fits is None:
-        return f"{shown(fit.vary.low)} does not fit; nothing smaller was run"
-    memory = arm.points[fits]
+        said.append("nothing that was run surely fits")
+    largest = max(fits or 0, may or 0)
+    too_large = min((value for value, memory in arm.points.items() if memory is None and value > largest), default=None)
+    shown = ", ".join(said)
+    return f"{shown}; nothing larger was run" if too_large is None else f"{shown}, {too_large} does not"
+
+
+def _in_use(fit: FitResult, arm: ArmFit, value: int) -> str:
+    memory = arm.points[value]
     assert memory is not None
-    said = f"{shown(fits)} fits ({of_whole(fit.total, memory.used)})"
-    if memory.highest is not None and memory.highest > fit.total:
-        said = f"{shown(fits)} may fit ({of_whole(fit.total, memory.used, memory.highest)})"
-    return f"{said}; nothing larger was run" if too_large is None else f"{said}, {too_large} does not"
+    return of_whole(fit.total, *dict.fromkeys((memory.used, memory.most)))
 
 
 def of_whole(whole: int, *parts: int) -> str:

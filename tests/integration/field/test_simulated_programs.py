@@ -143,3 +143,12 @@ def test_parameters_that_stay_on_the_cpu_are_told_of(tmp_path: Path) -> None:
     assert ran.exit_code == 0
     assert ran.last["after_optimizer"]["parameters"] == ran.counted["parameters"]
     assert "2 of 4 parameters were never on cuda (such as Linear.weight, on cpu)" in " ".join(ran.said.split())
+
+
+def test_layers_of_other_ranks_are_none_of_the_runs_parameters(tmp_path: Path) -> None:
+    ran = record(tmp_path, "layers_of_others", "--device", "sim")
+    assert ran.exit_code == 0
+    assert ran.summary["parameters"]["bytes"] == ran.counted["parameters"] == ran.last["after_optimizer"]["parameters"]
+    said = " ".join(ran.said.split())
+    assert "rule of thumb explained, nothing left over" in said
+    assert "4 of 8 parameters were never on cuda" in said

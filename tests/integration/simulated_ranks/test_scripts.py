@@ -92,6 +92,10 @@ STOPS = {
         "import torch.distributed.checkpoint as checkpoint\ncheckpoint.load({}, checkpoint_id='nowhere')",
         "train.py:2: a distributed checkpoint cannot be loaded",
     ),
+    "batch norm over ranks": (
+        "norm = nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(64)).cuda()\nnorm(torch.ones(4, 64).cuda())",
+        "train.py:2: torch does not say what aten.batch_norm_stats.default returns",
+    ),
     "sparse gradients": (
         DDP + "DDP(nn.Embedding(8, 8, sparse=True).cuda())(torch.zeros(2, dtype=torch.long, device='cuda'))",
         "train.py:2: sparse gradients cannot be simulated",
@@ -163,6 +167,7 @@ def test_it_stops_with_the_line_and_what_to_do(outcomes: dict[str, Outcome], nam
     message = outcomes[name]
     assert isinstance(message, str)
     assert message.startswith(STOPS[name][1]), message
+    assert name != "batch norm over ranks" or message.endswith("leave convert_sync_batchnorm out")
     assert "; " in message  # what to do comes after it
     assert "\n" not in message
 

@@ -160,12 +160,13 @@ def test_nothing_more_is_run_when_the_smallest_value_does_not_fit() -> None:
 def test_the_text_and_the_json_say_what_was_run() -> None:
     arms = {"fp32": lambda value: 1000 * value, "amp": lambda value: 3500 + 100 * value}
     points = searched(arms, vary(1, 64))
-    points["amp"][64] = Memory(allocated=9900, reserved=9900, used=99_000, highest=TOTAL + 1024)
+    points["amp"][64] = Memory(allocated=9900, reserved=9900, used=99_000, highest=TOTAL + 1024, surely=False)
     found = result(points, vary(1, 64))
     text = render(found)
     assert max(map(len, text.splitlines())) <= 100
     assert "fp32: --batch-size=64 fits (63.0 of 97.7 KiB); nothing larger was run" in text
-    assert "amp: --batch-size=64 may fit (96.7 to 98.7 of 97.7 KiB); nothing larger was run" in text
+    assert "amp: --batch-size=4 fits (4.3 of 97.7 KiB), 64 may fit (96.7 to 98.7 of 97.7 KiB); nothing larger" in text
+    assert "9.7 KiB, may not fit" in text
     assert "amp: allocates more at --batch-size=3 (+800 B), less at 4 (-100 B)" in text
     assert text.endswith("note: a note")
     document = json.loads(fit_document(found).to_json())
@@ -178,6 +179,35 @@ def test_the_text_and_the_json_say_what_was_run() -> None:
     assert {each["value"]: each["bytes"] for each in crossing["differences"]}[3] == 800
     first = document["arms"][0]["points"][0]
     assert first["value"] == 1 and first["allocated_bytes"] == 1000 and first["fits"] is True
+
+
+def maybe(peak: int, unknown: int) -> Memory | None:
+    """What comes of a run of which ``unknown`` bytes are assumed at most."""
+    known = memory(peak)
+    most = peak + OUTSIDE + unknown
+    return known and replace(known, highest=most, surely=most <= TOTAL)
+
+
+def test_the_boundary_is_of_what_surely_fits_and_what_may_fit_is_told() -> None:
+    points: dict[str, dict[int, Memory | None]] = {"amp": {}}
+    while following := wanted(points, vary(1, 256), total=TOTAL, curve=0):
+        for arm, value in following:
+            points[arm][value] = maybe(1000 * value, 20_000)
+    points["amp"][90] = maybe(90_000, 20_000)
+    found = result(points, vary(1, 256))
+    (arm,) = found.arms
+    assert (arm.largest_fitting, arm.smallest_not_fitting, arm.largest_that_may_fit) == (79, 80, 90)
+    text = " ".join(render(found).split())
+    assert "amp: --batch-size=79 fits (77.6 to 97.2 of 97.7 KiB), 90 may fit (88.4 to 107.9 of 97.7 KiB), 256" in text
+    document = json.loads(fit_document(found).to_json())
+    assert [document["arms"][0][name] for name in ("largest_fitting", "largest_that_may_fit")] == [79, 90]
+    said = {point["value"]: (point["fits"], point["may_fit"]) for point in document["arms"][0]["points"]}
+    assert [said[79], said[90], said[256]] == [(True, True), (False, True), (False, False)]
+
+
+def test_where_nothing_surely_fits_that_is_told() -> None:
+    text = render(result({"fp32": {4: maybe(90_000, 20_000)}}, vary(4, 8)))
+    assert "fp32: --batch-size=4 may fit (88.4 to 107.9 of 97.7 KiB), nothing that was run surely fits" in text
 
 
 def test_sizes_that_nearly_fill_the_gpu_are_told_apart_from_it() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from traceback import extract_tb
 from typing import cast
 
 import pytest
@@ -13,9 +14,10 @@ from ampmem.cli.processes.guest import Ended, run_script
 from ampmem.cli.processes.messages import StepEnded
 from ampmem.errors import UsageError
 from ampmem.failure import FailureRecord
-from ampmem.recorder.script import find_script, own_traceback, stops_in
+from ampmem.recorder.script import find_script, own_traceback, script_alone, stops_in
 from ampmem.recorder.session import Session
 from ampmem.recorder.steering.stopping import Stopper
+from ampmem.simulator.where import NotSimulated
 
 PLACES = ("start", "say", "audience failed", "failed", "close")
 
@@ -119,3 +121,22 @@ def test_errors_that_are_linked_in_a_circle_are_followed_once() -> None:
     first.__context__, second.__context__ = second, first
     assert own_traceback(first) is None
     assert stops_in(first) == 0
+
+
+def test_a_stop_of_the_simulation_is_told_without_torchs_frames() -> None:
+    inner, outer = {}, {}
+    exec(compile("def op(why):\n    raise why", "/x/site-packages/torch/nn/module.py", "exec"), inner)
+    exec(compile("def main(why):\n    op(why)", "/x/train.py", "exec"), outer)
+    outer["op"] = inner["op"]
+    stopped, before = NotSimulated("train.py:2: why; what to do"), KeyError()
+    try:
+        try:
+            raise before
+        except KeyError:
+            outer["main"](stopped)
+    except NotSimulated:
+        pass
+    trace = script_alone(stopped)
+    files = [Path(frame.filename).name for frame in extract_tb(trace)]
+    assert files == ["test_guest.py", "train.py"]
+    assert stopped.__traceback__ is trace and stopped.__context__ is None

@@ -44,7 +44,7 @@ from ampmem.vocabulary import Communication
 
 _POLICY = (
     "FSDP2 gathers {shard} parameters as {whole} (MixedPrecisionPolicy): modules compute with those, which are in "
-    "communication, and no arm of ampmem's changes that"
+    "communication, and no precision that ampmem can force changes that"
 )
 
 _Look = Callable[..., Any]
