@@ -48,6 +48,7 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
         "world_size",
         "local_rank",
         "mesh",
+        "stages",
         "arm",
         "parameters",
         "optimizer",
@@ -144,6 +145,7 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
         "world_size": 1,
         "local_rank": None,
         "mesh": [],
+        "stages": [],
         "arm": {
             "name": "amp",
             "dtype": "bfloat16",

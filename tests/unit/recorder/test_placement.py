@@ -14,10 +14,11 @@ from ampmem.vocabulary import SourceKind
 def _placement(*, offloaded: bool) -> Placement:
     parameter = torch.nn.Parameter(torch.zeros(2))
     models: Any = SimpleNamespace(
-        parameters=lambda: [(SimpleNamespace(name="a"), parameter)],
+        parameters=lambda: [(SimpleNamespace(name="a", above=()), parameter)],
         sharded=SimpleNamespace(offloaded=lambda parameter: offloaded),
     )
-    placement = Placement(models, SourceKind.SIMULATED, "cuda")
+    log: Any = SimpleNamespace(entered=set())
+    placement = Placement(models, log, SourceKind.SIMULATED, "cuda")
     placement.note()
     return placement
 
