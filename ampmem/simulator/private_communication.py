@@ -53,7 +53,8 @@ WAITS = (_functional.wait_tensor.default, torch.ops.c10d_functional.wait_tensor.
 
 def group_named(name: str) -> Any:
     """The process group that an op of :data:`FUNCTIONAL` names. Since 2.2."""
-    return torch._C._distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined]
+    resolve: Any = torch._C._distributed_c10d._resolve_process_group
+    return resolve(name)
 
 
 def install(world: World, *, cuda: bool) -> Callable[[], None]:

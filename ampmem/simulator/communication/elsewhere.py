@@ -64,13 +64,12 @@ def _files(device: SimulatedDevice) -> dict[str, Any]:
     """Saving asks for no memory of the device's, and there is nothing to save."""
 
     def save(*_: Any, **__: Any) -> None:
-        device.assume(
-            f"torch.distributed.checkpoint wrote nothing, since tensors had no values, at {script_line()}"
-        )
+        device.assume(f"torch.distributed.checkpoint wrote nothing, since tensors had no values, at {script_line()}")
 
     def async_save(*_: Any, **__: Any) -> Any:
         saved: Future[None] = Future()
-        saved.set_result(save())
+        save()
+        saved.set_result(None)
         return saved
 
     return {"save": save, "async_save": async_save, "load": _stops(_LOADED)}

@@ -20,6 +20,10 @@ _NCCL = (2, 27, 5)
 """What scripts are told that compare it with the oldest that they can use."""
 _DEFAULT = "cpu:gloo,cuda:nccl"
 """What torch takes where a script names no backend."""
+_NO_GROUP = (
+    "the script made no process group here, so this is a run of one process, beside no other: a script that starts "
+    "its ranks by Process has to do so by torch.multiprocessing.spawn, or be one that torchrun starts"
+)
 
 
 def install(world: World, device: SimulatedDevice) -> Callable[[], None]:
@@ -27,15 +31,15 @@ def install(world: World, device: SimulatedDevice) -> Callable[[], None]:
     distributed = torch.distributed
     owners = (distributed, distributed.distributed_c10d)
     named: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-    made: list[None] = []
     patches = {
-        "init_process_group": _start(world, named, made),
+        "init_process_group": _start(world, named, device),
         "new_group": _group(named),
         "get_backend": _backend(named),
     }
     with ExitStack() as undo:
         undo.callback(_end)
-        undo.callback(_say_if_alone, world, device, made)
+        if world.size > 1:
+            device.warn(_NO_GROUP)  # until there is one
         undo.callback(replace_all(owners, patches))
         undo.callback(replace_all((distributed,), {"is_nccl_available": lambda: True}))
         undo.callback(replace_all((torch.cuda.nccl,), {"version": lambda: _NCCL}))
@@ -45,7 +49,7 @@ def install(world: World, device: SimulatedDevice) -> Callable[[], None]:
         return undo.pop_all().close
 
 
-def _start(world: World, named: weakref.WeakKeyDictionary[Any, str], made: list[None]) -> Callable[..., None]:
+def _start(world: World, named: weakref.WeakKeyDictionary[Any, str], device: SimulatedDevice) -> Callable[..., None]:
     distributed = torch.distributed
     original = distributed.init_process_group
 
@@ -70,7 +74,7 @@ def _start(world: World, named: weakref.WeakKeyDictionary[Any, str], made: list[
                 "read RANK"
             )
         original(FAKE, store=FakeStore(), world_size=world.size, rank=world.rank)
-        made.append(None)
+        device.retract(_NO_GROUP)
         named[distributed.group.WORLD] = str(backend or _DEFAULT)
 
     return init_process_group
@@ -109,15 +113,6 @@ def _backend(named: weakref.WeakKeyDictionary[Any, str]) -> Callable[..., str]:
         return torch.distributed.Backend("nccl" if "nccl" in name else name) if found == FAKE else found
 
     return get_backend
-
-
-def _say_if_alone(world: World, device: SimulatedDevice, made: list[None]) -> None:
-    if world.size > 1 and not made:
-        device.warn(
-            f"the script made no process group here, so this is a run of one process and no rank of {world.size}: a "
-            "script that starts its ranks by Process has to do so by torch.multiprocessing.spawn, or be one that "
-            "torchrun starts"
-        )
 
 
 def _end() -> None:

@@ -65,8 +65,8 @@ def _resize(device: SimulatedDevice) -> Callable[[torch.UntypedStorage, int], to
 
 
 def _data() -> property:
-    """``tensor.data = other``: a tensor moves so to the device, and back, under FSDP; it has to become fake for that."""
-    original = torch.Tensor.data
+    """``tensor.data = other``: a tensor moves so to the device, and back, under FSDP; it has to become fake."""
+    original: Any = torch.Tensor.data
 
     def give(tensor: torch.Tensor, data: torch.Tensor) -> None:
         kinds = [_device_of(tensor), _device_of(data)]

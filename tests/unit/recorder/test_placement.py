@@ -32,6 +32,4 @@ def test_a_model_on_the_cpu_was_not_recorded() -> None:
 def test_shards_that_fsdp_offloads_are_where_they_belong() -> None:
     placement = _placement(offloaded=True)
     assert placement.missing() is None
-    assert placement.notes() == [
-        "1 of 1 parameters was never on cuda (such as a, on cpu): its memory was not recorded"
-    ]
+    assert placement.notes() == ["1 of 1 parameters was never on cuda (such as a, on cpu): its memory was not recorded"]
