@@ -24,7 +24,7 @@ from ampmem.analysis.ranks.runs import RankRun, rank_run_of
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.errors import NothingRecorded, UsageError
 from ampmem.events import Recording
-from ampmem.recording import SUFFIX, read
+from ampmem.recording import SUFFIX, read, without_journals
 
 if TYPE_CHECKING:
     from ampmem.recorder.models.live import Module, Optimizer
@@ -77,10 +77,11 @@ def compare(*recordings: str | Path | Recording) -> Comparison:
     """
     if not recordings:
         raise UsageError("there is nothing to compare: give at least one recording")
-    runs = _runs(recordings)
+    given = _without_journals(recordings)
+    runs = _runs(given)
     if are_ranks(runs) and (worst := merge_all(runs).comparison) is not None:
         return worst
-    names = ["" if isinstance(item, Recording) else Path(item).name for item in recordings]
+    names = ["" if isinstance(item, Recording) else Path(item).name for item in given]
     return compare_entries(distinct([run.column for run in runs], names))
 
 
@@ -94,11 +95,16 @@ def ranks(*recordings: str | Path | Recording) -> Ranks:
     """
     if not recordings:
         raise UsageError("there is nothing to merge: give at least one recording")
-    jobs = merge_all(_runs(recordings)).jobs
+    jobs = merge_all(_runs(_without_journals(recordings))).jobs
     if len(jobs) > 1:
         arms = ", ".join(job.job.arm.name for job in jobs)
         raise UsageError(f"these are jobs in several precisions ({arms}): merge each by itself, or compare() them")
     return jobs[0]
+
+
+def _without_journals(recordings: Sequence[str | Path | Recording]) -> Sequence[str | Path | Recording]:
+    kept = without_journals([Path(item) for item in recordings if not isinstance(item, Recording)])
+    return [item for item in recordings if isinstance(item, Recording) or Path(item) in kept]
 
 
 def _runs(recordings: Sequence[str | Path | Recording]) -> list[RankRun]:

@@ -317,13 +317,15 @@ class MeshAxis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceRecord:
-    """Which process of a job this is."""
+    """Which process of a job this is; ``stages`` are those of the ``stage_count`` of a pipeline that it has."""
 
     rank: int
     world_size: int
     local_rank: int | None = None
     job: str = ""
     mesh: tuple[MeshAxis, ...] = ()
+    stages: tuple[int, ...] = ()
+    stage_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,7 +335,8 @@ class Recording:
     ``plain_step_ns`` has the durations of the same steps in a run of their own without instrumentation;
     empty unless such a run was made. ``layers``, ``ooms`` and ``segments`` are empty where the source has no
     allocator with layers, as the CPU has none; ``prediction`` is there for a simulated GPU only. ``mesh`` has the axes
-    of the script's device mesh, outermost first, where it made one.
+    of the script's device mesh, outermost first, where it made one, ``stages`` the stages of a pipeline that this
+    process has, of ``stage_count``.
     """
 
     run: RunRecord
@@ -353,6 +356,10 @@ class Recording:
     prediction: PredictionRecord | None = None
     allocator: AllocatorRecord | None = None
     mesh: tuple[MeshAxis, ...] = ()
+    ended: bool | None = None
+    """Whether its recorder got to end it; ``None`` where that is not known (yet)."""
+    stages: tuple[int, ...] = ()
+    stage_count: int = 0
 
     @property
     def remarks(self) -> tuple[str, ...]:

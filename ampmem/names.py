@@ -97,3 +97,13 @@ def is_warning(note: str) -> bool:
 def said_in(warning: str) -> str:
     """What a note that is a warning says."""
     return warning.removeprefix(_WARNING)
+
+
+NOT_ENDED = warning(
+    "this recording was not ended: its process was killed or crashed, or its machine went away. It has the steps that "
+    "had ended until then, which are whole"
+)
+"""The note of a recording whose writer was never closed."""
+
+STILL_WRITTEN = "this recording is still being written: it has the steps that have ended so far"
+"""The note of one that another process has open."""

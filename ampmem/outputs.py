@@ -86,6 +86,23 @@ def make_way(path: Path, *leftovers: Path, force: bool) -> int:
     return descriptor
 
 
+def being_written(path: Path) -> bool:
+    """Whether somebody has the file at ``path`` from :func:`make_way` and has not closed it; without locks, no."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def claim(files: Callable[[int], Sequence[Path]]) -> int:
     """The first number, from 1 on, of whose ``files`` none is there yet: now they are, empty, and nobody else's.
 

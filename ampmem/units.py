@@ -27,6 +27,12 @@ def format_apart(first: int, second: int) -> tuple[str, str]:
     return f"{first:,} B", f"{second:,} B"
 
 
+def format_close(first: int, second: int) -> tuple[str, str]:
+    """Two sizes that hardly differ, with one decimal or two: those that agree to two read the same."""
+    decimals = next((many for many in (1, 2) if _in_binary_units(first, many) != _in_binary_units(second, many)), 1)
+    return _in_binary_units(first, decimals), _in_binary_units(second, decimals)
+
+
 def _in_binary_units(count: int, decimals: int) -> str:
     size = float(abs(count))
     for unit in _BINARY_UNITS:

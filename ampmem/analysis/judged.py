@@ -14,6 +14,9 @@ from ampmem.analysis.timeline.categories import Category
 from ampmem.units import format_apart, format_bytes
 from ampmem.vocabulary import AUTOCAST_ARMS, Arm
 
+_WORTH_SAYING = 0.001
+"""A peak that is lower by a smaller share is not called lower."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
@@ -102,7 +105,7 @@ def _autocast(finding: Finding, mine: _Run, full: _Run) -> Finding | None:
     more = mine.peak - full.peak
     if effect is Effect.COSTS:
         message = f"AMP takes {format_bytes(more)} more than {full.label} at the peak, as measured."
-    elif more < 0:
+    elif -more >= _WORTH_SAYING * full.peak:
         message = f"AMP lowers the peak of {full.label} by {format_bytes(-more)} only, as measured."
     else:
         message = f"AMP does not lower the peak of {full.label}, as measured."

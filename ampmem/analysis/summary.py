@@ -155,6 +155,8 @@ class Summary:
     local_rank: int | None
     mesh: tuple[MeshAxis, ...]
     """The axes of the script's device mesh, outermost first, and where in it this rank is; empty where it has none."""
+    stages: tuple[int, ...]
+    """The stages of a pipeline that this rank has, from 0 on; empty where none is seen."""
     arm: ArmSummary
     parameters: Parameters
     optimizer: tuple[Optimizer, ...]
@@ -234,6 +236,7 @@ def summary_of(analysis: Analysis) -> Summary:
         world_size=run.world_size,
         local_rank=run.local_rank,
         mesh=recording.mesh,
+        stages=recording.stages,
         arm=ArmSummary(
             name=arm.name,
             dtype=arm.dtype,

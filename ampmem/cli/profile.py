@@ -17,9 +17,9 @@ from ampmem.cli.processes.guest import end_as, run_script
 from ampmem.cli.processes.messages import Audience, Parent, Person, StepEnded
 from ampmem.cli.processes.plan import Plan
 from ampmem.cli.processes.rank_ends import OfRank, exit_of_rank
-from ampmem.cli.processes.rank_names import all_ranks, left, remove_claim, tell_name
+from ampmem.cli.processes.rank_names import beside, left, remove_claim, tell_name
 from ampmem.cli.ranks.launcher import check_ranks, launch_ranks, launches
-from ampmem.cli.ranks.spawned import Spawner
+from ampmem.cli.ranks.spawned import Spawner, may_spawn
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.failure import FailureKind, FailureRecord, failure_of
 from ampmem.outputs import check_output, remove_empty, sized
@@ -159,7 +159,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
 
     together = Together(several=plan.launched is not None)
     simulation = plan.simulate()
-    path, greeting = plan.place(target.title)
+    path, greeting = plan.place(target.title, spawns=simulation is None and may_spawn(target.code))
     if plan.names_into is not None:
         tell_name(plan.names_into, path)
     stopper = Stopper(on_give_up=lambda: audience.say(afterwards.let_go(path)))
@@ -184,7 +184,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
         run = _Run(plan=plan, path=path, target=target, audience=audience, session=session, stopper=stopper, page=page)
         arguments = plan.script.arguments
         with ExitStack() as undo:
-            undo.callback(spawner.install())
+            undo.callback(spawner.install(lambda: _withdraw(session)))
             ended = run_script(target, arguments, session, stopper, audience, greeting, together.over)
     except BaseException:  # it was not started
         remove_empty([path] if plan.numbered else [])
@@ -201,6 +201,12 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
             raise
         audience.complain(_in_words(trouble))
     end_as(ended.failure)
+
+
+def _withdraw(session: Session) -> None:
+    """The script spawns processes: as long as it records no step itself, no file is to be left if it is killed."""
+    if session.writer is not None:
+        session.writer.withdraw()
 
 
 def _stop(stopper: Stopper, together: Together, *, simulated: bool) -> None:
@@ -239,7 +245,7 @@ class _Run:
             if failure is not None or not spawned or self.session.outcome.recorded:
                 self._conclude(simulation, failure)
             else:
-                self.session.options.path.unlink(missing_ok=True)
+                afterwards.discard(self.session)
         finally:
             for line in left(spawned):
                 self.audience.say(line)
@@ -263,7 +269,7 @@ class _Run:
         stopper = None if plan.run_to_end else self.stopper
         message = afterwards.recorded(self.session, self.path, stopper)
         if plan.launched is not None and plan.names_into is None:
-            message += f"; the files of all ranks: ampmem show {all_ranks(self.path, plan.launched.place.world_size)}"
+            message += beside(self.path, plan.launched)
         self.audience.say(message)
         if not plan.quiet and plan.launched is None:
             afterwards.show(recording, self.path, self.audience)

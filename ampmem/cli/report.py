@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from ampmem.outputs import claim, remove_empty, sized
+from ampmem.recording import without_journals
 from ampmem.terminal import Terminal
 
 SUFFIX = ".html"
@@ -36,11 +37,12 @@ def report(files: tuple[Path, ...], output: Path | None, opening: bool, force: b
     """
     from ampmem.reporters.html import write  # with plotly, for which a shell's completion is not to wait
 
-    wanted = output or beside(files)
+    recordings = without_journals(files)
+    wanted = output or beside(recordings)
     numbered = output is None and not force
     page = _page(wanted, claim(lambda number: [_page(wanted, number)])) if numbered else wanted
     try:
-        write(files, page, force=force or numbered)
+        write(recordings, page, force=force or numbered)
     finally:
         remove_empty([page] if numbered else [])
     taken = "" if page == wanted else f"; {wanted} exists already (--force replaces it)"

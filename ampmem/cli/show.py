@@ -21,7 +21,7 @@ from ampmem.analysis.soundness import faults, soundness
 from ampmem.analysis.summary import summary_schema
 from ampmem.cli.schema import schema_option
 from ampmem.errors import AmpmemError, UsageError
-from ampmem.recording import read
+from ampmem.recording import rank_of, rank_pattern, read, without_journals
 from ampmem.reporters.base import Report
 from ampmem.reporters.export.json import JsonReporter
 from ampmem.reporters.text.compare import render as render_comparison
@@ -99,7 +99,7 @@ def show(
     follow one another. There is colour on a terminal only, unless NO_COLOR is set or TERM is dumb.
     """
     details = EVERYTHING if everything else frozenset(detail for detail in Detail if chosen[detail.replace("-", "_")])
-    layout = layout_for(sys.stdout)
+    layout, files = layout_for(sys.stdout), tuple(without_journals(files))
     if checking:
         context.exit(1 if [path for path in files if not _is_sound(path)] else 0)
     if settings:
@@ -177,7 +177,8 @@ def _others(run: RankRun) -> Iterator[str]:
     if not there:
         yield f"{said}and no file of the {'other lies' if others == 1 else f'{others} others lies'} beside it"
     else:
-        pattern = run.path.name.replace(f".rank{run.rank}-of-", ".rank*-of-")
+        named = rank_of(run.path)
+        pattern = run.path.name if named is None else rank_pattern(Path(named.job.name), run.world_size)
         count = f"{there} of the {others} others" if there < others else "all others" if others > 1 else "the other"
         yield f"{said}and the file{'' if there == 1 else 's'} of {count} lie{'s' * (there == 1)} beside it: {pattern}"
 
@@ -185,12 +186,14 @@ def _others(run: RankRun) -> Iterator[str]:
 def _is_sound(path: Path) -> bool:
     """Whether the recording at ``path`` may be trusted; says so, or what speaks against it."""
     try:
-        summary = report_of(path).summary
+        run = rank_run(path)
+        summary = _report(run).summary
         found = faults(summary)
     except AmpmemError as error:
         click.echo(str(error))
         return False
-    click.echo(f"{path}: {'; '.join(found)}" if found else f"{path}: ok, {soundness(summary)}")
+    not_ended = ", not ended" * (run.ended is False)
+    click.echo(f"{path}: {'; '.join(found)}{not_ended}" if found else f"{path}: ok, {soundness(summary)}{not_ended}")
     return not found
 
 

@@ -93,7 +93,7 @@ class Session:
         self._device = DeviceWatch(self._source, self.log, texts, self._update, placement, stacks=options.stacks)
         self._make_hooks(texts, stacks, arm_seen)
         self._open_file = partial(self._open, texts, stacks, arm_seen)
-        self._writer: StepWriter | None = None
+        self.writer: StepWriter | None = None
 
     def _make_hooks(self, texts: Texts, stacks: Stacks, arm_seen: ArmSeen) -> None:
         log, models = self.log, self.models
@@ -155,11 +155,11 @@ class Session:
         try:
             with HELD:
                 if not self.options.timed:
-                    self._writer = self._open_file()
+                    self.writer = self._open_file()
                 self._install()
         except BaseException as error:
             self.close(error)
-            if self._writer is not None:
+            if self.writer is not None:
                 self.options.path.unlink(missing_ok=True)
             raise
 
@@ -212,13 +212,13 @@ class Session:
                     self._end_recording(failure)
         finally:
             self._undo.close()
-            if self._writer is not None:
-                self._writer.close()
+            if self.writer is not None:
+                self.writer.close()
 
     def forget(self) -> None:
         """This process is a child that was just forked: the recording is its parent's, and nothing of it stays here."""
         recording = self._follower.recording
-        writer, self._writer = self._writer, None
+        writer, self.writer = self.writer, None
         if writer is not None:
             writer.forget()
         with suppress(Exception):  # whatever fails, it is none of the script's
@@ -394,6 +394,6 @@ class Session:
         return self._follower.open_step.record(self.outcome.steps, finished=False)
 
     def _write(self, raw: RawEvents, taken: Taken, step: StepRecord | None) -> None:
-        assert self._writer is not None
-        self._writer.write(raw, taken, step, last=not self._follower.recording)
+        assert self.writer is not None
+        self.writer.write(raw, taken, step, last=not self._follower.recording)
         self._casts.forget_dead()

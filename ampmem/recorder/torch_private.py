@@ -1,6 +1,6 @@
 """Every private name of torch that recording stands on: what for, since when, and what ampmem does without.
 
-Those of a CUDA device are in ``torch_private_cuda.py``, those of torch.distributed in ``torch_private_ranks.py``;
+Those of a CUDA device are in ``torch_private_cuda.py``, those of torch.distributed in ``torch_private_distributed.py``;
 nothing else in ``ampmem/recorder`` names one (the simulated device has its own room, ``simulator/private.py``).
 What is public but patched is here too, since a patch takes it for
 granted where a name is; and so is what registers hooks. Each is looked up when this module is imported, which never

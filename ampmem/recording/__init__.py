@@ -3,7 +3,7 @@
 from ampmem.recording.bounds import MOST_STEPS
 from ampmem.recording.kinds import check_recording, taken_for_script
 from ampmem.recording.layout import FORMAT_VERSION, SUFFIX
-from ampmem.recording.rank_files import RankFile, rank_file, rank_of
+from ampmem.recording.rank_files import RankFile, rank_file, rank_of, rank_pattern, without_journals
 from ampmem.recording.reader import job_of, read, world_size_of
 from ampmem.recording.writer import Batch, Description, RecordingWriter, add_plain_steps
 
@@ -20,7 +20,9 @@ __all__ = [
     "job_of",
     "rank_file",
     "rank_of",
+    "rank_pattern",
     "read",
     "taken_for_script",
+    "without_journals",
     "world_size_of",
 ]

@@ -123,6 +123,8 @@ def check(recording: Recording) -> None:
         raise ValueError("its rank is not one of the job's")
     if any(axis.coordinate >= axis.size for axis in recording.mesh):
         raise ValueError("its place is not in its device mesh")
+    if any(stage >= recording.stage_count for stage in recording.stages):
+        raise ValueError("its stage is not one of the pipeline's")
     _check_extents(recording)
     _check_texts(recording)
     _check_shapes(recording)

@@ -39,6 +39,10 @@ run was killed inside a transaction, made without the journal beside it, does no
 """
 MESH = "mesh"
 """The key in ``meta`` of where in its job this process is, beside its rank; there only where something is known."""
+ENDED = "ended"
+"""The key in ``meta`` of whether the recording was ended: false until its writer is closed, and so where its run was
+killed. The first files of this format have no such key.
+"""
 UNCOUNTED = ("meta", "plain_step")
 """Tables that are not among them: the key is in the one, and the other is written later, by another process."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +27,11 @@ def rank_file(job: Path, rank: int, world_size: int) -> Path:
     return job.with_name(f"{job.name.removesuffix(SUFFIX)}.rank{rank}-of-{world_size}{SUFFIX}")
 
 
+def rank_pattern(job: Path, world_size: int) -> str:
+    """All ranks of ``job``, as a shell takes and finds them: ``'my run'.rank*-of-8.ampmem``."""
+    return f"{shlex.quote(str(job.with_name(job.name.removesuffix(SUFFIX))))}.rank*-of-{world_size}{SUFFIX}"
+
+
 def rank_of(path: Path) -> RankFile | None:
     """What the name of ``path`` says; ``None`` where it is not that of a rank's file."""
     found = _NAME.fullmatch(path.name)
@@ -32,3 +39,9 @@ def rank_of(path: Path) -> RankFile | None:
         return None
     job = path.with_name(f"{found['job']}{SUFFIX}")
     return RankFile(job=job, rank=int(found["rank"]), world_size=int(found["world_size"]))
+
+
+def without_journals(paths: Sequence[Path]) -> list[Path]:
+    """``paths`` without the journals of those among them, which a killed run has left and ``train*`` finds."""
+    journals = {path.with_name(f"{path.name}-journal") for path in paths if path.suffix == SUFFIX}
+    return [path for path in paths if path not in journals]

@@ -27,16 +27,18 @@ from ampmem.events import (
     StepRecord,
 )
 from ampmem.failure import FailureRecord, failure_in
+from ampmem.names import NOT_ENDED, STILL_WRITTEN
+from ampmem.outputs import being_written
 from ampmem.recording.bounds import MOST, check
 from ampmem.recording.cells import integer, parsed, record_of, text
 from ampmem.recording.database import Database, opened
 from ampmem.recording.kinds import check_recording
-from ampmem.recording.layout import MESH, ROWS, UNCOUNTED
+from ampmem.recording.layout import ENDED, MESH, ROWS, UNCOUNTED
 from ampmem.vocabulary import Arm
 
 _RecordT = TypeVar("_RecordT")
 
-_HEADER = ("run", "failure", "arm", "prediction", "allocator", MESH, ROWS)
+_HEADER = ("run", "failure", "arm", "prediction", "allocator", MESH, ROWS, ENDED)
 """What is read of the header; a later version may have more in it."""
 
 
@@ -53,15 +55,29 @@ class _Place:
     local_rank: int | None = None
     job: str = ""
     axes: tuple[MeshAxis, ...] = ()
+    stages: tuple[int, ...] = ()
+    stage_count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ending:
+    """Whether the recording was ended, as the header has it."""
+
+    ended: bool
 
 
 def read(path: Path) -> Recording:
-    """Read a whole recording. Raises :class:`RecordingError` when ``path`` is not one."""
+    """Read a whole recording. Raises :class:`RecordingError` when ``path`` is not one.
+
+    One that was not ended has a note that says so.
+    """
     check_recording(path)
     try:
-        with opened(path) as database:
-            recording = _recording(database)
-        check(recording)
+        recording = _checked(path)
+        if recording.ended is False and being_written(path):
+            return _still_growing(recording)
+        if recording.ended is False and _ended_meanwhile(path):
+            return _checked(path)
         return recording
     except (sqlite3.Error, KeyError, TypeError, ValueError, OverflowError) as error:
         raise RecordingError(f"{path} is not an ampmem recording, or it is damaged ({_said(error)})") from error
@@ -111,6 +127,7 @@ def _check_whole(read: Mapping[str, int], written: Mapping[str, object]) -> None
 def _recording_of(database: Database, header: Mapping[str, Mapping[str, object]]) -> Recording:
     notes = tuple(text(message) for (message,) in database.rows("note", "message"))
     place = _optional(_Place, header.get(MESH)) or _Place()
+    ended = _ended(header)
     return Recording(
         run=replace(_run(header["run"], header.get("failure"), notes), local_rank=place.local_rank, job=place.job),
         arm=_arm(header.get("arm")),
@@ -121,7 +138,7 @@ def _recording_of(database: Database, header: Mapping[str, Mapping[str, object]]
         steps=tuple(record_of(StepRecord, row) for row in database.records("step")),
         parameters=tuple(record_of(ParameterRecord, row) for row in database.records("parameter")),
         optimizers=tuple(record_of(OptimizerRecord, row) for row in database.records("optimizer")),
-        notes=notes,
+        notes=(*notes, NOT_ENDED) if ended is False else notes,
         plain_step_ns=tuple(integer(each, (0, MOST)) for (each,) in database.rows("plain_step", "duration_ns")),
         layers=tuple(record_of(LayersRecord, row) for row in database.records("layers")),
         ooms=tuple(record_of(OomRecord, row) for row in database.records("oom")),
@@ -129,7 +146,35 @@ def _recording_of(database: Database, header: Mapping[str, Mapping[str, object]]
         prediction=_optional(PredictionRecord, header.get("prediction")),
         allocator=_optional(AllocatorRecord, header.get("allocator")),
         mesh=place.axes,
+        ended=ended,
+        stages=place.stages,
+        stage_count=place.stage_count,
     )
+
+
+def _checked(path: Path) -> Recording:
+    with opened(path) as database:
+        recording = _recording(database)
+    check(recording)
+    return recording
+
+
+def _ended_meanwhile(path: Path) -> bool:
+    """Whether a recording that was not ended when it was read is so now."""
+    with opened(path) as database:
+        return _ended(_header(database)) is not False
+
+
+def _ended(header: Mapping[str, Mapping[str, object]]) -> bool | None:
+    """Whether the recording was ended; ``None`` where the header does not say."""
+    ending = _optional(_Ending, header.get(ENDED))
+    return None if ending is None else ending.ended
+
+
+def _still_growing(recording: Recording) -> Recording:
+    """``recording``, of which nobody knows yet whether it will be ended."""
+    notes = (note for note in recording.notes if note != NOT_ENDED)
+    return replace(recording, ended=None, notes=(*notes, STILL_WRITTEN))
 
 
 def _header(database: Database) -> dict[str, Mapping[str, object]]:

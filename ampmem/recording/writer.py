@@ -34,7 +34,7 @@ from ampmem.events import (
 )
 from ampmem.failure import FailureRecord
 from ampmem.outputs import make_way
-from ampmem.recording.layout import COLUMN_TABLES, FORMAT_VERSION, MESH, ROWS, schema
+from ampmem.recording.layout import COLUMN_TABLES, ENDED, FORMAT_VERSION, MESH, ROWS, schema
 from ampmem.recording.reader import read
 
 
@@ -83,14 +83,19 @@ class RecordingWriter:
         self._description: Description | None = None
         self._rows = {"text": 1}
         """How many rows each table has."""
-        self._failed = False
+        self._failed = self._withdrawn = False
+        self._create(force=force)
+
+    def _create(self, *, force: bool) -> None:
+        path = self.path
         self._lock: int | None = make_way(path, path.with_name(f"{path.name}-journal"), force=force)
         try:
             self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             # A killed process loses nothing that it handed to the kernel; only a power cut could.
             self._database.execute("PRAGMA synchronous = OFF")
             self._database.executescript("BEGIN;" + schema())
-            self._write_meta({"format_version": FORMAT_VERSION, ROWS: self._rows} | _run_rows(run))
+            header = {"format_version": FORMAT_VERSION, ROWS: self._rows, ENDED: _ending(ended=False)}
+            self._write_meta(header | _run_rows(self._run))
             self._database.execute("COMMIT")
         except (OSError, sqlite3.Error) as error:
             self._unlock()
@@ -101,6 +106,10 @@ class RecordingWriter:
 
         Raises :class:`RecordingError` when the disk refuses.
         """
+        if self._withdrawn and batch.step is None and not batch.ooms:
+            return
+        if self._withdrawn:
+            self._return()
         with self._transaction():
             self._insert("text", ((text,) for text in batch.texts), "(value) VALUES (?)")
             columns = (batch.events, batch.facts, batch.phases, batch.segments)
@@ -119,9 +128,30 @@ class RecordingWriter:
             self._replace_description(description)
 
     def close(self) -> None:
-        """Close the file; appending afterwards is an error."""
+        """Say in the file that the recording was ended, and close it; appending afterwards is an error."""
+        with suppress(sqlite3.Error):  # a disk that is full has been told of
+            self._write_meta({ENDED: _ending(ended=True)})
         self._database.close()
         self._unlock()
+
+    def withdraw(self) -> None:
+        """Remove a file in which nothing is yet; the first step makes it anew, unless another has taken the name."""
+        if not (self._withdrawn or self._failed or self._rows != {"text": 1}):
+            self.path.unlink(missing_ok=True)
+            self.close()
+            self._withdrawn = True
+
+    def discard(self) -> None:
+        """Remove the file, unless it was withdrawn: what is there may be another's by now."""
+        if not self._withdrawn:
+            self.path.unlink(missing_ok=True)
+
+    def _return(self) -> None:
+        try:
+            self._create(force=False)
+        except UsageError as error:
+            raise RecordingError(str(error)) from error
+        self._withdrawn = False
 
     def _unlock(self) -> None:
         if self._lock is not None:
@@ -184,6 +214,10 @@ class RecordingWriter:
             self._insert(table, rows, _places(len(rows[0])))
 
 
+def _ending(*, ended: bool) -> dict[str, bool]:
+    return {"ended": ended}
+
+
 def _places(count: int) -> str:
     return f"VALUES ({', '.join('?' * count)})"
 
@@ -199,8 +233,11 @@ def _run_rows(run: RunRecord, place: PlaceRecord | None = None) -> dict[str, obj
     failure = rows.pop("failure")
     if not run.step_on:
         del rows["step_on"]
-    axes = [] if place is None else [asdict(axis) for axis in place.mesh]
-    later: dict[str, object] = {"local_rank": rows.pop("local_rank"), "job": rows.pop("job"), "axes": axes}
+    later: dict[str, object] = {"local_rank": rows.pop("local_rank"), "job": rows.pop("job")}
+    if place is not None:
+        later["axes"] = [asdict(axis) for axis in place.mesh]
+    if place is not None and place.stages:
+        later |= {"stages": place.stages, "stage_count": place.stage_count}
     found: dict[str, object] = {"run": rows}
     if failure is not None:
         found["failure"] = failure

@@ -326,6 +326,8 @@ def described(recording: Recording) -> Description:
             local_rank=recording.run.local_rank,
             job=recording.run.job,
             mesh=recording.mesh,
+            stages=recording.stages,
+            stage_count=recording.stage_count,
         ),
     )
 

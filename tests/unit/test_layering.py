@@ -44,7 +44,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
     "recorder": (
         "script seed torch_entries marker process",
         "outcome options",
-        "torch_private torch_private_cuda torch_private_distributed torch_private_ranks",
+        "torch_private torch_private_cuda torch_private_distributed",
         "torch_private_sharded torch_private_tensors",
         "facts ranks",
         "models steering",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ampmem.recording import RankFile, rank_file, rank_of
+from ampmem.recording import RankFile, rank_file, rank_of, without_journals
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,8 @@ def test_a_rank_has_a_file_of_its_own(job: str, name: str) -> None:
 )
 def test_another_name_is_none_of_a_rank(name: str) -> None:
     assert rank_of(Path(name)) is None
+
+
+def test_journals_of_files_that_are_given_are_left_out() -> None:
+    files = [Path("a.ampmem"), Path("a.ampmem-journal"), Path("b/c.ampmem-journal"), Path("./b/d.ampmem")]
+    assert without_journals(files) == [files[0], files[2], files[3]]

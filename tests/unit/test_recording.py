@@ -40,7 +40,7 @@ from ampmem.events import (
     StepRecord,
 )
 from ampmem.failure import FailureKind, FailureRecord, failure_of
-from ampmem.names import shape_text
+from ampmem.names import NOT_ENDED, STILL_WRITTEN, shape_text
 from ampmem.recording import Description, RecordingWriter, read
 from ampmem.recording.bounds import IMPLEMENTATIONS, integers_of
 from ampmem.vocabulary import Arm, SourceKind
@@ -145,6 +145,9 @@ def recordings(draw: st.DrawFn) -> Recording:
         notes=tuple(draw(st.lists(TEXT, max_size=2))),
         plain_step_ns=tuple(draw(st.lists(within("plain_step_ns"), max_size=3))),
         mesh=tuple(draw(st.lists(AXES, max_size=3))),
+        ended=True,  # as every writer that is closed says
+        stages=(stages := tuple(draw(st.lists(st.integers(0, 7), max_size=2)))),
+        stage_count=8 if stages else 0,
     )
 
 
@@ -217,6 +220,7 @@ def test_a_shape_that_is_none_is_refused(shape: str, tmp_path: Path) -> None:
             replace(small_run().recording(), mesh=(MeshAxis(name="dp", size=2, coordinate=2),)),
             "place is not in its device mesh",
         ),
+        (replace(small_run().recording(), stages=(0, 2), stage_count=2), "stage is not one of the pipeline's"),
     ],
 )
 def test_a_place_that_there_is_not_is_refused(recording: Recording, said: str, tmp_path: Path) -> None:
@@ -395,11 +399,39 @@ def test_an_existing_file_is_replaced_only_when_forced(tmp_path: Path) -> None:
     assert read(path).run.script == "other.py"
 
 
+def test_a_withdrawn_file_is_there_again_from_the_first_step_on(tmp_path: Path) -> None:
+    path, recording = tmp_path / "run.ampmem", small_run().recording()
+    writer = RecordingWriter(path, RUN)
+    writer.withdraw()
+    assert list(tmp_path.iterdir()) == []
+    for batch in as_batches(recording, 2):
+        writer.append(batch)
+    writer.withdraw()  # which is too late
+    writer.close()
+    assert read(path).steps == recording.steps
+    writer.discard()
+    assert not path.exists()
+
+
+def test_a_withdrawn_file_takes_nobodys_name(tmp_path: Path) -> None:
+    path, recording = tmp_path / "run.ampmem", small_run().recording()
+    writer = RecordingWriter(path, RUN, force=True)
+    writer.withdraw()
+    path.write_text("another's")
+    writer.append(replace(as_batches(recording)[0], step=None, ooms=()))  # the end, without a step
+    with pytest.raises(RecordingError, match="exists already"):
+        writer.append(as_batches(recording)[0])
+    writer.close()
+    writer.discard()
+    assert path.read_text() == "another's"
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from build import RUN, as_batches, small_run
+from ampmem.names import NOT_ENDED, STILL_WRITTEN
 from ampmem.recording import RecordingWriter
 
 first, second = as_batches(small_run().recording(), 2)
@@ -426,6 +458,7 @@ def test_a_killed_run_keeps_the_steps_that_had_ended(tmp_path: Path, inside: boo
     first = as_batches(small_run().recording(), 2)[0]
     recording = read(path)
     assert recording.steps == (first.step,)
+    assert recording.ended is False and NOT_ENDED in recording.notes
     assert recording.events.time_ns.tolist() == first.events.time_ns.tolist()
     assert len(recording.facts) == len(first.facts)
 
@@ -435,6 +468,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from build import RUN, as_batches, described, small_run
+from ampmem.names import NOT_ENDED, STILL_WRITTEN
 from ampmem.recording import RecordingWriter
 
 recording = small_run().recording()
@@ -525,3 +559,18 @@ def test_rows_that_are_missing_are_seen(tmp_path: Path) -> None:
         database.execute("DELETE FROM fact WHERE rowid = 3")
     with pytest.raises(RecordingError, match=r"damaged.*-journal"):
         read(path)
+
+
+def test_a_recording_says_whether_it_was_ended(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.ampmem", small_run().recording())
+    assert read(path).ended is True and NOT_ENDED not in read(path).notes
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("DELETE FROM meta WHERE key = 'ended'")  # as the first files of the format
+    assert read(path).ended is None and NOT_ENDED not in read(path).notes
+
+
+def test_a_recording_that_is_still_written_is_not_called_killed(tmp_path: Path) -> None:
+    path = tmp_path / "run.ampmem"
+    with closing(RecordingWriter(path, RUN)) as writer:
+        writer.append(as_batches(small_run().recording())[0])
+        assert read(path).ended is None and STILL_WRITTEN in read(path).notes

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2] / "ampmem"
 ROOMS = (
     "recorder/torch_private.py",
     "recorder/torch_private_cuda.py",
-    "recorder/torch_private_ranks.py",
+    "recorder/torch_private_distributed.py",
     "recorder/torch_private_sharded.py",
     "recorder/torch_private_tensors.py",
     "simulator/private.py",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampmem.units import format_apart, format_bytes
+from ampmem.units import format_apart, format_bytes, format_close
 
 GIB = 1024**3
 SIZES = st.one_of(
@@ -54,3 +54,9 @@ def test_each_text_is_its_size_rounded_to_the_digits_that_it_shows(first: int, s
         scale = 1024 ** ["B", "KiB", "MiB", "GiB", "TiB", "PiB"].index(unit)
         places = len(digits.partition(".")[2])
         assert abs(Decimal(digits) * scale - size) <= Decimal(scale) / 2 / 10**places + Decimal(abs(size)) / 2**52
+
+
+def test_sizes_that_hardly_differ_have_two_decimals_at_most() -> None:
+    assert format_close(10_000_000, 10_000_002) == ("9.5 MiB", "9.5 MiB")
+    assert format_close(10_000_000, 10_010_000) == ("9.54 MiB", "9.55 MiB")
+    assert format_close(10_000_000, 10_100_000) == ("9.5 MiB", "9.6 MiB")

@@ -11,7 +11,7 @@ from ampmem.analysis.ranks.merge import merge
 from ampmem.analysis.ranks.ranks import Ranks
 from ampmem.analysis.ranks.reading import ranks_beside
 from ampmem.analysis.ranks.runs import RankRun
-from ampmem.analysis.ranks.steps import compared_step
+from ampmem.analysis.ranks.steps import step_of_precisions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ def merge_all(runs: Sequence[RankRun]) -> Jobs:
     jobs = jobs_of(runs)
     if len(jobs) == 1:
         return Jobs(jobs=(merge(jobs[0], beside=ranks_beside(jobs[0])),), comparison=None)
-    step = compared_step([run.summary for job in jobs for run in job if run.summary is not None]).index
+    step = step_of_precisions([run.summary for job in jobs for run in job])
     merged = tuple(merge(job, beside=ranks_beside(job), step=step) for job in jobs)
     columns = [_worst(job, ranks) for job, ranks in zip(jobs, merged, strict=True)]
     types = [ranks.job.arm.dtype or "" for ranks in merged]

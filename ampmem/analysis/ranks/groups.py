@@ -12,8 +12,13 @@ _PIPELINE = frozenset({"pp", "pipe", "pipeline", "stage"})
 """What scripts call the axis of a mesh whose coordinate is the stage."""
 
 
-def stage_of(mesh: Sequence[MeshAxis]) -> int | None:
-    """The stage of a pipeline that this place is; ``None`` where no axis says so."""
+def stage_of(mesh: Sequence[MeshAxis], stages: Sequence[int] = ()) -> int | None:
+    """The stage of a pipeline that this place is; ``None`` where it has no stage that is seen, and no axis says so.
+
+    Of several ``stages``, as interleaved schedules have them, none is the one: then it is the place on the axis.
+    """
+    if len(stages) == 1:
+        return stages[0]
     return next((axis.coordinate for axis in mesh if axis.name in _PIPELINE), None)
 
 

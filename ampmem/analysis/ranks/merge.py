@@ -54,6 +54,8 @@ def merge(runs: Sequence[RankRun], *, beside: Mapping[int, Path] | None = None, 
         groups=groups_of(peaks),
         alike=alike(peaks),
         unsound=tuple(summary.rank for _, _, summary in read if summary.conservation.breach is not None),
+        launches=_launches(runs),
+        not_ended=tuple(run.rank for run in runs if run.ended is False),
         remarks=_remarks(read, at),
     )
 
@@ -76,7 +78,7 @@ def _rank(run: RankRun, entry: Entry, summary: Summary, step: Step | None) -> Ra
         rank=run.rank,
         local_rank=summary.local_rank,
         mesh=summary.mesh,
-        stage=stage_of(summary.mesh),
+        stage=stage_of(summary.mesh, summary.stages),
         file=str(run.path),
         peak=None if step is None else _peak(step),
         reserved=None if step is None else step.peak_reserved,
@@ -135,10 +137,29 @@ def _absent(
     return Missing(rank=rank, why=why, file=file, step=step, detail=detail)
 
 
+def _launches(runs: Sequence[RankRun]) -> tuple[tuple[int, ...], ...]:
+    """The ranks by launch, in the order of the first of each; empty unless they cannot be one job's.
+
+    Of one job each machine has a launch of its own, whose ranks count on from where those of another end: two that
+    begin with the same rank are two jobs.
+    """
+    found: dict[str, list[int]] = {}
+    begins: dict[str, set[int]] = {}
+    for run in runs:
+        if run.run is not None and run.run.job and run.run.local_rank is not None:
+            found.setdefault(run.run.job, []).append(run.rank)
+            begins.setdefault(run.run.job, set()).add(run.rank - run.run.local_rank)
+    one_job = len(set().union(*begins.values())) == sum(map(len, begins.values()))
+    return () if one_job else tuple(map(tuple, found.values()))
+
+
 def _remarks(read: Sequence[tuple[RankRun, Entry, Summary]], at: ComparedStep) -> tuple[str, ...]:
     """Why the ranks may not be comparable."""
-    launches = {run.run.job for run, _, _ in read if run.run is not None and run.run.job}
-    found = [f"the ranks are of {len(launches)} launches of the script"] if len(launches) > 1 else []
+    started = [run.run for run, _, _ in read if run.run is not None and run.run.job]
+    launchers = {run.job for run in started}
+    found = []
+    if len(launchers) > 1 and any(run.local_rank is None for run in started):
+        found.append(f"{len(launchers)} launchers started the ranks: on as many machines, or else they are not one job")
     for what, values in (
         ("devices", [summary.device.name for _, _, summary in read]),
         ("versions of ampmem", [summary.ampmem for _, _, summary in read]),

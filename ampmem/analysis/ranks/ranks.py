@@ -98,7 +98,7 @@ class Rank:
     local_rank: int | None
     mesh: tuple[MeshAxis, ...]
     stage: int | None
-    """Of a pipeline; null where the mesh does not say."""
+    """Of a pipeline; null where neither a stage nor the mesh says it."""
     file: str
     peak: RankPeak | None
     """In the step that is compared; null where the rank did not end that."""
@@ -242,8 +242,9 @@ class Ranks:
     schema: Annotated[str, OneOf((SCHEMA,))]
     job: Job
     step: int | None
-    """The step that is compared: the last that ended in all ranks and whose update was done; null where there is none,
-    and then each rank's last step is compared."""
+    """The step that is compared: of those that more than half of the ranks ended, the one in which any rank needed the
+    most; beside other precisions the last of them whose update was done in all. Null where there is none, and then each
+    rank's last step is compared."""
     later_steps: bool
     """Whether some rank ended a step after that one."""
     ranks: Annotated[tuple[Rank, ...], AtLeast(1)]
@@ -265,6 +266,10 @@ class Ranks:
     """Each rank that is compared once, in the order of the first of each."""
     unsound: tuple[int, ...]
     """Ranks whose sums are not the allocator's own: of them nothing is proven."""
+    launches: tuple[tuple[int, ...], ...]
+    """The ranks of each launch of the script, where they cannot be of one job; empty otherwise."""
+    not_ended: tuple[int, ...]
+    """Ranks whose recordings were not ended: they were killed, or their machines went away."""
     remarks: tuple[str, ...]
     """Why the ranks may not be comparable, in words."""
 

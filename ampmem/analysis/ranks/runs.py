@@ -19,7 +19,7 @@ class RankRun:
 
     ``entry`` is ``None`` where there is nothing to sum up; ``problem`` then says why. ``run`` and ``arm`` are ``None``
     where the file cannot be read at all, and its name alone says which rank it is of. ``notes`` are all of the
-    recorder's remarks.
+    recorder's remarks. ``ended`` is as :attr:`~ampmem.events.Recording.ended`.
     """
 
     path: Path
@@ -30,6 +30,7 @@ class RankRun:
     entry: Entry | None = None
     problem: RecordingError | NothingRecorded | None = None
     notes: tuple[str, ...] = ()
+    ended: bool | None = None
 
     @property
     def summary(self) -> Summary | None:
@@ -70,6 +71,7 @@ def rank_run_of(recording: Recording, path: Path) -> RankRun:
         run=recording.run,
         arm=recording.arm,
         notes=recording.notes,
+        ended=recording.ended,
     )
     try:
         entry = entry_of(recording)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ampmem.analysis.compare import of_full_batches
@@ -23,12 +23,13 @@ class ComparedStep:
 
 
 def compared_step(summaries: Sequence[Summary | None], index: int | None = None) -> ComparedStep:
-    """The last step whose update was done in more than half of the ranks that ended any, or that of ``index``.
+    """The step in which any rank needed the most, or that of ``index``; the first such, as of a recording alone.
 
-    Of those with a full batch where a DataLoader made it. A rank that died early so hides no later step of the others.
+    Of the steps that more than half of the ranks ended that ended any: in what a few did alone there is nothing to
+    compare.
     """
-    ended = [{} if item is None else {step.index: step for step in item.steps if step.finished} for item in summaries]
-    chosen = _chosen([steps for steps in ended if steps]) if index is None else index
+    ended = _ended(summaries)
+    chosen = _largest([steps for steps in ended if steps]) if index is None else index
     if chosen is None:
         last = tuple(steps[max(steps)] if steps else None for steps in ended)
         return ComparedStep(index=None, steps=last, later=False)
@@ -39,12 +40,29 @@ def compared_step(summaries: Sequence[Summary | None], index: int | None = None)
     )
 
 
-def _chosen(ended: Sequence[dict[int, Step]]) -> int | None:
-    indices = {number for steps in ended for number in steps}
-    having = {number: [steps for steps in ended if number in steps] for number in indices}
-    done = [
-        number
-        for number, those in having.items()
-        if 2 * len(those) > len(ended) and not any(steps[number].skipped_update for steps in those)
-    ]
+def step_of_precisions(summaries: Sequence[Summary | None]) -> int | None:
+    """The step in which several precisions are compared, as of recordings side by side: the last that is alike.
+
+    That is the last whose update was done in more than half of the ranks that ended any, of those with a full batch
+    where a DataLoader made it. ``None`` where there is none.
+    """
+    ended = [steps for steps in _ended(summaries) if steps]
+    done = [number for number, those in _by_step(ended).items() if not any(step.skipped_update for step in those)]
     return max(of_full_batches(done, ended)) if done else None
+
+
+def _ended(summaries: Sequence[Summary | None]) -> list[dict[int, Step]]:
+    """The steps that each has ended, by their index."""
+    return [{} if item is None else {step.index: step for step in item.steps if step.finished} for item in summaries]
+
+
+def _by_step(ended: Sequence[Mapping[int, Step]]) -> dict[int, list[Step]]:
+    """The steps that more than half of the ranks have, by index, in order."""
+    indices = sorted({number for steps in ended for number in steps})
+    having = {number: [steps[number] for steps in ended if number in steps] for number in indices}
+    return {number: those for number, those in having.items() if 2 * len(those) > len(ended)}
+
+
+def _largest(ended: Sequence[Mapping[int, Step]]) -> int | None:
+    most = {number: max(step.peak.bytes for step in those) for number, those in _by_step(ended).items()}
+    return max(most, key=lambda number: most[number]) if most else None

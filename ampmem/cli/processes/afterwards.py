@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from ampmem.cli.processes.gpu_option import how_to_use_the_gpu
@@ -26,15 +27,21 @@ def check(session: Session, target: Target) -> None:
     try:
         session.check()
     except ModelElsewhere as error:
-        session.options.path.unlink(missing_ok=True)
+        discard(session)
         if session.device_type != "cuda":
             raise
         remedy = how_to_use_the_gpu(target.file, session.options.arguments)
         raise ModelElsewhere(f"{error}; {remedy}") from None
     except NothingRecorded:
         if session.outcome.recorded == 0:
-            session.options.path.unlink(missing_ok=True)
+            discard(session)
         raise
+
+
+def discard(session: Session) -> None:
+    """Remove a recording of nothing."""
+    if session.writer is not None:
+        session.writer.discard()
 
 
 _CATCHES = "as an except without a class does"
@@ -96,11 +103,11 @@ def kept(session: Session, path: Path, stopper: Stopper) -> str:
     if session.outcome.unfinished is not None:
         rest = "what there was until then"
         said = f"{ended}, and {rest}, are" if session.outcome.recorded else f"{rest} is"
-        return f"the script failed: out of memory; {said} in {there} (ampmem show {path})"
+        return f"the script failed: out of memory; {said} in {there} (ampmem show {quote(str(path))})"
     if session.outcome.recorded:
         be = "is" if session.outcome.recorded == 1 else "are"
-        return f"the script failed; {ended} {be} in {there} (ampmem show {path})"
-    session.options.path.unlink(missing_ok=True)
+        return f"the script failed; {ended} {be} in {there} (ampmem show {quote(str(path))})"
+    discard(session)
     return f"the script failed before a step had ended: nothing was recorded{_instead(session)}"
 
 

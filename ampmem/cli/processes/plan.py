@@ -61,14 +61,19 @@ class Plan:
         """Whether a recording that is there makes this one take another name."""
         return self.output is None and not self.script.force
 
-    def place(self, title: str) -> tuple[Path, str]:
-        """The recording to write, and a line that says so; a numbered one is there from now on, without a step."""
+    def place(self, title: str, *, spawns: bool = False) -> tuple[Path, str]:
+        """The recording to write, and a line that says so; a numbered one is there from now on, without a step.
+
+        ``spawns`` says that the script may start ranks itself, and need not train in this process.
+        """
         if self.launched is not None:
             job, force = partial(self.path, title), self.script.force
             return place_rank(job, self.launched, numbered=self.numbered, force=force)
         number = claim(lambda number: [self.path(title, number)]) if self.numbered else 1
         path = self.path(title, number)
         taken = f"; {self.path(title)} exists already (--force replaces it)" if number > 1 else ""
+        if spawns:
+            return path, f"recording this process to {path} if it trains, and ranks that it spawns to their own{taken}"
         return path, f"recording to {path}{taken}"
 
     def simulate(self) -> Simulation | None:

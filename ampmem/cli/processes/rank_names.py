@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
@@ -18,7 +17,7 @@ from time import monotonic, sleep
 from ampmem.errors import UsageError
 from ampmem.outputs import check_output
 from ampmem.recorder.ranks.environment import Launched
-from ampmem.recording import SUFFIX, job_of, rank_file, rank_of
+from ampmem.recording import job_of, rank_file, rank_of, rank_pattern
 
 _CLAIM = "the recording of a rank begins here: "
 _SHORT = 1000
@@ -36,14 +35,26 @@ def place_rank(job: Callable[[int], Path], launched: Launched, *, numbered: bool
         own, number = claim_rank(job, launched, only=not numbered)
     first = rank_file(job(1), place.rank, place.world_size)
     taken = f"; {first} exists already (--force replaces it)" if number > 1 else ""
-    return own, f"recording to {own}, and the other ranks to theirs{taken}"
+    return own, f"recording to {own}{taken}"
 
 
 def all_ranks(own: Path, world_size: int) -> str:
     """What a shell takes for the files of all ranks, where ``own`` is one."""
     found = rank_of(own)
-    title = own if found is None else found.job
-    return f"{shlex.quote(str(title.with_suffix('')))}.rank*-of-{world_size}{SUFFIX}"
+    return rank_pattern(own if found is None else found.job, world_size)
+
+
+def beside(own: Path, launched: Launched) -> str:
+    """How to look at the recordings of this job, ``own`` among them; empty where no other is seen from here."""
+    found, size = rank_of(own), launched.place.world_size
+    if found is None:
+        return ""
+    names = [rank_file(found.job, rank, size) for rank in launched.here]
+    count = sum(name == own or (name.exists() and job_of(name) == launched.place.job) for name in names)
+    if count < 2:
+        return ""
+    whose = "all ranks" if count == size else f"{count} of {size} ranks"
+    return f"; the files of {whose}: ampmem show {all_ranks(own, size)}"
 
 
 def tell_name(file: Path, name: Path) -> None:

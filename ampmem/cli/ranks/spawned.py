@@ -14,6 +14,7 @@ from contextlib import ExitStack, suppress
 from multiprocessing import process, spawn
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import CodeType
 from typing import Any
 
 from ampmem.cli.processes.plan import Plan
@@ -29,6 +30,15 @@ _JOINED = (process.BaseProcess, "join")
 _ROOT = str(Path(__file__).absolute().parents[3])
 
 
+_SPAWNING = frozenset({"spawn", "start_processes"})
+
+
+def may_spawn(code: CodeType) -> bool:
+    """Whether ``code``, or a function in it, calls what spawns processes, or says ``"spawn"`` to multiprocessing."""
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return bool(_SPAWNING.intersection(code.co_names)) or "spawn" in code.co_consts or any(map(may_spawn, inner))
+
+
 class Spawner:
     """Sends passengers along while the script runs; ``stop`` ends it once ranks that it waited for were stopped."""
 
@@ -36,14 +46,16 @@ class Spawner:
         self._plan = plan
         self._title = title
         self._stop = stop
+        self._on_first: Callable[[], None] = lambda: None
         self._crew: Crew | None = None
         self._folder: TemporaryDirectory[str] | None = None
         self._process = os.getpid()
         self._directory = Path.cwd()
 
-    def install(self) -> Undo:
-        """From now on; returns what undoes it."""
-        from ampmem.recorder.torch_private_ranks import JOINED
+    def install(self, on_first: Callable[[], None]) -> Undo:
+        """From now on; returns what undoes it. ``on_first`` is called before the first process is spawned."""
+        self._on_first = on_first
+        from ampmem.recorder.torch_private_distributed import JOINED
 
         with ExitStack() as undo:
             undo.callback(patch(*_PREPARED, self._with_passenger))
@@ -73,6 +85,7 @@ class Spawner:
 
     def _told(self) -> Crew:
         if self._crew is None:
+            self._on_first()
             self._folder = TemporaryDirectory(prefix="ampmem-", ignore_cleanup_errors=True)
             self._crew = Crew(
                 plan=self._plan,

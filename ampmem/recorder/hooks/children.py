@@ -7,10 +7,12 @@ import sys
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ampmem.patching import Undo, patch
-from ampmem.recorder.hooks.listener import Listener
+
+if TYPE_CHECKING:  # which has torch's types, and the command line looks here before torch is needed
+    from ampmem.recorder.hooks.listener import Listener
 
 PLACE = (BaseProcess, "start")
 _NOT_TRAINING = ("torch.utils.data.", "multiprocessing.managers")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gc
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +14,7 @@ from torch import distributed
 
 from ampmem.events import MeshAxis, PlaceRecord
 from ampmem.patching import Undo, patch
-from ampmem.recorder.torch_private_ranks import NEW_MESH
+from ampmem.recorder.torch_private_distributed import NEW_MESH
 
 
 class Places:
@@ -20,6 +23,8 @@ class Places:
     def __init__(self, known: PlaceRecord | None) -> None:
         self._place = known
         self._mesh: tuple[MeshAxis, ...] = ()
+        self._stages: tuple[int, ...] = ()
+        self._stage_count = 0
 
     def install(self) -> Undo:
         """Note the meshes that the script makes; returns what undoes it."""
@@ -41,7 +46,23 @@ class Places:
             self._place = replace(place, rank=distributed.get_rank(), world_size=distributed.get_world_size())
         if self._place is None:
             return None
-        return replace(self._place, mesh=self._mesh)
+        if not self._stages:
+            self._find_stages()
+        return replace(self._place, mesh=self._mesh, stages=self._stages, stage_count=self._stage_count)
+
+    def _find_stages(self) -> None:
+        """Which stages of a pipeline are here: looked for among all objects, where the script has loaded pipelines.
+
+        To patch them would take importing them first, which takes long, and most scripts have none.
+        """
+        kind = getattr(sys.modules.get("torch.distributed.pipelining"), "PipelineStage", None)
+        if not isinstance(kind, type):
+            return
+        with suppress(Exception):  # stages of a kind that does not exist yet, or that are only half made
+            found = [each for each in gc.get_objects() if kind in type(each).__mro__]
+            self._stage_count = max((int(stage.num_stages) for stage in found), default=0)
+            here = {int(stage.stage_index) for stage in found if stage.num_stages == self._stage_count}
+            self._stages = tuple(sorted(here))
 
     def _made(self, mesh: Any) -> None:
         """Keep what says the most: of meshes over as many ranks the one with the most axes."""

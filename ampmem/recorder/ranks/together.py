@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import distributed
 
-from ampmem.recorder.torch_private_ranks import default_store, world_size
+from ampmem.recorder.torch_private_distributed import default_store, world_size
 
 _KEY = "ampmem"
 _STOP, _GO_ON = "stop", "go on"
@@ -89,7 +89,7 @@ class Together:
                 return _not_stopped(store, size)
             sleep(_POLL_S)
         if _agreed(store, _STOP) == _GO_ON:
-            return "another rank did not come so far"
+            return "another rank did not get so far"
         self._stopped = True
         self._leave(store, size)
         return None
@@ -110,7 +110,7 @@ def _not_stopped(store: Any, size: int) -> str | None:
         return None
     if strange:
         return f"no step of {_ranks(strange)} was recorded, so it is not known who waits for whom"
-    return f"{_ranks(absent)} did not come so far"
+    return f"{_ranks(absent)} did not get so far"
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -33,7 +33,10 @@ from ampmem.recorder.sources.window import (
 from ampmem.units import format_bytes
 from ampmem.vocabulary import SourceKind
 
-TOLD_BY_SIZE = "{size} were freed by other threads than the recorded one; which tensors those were is told by sizes"
+TOLD_BY_SIZE = (
+    "{size} were freed on threads that are not recorded. Sums and peaks are the allocator's own all the same; but "
+    "which tensors went was told by their sizes, so up to that much may stand in a wrong category"
+)
 _ALLOCATION = "[memory]"
 """The profiler's name for every allocation and free; cheaper to compare than a node's tag."""
 

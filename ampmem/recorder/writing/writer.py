@@ -34,6 +34,14 @@ class StepWriter:
         description = self._describer.description() if self._describer.changed() or last else None
         self._file.append(batch, description)
 
+    def withdraw(self) -> None:
+        """Let no file be there until there is a step to write."""
+        self._file.withdraw()
+
+    def discard(self) -> None:
+        """Remove a recording of nothing."""
+        self._file.discard()
+
     def close(self) -> None:
         """The recording is whole."""
         self._file.close()

@@ -10,7 +10,7 @@ from ampmem.analysis.findings import Finding
 from ampmem.analysis.ops import plain_op
 from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.text.words import signed, times
-from ampmem.units import format_apart, format_bytes
+from ampmem.units import format_apart, format_bytes, format_close
 
 _HALF = 0.55
 """What falls to this share or less has about halved."""
@@ -24,8 +24,10 @@ _CHANGES = 4
 """So many changes are named."""
 _SHARE_OF_DIFFERENCE = 0.25
 """A change of this share of the difference is worth a word, however small that is."""
-_LARGE = 0.1
-"""A part of this share of the peak is named, however many are."""
+_PARTS = 5
+"""So many categories of a peak are named,"""
+_PART = 0.05
+"""of this share of it each."""
 _LEAST_HALF = 0.45
 """What falls to less has more than halved."""
 _LABELS = 4
@@ -37,7 +39,8 @@ _WORDS = {
 }
 _SINGULAR = (Category.OPTIMIZER_STATE, Category.WORKSPACE, Category.COMMUNICATION, Category.OTHER)
 _UPDATE = "optimizer"
-_PHASES = {_UPDATE: "in the optimizer's update", "between": "between the phases"}
+_DATA = "data"
+_PHASES = {_UPDATE: "in the optimizer's update", "between": "between the phases", _DATA: "while loading data"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +88,9 @@ def _headline(answer: Answer) -> str:
     if before == after:
         return f"Mixed precision does not change the peak, {before}"
     if answer.effect is Effect.NONE:
-        return f"Mixed precision hardly changes the peak, {before} without it and {after} with it"
+        before, after = format_close(answer.baseline.bytes, answer.mixed.bytes)
+        sizes = f"{before} without and with it" if before == after else f"{before} without it and {after} with it"
+        return f"Mixed precision hardly changes the peak, {sizes}"
     sizes = f"{_from_to(before, after)}, {percent_of(answer.ratio - 1)}"
     if answer.effect is Effect.COSTS:
         return f"Mixed precision raises the peak from {sizes}"
@@ -110,7 +115,8 @@ def _why(answer: Answer) -> str:
     before, after = answer.baseline, answer.mixed
     if answer.same_phase or _UPDATE not in (before.phase, after.phase):
         return said
-    moved = f"the peak moves from {_phase(before).removeprefix('in ')} to {_phase(after).removeprefix('in ')}"
+    first, then = (in_phase(each.phase).removeprefix("in ").removeprefix("while ") for each in (before, after))
+    moved = f"the peak moves from {first} to {then}"
     return f"{moved}, where {said}" if said else moved
 
 
@@ -173,7 +179,7 @@ def _instants(answer: Answer) -> list[str]:
         earlier = (
             f"{format_bytes(abs(fewer))} {'fewer' if fewer > 0 else 'more'} gradients are there at {after.label}'s"
         )
-        return [f"Both peaks are {_phase(before)}, but not at the same instant: {earlier}."]
+        return [f"Both peaks are {in_phase(before.phase)}, but not at the same instant: {earlier}."]
     if _UPDATE in (before.phase, after.phase):
         return []  # that is the reason
     return [f"The peaks are different instants: {before.label}'s is {when(before)}; {after.label}'s is {when(after)}."]
@@ -205,7 +211,10 @@ def _forward(answer: Answer) -> list[str]:
     before, after = answer.forward
     if before == after:
         return [f"At the end of forward the total is the same: {format_bytes(before)}."]
-    return [f"At the end of forward the total goes from {_from_to(*format_apart(before, after))}."]
+    first, second = format_close(before, after)
+    if first == second:
+        return [f"At the end of forward the total is the same but for {format_bytes(abs(after - before))}: {first}."]
+    return [f"At the end of forward the total goes from {_from_to(first, second)}."]
 
 
 def _cache(answer: Answer) -> list[str]:
@@ -232,15 +241,22 @@ def _of_one(found: Composition | None) -> Wording:
 
 
 def _made_of(found: Composition) -> str:
-    whole = found.peak.bytes
-    count = max(_NAMED, sum(part.bytes >= _LARGE * whole for part in found.parts))
-    shown, rest = found.parts[:count], found.parts[count:]
-    if len(rest) == 1:
-        shown, rest = found.parts, ()
-    parts = [f"{share(part.bytes, whole)} {name(part.category)}" for part in shown]
-    if rest:
-        parts.append(f"{share(sum(part.bytes for part in rest), whole)} all else")
-    return ", ".join(parts)
+    return made_of([(part.category, part.bytes) for part in found.parts], found.peak.bytes)
+
+
+def made_of(parts: Sequence[tuple[Category, int]], whole: int) -> str:
+    """``32 % optimizer state, 16 % parameters, 5 % all else``, of ``parts`` with the largest first.
+
+    What is not named is together no more than the least that is; communication is named from the share on that others
+    are, however many those are.
+    """
+    notable = [part for part in parts if part[1] >= _PART * whole]
+    shown = notable[:_PARTS] + [part for part in notable[_PARTS:] if part[0] is Category.COMMUNICATION]
+    rest = [part for part in parts if part not in shown]
+    while rest and (len(rest) == 1 or not shown or sum(size for _, size in rest) > shown[-1][1]):
+        shown.append(rest.pop(0))
+    words = [f"{share(size, whole)} {name(category)}" for category, size in shown]
+    return ", ".join([*words, *([f"{share(sum(size for _, size in rest), whole)} all else"] if rest else [])])
 
 
 def _help(saving: Finding | None) -> tuple[str, ...]:
@@ -291,13 +307,16 @@ def name(category: Category) -> str:
 
 def when(peak: PeakOf, step: int | None = None, *, where: bool = True) -> str:
     """When a peak is: ``in backward of step 2, at ConvolutionBackward0``; the latter unless ``where`` is off."""
-    of = "" if step is None else f" of step {step}"
     at = f", at {plain_op(peak.op)}" if where and peak.op and peak.phase != _UPDATE else ""
-    return f"{_phase(peak)}{of}{at}"
+    return f"{in_phase(peak.phase, '' if step is None else f'step {step}')}{at}"
 
 
-def _phase(peak: PeakOf) -> str:
-    return _PHASES.get(peak.phase, f"in {peak.phase}")
+def in_phase(phase: str, step: str = "") -> str:
+    """When that is: ``in backward``, ``in backward of step 2``, ``while loading data, in step 2``."""
+    words = _PHASES.get(phase, f"in {phase}")
+    if not step:
+        return words
+    return f"{words}, in {step}" if phase == _DATA else f"{words} of {step}"
 
 
 def listed(words: Sequence[str]) -> str:

@@ -55,7 +55,9 @@ def percent(difference: float | None) -> str:
     """A relative difference of losses; infinite when one of them diverged."""
     if difference is None:
         return ABSENT
-    return "not finite" if math.isinf(difference) else f"{100 * difference:.2g} %"
+    if math.isinf(difference):
+        return "not finite"
+    return f"{100 * difference:,.0f} %" if difference >= 0.1 else f"{100 * difference:.2g} %"
 
 
 def trimmed(value: float) -> str:

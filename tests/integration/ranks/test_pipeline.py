@@ -49,6 +49,14 @@ def test_categories_of_a_stage_are_sums_over_its_tensors(folder: Path, name: str
 
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("name", runs.RUNS)
+def test_which_stages_a_rank_has_is_recorded(folder: Path, name: str, rank: int) -> None:
+    recording, chunks = recording_of(folder, name, rank), runs.RUNS[name].chunks
+    assert recording.stages == tuple(rank + chunk * len(RANKS) for chunk in range(chunks))
+    assert recording.stage_count == chunks * len(RANKS)
+
+
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("name", runs.RUNS)
 def test_steps_are_updates_and_have_a_backward_for_each_micro_batch(folder: Path, name: str, rank: int) -> None:
     recording = recording_of(folder, name, rank)
     assert [step.finished for step in recording.steps] == [True] * runs.STEPS

@@ -269,6 +269,21 @@ def test_growth_is_told_from_three_steps_and_a_kibibyte_on(steps: int, size: int
         assert found.evidence[1] == "aten::clone at train.py:3 main: 1.0 KiB (1,024 bytes) per step"
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_batch_that_is_loaded_a_step_ahead_is_no_growth(named: bool) -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    story.alloc(0x2000, 8192)
+    for step in range(3):
+        story.begin(step)
+        if step > 0:
+            story.free(0x2000 + step - 1)
+        story.alloc(0x2001 + step, 8192, op="aten::stack" if named else "")
+        story.enter(Phase.BACKWARD)
+        story.end()
+    assert "steady-growth" not in told(story.recording(arm=FP32))
+
+
 @pytest.mark.parametrize(
     ("op", "word"),
     [

@@ -19,6 +19,7 @@ from ampmem.analysis.ranks.runs import RankRun
 from ampmem.analysis.ranks.script import script_of
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.errors import RecordingError, UsageError
+from ampmem.events import MeshAxis
 
 
 def test_the_worst_rank_is_the_one_with_the_largest_peak_and_its_parts_add_up() -> None:
@@ -70,9 +71,11 @@ def test_the_median_of_an_even_number_is_a_ranks_own() -> None:
     assert merged.peak.median == merged.ranks[1].peak.bytes
 
 
-def test_the_step_is_the_last_that_most_ranks_ended() -> None:
+def test_the_step_is_that_of_the_jobs_peak_as_the_worst_rank_alone_has_it() -> None:
     merged = merge([run_of(rank_recording(rank, 4, steps=1 if rank == 2 else 3)) for rank in range(4)])
-    assert merged.step == 2
+    assert merged.step == 1
+    assert merged.worst is not None and merged.worst.bytes == max(rank.largest.bytes for rank in merged.ranks)
+    assert {rank.largest.step for rank in merged.compared} == {1}
     assert [rank.rank for rank in merged.compared] == [0, 1, 3]
     (missing,) = merged.missing
     assert (missing.rank, missing.why, missing.step, missing.detail) == (2, Absence.ENDED_EARLY, 0, None)
@@ -94,6 +97,13 @@ def test_who_is_missing_and_why(tmp_path: Path) -> None:
 def test_a_job_of_a_billion_ranks_is_not_counted_out() -> None:
     merged = merge([run_of(rank_recording(0, 1 << 30))])
     assert len(merged.missing) == MOST_NAMED - 1
+
+
+@pytest.mark.parametrize(("stages", "stage"), [((3,), 3), ((), 1), ((1, 3), 1)])
+def test_the_stage_is_the_one_that_was_recorded_or_the_place_on_an_axis(stages: tuple[int, ...], stage: int) -> None:
+    mesh = (MeshAxis(name="dp", size=4, coordinate=2), MeshAxis(name="pp", size=2, coordinate=1))
+    (found,) = merge([run_of(replace(rank_recording(0, 1, mesh=mesh), stages=stages, stage_count=4))]).ranks
+    assert found.stage == stage
 
 
 def test_stages_and_axes_are_groups_with_their_own_worst_rank() -> None:

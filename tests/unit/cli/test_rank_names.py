@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from build import RUN, small_run, write
 
-from ampmem.cli.processes.rank_names import claim_rank, left, names_in, place_rank, remove_claim, tell_name
+from ampmem.cli.processes.rank_names import beside, claim_rank, left, names_in, place_rank, remove_claim, tell_name
 from ampmem.errors import UsageError
 from ampmem.events import PlaceRecord
 from ampmem.recorder.ranks.environment import Launched
@@ -72,7 +72,7 @@ def test_a_name_that_was_given_is_not_replaced(job: Callable[[int], Path], tmp_p
         ):
             place_rank(job, rank(number), numbered=False, force=False)
     name, said = place_rank(job, rank(1), numbered=False, force=True)
-    assert said == f"recording to {name}, and the other ranks to theirs"
+    assert said == f"recording to {name}"
 
 
 def test_what_was_taken_and_not_begun_is_removed_and_nothing_else(job: Callable[[int], Path], tmp_path: Path) -> None:
@@ -84,6 +84,18 @@ def test_what_was_taken_and_not_begun_is_removed_and_nothing_else(job: Callable[
     for path in (taken, tmp_path / "train.rank1-of-3.ampmem", other):
         remove_claim(path)
     assert [path.exists() for path in (taken, tmp_path / "train.rank1-of-3.ampmem", other)] == [False, True, True]
+
+
+def test_only_ranks_that_have_recorded_are_said_to_be_there(job: Callable[[int], Path], tmp_path: Path) -> None:
+    paths = [claim_rank(job, rank(number))[0] for number in range(3)]
+    record(paths[0], 0, "a")
+    record(paths[1], 1, "of an earlier run")
+    assert beside(paths[0], rank(0)) == ""
+    record(paths[1], 1, "a")
+    assert beside(paths[0], rank(0)) == f"; the files of 2 of 3 ranks: ampmem show {tmp_path}/train.rank*-of-3.ampmem"
+    record(paths[2], 2, "a")
+    assert beside(paths[0], rank(0)) == f"; the files of all ranks: ampmem show {tmp_path}/train.rank*-of-3.ampmem"
+    assert beside(paths[0], rank(0, job="", here=range(1))) == ""
 
 
 def test_what_is_left_is_said_in_order(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -123,3 +125,14 @@ def test_growth_that_nothing_names_is_no_leak(op: str, severity: str) -> None:
     assert (found.severity, found.bytes) == (severity, 4096)
     assert ("append numbers" in found.change) == (severity == "warning")
     assert ("need not be a leak" in found.message) == (severity == "info")
+
+
+def test_a_recording_that_was_not_ended_says_so(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.ampmem", trained())
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE meta SET value = '{\"ended\": false}' WHERE key = 'ended'")
+    code, output, _ = ampmem_here(tmp_path, "show", "--check", str(path))
+    assert code == 0 and output.endswith(", not ended\n")
+    assert (
+        "WARNING  this recording was not ended: its process was killed" in ampmem_here(tmp_path, "show", str(path))[1]
+    )

@@ -120,3 +120,14 @@ def test_in_python(tmp_path: Path) -> None:
         ampmem.ranks(*fp32, *amp)
     with pytest.raises(UsageError, match="nothing to merge"):
         ampmem.ranks()
+
+
+def test_the_journal_that_a_killed_rank_left_is_none_of_the_files(tmp_path: Path) -> None:
+    files = written(tmp_path)
+    (tmp_path / f"{files[1]}-journal").write_bytes(b"")
+    given = [*files, f"{files[1]}-journal"]
+    for options in ([], ["--check"], ["--ranks"], ["--json"]):
+        code, said, _ = ampmem_here(tmp_path, "show", *options, *given)
+        assert code == 0 and "journal" not in said
+    assert len(ampmem.ranks(*(tmp_path / name for name in given)).ranks) == 3
+    ampmem.compare(*(tmp_path / name for name in given))

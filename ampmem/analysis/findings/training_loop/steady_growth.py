@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 from ampmem.analysis.findings.base import NOTABLE_BYTES, Finding, Section, TrainingRun, own_frame
 from ampmem.analysis.timeline.categories import CODES, Category
-from ampmem.analysis.timeline.lifetimes import ALIVE
+from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
 from ampmem.events import OTHER_THREADS, Action
 from ampmem.units import format_bytes, format_count
 
@@ -41,9 +41,9 @@ class _Place:
 def check(run: TrainingRun) -> Finding | None:
     """Allocations of one place (op, module and stack) that every step from the second on makes and never frees.
 
-    The last step's own results are alive at its end too; they count only where the steps before it left some
-    behind as well. Told from 1 KiB per step on, however large the peak is: it grows. Where the recording's sums are
-    wrong, what seems alive may be dead, and nothing is told.
+    The last step's own results are alive at its end too, and so is what was loaded ahead for the next one; they count
+    only where there is more of them from step to step. Told from 1 KiB per step on, however large the peak is: it
+    grows. Where the recording's sums are wrong, what seems alive may be dead, and nothing is told.
     """
     if len(run.steps) < _STEPS or run.analysis.conservation.breach is not None:
         return None
@@ -98,34 +98,54 @@ def _by_step(steps: Sequence[int], each: Sequence[int]) -> str:
 
 
 def _left_behind(run: TrainingRun) -> dict[_Place, dict[int, int]]:
-    """Bytes that were never freed, by place and by step; without those that stand for other threads."""
+    """Bytes that were never freed, by place and by step; without those that stand for other threads.
+
+    No more than what the place holds at the end of the step above what it held at the end of the step before: a batch
+    that is loaded a step ahead is not freed in its step, and yet nothing grows.
+    """
     lifetimes, events = run.analysis.lifetimes, run.recording.events
     meant = np.isin(run.analysis.classes.category, [CODES[name] for name in _MEANT_TO_STAY])
-    mine = (lifetimes.died == ALIVE) & ~meant & (events.action[lifetimes.born] == Action.ALLOC)
+    mine = ~meant & (events.action[lifetimes.born] == Action.ALLOC) & (lifetimes.address != OTHER_THREADS)
+    growth, places = _growth(run, mine), _places(run)
     found: dict[_Place, dict[int, int]] = {}
-    for allocation in np.flatnonzero(mine & (lifetimes.address != OTHER_THREADS)).tolist():
-        place = _Place(
-            int(lifetimes.op[allocation]), int(lifetimes.module[allocation]), int(lifetimes.stack[allocation])
-        )
-        by_step = found.setdefault(place, {})
+    for allocation in np.flatnonzero(mine & (lifetimes.died == ALIVE)).tolist():
+        by_step = found.setdefault(places(allocation), {})
         step = int(lifetimes.step[allocation])
         by_step[step] = by_step.get(step, 0) + int(lifetimes.bytes[allocation])
+    for place, by_step in found.items():
+        for index, grown in zip([each.index for each in run.steps], growth[place], strict=True):
+            by_step[index] = min(by_step.get(index, 0), grown)
     return found
 
 
 def _grown_elsewhere(run: TrainingRun) -> list[int]:
     """How much more other threads held at the end of each step from the second on than at the end of the one before."""
-    lifetimes, timeline = run.analysis.lifetimes, run.analysis.timeline
-    # One block at a time stands for them.
-    blocks = np.flatnonzero(lifetimes.address == OTHER_THREADS)
-    positions = np.array([timeline.position(step.end_ns) for step in run.steps], dtype=np.int64)
-    last = np.searchsorted(lifetimes.born[blocks], positions, side="left") - 1
-    alive = last >= 0
-    block = blocks[last[alive]]
-    died = lifetimes.died[block]
-    held = np.zeros(len(positions), dtype=np.int64)
-    held[alive] = np.where((died == ALIVE) | (died >= positions[alive]), lifetimes.bytes[block], 0)
-    return [later - earlier for earlier, later in pairwise(held.tolist())]
+    growth = _growth(run, run.analysis.lifetimes.address == OTHER_THREADS)
+    return [sum(column) for column in zip(*growth.values(), strict=True)][1:] or [0] * (len(run.steps) - 1)
+
+
+def _growth(run: TrainingRun, allocations: Mask) -> defaultdict[_Place, list[int]]:
+    """What each place holds of ``allocations`` at the end of each step above what it held at the end before."""
+    lifetimes, timeline, places = run.analysis.lifetimes, run.analysis.timeline, _places(run)
+    ends = np.array([timeline.position(step.end_ns) for step in run.steps], dtype=np.int64)
+    first = np.searchsorted(ends, lifetimes.born, side="right")  # the end at which it is there first, and
+    gone = np.searchsorted(ends, lifetimes.died, side="right")  # the one at which it is no longer
+    gone[lifetimes.died == ALIVE] = len(ends)
+    found: defaultdict[_Place, list[int]] = defaultdict(lambda: [0] * len(ends))
+    for allocation in np.flatnonzero(allocations & (first < gone)).tolist():
+        grown, size = found[places(allocation)], int(lifetimes.bytes[allocation])
+        grown[first[allocation]] += size
+        if gone[allocation] < len(ends):
+            grown[gone[allocation]] -= size
+    return found
+
+
+def _places(run: TrainingRun) -> Callable[[int], _Place]:
+    """Who made an allocation."""
+    lifetimes = run.analysis.lifetimes
+    return lambda allocation: _Place(
+        int(lifetimes.op[allocation]), int(lifetimes.module[allocation]), int(lifetimes.stack[allocation])
+    )
 
 
 def _words(run: TrainingRun, place: _Place, size: int) -> str:

@@ -128,7 +128,8 @@ class _Table:
     def groups(self) -> Iterable[RankRows]:
         ranks = self._ranks
         count = len(ranks.compared)
-        title = f"All {format_count(count)} ranks" if count == ranks.job.world_size else f"{format_count(count)} ranks"
+        every = "Both ranks" if count == 2 else f"All {format_count(count)} ranks"
+        title = every if count == ranks.job.world_size else f"{format_count(count)} ranks"
         rows = tuple(self._overall()) if self._differs else ()
         yield RankRows(title=title, detail="of each column by itself", rows=rows)
         yield RankRows(title="Ranks", detail="each at its own peak", rows=(*self._each(), *self._absent()))

@@ -10,8 +10,8 @@ from ampmem.reporters.html.palette import label
 from ampmem.reporters.html.safety import MAX_PROSE, visible
 from ampmem.reporters.html.views.bars import Bar, End, falls, paint, stacked
 from ampmem.reporters.html.views.verdict import VerdictView, Waterfall, unchanged
-from ampmem.reporters.text.answer import capital
-from ampmem.reporters.text.ranks.verdict import phase, ranks_wording
+from ampmem.reporters.text.answer import capital, in_phase
+from ampmem.reporters.text.ranks.verdict import ranks_wording
 from ampmem.reporters.text.words import signed
 from ampmem.units import format_apart
 
@@ -70,7 +70,7 @@ def _legend(peaks: Sequence[RankPeak]) -> Iterable[Bar]:
 def _waterfall(ranks: Ranks) -> Waterfall | None:
     """From the rank in the middle to the worst; where that is as large, from the one with the least."""
     worst = ranks.worst
-    if worst is None or ranks.unsound:
+    if worst is None or ranks.unsound or ranks.launches:
         return None
     excess = next((each for each in (worst.over_median, worst.over_least) if each.bytes), None)
     return None if excess is None else _from(ranks, excess, ranks.rank(worst.rank))
@@ -85,7 +85,7 @@ def _from(ranks: Ranks, excess: Excess, worst: Rank) -> Waterfall | None:
     same = other.peak.phase == worst.peak.phase
     return Waterfall(
         title=f"From rank {other.rank} to rank {worst.rank}",
-        when=f"both {phase(worst.peak.phase)}" if same else "between two instants",
+        when=f"both {in_phase(worst.peak.phase)}" if same else "between two instants",
         rows=falls(
             End(label=f"Rank {other.rank}", bytes=other.peak.bytes),
             End(label=f"Rank {worst.rank}", bytes=worst.peak.bytes),

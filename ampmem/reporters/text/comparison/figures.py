@@ -11,7 +11,7 @@ from ampmem.reporters.text.estimate import fit_in_short
 from ampmem.reporters.text.layout import Layout, number, side_by_side, words
 from ampmem.reporters.text.plain_text import ABSENT, shorten, wrapped
 from ampmem.reporters.text.sections.marks import TOTAL, indented
-from ampmem.reporters.text.words import AT_MARK, percent, short, signed, size_cells, times
+from ampmem.reporters.text.words import AT_MARK, percent, share, short, signed, size_cells, times
 from ampmem.units import format_bytes, format_duration
 from ampmem.vocabulary import AUTOCAST_ARMS, Mark
 
@@ -109,7 +109,7 @@ def render_figures(comparison: Comparison, layout: Layout) -> str:
         add("peak of all steps", list(map(_size, whole)))
     add(f"activations vs {BASELINE}", list(map(times, comparison.activation_ratio)))
     if any(comparison.low_precision):
-        add("activations in 16 bit", list(map(percent, comparison.low_precision)))
+        add("activations in 16 bit", [ABSENT if each is None else share(each, 1) for each in comparison.low_precision])
     add("break-even batch size", list(map(_break_even, comparison.break_even)))
     for name, figure in _STEP_TIMES:
         add(name, [ABSENT if time is None else figure(time) for time in comparison.step_time])

@@ -44,6 +44,9 @@ def jobs_wording(jobs: Jobs, comparison: Comparison) -> Wording:
     unsound = [f"{named(job.unsound)} of {heading(job)}" for job in jobs.jobs if job.unsound]
     if unsound:
         return Wording(headline="No verdict", why=f"the sums of {listed(unsound)} are not the allocator's own")
+    mixed = [heading(job) for job in jobs.jobs if job.launches]
+    if mixed:
+        return Wording(headline="No verdict", why=f"the ranks of {listed(mixed)} are of several launches")
     said = wording(verdict_of(comparison))
     headline = f"On the worst rank of each precision, {said.headline[:1].lower()}{said.headline[1:]}"
     return replace(said, headline=headline)

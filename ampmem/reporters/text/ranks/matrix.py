@@ -84,7 +84,7 @@ def _table(
 ) -> tuple[list[Column], list[list[str]]]:
     assert ranks.peak is not None
     rest = len(own) < len(ranks.categories)
-    places = any(rank.mesh for rank in ranks.compared)
+    places = len({_place(ranks, each) for each in shown}) > 1
     columns = [words("rank", least=_NAME)]
     columns += [words("mesh", least=_NAME, rank=1)] * places
     columns += [number("peak"), *(number(_head(each.category)) for each in own), *([number(_REST)] * rest)]
@@ -101,14 +101,17 @@ def _row(
     peak = _peak(ranks, alike)
     one = len(ranks.alike) == 1
     worst = _WORST if ranks.worst.rank in alike.ranks and not one else ""
-    mesh = place([ranks.rank(number) for number in alike.ranks])
-    cells = [f"{numbers(alike.ranks)}{worst}", *([mesh] * places)]
+    cells = [f"{numbers(alike.ranks)}{worst}", *([_place(ranks, alike)] * places)]
     cells.append(_cell(peak.bytes, unit, ranks.peak))
     cells += [_cell(peak.categories[each.category], unit, each) for each in own]
     named: set[Category] = {each.category for each in own}
     if rest:
         cells.append(_cell(sum(size for key, size in peak.categories.items() if key not in named), unit))
     return cells
+
+
+def _place(ranks: Ranks, alike: Alike) -> str:
+    return place([ranks.rank(number) for number in alike.ranks])
 
 
 def _foot(name: str, spreads: Sequence[Spread], unit: int, *, places: bool, rest: bool) -> list[str]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ampmem.analysis.ranks.ranks import Absence, Job, Missing, Ranks
-from ampmem.names import is_warning, said_in
-from ampmem.recording import rank_file, rank_of
+from ampmem.names import NOT_ENDED, is_warning, said_in
+from ampmem.recording import rank_of, rank_pattern
 from ampmem.reporters.text.describe import arm_in_words
 from ampmem.reporters.text.layout import PLAIN, Layout
 from ampmem.reporters.text.next_steps import render_next
@@ -21,7 +20,6 @@ from ampmem.reporters.text.ranks.verdict import ranks_wording
 from ampmem.reporters.text.sections.run import keyed
 from ampmem.reporters.text.sections.verdict import wording_lines
 from ampmem.reporters.text.warnings import warning_lines
-from ampmem.terminal import printable
 from ampmem.units import format_bytes
 from ampmem.vocabulary import SourceKind
 
@@ -52,7 +50,14 @@ def render_ranks(
 
 
 def doubts(ranks: Ranks) -> Iterator[str]:
-    """What makes numbers doubtful, and of which ranks."""
+    """Which ranks do not belong together or were killed, what makes numbers doubtful, and of which ranks."""
+    if ranks.launches:
+        yield (
+            f"these are ranks of {len(ranks.launches)} launches of the script: "
+            f"{'; '.join(named(those) for those in ranks.launches)}. What one has more than another need not be due to "
+            "its place in the job"
+        )
+    yield from _killed(ranks)
     if ranks.unsound:
         worst = max(ranks.rank(number).residual_bytes or 0 for number in ranks.unsound)
         yield (
@@ -64,6 +69,20 @@ def doubts(ranks: Ranks) -> Iterator[str]:
             yield f"{whose}: {said_in(note)}"
 
 
+def _killed(ranks: Ranks) -> Iterator[str]:
+    """The ranks whose recordings were not ended, by the last step that they ended."""
+    read = {rank.rank: rank.last_step for rank in ranks.ranks}
+    by_step: dict[int | None, list[int]] = {}
+    for number in ranks.not_ended:
+        by_step.setdefault(read.get(number), []).append(number)
+    for step, those in by_step.items():
+        when = "before a step of theirs had ended" if step is None else f"in the step after step {step}"
+        one = len(those) == 1
+        was, whose = ("was", "its machine") if one else ("were", "their machines")
+        recording = "its recording was" if one else "their recordings were"
+        yield f"{named(those)} {was} killed, or {whose} went away, {when}: {recording} not ended"
+
+
 def absences(ranks: Ranks) -> Iterator[str]:
     """Which ranks are missing and why, which failed, and why the ranks may not be comparable, a sentence each."""
     for why in Absence:
@@ -73,15 +92,26 @@ def absences(ranks: Ranks) -> Iterator[str]:
         if why in (Absence.NO_FILE, Absence.LIES_BESIDE):
             yield from [_not_given(why, those)] if those else []
         else:
-            yield from map(_unreadable if why is Absence.NOTHING_RECORDED else _early, those)
-    behind = [rank.rank for rank in ranks.compared if rank.last_step == ranks.step]
-    if behind and ranks.later_steps:
-        yield f"{named(behind)} ended no step after {ranks.step}, which is compared; others did"
+            yield from (_unreadable(each) if why is Absence.NOTHING_RECORDED else _early(ranks, each) for each in those)
+    yield from _behind(ranks)
     for rank in ranks.compared:
         if rank.failure is not None:
             after = "" if rank.last_step is None else f" after step {rank.last_step}"
             yield f"rank {rank.rank} failed{after}: {rank.failure}"
     yield from (f"note: {remark}" for remark in ranks.remarks)
+
+
+def _behind(ranks: Ranks) -> Iterator[str]:
+    """Which of those that are compared stopped before others did."""
+    last = {rank.rank: rank.last_step for rank in ranks.ranks if rank.last_step is not None}
+    furthest = max(last.values(), default=0)
+    by_step: dict[int, list[int]] = {}
+    for rank in ranks.compared:
+        if last.get(rank.rank, furthest) < furthest:
+            by_step.setdefault(last[rank.rank], []).append(rank.rank)
+    got_on = [number for number, step in last.items() if step == furthest]
+    for step, those in sorted(by_step.items()):
+        yield f"{named(those)} recorded no step after step {step}; {named(got_on)} went on to step {furthest}"
 
 
 def _not_given(why: Absence, those: Sequence[Missing]) -> str:
@@ -99,10 +129,13 @@ def _unreadable(missing: Missing) -> str:
     return f"rank {missing.rank} is left out: {missing.detail}"
 
 
-def _early(missing: Missing) -> str:
+def _early(ranks: Ranks, missing: Missing) -> str:
     ended = "no step" if missing.step is None else f"no step after {missing.step}"
+    said = f"rank {missing.rank} is left out, it ended {ended}"
+    if missing.rank in ranks.not_ended:
+        return f"{said}, as the warning says"
     why = "its recording does not say why; it may have been killed" if missing.detail is None else missing.detail
-    return f"rank {missing.rank} is left out, it ended {ended}: {why}"
+    return f"{said}: {why}"
 
 
 def _job(job: Job, layout: Layout) -> str:
@@ -130,6 +163,8 @@ def _notes(ranks: Ranks) -> list[tuple[str, str]]:
     found: dict[str, dict[str, list[int]]] = {}
     for rank in ranks.ranks:
         for note in rank.notes:
+            if note == NOT_ENDED:
+                continue  # said of all of them together
             found.setdefault(_FIGURE.sub("", note), {}).setdefault(note, []).append(rank.rank)
     return [_once(variants) for variants in found.values()]
 
@@ -137,25 +172,22 @@ def _notes(ranks: Ranks) -> list[tuple[str, str]]:
 def _once(variants: dict[str, list[int]]) -> tuple[str, str]:
     note, first = next(iter(variants.items()))
     whose = named([rank for those in variants.values() for rank in those])
-    return note, whose if len(variants) == 1 else f"{whose}, with the figures of {first[0]}"
+    return note, whose if len(variants) == 1 else f"{whose}; the figures are those of rank {first[0]}"
 
 
 def _next(ranks: Ranks, files: Sequence[str], layout: Layout, *, more: bool) -> str:
     """The commands for a page, for all, and for the worst rank by itself."""
-    text = render_next(files, layout, more=more, pattern=_pattern(ranks, files))
-    if ranks.worst is None or len(ranks.ranks) == 1:
-        return text
-    file = ranks.rank(ranks.worst.rank).file
-    which = "one rank" if len(ranks.alike) == 1 else "the worst rank"
-    line = f"      ampmem show {shlex.quote(file)}  {which} by itself"
-    fits = len(line) <= layout.width and printable(file) == file
-    return f"{text}\n{line}" if fits else text
+    alone = None
+    if ranks.worst is not None and len(ranks.ranks) > 1:
+        which = "one rank" if len(ranks.alike) == 1 else "the worst rank"
+        alone = (ranks.rank(ranks.worst.rank).file, f"{which} by itself")
+    return render_next(files, layout, more=more, pattern=_pattern(ranks, files), alone=alone)
 
 
 def _pattern(ranks: Ranks, files: Sequence[str]) -> str:
-    """The files as a shell finds them, in one word; empty where that would be more or others."""
+    """The files as a shell finds them; empty where that would be more or others."""
     jobs = {None if (named := rank_of(Path(file))) is None else named.job for file in files}
     job = jobs.pop()
     if jobs or job is None or any(each.why is Absence.LIES_BESIDE for each in ranks.missing):
         return ""
-    return str(rank_file(job, 0, ranks.job.world_size)).replace(".rank0-of-", ".rank*-of-")
+    return rank_pattern(job, ranks.job.world_size)

@@ -7,19 +7,18 @@ from dataclasses import replace
 
 from ampmem.analysis.answer import NO_DIFFERENCE
 from ampmem.analysis.ranks.ranks import Alike, Circumstance, Contrast, Excess, Part, Ranks, Worst
-from ampmem.reporters.text.answer import Wording, capital, listed, name, percent_of, share
+from ampmem.reporters.text.answer import Wording, capital, in_phase, listed, made_of, name, percent_of
 from ampmem.reporters.text.ranks.names import named, numbers
-from ampmem.units import format_apart, format_bytes, format_count
+from ampmem.units import format_bytes, format_close, format_count
 
-_NAMED = 3
-"""Of what all ranks have, so many categories are named; the rest is summed up."""
 _DIFFERENCES = 5
 """Of what one has more or less, so many."""
 _NAMED_SHARE = 0.05
 """What is less than this share of the largest of them is not named."""
+_TWICE = 2
+"""From so many times as much on that is said, and no longer how many per cent it is more."""
 _LARGER = 1.01
 """A peak of another step that is so many times as large is worth a sentence."""
-_PHASES = {"optimizer": "in the optimizer's update", "between": "between the phases"}
 _CIRCUMSTANCES = {
     Circumstance.STAGE: "stage",
     Circumstance.BATCH_SIZE: "batch size",
@@ -36,6 +35,8 @@ def ranks_wording(ranks: Ranks) -> Wording:
             headline="No verdict",
             why=f"the sums of {named(ranks.unsound)} are not the allocator's own, see the warning",
         )
+    if ranks.launches:
+        return Wording(headline="No verdict on one job", why="these are ranks of several launches, see the warning")
     said = _compared(ranks)
     short = [rank for rank in ranks.ranks if rank.out_of_memory is not None]
     if short:
@@ -62,7 +63,8 @@ def _compared(ranks: Ranks) -> Wording:
 
 def _all_alike(ranks: Ranks, worst: Worst) -> str:
     count, within = len(ranks.compared), ranks.alike[0].within
-    who = f"All {count} ranks" if count == ranks.job.world_size else f"The {count} ranks that are compared"
+    every = "Both ranks" if count == 2 else f"All {count} ranks"
+    who = every if count == ranks.job.world_size else f"The {count} ranks that are compared"
     same = f"the same within {format_bytes(within)}" if within else "the same"
     return f"{who} need {same}, {format_bytes(worst.bytes)} at the peak, {_when(ranks)}"
 
@@ -70,11 +72,8 @@ def _all_alike(ranks: Ranks, worst: Worst) -> str:
 def _made_of(ranks: Ranks, worst: Worst) -> str:
     peak = ranks.rank(worst.rank).peak
     assert peak is not None
-    parts = sorted(((size, category) for category, size in peak.categories.items() if size), reverse=True)
-    count = len(parts) if len(parts) == _NAMED + 1 else _NAMED
-    words = [f"{share(size, worst.bytes)} {name(category)}" for size, category in parts[:count]]
-    rest = sum(size for size, _ in parts[count:])
-    return ", ".join([*words, *([f"{share(rest, worst.bytes)} all else"] if rest else [])])
+    parts = [(category, size) for category, size in peak.categories.items() if size]
+    return made_of(sorted(parts, key=lambda part: -part[1]), worst.bytes)
 
 
 def _of_worst(ranks: Ranks, worst: Worst, alike: Alike) -> Wording:
@@ -86,7 +85,8 @@ def _of_worst(ranks: Ranks, worst: Worst, alike: Alike) -> Wording:
             other += ", which needs the least"
     least = worst.bytes - excess.bytes
     if excess.bytes < NO_DIFFERENCE * worst.bytes:
-        mine, others = format_apart(worst.bytes, least)
+        mine, others = format_close(worst.bytes, least)
+        others = f"{format_bytes(excess.bytes)} less" if mine == others else others
         sizes = f"{mine} on {named(alike.ranks)} and {others} on {other}"
         headline = f"The ranks hardly differ at their peaks, {_when(ranks)}: {sizes}"
         return Wording(headline=headline, more=_and_why(worst, excess))
@@ -96,8 +96,15 @@ def _of_worst(ranks: Ranks, worst: Worst, alike: Alike) -> Wording:
         f"{format_bytes(worst.bytes)}{'' if one else ' each'} at the peak, {_when(ranks)}"
     )
     if least:
-        headline += f", {percent_of(excess.bytes / least).removeprefix('+')} above {other}"
+        headline += f", {_beyond(worst.bytes, least)} {other}"
     return Wording(headline=headline, why=_lies_in(excess, one=one), more=_beside(worst, excess))
+
+
+def _beyond(most: int, least: int) -> str:
+    """``12 % above``, or from twice as much on ``2.1 times that of``."""
+    if most >= _TWICE * least:
+        return f"{most / least:,.1f} times that of"
+    return f"{percent_of(most / least - 1).removeprefix('+')} above"
 
 
 def _and_why(worst: Worst, excess: Excess) -> tuple[str, ...]:
@@ -139,8 +146,8 @@ def _beside(worst: Worst, excess: Excess) -> tuple[str, ...]:
     phases = next((each for each in excess.contrasts if each.what is Circumstance.PHASE), None)
     if phases is not None:
         found.append(
-            f"Their peaks are different instants: {mine}'s is {phase(phases.worst or '')}, "
-            f"{other}'s {phase(phases.other or '')}."
+            f"Their peaks are different instants: {mine}'s is {in_phase(phases.worst or '')}, "
+            f"{other}'s {in_phase(phases.other or '')}."
         )
     words = [_contrast(each) for each in excess.contrasts if each is not phases]
     if words:
@@ -159,16 +166,11 @@ def _value(what: Circumstance, value: str | None) -> str:
     return format_count(int(value)) if what is Circumstance.PARAMETERS else value
 
 
-def phase(of: str) -> str:
-    """When that is: ``in backward``."""
-    return _PHASES.get(of, f"in {of}")
-
-
 def _when(ranks: Ranks) -> str:
     """Of which step each rank's peak is, and in which phase where that is the same of all."""
     phases = {rank.peak.phase for rank in ranks.compared if rank.peak is not None}
     step = "the last step of each" if ranks.step is None else f"step {ranks.step}"
-    return f"{phase(phases.pop())} of {step}" if len(phases) == 1 else f"in {step}"
+    return in_phase(phases.pop(), step) if len(phases) == 1 else f"in {step}"
 
 
 def _larger(ranks: Ranks) -> Sequence[str]:

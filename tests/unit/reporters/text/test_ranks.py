@@ -14,12 +14,15 @@ from ampmem.analysis.ranks.arms import merge_all
 from ampmem.analysis.ranks.merge import merge
 from ampmem.analysis.ranks.ranks import Ranks
 from ampmem.analysis.ranks.runs import RankRun
+from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.events import Fact, MeshAxis, Phase
 from ampmem.failure import FailureKind, FailureRecord
+from ampmem.names import NOT_ENDED
+from ampmem.reporters.text.answer import made_of
 from ampmem.reporters.text.layout import Layout, columns_of
 from ampmem.reporters.text.ranks.arms import render_jobs
 from ampmem.reporters.text.ranks.names import named, numbers
-from ampmem.reporters.text.ranks.render import absences, render_ranks
+from ampmem.reporters.text.ranks.render import absences, doubts, render_ranks
 from ampmem.reporters.text.ranks.verdict import ranks_wording
 from ampmem.vocabulary import SourceKind
 
@@ -115,6 +118,28 @@ def test_who_is_missing_is_said_with_the_reason() -> None:
     ]
 
 
+def killed(run: RankRun) -> RankRun:
+    """``run``, as it is read where nobody got to end the file."""
+    assert run.entry is not None
+    entry = replace(run.entry, notes=(*run.entry.notes, NOT_ENDED))
+    return replace(run, ended=False, notes=(*run.notes, NOT_ENDED), entry=entry)
+
+
+def test_a_rank_that_was_killed_is_named_first_though_all_ended_the_same_step() -> None:
+    merged = merge([run_of(rank_recording(0, 2)), killed(run_of(rank_recording(1, 2)))])
+    assert list(doubts(merged)) == [
+        "rank 1 was killed, or its machine went away, in the step after step 1: its recording was not ended"
+    ]
+    assert "WARNING  rank 1 was killed" in render_ranks(merged)
+
+
+def test_a_rank_that_was_killed_before_the_others_got_on() -> None:
+    merged = merge(
+        [run_of(rank_recording(0, 3)), killed(run_of(rank_recording(1, 3, steps=1))), run_of(rank_recording(2, 3))]
+    )
+    assert list(absences(merged)) == ["rank 1 is left out, it ended no step after 0, as the warning says"]
+
+
 def test_a_rank_that_failed_is_named() -> None:
     recording = rank_recording(1, 2)
     failure = FailureRecord(kind=FailureKind.RAISED, message="the data ran out", error="ValueError")
@@ -126,7 +151,7 @@ def test_a_rank_that_failed_is_named() -> None:
 
 def test_a_rank_behind_the_others_is_named() -> None:
     merged = merge([run_of(rank_recording(rank, 2, steps=3 - rank)) for rank in range(2)])
-    assert list(absences(merged)) == ["rank 1 ended no step after 1, which is compared; others did"]
+    assert list(absences(merged)) == ["rank 1 recorded no step after step 1; rank 0 went on to step 2"]
 
 
 def test_ranks_that_are_simulated_alone_do_not_miss_the_others() -> None:
@@ -151,7 +176,9 @@ def test_notes_that_differ_in_figures_alone_are_said_once() -> None:
         run_of(replace(rank_recording(rank, 3), notes=(f"{rank + 1}.5 MiB were freed by other threads",)))
         for rank in range(3)
     ]
-    assert "note (ranks 0-2, with the figures of 0): 1.5 MiB were freed by other threads" in render_ranks(merge(runs))
+    assert "note (ranks 0-2; the figures are those of rank 0): 1.5 MiB were freed by other threads" in render_ranks(
+        merge(runs)
+    )
 
 
 @pytest.mark.parametrize("width", [60, 100, 160])
@@ -163,3 +190,77 @@ def test_many_ranks_that_differ_fit_a_terminal(width: int) -> None:
     assert len(text.splitlines()) < 80
     assert "48 more ranks, from 1.5 MiB to 1.6 MiB; --all shows each" in " ".join(text.split())
     assert "63 worst" in text and "\x1b" not in text
+
+
+def test_two_ranks_are_both() -> None:
+    assert said(merge(runs_of(2))).startswith("Both ranks need the same, 1.5 MiB at the peak")
+
+
+def test_what_is_twice_as_much_and_more_is_said_in_times() -> None:
+    text = said(merge(runs_of(2, each={1: {"activations": 8000}})))
+    assert ", 5.6 times that of rank 0: it has 7.0 MiB more of activations" in text
+
+
+def test_a_peak_while_loading_data() -> None:
+    story = Story()
+    story.parameter(0x1000, "layers.0.weight", 1000)
+    story.begin(0)
+    story.enter(Phase.DATA)
+    story.alloc(0x2000, 5000)
+    story.free(0x2000)
+    story.enter(Phase.FORWARD)
+    story.enter(Phase.BACKWARD)
+    story.enter(Phase.OPTIMIZER)
+    story.end()
+    recording = story.recording()
+    runs = [run_of(replace(recording, run=replace(recording.run, rank=rank, world_size=2))) for rank in range(2)]
+    assert said(merge(runs)).startswith(
+        "Both ranks need the same, 8.8 KiB at the peak, while loading data, in step 0: "
+    )
+
+
+def test_ranks_of_two_launches_have_no_verdict_and_a_warning_first() -> None:
+    recordings = [rank_recording(rank, 3, activations=800 + 100 * rank) for rank in range(3)]
+    runs = [run_of(replace(each, run=replace(each.run, job="ab"[each.run.rank == 2]))) for each in recordings]
+    text = " ".join(render_ranks(merge(runs)).split())
+    assert text.startswith("No verdict on one job: these are ranks of several launches, see the warning. ")
+    assert "WARNING these are ranks of 2 launches of the script: ranks 0, 1; rank 2." in text
+    assert "the ranks at their own peaks of step 1" in text
+
+
+def test_each_machine_of_a_job_has_a_launcher_of_its_own() -> None:
+    recordings = [rank_recording(rank, 4) for rank in range(4)]
+    runs = [
+        run_of(replace(each, run=replace(each.run, job="ab"[rank // 2], local_rank=rank % 2)))
+        for rank, each in enumerate(recordings)
+    ]
+    assert merge(runs).launches == () and list(doubts(merge(runs))) == []
+
+
+def test_all_else_is_never_more_than_what_is_named() -> None:
+    parts = [(category, 1000) for category in CATEGORIES if category is not Category.COMMUNICATION]
+    assert "all else" not in made_of(parts, 1000 * len(parts))
+    large = [(Category.OPTIMIZER_STATE, 320), (Category.TEMPORARIES, 210), (Category.PARAMETERS, 160)]
+    more = [(Category.GRADIENTS, 100), (Category.ACTIVATIONS, 90), (Category.COMMUNICATION, 80)]
+    small = [(Category.INPUTS, 25), (Category.OTHER, 15)]
+    assert made_of([*large, *more, *small], 1000) == (
+        "32 % optimizer state, 21 % temporaries, 16 % parameters, 10 % gradients, 9 % activations, "
+        "8 % communication, 4 % all else"
+    )
+
+
+def test_where_no_place_differs_there_is_no_column_of_places() -> None:
+    one = [MeshAxis(name="dp", size=2, coordinate=0)]
+    alike = [run_of(rank_recording(rank, 2, mesh=one, activations=800 + 100 * rank)) for rank in range(2)]
+    assert "mesh" not in render_ranks(merge(alike))
+    assert "mesh" in render_ranks(merge(pipeline()))
+
+
+def test_what_is_next_can_be_copied_and_is_aligned() -> None:
+    runs = [run_of(rank_recording(rank, 2, activations=800 + 100 * rank), "my run") for rank in range(2)]
+    text = render_ranks(merge(runs), files=[str(run.path) for run in runs])
+    assert text.splitlines()[-3:] == [
+        "next: ampmem report 'my run'.rank*-of-2.ampmem      a page with all of it",
+        "      ampmem show --all 'my run'.rank*-of-2.ampmem  every table",
+        "      ampmem show 'my run.rank1-of-2.ampmem'        the worst rank by itself",
+    ]
