@@ -19,8 +19,8 @@ _SUMS = {
     "outside": "outside (assumed)",
 }
 _INSTANTS = (
-    "allocated is with rounding; each column is an instant of its own, and the peak by category, of what was asked for, "
-    "may be another"
+    "allocated is with rounding; each column is an instant of its own, and the peak by category, of what was asked "
+    "for, may be another"
 )
 _NAME = 20
 """So much of what a row is about is left at least."""
