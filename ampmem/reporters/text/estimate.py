@@ -18,6 +18,10 @@ _SUMS = {
     "total": "= total, as nvidia-smi would show",
     "outside": "outside (assumed)",
 }
+_INSTANTS = (
+    "allocated is with rounding; each column is an instant of its own, and the peak by category, of what was asked "
+    "for, may be another"
+)
 _NAME = 20
 """So much of what a row is about is left at least."""
 _TOTALS = {_SUMS[key] for key in ("allocated", "reserved", "total")}
@@ -69,8 +73,8 @@ def render_prediction(prediction: Prediction | None, gpu: str, layout: Layout = 
     size = format_bytes(prediction.gpu_bytes)
     caption = f"the prediction for {gpu}, {size}" if size_beside(gpu) else f"the prediction for a GPU of {size}"
     lines = [*map(layout.strong, wrapped(caption, layout.width)), "", _table(prediction, layout)]
-    texts = [*_bounds(prediction), *map(not_modelled, prediction.not_modelled)]
-    return "\n".join([*lines, *([""] * bool(texts)), *(line for text in texts for line in wrapped(text, layout.width))])
+    texts = [_INSTANTS, *_bounds(prediction), *map(not_modelled, prediction.not_modelled)]
+    return "\n".join([*lines, "", *(line for text in texts for line in wrapped(text, layout.width))])
 
 
 def _bounds(prediction: Prediction) -> Iterator[str]:

@@ -103,6 +103,7 @@ def test_the_section_of_show() -> None:
     assert "scratch of aten.sum.dim_IntList 30.0 MiB 0 B" in cells
     assert "= total, as nvidia-smi would show 3.6 GiB 3.7 GiB 3.7 GiB" in cells
     assert "not modelled: what sort allocates" in cells
+    assert any(line.startswith("allocated is with rounding; each column is an instant of its own") for line in cells)
     assert max(map(len, lines)) <= 100
     assert render_prediction(None, "a GPU") == ""
     assert render_prediction(prediction_of(BOUNDED), "4GiB").splitlines()[0] == "the prediction for a GPU of 4.0 GiB"
