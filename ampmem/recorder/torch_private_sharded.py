@@ -59,8 +59,9 @@ INPUTS = attribute(
 def _with_attributes_of(owner: str, *methods: str) -> SimpleNamespace:
     """An object with all names that those methods set on theirs, and that the class says its objects have."""
     kind = at(owner)
-    named = {name for method in methods for name in vars(kind)[method].__code__.co_names}
-    return SimpleNamespace(**dict.fromkeys(named | set(kind.__annotations__)))
+    named = {name for method in methods for name in vars(kind)[method].__code__.co_names} | set(kind.__annotations__)
+    # What is in the class and cannot be had from it cannot be had from its objects either.
+    return SimpleNamespace(**{name: None for name in named if name not in vars(kind) or hasattr(kind, name)})
 
 
 def _of_group(name: str, why: str) -> str:

@@ -14,8 +14,13 @@ torch = pytest.importorskip("torch")
 
 import ampmem  # noqa: E402
 from ampmem.errors import UsageError  # noqa: E402
-from ampmem.recorder import torch_entries, torch_private, torch_private_cuda  # noqa: E402
-from ampmem.recorder import torch_private_distributed as torch_private_distributed  # noqa: E402  # its entries are damaged, too
+from ampmem.recorder import (  # noqa: E402  # the entries of all of them are damaged
+    torch_entries,
+    torch_private,
+    torch_private_cuda,
+    torch_private_distributed,  # noqa: F401
+    torch_private_sharded,  # noqa: F401
+)
 from ampmem.recorder.torch_entries import ENTRIES, PrivateName, Use, probe  # noqa: E402
 from ampmem.recording import read  # noqa: E402
 
