@@ -126,7 +126,9 @@ def _of_cpu(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     try:
         with without_functions():
             storage = torch.Tensor.untyped_storage(tensor)
+        if storage.device.type != "cpu":  # a fake one's, say, of which torch warns when it is asked where it lies
+            return None
         storage.data_ptr()
-        return storage if storage.device.type == "cpu" else None
+        return storage
     except Exception:  # fake, functorch and lazy tensors; those of classes that do not let it be asked
         return None
