@@ -63,8 +63,11 @@ def test_buckets_are_a_part_of_the_communication_at_the_peak(folder: Path) -> No
     for name, run in runs.RUNS.items():
         peak = summary_of(folder, name, 0).peak
         assert peak is not None
-        buckets = peak.communication_by_part["reduce_buckets"]
-        assert buckets == peak.categories[Category.COMMUNICATION]
+        parts = peak.communication_by_part
+        assert sum(parts.values()) == peak.categories[Category.COMMUNICATION], name
+        buckets = parts["reduce_buckets"]
+        # gloo's thread may still hold what was broadcast, or what a hook has made of a bucket.
+        assert run.before or buckets == gloo.kept(folder, name, 0)[-1]["communication"], name
         assert (buckets == 0) == bool(run.options.get("gradient_as_bucket_view")), name
 
 
