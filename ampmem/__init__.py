@@ -8,17 +8,37 @@ from typing import TYPE_CHECKING
 from ampmem.version import __version__
 
 if TYPE_CHECKING:
-    from ampmem.api import Comparison, Profile, Ranks, Recording, Summary, compare, load, profile, ranks
+    from ampmem.api import (
+        CheckResult,
+        Comparison,
+        Difference,
+        Profile,
+        Ranks,
+        Recording,
+        Summary,
+        check,
+        compare,
+        diff,
+        load,
+        profile,
+        ranks,
+    )
+    from ampmem.integrations.training.loops import log_to
 
 __all__ = [
+    "CheckResult",
     "Comparison",
+    "Difference",
     "Profile",
     "Ranks",
     "Recording",
     "Summary",
     "__version__",
+    "check",
     "compare",
+    "diff",
     "load",
+    "log_to",
     "profile",
     "ranks",
 ]
@@ -27,8 +47,19 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """The public names, imported when first used, so that ``import ampmem`` costs nothing."""
     if name in __all__:
-        return getattr(import_module("ampmem.api"), name)
+        module = "ampmem.integrations.training.loops" if name == "log_to" else "ampmem.api"
+        return getattr(import_module(module), name)
     raise AttributeError(f"module 'ampmem' has no attribute {name!r}")
+
+
+def load_ipython_extension(shell: object) -> None:
+    """``%load_ext ampmem``: the magics ``%%ampmem`` and ``%ampmem``."""
+    import_module("ampmem.integrations.notebook.extension").load(shell)
+
+
+def unload_ipython_extension(shell: object) -> None:
+    """``%unload_ext ampmem``."""
+    import_module("ampmem.integrations.notebook.extension").unload(shell)
 
 
 def __dir__() -> list[str]:

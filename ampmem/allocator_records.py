@@ -71,11 +71,15 @@ class TermsRecord:
 class PredictionRecord:
     """What a simulated run comes to on its GPU: the first instants of the most allocated and the most reserved.
 
-    ``total`` is the device's memory and ``outside`` what others are taken to use of it. ``highest_allocated`` and
+    ``total`` is the device's memory, ``outside`` the least and ``outside_at_most`` the most that the CUDA context is
+    taken to use of it; where a recording does not say, the most is the least. ``highest_allocated`` and
     ``highest_reserved`` are the same peaks with the most that is assumed for what is not known, which ``bounds`` has by
-    name: the largest single request. ``unmodelled`` names what was left out. ``ran_out`` says that a request failed.
+    name: the largest single request. Where that comes and goes between the tensors, the run without it reserves no
+    least amount: ``least_reserved`` is that, and ``likely_reserved`` lies in between. ``unmodelled`` names what was
+    left out. ``ran_out`` says that a request failed.
     ``libraries`` has what libraries are taken to hold beside ``outside`` at least, by what it is; ``libraries_at_most``
-    the same with the most that is assumed.
+    the same with the most that is assumed. ``unfilled_allocated`` and ``unfilled_reserved`` are the highest peaks
+    without the trials of ``torch.backends.cudnn.benchmark``, which may take all that is free; ``None`` without trials.
     """
 
     total: int
@@ -89,6 +93,11 @@ class PredictionRecord:
     ran_out: bool
     libraries: Mapping[str, int] = field(default_factory=dict)
     libraries_at_most: Mapping[str, int] = field(default_factory=dict)
+    least_reserved: int | None = None
+    likely_reserved: int | None = None
+    outside_at_most: int = 0
+    unfilled_allocated: int | None = None
+    unfilled_reserved: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

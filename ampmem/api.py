@@ -1,57 +1,62 @@
-"""The public face of ampmem in Python: :func:`profile`, :func:`load`, :func:`compare` and :func:`ranks`."""
+"""The public face of ampmem in Python: :func:`profile`, :func:`load`, :func:`compare`, :func:`diff`, :func:`ranks`."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
-import tempfile
-import warnings
-import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ampmem.analysis.compare import Comparison, distinct
-from ampmem.analysis.compare import compare as compare_entries
+from ampmem.analysis.budgets.budget import budgets_of, parse_allowance
+from ampmem.analysis.budgets.check import CheckResult
+from ampmem.analysis.budgets.check import check as check_run
+from ampmem.analysis.budgets.run import run_given
+from ampmem.analysis.comparison.compare import Comparison, distinct
+from ampmem.analysis.comparison.compare import compare as compare_entries
+from ampmem.analysis.difference.difference import Difference, difference
+from ampmem.analysis.difference.reading import side_given
 from ampmem.analysis.ranks.arms import merge_all
 from ampmem.analysis.ranks.jobs import are_ranks
 from ampmem.analysis.ranks.ranks import Ranks
 from ampmem.analysis.ranks.reading import read_runs
 from ampmem.analysis.ranks.runs import RankRun, rank_run_of
-from ampmem.analysis.summary import Summary, summarize
-from ampmem.errors import NothingRecorded, UsageError
+from ampmem.analysis.summary import Summary
+from ampmem.block import Profile, profile
+from ampmem.errors import UsageError
 from ampmem.events import Recording
-from ampmem.recording import SUFFIX, read, without_journals
+from ampmem.output.shown import Bundle, tables_by
+from ampmem.recording import read, without_journals
 
 if TYPE_CHECKING:
-    from ampmem.recorder.models.live import Module, Optimizer
-    from ampmem.recorder.session import Session
+    pass
 
-ENDS_LATER = (
-    "the block was left on another thread than it was entered on; the recording ends when that thread next runs a "
-    "module, a backward or an optimizer, or is over"
-)
+Run: TypeAlias = "str | Path | Recording | Summary | Profile"
+"""What can be checked and compared: a run, or the file that it is in."""
 
-__all__ = ["Comparison", "Profile", "Ranks", "Recording", "Summary", "compare", "load", "profile", "ranks"]
+__all__ = [
+    "CheckResult",
+    "Comparison",
+    "Difference",
+    "Profile",
+    "Ranks",
+    "Recording",
+    "Summary",
+    "check",
+    "compare",
+    "diff",
+    "load",
+    "profile",
+    "ranks",
+]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotebookSummary(Summary):
-    """A summary that a notebook shows as tables."""
+def _tables(value: Any) -> Bundle:
+    """What a notebook shows of ``value``."""
+    from ampmem.reporters.html.notebook.bundles import bundle_of
 
-    def _repr_html_(self) -> str:
-        from ampmem.reporters.html.page.notebook import render
-
-        return render(self)
+    return bundle_of(value)
 
 
-def _remove_folder(folder: str, process: int) -> None:
-    """``process`` made it: a child that was forked comes here, too, when it ends."""
-    if os.getpid() == process:
-        shutil.rmtree(folder, ignore_errors=True)
+tables_by(_tables)
 
 
 def load(path: str | Path) -> Recording:
@@ -85,6 +90,52 @@ def compare(*recordings: str | Path | Recording) -> Comparison:
     return compare_entries(distinct([run.column for run in runs], names))
 
 
+def diff(before: Run, after: Run) -> Difference:
+    """Where the memory of two runs of changed code differs, at the peak of each. Needs no torch.
+
+    Either may be a recording or a profile, a summary, or a file with a recording or with the JSON of a summary.
+
+    Raises:
+        UsageError: a file does not exist.
+        RecordingError: a file is not a recording, or one of another format version.
+        NothingRecorded: one has no step, no backward or no model.
+    """
+    return difference(side_given(_recorded(before), "before"), side_given(_recorded(after), "after"))
+
+
+def check(
+    recording: Run,
+    *,
+    budgets: Mapping[str, str | int] | None = None,
+    baseline: Run | None = None,
+    allow: str | int = 0,
+) -> CheckResult:
+    """Hold a run against budgets and against a baseline, as ``ampmem check`` does. Needs no torch.
+
+    Args:
+        recording: a recording or a profile, a summary, or a file with a recording or with the JSON of a summary.
+        budgets: limits by their keys, in bytes or as ``"20GiB"``; see ``docs/budgets.md`` for the keys.
+            ``pyproject.toml`` is not read.
+        baseline: the run to compare with, given in the same ways.
+        allow: how much more than the baseline's is no failure: bytes, ``"10MiB"`` or ``"1%"``.
+
+    Raises:
+        UsageError: a file does not exist, there is no such budget, the baseline is of another kind of device, or
+            ``allow`` is given without one.
+        RecordingError: a file is not a recording, or one of another format version.
+        NothingRecorded: one has no step, no backward or no model.
+    """
+    limits, allowance = budgets_of({} if budgets is None else budgets), parse_allowance(allow)
+    if baseline is None and allow != 0:
+        raise UsageError("allow is how much more than a baseline is no failure: give baseline, too")
+    before = None if baseline is None else side_given(_recorded(baseline), "baseline")
+    return check_run(run_given(_recorded(recording), "run"), limits, before, allowance)
+
+
+def _recorded(run: Run) -> str | Path | Recording | Summary:
+    return run.recording() if isinstance(run, Profile) else run
+
+
 def ranks(*recordings: str | Path | Recording) -> Ranks:
     """Merge the recordings of one job's ranks, or the files that hold them: the worst rank, and why. Needs no torch.
 
@@ -110,161 +161,3 @@ def _without_journals(recordings: Sequence[str | Path | Recording]) -> Sequence[
 def _runs(recordings: Sequence[str | Path | Recording]) -> list[RankRun]:
     files = iter(read_runs([Path(item) for item in recordings if not isinstance(item, Recording)]))
     return [rank_run_of(item, Path()) if isinstance(item, Recording) else next(files) for item in recordings]
-
-
-def profile(
-    model: Module | None = None,
-    optimizer: Optimizer | None = None,
-    *,
-    output: str | Path | None = None,
-    steps: int | None = None,
-    skip: int = 0,
-    stacks: bool = True,
-    force: bool = False,
-    device: str = "auto",
-    step_on: str | None = None,
-) -> Profile:
-    """Record the training steps inside a ``with`` block.
-
-    Args:
-        model: the root module; models are found by themselves when it is left out.
-        optimizer: an optimizer whose updates end steps; found by itself too.
-        output: the recording to write; by default it lives as long as the returned object.
-        steps: record this many steps, then let the block run on uninstrumented; all by default.
-        skip: let this many steps pass first.
-        stacks: record the Python stack of every op of the forward pass.
-        force: replace ``output`` when it exists.
-        device: whose memory to record: ``cuda``, ``cpu``, or ``auto`` for the GPU where torch sees one.
-        step_on: what ends a step: ``backward``, ``optimizer``, ``forward`` for inference, or each return of a function,
-            as ``FILE.py:FUNCTION`` or ``MODULE.FUNCTION``; found by itself when it is left out.
-
-    Raises:
-        UsageError: on entering, when another ``profile`` is active, when ``output`` cannot be
-            written, when ``device`` cannot be recorded, when ``step_on`` says nothing that there is, or when
-            torch.profiler is running.
-    """
-    return Profile(
-        model,
-        optimizer,
-        output=output,
-        steps=steps,
-        skip=skip,
-        stacks=stacks,
-        force=force,
-        device=device,
-        step_on=step_on,
-    )
-
-
-class Profile:
-    """One recording in the making; made by :func:`profile`."""
-
-    def __init__(
-        self,
-        model: Module | None,
-        optimizer: Optimizer | None,
-        *,
-        output: str | Path | None,
-        steps: int | None,
-        skip: int,
-        stacks: bool,
-        force: bool,
-        device: str = "auto",
-        step_on: str | None = None,
-    ) -> None:
-        self._model = model
-        self._optimizer = optimizer
-        self._steps = steps
-        self._skip = skip
-        self._stacks = stacks
-        self._force = force
-        self._device = device
-        self._step_on = step_on
-        if output is None:
-            folder = tempfile.mkdtemp(prefix="ampmem-")
-            weakref.finalize(self, _remove_folder, folder, os.getpid())
-            output = Path(folder) / f"profile{SUFFIX}"
-        self.path = Path(output).absolute()
-        """The recording."""
-        self._session: Session | None = None
-        self._failure: NothingRecorded | None = None
-
-    def __enter__(self) -> Self:
-        from ampmem.recorder.marker import step_on_of
-        from ampmem.recorder.options import Options, device_named
-        from ampmem.recorder.ranks.environment import launched
-        from ampmem.recorder.session import Session
-
-        known = launched()
-        options = Options(
-            path=self.path,
-            script=sys.argv[0] if sys.argv else "",
-            arguments=tuple(sys.argv[1:]),
-            steps=self._steps,
-            skip=self._skip,
-            stacks=self._stacks,
-            force=self._force,
-            device=device_named(self._device),
-            step_on=step_on_of(self._step_on),
-            place=None if known is None else known.place,
-        )
-        session = self._session = Session(options)
-        try:
-            if self._model is not None:
-                session.add_model(self._model)
-            if self._optimizer is not None:
-                session.add_optimizer(self._optimizer)
-            self._model = self._optimizer = None  # the recording must not keep them alive
-            session.start()
-        except BaseException as error:
-            session.close(error)
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        from ampmem.recorder.process.active import active
-
-        session = self._running()
-        session.close(error)
-        if active() is session:
-            warnings.warn(f"ampmem: {ENDS_LATER}", RuntimeWarning, stacklevel=2)
-            return
-        try:
-            session.check()
-        except NothingRecorded as nothing:
-            self._failure = nothing
-            if error is None:
-                warnings.warn(f"ampmem: {nothing}", RuntimeWarning, stacklevel=2)
-
-    def step(self) -> None:
-        """End a step here; from the first call on, only these calls end steps.
-
-        Raises:
-            UsageError: outside the ``with`` block, or before any model ran forward.
-        """
-        self._running().manual_step()
-
-    def recording(self) -> Recording:
-        """What was recorded. Raises :class:`NothingRecorded` when there is no whole step."""
-        if self._failure is not None:
-            raise self._failure
-        return load(self.path)
-
-    def summary(self) -> Summary:
-        """The summary of the recording. Raises :class:`NothingRecorded` when there is no whole step."""
-        summed_up = summarize(self.recording())
-        return NotebookSummary(**{item.name: getattr(summed_up, item.name) for item in fields(summed_up)})
-
-    def report(self, path: str | Path, *, force: bool = False) -> None:
-        """Write the HTML report to ``path``. Raises :class:`UsageError` when it exists, unless ``force``."""
-        from ampmem.reporters.html import write
-
-        self.recording()
-        write([self.path], Path(path), force=force)
-
-    def _running(self) -> Session:
-        if self._session is None:
-            raise UsageError("this belongs inside the with block: with ampmem.profile() as prof: ...")
-        return self._session

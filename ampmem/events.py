@@ -22,6 +22,7 @@ from ampmem.allocator_records import OomRecord as OomRecord
 from ampmem.allocator_records import PredictionRecord as PredictionRecord
 from ampmem.allocator_records import TermsRecord as TermsRecord
 from ampmem.failure import FailureRecord
+from ampmem.output.shown import Shown, in_short
 from ampmem.vocabulary import Arm, SourceKind
 
 Column: TypeAlias = NDArray[np.int64]
@@ -117,8 +118,8 @@ class Fact(IntEnum):
     """Given to a collective, or filled by one, whatever else it may be for; ``name`` is a word of those, too."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Columns(Shown):
     """Base of the column groups: equal-length ``int64`` arrays, one per field."""
 
     LATER: ClassVar[frozenset[str]] = frozenset()
@@ -132,8 +133,11 @@ class Columns:
         """The columns, in the order in which the file stores them."""
         return tuple(column.name for column in fields(cls))
 
+    def _in_short(self) -> str:
+        return f"{len(self):,} rows"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class EventColumns(Columns):
     """Allocator events in the order in which they happened.
 
@@ -157,7 +161,7 @@ class EventColumns(Columns):
     allocated: Column
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FactColumns(Columns):
     """Facts about storages, in the order in which they were seen.
 
@@ -176,7 +180,7 @@ class FactColumns(Columns):
     shape: Column
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PhaseColumns(Columns):
     """Each row: from ``time_ns`` on, until the next row, the script was in ``phase`` of ``step``."""
 
@@ -185,7 +189,7 @@ class PhaseColumns(Columns):
     phase: Column
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SegmentColumns(Columns):
     """What the allocator takes from the device and gives back, in order; the baseline comes first.
 
@@ -328,8 +332,8 @@ class PlaceRecord:
     stage_count: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Recording(Shown):
     """A whole recording, in memory.
 
     ``plain_step_ns`` has the durations of the same steps in a run of their own without instrumentation;
@@ -366,3 +370,8 @@ class Recording:
         """The notes but for the one on the script's failure, which is in ``run`` too."""
         failure = self.run.failure
         return tuple(note for note in self.notes if failure is None or note != failure.note)
+
+    def _in_short(self) -> str:
+        run, arm = self.run, (self.arm.name, self.arm.dtype)
+        said = in_short(run.source, run.device_name, arm, len(self.steps), (run.rank, run.world_size))
+        return f"{run.script}, {said}, {len(self.events):,} events"

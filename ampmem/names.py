@@ -50,6 +50,9 @@ def not_modelled(what: str) -> str:
     return f"not modelled: {what}"
 
 
+CUDNN_TRIALS = "the workspaces that torch.backends.cudnn.benchmark tries"
+"""The name of a bound of a simulated run: they take no memory that is not free, and give it back at once."""
+
 NOT_KNOWN = "not known"
 """The name of what a snapshot does not name, such as the class of an optimizer whose frames alone were seen."""
 
@@ -74,6 +77,15 @@ TAKEN_FOR_PARAMETERS = "that are alive throughout were taken for parameters, buf
 def parameters_left_over(notes: Sequence[str]) -> bool:
     """Whether there may be more parameters than a recording with these ``notes`` has."""
     return any(note.endswith(LEFT_OVER) for note in notes)
+
+
+CASTS_OPEN = "more than these are not counted as weights' copies"
+"""The end of the note that which casts of a snapshot are of parameters is not known."""
+
+
+def casts_open(notes: Sequence[str]) -> bool:
+    """Whether a recording with these ``notes`` may have more copies of parameters than were recognised."""
+    return any(note.endswith(CASTS_OPEN) for note in notes)
 
 
 def buffers_counted(notes: Sequence[str]) -> bool:

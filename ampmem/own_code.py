@@ -9,7 +9,7 @@ from types import FrameType
 
 _PACKAGE = Path(__file__).parent
 
-OWN_FOLDERS = tuple(str(_PACKAGE / name) + os.sep for name in ("cli", "recorder", "simulator"))
+OWN_FOLDERS = tuple(str(_PACKAGE / name) + os.sep for name in ("cli", "integrations", "recorder", "simulator"))
 """What the file of a frame of ampmem's own starts with; ``ampmem.workloads`` are scripts like any other."""
 
 RUNNER, RUNNER_LINE = ("sys", 1) if sys.version_info < (3, 13) else ("<sys>", 0)

@@ -82,6 +82,11 @@ def replace_all(owners: tuple[Any, ...], values: Mapping[str, Any]) -> Undo:
         return undo.pop_all().close
 
 
+def put_in(owner: Any, name: str, value: Any) -> Undo:
+    """Put ``value`` into ``owner`` by ``name``, whether ``owner`` has one or not."""
+    return _put(owner, name, value)
+
+
 def hook(register: Callable[..., Handle], *arguments: Any, **how: Any) -> Undo:
     """Call ``register``, torch's function that registers a hook, with the arguments that follow."""
     handle = register(*arguments, **how)

@@ -1,10 +1,30 @@
-"""Bytes and nanoseconds stay ``int`` everywhere; only these functions turn them into text."""
+"""Bytes and nanoseconds stay ``int`` everywhere; only these functions turn them into text, or a text into bytes."""
 
 from __future__ import annotations
+
+import re
+from fractions import Fraction
 
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 # Two sizes that agree to this many decimals are told apart in bytes, which are then no longer than the decimals.
 _MOST_DECIMALS = 6
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)")
+_FACTORS: dict[str, int] = {"": 1, "b": 1} | {
+    f"{letter}{unit}": base**power
+    for power, letter in enumerate("kmgtp", start=1)
+    for unit, base in (("ib", 1024), ("b", 1000))
+}
+
+
+def parse_bytes(text: str) -> int:
+    """So many bytes: ``24GiB``, ``1.5 MiB``, ``80GB`` (of 1000), ``1024``; a fraction of a byte is rounded.
+
+    Raises ``ValueError`` for any other text.
+    """
+    size = _SIZE.fullmatch(text.strip())
+    if size is None or size[2].lower() not in _FACTORS:
+        raise ValueError(f"{text!r} is no size; write bytes as 24GiB, 512MiB or 1073741824")
+    return round(Fraction(size[1]) * _FACTORS[size[2].lower()])
 
 
 def format_bytes(count: int | None) -> str:

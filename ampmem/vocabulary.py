@@ -106,3 +106,7 @@ class Mark(StrEnum):
 
 STEP_MARKS = (Mark.AFTER_FORWARD, Mark.AFTER_BACKWARD, Mark.AFTER_OPTIMIZER)
 """The marks that the script reaches; the peak is found afterwards."""
+
+ASSUMABLE = ("nonzero", "unique")
+"""Ops whose result depends on data, which a simulated device has not, and of which ``--assume`` can say how much it is;
+masks are ``nonzero``."""

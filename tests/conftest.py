@@ -5,12 +5,25 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import signal
 from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
+from hypothesis import settings
 
 # Models of tests gain nothing from more threads, and several processes of pytest would wait for each other's.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What a shell starts in the background ignores Ctrl-C, and so would all programs of tests, some of which wait for it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Examples are the same in every run: what passed on one machine is what passes on another. To look for new ones:
+# --hypothesis-profile=explore.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("explore", max_examples=2000, deadline=None)
+settings.load_profile("repeatable")
 
 torch = pytest.importorskip("torch")
 
@@ -24,18 +37,36 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter  # noqa: E402
 from ampmem import patching  # noqa: E402
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Have xdist hand out files in the order of :func:`pytest_collection_modifyitems`, not by numbers of tests."""
+    config.option.loadscopereorder = False
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs a browser is slow."""
+    """What needs a browser is slow. Files with slow tests come first, or one process would be busy with the last."""
     for item in items:
         if item.get_closest_marker("browser") is not None:
             item.add_marker("slow")
+    slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
+    items.sort(key=lambda item: item.path not in slow)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Leave torch, and all else that is imported by now, out of garbage collections: there are many in a test."""
+    if any("integration" in item.path.parts for item in session.items):
+        import_module("torch._dynamo")  # as large as the rest of torch; the first optimizer would import it
+    _silence_the_profiler()
     gc.collect()
     gc.freeze()
     atexit.register(gc.unfreeze)  # or the triton of a CUDA build says at the end that it was not collected
+
+
+def _silence_the_profiler() -> None:
+    """Start kineto once without its lines on stderr: it is asked only then, and any test may be the first."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KINETO_LOG_LEVEL", "99")
+        with profile():
+            pass
 
 
 _HOOKS = (

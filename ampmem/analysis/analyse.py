@@ -22,7 +22,7 @@ from ampmem.analysis.timeline.timeline import timeline
 from ampmem.events import Recording
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Analysis(MemoryHistory):
     """A history, and what several readers need of it: each is derived when it is first asked for, and once."""
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampmem.analysis.jsonable import Positive
+from ampmem.analysis.json.jsonable import Positive
 from ampmem.analysis.parameters import own_elements
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, JoinedFacts, Mask
+from ampmem.analysis.timeline.tensors import tensor_sizes
 from ampmem.analysis.timeline.timeline import PhaseName
 from ampmem.events import Column, Fact, Phase, Recording
 from ampmem.vocabulary import AUTOCAST_ARMS
@@ -92,6 +93,8 @@ class Casts:
 class Ledger:
     """One entry per cast copy, in order of birth. ``allocation`` indexes the lifetimes, ``parameter`` the texts.
 
+    A buffer that holds copies of several parameters has an entry for each of them.
+
     ``saves`` is how often autograd saved it, ``uses`` how many ops read it. ``cached`` and ``view`` say
     whether autocast's cache held it and whether it is a copy of a view.
     """
@@ -133,21 +136,35 @@ class Ledger:
 def ledger_of(history: MemoryHistory) -> Ledger:
     """Every copy of a parameter in another precision."""
     lifetimes, facts = history.lifetimes, history.facts
-    mine = np.flatnonzero(history.classes.of(Category.CAST_COPIES))
+    mine, parameter, sizes, shared = _copies(history)
     view = _counts(facts, Fact.VIEW_CAST, len(lifetimes))[mine] > 0
-    parameter = history.classes.name[mine]
     cleared = _counts(facts, Fact.CACHED, len(lifetimes))[mine] > 0
     return Ledger(
         allocation=mine,
         parameter=parameter,
-        bytes=lifetimes.bytes[mine],
+        bytes=sizes,
         step=lifetimes.step[mine],
         phase=lifetimes.phase[mine],
         uses=_counts(facts, Fact.CAST_USE, len(lifetimes))[mine],
         saves=_counts(facts, Fact.SAVED, len(lifetimes))[mine],
-        cached=cleared | _never_cleared(history, mine, parameter, view),
+        cached=cleared | (_never_cleared(history, mine, parameter, view) & ~shared),
         view=view,
     )
+
+
+def _copies(history: MemoryHistory) -> tuple[Column, Column, Column, Mask]:
+    """Of each copy its allocation, its parameter and its bytes, and whether others lie in the same allocation."""
+    facts, lifetimes, classes = history.facts, history.lifetimes, history.classes
+    rows = np.flatnonzero((facts.fact == Fact.CAST_COPY) & classes.of(Category.CAST_COPIES)[facts.allocation])
+    keys = facts.allocation[rows] * len(history.recording.texts) + facts.name[rows]
+    rows = rows[np.sort(np.unique(keys, return_index=True)[1])]
+    rows = rows[np.argsort(facts.allocation[rows], kind="stable")]
+    mine = facts.allocation[rows]
+    shared: Mask = np.bincount(mine, minlength=len(lifetimes))[mine] > 1
+    pieces = np.maximum(tensor_sizes(facts.dtype[rows], facts.shape[rows], history.recording.texts), 0)
+    parameter: Column = np.where(shared, facts.name[rows], classes.name[mine])
+    sizes: Column = np.where(shared, pieces, lifetimes.bytes[mine])
+    return mine, parameter, sizes, shared
 
 
 def _never_cleared(history: MemoryHistory, copies: Column, parameter: Column, view: Mask) -> Mask:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from ampmem.analysis.allocator.layers import Layers, marks_residual, reserved_residual
 from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.events import OTHER_THREADS, UNKNOWN
+from ampmem.names import is_warning, said_in
 from ampmem.units import format_bytes, format_count
 
 
@@ -52,6 +54,22 @@ def conservation_of(history: MemoryHistory, layers: Layers | None) -> Conservati
         reserved_residual_bytes=reserved_residual(history, layers),
         other_threads_bytes=int(events.bytes[events.address == OTHER_THREADS].max(initial=0)),
     )
+
+
+def doubts_of(conservation: Conservation, static_problem: str | None, notes: Sequence[str]) -> tuple[str, ...]:
+    """Why the numbers of a run prove nothing, or less, a sentence each; empty where they add up.
+
+    ``static_problem`` is why its static model is no verdict; ``notes`` are the recorder's, some of which are warnings.
+    """
+    found = []
+    breach = conservation.breach
+    if breach is not None:
+        found.append(
+            f"{breach}. Some of the memory below has a wrong name, or none, and the static model proves nothing."
+        )
+    if static_problem not in (None, breach):
+        found.append(f"{static_problem}.")
+    return (*found, *(said_in(note) for note in notes if is_warning(note)))
 
 
 def _exactly(size: int) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.history import MemoryHistory
+from ampmem.analysis.timeline.lifetimes import Mask
 from ampmem.analysis.timeline.marks import failure_ns
 from ampmem.events import Column
 
@@ -33,13 +34,10 @@ def modules(history: MemoryHistory) -> tuple[ModuleMemory, ...]:
     Where memory ran out before there was one, they are as of then.
     Activations made outside every module (a loss function called by the script) are nobody's.
     """
-    forward = [mark for mark in history.marks if mark.after_forward is not None]
-    marks = [mark for mark in forward if mark.after_backward is not None] or forward
-    failed = failure_ns(history.recording)
-    if not marks and failed is None:
+    positions = _positions(history)
+    if positions is None:
         return ()
-    after_forward = _position(history, marks[-1].after_forward if marks else failed)
-    after_backward = _position(history, marks[-1].after_backward if marks else failed)
+    after_forward, after_backward = positions
     tables = {
         "parameters": _cumulative(_by_owner(history, Category.PARAMETERS, after_forward)),
         "activations": _cumulative(_by_birthplace(history, after_forward)),
@@ -50,6 +48,41 @@ def modules(history: MemoryHistory) -> tuple[ModuleMemory, ...]:
     return tuple(
         ModuleMemory(name=path or ROOT, **{key: table.get(path, 0) for key, table in tables.items()}) for path in paths
     )
+
+
+def in_module(history: MemoryHistory, category: Category, name: str) -> Mask:
+    """What :func:`modules` counts as ``category`` of the module ``name``."""
+    positions = _positions(history)
+    if positions is None:
+        return np.zeros(len(history.lifetimes), dtype=np.bool_)
+    position = positions[category is Category.GRADIENTS]
+    mine = history.classes.of(category) & history.lifetimes.alive_at(position)
+    if category is Category.ACTIVATIONS:
+        return mine & _within(history, history.lifetimes.module, name, _path)
+    said = history.classes.module != 0
+    by_module = _within(history, history.classes.module, name, _path)
+    return mine & np.where(said, by_module, _within(history, history.classes.name, name, _owner_path))
+
+
+def _within(history: MemoryHistory, texts: Column, wanted: str, path_of: Callable[[str], str]) -> Mask:
+    """Where the path that a text says is that of the module ``wanted``, or of one below it; nowhere in empty texts."""
+    distinct, place = np.unique(texts, return_inverse=True)
+    top = _path(wanted)
+    found = [
+        index != 0 and top in _with_ancestors(path_of(history.recording.texts[index])) for index in distinct.tolist()
+    ]
+    return np.asarray(found, dtype=np.bool_)[place]
+
+
+def _positions(history: MemoryHistory) -> tuple[int, int] | None:
+    """After forward and after backward; ``None`` where there was neither."""
+    forward = [mark for mark in history.marks if mark.after_forward is not None]
+    marks = [mark for mark in forward if mark.after_backward is not None] or forward
+    failed = failure_ns(history.recording)
+    if not marks and failed is None:
+        return None
+    after_forward = _position(history, marks[-1].after_forward if marks else failed)
+    return after_forward, _position(history, marks[-1].after_backward if marks else failed)
 
 
 def _position(history: MemoryHistory, instant_ns: int | None) -> int:

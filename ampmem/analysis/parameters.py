@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ampmem.analysis.jsonable import NOT_IN_JSON
+from ampmem.analysis.json.jsonable import NOT_IN_JSON
 from ampmem.analysis.timeline.tensors import dtype_bytes
 from ampmem.events import ParameterRecord, Recording
 from ampmem.names import buffers_counted, parameters_left_over

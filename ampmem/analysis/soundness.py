@@ -9,13 +9,8 @@ from ampmem.units import format_count
 
 def faults(summary: Summary) -> tuple[str, ...]:
     """What speaks against trusting this recording, a sentence each; empty where nothing does."""
-    found = []
-    conservation = summary.conservation
-    if conservation.residual_bytes is None:
-        found.append("the recording has no total of the allocator to check the sums against")
-    if conservation.breach is not None:
-        found.append(conservation.breach)
-    if summary.static_problem not in (None, conservation.breach):
+    found = [*wrong_sums(summary)]
+    if summary.static_problem not in (None, summary.conservation.breach):
         found.append(f"no verdict on the static model: {summary.static_problem}")
     broken = [row for row in summary.static_model if not row.explained and row.component != TOTAL]
     found += [
@@ -23,6 +18,17 @@ def faults(summary: Summary) -> tuple[str, ...]:
         + (f": {format_count(row.residual_bytes)} bytes" if row.residual_bytes else "")
         for row in broken
     ]
+    return tuple(found)
+
+
+def wrong_sums(summary: Summary) -> tuple[str, ...]:
+    """What speaks against its sums: that they are not the allocator's own, or that there is nothing to compare with."""
+    conservation = summary.conservation
+    found = []
+    if conservation.residual_bytes is None:
+        found.append("the recording has no total of the allocator to check the sums against")
+    if conservation.breach is not None:
+        found.append(conservation.breach)
     return tuple(found)
 
 

@@ -6,32 +6,33 @@ The dataclasses have the names and the order of the JSON. ``None`` is what could
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
-
-import numpy as np
 
 from ampmem.analysis.activations import ActivationGroup, activation_groups
 from ampmem.analysis.allocator.layers import outside_in, process_outside_in
 from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.casts import Casts, cast_eligible
-from ampmem.analysis.conservation import Conservation
+from ampmem.analysis.conservation import Conservation, doubts_of
 from ampmem.analysis.findings import Finding, findings
-from ampmem.analysis.fit.estimate import Prediction, prediction_of
-from ampmem.analysis.jsonable import NOT_IN_JSON, AtLeast, Json, OneOf, Positive, Signed, named, text_of
+from ampmem.analysis.fit.estimate import Prediction, prediction_in
+from ampmem.analysis.json.jsonable import NOT_IN_JSON, AtLeast, Json, OneOf, Positive, Signed, named, text_of
+from ampmem.analysis.json.schema import schema_of
 from ampmem.analysis.largest import Held, LargeAllocation, held, largest
 from ampmem.analysis.modules import ModuleMemory, modules
 from ampmem.analysis.parameters import Parameters, parameters_of
-from ampmem.analysis.schema import schema_of
 from ampmem.analysis.static_model.unknown import unknown_of
 from ampmem.analysis.static_model.verdict import StaticComponent, StaticRecipe
-from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
+from ampmem.analysis.timeline.categories import Breakdown
 from ampmem.analysis.timeline.communication import ByPart
 from ampmem.analysis.timeline.marks import Instants, failure_ns, phase_at, trains
-from ampmem.analysis.timeline.timeline import ByPhase, PhaseName
+from ampmem.analysis.timeline.timeline import ByPhase, PhaseName, most_of
 from ampmem.errors import NothingRecorded
-from ampmem.events import AllocatorRecord, Fact, MeshAxis, Phase, Recording, StepRecord
+from ampmem.events import AllocatorRecord, MeshAxis, Phase, Recording, StepRecord
+from ampmem.names import is_warning
+from ampmem.output.shown import Shown, in_short
+from ampmem.units import format_bytes
 from ampmem.vocabulary import Arm, SourceKind
 
 SCHEMA = "ampmem.summary/1"
@@ -101,8 +102,8 @@ class RunPeak(Peak):
     step: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Step(Shown):
     """One step that ended; or that in which memory ran out and the run with it, which is not ``finished``."""
 
     index: int
@@ -125,6 +126,9 @@ class Step:
     peak_reserved: int | None
     """The most that the allocator had taken from the device during the step, which ``nvidia-smi`` counts as used."""
 
+    def _in_short(self) -> str:
+        return f"step {self.index}, peak {format_bytes(self.peak.bytes)} in {self.peak.phase}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocator:
@@ -141,8 +145,8 @@ class Allocator:
     """What of ``outside`` is this process's, as the driver counts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Summary(Shown):
     """What a recording comes to."""
 
     schema: Annotated[str, OneOf((SCHEMA,))]
@@ -165,6 +169,8 @@ class Summary:
     """The last request that failed for want of memory; ``None`` when none did."""
     plain_step_ns: tuple[int, ...]
     peak: RunPeak
+    most: Breakdown
+    """The most bytes that each category held at any event of the recorded steps, each at an instant of its own."""
     allocator: Allocator
     caching_allocator: AllocatorRecord | None
     prediction: Prediction | None
@@ -185,6 +191,10 @@ class Summary:
     held: tuple[Held, ...]
     """What is in ``other`` when the last step ends, such as a key-value cache, by who holds it."""
     findings: tuple[Finding, ...]
+    warnings: tuple[str, ...] = ()
+    """Why its numbers prove nothing, or less; empty where they add up and stand on nothing doubtful."""
+    notes: tuple[str, ...] = ()
+    """What the recorder says else, such as what a simulated run took for granted."""
 
     def to_json(self) -> str:
         """The summary as JSON text, as :func:`summary_schema` describes it."""
@@ -194,6 +204,11 @@ class Summary:
     def last_step(self) -> Step:
         """The last step that ended; the one in which memory ran out when none did."""
         return ([step for step in self.steps if step.finished] or self.steps)[-1]
+
+    def _in_short(self) -> str:
+        arm, place = (self.arm.name, self.arm.dtype), (self.rank, self.world_size)
+        run = in_short(self.source, self.device.name, arm, len(self.steps), place)
+        return f"{run}, peak {format_bytes(self.peak.bytes)} in {self.peak.phase} of step {self.peak.step}"
 
 
 def summary_schema() -> dict[str, Json]:
@@ -211,14 +226,14 @@ def summarize(recording: Recording) -> Summary:
     Raises :class:`NothingRecorded` for a run without a step, a backward or a model, and
     :class:`~ampmem.errors.RecordingError` when the events contradict each other.
     """
-    _require_training(recording)
+    require_training(recording)
     return summary_of(analyse(recording))
 
 
 def summary_of(analysis: Analysis) -> Summary:
     """The summary of an analysis that is there already."""
     recording, run = analysis.recording, analysis.recording.run
-    _require_training(recording)
+    require_training(recording)
     arm, verdict = recording.arm, analysis.verdict
     steps = tuple(
         _step(analysis, step, marks, position)
@@ -254,11 +269,12 @@ def summary_of(analysis: Analysis) -> Summary:
         out_of_memory=analysis.failed_request,
         plain_step_ns=recording.plain_step_ns,
         peak=_run_peak(steps[top]),
+        most=most_of(analysis.timeline, recording.steps),
         allocator=_allocator(analysis, position, steps[top].index),
-        prediction=None if recording.prediction is None else prediction_of(recording.prediction),
+        prediction=prediction_in(recording),
         caching_allocator=recording.allocator,
         conservation=analysis.conservation,
-        inferred=_inferred(analysis, position),
+        inferred=analysis.inferred_at(position),
         static_recipe=None if verdict is None else verdict.recipe,
         static_model=() if verdict is None else verdict.components,
         static_problem=None if verdict is None else verdict.problem,
@@ -269,10 +285,13 @@ def summary_of(analysis: Analysis) -> Summary:
         top=largest(analysis, analysis.tensors, position),
         held=held(analysis, analysis.timeline.position(recording.steps[-1].end_ns)),
         findings=findings(analysis),
+        warnings=doubts_of(analysis.conservation, None if verdict is None else verdict.problem, recording.notes),
+        notes=tuple(note for note in recording.notes if not is_warning(note)),
     )
 
 
-def _require_training(recording: Recording) -> None:
+def require_training(recording: Recording) -> None:
+    """Raises :class:`NothingRecorded` where there is nothing to sum up."""
     # A snapshot has what its ring still held; that may be a forward alone, and no names of parameters.
     if recording.run.source == SourceKind.SNAPSHOT and recording.steps:
         return
@@ -362,16 +381,7 @@ def _peak(analysis: Analysis, step: StepRecord, position: int) -> Peak:
 
 def _run_peak(step: Step) -> RunPeak:
     peak = step.peak
-    return RunPeak(
-        bytes=peak.bytes,
-        phase=peak.phase,
-        categories=peak.categories,
-        temporaries_by_phase=peak.temporaries_by_phase,
-        communication_by_part=peak.communication_by_part,
-        op=peak.op,
-        module=peak.module,
-        step=step.index,
-    )
+    return RunPeak(**{item.name: getattr(peak, item.name) for item in fields(peak)}, step=step.index)
 
 
 def _allocator(analysis: Analysis, position: int, step: int) -> Allocator:
@@ -387,12 +397,3 @@ def _allocator(analysis: Analysis, position: int, step: int) -> Allocator:
         outside=outside_in(analysis.recording, step),
         outside_process=process_outside_in(analysis.recording, step),
     )
-
-
-def _inferred(analysis: Analysis, position: int) -> Breakdown:
-    facts, count = analysis.facts, len(analysis.lifetimes)
-    concluded = np.zeros(count, dtype=np.bool_)
-    concluded[facts.allocation[facts.fact == Fact.INFERRED]] = True
-    concluded &= analysis.lifetimes.alive_at(position)
-    size = analysis.lifetimes.bytes
-    return {category: int(size[concluded & analysis.classes.of(category)].sum()) for category in CATEGORIES}

@@ -10,23 +10,23 @@ from pathlib import Path
 
 import click
 
-from ampmem.analysis.compare import Entry, entry_of
-from ampmem.analysis.compare import compare as compare_entries
+from ampmem.analysis.comparison.compare import Entry, entry_of
+from ampmem.analysis.comparison.compare import compare as compare_entries
 from ampmem.analysis.ranks.arms import merge_all
 from ampmem.analysis.ranks.reading import read_runs
-from ampmem.cli.assume import assumed_data
-from ampmem.cli.options import ScriptCommand, ScriptOptions, check_world, shared_options, simulated_gpu
+from ampmem.cli.options.assume import assumed_data
+from ampmem.cli.options.shared import ScriptCommand, ScriptOptions, check_world, shared_options, simulated_gpu
 from ampmem.cli.processes import launch
 from ampmem.cli.processes.children import chosen_arms, misplaced, profile_arguments
 from ampmem.cli.processes.progress import Course, Progress
 from ampmem.cli.ranks.launcher import check_processes
 from ampmem.errors import NothingRecorded, RecordingError
-from ampmem.outputs import check_output, claim, remove, remove_empty, say_written, sized
+from ampmem.output.files import check_output, claim, remove, remove_empty, say_written, sized
+from ampmem.output.terminal import Terminal
 from ampmem.recording import SUFFIX, rank_file, read
+from ampmem.reporters.text.common.layout import layout_for
 from ampmem.reporters.text.compare import render
-from ampmem.reporters.text.layout import layout_for
 from ampmem.reporters.text.ranks.arms import render_jobs
-from ampmem.terminal import Terminal
 from ampmem.units import format_bytes
 from ampmem.vocabulary import FORCED_ARMS, Arm, Device
 

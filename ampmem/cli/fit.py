@@ -15,16 +15,16 @@ from ampmem.allocator.gpus import GpuSpec
 from ampmem.analysis.fit.document import document, fit_schema
 from ampmem.analysis.fit.fit import FitResult, arm_fits, break_evens
 from ampmem.analysis.fit.search import remaining, wanted
-from ampmem.cli.assume import assumed_data
-from ampmem.cli.options import ScriptCommand, ScriptOptions, check_world, shared_options, simulated_gpu
+from ampmem.cli.options.assume import assumed_data
+from ampmem.cli.options.schema import schema_option
+from ampmem.cli.options.shared import ScriptCommand, ScriptOptions, check_world, shared_options, simulated_gpu
+from ampmem.cli.options.vary import OPTION, varied_arguments
 from ampmem.cli.processes.children import chosen_arms
 from ampmem.cli.processes.points import RunPlan, run_points
-from ampmem.cli.schema import schema_option
-from ampmem.cli.vary import OPTION, varied_arguments
 from ampmem.errors import UsageError
-from ampmem.outputs import check_output, say_written
+from ampmem.output.files import check_output, say_written
+from ampmem.reporters.text.common.layout import layout_for
 from ampmem.reporters.text.fit import left, render
-from ampmem.reporters.text.layout import layout_for
 from ampmem.vocabulary import FORCED_ARMS, Arm, Device
 
 STEPS = 2

@@ -20,7 +20,7 @@ import click
 from click.shell_completion import CompletionItem, shell_complete
 
 from ampmem.errors import AmpmemError
-from ampmem.terminal import Terminal
+from ampmem.output.terminal import Terminal
 from ampmem.version import __version__
 
 PROGRAM = "ampmem"
@@ -35,7 +35,9 @@ SUBCOMMANDS = {
     "profile": "Record where the memory of a training script goes.",
     "compare": "Record a script in each precision arm, and lay them side by side.",
     "fit": "Find the largest batch size that fits on a GPU, without one.",
+    "check": "Fail where a run takes more memory than its budgets or its baseline.",
     "show": "Print recordings as tables, or as JSON.",
+    "diff": "Say where the memory of two runs of changed code differs.",
     "report": "Write recordings to one HTML page that works offline.",
     "model": "Lay the published formulas of static memory side by side.",
     "import": "Turn a memory snapshot of PyTorch's into a recording.",

@@ -14,7 +14,7 @@ from ampmem.analysis.static_model.static_model import OPTIMIZERS, PRECISIONS, Op
 from ampmem.analysis.summary import Summary
 from ampmem.cli.show import report_of
 from ampmem.errors import NothingRecorded, UsageError
-from ampmem.reporters.text.layout import layout_for
+from ampmem.reporters.text.common.layout import layout_for
 from ampmem.reporters.text.model import note, render_recipe, render_recipes
 
 _COUNT = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:e\+?\d{1,2})?)([kmbt]?)", re.IGNORECASE | re.ASCII)
@@ -28,7 +28,7 @@ _MOST = 10**15
 @click.option(
     "--optimizer",
     metavar="NAME",
-    type=click.Choice(list(OPTIMIZERS)),
+    type=click.Choice(list(OPTIMIZERS), case_sensitive=False),
     default="adamw",
     show_default=True,
     help=f"The optimizer of the recipes: {', '.join(OPTIMIZERS)}. The published formulas are all for Adam.",
@@ -47,7 +47,9 @@ def model(file: Path | None, params: str | None, optimizer: str, name: str | Non
     any activation. Give a number of parameters with --params, or a recording: then what was measured in
     it is shown too, and which recipes and formulas agree with it, in their total and in their parts.
     """
-    if (file is None) == (params is None):
+    if file is None and params is None:
+        raise UsageError("say for how many parameters, as in --params 7e9, or name a recording")
+    if file is not None and params is not None:
         raise UsageError("give either --params or a recording, and not both")
     keys = list(PRECISIONS) if name is None else [name]
     recipes = [recipe(key, optimizer) for key in keys]

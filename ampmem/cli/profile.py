@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from ampmem.cli.assume import assumed_data
-from ampmem.cli.options import ScriptCommand, ScriptOptions, check_world, choices, shared_options, simulated_gpu
+from ampmem.cli.options.assume import assumed_data
+from ampmem.cli.options.shared import ScriptCommand, ScriptOptions, check_world, choices, shared_options, simulated_gpu
 from ampmem.cli.processes import afterwards
 from ampmem.cli.processes.guest import end_as, run_script
 from ampmem.cli.processes.messages import Audience, Parent, Person, StepEnded
@@ -20,12 +20,12 @@ from ampmem.cli.processes.rank_ends import OfRank, exit_of_rank
 from ampmem.cli.processes.rank_names import beside, left, remove_claim, tell_name
 from ampmem.cli.ranks.launcher import check_ranks, launch_ranks, launches
 from ampmem.cli.ranks.spawned import Spawner, may_spawn
-from ampmem.errors import AmpmemError, UsageError
+from ampmem.errors import AmpmemError, NothingRecorded, UsageError
 from ampmem.failure import FailureKind, FailureRecord, failure_of
-from ampmem.outputs import check_output, remove_empty, sized
+from ampmem.output.files import check_output, remove_empty, sized
 from ampmem.recorder.ranks.environment import launched
 from ampmem.recorder.script import Target
-from ampmem.recording import SUFFIX, add_plain_steps, rank_file
+from ampmem.recording import SUFFIX, add_plain_steps, rank_file, read
 from ampmem.vocabulary import Arm, Device
 
 if TYPE_CHECKING:
@@ -59,6 +59,11 @@ if TYPE_CHECKING:
     f"number where that exists: train.2{SUFFIX}]",
 )
 @click.option("--html", type=click.Path(path_type=Path), help="Also write the HTML report here.")
+@click.option(
+    "--snapshot",
+    type=click.Path(path_type=Path),
+    help="Also write a memory snapshot here, for pytorch.org/memory_viz, with ampmem's categories and names.",
+)
 @click.option("--quiet", is_flag=True, help="Print no tables.")
 @click.option("--report-to", type=click.Path(path_type=Path), hidden=True, help="Say all in this FILE, for ampmem.")
 @click.option(
@@ -74,6 +79,7 @@ def profile(
     run_to_end: bool,
     output: Path | None,
     html: Path | None,
+    snapshot: Path | None,
     quiet: bool,
     report_to: Path | None,
     times_into: Path | None,
@@ -99,6 +105,7 @@ def profile(
         run_to_end=run_to_end,
         output=output,
         html=html,
+        snapshot=snapshot,
         quiet=quiet,
         report_to=report_to,
         times_into=times_into,
@@ -138,8 +145,9 @@ def _carry_out(plan: Plan, audience: Audience) -> None:
         target = script.find()
         if plan.times_into is None:
             check_output(plan.path(target.title), force=script.force or plan.numbered or plan.launched is not None)
-            if plan.html is not None:
-                check_output(plan.html, force=script.force)
+            for output in (plan.html, plan.snapshot):
+                if output is not None:
+                    check_output(output, force=script.force)
     except FileNotFoundError as error:
         raise UsageError("the current directory is gone; go to one that is there, or give whole paths") from error
     if plan.seed is not None:
@@ -180,8 +188,18 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
             on_step=step_ended,
             on_done=None if plan.run_to_end else all_done,
         )
-        page = None if plan.html is None else plan.html.absolute()  # the script may change the directory
-        run = _Run(plan=plan, path=path, target=target, audience=audience, session=session, stopper=stopper, page=page)
+        # The script may change the directory.
+        page, snapshot = (None if output is None else output.absolute() for output in (plan.html, plan.snapshot))
+        run = _Run(
+            plan=plan,
+            path=path,
+            target=target,
+            audience=audience,
+            session=session,
+            stopper=stopper,
+            page=page,
+            snapshot=snapshot,
+        )
         arguments = plan.script.arguments
         with ExitStack() as undo:
             undo.callback(spawner.install(lambda: _withdraw(session)))
@@ -236,6 +254,7 @@ class _Run:
     session: Session
     stopper: Stopper
     page: Path | None
+    snapshot: Path | None
 
     def conclude(
         self, simulation: Simulation | None, failure: BaseException | None, spawned: Sequence[Path] = ()
@@ -254,15 +273,27 @@ class _Run:
         plan, say = self.plan, self.audience.say
         predicted = None if simulation is None else afterwards.predicted(simulation, failed=failure is not None)
         if failure is None:
-            afterwards.check(self.session, self.target)  # of what was not recorded nothing is predicted
+            self._check(simulation)  # of what was not recorded nothing is predicted
         if simulation is not None and predicted is not None:
-            for doubt in simulation.device.warnings if plan.quiet or failure is not None else ():  # or the tables do
-                say(doubt)
+            if plan.quiet or failure is not None:  # or the tables do
+                self._doubt(simulation)
             say(predicted)
         if failure is None:
             self._show()
         else:
             self._show_failure()
+
+    def _check(self, simulation: Simulation | None) -> None:
+        """As :func:`afterwards.check`; what is doubtful of a simulation may be why nothing was recorded."""
+        try:
+            afterwards.check(self.session, self.target)
+        except NothingRecorded:
+            self._doubt(simulation)
+            raise
+
+    def _doubt(self, simulation: Simulation | None) -> None:
+        for doubt in () if simulation is None else simulation.device.warnings:
+            self.audience.say(doubt)
 
     def _show(self) -> None:
         plan, recording = self.plan, self.session.options.path
@@ -273,8 +304,7 @@ class _Run:
         self.audience.say(message)
         if not plan.quiet and plan.launched is None:
             afterwards.show(recording, self.path, self.audience)
-        if self.page is not None:
-            self._write_page(self.page)
+        self._write_others()
 
     def _show_failure(self) -> None:
         plan, recording = self.plan, self.session.options.path
@@ -282,16 +312,24 @@ class _Run:
             if self.session.outcome.unfinished is not None:
                 if not plan.quiet:
                     afterwards.show_shortage(recording, self.audience)
-                if self.page is not None:
-                    self._write_page(self.page)
+                self._write_others()
         finally:
             self.audience.complain(afterwards.kept(self.session, self.path, self.stopper))
 
-    def _write_page(self, page: Path) -> None:
-        from ampmem.reporters.html import write
+    def _write_others(self) -> None:
+        """The page and the snapshot, where they are wanted."""
+        recording, force = self.session.options.path, self.plan.script.force
+        if self.page is not None:
+            from ampmem.reporters.html import write
 
-        write([self.session.options.path], page, force=self.plan.script.force)
-        self.audience.say(f"wrote {sized(self.plan.html or page, page)}")
+            write([recording], self.page, force=force)
+            self.audience.say(f"wrote {sized(self.plan.html or self.page, self.page)}")
+        if self.snapshot is not None:
+            from ampmem.analysis.analyse import analyse
+            from ampmem.reporters.export.snapshot import write_snapshot
+
+            write_snapshot(analyse(read(recording)), self.snapshot, force=force)
+            self.audience.say(f"wrote {sized(self.plan.snapshot or self.snapshot, self.snapshot)}")
 
 
 def _source_of(simulation: Simulation) -> SimulatedSource:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import click
 
-from ampmem.outputs import claim, remove_empty, sized
+from ampmem.output.files import claim, remove_empty, sized
+from ampmem.output.terminal import Terminal
 from ampmem.recording import without_journals
-from ampmem.terminal import Terminal
 
 SUFFIX = ".html"
 

@@ -11,7 +11,7 @@ import click
 
 from ampmem.allocator.settings import parse_settings
 from ampmem.allocator.trace import WhatIf, trace_of_events, what_if
-from ampmem.analysis.compare import compare, distinct
+from ampmem.analysis.comparison.compare import compare, distinct
 from ampmem.analysis.ranks.arms import Jobs, merge_all
 from ampmem.analysis.ranks.jobs import are_ranks
 from ampmem.analysis.ranks.ranks import ranks_schema
@@ -19,14 +19,14 @@ from ampmem.analysis.ranks.reading import ranks_beside, read_runs
 from ampmem.analysis.ranks.runs import RankRun, rank_run
 from ampmem.analysis.soundness import faults, soundness
 from ampmem.analysis.summary import summary_schema
-from ampmem.cli.schema import schema_option
+from ampmem.cli.options.schema import schema_option
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.recording import rank_of, rank_pattern, read, without_journals
 from ampmem.reporters.base import Report
 from ampmem.reporters.export.json import JsonReporter
+from ampmem.reporters.text.common.layout import Layout, layout_for
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.details import EVERYTHING, WHAT, Detail
-from ampmem.reporters.text.layout import Layout, layout_for
 from ampmem.reporters.text.ranks.arms import render_jobs
 from ampmem.reporters.text.sections.what_if import render_what_if
 from ampmem.reporters.text.table import TableReporter, separator
@@ -72,7 +72,7 @@ def _detail_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "checking",
     is_flag=True,
     help="Print one line per file, and exit with 1 unless in each the sums are the allocator's own and the static "
-    "model holds.",
+    "model holds. So does ampmem check FILE without a budget.",
 )
 @click.pass_context
 def show(
@@ -101,7 +101,7 @@ def show(
     details = EVERYTHING if everything else frozenset(detail for detail in Detail if chosen[detail.replace("-", "_")])
     layout, files = layout_for(sys.stdout), tuple(without_journals(files))
     if checking:
-        context.exit(1 if [path for path in files if not _is_sound(path)] else 0)
+        context.exit(1 if [path for path in files if not is_sound(path)] else 0)
     if settings:
         click.echo("\n\n".join(f"{path}\n\n{render_what_if(what_ifs(path, settings), layout)}" for path in files))
         return
@@ -183,7 +183,7 @@ def _others(run: RankRun) -> Iterator[str]:
         yield f"{said}and the file{'' if there == 1 else 's'} of {count} lie{'s' * (there == 1)} beside it: {pattern}"
 
 
-def _is_sound(path: Path) -> bool:
+def is_sound(path: Path) -> bool:
     """Whether the recording at ``path`` may be trusted; says so, or what speaks against it."""
     try:
         run = rank_run(path)

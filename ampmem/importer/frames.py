@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
+from itertools import takewhile
 from typing import Final
 
 from ampmem.allocator.snapshots.snapshot import Frame
@@ -30,8 +31,9 @@ class CallSite(Enum):
 class Purpose(Enum):
     """What memory is for, where a C++ function's name alone says so."""
 
-    CAST = "a copy that autocast makes"
-    WORKSPACE = "a workspace of cuBLAS"
+    CAST = "a copy in low precision that autocast makes"
+    PROMOTION = "a copy in full precision that autocast makes"
+    WORKSPACE = "a workspace of a library"
     REDUCTION = "scratch of a reduction"
     GRADIENT = "a gradient"
 
@@ -41,7 +43,8 @@ class Reading:
     """One stack, read. ``text`` has its Python frames as ``file:line function``, outermost first.
 
     ``op`` is the torch op that asked (``aten::bmm``), ``implementation`` how the optimizer runs, where it is
-    one of torch's. ``known`` says that there is a stack at all, ``native`` that it has C++ frames.
+    one of torch's, and ``optimizing`` whether the innermost Python code is an optimizer's. ``leaving_autocast`` says
+    that a region of autocast is being left, ``known`` that there is a stack at all, ``native`` that it has C++ frames.
     """
 
     place: CallSite | None
@@ -49,6 +52,8 @@ class Reading:
     op: str
     text: str
     zeroing: bool
+    optimizing: bool
+    leaving_autocast: bool
     implementation: str
     known: bool
     native: bool
@@ -63,10 +68,14 @@ _MODULE_CALLS: Final = frozenset({"_call_impl", "_wrapped_call_impl"})
 _PURPOSES: Final = (
     ("getNewWorkspace", Purpose.WORKSPACE),
     ("getCUDABlasLtWorkspace", Purpose.WORKSPACE),
-    ("at::autocast::cached_cast", Purpose.CAST),
     ("AccumulateGrad::", Purpose.GRADIENT),
     ("gpu_reduce_kernel", Purpose.REDUCTION),
 )
+_ASKS_FOR_A_WORKSPACE: Final = ("run_conv_plan", "run_fused_conv", "raw_cudnn_convolution", "gemm_and_bias")
+"""Functions that ask for a workspace of cuDNN or cuBLASLt by themselves; tensors are asked for through an op."""
+_CACHED_CAST: Final = "at::autocast::cached_cast"
+_POLICY: Final = re.compile(r"\(at::autocast::CastPolicy\)([1-9])")
+"""The policies of autocast but for the first, which is that of ops that run in low precision."""
 _ENGINE: Final = "torch::autograd::Engine::"
 _IMPLEMENTATIONS: Final = (("_multi_tensor_", "foreach"), ("_fused_", "fused"), ("_single_tensor_", "for-loop"))
 
@@ -96,6 +105,8 @@ def read_stack(stack: tuple[Frame, ...]) -> Reading:
         op=op,
         text="\n".join(reversed([_line(frame) for frame in python[:_MAX_LINES]])),
         zeroing=any(frame.name == "zero_grad" for frame in python),
+        optimizing=bool(python) and "optim" in python[0].filename.lower(),
+        leaving_autocast=bool(python) and _leaves_autocast(python[0]),
         implementation=next(
             (word for mark, word in _IMPLEMENTATIONS if any(frame.name.startswith(mark) for frame in python)), ""
         ),
@@ -109,6 +120,11 @@ def _line(frame: Frame) -> str:
 
 
 def _purpose(names: list[str]) -> Purpose | None:
+    own = takewhile(lambda name: _OP.search(name) is None, names)
+    if any(mark in name for name in own for mark in _ASKS_FOR_A_WORKSPACE):
+        return Purpose.WORKSPACE
+    if any(_CACHED_CAST in name for name in names):
+        return Purpose.PROMOTION if any(_POLICY.search(name) for name in names) else Purpose.CAST
     return next((purpose for mark, purpose in _PURPOSES if any(mark in name for name in names)), None)
 
 
@@ -142,6 +158,10 @@ def _steps(frame: Frame) -> bool:
     if frame.filename.endswith("torch/optim/optimizer.py"):
         return frame.name in ("wrapper", "profile_hook_step", "_use_grad")
     return frame.name == "step" and "optim" in frame.filename.lower() and "lr_scheduler" not in frame.filename
+
+
+def _leaves_autocast(frame: Frame) -> bool:
+    return frame.name == "__exit__" and frame.filename.endswith("torch/amp/autocast_mode.py")
 
 
 def _goes_back(frame: Frame) -> bool:

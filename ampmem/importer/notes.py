@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from ampmem.allocator.snapshots.snapshot import ALLOC, DeviceSnapshot
+from ampmem.importer.claims import Conclusions
 from ampmem.importer.frames import Reading
-from ampmem.importer.infer import Conclusions
 from ampmem.importer.phases import Course
 from ampmem.importer.replay import BEFORE, TracedBlocks
 from ampmem.names import NO_TIMES
 from ampmem.units import format_bytes, format_count
+
+_KINDS: Final = 5
+"""How many kinds of events that were left out are named."""
 
 
 def notes_of(
@@ -19,13 +23,14 @@ def notes_of(
     """The notes, in order of weight."""
     return (
         *_beginning(lives),
-        *_checked(lives),
+        *_checked(snapshot, lives),
         *_failed(snapshot),
         *_stacks(lives, readings),
         *_course(course),
         *found.notes,
         *_types(found),
         *_clock(snapshot),
+        *_left_out(snapshot),
     )
 
 
@@ -39,9 +44,14 @@ def _beginning(lives: TracedBlocks) -> list[str]:
     ]
 
 
-def _checked(lives: TracedBlocks) -> list[str]:
+def _checked(snapshot: DeviceSnapshot, lives: TracedBlocks) -> list[str]:
     if lives.checked:
         return []
+    if snapshot.has_strangers:
+        return [
+            "the trace and the segments disagree, and events were left out that may be why; there is no total to check "
+            "against"
+        ]
     if lives.strangers:
         return [
             f"the trace does not end where the segments are, in {format_count(lives.strangers)} blocks: recording was "
@@ -95,6 +105,18 @@ def _clock(snapshot: DeviceSnapshot) -> list[str]:
     notes = []
     if not snapshot.timed:
         notes.append(NO_TIMES)
-    if snapshot.unknown:
-        notes.append(f"{format_count(snapshot.unknown)} events are of a kind that this version of ampmem does not know")
+    return notes
+
+
+def _left_out(snapshot: DeviceSnapshot) -> list[str]:
+    notes = []
+    if snapshot.left_out:
+        kinds = [f"{action} ({format_count(count)})" for action, count in snapshot.left_out]
+        named = ", ".join(kinds[:_KINDS])
+        more = f" and {format_count(len(kinds) - _KINDS)} other kinds" if len(kinds) > _KINDS else ""
+        notes.append(f"events of these kinds were left out, since ampmem does not read them: {named}{more}")
+    if snapshot.host_events:
+        notes.append(
+            f"the snapshot also has {format_count(snapshot.host_events)} events of pinned host memory, not shown"
+        )
     return notes

@@ -101,9 +101,13 @@ def _phases(replay: TracedBlocks, readings: Sequence[Reading], updates: Sequence
 
 def _stretches(replay: TracedBlocks, phases: Sequence[Phase]) -> list[tuple[int, Phase]]:
     stretches: list[tuple[int, Phase]] = []
+    before = 0
     for event, phase in zip(replay.events, phases, strict=True):
         if not stretches or stretches[-1][1] != phase:
-            stretches.append((event.time_ns, phase))
+            # An update is over right after what it did last, before anything else is freed.
+            updated = bool(stretches) and stretches[-1][1] == Phase.OPTIMIZER
+            stretches.append((min(before + 1, event.time_ns) if updated else event.time_ns, phase))
+        before = event.time_ns
     return stretches
 
 

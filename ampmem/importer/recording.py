@@ -34,15 +34,16 @@ from ampmem.events import (
     RunRecord,
     StepRecord,
 )
+from ampmem.importer.claims import Conclusions
 from ampmem.importer.frames import Purpose, Reading, read_stack
-from ampmem.importer.infer import Conclusions, conclude, from_forward
+from ampmem.importer.infer import conclude, from_forward
 from ampmem.importer.notes import notes_of
 from ampmem.importer.phases import Course, course_of
 from ampmem.importer.replay import BEFORE, Allocation, TracedBlocks, replay
 from ampmem.importer.segments import segments_of
 from ampmem.importer.unpickle import load
 from ampmem.names import NOT_KNOWN
-from ampmem.outputs import check_output, replaced
+from ampmem.output.files import check_output, replaced
 from ampmem.recording import Batch, Description, RecordingWriter
 from ampmem.version import __version__
 from ampmem.vocabulary import Arm, Device, SourceKind
@@ -220,6 +221,8 @@ def _facts(lives: TracedBlocks, found: Conclusions, texts: _Texts) -> FactColumn
     for claim in found.claims:
         allocation = lives.allocations[claim.allocation]
         when = _start(lives) - 1 if allocation.born == BEFORE else lives.events[allocation.born].time_ns
+        if claim.at_death:
+            when = max(when, lives.events[allocation.died].time_ns - 1)
         kind = dtype if claim.fact == Fact.PARAMETER else 0
         rows.append((when, allocation.address, claim.fact, texts.id(claim.name), 0, kind, 0))
         if not claim.seen:
@@ -257,7 +260,7 @@ def _allocator(snapshot: DeviceSnapshot) -> AllocatorRecord:
 
 
 def _arm(lives: TracedBlocks, readings: Sequence[Reading]) -> ArmRecord:
-    cast = any(readings[event.stack].purpose is Purpose.CAST for event in lives.events)
+    cast = any(readings[event.stack].purpose in (Purpose.CAST, Purpose.PROMOTION) for event in lives.events)
     # Sizes do not tell bfloat16 from float16.
     return ArmRecord(name=Arm.AMP if cast else Arm.AS_IS, dtype="16-bit" if cast else None, cache=None, scaler=False)
 

@@ -9,6 +9,7 @@ from ampmem.allocator.rounding import round_size
 from ampmem.allocator.settings import Settings
 from ampmem.allocator.snapshots.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED, DeviceSnapshot, SnapshotEvent
 from ampmem.errors import RecordingError
+from ampmem.importer.blocks import BlockSizes, block_sizes
 
 ALIVE = -1
 """Value of :attr:`Allocation.died` for what is alive when the snapshot is taken."""
@@ -61,11 +62,17 @@ class TracedBlocks:
 def replay(snapshot: DeviceSnapshot) -> TracedBlocks:
     """Raises :class:`RecordingError` when the trace contradicts itself."""
     events = _lives_only(snapshot.events)
+    foreign = 0
+    if snapshot.has_strangers:
+        events, foreign = _taking_turns(events)
     there = [(segment, block) for segment in snapshot.segments for block in segment.blocks if block.allocated]
     final = {block.address: (block.requested, segment.stream) for segment, block in there}
     block_bytes = {block.address: block.size for _, block in there}
     before, strangers = _rewind(events, final)
-    allocations, owner = _forward(events, before, block_bytes, snapshot.settings or Settings())
+    strangers += foreign
+    settings = snapshot.settings or Settings()
+    handed_out = None if strangers else block_sizes(snapshot, settings)
+    allocations, owner = _forward(events, before, _Sizes(block_bytes, handed_out, settings))
     if sum(max(allocation.bytes, allocation.block_bytes) for allocation in allocations) > _MOST_BYTES:
         raise RecordingError("the snapshot is damaged: its allocations have more bytes than can be added up")
     born_bytes = sum(allocation.bytes for allocation in allocations if allocation.born == BEFORE)
@@ -85,6 +92,23 @@ def _lives_only(events: tuple[SnapshotEvent, ...]) -> list[SnapshotEvent]:
     # A completion whose request the ring has lost is of a block that was no longer allocated.
     free = FREE_REQUESTED if any(event.action == FREE_REQUESTED for event in events) else FREE_COMPLETED
     return [event for event in events if event.action in (ALLOC, free)]
+
+
+def _taking_turns(events: list[SnapshotEvent]) -> tuple[list[SnapshotEvent], int]:
+    """The allocs and frees that take turns at each address, and in how many blocks the others are left out.
+
+    Where there are kinds of events that are not known, a block may have been born or have died by one of them.
+    """
+    kept: list[SnapshotEvent] = []
+    allocated: dict[int, bool] = {}
+    odd: set[int] = set()
+    for event in events:
+        if allocated.get(event.address) == (event.action == ALLOC):
+            odd.add(event.address)
+            continue
+        allocated[event.address] = event.action == ALLOC
+        kept.append(event)
+    return kept, len(odd)
 
 
 def _rewind(events: list[SnapshotEvent], final: _Blocks) -> tuple[_Blocks, int]:
@@ -118,9 +142,31 @@ def _contradiction(index: int, event: SnapshotEvent) -> RecordingError:
     )
 
 
-def _forward(
-    events: list[SnapshotEvent], before: _Blocks, block_bytes: dict[int, int], settings: Settings
-) -> tuple[list[Allocation], list[int]]:
+class _Sizes:
+    """How large each block was: what the segments say, else the trace, else what its request is rounded to."""
+
+    def __init__(self, final: dict[int, int], handed_out: BlockSizes | None, settings: Settings) -> None:
+        self._final = final
+        self._before = {} if handed_out is None else handed_out.before
+        self._allocs = () if handed_out is None else handed_out.allocs
+        self._settings = settings
+        self._rounded: dict[int, int] = {}
+
+    def of(self, address: int, size: int, number: int, died: int) -> int:
+        """The block of the trace's alloc ``number``, or of one from before it, where that is negative."""
+        block = self._final.get(address) if died == ALIVE else None
+        if block is None and number < 0:
+            block = self._before.get(address)
+        elif block is None and number < len(self._allocs):
+            block = self._allocs[number]
+        if block is None:
+            block = self._rounded.get(size)
+        if block is None:
+            block = self._rounded[size] = round_size(size, self._settings)
+        return block
+
+
+def _forward(events: list[SnapshotEvent], before: _Blocks, sizes: _Sizes) -> tuple[list[Allocation], list[int]]:
     births: list[tuple[int, int, int, int]] = []
     died: dict[int, int] = {}
     alive: dict[int, int] = {}
@@ -137,13 +183,8 @@ def _forward(
             died[number] = index
         owner.append(number)
     allocations = []
-    rounded: dict[int, int] = {}
     for number, (address, size, stream, born) in enumerate(births):
         death = died.get(number, ALIVE)
-        block = block_bytes.get(address) if death == ALIVE else None
-        if block is None:
-            block = rounded.get(size)
-            if block is None:
-                block = rounded[size] = round_size(size, settings)
+        block = sizes.of(address, size, number - len(before), death)
         allocations.append(Allocation(address, size, block, stream, born, death))
     return allocations, owner

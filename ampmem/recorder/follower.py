@@ -27,7 +27,7 @@ from ampmem.recorder.steering import depth
 from ampmem.recorder.steering.arms import ArmSeen
 from ampmem.recorder.steering.steering import Steering
 from ampmem.recorder.steps import OpenStep
-from ampmem.recorder.torch_private import in_backward
+from ampmem.recorder.torch_private.general import in_backward
 from ampmem.recorder.update import RunningUpdate
 from ampmem.vocabulary import Mark, StepOn
 
@@ -140,7 +140,7 @@ class Follower:
 
     def begin_step(self) -> None:
         """A step begins."""
-        self._log.enter_phase(Phase.BETWEEN, step=self._outcome.steps)
+        self._log.enter_phase(Phase.BETWEEN, step=self._outcome.number)
         ended_ns = self.open_step.end_ns
         self.open_step = OpenStep() if ended_ns is None else OpenStep(start_ns=ended_ns)
         self._model_ran = False
@@ -285,7 +285,7 @@ class Follower:
             self._note(together)
         if ended_ns is not None and self.recording:
             self.open_step.end_ns = ended_ns
-            self._log.begin_step(ended_ns, self._outcome.steps + 1)
+            self._log.begin_step(ended_ns, self._outcome.number + 1)
         self._end_step()
 
     def script_over(self) -> None:

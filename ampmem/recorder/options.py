@@ -20,7 +20,8 @@ class Options:
     """What to record, and where to.
 
     ``steps`` is how many steps to record, ``None`` for as many as come; ``skip`` how many to let
-    pass before. ``timed`` only times ``steps`` steps and writes nothing. ``baseline`` says that the
+    pass before, ``first_step`` the number of the first of all. ``timed`` only times ``steps`` steps and writes nothing.
+    ``baseline`` says that the
     script is running already, so storages may be alive. ``arm`` is the precision to force on the
     script, ``dtype`` what autocast is to cast to; ``None`` for what the script says. ``device`` is whose
     memory to record. ``synchronize`` waits for a CUDA device at each step's end. ``step_on`` is what ends a step.
@@ -32,6 +33,7 @@ class Options:
     arguments: tuple[str, ...] = ()
     steps: int | None = None
     skip: int = 0
+    first_step: int = 0
     timed: bool = False
     stacks: bool = True
     force: bool = False

@@ -35,6 +35,8 @@ class Outcome:
     """The class of a model that ran forward on another thread than the recorded one."""
     steps: int = 0
     """Steps that have ended, those that were skipped too."""
+    first_step: int = 0
+    """The number that the first of them has."""
     recorded: int = 0
     """Those of them that are in the recording."""
     unfinished: int | None = None
@@ -43,6 +45,11 @@ class Outcome:
     """Why the recording ended before the script did, when it did."""
     failure: FailureRecord | None = None
     """Why the script failed, if it did and the recording had not ended by then."""
+
+    @property
+    def number(self) -> int:
+        """The number of the step that has not ended yet."""
+        return self.first_step + self.steps
 
     def check(self, elsewhere: str | None, unseen: str = "") -> None:
         """Raise :class:`NothingRecorded` when there is nothing to show.
@@ -75,7 +82,8 @@ class Outcome:
 
     def _why_nothing(self) -> str | None:
         if self.steps < self.skip:
-            return f"no step was recorded: the script made {self.steps} steps and --skip is {self.skip}; skip fewer"
+            made = "1 step" if self.steps == 1 else f"{self.steps} steps"
+            return f"no step was recorded: the script made {made} and --skip is {self.skip}; skip fewer"
         if not self.model and self.other_thread is not None:
             return (
                 f"no model was seen on the recorded thread: {self.other_thread} ran forward on another one. ampmem "

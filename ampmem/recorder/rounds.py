@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import combinations
 
 import torch
@@ -221,7 +222,10 @@ class Optimizers:
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+    """None where its class does not let them be asked for: a wrapper need not be set up as torch's are."""
+    with suppress(Exception):
+        for group in optimizer.param_groups:
+            yield from group["params"]
 
 
 def _times(count: int) -> str:

@@ -183,7 +183,7 @@ def _own(trace: TracebackType | None) -> TracebackType | None:
         entries.append(trace)
         trace = trace.tb_next
     started = [i for i, entry in enumerate(entries) if entry.tb_frame.f_code is execute.__code__]
-    return _linked_up(_without_ours(entries[started[0] + 1 :] if started else entries))
+    return _linked_up(_without_ours(entries[started[-1] + 1 :] if started else entries))
 
 
 def _linked_up(entries: Sequence[TracebackType]) -> TracebackType | None:

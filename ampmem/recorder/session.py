@@ -23,7 +23,7 @@ from ampmem.recorder.hooks.casts import CastHooks
 from ampmem.recorder.hooks.every import Hooks
 from ampmem.recorder.hooks.forward import ForwardMode, ForwardObserver, SavedTensors
 from ampmem.recorder.models.holders import Holders
-from ampmem.recorder.models.live import collection_paused, live_objects
+from ampmem.recorder.models.live import collection_paused, live_at_start
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.placement import Placement
 from ampmem.recorder.models.stacks import Stacks
@@ -73,7 +73,7 @@ class Session:
     def _make(self, options: Options, source: Source | None) -> None:
         self._notes = Notes(check_torch(options))
         self.options = options
-        self.outcome = Outcome(skip=options.skip, step_on=options.step_on)
+        self.outcome = Outcome(skip=options.skip, step_on=options.step_on, first_step=options.first_step)
         self.stopwatch = Stopwatch(synchronize=options.synchronize)
         self._undo = ExitStack()
         self._undo.callback(release, self)
@@ -173,7 +173,7 @@ class Session:
         elif self.options.skip == 0:
             self._begin()
         elif self.options.baseline:
-            for optimizer in live_objects().optimizers:
+            for optimizer in live_at_start()[0]:
                 self.add_optimizer(optimizer)
         if self.options.step_on is StepOn.FORWARD:
             self._skim()
@@ -278,9 +278,9 @@ class Session:
             self._unskim()
         self._source.check()
         if self.options.baseline or self.options.skip:
-            live = live_objects()
-            self._storages.add(live.tensors)
-            for optimizer in live.optimizers:
+            optimizers, tensors = live_at_start()
+            self._storages.add(tensors, self._holders.state_of(optimizers))
+            for optimizer in optimizers:
                 self.add_optimizer(optimizer)
         self._undo.callback(self._storages.forget)
         self._undo.callback(self._gradients.remove)
@@ -328,7 +328,7 @@ class Session:
     def _append_step(self) -> None:
         try:
             raw, taken = self._source.drain(), self._device.take()
-            self._write(raw, taken, self._follower.open_step.record(self.outcome.steps))
+            self._write(raw, taken, self._follower.open_step.record(self.outcome.number))
         except RecordingError as error:
             self._give_up(str(error))
             return
@@ -376,7 +376,8 @@ class Session:
             step = self._unfinished_step()
         self.models.note()  # as every forward does when it starts
         if failure is None:
-            self._holders.note_rest(self.models, self._follower.optimizers, self._source.blocks())
+            states = self._hooks.optimizers.note_idle(self._follower.optimizers)
+            self._holders.note_rest(self.models, states, self._source.blocks())
         try:
             self._write(raw, taken, step)
         except RecordingError as error:  # as in _give_up: the script goes on
@@ -386,12 +387,11 @@ class Session:
         """The step in which memory ran out, or else the script's setup; notes what else is known by now."""
         self.models.add_registered()
         for optimizer in self._follower.optimizers:
-            if optimizer.state:
-                self._hooks.optimizers.note_state(optimizer)
+            self._hooks.optimizers.note_kept(optimizer)
         if self.log.phase == Phase.OPTIMIZER:
             self._update.end()
-        self.outcome.unfinished = self.outcome.steps
-        return self._follower.open_step.record(self.outcome.steps, finished=False)
+        self.outcome.unfinished = self.outcome.number
+        return self._follower.open_step.record(self.outcome.number, finished=False)
 
     def _write(self, raw: RawEvents, taken: Taken, step: StepRecord | None) -> None:
         assert self.writer is not None

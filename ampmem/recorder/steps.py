@@ -11,7 +11,7 @@ import torch
 from ampmem.events import StepRecord
 from ampmem.patching import hook
 from ampmem.recorder.sources.cuda.late import LateNumber, settled
-from ampmem.recorder.torch_private import on_module_before
+from ampmem.recorder.torch_private.general import on_module_before
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The ``.ampmem`` file: one SQLite database per process, appended to as the run goes, and read whole."""
 
 from ampmem.recording.bounds import MOST_STEPS
-from ampmem.recording.kinds import check_recording, taken_for_script
+from ampmem.recording.kinds import check_recording, is_recording, taken_for_script
 from ampmem.recording.layout import FORMAT_VERSION, SUFFIX
 from ampmem.recording.rank_files import RankFile, rank_file, rank_of, rank_pattern, without_journals
 from ampmem.recording.reader import job_of, read, world_size_of
@@ -17,6 +17,7 @@ __all__ = [
     "RecordingWriter",
     "add_plain_steps",
     "check_recording",
+    "is_recording",
     "job_of",
     "rank_file",
     "rank_of",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 from ampmem.errors import RecordingError, UsageError
@@ -40,6 +42,17 @@ def taken_for_script(path: Path) -> str | None:
     if _begins(path) == _DATABASE:
         return f"{path} is a recording, and no script; this shows it: ampmem show {shlex.quote(str(path))}"
     return taken_for_recording(path)
+
+
+def is_recording(path: Path) -> bool:
+    """Whether ``path`` is a recording of this version of ampmem or of another one, however damaged its steps are."""
+    if _begins(path) != _DATABASE:
+        return False
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            return connection.execute("SELECT 1 FROM meta WHERE key = 'format_version'").fetchone() is not None
+    except sqlite3.Error:
+        return False
 
 
 def _begins(path: Path) -> bytes:

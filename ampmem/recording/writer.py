@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from json import dumps  # taken now: a script may put another in its place
 from pathlib import Path
 
+import numpy as np
+
 from ampmem.errors import RecordingError, UsageError
 from ampmem.events import (
     NO_SEGMENTS,
@@ -33,9 +35,12 @@ from ampmem.events import (
     StepRecord,
 )
 from ampmem.failure import FailureRecord
-from ampmem.outputs import make_way
+from ampmem.output.files import make_way
 from ampmem.recording.layout import COLUMN_TABLES, ENDED, FORMAT_VERSION, MESH, ROWS, schema
 from ampmem.recording.reader import read
+
+_VARIABLES = 999
+"""So many a statement may have in every SQLite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,8 +210,13 @@ class RecordingWriter:
         self._database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
 
     def _insert_columns(self, table: str, columns: Columns) -> None:
-        arrays = [getattr(columns, name).tolist() for name in columns.names()]
-        self._insert(table, zip(*arrays, strict=True), _places(len(arrays)))
+        rows = np.stack([getattr(columns, name) for name in columns.names()], axis=1)
+        width = rows.shape[1]
+        at_once = _VARIABLES // width  # a statement for each row would take twice as long
+        whole = len(rows) - len(rows) % at_once
+        if whole:
+            self._insert(table, rows[:whole].reshape(-1, at_once * width).tolist(), _places(width, at_once))
+        self._insert(table, rows[whole:].tolist(), _places(width))
 
     def _insert_records(self, table: str, records: Sequence[object]) -> None:
         rows = [tuple(_cell(getattr(record, field.name)) for field in fields(record)) for record in records]  # type: ignore[arg-type]
@@ -218,8 +228,9 @@ def _ending(*, ended: bool) -> dict[str, bool]:
     return {"ended": ended}
 
 
-def _places(count: int) -> str:
-    return f"VALUES ({', '.join('?' * count)})"
+def _places(count: int, rows: int = 1) -> str:
+    row = f"({', '.join('?' * count)})"
+    return f"VALUES {', '.join([row] * rows)}"
 
 
 def _run_rows(run: RunRecord, place: PlaceRecord | None = None) -> dict[str, object]:

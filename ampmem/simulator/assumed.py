@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from ampmem.errors import UsageError
+from ampmem.vocabulary import ASSUMABLE
+
+OPTION = "--assume "
+_LINE = re.compile(r"(?:\./)?(?P<place>.+:[1-9][0-9]*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumed:
     """``fractions`` says, by the name of an op whose result depends on the data, how many of the elements it finds;
-    ``numbers``, by ``FILE:LINE``, which number the script reads from the device there."""
+    ``numbers``, by ``FILE:LINE``, which number the script reads from the device there; ``uncompiled``, that what
+    ``torch.compile`` compiles runs as it is. ``option`` is how the user says so, which messages name."""
 
     fractions: Mapping[str, float] = field(default_factory=dict)
     numbers: Mapping[str, float] = field(default_factory=dict)
+    uncompiled: bool = False
+    option: str = OPTION
+
+    @property
+    def named(self) -> str:
+        """What the option is called."""
+        return self.option.strip()
+
+    def advice(self, text: str) -> str:
+        """How to say ``text``: ``--assume nonzero=0.5``, or ``assume=["nonzero=0.5"]`` in Python."""
+        return f"{self.option}{text}" if self.option == OPTION else f'{self.option}["{text}"]'
 
     def number(self, line: str) -> tuple[str, float] | None:
         """What is read at ``line``, and as which line the user named it: the end of the path is enough."""
@@ -24,3 +43,55 @@ class Assumed:
 
 
 NOTHING = Assumed()
+_COMPILE = "compile"
+
+
+def assumed_of(texts: Sequence[str], option: str = "assume=") -> Assumed:
+    """What ``texts`` say, such as ``nonzero=0.5``, ``train.py:12=7`` or ``compile=eager``.
+
+    A single one may be given as it is. ``option`` is what messages say before each. Raises :class:`UsageError` for
+    what cannot be meant.
+    """
+    fractions: dict[str, float] = {}
+    numbers: dict[str, float] = {}
+    uncompiled = False
+    for text in (texts,) if isinstance(texts, str) else texts:
+        name, _, given = text.partition("=")
+        line = _LINE.fullmatch(name)
+        if name in fractions or (line is not None and line["place"] in numbers) or (uncompiled and name == _COMPILE):
+            raise UsageError(f"{option.strip()}: {name} is there twice")
+        if name == _COMPILE:
+            uncompiled = _eager(option + text, given)
+        elif line is not None:
+            numbers[line["place"]] = _number(option + text, given)
+        else:
+            fractions[name] = _fraction(option + text, name, given)
+    return Assumed(fractions=fractions, numbers=numbers, uncompiled=uncompiled, option=option)
+
+
+def _eager(text: str, given: str) -> bool:
+    if given != "eager":
+        raise UsageError(f"{text}: compiled code cannot be simulated; compile=eager runs it uncompiled")
+    return True
+
+
+def _number(text: str, given: str) -> float:
+    try:
+        return float(given) if "." in given or "e" in given else int(given)
+    except ValueError:
+        raise UsageError(f"{text}: it takes the number that is read there, such as train.py:12=7") from None
+
+
+def _fraction(text: str, op: str, given: str) -> float:
+    if op not in ASSUMABLE:
+        raise UsageError(
+            f"{text}: there is no op {op!r} to assume of; there are {', '.join(ASSUMABLE)}, lines of the "
+            "script where a number is read, such as train.py:12=7, and compile=eager"
+        )
+    try:
+        fraction = float(given)
+    except ValueError:
+        fraction = -1.0
+    if not 0 <= fraction <= 1:
+        raise UsageError(f"{text}: it takes a fraction of the elements, from 0 to 1, such as {op}=0.5")
+    return fraction

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import RLock
 from time import time_ns
 from typing import NamedTuple
 
 import torch
 
-from ampmem.allocator.gpus import CONTEXT, GpuSpec
+from ampmem.allocator.gpus import GpuSpec
 from ampmem.allocator.model.blocks import ALLOCATED, Block
 from ampmem.allocator.model.caching import DeviceCachingAllocator
+from ampmem.allocator.model.layout import SnapshotSegment
 from ampmem.allocator.model.oom import OutOfMemory
 from ampmem.allocator.settings import Settings
 from ampmem.events import Action, PredictionRecord
 from ampmem.names import warning
 from ampmem.simulator.memory.order import Reached, StreamOrder
 from ampmem.simulator.memory.peaks import Highest, Peaks, prediction
-from ampmem.simulator.private import running_node, storage_key
+from ampmem.simulator.private.general import running_node
+from ampmem.simulator.private.ops import storage_key
 
 KEEPS_UP = (
     "assumed: the device keeps up with the script, so a block that other streams used is free again at the next "
@@ -58,7 +62,7 @@ class SimulatedDevice:
         self.gpu = gpu
         self.label = label
         """The type of torch device that it stands for: ``cuda``, unless it is compared with the CPU profiler."""
-        self.allocator = DeviceCachingAllocator(settings, total_memory=gpu.total_memory, outside=CONTEXT)
+        self.allocator = DeviceCachingAllocator(settings, total_memory=gpu.total_memory, outside=gpu.context.least)
         self.order = StreamOrder(self.allocator.recorded_events)
         self.recorder: Callable[[Event], None] | None = None
         self.on_workspace: Callable[[int, str], None] | None = None
@@ -78,12 +82,17 @@ class SimulatedDevice:
         """What it left out, likewise."""
         self._libraries: dict[str, tuple[int, int]] = {}
         self._peaks = Peaks(self.allocator.counters)
-        self._highest = Highest(settings, gpu.total_memory - CONTEXT)
+        self._highest = Highest(
+            settings, gpu.total_memory - gpu.context.least, sure=gpu.total_memory - gpu.context.most
+        )
         self._blocks: dict[int, Block] = {}
         self._references: dict[int, _StorageRef] = {}
+        self.lock = RLock()
+        """Whoever runs an op or uses the allocators has it: there may be several threads."""
         self._busy = False
         self._dead: list[_StorageRef] = []
-        """Storages that died while the allocator was at work: the garbage collector may run at any time."""
+        """Storages that died and have their blocks still. They may do so at any time, on any thread, and wait for
+        nobody there: so where the allocators are at work, who works with them takes the blocks back at the end."""
 
     def assume(self, text: str) -> None:
         """Keep ``text``, once, for the recording's notes."""
@@ -100,6 +109,27 @@ class SimulatedDevice:
     def leave_out(self, what: str) -> None:
         """``what`` a GPU would have allocated is in none of the numbers."""
         self.unmodelled[what] = None
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Nobody else uses the allocators, and no block is taken back on the way."""
+        try:
+            with self.lock:
+                former, self._busy = self._busy, True
+                try:
+                    yield
+                finally:
+                    self._busy = former
+        finally:
+            self.bury()
+
+    def bury(self) -> None:
+        """Take back the blocks of storages that died, unless somebody else will."""
+        while self._dead and not self._busy and self.lock.acquire(blocking=False):
+            try:
+                self._take_back()
+            finally:
+                self.lock.release()
 
     def storage_address(self, tensor: torch.Tensor) -> int:
         """The address on this device of the first byte of ``tensor``'s storage, or the real one of a real tensor.
@@ -127,56 +157,56 @@ class SimulatedDevice:
 
     def born(self, storage: torch.UntypedStorage) -> None:
         """Give ``storage`` a block unless it has one. Raises ``torch.OutOfMemoryError`` as the device would."""
-        key = storage_key(storage)
-        if key not in self._references:
-            reference = _StorageRef(storage, self._died)
-            reference.key = key
-            self._references[key] = reference
-        size = storage.nbytes()
-        if key not in self._blocks and size > 0:
-            self._blocks[key] = self.malloc(size)
+        with self.lock:
+            self.bury()  # one that died may have been at the same address
+            key = storage_key(storage)
+            if key not in self._references:
+                reference = _StorageRef(storage, self._died)
+                reference.key = key
+                self._references[key] = reference
+            size = storage.nbytes()
+            if key not in self._blocks and size > 0:
+                self._blocks[key] = self.malloc(size)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """``storage`` may have another size now: then it has got a new block, and given its old one back."""
-        key = storage_key(storage)
-        if key not in self._references:
-            return  # it lies elsewhere
-        block = self._blocks.get(key)
-        if block is not None and block.requested != storage.nbytes():
-            self.free(self._blocks.pop(key))
-        self.born(storage)
+        with self.lock:
+            self.bury()
+            key = storage_key(storage)
+            if key not in self._references:
+                return  # it lies elsewhere
+            block = self._blocks.get(key)
+            if block is not None and block.requested != storage.nbytes():
+                self.free(self._blocks.pop(key))
+            self.born(storage)
 
     def malloc(self, size: int) -> Block:
         """A block of the current stream that belongs to no storage. Raises ``torch.OutOfMemoryError``."""
-        self._busy = True
         stream = self.order.current()
-        try:
-            if self.allocator.counters.awaiting:
-                self.allocator.complete_events()
-            block = self.allocator.malloc(size, stream)
+        with self._at_work():
+            try:
+                if self.allocator.counters.awaiting:
+                    self.allocator.complete_events()
+                block = self.allocator.malloc(size, stream)
+            except OutOfMemory as error:
+                self.out_of_memory = error
+                if self.on_out_of_memory is not None:
+                    self.on_out_of_memory(error)
+                raise torch.OutOfMemoryError(f"CUDA {error} (simulated {self.gpu.name})") from None
             self._highest.malloc(block)
             self._peaks.note()
             self._report(Action.ALLOC, block)
-        except OutOfMemory as error:
-            self.out_of_memory = error
-            if self.on_out_of_memory is not None:
-                self.on_out_of_memory(error)
-            raise torch.OutOfMemoryError(f"CUDA {error} (simulated {self.gpu.name})") from None
-        finally:
-            self._busy = False
-        self._bury()
         return block
 
     def free(self, block: Block) -> None:
         """Give ``block`` back."""
-        self._busy = True
-        try:
-            self._report(Action.FREE, block)
-            self._highest.free(block)
-            self.allocator.free(block)
-        finally:
-            self._busy = False
-        self._bury()
+        with self._at_work():
+            self._give_back(block)
+
+    def _give_back(self, block: Block) -> None:
+        self._report(Action.FREE, block)
+        self._highest.free(block)
+        self.allocator.free(block)
 
     def workspace(self, library: str, size: int) -> None:
         """Scratch that ``library`` keeps for ever."""
@@ -205,9 +235,25 @@ class SimulatedDevice:
             for block in reversed(blocks):
                 self.free(block)
 
-    def assume_at_most(self, what: str, size: int) -> None:
-        """``what`` is not known; here it is taken to be at most ``size`` bytes, given back at once."""
-        self._highest.assume(what, size, self.order.current())
+    def could_have(self, size: int) -> bool:
+        """Whether ``size`` bytes can be had now; what is cached may be given back for them."""
+        with self._at_work():
+            try:
+                self.allocator.free(self.allocator.malloc(size, self.order.current()))
+            except OutOfMemory:
+                return False
+            return True
+
+    def assume_scratch(self, what: str, most: int) -> None:
+        """``what`` is not known; here it is taken to be at most ``most`` bytes, given back at once."""
+        with self._at_work():
+            self._highest.assume(what, most)
+
+    def assume_all_that_is_free(self, what: str, limit: int | None) -> None:
+        """The same for what may take all memory that is free, or ``limit`` bytes of it."""
+        kept = sum(most for _, most in self._libraries.values())
+        with self._at_work():
+            self._highest.fill(what, self.gpu.total_memory - self.gpu.context.most - kept, limit)
 
     def hold_outside(self, what: str, least: int, most: int) -> None:
         """A library keeps from ``least`` to ``most`` bytes of ``what`` outside of the allocator by now."""
@@ -217,25 +263,28 @@ class SimulatedDevice:
     @property
     def outside(self) -> int:
         """Bytes that are taken at least, but not by the allocator: the CUDA context and what libraries keep."""
-        return CONTEXT + sum(least for least, _ in self._libraries.values())
+        return self.gpu.context.least + sum(least for least, _ in self._libraries.values())
 
     def empty_cache(self) -> None:
         """``torch.cuda.empty_cache``."""
-        self._highest.empty_cache()
-        self.allocator.empty_cache()
+        with self._at_work():
+            self._highest.empty_cache()
+            self.allocator.empty_cache()
 
     def record_stream(self, storage: torch.UntypedStorage, stream: int) -> None:
         """``stream`` uses the block of ``storage`` too: once freed, it waits until ``stream`` has come so far."""
-        block = self._blocks.get(storage_key(storage))
-        if block is None or block.segment.stream == stream:
-            return
-        self.assume(KEEPS_UP)
-        self.allocator.record_stream(block, stream)
-        self._highest.record_stream(block, stream)
+        with self._at_work():
+            block = self._blocks.get(storage_key(storage))
+            if block is None or block.segment.stream == stream:
+                return
+            self.assume(KEEPS_UP)
+            self.allocator.record_stream(block, stream)
+            self._highest.record_stream(block, stream)
 
     def synchronize(self, until: Reached | None = None) -> None:
         """The script waits until the device has come so far, or has done everything."""
-        self._highest.synchronize(until)
+        with self._at_work():
+            self._highest.synchronize(until)
 
     def synchronize_current(self) -> None:
         """It waits for the current stream, as it does to read a number."""
@@ -250,34 +299,40 @@ class SimulatedDevice:
             self._peaks,
             self._highest,
             total=self.gpu.total_memory,
-            outside=CONTEXT,
+            context=self.gpu.context,
             libraries=self._libraries,
             unmodelled=tuple(self.unmodelled),
             ran_out=self.out_of_memory is not None,
         )
 
+    def segments(self) -> tuple[SnapshotSegment, ...]:
+        """The allocator's segments and their blocks now."""
+        with self._at_work():
+            return self.allocator.snapshot()
+
     def live(self) -> dict[int, tuple[int, int, int]]:
         """Address of every block in use to the bytes that were asked for, those of the block, and its stream."""
-        used = [block for block in self.allocator.blocks() if block.requested and block.state == ALLOCATED]
+        with self._at_work():
+            used = [block for block in self.allocator.blocks() if block.requested and block.state == ALLOCATED]
         return {block.address: (block.requested, block.size, block.segment.stream) for block in used}
 
     def _died(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
         assert isinstance(reference, _StorageRef)
         self._dead.append(reference)
-        if not self._busy:
-            self._bury()
+        self.bury()
 
-    def _bury(self) -> None:
-        while self._dead:
-            reference = self._dead.pop(0)
-            if self._references.get(reference.key) is reference:
-                self._forget(reference.key)
-
-    def _forget(self, key: int) -> None:
-        del self._references[key]
-        block = self._blocks.pop(key, None)
-        if block is not None:
-            self.free(block)
+    def _take_back(self) -> None:
+        self._busy = True
+        try:
+            while self._dead:
+                reference = self._dead.pop(0)
+                if self._references.get(reference.key) is reference:
+                    del self._references[reference.key]
+                    block = self._blocks.pop(reference.key, None)
+                    if block is not None:
+                        self._give_back(block)
+        finally:
+            self._busy = False
 
     def _report(self, action: Action, block: Block) -> None:
         if self.recorder is None:

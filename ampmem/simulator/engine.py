@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ampmem.simulator.private import ENGINE_CALLER, FakeTensor, holders
+from ampmem.simulator.private.general import ENGINE_CALLER, FakeTensor, holders
 
 aten = torch.ops.aten
 

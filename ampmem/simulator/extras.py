@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 
+from ampmem.names import CUDNN_TRIALS
 from ampmem.simulator.device import SimulatedDevice
-from ampmem.simulator.private import FakeTensor, in_backward
+from ampmem.simulator.private.general import FakeTensor, in_backward
 from ampmem.simulator.scratch import workspaces
+from ampmem.simulator.scratch.convolutions import Convolution, convolution_of, workspace_limit
+from ampmem.simulator.scratch.measured import table_for
 from ampmem.simulator.scratch.scratch import SORTS, has_scratch, scratch_of, sorts_much, unmodelled
 from ampmem.units import format_bytes
 
@@ -32,11 +35,16 @@ _MATMULS = _LT_MATMULS | frozenset(
 _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
 CUDNN_CONVOLUTIONS = "cuDNN's workspaces in convolutions"
-_AT_MOST = (
-    f"assumed: {CUDNN_CONVOLUTIONS} are at most the matrix of all patches (im2col) and a copy of each tensor; cuDNN "
-    "chooses, and PyTorch sets no limit, but takes another algorithm where there is no memory"
+_ASSUMED = (
+    f"assumed: {CUDNN_CONVOLUTIONS} likely find room in what is cached, and are at most a copy of what each pass reads "
+    "and writes, or 128 MiB where kernels are 1×1; cuDNN chooses, and PyTorch takes another algorithm where memory is "
+    "short"
 )
-_BENCHMARK = "the trials of torch.backends.cudnn.benchmark, which may take all memory that is free"
+_TRIED = (
+    f"assumed: {CUDNN_TRIALS} take at most the memory that is free, at the first call of each convolution, after which "
+    "PyTorch empties the cache"
+)
+_NATIVE = "convolutions without cuDNN, which torch.backends.cudnn.enabled turned off"
 
 
 class Extras:
@@ -46,6 +54,9 @@ class Extras:
         self._device = device
         self._handles: set[tuple[str, bool, int]] = set()
         """Which libraries have a handle in which thread (the one that runs backward has its own), on which stream."""
+        self._table = table_for(device.gpu)
+        self._tried: set[tuple[object, ...]] = set()
+        """The convolutions whose algorithms were tried, by thread: each has a cache of its own (``Conv_v8.cpp``)."""
 
     def after(self, func: Any, args: Any, result: Any) -> None:
         """``func`` has returned ``result``."""
@@ -81,16 +92,44 @@ class Extras:
         return not known
 
     def _convolution(self, func: Any, args: Any, result: Any) -> None:
-        forward = func is aten.convolution.default
-        source, weight = args[:2] if forward else args[1:3]
-        target, transposed = (result, args[6]) if forward else (args[0], args[7])
-        bound = workspaces.convolution_bound(
-            source.shape, weight.shape, target.shape, source.dtype.itemsize, transposed=transposed
-        )
-        self._device.assume_at_most(CUDNN_CONVOLUTIONS, bound)
-        self._device.assume(_AT_MOST)
-        if torch.backends.cudnn.benchmark:
-            self._device.leave_out(_BENCHMARK)
+        device, convolution = self._device, convolution_of(func, args, result)
+        if not torch.backends.cudnn.enabled and not convolution.depthwise:
+            device.leave_out(_NATIVE)
+        if copies := convolution.copies():
+            device.scratch(str(func), copies)
+        if not convolution.by_cudnn:
+            return
+        benchmark = torch.backends.cudnn.benchmark
+        for name in convolution.passes:
+            if benchmark:
+                self._try_all(convolution, name)
+            known = None if self._table is None else self._table.of(convolution, name, benchmark=benchmark)
+            if known is not None and self._table is not None:
+                device.assume(f"{CUDNN_CONVOLUTIONS}, where the shape is known: {self._table.source}")
+                self._with_workspace(str(func), known)
+                continue
+            device.assume_scratch(CUDNN_CONVOLUTIONS, convolution.most(os.environ))
+            device.assume(_ASSUMED)
+
+    def _try_all(self, convolution: Convolution, name: str) -> None:
+        """The trials of one pass, at its first call (``get_plans_from_find``).
+
+        PyTorch runs all algorithms whose workspace is no larger than the memory that is free or the largest cached
+        block, on one workspace that is large enough for them all, or half of it again and again where that cannot be
+        had. So nothing runs out of memory here.
+        """
+        key = (in_backward(), *convolution.key(name))
+        if key in self._tried:
+            return
+        self._tried.add(key)
+        self._device.assume_all_that_is_free(CUDNN_TRIALS, workspace_limit(os.environ))
+        self._device.empty_cache()
+        self._device.assume(_TRIED)
+
+    def _with_workspace(self, op: str, size: int) -> None:
+        """cuDNN has other algorithms where there is no memory for this one."""
+        if size and self._device.could_have(size):
+            self._device.scratch(op, (size,))
 
 
 @functools.cache

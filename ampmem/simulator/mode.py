@@ -13,25 +13,27 @@ from typing import Any
 
 import torch
 
+from ampmem.own_code import script_line
 from ampmem.simulator.assumed import NOTHING, Assumed
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.engine import Accumulation
 from ampmem.simulator.extras import Extras
-from ampmem.simulator.ops import KERNELS, no_layout
-from ampmem.simulator.private import (
+from ampmem.simulator.ops import DISTINCT, KERNELS, REMEDIES, WITHOUT, no_layout
+from ampmem.simulator.private.general import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
-    FakeTensorMode,
+    SharedFakeTensorMode,
     UnsupportedOperatorException,
     below_modes,
     in_backward,
-    is_composite,
-    unwraps_itself,
+    tree_leaves,
 )
-from ampmem.simulator.values import Guesses, KnownNumbers, Number, guess
-from ampmem.simulator.where import stop
-from ampmem.simulator.world import here
+from ampmem.simulator.private.ops import has_size_of_data, is_composite, is_higher_order, unwraps_itself
+from ampmem.simulator.reading import LARGE, Reading
+from ampmem.simulator.values import Guesses, Known, written
+from ampmem.simulator.where import NotSimulated, stop
+from ampmem.simulator.world import check_index
 
 aten = torch.ops.aten
 
@@ -39,11 +41,11 @@ _DEVICE = torch.ops.prim.device.default
 _META = torch.device("meta")
 _DENSE = (None, torch.strided)
 _FAKES = (FakeTensor,)
+_FLEX = "flex_attention"
 
-LARGE = 1 << 18
-"""From so many elements on a tensor made on the CPU without data is fake."""
 LARGE_RANDOM = 1 << 24
-"""The same for random ones, whose values a script might want to look at."""
+"""From so many elements on a random tensor made on the CPU is fake; others without data are from LARGE on, since a
+script might want to look at the values of these."""
 _EMPTY = (
     aten.empty.memory_format,
     aten.empty_strided.default,
@@ -52,18 +54,20 @@ _EMPTY = (
     aten.full.default,
 )
 _RANDOM = (aten.rand.default, aten.randn.default, aten.randint.default, aten.randint.low, aten.normal.float_float)
-_FILLS = {aten.zeros.default: 0, aten.ones.default: 1, aten.zeros_like.default: 0, aten.ones_like.default: 1}
 
 
-class SimulatedMode(FakeTensorMode):
+class SimulatedMode(SharedFakeTensorMode):
     """Active for as long as the script runs; below every mode of the script's own and of the recorder's."""
+
+    supports_higher_order_operators = True
+    """Ops that take functions: of flex attention's torch knows what the kernel that it is compiled to returns."""
 
     def __init__(self, device: SimulatedDevice, assumed: Assumed = NOTHING) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.device_model = device
-        self._fractions = assumed.fractions
-        self.values = KnownNumbers()
-        self.likely = KnownNumbers()
+        self.assumed = assumed
+        self.known = Known()
+        self.likely = Known()
         """Answers that are not known, but likely."""
         self.guesses = Guesses(device, assumed)
         self.accumulation = Accumulation()
@@ -72,6 +76,10 @@ class SimulatedMode(FakeTensorMode):
         """Whether tensors on the CPU are simulated too."""
         self.real: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         """Those that are not, even so."""
+        self.ended = False
+        """Whether the device is gone: what is still on it has neither memory nor values."""
+        self.shared = False
+        """Whether there may be other threads on it."""
         self._process = os.getpid()
         self._inside = 0
         """In how many ops that a GPU runs as one kernel: what torch makes of them here allocates nothing there."""
@@ -82,15 +90,11 @@ class SimulatedMode(FakeTensorMode):
         self.answers: dict[Any, Callable[..., Any]] = {}
         """By op: what runs in its place, whatever it is given."""
         self._special: dict[Any, Callable[..., Any]] = {
-            aten._local_scalar_dense.default: self._item,
-            aten._to_copy.default: self._to_copy,
+            **Reading(self).answers,
             aten._amp_foreach_non_finite_check_and_unscale_.default: self._check_finite,
             aten._amp_update_scale_.default: self._update_scale,
             aten.is_pinned.default: lambda func, args, kwargs: False,
             aten._pin_memory.default: lambda func, args, kwargs: args[0],
-            aten.all.default: self._all,
-            aten.equal.default: self._equal,
-            aten.allclose.default: self._equal,
             **dict.fromkeys(KERNELS, self._own_kernel),
         }
 
@@ -105,8 +109,22 @@ class SimulatedMode(FakeTensorMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _DEVICE and self.is_our_fake(args[0]):  # more than half of all calls
-            return _META if self.in_kernel_invocation else args[0].fake_device
+        if self.shared:
+            try:
+                with self.device_model.lock:
+                    return self._one(func, types, args, kwargs)
+            finally:
+                self.device_model.bury()
+        return self._one(func, types, args, kwargs)
+
+    def _one(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func is _DEVICE and isinstance(args[0], FakeTensor):  # more than half of all calls
+            # Of a tensor of an earlier block, too: C++ asks, and an error would end the process.
+            return _META if args[0].fake_mode.in_kernel_invocation else args[0].fake_device
+        if self.ended:
+            if FakeTensor not in types:  # another thread, which began before
+                return func(*args, **(kwargs or {}))
+            raise NotSimulated(f"{script_line()}: {_GONE}")
         if types != _FAKES and any(map(unwraps_itself, types)):
             return NotImplemented  # it comes back with the tensors inside
         return self.dispatch(func, types, args, kwargs)
@@ -126,7 +144,18 @@ class SimulatedMode(FakeTensorMode):
         answer = self.answers.get(func)
         if answer is not None:
             return answer(func, args, kwargs)
+        if func not in _SCALER:
+            self._forget_written(func, args, kwargs)
         return self.unanswered(func, types, args, kwargs)
+
+    def forget(self, storage: torch.UntypedStorage) -> None:
+        """Somebody has written to ``storage``: what it holds is known no longer."""
+        self.known.forget(storage)
+        self.likely.forget(storage)
+
+    def _forget_written(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        for storage in written(func, args, kwargs):
+            self.forget(storage)
 
     def unanswered(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run one op, whatever :attr:`answers` has for it."""
@@ -141,11 +170,19 @@ class SimulatedMode(FakeTensorMode):
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run ``func`` on fake tensors and give what it makes its memory."""
+        if func not in KERNELS and (result := self._of_known_size(func, args, kwargs)) is not None:
+            return result
         if in_backward():
             self.guesses.backward_seen = True
-            func = self.accumulation.choose(func, args)
-        args, kwargs = self._faked(args), self._faked(kwargs)
-        whole = not is_composite(func)
+            asked, func = func, self.accumulation.choose(func, args)
+            if func is not asked:
+                self._forget_written(func, args, kwargs)
+        given = args, kwargs
+        args, kwargs = self.faked(args), self.faked(kwargs)
+        functions = is_higher_order(func)
+        if functions:
+            self._check_higher_order(str(func))
+        whole = not (functions or is_composite(func))
         self._inside += whole
         # What fake tensors remember of an op is its result: the parts of a composite one (inference mode lets them
         # through) have to run each time, or what they allocate would get memory the first time only.
@@ -155,27 +192,47 @@ class SimulatedMode(FakeTensorMode):
         except (DynamicOutputShapeException, DataDependentOutputException):
             raise stop(
                 f"the size of what {func} returns depends on the data, and a simulated device has none; "
-                + _REMEDIES.get(func, "compute it on the CPU, or write it without")
+                + REMEDIES.get(func, "compute it on the CPU, or write it without")
             ) from None
         except (UnsupportedOperatorException, NotImplementedError):
             raise stop(
                 f"torch does not say what {func} returns without running it (it has no meta kernel), so it cannot be "
-                "simulated; " + _REMEDIES.get(func, "use another op, or a machine with a GPU")
+                "simulated; " + REMEDIES.get(func, "use another op, or a machine with a GPU")
             ) from None
         finally:
             self._inside -= whole
             self.cache_enabled = remembered
-        if not self._inside:
+        if not (self._inside or functions):
             self._give_memory(func, args, result)
+            self.known.after(func, *given, result)
         return result
+
+    def _of_known_size(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of an op whose size depends on values that are known; ``None`` elsewhere."""
+        if not has_size_of_data(func):
+            return None
+        result = self.known.made(func, args, kwargs)
+        if result is not None:
+            self.device_model.synchronize_current()  # for the size, as on a GPU
+        return result
+
+    def _check_higher_order(self, op: str) -> None:
+        if not op.startswith(_FLEX):
+            raise stop(f"{op} takes functions, and what it does with them is not simulated; write it without")
+        self.device_model.assume(
+            f"assumed: {_FLEX} is the kernel that torch.compile makes of it; where the script does not compile it, it "
+            "keeps all scores besides"
+        )
 
     def _concerns(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         device = kwargs.get("device")
         if device is not None and torch.device(device).type == "cuda":
             check_index(torch.device(device).index)
             return True
-        if FakeTensor in types:
+        if FakeTensor in types or any(issubclass(kind, FakeTensor) for kind in types):
             return True
+        if is_higher_order(func):  # which is not told of the types in its arguments
+            return any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs)))
         if self.everything:
             if args and type(args[0]) is torch.Tensor and args[0].untyped_storage() in self.real:
                 return False
@@ -185,16 +242,20 @@ class SimulatedMode(FakeTensorMode):
             return _elements(args) >= least and os.getpid() == self._process
         return False
 
-    def _faked(self, value: Any) -> Any:
+    def faked(self, value: Any) -> Any:
         """``value`` with a fake tensor on the CPU for each real one in it."""
+        if isinstance(value, FakeTensor):
+            if value.fake_mode is not self and isinstance(value.fake_mode, SimulatedMode):
+                raise stop(_GONE)  # its memory is that of an earlier block's device
+            return value
         if isinstance(value, torch.Tensor):
-            return value if isinstance(value, FakeTensor) else self.fake_of(value, value.device)
+            return self.fake_of(value, value.device)
         if isinstance(value, (list, tuple)):
             if not any(isinstance(item, (torch.Tensor, list, tuple)) for item in value):
                 return value
-            return type(value)(map(self._faked, value))
+            return type(value)(map(self.faked, value))
         if isinstance(value, dict):
-            return {key: self._faked(item) for key, item in value.items()}
+            return {key: self.faked(item) for key, item in value.items()}
         return value
 
     def fake_of(self, real: torch.Tensor, device: torch.device) -> Any:
@@ -217,139 +278,72 @@ class SimulatedMode(FakeTensorMode):
                 device.born(tensor.untyped_storage())
         if func in _RESIZING and isinstance(args[0], FakeTensor):
             device.resized(args[0].untyped_storage())
-        number: Number | None = _FILLS.get(func)
-        if number is None and func is aten.full.default and isinstance(args[1], (int, float)):
-            number = args[1]
-        if number is not None and isinstance(result, FakeTensor):
-            self.values.note(result, number)
         self.accumulation.after(func, result)
         self.extras.after(func, args, result)
 
-    # -- ops that need the values, or cross from one device to the other ----------------------------
-
-    def _item(self, func: Any, args: Any, kwargs: Any) -> Number:
-        tensor = args[0]
-        self.device_model.synchronize_current()
-        known = self.guesses.assumed(tensor.dtype)
-        if known is None:
-            known = self.values.get(tensor)
-        if known is not None:
-            return known
-        likely = self.likely.get(tensor)
-        number = guess(tensor.dtype) if likely is None else likely
-        if tensor.dtype == torch.bool:
-            where = "the device" if tensor.fake_device.type == "cuda" else "a large tensor without values"
-            self.guesses.note(f"a yes-or-no question to {where} was answered {'yes' if number else 'no'}")
-        elif isinstance(number, int):
-            self.guesses.note_integer(f"an integer that the script read from the device was taken as {number}")
-        else:
-            self.guesses.note(f"a number that the script read from the device was taken as {number}")
-        return number
-
-    def _all(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Scripts ask so whether everything is as it should be, such as finite."""
-        result = self.run(func, args, kwargs)
-        self.likely.note(result, True)
-        return result
-
-    def _equal(self, func: Any, args: Any, kwargs: Any) -> bool:
-        if args[0].shape != args[1].shape:
-            return False
-        self.device_model.synchronize_current()
-        self.guesses.note("two tensors on the device were taken as equal")
-        return True
+    # -- ops that need the values -------------------------------------------------------------------
 
     def _own_kernel(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func in DISTINCT and (result := self._of_known_size(func, args, kwargs)) is not None:
+            return result
         result = KERNELS[func](self._found, *args, **kwargs)
         if result is NotImplemented:
             return self.run(func, args, kwargs)
         self.extras.after(func, args, result)
+        self.known.after(func, args, kwargs, result)
         return result
 
-    def _found(self, op: str, elements: int) -> int:
-        """How many of ``elements`` an op finds."""
-        fraction = self._fractions.get(op)
+    def _found(self, op: str, tensor: torch.Tensor, elements: int) -> int:
+        """How many of the ``elements`` of ``tensor`` an op finds."""
+        known = self.known.of(tensor)
+        if known is not None and op == "nonzero":
+            self.device_model.synchronize_current()
+            return int(known.count_nonzero())
+        fraction = self.assumed.fractions.get(op)
         if fraction is None:
             raise stop(
                 f"how much aten.{op} finds depends on the data, and a simulated device has none; say which fraction "
-                f"of the elements that is with --assume {op}=FRACTION, or {_WITHOUT[op]}"
+                f"of the elements that is with {self.assumed.advice(f'{op}=FRACTION')}, or {WITHOUT[op]}"
             )
         self.device_model.synchronize_current()
-        self.guesses.note(f"assumed: {op} finds {fraction:g} of the elements, as --assume says,")
+        self.guesses.note(f"assumed: {op} finds {fraction:g} of the elements, as {self.assumed.named} says,")
         return round(fraction * elements)
-
-    def _to_copy(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Copies to the CPU are real where they are small: the script is about to look at them."""
-        source = args[0]
-        target = kwargs.get("device")
-        if not isinstance(source, FakeTensor):
-            source = self.fake_of(source, source.device)
-        elif target is not None and torch.device(target).type == "cpu" and source.fake_device.type == "cuda":
-            if not kwargs.get("non_blocking"):
-                self.device_model.synchronize_current()
-            if source.numel() < LARGE:
-                return self._read(source, kwargs.get("dtype") or source.dtype)
-        result = self.run(func, (source,), kwargs)
-        if source.numel() == 1 and (known := self.values.get(source)) is not None:
-            self.values.note(result, known)
-        return result
-
-    def _read(self, source: Any, dtype: torch.dtype) -> torch.Tensor:
-        """What the script is told that ``source`` holds."""
-        known = self.guesses.assumed(source.dtype)
-        if known is None:
-            known = self.values.get(source)
-        if known is None:
-            known = guess(source.dtype)
-            note = self.guesses.note_integer if type(known) is int else self.guesses.note
-            note(f"the values that the script copied to the CPU were taken as {known}")
-        return torch.full(source.shape, known, dtype=dtype, requires_grad=False)
 
     def _check_finite(self, func: Any, args: Any, kwargs: Any) -> None:
         """A GradScaler looks for infinities: there are none, or the optimizer would never step."""
         self.device_model.assume("every gradient was taken as finite, so a GradScaler never skips an update")
         found = args[1]
-        known = self.values.get(found)
+        known = self.known.number(found)
         self.run(func, args, kwargs)
-        self.values.note(found, known or 0.0, written=True)
+        self.known.fill(found, known or 0.0)
 
     def _update_scale(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The scale grows once in 2000 updates by default: it is taken as constant."""
-        known = self.values.get(args[0])
+        """The scale grows as often as gradients were finite; an infinity that was not looked for was not there."""
+        scale, growth, found, *how = args
+        known = [self.known.of(tensor) for tensor in (scale, growth)]
+        copies = [each.clone() for each in known if each is not None]
+        infinite = self.known.number(found) or 0.0
         result = self.run(func, args, kwargs)
-        if known is not None:
-            self.values.note(args[0], known, written=True)
+        if len(copies) == len(known):
+            with below_modes():
+                func(*copies, torch.full((), infinite, device="cpu"), *how, **kwargs)
+            self.known.note(scale, copies[0])
+            self.known.note(growth, copies[1])
+        else:
+            self.forget(growth.untyped_storage())
+            self.device_model.assume("a GradScaler's scale was held as it was, as it is not known when it last grew")
         return result
 
 
+_SCALER = (aten._amp_foreach_non_finite_check_and_unscale_.default, aten._amp_update_scale_.default)
+"""These write to numbers that stay known."""
+_GONE = (
+    "a tensor of a simulated device was used after the block in which that was simulated; it has no values: make what "
+    "is used later outside of the block"
+)
 _REAL = (aten.randperm.default, aten.randperm.generator, aten.lift_fresh.default)
 """What stays real even where everything else is simulated: a DataLoader reads it."""
 _RESIZING = (aten.resize_.default, aten.resize_as_.default, aten.set_.source_Storage_storage_offset)
-
-
-_WITHOUT = {
-    "nonzero": "write it without (masked_fill or torch.where in place of indexing with a mask)",
-    "unique": "compute it on the CPU",
-}
-"""By what an op can be replaced whose result depends on the data."""
-_REMEDIES = {
-    aten.repeat_interleave.Tensor: "give repeat_interleave its output_size=",
-    aten.bincount.default: "compute it on the CPU",
-    aten.batch_norm_stats.default: "it is SyncBatchNorm's: leave convert_sync_batchnorm out",
-}
-
-
-def check_index(index: int | None) -> None:
-    """Only one GPU is simulated: that of this rank."""
-    world = here()
-    if index is None or index == world.local_rank:
-        return
-    if world.size > 1:
-        raise stop(
-            f"rank {world.rank} is simulated, whose GPU is cuda:{world.local_rank}, and cuda:{index} is another; have "
-            "the script take the device of LOCAL_RANK"
-        )
-    raise stop(f"one GPU is simulated, cuda:0, and cuda:{index} is another; run the script on one device")
 
 
 def _elements(args: Sequence[Any]) -> int:

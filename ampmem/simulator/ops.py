@@ -15,8 +15,8 @@ from ampmem.simulator.where import stop
 
 aten = torch.ops.aten
 
-Found = Callable[[str, int], int]
-"""How many of so many elements an op of this name finds, as ``--assume`` says."""
+Found = Callable[[str, Tensor, int], int]
+"""How many of so many elements of a tensor an op of this name finds: what is known, or as ``--assume`` says."""
 
 
 class OpAnswer(Protocol):
@@ -74,7 +74,7 @@ def _gru_cell_backward(found: Found, grad: Tensor, workspace: Tensor, has_bias: 
 
 def _nonzero(found: Found, tensor: Tensor) -> Tensor:
     """Column by column, as the CUDA kernel leaves it."""
-    count = found("nonzero", tensor.numel())
+    count = found("nonzero", tensor, tensor.numel())
     return tensor.new_empty_strided((count, tensor.dim()), (1, max(count, 1)), dtype=torch.int64)
 
 
@@ -120,7 +120,7 @@ def _accumulating(op: Any) -> OpAnswer:
 def _unique(
     found: Found, tensor: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> Any:
-    return _distinct(tensor, found("unique", tensor.numel()), tensor.shape, return_inverse, return_counts)
+    return _distinct(tensor, found("unique", tensor, tensor.numel()), tensor.shape, return_inverse, return_counts)
 
 
 def _unique_consecutive(
@@ -132,7 +132,7 @@ def _unique_consecutive(
 ) -> Any:
     if dim is not None:
         return _unique_dim(found, tensor, dim, True, return_inverse, return_counts)
-    return _distinct(tensor, found("unique", tensor.numel()), tensor.shape, return_inverse, return_counts)
+    return _distinct(tensor, found("unique", tensor, tensor.numel()), tensor.shape, return_inverse, return_counts)
 
 
 def _unique_dim(
@@ -144,7 +144,7 @@ def _unique_dim(
     return_counts: bool = False,
 ) -> Any:
     length = tensor.shape[dim]
-    count = found("unique", length)
+    count = found("unique", tensor, length)
     inverse = tensor.new_empty((length if return_inverse else 0,), dtype=torch.int64)
     counts = tensor.new_empty((count if return_counts else 0,), dtype=torch.int64)
     shape = list(tensor.shape)
@@ -177,6 +177,13 @@ def _pack_padded_sequence(found: Found, tensor: Tensor, lengths: Tensor, batch_f
     return torch.cat(steps), batch_sizes
 
 
+DISTINCT: dict[Any, OpAnswer] = {
+    aten._unique2.default: _unique,
+    aten.unique_consecutive.default: _unique_consecutive,
+    aten.unique_dim.default: _unique_dim,
+    aten.unique_dim_consecutive.default: _unique_dim_consecutive,
+}
+
 KERNELS: dict[Any, OpAnswer] = {
     **{
         getattr(getattr(aten, name), overload): _nothing
@@ -206,9 +213,18 @@ KERNELS: dict[Any, OpAnswer] = {
     **{
         op: _accumulating(op) for op in (aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
     },
-    aten._unique2.default: _unique,
-    aten.unique_consecutive.default: _unique_consecutive,
-    aten.unique_dim.default: _unique_dim,
-    aten.unique_dim_consecutive.default: _unique_dim_consecutive,
+    **DISTINCT,
     aten._pack_padded_sequence.default: _pack_padded_sequence,
 }
+
+WITHOUT = {
+    "nonzero": "write it without (masked_fill or torch.where in place of indexing with a mask)",
+    "unique": "compute it on the CPU",
+}
+"""By what an op can be replaced whose result depends on the data."""
+REMEDIES = {
+    aten.repeat_interleave.Tensor: "give repeat_interleave its output_size=",
+    aten.bincount.default: "compute it on the CPU",
+    aten.batch_norm_stats.default: "it is SyncBatchNorm's: leave convert_sync_batchnorm out",
+}
+"""The same of ops that cannot be run without values, whatever is assumed."""

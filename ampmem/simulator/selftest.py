@@ -8,7 +8,7 @@ from torch import nn
 from ampmem.errors import UsageError
 from ampmem.simulator.device import Event, SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
-from ampmem.simulator.private import holders, running_node
+from ampmem.simulator.private.general import holders, running_node
 from ampmem.simulator.refusal import refusal
 
 

@@ -1,4 +1,4 @@
-"""The few numbers on the device whose value is known although nothing is computed, and what is taken for the others.
+"""The numbers on the device whose value is known although it computes nothing, and what is taken for the others.
 
 A GradScaler needs two of them: its scale, and whether it found an infinity.
 """
@@ -8,45 +8,171 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from ampmem.output.terminal import Terminal
 from ampmem.own_code import script_line
 from ampmem.simulator.assumed import NOTHING, Assumed
 from ampmem.simulator.device import SimulatedDevice
-from ampmem.simulator.private import writes
-from ampmem.terminal import Terminal
+from ampmem.simulator.private.general import FakeTensor, below_modes
+from ampmem.simulator.private.ops import arguments_written, is_computed, storage_key
+
+aten = torch.ops.aten
 
 Number = int | float | bool
 
 
-class KnownNumbers:
-    """Which one-element tensors hold which number, as long as nobody writes to them."""
+class Known:
+    """What small tensors on the device hold: whole numbers and yes-or-nos, and single numbers of any kind.
+
+    They come from the script's own data, and from ops that fill; what is computed of them alone is computed on the CPU
+    beside. Kept by storage, as bytes on the CPU, so that each view of it shows the same. Any write makes the whole
+    storage unknown: whoever sees one calls :meth:`forget`.
+    """
+
+    MOST = 1 << 16
+    """Elements; of larger ones nothing is kept."""
 
     def __init__(self) -> None:
-        self._known: weakref.WeakKeyDictionary[torch.UntypedStorage, tuple[Number, int, int]] = (
-            weakref.WeakKeyDictionary()
-        )
-        """By storage: the number, and the first and last version of the tensor that hold it."""
+        self._held: weakref.WeakKeyDictionary[torch.UntypedStorage, torch.UntypedStorage] = weakref.WeakKeyDictionary()
 
-    def note(self, tensor: torch.Tensor, number: Number, *, written: bool = False) -> None:
-        """``tensor`` holds ``number`` now; ``written`` when its version may still go up for that."""
-        if tensor.numel() == 1 and not tensor.is_inference():  # which counts no writes
-            version = writes(tensor)
-            self._known[tensor.untyped_storage()] = (number, version, version + written)
+    def of(self, tensor: Any) -> torch.Tensor | None:
+        """What ``tensor`` holds, a tensor on the CPU, ``None`` where that is not known.
 
-    def forget(self, tensor: torch.Tensor) -> None:
-        """``tensor`` holds a number that is not known."""
-        self._known.pop(tensor.untyped_storage(), None)
-
-    def get(self, tensor: torch.Tensor) -> Number | None:
-        """The number that ``tensor`` holds, ``None`` when it is not known."""
-        if tensor.is_inference():
+        Of a tensor on the device it is a view of what is kept: who writes to it writes to that.
+        """
+        if not self._small(tensor):
             return None
-        number, first, last = self._known.get(tensor.untyped_storage(), (None, 0, 0))
-        return number if first <= writes(tensor) <= last else None
+        if not isinstance(tensor, FakeTensor):
+            return tensor.detach() if tensor.device.type == "cpu" else None
+        storage = tensor.untyped_storage()
+        held = self._held.get(storage)
+        if held is None or held.nbytes() != storage.nbytes() or tensor.is_neg() or tensor.is_conj():
+            return None
+        return _seen_as(tensor, held)
+
+    def number(self, tensor: torch.Tensor) -> Number | None:
+        """The only one in ``tensor``, likewise."""
+        real = self.of(tensor)
+        number: Number | None = None if real is None else real.item()
+        return number
+
+    def note(self, tensor: torch.Tensor, real: torch.Tensor) -> None:
+        """``tensor``, which is all that its memory holds, is a copy of ``real`` now."""
+        storage = tensor.untyped_storage()
+        self.forget(storage)
+        whole = tensor.numel() * tensor.element_size() == storage.nbytes()
+        if whole and self._small(tensor) and real.shape == tensor.shape and real.dtype == tensor.dtype:
+            with below_modes():
+                held = torch.UntypedStorage(storage.nbytes())
+                _seen_as(tensor, held).copy_(real.detach())
+            self._held[storage] = held
+
+    def fill(self, tensor: torch.Tensor, number: Number) -> None:
+        """All of ``tensor`` is ``number`` now."""
+        with below_modes():
+            self.note(tensor, torch.full(tensor.shape, number, dtype=tensor.dtype, device="cpu"))
+
+    def forget(self, storage: torch.UntypedStorage) -> None:
+        """Somebody has written to ``storage``."""
+        self._held.pop(storage, None)
+
+    def after(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """``func`` of these arguments gave ``result``: what it made of what is known is known."""
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        if not results or not all(isinstance(one, FakeTensor) and self._small(one) for one in results):
+            return
+        if not is_computed(func):
+            return
+        given = {storage_key(one.untyped_storage()) for one in _fakes((*args, *kwargs.values()))}
+        if any(storage_key(one.untyped_storage()) in given for one in results):
+            return  # views: what they show is kept already, or it is not known
+        real = self.computed(func, args, kwargs)
+        for one, known in zip(results, real, strict=True) if real else ():
+            self.note(one, known)
+
+    def made(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What ``func`` returns, whose size comes from what it is given, in memory of the device's.
+
+        ``None`` where something of that is not known.
+        """
+        first = next(_fakes(args), None)
+        real = None if first is None else self.computed(func, args, kwargs)
+        if first is None or not real or not all(map(self._small, real)):
+            return None
+        results = tuple(first.new_empty(one.shape, dtype=one.dtype) for one in real)
+        for one, known in zip(results, real, strict=True):
+            self.note(one, known)
+        return results if len(results) > 1 else results[0]
+
+    def computed(self, func: Any, args: Any, kwargs: Any) -> tuple[torch.Tensor, ...]:
+        """The results of ``func`` on the CPU; none where something that it takes is not known."""
+        if not is_computed(func):
+            return ()
+        try:
+            given = self._real(args, func), self._real(kwargs, func)
+            with below_modes():
+                real = func(*given[0], **given[1])
+        except Exception:  # not known, or the CPU cannot do it
+            return ()
+        return tuple(real) if isinstance(real, (tuple, list)) else (real,)
+
+    def _real(self, value: Any, func: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            known = self.of(value)
+            if known is None and func not in _SHAPED_LIKE:
+                raise _Unknown
+            return torch.empty((), dtype=value.dtype, device=_CPU).expand(value.shape) if known is None else known
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._real(item, func) for item in value)
+        if isinstance(value, Mapping):
+            return {name: self._real(item, func) for name, item in value.items()}
+        return _CPU if isinstance(value, torch.device) else value
+
+    def _small(self, tensor: torch.Tensor) -> bool:
+        return tensor.numel() <= (1 if tensor.is_floating_point() or tensor.is_complex() else self.MOST)
+
+
+_CPU = torch.device("cpu")
+_SHAPED_LIKE = (
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.full_like.default,
+    aten.new_zeros.default,
+    aten.new_ones.default,
+    aten.new_full.default,
+)
+"""What these return does not depend on what the tensor holds that they are given."""
+
+
+def _seen_as(tensor: torch.Tensor, held: torch.UntypedStorage) -> torch.Tensor:
+    """``held`` as ``tensor`` shows its own memory."""
+    with below_modes():
+        view = torch.empty(0, dtype=tensor.dtype, device=_CPU)
+        return view.set_(held, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+class _Unknown(Exception):
+    """A value is not known."""
+
+
+def _fakes(value: Any) -> Iterator[FakeTensor]:
+    if isinstance(value, FakeTensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _fakes(item)
+
+
+def written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.UntypedStorage]:
+    """The memory on the device that ``func`` writes to when it is called so."""
+    for place, name in arguments_written(func):
+        given = args[place] if place < len(args) else kwargs.get(name)
+        yield from (tensor.untyped_storage() for tensor in _fakes(given))
 
 
 def guess(dtype: torch.dtype) -> Number:
@@ -74,11 +200,12 @@ class Guesses:
     def __init__(self, device: SimulatedDevice, assumed: Assumed = NOTHING) -> None:
         self._device = device
         self._assumed = assumed
-        self._unused = {line: _changed_nothing(line) for line in assumed.numbers}
+        self._unused = {line: _changed_nothing(assumed.named, line) for line in assumed.numbers}
         for text in self._unused.values():
             device.warn(text)
         self._lines: dict[str, Counter[str]] = {}
         self._warned: Counter[str] = Counter()
+        self._more: set[str] = set()
         self.backward_seen = False
         """Whether the script trains: what it reads from then on are losses and counts."""
 
@@ -92,22 +219,53 @@ class Guesses:
         line, number = found
         if line in self._unused:
             self._device.retract(self._unused.pop(line))
-        self._device.assume(f"assumed: {number} is read at {line}, as --assume says")
+        self._device.assume(f"assumed: {number} is read at {line}, as {self._assumed.named} says")
         return _of(dtype, number)
+
+    def read(self, tensor: FakeTensor, likely: Number | None) -> Number:
+        """What is read from ``tensor``, of which nothing is known: ``likely`` where there is such a number."""
+        number = guess(tensor.dtype) if likely is None else likely
+        if tensor.dtype == torch.bool:
+            where = "the device" if tensor.fake_device.type == "cuda" else "a large tensor without values"
+            self.note(f"a yes-or-no question to {where} was answered {'yes' if number else 'no'}")
+        elif isinstance(number, int):
+            self.note_integer(f"an integer that the script read from the device was taken as {number}")
+        else:
+            self.note(f"a number that the script read from the device was taken as {number}")
+        return number
+
+    def copied(self, dtype: torch.dtype, likely: Number | None = None) -> Number:
+        """What all of a tensor is taken for that the script copies to the CPU: ``likely`` where there is such."""
+        number = guess(dtype) if likely is None else likely
+        note = self.note_integer if type(number) is int else self.note
+        note(f"the values that the script copied to the CPU were taken as {number}")
+        return number
 
     def note_integer(self, what: str) -> None:
         """The same of integers. Before the first backward one may well be a size, such as a number of classes."""
         line = script_line()
-        if self.backward_seen or (line not in self._warned and len(self._warned) == self.SHOWN):
+        if self.backward_seen:
             self.note(what)
+            return
+        if line not in self._warned and len(self._warned) == self.SHOWN:
+            self.note(what)
+            self._count_more(line)
             return
         self._warned[line] += 1
         path, _, number = line.rpartition(":")
+        advice = self._assumed.advice(f"{Path(path).name}:{number}=NUMBER")
         self._device.warn(
             f"{line}: {what}, as the device has no data. If a size depends on it, the numbers here are of a wrong "
-            f"size: --assume {Path(path).name}:{number}=NUMBER says what is read there"
+            f"size: {advice} says what is read there"
         )
         self._see_whether_it_waits(line, self._warned[line], what)
+
+    def _count_more(self, line: str) -> None:
+        """One warning for all lines beyond those that have their own."""
+        if self._more:
+            self._device.retract(_and_more(len(self._more)))
+        self._more.add(line)
+        self._device.warn(_and_more(len(self._more)))
 
     def note(self, what: str) -> None:
         """``what`` was taken for granted on the line that runs."""
@@ -129,8 +287,16 @@ class Guesses:
             )
 
 
-def _changed_nothing(line: str) -> str:
-    return f"--assume for {line} changed nothing: no number was read from the device on that line"
+def _changed_nothing(option: str, line: str) -> str:
+    return f"{option} for {line} changed nothing: no number was read from the device on that line"
+
+
+def _and_more(count: int) -> str:
+    lines = f"{count} more line{'' if count == 1 else 's'}"
+    return (
+        f"and {lines} on which an integer that the script read from the device was made up, as the device has no data. "
+        "If a size depends on one, the numbers here are of a wrong size"
+    )
 
 
 def _listed(what: str, lines: Mapping[str, int]) -> str:

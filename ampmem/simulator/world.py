@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from ampmem.patching import added
+from ampmem.simulator.where import stop
 
 GPUS_PER_NODE = 8
 """So many ranks share a machine, one GPU each; the last machine has those that are left."""
@@ -86,3 +87,16 @@ def _put_back(former: dict[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+def check_index(index: int | None) -> None:
+    """Only one GPU is simulated: that of this rank."""
+    world = here()
+    if index is None or index == world.local_rank:
+        return
+    if world.size > 1:
+        raise stop(
+            f"rank {world.rank} is simulated, whose GPU is cuda:{world.local_rank}, and cuda:{index} is another; have "
+            "the script take the device of LOCAL_RANK"
+        )
+    raise stop(f"one GPU is simulated, cuda:0, and cuda:{index} is another; run the script on one device")

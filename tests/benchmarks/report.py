@@ -292,6 +292,9 @@ def report(name: str, folder: Path) -> bool:
 
 def main() -> None:
     """Print a table, one row per case."""
+    if "--help" in sys.argv[1:2]:
+        print(__doc__)
+        return
     if sys.argv[1:2] == ["--measure"]:
         print(*measure(Path(sys.argv[2]), Path(sys.argv[3])))
         return

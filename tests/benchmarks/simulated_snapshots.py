@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 import numpy as np
+from published.snapshots import longest_common
 from tabulate import tabulate
 
 from ampmem.allocator.gpus import GPUS, find_gpu
@@ -92,22 +93,6 @@ class Row:
             self.allocated_simulated / self.allocated_real - 1,
             self.reserved_simulated / self.reserved_real - 1,
         )
-
-
-def longest_common(one: list[int], other: list[int]) -> int:
-    """Length of the longest common subsequence, a bit for each place in ``one``.
-
-    Source: H. Hyyrö, "Bit-parallel LCS-length computation revisited", 2004.
-    """
-    places: dict[int, int] = {}
-    for place, size in enumerate(one):
-        places[size] = places.get(size, 0) | 1 << place
-    every = (1 << len(one)) - 1
-    unmatched = every
-    for size in other:
-        here = unmatched & places.get(size, 0)
-        unmatched = (unmatched + here | unmatched - here) & every
-    return len(one) - unmatched.bit_count()
 
 
 def compared(name: str, real: Run, simulated: Run) -> Row:
@@ -265,6 +250,9 @@ def table(rows: list[Row]) -> str:
 
 def main() -> None:
     """The command line."""
+    if "--help" in sys.argv[1:2]:
+        print(__doc__)
+        return
     if sys.argv[1:2] == ["--simulate"]:
         gpu, before, until, *arguments = sys.argv[2:]
         simulate(gpu, int(before), until, arguments)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from pages import Open, Tab, Written, written
+from ready_python import ready_python
 from story import long_run
 
 from ampmem.analysis.analyse import analyse
@@ -78,6 +78,6 @@ def profiled_page(tmp_path_factory: pytest.TempPathFactory) -> Written:
     """A real training run."""
     folder = tmp_path_factory.mktemp("profiled")
     profile = ["profile", "--arm", "amp", "-o", "run.ampmem", "-m", "ampmem.workloads.gpt", "--preset", "tiny"]
-    subprocess.run([sys.executable, "-m", "ampmem", *profile], cwd=folder, check=True, capture_output=True)
+    subprocess.run([ready_python(), "-m", "ampmem", *profile], cwd=folder, check=True, capture_output=True)
     write([folder / "run.ampmem"], folder / "page.html", force=True)
     return Written(path=folder / "page.html", analyses=(analyse(read(folder / "run.ampmem")),))

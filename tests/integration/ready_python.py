@@ -1,9 +1,14 @@
 """A Python that has torch imported already, for tests that start many processes.
 
 Importing torch takes seconds; most tests ask for what comes after. :func:`ready_python` is the path of an executable
-that takes ``-c CODE``, ``-m MODULE`` or a script, and arguments, as Python does. It asks a server, one for each process
-of pytest, to fork: the child is a process of its own, with the caller's directory, environment and standard streams,
-and ends as Python does. SIGINT and SIGTERM reach it through the caller. In it ``sys.executable`` is this one too.
+that takes ``-c CODE``, ``-m MODULE`` or a script, and arguments, as Python does, and ``-u`` first; ``-X`` comes too
+late. It asks a server, one for each process of pytest, to fork: the child is a process of its own, with the caller's
+directory, environment, PYTHONPATH and standard streams. SIGINT and SIGTERM reach it through the caller. In it
+``sys.executable`` is this one too.
+
+When the program has ended, or exits with a number, the child waits for threads, calls what is registered with atexit,
+flushes the streams and is gone: taking Python and torch apart takes longer than most programs of tests. Where a test is
+about how programs end, ``to_the_end`` has it end as Python does.
 
 Not for tests of what is decided while Python starts or torch is imported (the hash seed, ``-P``, the number of
 threads, what is imported and from where), nor of process groups. They start ``sys.executable``.
@@ -23,17 +28,25 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import weakref
 from contextlib import suppress
 from importlib import import_module
+from io import FileIO, TextIOWrapper
 from pathlib import Path
+from types import ModuleType
 
 PRELOADED = (
     "numpy.random",
     "torch",
     "torch._dynamo",  # which the first optimizer imports, in as long as the rest of torch takes
+    "torch.distributed.optim",
+    "torch.distributed.pipelining",
     "torch.utils.data",
     "ampmem.cli.main",
+    "ampmem.cli.check",
     "ampmem.cli.compare",
+    "ampmem.cli.diff",
     "ampmem.cli.fit",
     "ampmem.cli.profile",
     "ampmem.cli.report",
@@ -44,6 +57,8 @@ PRELOADED = (
 )
 SIZE = 8
 """Bytes of the number that says how long a request is."""
+TO_THE_END = "python-to-the-end"
+"""Name of the executable whose programs end as with Python."""
 
 CLIENT = """#!{python} -IS
 import json, os, signal, socket, sys
@@ -62,16 +77,23 @@ os._exit(os.waitstatus_to_exitcode(status))
 """
 
 
-@functools.cache
-def ready_python() -> str:
+def ready_python(*, to_the_end: bool = False) -> str:
     """The executable's path. Its server starts with the first call, and ends with this process."""
+    return str(_started() / (TO_THE_END if to_the_end else "python"))
+
+
+@functools.cache
+def _started() -> Path:
+    """The folder of the executables, once there is a server."""
     folder = tempfile.TemporaryDirectory(prefix="ready-python-")
-    address, executable = str(Path(folder.name) / "socket"), Path(folder.name) / "python"
+    address = str(Path(folder.name) / "socket")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(64)
-    executable.write_text(CLIENT.format(python=sys.executable, address=address, size=SIZE))
-    executable.chmod(0o700)
+    for name in ("python", TO_THE_END):
+        executable = Path(folder.name) / name
+        executable.write_text(CLIENT.format(python=sys.executable, address=address, size=SIZE))
+        executable.chmod(0o700)
     # A thread of numpy's library would not be there in the children.
     server = subprocess.Popen(
         [sys.executable, __file__, str(listener.fileno())],
@@ -89,7 +111,7 @@ def ready_python() -> str:
         folder.cleanup()
 
     atexit.register(end)
-    return str(executable)
+    return Path(folder.name)
 
 
 def reap(*_: object) -> None:
@@ -130,10 +152,12 @@ def keep(connection: socket.socket) -> list[str] | None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [path for path in paths if path and path not in sys.path]
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    sys.executable = executable
+    sys.executable, tempfile.tempdir = executable, None
     import_module("numpy").random.seed()  # Python's own random numbers begin anew in a fork
     return list(arguments)
 
@@ -153,10 +177,17 @@ def wait_for(child: int, connection: socket.socket) -> int:
 
 def run(arguments: list[str]) -> None:
     """Do what ``python`` does with ``arguments``."""
+    while arguments[0] == "-u" or arguments[0].startswith("-X"):
+        if arguments[0] == "-u":
+            sys.stdout = TextIOWrapper(FileIO(1, "wb", closefd=False), write_through=True)
+        arguments = arguments[1:]
     first, *rest = arguments
+    if first.startswith(("-c", "-m")) and first[2:]:
+        first, rest = first[:2], [first[2:], *rest]
     if first == "-c":
         code, *rest = rest
         sys.argv, sys.path[0] = ["-c", *rest], ""
+        sys.modules["__main__"] = ModuleType("__main__")
         exec(compile(code, "<string>", "exec"), vars(sys.modules["__main__"]))
     elif first == "-m":
         name, *rest = rest
@@ -165,6 +196,26 @@ def run(arguments: list[str]) -> None:
     else:
         sys.argv, sys.path[0] = arguments, str(Path(first).resolve().parent)
         runpy.run_path(first, run_name="__main__")
+
+
+def run_and_leave(arguments: list[str], before: list[weakref.finalize]) -> None:
+    """:func:`run`, and then be gone, without the finalizers ``before`` the fork. Where that fails, end as Python."""
+    code = 0
+    try:
+        run(arguments)
+    except SystemExit as ended:
+        if not isinstance(ended.code, int | None):
+            raise
+        code = ended.code or 0
+    for finalizer in before:
+        finalizer.atexit = False
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    with suppress(OSError, ValueError):
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def main() -> None:
@@ -177,13 +228,16 @@ def main() -> None:
     gc.freeze()
     if "triton" in sys.modules:  # CUDA builds import it, and it says on stderr what was not collected at the end
         atexit.register(gc.unfreeze)
+    finalizers = list(weakref.finalize._registry)  # type: ignore[attr-defined]
     signal.signal(signal.SIGCHLD, reap)
     connection = serve(listener)
-    if connection is None:
-        return
-    arguments = keep(connection)
-    if arguments is not None:
+    arguments = keep(connection) if connection is not None else None
+    if arguments is None:
+        os._exit(0)
+    if Path(sys.executable).name == TO_THE_END:
         run(arguments)
+    else:
+        run_and_leave(arguments, finalizers)
 
 
 if __name__ == "__main__":

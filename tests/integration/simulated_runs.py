@@ -12,12 +12,14 @@ import contextlib
 import io
 import json
 import sys
+import threading
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+import torch._dynamo
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer as torch_optimizer
 from torch.utils import _foreach_utils
@@ -53,6 +55,8 @@ def torch_now() -> list[Any]:
         dict(vars(torch.accelerator)),
         tensor,
         (torch.save, torch.load, torch.compile, torch.Generator),
+        [vars(torch._dynamo.eval_frame)[name] for name in ("_stance", "_callback_from_stance")],
+        (torch._dynamo.set_stance, torch._dynamo.decorators.set_stance),
         [dict(vars(owner)) for owner in (torch.cuda.graphs, torch.nn.parallel.comm, torch.serialization)],
         [values(owner) for owner in (torch.distributed, torch.distributed.distributed_c10d)],
         torch.nn.parallel.DistributedDataParallel.__init__,
@@ -60,6 +64,8 @@ def torch_now() -> list[Any]:
         list(torch_optimizer._foreach_supported_types),
         list(_foreach_utils._foreach_supported_types),
         torch._C._is_multithreading_enabled(),
+        [type(torch._subclasses), type(torch._subclasses.fake_tensor), threading.Thread._bootstrap_inner],
+        hasattr(torch._C, "_cuda_getCurrentRawStream"),
         torch.__future__.get_swap_module_params_on_conversion(),
         list(_get_current_dispatch_mode_stack()),
     ]

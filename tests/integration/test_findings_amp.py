@@ -139,6 +139,7 @@ def test_autocast_without_an_effect() -> None:
 
     found = findings(run(nn.Embedding(10, 16), nn.LayerNorm(16)))
     assert found["no-autocast-effect"].severity == "warning"
+    assert found["no-autocast-effect"].message.startswith("autocast was on, but no parameter")
     assert "no-autocast-effect" not in findings(run(nn.Embedding(10, 16), nn.Linear(16, 4)))
 
 

@@ -97,8 +97,70 @@ def test_gradients_that_are_zeroed_in_place(set_to_none: bool, micro_batches: in
         assert "set_to_none=True" in found["gradients-through-forward"].change
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_gradients_of_parameters_that_are_in_no_optimizer(whole: bool) -> None:
+    model = linears(32, 64, 16)
+    optimizer = SGD(model.parameters() if whole else model[-1].parameters(), lr=0.1)
+
+    def step(_: int) -> None:
+        if whole:
+            model.zero_grad(set_to_none=False)
+        else:
+            optimizer.zero_grad()
+        model(torch.randn(2, 32)).square().mean().backward()
+        optimizer.step()
+
+    change = findings(profiled(step))["gradients-through-forward"].change
+    assert change == f"{'optimizer' if whole else 'model'}.zero_grad(set_to_none=True) before forward"
+
+
 def test_one_step_has_no_forward_after_an_update() -> None:
     assert "gradients-through-forward" not in findings(recorded("gan", "fp32", steps=1))
+
+
+def zeroing(when: str, *, micro_batches: int, batch_size: int) -> ampmem.Profile:
+    """A loop that zeroes as Lightning does (in a closure, after the first forward), in place, or after the update."""
+    model = linears(256, 512, 256, 256)
+    optimizer = AdamW(model.parameters(), fused=True)
+
+    def closure(micro_batch: int) -> Tensor:
+        loss = model(torch.randn(batch_size, 256)).square().mean()
+        if when == "late" and micro_batch == 0:
+            optimizer.zero_grad()
+        loss.backward()
+        return loss
+
+    def step(_: int) -> None:
+        if when == "in place":
+            optimizer.zero_grad(set_to_none=False)
+        for micro_batch in range(micro_batches - 1):
+            closure(micro_batch)
+        optimizer.step(lambda: closure(micro_batches - 1))  # type: ignore[arg-type, return-value]
+        if when == "at once":
+            optimizer.zero_grad()
+
+    step(0)  # what is recorded has gradients from before
+    return profiled(step)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("when", ["late", "in place"])
+def test_what_gradients_take_off_the_peak_is_what_it_lacks_without_them(when: str, micro_batches: int) -> None:
+    lowered = []
+    for batch_size in (64, 1024, 4096):
+        before = zeroing(when, micro_batches=micro_batches, batch_size=batch_size)
+        after = zeroing("at once", micro_batches=micro_batches, batch_size=batch_size)
+        assert "gradients-through-forward" not in findings(after)
+        found = findings(before).get("gradients-through-forward")
+        if found is not None:
+            assert (found.off_peak or 0) == _own_peak(before) - _own_peak(after)
+            lowered.append(found.off_peak)
+    if micro_batches == 1:
+        assert any(lowered), "gradients are what makes the peak of a small batch"
+    elif when == "late":
+        assert lowered[1:] == [None, None], "at the peak are those that this step has made itself"
+    else:
+        assert lowered == []
 
 
 # -- what is left behind ----------------------------------------------------------------------

@@ -82,12 +82,12 @@ PARAMETERS = 4 * (2 * WIDE * MANY + WIDE + MANY)
 INPUTS = 4 * BATCH * WIDE
 
 
-def run(folder: Path, *arguments: str, gpu: str = "1GiB", options: tuple[str, ...] = ()) -> CompletedProcess[str]:
+def run(folder: Path, *arguments: str, gpu: str = "592MiB", options: tuple[str, ...] = ()) -> CompletedProcess[str]:
     (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
     return ampmem(folder, "profile", "--device", "sim", "--gpu", gpu, *options, "train.py", *arguments)
 
 
-def failed(folder: Path, *arguments: str, gpu: str = "1GiB") -> tuple[Recording, Summary, FailedRequest]:
+def failed(folder: Path, *arguments: str, gpu: str = "592MiB") -> tuple[Recording, Summary, FailedRequest]:
     """What is told of a run that dies."""
     done = run(folder, *arguments, gpu=gpu)
     assert done.returncode == 1, done.stderr
@@ -155,7 +155,7 @@ def test_in_backward_the_gradients_that_are_there_count(tmp_path: Path) -> None:
 
 
 def test_in_the_first_update_the_state_that_is_there_counts(tmp_path: Path) -> None:
-    recording, summary, oom = failed(tmp_path, "optimizer", gpu="1350MiB")
+    recording, summary, oom = failed(tmp_path, "optimizer", gpu="918MiB")
     first = 4 * (WIDE * MANY + MANY)
     middle = 4 * (MANY * 8192 + 8192)
     big = 4 * 8192 * 8192
@@ -216,7 +216,7 @@ def test_a_script_that_catches_it_and_ends_keeps_its_exit_code(tmp_path: Path) -
 
 def test_an_arm_that_runs_out_is_a_column(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
-    options = ("--device", "sim", "--gpu", "1GiB", "--arms", "fp32")
+    options = ("--device", "sim", "--gpu", "592MiB", "--arms", "fp32")
     done = ampmem(tmp_path, "compare", *options, "train.py", "setup")
     assert done.returncode == 1
     assert "0 steps, peak 4.0 MiB, in train.fp32.ampmem" in done.stderr

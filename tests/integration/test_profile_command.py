@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import pty
 import re
 import signal
@@ -45,12 +46,20 @@ def write_training(folder: Path, in_third_step: str = "pass") -> Path:
 def test_stops_after_the_steps_asked_for_and_names_the_recording(tmp_path: Path) -> None:
     write_training(tmp_path)
     plain = python(tmp_path, "train.py")
-    done = ampmem(tmp_path, "profile", "--steps", "2", "--html", "train.html", "train.py")
+    done = ampmem(tmp_path, "profile", "--steps", "2", "--html", "train.html", "--snapshot", "run.pickle", "train.py")
     assert done.returncode == 0
     size = format_bytes((tmp_path / "train.ampmem").stat().st_size)
     assert f"ampmem: recorded 2 steps in train.ampmem, {size}, and stopped the script" in done.stderr
     page_size = format_bytes((tmp_path / "train.html").stat().st_size)
-    assert done.stderr.splitlines()[-1] == f"ampmem: wrote train.html, {page_size}"
+    snapshot_size = format_bytes((tmp_path / "run.pickle").stat().st_size)
+    assert done.stderr.splitlines()[-2:] == [
+        f"ampmem: wrote train.html, {page_size}",
+        f"ampmem: wrote run.pickle, {snapshot_size}",
+    ]
+    said = {
+        row.get("user_metadata") for row in pickle.loads((tmp_path / "run.pickle").read_bytes())["device_traces"][0]
+    }
+    assert "parameters: 0.weight" in said
     assert "conservation: " in done.stderr and ", residual 0 B" in done.stderr
     assert "step 1 of 2" not in done.stderr  # progress is for terminals
     assert (tmp_path / "train.html").read_text().startswith("<!DOCTYPE html>")
@@ -59,11 +68,10 @@ def test_stops_after_the_steps_asked_for_and_names_the_recording(tmp_path: Path)
     assert done.stdout.splitlines() == plain.stdout.splitlines()[:1]
 
 
-@pytest.mark.slow
 def test_run_to_end_leaves_output_losses_and_random_numbers_as_they_are(tmp_path: Path) -> None:
     write_training(tmp_path)
-    plain = python(tmp_path, "train.py", fresh=True)
-    done = ampmem(tmp_path, "profile", "--steps", "2", "--run-to-end", "train.py", fresh=True)
+    plain = python(tmp_path, "train.py", to_the_end=True)
+    done = ampmem(tmp_path, "profile", "--steps", "2", "--run-to-end", "train.py", to_the_end=True)
     assert (done.returncode, done.stdout) == (0, plain.stdout)
     assert len(read(tmp_path / "train.ampmem").steps) == 2
 
@@ -140,7 +148,6 @@ def test_sigkill_leaves_the_finished_steps(tmp_path: Path) -> None:
     assert ampmem(tmp_path, "show", "train.ampmem").returncode == 0
 
 
-@pytest.mark.slow
 def test_runs_as_python_would(tmp_path: Path) -> None:
     package = tmp_path / "pkg"
     package.mkdir()
@@ -153,7 +160,7 @@ def test_runs_as_python_would(tmp_path: Path) -> None:
     )
     for target in (["pkg/main.py", "-x", "--steps", "9"], ["-m", "pkg.main", "-x", "--steps", "9"]):
         plain = python(tmp_path, *target, fresh=True)
-        done = ampmem(tmp_path, "profile", "-o", "out.ampmem", *target, fresh=True)
+        done = ampmem(tmp_path, "profile", "-o", "out.ampmem", *target)
         assert done.stdout == plain.stdout
         assert done.returncode == 1  # it trains nothing, and says so
         assert "ampmem: no model was seen" in done.stderr

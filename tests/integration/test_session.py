@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import threading
 import weakref
 from collections.abc import Callable
@@ -85,6 +86,25 @@ def test_what_existed_before_is_the_baseline_and_its_death_is_seen() -> None:
     assert events.action[mine][:2].tolist() == [Action.BASELINE, Action.FREE]
     assert events.bytes[mine][:2].tolist() == [4000, 4000]
     assert prof.summary().conservation.residual_bytes == 0
+
+
+def test_optimizer_state_of_a_resumed_training_is_there_from_the_first_step_on() -> None:
+    model, optimizer = make()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)  # nothing is temporary in its update
+    train(model, optimizer)
+    checkpoint = io.BytesIO()
+    torch.save(optimizer.state_dict(), checkpoint)
+    checkpoint.seek(0)
+    resumed = torch.optim.AdamW(model.parameters(), fused=True)
+    resumed.load_state_dict(torch.load(checkpoint))
+    train(model, resumed)
+    del optimizer
+    with ampmem.profile(model, resumed) as prof:
+        train(model, resumed)
+    first, second = prof.summary().steps
+    state = sum(tensor.nbytes for kept in resumed.state.values() for tensor in kept.values())
+    assert first.peak.categories["optimizer_state"] == second.peak.categories["optimizer_state"] == state
+    assert first.peak.bytes == second.peak.bytes
 
 
 def test_batches_of_a_data_loader_are_inputs_born_in_data() -> None:

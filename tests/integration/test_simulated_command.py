@@ -78,7 +78,7 @@ def test_out_of_memory_is_the_devices_own_error(tmp_path: Path) -> None:
         MODEL + "try:\n    torch.empty(1 << 28, device='cuda')\nexcept torch.cuda.OutOfMemoryError as e: print(e)\n"
     )
     script += "torch.cuda.empty_cache()\nmodel(torch.zeros(1 << 25, 8).cuda()).sum().backward()\n"
-    done = profile(tmp_path, script, "--device", "sim", "--gpu", "1GiB")
+    done = profile(tmp_path, script, "--device", "sim", "--gpu", "592MiB")
     assert done.returncode == 1
     assert done.stdout.startswith("CUDA out of memory: 1.0 GiB were asked for")
     assert "torch.OutOfMemoryError: CUDA out of memory" in done.stderr
@@ -86,7 +86,7 @@ def test_out_of_memory_is_the_devices_own_error(tmp_path: Path) -> None:
 
 
 def test_a_gpu_with_next_to_nothing_left_runs_out_in_the_script(tmp_path: Path) -> None:
-    done = profile(tmp_path, MODEL, "--device", "sim", "--gpu", "513MiB")
+    done = profile(tmp_path, MODEL, "--device", "sim", "--gpu", "81MiB")
     assert done.returncode == 1
     assert "torch.OutOfMemoryError: CUDA out of memory" in done.stderr
     assert "cannot simulate" not in done.stderr

@@ -228,14 +228,28 @@ STOPS = {
     "repeat_interleave": ("torch.repeat_interleave(x, torch.ones(4, device='cuda').long(), dim=0)", "output_size="),
     "graph": ("torch.cuda.CUDAGraph()", "leave it out"),
     "graphed": ("torch.cuda.make_graphed_callables(model, (x,))", "a CUDA graph keeps a memory pool"),
+    "capture": ("torch.cuda.graph(None)", "a CUDA graph keeps a memory pool"),
+    "graph_pool": ("torch.cuda.graph_pool_handle()", "a CUDA graph keeps a memory pool"),
     "pool": ("torch.cuda.MemPool()", "memory pools of the script's own are not simulated"),
+    "in_pool": ("torch.cuda.use_mem_pool(None)", "memory pools of the script's own are not simulated"),
+    "allocator": ("torch.cuda.memory.CUDAPluggableAllocator('a.so', 'a', 'f')", "leave the other one out"),
+    "change": ("torch.cuda.memory.change_current_allocator(None)", "leave the other one out"),
+    "raw": ("torch.cuda.caching_allocator_alloc(8)", "leave the other one out"),
+    "raw_delete": ("torch.cuda.caching_allocator_delete(8)", "leave the other one out"),
     "nccl": ("torch.distributed.init_process_group('nccl')", "run the script without torch.distributed"),
     "ddp": ("nn.parallel.DistributedDataParallel(model)", "run the script without torch.distributed"),
     "second": ("torch.ones(4, device='cuda:1')", "one GPU is simulated, cuda:0, and cuda:1 is another"),
     "second_to": ("model.to('cuda:1')", "run the script on one device"),
     "second_set": ("torch.cuda.set_device(1)", "run the script on one device"),
     "second_stream": ("torch.cuda.Stream(device=1)", "run the script on one device"),
+    "mesh": ("torch.distributed.init_device_mesh('cuda', (1,))", "run the script without torch.distributed"),
     "compile": ("torch.compile(model)", "leave torch.compile out"),
+    "compiled_call": ("torch.compile(torch.relu, fullgraph=True)(x)", "--assume compile=eager runs it uncompiled"),
+    "decorated": ("torch.compile(mode='max-autotune')(torch.relu)(x)", "--assume compile=eager runs it uncompiled"),
+    "of_module": ("compiled = nn.Linear(4, 4).cuda(); compiled.compile(); compiled(x)", "--assume compile=eager"),
+    "dynamo": ("torch._dynamo.optimize('eager')(torch.nn.functional.gelu)(x)", "--assume compile=eager"),
+    "flex": ("flex_attention(*[torch.ones(1, 1, 128, 16, device='cuda')] * 3)", "--assume compile=eager"),
+    "cond": ("torch.ops.higher_order.cond(x.sum() > 0, torch.sin, torch.cos, (x,))", "cond takes functions"),
     "sparse": ("nn.Embedding(9, 8, sparse=True).cuda()(x.long())", "leave sparse=True out"),
     "sparse_input": ("torch.eye(4).to_sparse().cuda()", "sparse tensors cannot be simulated; make them dense"),
     "sparse_made": ("torch.sparse_coo_tensor(size=(4, 4), device='cuda')", "sparse tensors cannot be simulated"),
@@ -249,7 +263,7 @@ STOPS = {
 @functools.cache
 def stopped() -> dict[str, str]:
     """Run all of them in one process; the message of each."""
-    script = HEAD + "found = {}\n"
+    script = HEAD + "from torch.nn.attention.flex_attention import flex_attention\nfound = {}\n"
     for name, (line, _) in STOPS.items():
         script += f"try: {line}\nexcept RuntimeError as error: found[{name!r}] = str(error)\n"
     script += "with open('found.json', 'w') as file: json.dump(found, file)\n"
@@ -270,19 +284,106 @@ def test_what_is_not_simulated_stops_with_its_line_and_a_remedy(name: str) -> No
 
 
 CLASSES = """
-print(torch.cuda.CUDAGraph | None, isinstance(model, (torch.cuda.CUDAGraph, torch.cuda.MemPool, torch.cuda.graph)))
+import inspect
+stopping = (torch.cuda.CUDAGraph, torch.cuda.graph, torch.cuda.MemPool, torch.cuda.memory.CUDAPluggableAllocator)
+print(*[kind | None for kind in stopping], isinstance(model, stopping), hasattr(torch.cuda.CUDAGraph, "replay"))
 class Mine(torch.cuda.CUDAGraph):
+    def __init__(self, size):
+        super().__init__()
+try: Mine(4)
+except RuntimeError as error: print(error)
+print(torch.cuda.make_graphed_callables.__name__, list(inspect.signature(torch.cuda.use_mem_pool).parameters))
+@torch.compile
+def unused(x):
+    "what it does"
+@torch.compile(dynamic=True)
+class Unused(nn.Module):
     pass
+print(unused.__name__, unused.__doc__, Unused.__name__, torch.compile(model, disable=True) is model)
 for _ in range(2):
     model(x).sum().backward()
     optimizer.step()
 """
 
 
-def test_classes_that_are_not_simulated_can_be_named(tmp_path: Path) -> None:
+def test_what_is_not_simulated_can_be_named_and_stops_when_it_is_used(tmp_path: Path) -> None:
     done = profile(tmp_path, HEAD + CLASSES)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("torch.cuda.graphs.CUDAGraph | None False\n")
+    kinds, mine, functions, compiled = done.stdout.splitlines()[-4:]
+    kinds = kinds.replace("torch.cuda.", "").replace(" | None", "")
+    assert kinds == "graphs.CUDAGraph graphs.graph memory.MemPool memory.CUDAPluggableAllocator False True"
+    line = (HEAD + CLASSES).splitlines().index("try: Mine(4)") + 1
+    assert mine.startswith(f"{tmp_path / 'train.py'}:{line}: a CUDA graph keeps a memory pool of its own")
+    assert functions == "make_graphed_callables ['pool', 'device']"
+    assert compiled == "unused what it does Unused True"
+
+
+COMPILED = """
+import gc
+import torch._dynamo
+from torch.nn.attention.flex_attention import flex_attention
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 32), nn.Linear(32, 8)
+    def forward(self, x):
+        return self.outer(nn.functional.gelu(self.inner(x)))
+Whole = torch.compile(type("Whole", (Net,), {}))
+def method(net):
+    net.compile(dynamic=True)
+    return net
+def staged(net):
+    torch.compiler.set_stance("default")
+    return torch.compile(net, fullgraph=True)
+ways = {
+    "plain": lambda net: net,
+    "module": lambda net: torch.compile(net, fullgraph=True, mode="max-autotune"),
+    "function": lambda net: torch.compile(lambda x: net(x), backend="inductor"),
+    "decorator": lambda net: torch.compile(mode="reduce-overhead")(net),
+    "method": method,
+    "class": lambda net: setattr(net, "__class__", Whole) or net,
+    "dynamo": lambda net: torch._dynamo.optimize("eager")(net),
+    "stance": staged,
+}
+found = {}
+for name, make in ways.items():
+    before = requested()
+    torch.cuda.reset_peak_memory_stats()
+    net = Net().cuda()
+    run, sgd = make(net), torch.optim.AdamW(net.parameters())
+    for _ in range(2):
+        run(x).sum().backward()
+        sgd.step()
+    found[name] = [requested() - before, requested("peak") - before]
+    if name == "module":
+        found["attributes"] = [type(run).__name__, run._orig_mod is net, list(run.state_dict())[:1]]
+    del net, run, sgd, make
+    gc.collect()
+q, k, v = torch.ones(3, 2, 4, 1024, 64, device="cuda", requires_grad=True)
+before = requested()
+torch.cuda.reset_peak_memory_stats()
+out = torch.compile(flex_attention)(q, k, v)
+found["flex"] = [requested() - before, requested("peak") - before]
+out.sum().backward()
+print(json.dumps(found))
+"""
+
+
+def test_compiled_code_runs_uncompiled_where_that_is_assumed(tmp_path: Path) -> None:
+    done = profile(tmp_path, HEAD + COMPILED, "--assume", "compile=eager", "--steps", "99")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found.pop("attributes") == ["OptimizedModule", True, ["_orig_mod.inner.weight"]]
+    heads, scores = 2 * 4 * 1024, 2 * 4 * 1024 * 1024 * 4
+    stays, peak = found.pop("flex")
+    assert heads * (64 + 1 + 1) * 4 <= stays <= peak < scores
+    ways = list(found)
+    assert {tuple(found[way]) for way in ways} == {tuple(found["plain"])}
+    parameters = (8 * 32 + 32 + 32 * 8 + 8) * 4
+    assert found["plain"][0] == 4 * parameters  # gradients and moments, too
+    (said,) = [note for note in read(tmp_path / "train.ampmem").notes if "compiled code" in note]
+    assert said.startswith("not modelled: compiled code, which ran uncompiled, as --assume compile=eager says")
+    assert said in " ".join(ampmem(tmp_path, "show", "train.ampmem", "--all").stdout.split())
 
 
 BACKWARD = """

@@ -465,6 +465,48 @@ def test_a_region_met_inside_ours_takes_over_and_that_is_noted() -> None:
     assert not steering.wrapped and notes == [GAVE_WAY]
 
 
+def made_elsewhere(*, enabled: bool) -> torch.autocast:
+    return torch.autocast("cpu", enabled=enabled)
+
+
+class InAVariable(Calls):
+    def forward(self, x: Tensor) -> Tensor:
+        autocast_ctx = made_elsewhere(enabled=True)
+        with autocast_ctx:
+            y = self.layer(x)
+        with torch.autocast("cpu", enabled=False):
+            return super().forward(y.float())
+
+
+class InAVariableOfTwo(Calls):
+    def forward(self, x: Tensor) -> Tensor:
+        autocast_ctx: Any = nullcontext()
+        if x.numel():
+            autocast_ctx = made_elsewhere(enabled=True)
+        with autocast_ctx:
+            y = self.layer(x)
+        with torch.autocast("cpu", enabled=False):
+            return super().forward(y.float())
+
+
+class InAnArgument(Calls):
+    def forward(self, x: Tensor, autocast_ctx: Any = None) -> Tensor:
+        if autocast_ctx is None:
+            autocast_ctx = nullcontext()
+        with autocast_ctx:
+            y = self.layer(x)
+        with torch.autocast("cpu", enabled=False):
+            return super().forward(y.float())
+
+
+@pytest.mark.parametrize("kind", [InAVariable, InAVariableOfTwo, InAnArgument])
+def test_a_variable_that_another_function_made_may_hold_a_region_of_the_scripts(kind: type[Calls]) -> None:
+    net = kind(lambda layer, x: layer(x))
+    with steered("amp") as (steering, notes):
+        net(X).float().sum().backward()
+    assert not steering.wrapped and notes == []
+
+
 def test_a_region_met_after_ours_takes_over_and_that_is_noted() -> None:
     net = model()
     with steered("amp") as (steering, notes):
@@ -488,7 +530,24 @@ class Island(Calls):
         return super().forward(x)
 
 
-@pytest.mark.parametrize("net", [Calls(island), Island(island)])
+def island_in_a_variable(layer: nn.Module, x: Tensor) -> Tensor:
+    autocast_ctx = nullcontext()
+    if x.numel():
+        autocast_ctx = torch.autocast("cpu", enabled=False)
+    with autocast_ctx:
+        return layer(x)
+
+
+class IslandInAVariable(Calls):
+    def forward(self, x: Tensor) -> Tensor:
+        autocast_ctx = nullcontext()
+        if x.requires_grad:
+            autocast_ctx = torch.autocast(device_type="cpu", enabled=False)
+        with autocast_ctx:
+            return super().forward(x)
+
+
+@pytest.mark.parametrize("net", [Calls(island), Island(island), IslandInAVariable(island_in_a_variable)])
 def test_an_island_of_fp32_in_a_model_stays_one_inside_ours(net: nn.Module) -> None:
     with steered("amp") as (steering, notes):
         y = net(X)

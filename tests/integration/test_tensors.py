@@ -105,6 +105,19 @@ def test_a_slice_a_flat_buffer_and_a_nested_tensor_have_no_shape_of_their_own() 
         assert known[tensor.untyped_storage().data_ptr()] == ("float32", None)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_an_input() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = nested_tensor([torch.ones(30, 4), torch.ones(50, 4)])
+    with ampmem.profile(model, optimizer) as prof:
+        for _ in range(2):
+            optimizer.zero_grad()
+            torch.nested.to_padded_tensor(model(batch), 0.0).sum().backward()
+            optimizer.step()
+    assert (prof.summary().warnings, prof.recording().steps[-1].batch_size) == ((), 2)
+
+
 def test_a_wrapper_gives_the_shapes_of_what_it_wraps() -> None:
     model = nn.Linear(4, 2, bias=False)
     first, second = torch.randn(2, 4), torch.randn(2, 4)

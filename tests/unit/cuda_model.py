@@ -1,15 +1,28 @@
-"""A CUDA device for tests: the allocator's model behind the calls that source ``cuda`` makes, in torch's words."""
+"""A CUDA device for tests: the allocator's model behind the calls that source ``cuda`` makes, in torch's words.
+
+It is as unkind as the real one (``c10/cuda/CUDACachingAllocator.cpp``): tags belong to the thread that sets them; the
+trace has a clock of its own, cut off at microseconds; trace, segments and statistics are read apart, with other threads
+in between; and the profiler of the calling thread is told of each block, with its size.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
 
 from ampmem.allocator.model.blocks import AWAITING, Block
 from ampmem.allocator.model.caching import DeviceCachingAllocator
 from ampmem.allocator.model.oom import OutOfMemory
 from ampmem.allocator.rounding import round_size
 from ampmem.allocator.settings import Settings
+from ampmem.events import Action, EventColumns, SegmentAction
+from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.cuda.device import OomObserver, Stats
 
 
@@ -24,8 +37,30 @@ class Clock:
         return self.now
 
 
+def _report() -> Any:
+    """The allocators' way to torch's profiler, which a build without CUDA has too."""
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    function = library["_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE"]
+    function.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_uint16)
+    function.restype = None
+    return function
+
+
+_REPORT = _report()
+_CUDA_0 = 1
+"""``c10::Device(kCUDA, 0)``: a byte for the type, one for the index."""
+
+DRIFT_NS = 200_000
+"""By how much the trace's clock is ahead, more or less than that, of the one that ``time.time_ns`` reads."""
+
+
 class ModelCuda:
-    """One device with a trace; ``others`` are the peaks of further devices, ``tags`` whether events can be tagged."""
+    """One device with a trace; ``others`` are the peaks of further devices, ``tags`` whether events can be tagged.
+
+    ``drift_ns`` says by how much the trace's clock is ahead. ``meanwhile`` is called on a thread of its own where
+    other threads of a real process may run: between the ``trace``, the ``segments`` and the ``clear``, and before the
+    ``statistics`` are read.
+    """
 
     def __init__(
         self,
@@ -35,8 +70,11 @@ class ModelCuda:
         settings: Settings | None = None,
         tags: bool = True,
         others: tuple[int, ...] = (),
+        drift_ns: int = DRIFT_NS,
     ) -> None:
         self.clock = clock
+        self.drift_ns = drift_ns
+        self.meanwhile: Callable[[str], None] | None = None
         self.total = total
         self.settings = settings or Settings()
         self.allocator = DeviceCachingAllocator(settings, total_memory=total)
@@ -52,8 +90,9 @@ class ModelCuda:
         self.broken = False
         self.others = others
         self._tags = tags
-        self._metadata = ""
-        self._awaiting: list[Block] = []
+        self._metadata = threading.local()
+        self._awaiting: list[tuple[Block, int]] = []
+        """With the bytes asked for, which are gone with the wait."""
         self._driver_calls = 0
         self._observer: OomObserver | None = None
 
@@ -69,16 +108,31 @@ class ModelCuda:
             raise
         self._catch_up()
         self._entry("alloc", block.address, size, stream, frames=frames or [])
+        self._tell_profiler(block.address, block.size)
         return block
 
     def free(self, block: Block) -> None:
         self._entry("free_requested", block.address, block.requested, block.segment.stream)
-        address, size, stream = block.address, block.requested, block.segment.stream
+        address, size, requested, stream = block.address, block.size, block.requested, block.segment.stream
         self.allocator.free(block)
         if block.state == AWAITING:
-            self._awaiting.append(block)
+            self._awaiting.append((block, requested))
         else:
-            self._entry("free_completed", address, size, stream)
+            self._entry("free_completed", address, requested, stream)
+        self._tell_profiler(address, -size)
+
+    @property
+    def tag(self) -> str:
+        """What the calling thread's events are tagged with."""
+        return getattr(self._metadata, "text", "")
+
+    def elsewhere(self, action: Callable[[], Any]) -> Any:
+        """What ``action`` gives on a thread of its own."""
+        results: list[Any] = []
+        thread = threading.Thread(target=lambda: results.append(action()))
+        thread.start()
+        thread.join()
+        return results[0]
 
     def init(self) -> None:
         """The script initializes CUDA."""
@@ -99,11 +153,16 @@ class ModelCuda:
         return self.recording
 
     def history(self, *, on: bool, entries: int, stacks: bool) -> None:
+        if self.recording:
+            self._others("clear")
         self.calls.append("on" if on else "off")
         self.recording = on
         self.trace.clear()
 
     def snapshot(self) -> dict[str, Any]:
+        self._others("trace")
+        traces = [list(self.trace), *([] for _ in self.others)]
+        self._others("segments")
         segments = [
             {
                 "device": 0,
@@ -120,7 +179,7 @@ class ModelCuda:
                         "requested_size": block.requested,
                         "state": "active_allocated"
                         if block.allocated
-                        else "active_awaiting_free"
+                        else "active_pending_free"
                         if block.awaiting
                         else "inactive",
                     }
@@ -129,16 +188,19 @@ class ModelCuda:
             }
             for each in self.allocator.snapshot()
         ]
-        traces = [list(self.trace), *([] for _ in self.others)]
         self._entry("snapshot", 0, 0, 0)
         settings = {"PYTORCH_CUDA_ALLOC_CONF": self.in_force}
         return {"segments": segments, "device_traces": traces, "allocator_settings": settings}
 
     def stats(self, device: int) -> Stats:
         if device:
-            return Stats(requested=0, allocated=0, active=0, reserved=0, allocated_peak=self.others[device - 1])
+            return Stats(
+                blocks=0, requested=0, allocated=0, active=0, reserved=0, allocated_peak=self.others[device - 1]
+            )
+        self._others("statistics")
         found = self.allocator.statistics()
         return Stats(
+            blocks=found.allocation.current,
             requested=found.requested_bytes.current,
             allocated=found.allocated_bytes.current,
             active=found.active_bytes.current,
@@ -182,14 +244,25 @@ class ModelCuda:
 
     def _tag(self, text: str) -> None:
         self._fail()
-        self._metadata = text
+        self._metadata.text = text
+
+    def _others(self, before: str) -> None:
+        """What other threads do before the calling one comes to read."""
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            self.elsewhere(lambda: meanwhile(before))
+        self.meanwhile = meanwhile
+
+    def _tell_profiler(self, address: int, size: int) -> None:
+        found = self.allocator.statistics()
+        _REPORT(address, size, found.allocated_bytes.current, found.reserved_bytes.current, _CUDA_0)
 
     def _catch_up(self) -> None:
         """What the allocator did before it served: waits that ended, and segments that came and went."""
-        done = [block for block in self._awaiting if block.state != AWAITING]
-        for block in done:
-            self._awaiting.remove(block)
-            self._entry("free_completed", block.address, 0, 0)
+        done = [each for each in self._awaiting if each[0].state != AWAITING]
+        for block, requested in done:
+            self._awaiting.remove((block, requested))
+            self._entry("free_completed", block.address, requested, block.segment.stream)
         calls = self.allocator.driver.calls
         for call in calls[self._driver_calls :]:
             self._entry(str(call.call), call.address, call.size, call.stream)
@@ -198,11 +271,36 @@ class ModelCuda:
     def _entry(self, action: str, address: int | None, size: int, stream: int, **more: Any) -> None:
         if self.recording:
             place = {} if address is None else {"addr": address}
-            time_us = self.clock() // 1000
-            tag = {"user_metadata": self._metadata} if self._tags else {}
+            time_us = (self.clock() + self.drift_ns) // 1000
+            tag = {"user_metadata": self.tag} if self._tags else {}
             row = {"action": action, "size": size, "stream": stream, "time_us": time_us}
             self.trace.append(row | place | tag | more)
 
 
 SHARED: list[ModelCuda] = []
 """For scripts that a test runs."""
+
+
+def events_of(windows: list[RawEvents]) -> EventColumns:
+    """The windows one after the other, as a recording has them."""
+    names = ("time_ns", "action", "address", "bytes", "block_bytes", "stream", "allocated")
+    columns = {name: np.concatenate([getattr(window, name) for window in windows]) for name in names}
+    zero = np.zeros_like(columns["time_ns"])
+    return EventColumns(**columns, step=zero, phase=zero + 3, op=zero, module=zero, stack=zero)
+
+
+def totals(events: EventColumns) -> Any:
+    """What is alive after each event."""
+    return np.cumsum(np.where(events.action == Action.FREE, -events.bytes, events.bytes))
+
+
+def reserved_after(window: RawEvents, before: int, count: int) -> int:
+    """What was reserved right after the first ``count`` events of a window that began with ``before``."""
+    rows = window.segments
+    there = (rows.action == SegmentAction.BASELINE) | (rows.position < count)
+    return before + int(np.where(rows.action == SegmentAction.RELEASE, -rows.bytes, rows.bytes)[there].sum())
+
+
+def held(gpu: ModelCuda) -> int:
+    """What is alive by the model, in requested bytes."""
+    return sum(block.requested for each in gpu.allocator.snapshot() for block in each.blocks if block.allocated)

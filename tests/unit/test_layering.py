@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -15,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[2] / PACKAGE
 ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "errors failure names own_code patching terminal units version vocabulary",
-        "outputs allocator_records",
+        "errors failure names own_code patching units version vocabulary",
+        "output allocator_records",
         "events",
         "recording",
         "allocator",
@@ -25,10 +26,11 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "simulator",
         "recorder",
         "reporters",
+        "block",
         "api",
-        # `import ampmem`: the face that api.py is seen through.
-        "__init__",
         "integrations",
+        # `import ampmem`: the face that api.py and the integrations are seen through.
+        "__init__",
         "workloads",
         "cli",
         "__main__",
@@ -40,49 +42,55 @@ STRANGERS = {"recorder": "analysis", "analysis": "recorder"}
 """Units that do not see each other, whatever their rows."""
 
 INSIDE: dict[str, tuple[str, ...]] = {
+    "output": ("shown terminal", "files"),
     "recording": ("bounds layout", "cells database kinds rank_files", "reader", "writer"),
     "recorder": (
-        "script seed torch_entries marker process",
+        "script seed marker process torch_private",
         "outcome options",
-        "torch_private torch_private_cuda torch_private_distributed",
-        "torch_private_sharded torch_private_tensors",
         "facts ranks",
         "models steering",
         "update sources rounds",
         "hooks device steps",
         "writing follower",
-        "session",
+        "on_paper session",
     ),
+    "recorder/torch_private": ("entries", "cuda distributed general optimizers sharded", "tensors"),
     "recorder/sources": (
-        "base kineto missing_frees process_total storages",
-        "window",
+        "base kineto missing_frees storages torch_flags",
+        "process_total window",
         "mappings",
         "ledger",
         "cpu cuda simulated",
         "choose",
     ),
     "simulator": (
-        "assumed private refusal where world",
-        "memory private_communication private_parallel",
+        "assumed refusal where",
+        "world",
+        "private",
+        "memory",
         "device engine ops scratch",
         "extras values",
+        "reading",
         "mode",
         "communication selftest torch_cuda",
         "start",
     ),
     "analysis": (
-        "jsonable ops",
-        "schema timeline",
+        "frames json ops",
+        "timeline",
         "parameters",
         "activations allocator casts fit largest modules",
         "conservation static_model",
         "analyse",
         "findings",
         "summary",
-        "compare measured soundness",
-        "answer ranks",
-        "judged",
+        "comparison measured soundness",
+        "ranks",
+        "difference",
+        "budgets",
     ),
+    "analysis/json": ("jsonable", "from_json schema"),
+    "analysis/comparison": ("compare", "answer", "judged"),
     "analysis/ranks": (
         "ranks script",
         "runs spread",
@@ -90,12 +98,23 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "merge",
         "arms",
     ),
-    "reporters/html": ("data palette plotlyjs progress safety", "stream", "views", "columns page", "job_page", "write"),
+    "integrations": ("training", "accelerate lightning notebook pytest transformers"),
+    "reporters/html": (
+        "data palette plotlyjs progress safety",
+        "stream",
+        "views",
+        "columns page",
+        "difference_page job_page",
+        "write",
+        "notebook",
+    ),
 }
 """The rows inside folders, from the bottom up."""
 
 MAY_IMPORT_TORCH = frozenset({"recorder", "simulator", "workloads", "integrations"})
 MAX_LINES = 400
+MAX_FILES = 15
+"""So many a newcomer still finds his way among."""
 
 
 def unit_of(path: str) -> str:
@@ -286,6 +305,11 @@ def test_no_folder_leads_back_to_itself_by_a_folder_or_module_beside_it() -> Non
 @pytest.mark.parametrize("folder", list(INSIDE))
 def test_inside_a_folder_too_imports_lead_down(folder: str) -> None:
     assert upward(folder, INSIDE[folder], package_imports()) == []
+
+
+def test_no_folder_is_crowded() -> None:
+    files = Counter(file.parent for file in ROOT.rglob("*") if file.is_file() and file.suffix != ".pyc")
+    assert {str(folder): count for folder, count in files.items() if count > MAX_FILES} == {}
 
 
 def test_the_package_is_read_at_all() -> None:

@@ -19,6 +19,7 @@ import pytest
 from build import ARM, RUN, as_batches, small_run, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ready_python import ready_python
 
 from ampmem.errors import RecordingError, UsageError
 from ampmem.events import (
@@ -162,7 +163,7 @@ def assert_same(left: Recording, right: Recording) -> None:
             assert one == other, field.name
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(recordings())
 def test_what_is_written_is_read(recording: Recording) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -183,7 +184,7 @@ def _as_first_written(path: Path) -> Path:
     return path
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(recordings())
 def test_a_file_from_before_there_were_shapes_is_read_without_them(recording: Recording) -> None:
     unknown = replace(recording.facts, shape=np.zeros(len(recording.facts), dtype=np.int64))
@@ -495,7 +496,7 @@ def test_wherever_a_run_is_killed_a_step_is_there_with_its_parameters_or_not_at_
 
     def run(steps: int) -> subprocess.CompletedProcess[str]:
         path.unlink(missing_ok=True)
-        command = [sys.executable, "-c", KILLED_AT.format(tests=tests, path=str(path), steps=steps)]
+        command = [ready_python(), "-c", KILLED_AT.format(tests=tests, path=str(path), steps=steps)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         return subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampmem.units import format_apart, format_bytes, format_close
+from ampmem.units import format_apart, format_bytes, format_close, parse_bytes
 
 GIB = 1024**3
 SIZES = st.one_of(
@@ -60,3 +60,20 @@ def test_sizes_that_hardly_differ_have_two_decimals_at_most() -> None:
     assert format_close(10_000_000, 10_000_002) == ("9.5 MiB", "9.5 MiB")
     assert format_close(10_000_000, 10_010_000) == ("9.54 MiB", "9.55 MiB")
     assert format_close(10_000_000, 10_100_000) == ("9.5 MiB", "9.6 MiB")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("24GiB", 24 * GIB), (" 1.5 mib ", 1_572_864), ("80GB", 80 * 10**9), ("0 B", 0), ("1024", 1024), ("2t", None)],
+)
+def test_a_size_is_read(text: str, size: int | None) -> None:
+    if size is None:
+        with pytest.raises(ValueError, match="is no size"):
+            parse_bytes(text)
+    else:
+        assert parse_bytes(text) == size
+
+
+@given(st.integers(min_value=0, max_value=2**62))
+def test_whole_bytes_are_read_as_they_are_written(size: int) -> None:
+    assert parse_bytes(f"{size} B") == parse_bytes(str(size)) == size

@@ -282,6 +282,7 @@ class DeviceCachingAllocator(State):
             segment=segment,
             device_total=self.driver.total,
             device_free=free,
+            outside=self.driver.outside,
             allowed=limit,
             allocated=counters.allocated,
             reserved=counters.reserved,

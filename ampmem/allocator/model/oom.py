@@ -53,7 +53,8 @@ class OutOfMemoryReport:
 
     ``asked`` is the request, ``rounded`` the block for it and ``segment`` what the device was asked for: with
     expandable segments the pages that the whole block needs.
-    ``cached`` is reserved and not in use. The largest free blocks are those that this request may use
+    ``outside`` is what others are taken to hold of the device; ``cached`` is reserved and not in use. The largest free
+    blocks are those that this request may use
     (its stream and pool), of other streams in the same pool, and of other pools; 0 for none.
     """
 
@@ -63,6 +64,7 @@ class OutOfMemoryReport:
     segment: int
     device_total: int
     device_free: int
+    outside: int
     allowed: int | None
     allocated: int
     reserved: int
@@ -71,11 +73,18 @@ class OutOfMemoryReport:
     largest_other_stream: int
     largest_other_pool: int
 
+    @property
+    def _beside(self) -> str:
+        if not self.outside:
+            return ""
+        outside = format_bytes(self.outside)
+        return f" beside the {outside} assumed in use outside of the allocator (CUDA context, libraries)"
+
     def __str__(self) -> str:
         return (
             f"out of memory: {format_bytes(self.asked)} were asked for and {format_bytes(self.segment)} of "
             f"{format_bytes(self.device_total)} requested from the device, which has {format_bytes(self.device_free)} "
-            f"free; {format_bytes(self.allocated)} are allocated and {format_bytes(self.cached)} cached "
+            f"free{self._beside}; {format_bytes(self.allocated)} are allocated and {format_bytes(self.cached)} cached "
             f"(largest usable block {format_bytes(self.largest_free)}): "
             f"{explanation(self.reason, self.rounded, self.cached)}"
         )

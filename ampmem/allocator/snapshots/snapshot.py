@@ -18,6 +18,8 @@ FREE_REQUESTED: Final = "free_requested"
 FREE_COMPLETED: Final = "free_completed"
 _OUT_OF_MEMORY: Final = "oom"
 _MARKER: Final = "snapshot"
+ANNOTATE: Final = "annotate"
+"""A text that was attached to a block after the fact (torch 2.15): the only kind that is left out and moves nothing."""
 _PLACED: Final = frozenset({ALLOC, FREE_REQUESTED, FREE_COMPLETED, *RESERVING})
 _AWAITING: Final = ("active_awaiting_free", "active_pending_free")
 
@@ -25,6 +27,7 @@ _MAX_NUMBER: Final = 2**62
 _MAX_DEVICES: Final = 1024
 _MAX_FRAMES: Final = 512
 _MAX_TEXT: Final = 4000
+_MAX_KIND: Final = 40
 _US: Final = 1000
 
 _Row: TypeAlias = "dict[Any, Any]"
@@ -69,8 +72,9 @@ class DeviceSnapshot:
     """One device of a snapshot. Stacks are innermost frame first, each once; the first one is empty.
 
     ``failed`` are the sizes of the allocations that there was no memory for, ``settings`` is ``None`` where the
-    snapshot does not have them, ``timed`` says whether times were recorded, ``unknown`` how many events have an
-    action that this version of ampmem does not know.
+    snapshot does not have them, ``timed`` says whether times were recorded. ``left_out`` counts, by action, the events
+    that say nothing of blocks and segments as far as this version of ampmem knows; ``host_events`` those of pinned host
+    memory, which is another allocator's.
     """
 
     segments: tuple[SnapshotSegment, ...]
@@ -81,7 +85,13 @@ class DeviceSnapshot:
     spans: tuple[Span, ...] = ()
     failed: tuple[int, ...] = ()
     timed: bool = True
-    unknown: int = 0
+    left_out: tuple[tuple[str, int], ...] = ()
+    host_events: int = 0
+
+    @property
+    def has_strangers(self) -> bool:
+        """Whether events were left out that may have changed blocks: of kinds that are not known."""
+        return any(action != ANNOTATE for action, _ in self.left_out)
 
 
 def read_snapshot(data: object, device: int | None = None) -> DeviceSnapshot:
@@ -92,7 +102,8 @@ def read_snapshot(data: object, device: int | None = None) -> DeviceSnapshot:
     """
     top = _top(data)
     traces = _list(top["device_traces"], "device_traces")
-    device = _chosen(traces, device)
+    host_events = _host_events(top.get("host_traces"))
+    device = _chosen(traces, device, host_events)
     trace = _Trace(traces[device])
     return DeviceSnapshot(
         segments=read_segments(top["segments"], device),
@@ -103,7 +114,8 @@ def read_snapshot(data: object, device: int | None = None) -> DeviceSnapshot:
         spans=_spans(top.get("external_annotations"), device),
         failed=tuple(trace.failed),
         timed=trace.timed,
-        unknown=trace.unknown,
+        left_out=tuple(trace.left_out.items()),
+        host_events=host_events,
     )
 
 
@@ -183,8 +195,20 @@ def _top(data: object) -> _Row:
     return data
 
 
-def _chosen(traces: list[Any], device: int | None) -> int:
+def _host_events(traces: object) -> int:
+    """How many events of pinned host memory there are: one list of them (torch 2.15), or one for each device."""
+    if not isinstance(traces, list):
+        return 0
+    return sum(len(each) if isinstance(each, list) else 1 for each in traces)
+
+
+def _chosen(traces: list[Any], device: int | None, host_events: int) -> int:
     traced = [index for index, trace in enumerate(traces[:_MAX_DEVICES]) if isinstance(trace, list) and trace]
+    if not traced and host_events:
+        raise RecordingError(
+            "the snapshot has a trace of pinned host memory alone, which ampmem does not read: "
+            "record with record_cuda=True"
+        )
     if not traced:
         raise RecordingError(
             "the snapshot has no trace of any device: "
@@ -210,8 +234,8 @@ class _Trace:
         self.stacks: list[tuple[Frame, ...]] = [()]
         self.events: list[SnapshotEvent] = []
         self.failed: list[int] = []
-        self.timed = isinstance(rows[0], dict) and "time_us" in rows[0]
-        self.unknown = 0
+        self.timed = _timed(rows)
+        self.left_out: dict[str, int] = {}
         self._by_list: dict[int, int] = {id(None): 0}
         self._by_frames: dict[tuple[int, ...], int] = {(): 0}
         self._frames: dict[int, Frame] = {}
@@ -247,7 +271,8 @@ class _Trace:
         if action == _OUT_OF_MEMORY:
             self.failed.append(_number(row.get("size"), _event(index)))
         elif action != _MARKER:
-            self.unknown += 1
+            kind = _one_line(action[:_MAX_KIND])
+            self.left_out[kind] = self.left_out.get(kind, 0) + 1
 
     def _stack(self, frames: object, index: int) -> int:
         if not isinstance(frames, list):
@@ -272,6 +297,14 @@ class _Trace:
                 _one_line(name[:_MAX_TEXT]), _one_line(filename[-_MAX_TEXT:]), line if isinstance(line, int) else 0
             )
         return found
+
+
+def _timed(rows: list[Any]) -> bool:
+    """Whether there are times: in the first event that is placed, since others may lack what those have."""
+    for row in rows:
+        if type(row) is dict and type(row.get("action")) is str and row["action"] in _PLACED:
+            return "time_us" in row
+    return False
 
 
 def _spans(annotations: object, device: int) -> tuple[Span, ...]:

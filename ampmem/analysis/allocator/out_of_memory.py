@@ -9,7 +9,7 @@ from typing import Annotated
 from ampmem.allocator.model.layout import SnapshotSegment
 from ampmem.allocator.model.oom import Candidates, Reason, explanation, largest
 from ampmem.allocator.shortage import candidates, unpack
-from ampmem.analysis.jsonable import NOT_IN_JSON, AtLeast, Positive
+from ampmem.analysis.json.jsonable import NOT_IN_JSON, AtLeast, Positive
 from ampmem.analysis.timeline.categories import Breakdown, Category
 from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.marks import phase_at

@@ -13,7 +13,7 @@ import numpy as np
 from ampmem.analysis.activations import LOW_PRECISION
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.casts import StepCasts
-from ampmem.analysis.jsonable import NOT_IN_JSON, Signed
+from ampmem.analysis.json.jsonable import NOT_IN_JSON, Signed
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.communication import PARTS
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask

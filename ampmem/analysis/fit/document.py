@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ampmem.analysis.fit.fit import BASELINE, ArmFit, BreakEven, FitResult, Memory, Verdict
-from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, plain
-from ampmem.analysis.schema import schema_of
+from ampmem.analysis.json.jsonable import Json, OneOf, Positive, Signed, plain
+from ampmem.analysis.json.schema import schema_of
 from ampmem.version import __version__
 
 SCHEMA = "ampmem.fit/1"
@@ -25,11 +25,15 @@ class VariedArgument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedGpu:
-    """The GPU; ``outside_bytes`` is what is in use beside the allocator's memory, null when nothing fits."""
+    """The GPU; ``outside_bytes`` is what is assumed in use beside the allocator's memory, null when nothing fits.
+
+    ``outside_at_most_bytes`` is the same with the most that is assumed.
+    """
 
     name: str
     total_bytes: Positive
     outside_bytes: int | None
+    outside_at_most_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +129,12 @@ def document(fit: FitResult) -> FitDocument:
         steps=fit.steps,
         runs=fit.runs,
         vary=VariedArgument(argument=fit.vary.name, low=fit.vary.low, high=fit.vary.high),
-        gpu=SimulatedGpu(name=fit.gpu, total_bytes=fit.total, outside_bytes=fit.outside),
+        gpu=SimulatedGpu(
+            name=fit.gpu,
+            total_bytes=fit.total,
+            outside_bytes=fit.outside,
+            outside_at_most_bytes=fit.outside_at_most,
+        ),
         arms=tuple(map(_arm, fit.arms)),
         break_even=tuple(map(_crossing, fit.break_even)),
         notes=fit.notes,

@@ -54,6 +54,8 @@ class Memory:
     used: int
     highest: int | None = None
     surely: bool = True
+    outside_at_most: int = 0
+    """What is in use beside the allocator's memory with the most that is assumed for it."""
 
     @property
     def most(self) -> int:
@@ -169,9 +171,15 @@ class FitResult:
 
     @property
     def outside(self) -> int | None:
-        """Bytes in use beside the allocator's; ``None`` when nothing fits."""
+        """Bytes in use beside the allocator's, at least; ``None`` when nothing fits."""
         found = (memory for arm in self.arms for memory in arm.points.values() if memory is not None)
         return max((memory.used - memory.reserved for memory in found), default=None)
+
+    @property
+    def outside_at_most(self) -> int | None:
+        """The same with the most that is assumed."""
+        found = (memory for arm in self.arms for memory in arm.points.values() if memory is not None)
+        return max((max(memory.used - memory.reserved, memory.outside_at_most) for memory in found), default=None)
 
 
 def arm_fits(points: Mapping[Arm, Points]) -> tuple[ArmFit, ...]:
@@ -222,10 +230,11 @@ def memory_of(recording: Recording) -> Memory | None:
         return None
     return Memory(
         allocated=found.at_peak_allocated.allocated,
-        reserved=found.at_peak_reserved.reserved,
-        used=found.at_peak_reserved.total,
-        highest=None if found.highest is None else found.highest.total,
+        reserved=found.least_reserved,
+        used=found.least_total,
+        highest=None if found.highest is None else found.most_total,
         surely=found.fit is Fit.FITS,
+        outside_at_most=0 if found.highest is None else found.highest.total - found.highest.reserved,
     )
 
 

@@ -2,16 +2,17 @@
 
 Every function looks at nothing but the runs there are, in whatever order they came in. Peaks grow nearly in
 proportion to a batch size, so a line through two runs tells where to look next; what it tells is run, never
-believed. A search that such guesses do not bring to its end in time is bisected.
+believed. A search that such guesses do not bring to its end in time, or that creeps, is bisected.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from math import isqrt
 
-from ampmem.analysis.fit.fit import BASELINE, Points, Vary, bracket, crossing, differences
+from ampmem.analysis.fit.fit import BASELINE, Memory, Points, Vary, bracket, crossing, differences
 from ampmem.vocabulary import Arm
 
 DOUBLINGS = 16
@@ -64,7 +65,7 @@ def next_to_fit(points: Points, vary: Vary, total: int) -> int | None:
         return following if fits < last else None
     if too_large - fits == 1:
         return None
-    guess = _largest_expected(points, fits, too_large, total) if len(points) < GUESSES else None
+    guess = None if len(points) >= GUESSES else _largest_expected(points, fits, too_large, total)
     return _inside(fits, too_large, guess)
 
 
@@ -125,16 +126,55 @@ def _to_draw(points: Mapping[Arm, Points], low: int, curve: int) -> list[tuple[A
 
 def _largest_expected(points: Points, fits: int, too_large: int, total: int) -> int | None:
     """The largest value that surely fits, by a straight line through two around it whose peaks are known."""
-    known = sorted(
-        (value, memory.most) for value, memory in points.items() if memory is not None and value <= too_large
-    )
+    known = [(value, memory) for value, memory in sorted(points.items()) if memory is not None and value <= too_large]
     if len(known) == 1:
         return isqrt(fits * too_large)
-    (smaller, less), (larger, more) = known[-2:]
+    (smaller, below), (larger, above) = known[-2:]
+    less, more = _growing(below, above, total)
+    if _creeps(points, fits, too_large):
+        if above.highest is None or more < above.most:
+            return None
+        less, more = _allocated(below), _allocated(above)
     if more <= less:
         return None
     expected = larger + (total - more) * (larger - smaller) // (more - less)
     return expected if expected < too_large else None
+
+
+def _creeps(points: Points, fits: int, too_large: int) -> bool:
+    """Whether the search has moved one end by little again and again, without coming to its end: the line is wrong.
+
+    That is by 1 and by 1 again, or three times by less than a quarter of what was left; where bytes are assumed, twice.
+    """
+    if {fits - 1, fits - 2} <= points.keys() or {too_large + 1, too_large + 2} <= points.keys():
+        return True
+    largest = points[fits]
+    moves = 3 if largest is None or largest.highest is None else 2
+    below = sorted((value for value in points if value <= fits), reverse=True)
+    above = sorted(value for value in points if value >= too_large)
+    return _slow(below[: moves + 1], too_large, moves) or _slow(above[: moves + 1], fits, moves)
+
+
+def _slow(ends: list[int], other: int, moves: int) -> bool:
+    """Whether these places of one end, the last first, are so many small moves; ``other`` is the other end."""
+    small = (abs(now - before) * 4 < abs(other - before) for now, before in pairwise(ends))
+    return len(ends) > moves and all(small)
+
+
+def _growing(below: Memory, above: Memory, total: int) -> tuple[int, int]:
+    """The bytes of two runs that a line goes through.
+
+    The most that is assumed keeps to what the device has, and so says nothing of how it grows once it is there; what
+    is allocated does not.
+    """
+    if all(point.highest is None or point.highest < total for point in (below, above)):
+        return below.most, above.most
+    return _allocated(below), _allocated(above)
+
+
+def _allocated(memory: Memory) -> int:
+    """What the device has to have room for at least: what is allocated, and what is in use beside it at most."""
+    return memory.allocated + memory.outside_at_most
 
 
 def _inside(below: int, above: int, guess: int | None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ampmem.analysis.compare import Comparison, Entry, compare, distinct
+from ampmem.analysis.comparison.compare import Comparison, Entry, compare, distinct
 from ampmem.analysis.ranks.jobs import jobs_of
 from ampmem.analysis.ranks.merge import merge
 from ampmem.analysis.ranks.ranks import Ranks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from ampmem.recording import rank_of
 from ampmem.vocabulary import Arm
 
 _ORDER = tuple(map(str, Arm))
+_BELOW = re.compile(r"^(\.{1,2}/)+")
+"""With which a path begins that is not from the root."""
 
 
 def are_ranks(runs: Sequence[RankRun]) -> bool:
@@ -75,12 +78,18 @@ _ALIKE: tuple[tuple[str, Callable[[RankRun], str]], ...] = (
 
 def _require_one(what: str, of: Callable[[RankRun], str], runs: Sequence[RankRun]) -> None:
     first = runs[0] if runs else None
-    other = next((run for run in runs if first is not None and of(run) != of(first)), None)
+    other = next((run for run in runs if first is not None and not _same(of(run), of(first))), None)
     if first is not None and other is not None:
         raise UsageError(
             f"these are not the ranks of one job, the {what} differ: {of(first)} in {first.path}, "
             f"{of(other)} in {other.path}; show each job by itself"
         )
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether both say the same, or the one is the other's path from further up, as Lightning starts ranks."""
+    short, long = sorted((_BELOW.sub("", one), _BELOW.sub("", other)), key=len)
+    return long == short or long.endswith(f"/{short}")
 
 
 def _home(run: RankRun, jobs: Sequence[list[RankRun]]) -> list[RankRun]:

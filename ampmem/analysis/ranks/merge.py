@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ampmem.analysis.compare import Entry
+from ampmem.analysis.comparison.compare import Entry
 from ampmem.analysis.ranks.groups import groups_of, stage_of
 from ampmem.analysis.ranks.ranks import (
     MOST_NAMED,

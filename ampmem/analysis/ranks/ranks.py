@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
-from ampmem.analysis.jsonable import AtLeast, Json, OneOf, Positive, Signed, text_of
-from ampmem.analysis.schema import schema_of
+from ampmem.analysis.json.jsonable import AtLeast, Json, OneOf, Positive, Signed, text_of
+from ampmem.analysis.json.schema import schema_of
 from ampmem.analysis.summary import ArmSummary, DeviceSummary, Optimizer
 from ampmem.analysis.timeline.categories import Breakdown, Category
 from ampmem.analysis.timeline.communication import ByPart
 from ampmem.analysis.timeline.timeline import ByPhase, PhaseName
 from ampmem.events import MeshAxis
+from ampmem.output.shown import Shown
+from ampmem.units import format_bytes
 from ampmem.vocabulary import SourceKind
 
 SCHEMA = "ampmem.ranks/1"
@@ -90,8 +92,8 @@ class RankParameters:
     global_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rank:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Rank(Shown):
     """One rank whose recording was read."""
 
     rank: int
@@ -121,6 +123,9 @@ class Rank:
     failure: str | None
     """Why the script failed, in one line."""
     notes: tuple[str, ...]
+
+    def _in_short(self) -> str:
+        return f"rank {self.rank}, largest peak {format_bytes(self.largest.bytes)} in step {self.largest.step}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,8 +237,8 @@ class Alike:
     within: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranks:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Ranks(Shown):
     """What the ranks of one job come to.
 
     Of each rank its own peak is compared, of the same step: the peaks of two ranks need not be the same instant.
@@ -288,6 +293,17 @@ class Ranks:
     def compared(self) -> tuple[Rank, ...]:
         """The ranks that have the step that is compared."""
         return tuple(rank for rank in self.ranks if rank.peak is not None)
+
+    def _in_short(self) -> str:
+        job = self.job
+        words = [
+            f"{len(self.ranks)} of {job.world_size} ranks",
+            f"{job.source}, {job.device.name}",
+            " ".join(filter(None, (job.arm.name, job.arm.dtype))),
+        ]
+        if self.worst is not None:
+            words.append(f"worst rank {self.worst.rank} with {format_bytes(self.worst.bytes)}")
+        return ", ".join(words)
 
 
 def ranks_schema() -> dict[str, Json]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ampmem.analysis.compare import Entry, entry_of
+from ampmem.analysis.comparison.compare import Entry, entry_of
 from ampmem.analysis.ranks.script import script_of
 from ampmem.analysis.summary import Summary
 from ampmem.errors import NothingRecorded, RecordingError

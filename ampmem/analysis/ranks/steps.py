@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ampmem.analysis.compare import of_full_batches
+from ampmem.analysis.comparison.compare import of_full_batches
 from ampmem.analysis.summary import Step, Summary
 
 

@@ -14,7 +14,8 @@ from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
 from ampmem.analysis.timeline.tensors import dtype_bytes
 from ampmem.events import Fact, ParameterRecord, Phase, Recording
-from ampmem.names import StateName
+from ampmem.names import StateName, casts_open
+from ampmem.vocabulary import SourceKind
 
 ITEMSIZES = (1, 2, 4, 8)
 """Bytes that an element can have."""
@@ -90,7 +91,8 @@ class Evidence:
     """Everything at one instant of one step.
 
     ``copied`` are parameters of modules that did not run. ``cast`` are the parameters that the step has cast by then;
-    ``casts_seen`` says whether the recording has any cast of a parameter. ``fates`` and ``states_fate`` say of
+    ``casts_seen`` says whether the recording has any cast of a parameter, and all of them; ``named`` whether which cast
+    is whose was seen, as it is not in a snapshot. ``fates`` and ``states_fate`` say of
     parameters' tensors, and of optimizer states, what became of them. ``had_gradient`` are the names of the parameters
     of which a gradient was seen before, ``sparse`` of those with a sparse one, ``have_gradients`` of all that ever have
     one. ``updated`` says whether an optimizer update was done by then, ``skipped`` whether a loss scaler left one out.
@@ -114,6 +116,7 @@ class Evidence:
     updated: bool
     skipped: bool
     rounding: int
+    named: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +157,7 @@ def evidence_at(history: MemoryHistory, ledger: Ledger, instant_ns: int, index: 
         states_fate=_fates(history, Fact.OPTIMIZER_STATE, position),
         copies=_copies(history, ledger, alive, instant_ns, step),
         cast=_cast(history, ledger, step, position),
-        casts_seen=bool((facts.fact == Fact.CAST_COPY).any()),
+        casts_seen=bool((facts.fact == Fact.CAST_COPY).any()) and not casts_open(recording.notes),
         had_gradient=_named(history, gradients & (facts.time_ns < instant_ns)),
         have_gradients=_named(history, gradients),
         sparse=_named(history, gradients & (facts.time_ns < instant_ns) & _of_integers(recording)),
@@ -162,6 +165,7 @@ def evidence_at(history: MemoryHistory, ledger: Ledger, instant_ns: int, index: 
         updated=not all(ended),
         skipped=any(ended),
         rounding=int((lifetimes.block_bytes - lifetimes.bytes)[static].sum()),
+        named=recording.run.source != SourceKind.SNAPSHOT,
     )
 
 

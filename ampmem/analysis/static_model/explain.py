@@ -144,7 +144,7 @@ def cast_terms(evidence: Evidence, per_element: float) -> TermSums:
         else:
             whole = per_element * record.elements
             terms.add(shared(record), whole - per_element * own_elements(record), record.name)
-            _add_copies(terms, copies, whole, record)
+            _add_copies(terms, copies, whole, record, evidence.named)
     return terms
 
 
@@ -175,7 +175,7 @@ def _of_whole(copy: Copy, record: ParameterRecord) -> bool:
     return record.global_elements is not None and record.bytes < copy.bytes * itemsize(record) and copy.bytes <= size
 
 
-def _add_copies(terms: TermSums, copies: Sequence[Copy], expected: float, record: ParameterRecord) -> None:
+def _add_copies(terms: TermSums, copies: Sequence[Copy], expected: float, record: ParameterRecord, named: bool) -> None:
     name = record.name
     earlier = [copy.bytes for copy in copies if copy.earlier]
     now = [copy for copy in copies if not copy.earlier]
@@ -187,7 +187,8 @@ def _add_copies(terms: TermSums, copies: Sequence[Copy], expected: float, record
     if whole:
         of_shard = record.global_elements is None or whole[0] <= expected
         terms.add(TermKind.COPY_TYPE if of_shard else TermKind.COPIES_OF_WHOLES, whole[0] - expected, name)
-        terms.add(TermKind.COPIES_MADE_AGAIN, sum(whole[1:]), name, tensors=len(whole) - 1)
+        again = TermKind.COPIES_MADE_AGAIN if named else None
+        terms.add(again, sum(whole[1:]), name, tensors=len(whole) - 1)
         terms.add(TermKind.COPIES_OF_VIEWS_TOO, sum(views), name, tensors=len(views))
     else:
         terms.add(TermKind.COPIES_OF_VIEWS_ONLY, sum(views) - expected, name, tensors=len(views))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ampmem.analysis.jsonable import NOT_IN_JSON, Signed
+from ampmem.analysis.json.jsonable import NOT_IN_JSON, Signed
 
 NAMED = 3
 """So many of a term's tensors are named, the largest."""

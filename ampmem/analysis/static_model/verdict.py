@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from ampmem.analysis.casts import Ledger
-from ampmem.analysis.jsonable import OneOf, Signed
+from ampmem.analysis.json.jsonable import OneOf, Signed
 from ampmem.analysis.parameters import own_bytes, own_elements
 from ampmem.analysis.static_model.evidence import Evidence, credit, evidence_at, itemsize
 from ampmem.analysis.static_model.explain import cast_terms, gradient_terms, master_terms, parameter_terms

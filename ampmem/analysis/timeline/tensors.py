@@ -61,7 +61,7 @@ def tensors_of(lifetimes: Lifetimes, facts: JoinedFacts, texts: Sequence[str]) -
     if not len(rows):
         return Tensors(dtype=dtype, shape=shape)
     about, said = facts.allocation[rows], facts.dtype[rows]
-    fills = _sizes(said, facts.shape[rows], texts) == lifetimes.bytes[about]
+    fills = tensor_sizes(said, facts.shape[rows], texts) == lifetimes.bytes[about]
     order = np.lexsort((np.arange(len(rows)), _ranks()[facts.fact[rows]], ~fills, about))
     mine, start = np.unique(about[order], return_index=True)
     best = order[start]
@@ -78,8 +78,10 @@ def _ranks() -> Column:
     return ranks
 
 
-def _sizes(dtype: Column, shape: Column, texts: Sequence[str]) -> Column:
-    """Bytes of a tensor of each type and shape, -1 where they are not known or beyond 64 bits."""
+def tensor_sizes(dtype: Column, shape: Column, texts: Sequence[str]) -> Column:
+    """Bytes of a tensor of each type and shape (text ids), -1 where they are not known or beyond 64 bits."""
+    if not len(dtype):
+        return dtype
     pairs, place = np.unique(np.stack([dtype, shape]), axis=1, return_inverse=True)
     sizes = [_size(dtype_bytes(texts[kind]), shape_of(texts[form])) for kind, form in pairs.T.tolist()]
     found: Column = np.array(sizes, dtype=np.int64)[place.reshape(-1)]

@@ -5,18 +5,18 @@ A *position* is a number of events: position 0 is before the first one, position
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ampmem.analysis.jsonable import EachOf, OneOf
+from ampmem.analysis.json.jsonable import EachOf, OneOf
 from ampmem.analysis.timeline.categories import CATEGORIES, CODES, Breakdown, Category
 from ampmem.analysis.timeline.classify import Classes
 from ampmem.analysis.timeline.lifetimes import ALIVE, Lifetimes, clock
-from ampmem.events import Column, EventColumns, Phase
+from ampmem.events import Column, EventColumns, Phase, StepRecord
 
 PHASES: tuple[str, ...] = tuple(phase.name.lower() for phase in Phase)
 """Names of the phases, in order of their codes."""
@@ -62,6 +62,34 @@ class Timeline:
         """The first position with the most bytes from ``start_ns`` up to ``end_ns``; the state at the start counts."""
         start, end = self.position(start_ns), self.position(end_ns)
         return start + int(np.argmax(self.total[start : end + 1]))
+
+
+def largest_positions(timeline: Timeline, steps: Sequence[StepRecord]) -> Mapping[Category, int]:
+    """For each category the first position, in any of ``steps``, at which it held the most bytes."""
+    spans = _apart(range(timeline.position(step.start_ns), timeline.position(step.end_ns) + 1) for step in steps)
+    return {category: _largest(timeline.series(category), spans) for category in CATEGORIES}
+
+
+def most_of(timeline: Timeline, steps: Sequence[StepRecord]) -> Breakdown:
+    """The most bytes that each category held in any of ``steps``, each at an instant of its own."""
+    found = largest_positions(timeline, steps)
+    return {category: int(timeline.series(category)[position]) for category, position in found.items()}
+
+
+def _apart(spans: Iterable[range]) -> list[range]:
+    """``spans`` in order, with those that touch made one: so each position is looked at once, whatever a file says."""
+    found: list[range] = []
+    for span in sorted(spans, key=lambda span: span.start):
+        if found and span.start <= found[-1].stop:
+            found[-1] = range(found[-1].start, max(found[-1].stop, span.stop))
+        else:
+            found.append(span)
+    return found
+
+
+def _largest(series: Column, spans: Sequence[range]) -> int:
+    found = [span.start + int(np.argmax(series[span.start : span.stop])) for span in spans]
+    return max(found, key=lambda position: int(series[position]))
 
 
 def timeline(events: EventColumns, lifetimes: Lifetimes, classes: Classes) -> Timeline:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ampmem.cli.processes.gpu_option import how_to_use_the_gpu
 from ampmem.cli.processes.messages import Audience
 from ampmem.errors import ModelElsewhere, NothingRecorded
-from ampmem.outputs import sized
+from ampmem.output.files import sized
 from ampmem.recorder.script import Target
 
 if TYPE_CHECKING:
@@ -121,18 +121,18 @@ def _instead(session: Session) -> str:
 
 def predicted(simulation: Simulation, *, failed: bool) -> str:
     """What the run would have needed, in one line; a run that failed for other reasons neither fits nor not."""
-    from ampmem.analysis.fit.estimate import prediction_of
+    from ampmem.analysis.fit.estimate import STOPPED, prediction_of
     from ampmem.reporters.text.estimate import headline
 
     record, failure = simulation.end()
-    stopped = "up to where the script failed" if failed else ""
-    return headline(prediction_of(record), simulation.device.gpu.name, stopped=stopped, failure=failure)
+    prediction = prediction_of(record, stopped=STOPPED if failed else "")
+    return headline(prediction, simulation.device.gpu.name, failure=failure)
 
 
 def show(recording: Path, named: Path, audience: Audience) -> None:
     """Show the tables of ``recording``, which is ``named`` so on the command line."""
     from ampmem.cli.show import report_of
-    from ampmem.reporters.text.layout import layout_for
+    from ampmem.reporters.text.common.layout import layout_for
     from ampmem.reporters.text.table import TableReporter
 
     report = replace(report_of(recording), file=str(named))
@@ -142,7 +142,7 @@ def show(recording: Path, named: Path, audience: Audience) -> None:
 def show_shortage(recording: Path, audience: Audience) -> None:
     """Say what the run died of that ran out of memory."""
     from ampmem.cli.show import report_of
-    from ampmem.reporters.text.layout import layout_for
+    from ampmem.reporters.text.common.layout import layout_for
     from ampmem.reporters.text.out_of_memory import render_out_of_memory
 
     audience.show(render_out_of_memory(report_of(recording).summary, layout_for(audience.screen)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ampmem.cli.options import ScriptOptions
+from ampmem.cli.options.shared import ScriptOptions
 from ampmem.cli.processes.launch import Ended
 from ampmem.errors import UsageError
 from ampmem.vocabulary import Arm
@@ -35,6 +35,8 @@ def profile_arguments(script: ScriptOptions, arm: Arm, seed: int | None, *option
     arguments.append("--stacks" if script.stacks else "--no-stacks")
     if script.step_on is not None:
         arguments += ["--step-on", script.step_on]
+    if script.named is not None:
+        arguments += ["--named", script.named]
     if script.gpu is not None:
         arguments += ["--gpu", script.gpu]
     if script.world_size is not None:

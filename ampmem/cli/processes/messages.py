@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Protocol, Self, TextIO
 
 from ampmem.failure import FailureKind, FailureRecord
-from ampmem.terminal import Terminal
+from ampmem.output.terminal import Terminal
 
 # Taken now: a script may put others in their place.
 _open, _write, _close, _dumps = os.open, os.write, os.close, json.dumps

@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ampmem.cli.assume import assumed_data
-from ampmem.cli.options import ScriptOptions, simulated_gpu
+from ampmem.cli.options.assume import assumed_data
+from ampmem.cli.options.shared import ScriptOptions, simulated_gpu
 from ampmem.cli.processes.rank_names import place_rank
 from ampmem.events import PlaceRecord
-from ampmem.outputs import claim
+from ampmem.output.files import claim
 from ampmem.recorder.ranks.environment import Launched
 from ampmem.recording import SUFFIX, rank_file, rank_of
 from ampmem.vocabulary import Arm
@@ -31,6 +31,7 @@ class Plan:
     run_to_end: bool
     output: Path | None
     html: Path | None
+    snapshot: Path | None
     quiet: bool
     report_to: Path | None
     times_into: Path | None

@@ -14,11 +14,11 @@ from threading import Lock
 from typing import TypeAlias
 
 from ampmem.analysis.fit.fit import Memory, memory_of
-from ampmem.cli.options import ScriptOptions
+from ampmem.cli.options.shared import ScriptOptions
+from ampmem.cli.options.vary import VariedArguments
 from ampmem.cli.processes import launch
 from ampmem.cli.processes.children import misplaced, profile_arguments
 from ampmem.cli.processes.progress import Progress
-from ampmem.cli.vary import VariedArguments
 from ampmem.errors import AmpmemError, RecordingError
 from ampmem.recording import SUFFIX, read
 from ampmem.units import format_bytes
@@ -161,7 +161,7 @@ class _Counted(Progress):
 def _said(memory: Memory | None) -> str:
     if memory is None:
         return "does not fit"
-    fits = "fits" if memory.surely else "may fit"
+    fits = "fits" if memory.surely else "may not fit"
     return f"{fits}, peak {format_bytes(memory.allocated)} allocated, {format_bytes(memory.reserved)} reserved"
 
 

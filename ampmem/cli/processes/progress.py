@@ -10,8 +10,8 @@ from threading import Lock
 from types import TracebackType
 from typing import Self
 
-from ampmem.reporters.text.plain_text import shorten
-from ampmem.terminal import Terminal, printable
+from ampmem.output.terminal import Terminal, printable
+from ampmem.reporters.text.common.plain_text import shorten
 
 
 class Progress:

@@ -15,7 +15,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from ampmem.errors import UsageError
-from ampmem.outputs import check_output
+from ampmem.output.files import check_output
 from ampmem.recorder.ranks.environment import Launched
 from ampmem.recording import job_of, rank_file, rank_of, rank_pattern
 

@@ -13,15 +13,15 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, NoReturn
 
-from ampmem.cli.options import ScriptOptions
+from ampmem.cli.options.shared import ScriptOptions
 from ampmem.cli.processes.children import profile_arguments
 from ampmem.cli.processes.guest import end_as, run_plainly
 from ampmem.cli.processes.launch import worker_command
 from ampmem.cli.processes.plan import Plan
 from ampmem.cli.processes.rank_names import left, names_in
 from ampmem.errors import NothingRecorded, UsageError
+from ampmem.output.terminal import Terminal
 from ampmem.recorder.script import find_module
-from ampmem.terminal import Terminal
 from ampmem.vocabulary import Device
 
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ def check_ranks(plan: Plan) -> None:
         raise UsageError(_ALONE)
     if plan.html is not None:
         raise UsageError("--html is the page of one process; with several, afterwards: ampmem report FILES -o PAGE")
+    if plan.snapshot is not None:
+        raise UsageError("--snapshot is of one process; with several, afterwards: ampmem export --format snapshot")
     if plan.launched is not None and launches(script):
         raise UsageError("this is a process of a launcher already, and cannot launch more")
     if script.nproc_per_node is not None and script.as_module and script.script_or_module in _PARSERS:

@@ -55,7 +55,7 @@ class Spawner:
     def install(self, on_first: Callable[[], None]) -> Undo:
         """From now on; returns what undoes it. ``on_first`` is called before the first process is spawned."""
         self._on_first = on_first
-        from ampmem.recorder.torch_private_distributed import JOINED
+        from ampmem.recorder.torch_private.distributed import JOINED
 
         with ExitStack() as undo:
             undo.callback(patch(*_PREPARED, self._with_passenger))

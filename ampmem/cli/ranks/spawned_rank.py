@@ -23,7 +23,7 @@ from ampmem.recorder.ranks.together import Together
 from ampmem.recorder.script import stops_in
 from ampmem.recorder.session import Session
 from ampmem.recorder.steering.stopping import Stopper
-from ampmem.recorder.torch_private_distributed import GROUP_MADE
+from ampmem.recorder.torch_private.distributed import GROUP_MADE
 
 
 class SpawnedRank:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 
 def is_tensor(value: object) -> bool:
@@ -27,6 +28,11 @@ def attributes_of(value: object) -> dict[str, Any]:
             attributes: dict[str, Any] = found.__get__(value)
             return attributes
     return {}
+
+
+def states_of(optimizer: Optimizer) -> list[tuple[torch.Tensor, Any]]:
+    """What ``optimizer`` keeps of each parameter. That of a class of the script's may be anything, or raise."""
+    return list(optimizer.state.items())
 
 
 def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:

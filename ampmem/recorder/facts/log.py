@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import time_ns
@@ -11,11 +12,12 @@ import numpy as np
 import torch
 
 from ampmem.events import NO_STEP, Column, Columns, Fact, FactColumns, Phase, PhaseColumns
+from ampmem.names import shape_text
 from ampmem.recorder.facts.addresses import Addresses
 from ampmem.recorder.facts.misses import Misses
 from ampmem.recorder.facts.parts import parts_of
 from ampmem.recorder.facts.texts import Texts
-from ampmem.recorder.torch_private import next_node
+from ampmem.recorder.torch_private.general import next_node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,10 @@ class OpColumns(Columns):
     name: Column
     stack: Column
     sequence: Column
+
+
+ELSEWHERE = 1 << 40
+"""Added to the number of a node that another thread than the recorded one has made: each thread counts its own."""
 
 
 class See(Protocol):
@@ -60,10 +66,13 @@ class Log:
         """Text ids of all modules that ran so far."""
         self.running_op = 0
         """Text id of the op that is running on the recorded thread, in forward."""
+        self._kinds: dict[tuple[torch.dtype, torch.Size], tuple[int, int]] = {}
+        """By dtype and shape, the ids of their texts."""
         self._facts: list[int] = []
         self._phases: list[int] = [time_ns(), self.step, self.phase]
         self._modules: list[int] = []
         self._ops: list[int] = []
+        self._thread = threading.get_ident()
         self.observed = False
         """Whether ops are being logged."""
         self.stamp: Callable[[int], None] | None = None
@@ -83,24 +92,30 @@ class Log:
 
         ``tensor`` is the one with that storage that it is about, where there is one.
         """
-        dtype = shape = 0
-        if tensor is not None:
-            dtype = self._texts.dtype_id(tensor.dtype)
-            shape = self._shape_id(tensor) if address else 0
-        self._facts += (time_ns() if at is None else at, address, fact, name, module, dtype, shape)
+        dtype, shape = (0, 0) if tensor is None else self._kind(tensor)
+        self._facts += (time_ns() if at is None else at, address, fact, name, module, dtype, shape if address else 0)
 
-    def _shape_id(self, tensor: torch.Tensor) -> int:
+    def _kind(self, tensor: torch.Tensor) -> tuple[int, int]:
+        """Text ids of the dtype and the shape of ``tensor``."""
         try:
-            return self._texts.shape_id(tensor.shape)
-        except (RuntimeError, TypeError):  # a nested tensor has none, and a symbol cannot be looked up
-            return 0
+            kind = tensor.dtype, tensor.shape
+            known = self._kinds.get(kind)
+        except (RuntimeError, TypeError):  # a nested tensor has no shape, and a symbol cannot be looked up
+            return self._texts.id(str(tensor.dtype).removeprefix("torch.")), 0
+        if known is None:
+            dtype, shape = kind
+            ids = self._texts.id(str(dtype).removeprefix("torch.")), self._texts.id(shape_text(shape))
+            known = self._kinds[kind] = ids
+        return known
 
     def about(self, fact: Fact, tensor: torch.Tensor, name: int = 0, module: int = 0) -> None:
         """``fact`` is true of all memory of ``tensor``: of all its parts at the same instant."""
         now = time_ns()
         try:
             for part in parts_of(tensor):
-                self.fact(fact, self.storage_address(part), name, module, part, at=now)
+                address = self.storage_address(part)
+                dtype, shape = self._kind(part)
+                self._facts += (now, address, fact, name, module, dtype, shape if address else 0)
                 if self._see is not None and fact in _TOLD:
                     self._see(part, kept=fact in _KEPT)
         except Exception as error:  # of a subclass that does not let it be asked
@@ -145,7 +160,11 @@ class Log:
 
     def op(self, start_ns: int, name: int, stack: int) -> None:
         """The op ``name``, called from ``stack``, has just ended; if it made an autograd node, that is the newest."""
-        self._ops += (start_ns, time_ns(), name, stack, next_node() - 1)
+        made = next_node() - 1
+        # Or the engine's thread, on which a reentrant checkpoint computes forward again.
+        if threading.get_ident() != self._thread:
+            made += ELSEWHERE
+        self._ops += (start_ns, time_ns(), name, stack, made)
 
     def take_facts(self) -> FactColumns:
         """The facts since the last call."""

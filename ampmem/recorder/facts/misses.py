@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 from ampmem.names import warning
 from ampmem.own_code import OWN_FOLDERS
 from ampmem.recorder.process.signals import of_handler
-from ampmem.recorder.torch_private import never_compiled, untraced, without_functions
+from ampmem.recorder.torch_private.general import never_compiled, untraced, without_functions
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

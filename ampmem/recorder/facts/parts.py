@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ampmem.recorder.torch_private_tensors import is_wrapper, layout_of, sparse_parts, wrapped_names
+from ampmem.recorder.torch_private.tensors import is_wrapper, layout_of, sparse_parts, wrapped_names
 
 PLAIN = (torch.Tensor, nn.Parameter)
 """The types of tensors that run no code of a subclass."""

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ampmem.names import shape_text
-
 
 class Texts:
     """Gives every distinct text an id; 0 is the empty text."""
@@ -14,8 +10,6 @@ class Texts:
         self._ids = {"": 0}
         self._values = [""]
         self._new: list[str] = []
-        self._dtypes: dict[object, int] = {}
-        self._shapes: dict[Sequence[object], int] = {}
 
     def id(self, text: str) -> int:
         """The id of ``text``, a new one at its first use."""
@@ -25,20 +19,6 @@ class Texts:
             storable = text.encode("utf-8", "backslashreplace").decode()  # file names may hold lone surrogates
             self._values.append(storable)
             self._new.append(storable)
-        return known
-
-    def dtype_id(self, dtype: object) -> int:
-        """The id of the name of a torch dtype: ``float32``."""
-        known = self._dtypes.get(dtype)
-        if known is None:
-            known = self._dtypes[dtype] = self.id(str(dtype).removeprefix("torch."))
-        return known
-
-    def shape_id(self, shape: Sequence[object]) -> int:
-        """The id of the text of a shape, such as a ``torch.Size``; 0 where it is not known in numbers."""
-        known = self._shapes.get(shape)
-        if known is None:
-            known = self._shapes[shape] = self.id(shape_text(shape))
         return known
 
     def value(self, text_id: int) -> str:

@@ -18,13 +18,13 @@ from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
-from ampmem.recorder.torch_private import (
+from ampmem.recorder.torch_private.general import (
     BACKWARD,
     below_functorch,
     in_backward,
     without_dispatch,
 )
-from ampmem.recorder.torch_private_tensors import forget_gradient_hooks, gradient_hooks
+from ampmem.recorder.torch_private.tensors import forget_gradient_hooks, gradient_hooks
 
 
 class GradientHooks:
@@ -41,9 +41,9 @@ class GradientHooks:
     def watch(self) -> None:
         """Hook every parameter that gets a gradient and is not hooked yet."""
         for slot, parameter in self._models.parameters():
-            if self._models.sharded.manages(parameter):
+            if id(parameter) in self._watched or self._models.sharded.manages(parameter):
                 continue  # FSDP2 copies a gradient to the CPU in another way where somebody waits for it
-            if parameter.requires_grad and parameter.is_leaf and id(parameter) not in self._watched:
+            if parameter.requires_grad and parameter.is_leaf:
                 note = functools.partial(self._look, slot.name_id, slot.path_id)
                 try:
                     undo = hook(parameter.register_post_accumulate_grad_hook, note)

@@ -17,8 +17,8 @@ from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.parts import parts_of
 from ampmem.recorder.models.models import Models
-from ampmem.recorder.torch_private import CLEAR_CACHE
-from ampmem.recorder.torch_private_tensors import is_view, use_count
+from ampmem.recorder.torch_private.general import CLEAR_CACHE
+from ampmem.recorder.torch_private.tensors import is_view, use_count
 
 
 class CastHooks:
@@ -36,6 +36,17 @@ class CastHooks:
         for part, part_copy in zip(parts_of(source), parts_of(copy), strict=False):  # of quantized ones not all match
             if part.is_floating_point() and part_copy.is_floating_point() and part.dtype != part_copy.dtype:
                 self._made(part, part_copy, module)
+
+    def copied(self, source: torch.Tensor, target: torch.Tensor, module: int) -> None:
+        """The op ``copy_`` in ``module`` filled ``target`` from ``source``: so parameters get into a flat buffer.
+
+        Autocast makes one in each forward of cuDNN's recurrent layers, and its cache does not take it.
+        """
+        if not (source.is_floating_point() and target.is_floating_point() and source.dtype != target.dtype):
+            return
+        parameter = self._models.parameters_at.find(self._log.storage_address(source), source)
+        if parameter is not None:
+            self._log.fact(Fact.CAST_COPY, self._log.storage_address(target), parameter, module, target)
 
     def _made(self, source: torch.Tensor, copy: torch.Tensor, module: int) -> None:
         address, origin = self._log.storage_address(copy), self._log.storage_address(source)

@@ -10,7 +10,7 @@ from ampmem.patching import patch
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.misses import Misses
 from ampmem.recorder.hooks.listener import Listener
-from ampmem.recorder.torch_private import NEXT_BATCH, SAMPLER, tree_leaves
+from ampmem.recorder.torch_private.general import NEXT_BATCH, SAMPLER, tree_leaves
 
 
 def install(listener: Listener, misses: Misses) -> Callable[[], None]:

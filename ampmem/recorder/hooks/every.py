@@ -8,12 +8,13 @@ from functools import partial
 from ampmem.patching import Undo
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
-from ampmem.recorder.hooks import children, data, memory_history, swaps, torch_profiler
+from ampmem.recorder.hooks import children, data
 from ampmem.recorder.hooks.backward import BackwardHooks
 from ampmem.recorder.hooks.calls import Calls
 from ampmem.recorder.hooks.communication.collectives import CollectiveHooks
 from ampmem.recorder.hooks.communication.data_parallel import DataParallelHooks
 from ampmem.recorder.hooks.communication.every import CommunicationHooks
+from ampmem.recorder.hooks.conflicts import memory_history, swaps, torch_profiler
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.hooks.modules import ModuleHooks, quiet_compiled_modules
 from ampmem.recorder.hooks.optimizers import OptimizerHooks

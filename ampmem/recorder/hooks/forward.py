@@ -27,7 +27,7 @@ from ampmem.recorder.hooks.casts import CastHooks
 from ampmem.recorder.hooks.saved import SavedByNodes
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.process.forks import forked_since
-from ampmem.recorder.torch_private import (
+from ampmem.recorder.torch_private.general import (
     DETACH,
     DEVICE,
     TO_COPY,
@@ -37,7 +37,8 @@ from ampmem.recorder.torch_private import (
     without_dispatch,
     without_functions,
 )
-from ampmem.recorder.torch_private_tensors import (
+from ampmem.recorder.torch_private.tensors import (
+    COPY,
     DISABLE_SAVED_HOOKS,
     ENABLE_SAVED_HOOKS,
     pop_saved_hooks,
@@ -123,6 +124,8 @@ class ForwardMode(TorchDispatchMode):
             self._note(name, results)
             if func is TO_COPY:
                 self._casts.made(args[0], result, self._log.module)
+        elif func is COPY:
+            self._casts.copied(args[1], result, self._log.module)
 
     def read_saved(self) -> None:
         """Look at what autograd has saved for the newest op."""

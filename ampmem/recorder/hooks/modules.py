@@ -26,7 +26,7 @@ from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.anatomy import has_parameters
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.steering.arms import ArmSeen
-from ampmem.recorder.torch_private import (
+from ampmem.recorder.torch_private.general import (
     HAS_HOOKS,
     hooks_with_kwargs,
     in_backward,
@@ -170,7 +170,8 @@ class ModuleHooks:
         for leaf in tree_leaves(arguments):
             if is_tensor(leaf) and leaf.grad_fn is None and not is_parameter(leaf):
                 self._log.about(Fact.INPUT, leaf)
-                sizes.extend(leaf.shape[:1])
+                if leaf.dim():
+                    sizes.append(leaf.size(0))  # a nested tensor has no shape
         if sizes and self._feeds_batch:
             self._listener.batch_seen(sizes[0])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from types import MemberDescriptorType
@@ -18,22 +18,21 @@ from torch.optim import Optimizer
 from ampmem.events import Fact, OptimizerRecord, ParameterRecord
 from ampmem.names import StateName
 from ampmem.patching import Undo, added, hook, patch
-from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_tensor
+from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_tensor, states_of
 from ampmem.recorder.facts.log import Log
+from ampmem.recorder.facts.parts import PLAIN
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Models, Slot, parameter_record
 from ampmem.recorder.models.twins import partition_of, twins_of
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
-from ampmem.recorder.torch_private import (
+from ampmem.recorder.torch_private.general import SCALER_STEP, found_inf, scale_of
+from ampmem.recorder.torch_private.optimizers import (
     OPTIMIZER_INIT,
-    SCALER_STEP,
-    found_inf,
     fused_or_foreach,
     on_step_after,
     on_step_before,
     running_steps,
-    scale_of,
 )
 from ampmem.recorder.update import RunningUpdate
 
@@ -76,7 +75,10 @@ class OptimizerHooks:
         """How many parameters each had when it was noted last."""
         self.generation = 0
         """How often something new was noted."""
+        self._states_of = log.misses.guarded(states_of)
         self._look_into = log.misses.guarded(lambda state: list(_tensors(state, "")))
+        self._state_names: dict[tuple[str, str], int] = {}
+        """Text ids, by the optimizer's key and the parameter's name."""
         self._optimized: dict[str, int] = {}
         """Name of each parameter to the number of the optimizer that updates it, or its master copy."""
 
@@ -112,7 +114,7 @@ class OptimizerHooks:
         stepping.append(id(optimizer))
         if self._listener.recording:
             self.note_gradients(optimizer)
-            if id(optimizer) not in self._records and optimizer.state:  # which this update may replace
+            if id(optimizer) not in self._records and self._states_of(optimizer):  # which this update may replace
                 self._note_tensors(optimizer, self._names(optimizer, before=True), named=True)
             self._listener.optimizer_started(type(optimizer).__name__)
 
@@ -157,17 +159,44 @@ class OptimizerHooks:
         self._note_optimizer(optimizer, names)
         self._note_tensors(optimizer, names)
 
+    def note_kept(self, optimizer: Optimizer) -> None:
+        """Log the state of ``optimizer`` if it has any, whatever becomes of it later."""
+        if self._states_of(optimizer):
+            self._log.misses.guarded(self.note_state)(optimizer)
+
+    def note_idle(self, optimizers: Iterable[Optimizer]) -> list[Any]:
+        """Log the state of those that made no update, as far as models have its parameters.
+
+        Returns the state of each parameter that is logged by now, of the others too.
+        """
+        names = {id(parameter): [(slot.name_id, slot.path_id)] for slot, parameter in self._models.parameters()}
+        logged: list[Any] = []
+        for optimizer in optimizers:
+            idle = id(optimizer) not in self._records
+            if idle:
+                self._note_tensors(optimizer, names, named=True)
+            states = self._states_of(optimizer) or ()
+            logged += [state for parameter, state in states if not idle or id(parameter) in names]
+        return logged
+
     def _note_tensors(self, optimizer: Optimizer, names: _Names, *, named: bool = False) -> None:
         """Log the tensors in ``optimizer``'s state; ``named``: only those of parameters that have a name."""
-        for parameter, state in list(optimizer.state.items()):
+        for parameter, state in self._states_of(optimizer) or ():
             if named and id(parameter) not in names:
                 continue
             tensors = self._look_into(state) or []
             for name, path in names.get(id(parameter), [(0, 0)]):
                 of = self._texts.value(name)
                 for key, tensor in tensors:
-                    text = self._texts.id(str(StateName(state=key, parameter=of)))
-                    self._log.about(Fact.OPTIMIZER_STATE, tensor, text, path)
+                    self._log.about(Fact.OPTIMIZER_STATE, tensor, self._state_name(key, of), path)
+
+    def _state_name(self, key: str, parameter: str) -> int:
+        """Text id of a tensor of optimizer state; each is asked for in every step."""
+        known = self._state_names.get((key, parameter))
+        if known is None:
+            known = self._texts.id(str(StateName(state=key, parameter=parameter)))
+            self._state_names[key, parameter] = known
+        return known
 
     def _note_optimizer(self, optimizer: Optimizer, names: _Names) -> None:
         """``optimizer`` has made an update, or a GradScaler has left its update out."""
@@ -179,7 +208,7 @@ class OptimizerHooks:
         self.generation += 1
         self._records[id(optimizer)] = _record(optimizer)
         number = self._numbers.setdefault(id(optimizer), len(self._numbers))
-        if id(optimizer) in self._shells and not optimizer.state:
+        if id(optimizer) in self._shells and not self._states_of(optimizer):
             return  # the others say which parameters are theirs: not all need be somebody's in this process
         for _, _, parameter in _parameters(optimizer):
             for name, _ in names[id(parameter)]:
@@ -190,9 +219,10 @@ class OptimizerHooks:
 
         ``before`` an update a copy still has its parameter's values, but the model may not have run.
         """
-        names = {id(p): [(slot.name_id, slot.path_id)] for slot, p in self._models.parameters()}
+        pairs = list(self._models.parameters())
+        names = {id(parameter): [(slot.name_id, slot.path_id)] for slot, parameter in pairs}
         optimized = {id(parameter) for _, _, parameter in _parameters(optimizer)}
-        twinless = [pair for pair in self._models.parameters() if id(pair[1]) not in optimized]
+        twinless = [pair for pair in pairs if id(pair[1]) not in optimized]
         for group, index, parameter in _parameters(optimizer):
             if id(parameter) not in names:
                 known = self._own.get(id(parameter))
@@ -282,7 +312,7 @@ class OptimizerHooks:
     def _skipped(self, optimizer: Optimizer) -> None:
         """A GradScaler has left out the update of ``optimizer``."""
         if self._listener.recording:
-            self._note_optimizer(optimizer, self._names(optimizer))
+            self.note_state(optimizer)  # of updates before: the next one may replace it
         self._updated(optimizer, True)
 
 
@@ -339,7 +369,11 @@ def _tensors(value: Any, key: str, seen: frozenset[int] = frozenset()) -> Iterat
     else:
         parts = _attributes(value)
     for name, part in parts:
-        yield from _tensors(part, ".".join(filter(None, (key, str(name)))), seen)
+        below = ".".join(filter(None, (key, str(name))))
+        if type(part) in PLAIN:  # most are: not worth a call
+            yield below, part
+        else:
+            yield from _tensors(part, below, seen)
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:

@@ -20,8 +20,8 @@ from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.parts import PLAIN
 from ampmem.recorder.facts.texts import Texts
-from ampmem.recorder.torch_private import next_node, without_dispatch
-from ampmem.recorder.torch_private_tensors import (
+from ampmem.recorder.torch_private.general import next_node, without_dispatch
+from ampmem.recorder.torch_private.tensors import (
     HOOKS_ON_SAVED,
     SAVES,
     is_view,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ampmem.patching import Undo, added, hook
-from ampmem.recorder.torch_private import on_module_after, on_module_before
+from ampmem.recorder.torch_private.general import on_module_after, on_module_before
 
 
 class Skimmer(Protocol):

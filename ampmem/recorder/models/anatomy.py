@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ampmem.recorder.torch_private import CHILDREN, PARAMETERS, TRACED
+from ampmem.recorder.facts.parts import PLAIN
+from ampmem.recorder.torch_private.general import CHILDREN, PARAMETERS, TRACED
 
 _attributes_of: Callable[[nn.Module], dict[str, Any]] = vars(nn.Module)["__dict__"].__get__
 """A module's own dictionary, whatever its class makes of ``__dict__``."""
@@ -28,7 +29,7 @@ def held(module: nn.Module, kind: str) -> dict[str, torch.Tensor]:
 def held_as(module: nn.Module, kind: str, key: str) -> torch.Tensor | None:
     """The one of that name; ``None`` where there is none, or it is not made yet."""
     tensor: torch.Tensor | None = _own(module, kind).get(key)
-    return None if tensor is None or is_lazy(tensor) else tensor
+    return tensor if type(tensor) in PLAIN or not (tensor is None or is_lazy(tensor)) else None
 
 
 def children(module: nn.Module) -> dict[str, nn.Module]:

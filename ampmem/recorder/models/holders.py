@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from ampmem.events import Fact
 from ampmem.recorder.facts.addresses import Blocks
-from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_parameter, is_tensor
+from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_parameter, is_tensor, states_of
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.parts import PLAIN, parts_of
 from ampmem.recorder.facts.texts import Texts
@@ -27,6 +27,8 @@ _OBJECTS = 2
 """How many objects of a class a name has at the most: a cache and its layer."""
 _CONTAINERS = (list, tuple, deque)
 _KEYS = (str, int, float, bool, bytes, type(None))
+_CLASS_NAME = type.__dict__["__name__"].__get__
+"""The name of a class, whatever its metaclass makes of it."""
 _LOOKED_AT = 64
 """How many storages are asked for, the largest first: each level costs a walk through all objects."""
 
@@ -41,18 +43,25 @@ class Holders:
     def __init__(self, log: Log, texts: Texts) -> None:
         self._log = log
         self._texts = texts
+        self._states_of = log.misses.guarded(states_of)
+
+    def state_of(self, optimizers: Iterable[Optimizer]) -> list[Tensor]:
+        """The tensors that ``optimizers`` keep for their parameters; of one that cannot be asked there are none."""
+        states = (state for each in optimizers for _, state in self._states_of(each) or ())
+        return [tensor for state in states for tensor in _tensors(state)]
 
     def note(self) -> None:
         """Log each large storage that an object holds now, and where it hangs there."""
         with collection_paused():
             self._note_holders(self._left_behind())
 
-    def note_rest(self, models: Models, optimizers: Iterable[Optimizer], blocks: Blocks | None) -> None:
+    def note_rest(self, models: Models, states: Iterable[Any], blocks: Blocks | None) -> None:
         """Log parameters of modules that did not run, and who holds what else nothing is known of, if that is much.
 
+        ``states`` is what optimizers keep of each parameter, as far as that was logged.
         ``blocks`` are those that are alive, where the source knows them: then nobody is asked in vain.
         """
-        known = self._known(models, optimizers)
+        known = self._known(models, states)
         if blocks is not None:
             unknown = sum(size for address, size in blocks.unseen.items() if address not in known)
             if unknown * _SHARE <= blocks.total:
@@ -95,12 +104,11 @@ class Holders:
                 found[address] = (Tensor.untyped_storage(tensor).nbytes(), tensor)
         return found
 
-    def _known(self, models: Models, optimizers: Iterable[Optimizer]) -> set[int]:
-        """Addresses of parameters, their gradients, and optimizer state."""
+    def _known(self, models: Models, states: Iterable[Any]) -> set[int]:
+        """Addresses of parameters, their gradients, and of ``states``."""
         parameters: list[Tensor] = [parameter for _, parameter in models.parameters()]
-        state = [value for each in optimizers for kept in each.state.values() for value in _values(kept)]
         gradients = [grad for parameter in parameters if (grad := gradient_of(parameter)) is not None]
-        tensors = [*parameters, *gradients, *filter(is_tensor, state)]
+        tensors = [*parameters, *gradients, *(tensor for state in states for tensor in _tensors(state))]
         return {self._log.storage_address(part) for tensor in tensors for part in parts_of(tensor)}
 
 
@@ -114,8 +122,8 @@ def _largest(storages: dict[int, tuple[int, Tensor]]) -> list[Tensor]:
     return [tensor for _, tensor in ordered[:_LOOKED_AT]]
 
 
-def _values(kept: Any) -> list[Any]:
-    return list(dict.values(kept)) if issubclass(type(kept), dict) else []
+def _tensors(state: Any) -> list[Tensor]:
+    return list(filter(is_tensor, dict.values(state))) if issubclass(type(state), dict) else []
 
 
 def names_of_holders(tensors: list[Tensor]) -> list[str]:
@@ -154,9 +162,14 @@ def _is_own(owner: Any, level: list[Any], own: list[Any]) -> bool:
     return all(map(operator.is_, tuple.__iter__(owner), level))
 
 
-def _rank(owner: Any) -> int:
-    """An object of a class tells the most, a dictionary the least."""
-    return 2 if issubclass(type(owner), dict) else issubclass(type(owner), _CONTAINERS)
+def _rank(owner: Any) -> tuple[int, bool, str]:
+    """An object of a class tells the most, a dictionary the least; then what is not private.
+
+    The collector's own order is another one whenever it has run, so the class's name decides in the end.
+    """
+    kind = type(owner)
+    name = str(_CLASS_NAME(kind))
+    return 2 if issubclass(kind, dict) else issubclass(kind, _CONTAINERS), name.startswith("_"), name
 
 
 def _parts(owner: Any) -> Iterator[tuple[Any, str]]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import gc
+import operator
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, compress
+from itertools import chain, compress, starmap
 from typing import Any
 
 from torch import Tensor
 from torch.nn import Module as Module
 from torch.optim import Optimizer as Optimizer
+
+from ampmem.recorder.torch_private.optimizers import never_made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,24 +37,39 @@ def live_objects() -> LiveObjects:
         **dict.fromkeys(_with_subclasses(Optimizer), found.optimizers.append),
         **dict.fromkeys(_with_subclasses(Tensor), found.tensors.append),
     }
-    for item in _of_types(add):
+    for item in _of_types(add, map(gc.get_objects, (None,))):
         add[id(type(item))](item)
     return found
 
 
-def _of_types(types: Container[int]) -> list[Any]:
-    """All objects whose exact type has its ``id`` in ``types``.
+def live_at_start() -> tuple[list[Optimizer], list[Tensor]]:
+    """Every live optimizer, and every live tensor whose class may have memory of its own.
+
+    Asks who refers to their classes, as each object does to its own. For few classes that takes half as long as to
+    look at all objects; for modules, of which there are hundreds of classes, it would take longer.
+    """
+    optimizers = {key: kind for key, kind in _with_subclasses(Optimizer).items() if not _is_idle(kind)}
+    kinds = optimizers | {key: kind for key, kind in _with_subclasses(Tensor).items() if not _wraps_others(kind)}
+    found = _of_types(kinds, starmap(gc.get_referrers, (tuple(kinds.values()),)))
+    is_optimizer = [id(type(item)) in optimizers for item in found]
+    return list(compress(found, is_optimizer)), list(compress(found, map(operator.not_, is_optimizer)))
+
+
+def _of_types(types: Container[int], candidates: Iterator[list[Any]]) -> list[Any]:
+    """All objects whose exact type has its ``id`` in ``types``, of the one list that ``candidates`` makes.
 
     Another thread that is making a tuple fails where anybody else holds that, and the garbage collector knows it
-    already. So no other thread may run while all objects are held: a list of them is made, gone through and emptied
+    already. So no other thread may run while they are held: a list of them is made, gone through and dropped
     inside one call of C, which runs no Python.
     """
-    everything: list[Any] = []
-    made = map(everything.extend, map(gc.get_objects, (None,)))
-    wanted = compress(everything, map(types.__contains__, map(id, map(type, everything))))
-    emptied: Iterator[Any] = iter(everything.clear, None)
+    held: list[list[Any]] = []
+    made = map(held.append, candidates)
+    is_wanted = map(types.__contains__, map(id, map(type, chain.from_iterable(held))))
+    wanted = compress(chain.from_iterable(held), is_wanted)
+    rest = filter(None, is_wanted)  # nothing: at its end it lets go of the list
+    dropped: Iterator[Any] = iter(held.clear, None)
     with collection_paused():
-        return list(chain(filter(None, made), wanted, emptied))
+        return list(chain(filter(None, made), wanted, rest, dropped))
 
 
 @contextmanager
@@ -76,3 +94,20 @@ def _with_subclasses(kind: type) -> dict[int, type]:
             types[id(found)] = found
             pending.extend(type.__subclasses__(found))
     return types
+
+
+def _is_idle(kind: type) -> bool:
+    """Whether ``kind`` is one of torch's own optimizers of which none was made."""
+    return _is_of_torch(kind) and kind is not Optimizer and never_made(kind)
+
+
+def _wraps_others(kind: type) -> bool:
+    """Whether ``kind`` is one of torch's own classes that take ops themselves: they wrap what has the memory."""
+    if not _is_of_torch(kind):
+        return False
+    above = kind.__mro__
+    return any("__torch_dispatch__" in vars(base) for base in above[: above.index(Tensor)])
+
+
+def _is_of_torch(kind: type) -> bool:
+    return str(type.__getattribute__(kind, "__module__")).startswith("torch.")

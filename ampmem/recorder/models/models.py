@@ -20,8 +20,8 @@ from ampmem.recorder.models.anatomy import children, has_parameters, held_as, na
 from ampmem.recorder.models.covered import Covered
 from ampmem.recorder.models.live import live_objects
 from ampmem.recorder.models.sharded import Sharded
-from ampmem.recorder.torch_private import BUFFERS, PARAMETERS
-from ampmem.recorder.torch_private_sharded import is_part_of_whole
+from ampmem.recorder.torch_private.general import BUFFERS, PARAMETERS
+from ampmem.recorder.torch_private.sharded import is_part_of_whole
 
 ROOT = "(model)"
 """Path of the only model's root module; with several models each has its class name instead."""
@@ -180,6 +180,10 @@ class Models:
             if parameter is not None:
                 yield slot, self.sharded.kept(parameter)  # type: ignore[arg-type]
 
+    def parameter_names(self) -> Iterator[str]:
+        """The names of all parameters, those among them that are gone, or not made yet."""
+        return (slot.name for slot in self._parameters)
+
     def modules(self) -> list[nn.Module]:
         """All live modules of the models."""
         return [module for reference, _ in self._path_ids.values() if (module := reference()) is not None]
@@ -237,7 +241,9 @@ class Models:
             record = parameter_record(slot.name, parameter, kind=kind, shares=shares)
             overlap = covered.overlap(place, record.bytes) if shares is None else 0
             padding = self.sharded.padding(parameter) if shares is None else 0
-            self._records[slot.name] = replace(record, overlap=overlap, padding=padding)
+            if overlap or padding:
+                record = replace(record, overlap=overlap, padding=padding)
+            self._records[slot.name] = record
         return list(self._records.values())
 
     def _is_part(self, module: nn.Module) -> bool:

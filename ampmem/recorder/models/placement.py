@@ -28,7 +28,9 @@ class Placement:
         """Of each such parameter its module and those above it."""
 
     def note(self) -> None:
-        """See where each parameter is now."""
+        """See where each parameter is now that was not on the device so far."""
+        if self._here.issuperset(self._models.parameter_names()):
+            return
         for slot, parameter in self._models.parameters():
             if slot.name in self._here:
                 continue

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ampmem.recorder.torch_private_sharded import (
+from ampmem.recorder.torch_private.sharded import (
     fully_sharded,
     groups_of,
     is_offloaded,

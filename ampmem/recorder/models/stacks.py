@@ -35,6 +35,8 @@ class Stacks:
         self._enabled = enabled
         self._index: dict[tuple[int, ...], int] = {(): 0}
         self._codes: dict[int, CodeType] = {}  # keeps the code objects alive, so that ids stay theirs
+        self._lines: dict[tuple[int, int], tuple[str, int, str]] = {}
+        """What each place in the code is in a text."""
         self._text_ids: list[int] = [0]
         self._pending: list[tuple[int, ...]] = []
 
@@ -68,8 +70,15 @@ class Stacks:
         return self._text_ids
 
     def _text(self, stack: tuple[int, ...]) -> str:
-        codes = ((self._codes[code_id], offset) for code_id, offset in zip(stack[::2], stack[1::2], strict=True))
-        return stack_text((code.co_filename, _line(code, offset), code.co_qualname) for code, offset in codes)
+        return stack_text(map(self._place, zip(stack[::2], stack[1::2], strict=True)))
+
+    def _place(self, place: tuple[int, int]) -> tuple[str, int, str]:
+        """File, line and function of an instruction: most are in many stacks."""
+        known = self._lines.get(place)
+        if known is None:
+            code = self._codes[place[0]]
+            known = self._lines[place] = (code.co_filename, _line(code, place[1]), code.co_qualname)
+        return known
 
 
 def stack_text(frames: Iterable[tuple[str, int, str]]) -> str:

@@ -53,12 +53,22 @@ def active() -> Recording | None:
 def claim(session: Recording) -> None:
     """From now on ``session`` is the active one. Raises :class:`UsageError` where there is one already."""
     if _sessions.setdefault(_ACTIVE, session) is not session:
-        raise UsageError(
-            "ampmem.profile() is active already and cannot be nested; leave the outer one first, "
-            "or call ampmem.profile() only once"
-        )
+        raise _nested()
     _thread.ending = _Ending(session)
     atexit.register(session.close)
+
+
+def check_none() -> None:
+    """Raises :class:`UsageError` where there is an active one."""
+    if active() is not None:
+        raise _nested()
+
+
+def _nested() -> UsageError:
+    return UsageError(
+        "ampmem.profile() is active already and cannot be nested; leave the outer one first, "
+        "or call ampmem.profile() only once"
+    )
 
 
 def release(session: Recording) -> None:

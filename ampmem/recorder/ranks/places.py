@@ -14,7 +14,7 @@ from torch import distributed
 
 from ampmem.events import MeshAxis, PlaceRecord
 from ampmem.patching import Undo, patch
-from ampmem.recorder.torch_private_distributed import NEW_MESH
+from ampmem.recorder.torch_private.distributed import NEW_MESH
 
 
 class Places:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import distributed
 
-from ampmem.recorder.torch_private_distributed import default_store, world_size
+from ampmem.recorder.torch_private.distributed import default_store, world_size
 
 _KEY = "ampmem"
 _STOP, _GO_ON = "stop", "go on"

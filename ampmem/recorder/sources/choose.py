@@ -9,7 +9,7 @@ from ampmem.recorder.sources.cpu import ProfilerSource
 from ampmem.recorder.sources.cuda.device import TorchCuda, cuda_available
 from ampmem.recorder.sources.cuda.source import CudaSource
 from ampmem.recorder.sources.storages import Storages
-from ampmem.recorder.torch_private import Use, probe
+from ampmem.recorder.torch_private.general import Use, probe
 from ampmem.vocabulary import Arm, Device
 
 

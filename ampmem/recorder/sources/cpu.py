@@ -6,8 +6,9 @@ The profiler is stopped and started again at each :meth:`ProfilerSource.drain`.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from ampmem.events import Column
 from ampmem.recorder.facts.addresses import Blocks, RealAddresses
 from ampmem.recorder.facts.log import See
 from ampmem.recorder.sources.base import RawEvents
-from ampmem.recorder.sources.ledger import Event, Ledger
+from ampmem.recorder.sources.ledger import NOTHING, Ledger, Profiled
 from ampmem.recorder.sources.process_total import NOT_COUNTED, count_all_threads
 from ampmem.recorder.sources.storages import Storages
 from ampmem.recorder.sources.window import (
@@ -30,6 +31,7 @@ from ampmem.recorder.sources.window import (
     install,
     shift_between,
 )
+from ampmem.recorder.torch_private.general import ALLOCATION
 from ampmem.units import format_bytes
 from ampmem.vocabulary import SourceKind
 
@@ -37,8 +39,6 @@ TOLD_BY_SIZE = (
     "{size} were freed on threads that are not recorded. Sums and peaks are the allocator's own all the same; but "
     "which tensors went was told by their sizes, so up to that much may stand in a wrong category"
 )
-_ALLOCATION = "[memory]"
-"""The profiler's name for every allocation and free; cheaper to compare than a node's tag."""
 
 
 class ProfilerSource:
@@ -77,7 +77,7 @@ class ProfilerSource:
         try:
             return self._events(*self._window.close())
         except ProfileLost:
-            return self._ledger.settle([], [], {"": 0})
+            return self._ledger.settle(NOTHING, {"": 0})
 
     def abandon(self) -> None:
         """Switch the profiler off."""
@@ -108,40 +108,70 @@ class ProfilerSource:
 
     def _events(self, result: Any, marks: Marks) -> RawEvents:
         walk = _Walk(result.experimental_event_tree())
-        times = np.fromiter((event[0] for event in walk.events), dtype=np.int64, count=len(walk.events))
-        return self._ledger.settle(walk.events, walk.clock(marks)(times).tolist(), walk.ops)
+        return self._ledger.settle(walk.events(marks), walk.ops)
+
+
+_fields = attrgetter("extra_fields")
+_of_allocation = attrgetter("ptr", "alloc_size", "total_allocated")
 
 
 class _Walk:
-    """Reads allocations, frees and the autograd nodes around them out of a profile's event tree."""
+    """Reads allocations, frees and the autograd nodes around them out of a profile's event tree.
+
+    Every attribute of a node costs a call into C++, and is read once. What there is of an allocation is read at once:
+    the objects in between must not pile up.
+    """
 
     def __init__(self, roots: list[Any]) -> None:
-        self.events: list[Event] = []
-        self.ops: dict[str, int] = {"": 0}
+        self._times: list[int] = []
+        self._numbers: list[int] = []
+        """Three for each allocation: address, bytes, and the total."""
+        self._runs: list[tuple[int, str, int]] = []
+        """From which allocation on they belong to the node of that name, with that sequence number."""
         self._markers: list[int] = []
         self._only_cpu = not torch.accelerator.is_available()
         self._visit(roots)
+        self.ops: dict[str, int] = {"": 0}
+        """The names of the nodes in which there are allocations, with their numbers."""
 
-    def clock(self, marks: Marks) -> Callable[[Column], Column]:
-        """What turns the profiler's times into ``time.time_ns``."""
-        return shift_between(self._markers, marks)
+    def events(self, marks: Marks) -> Profiled:
+        """The allocations and frees on the CPU."""
+        time = shift_between(self._markers, marks)(np.array(self._times, dtype=np.int64))
+        address, size, total = np.array(self._numbers, dtype=np.int64).reshape(-1, 3).T
+        op, sequence = self._around()
+        return Profiled(time_ns=time, address=address, bytes=size, total=total, op=op, sequence=sequence)
+
+    def _around(self) -> tuple[Column, Column]:
+        """Number and sequence number of the node around each allocation."""
+        ends = [start for start, _, _ in self._runs[1:]] + [len(self._times)]
+        rows = []
+        for (start, name, sequence), end in zip(self._runs, ends, strict=True):
+            if start < end:
+                rows.append((self.ops.setdefault(name, len(self.ops)), sequence, end - start))
+        ops, sequences, counts = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+        return np.repeat(ops, counts), np.repeat(sequences, counts)
 
     def _visit(self, roots: list[Any]) -> None:
-        """Go through the tree in order of time; every attribute of a node costs a call into C++."""
-        pending = [(root, "", -1) for root in reversed(roots)]
+        """Go through the tree in order of time."""
+        add_time, add_numbers = self._times.append, self._numbers.extend
+        pending = [(_with_fields(roots), "", -1)]
         while pending:
-            node, op, sequence = pending.pop()
-            name = node.name
-            if name == _ALLOCATION:
-                fields = node.extra_fields
-                if self._only_cpu or fields.device.type == "cpu":
-                    index = self.ops.setdefault(op, len(self.ops))
-                    total = fields.total_allocated
-                    self.events.append((node.start_time_ns, fields.ptr, fields.alloc_size, total, index, sequence))
-                continue
-            if name == MARKER:
-                self._markers.append(node.start_time_ns)
-            elif children := node.children:
-                if not name.startswith(COLLECTIVES):
-                    op, sequence = name, node.extra_fields.sequence_number
-                pending += [(child, op, sequence) for child in reversed(children)]
+            siblings, op, sequence = pending.pop()
+            self._runs.append((len(self._times), op, sequence))
+            for node, fields in siblings:
+                if type(fields) is ALLOCATION:  # told so without asking for a name
+                    if self._only_cpu or fields.device.type == "cpu":
+                        add_time(node.start_time_ns)
+                        add_numbers(_of_allocation(fields))
+                elif (name := node.name) == MARKER:
+                    self._markers.append(node.start_time_ns)
+                elif children := node.children:
+                    pending.append((siblings, op, sequence))
+                    if not name.startswith(COLLECTIVES):
+                        op, sequence = name, fields.sequence_number
+                    pending.append((_with_fields(children), op, sequence))
+                    break
+
+
+def _with_fields(nodes: list[Any]) -> Iterator[tuple[Any, Any]]:
+    return zip(nodes, map(_fields, nodes), strict=True)

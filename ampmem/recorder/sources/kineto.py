@@ -17,7 +17,7 @@ from time import monotonic
 
 import torch
 
-from ampmem.recorder.torch_private import CONFIG_LOADER, STOP_THREAD
+from ampmem.recorder.torch_private.general import CONFIG_LOADER, STOP_THREAD
 
 _SIZE = 4096
 """More bytes than a ``ConfigLoader`` has."""

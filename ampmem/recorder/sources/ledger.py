@@ -8,10 +8,10 @@ what cannot be told stays a difference between the events and the total.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from itertools import chain
 from time import time_ns
-from typing import TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,10 +28,24 @@ MAPPED = "mapped memory"
 """The op of what lies in a mapping: a file, or memory that processes share."""
 
 
-Event: TypeAlias = tuple[int, int, int, int, int, int]
-"""An allocation or a free, as the profiler has it: (time, address, signed bytes, the process's total after it, index of
-the node's name, its sequence number or -1). Of mapped memory no total is kept, and it is 0.
-"""
+class Profiled(NamedTuple):
+    """Allocations and frees as the profiler has them, in order."""
+
+    time_ns: Column
+    address: Column
+    bytes: Column
+    """Below 0 of a free."""
+    total: Column
+    """The process's, after the event. Of mapped memory none is kept, and it is 0."""
+    op: Column
+    """Index of the node's name."""
+    sequence: Column
+    """Its sequence number, or -1."""
+
+
+_EMPTY = np.zeros(0, dtype=np.int64)
+NOTHING = Profiled(_EMPTY, _EMPTY, _EMPTY, _EMPTY, _EMPTY, _EMPTY)
+_NEVER = 1 << 63
 
 
 class Ledger:
@@ -74,8 +88,8 @@ class Ledger:
         unseen = {address: size for address, size in alive.items() if not self._storages.alive(address)}
         return Blocks(unseen, sum(alive.values()))
 
-    def settle(self, events: Sequence[Event], times: Iterable[int], ops: dict[str, int]) -> RawEvents:
-        """The events since the last call at ``times``, and what happened beside them, in order.
+    def settle(self, events: Profiled, ops: dict[str, int]) -> RawEvents:
+        """The ``events``, which came since the last call, and what happened beside them, in order.
 
         ``ops`` are the names of the nodes; the one for other threads is added.
         """
@@ -87,20 +101,52 @@ class Ledger:
         self._pending = []
         self._mappings.expect(seen := self._storages.take_seen())
         beside: list[Seen | Died] = sorted([*seen, *self._storages.take_died()], reverse=True)
-        for place, (time, event) in enumerate(zip(times, events, strict=True)):
-            while beside and beside[-1][0] <= time:
-                self._beside(beside.pop())
-            _, address, size, total, _, _ = event
-            if total == 0 and (size > 0 or address in self._mappings):
-                self._mapped(time, event)
-            else:
-                self._counted_event(time, event, events, place)
+        self._settle_events(events, beside)
         while beside:
             self._beside(beside.pop())
-        return rows.events(tuple(ops))
+        return rows.events(events, tuple(ops))
 
-    def _counted_event(self, time: int, event: Event, events: Sequence[Event], place: int) -> None:
-        _, address, size, total, op, sequence = event
+    def _settle_events(self, events: Profiled, beside: list[Seen | Died]) -> None:
+        """Go through the ``events``, and through those ``beside`` them up to the last of them.
+
+        Most events change the total by their own bytes, at an address that says the same: :meth:`_Rows.events` makes
+        rows of these. The loop is the hottest of a recording.
+        """
+        rows, blocks, foreign, dead = self._rows, self._blocks, self._foreign, self._dead
+        counted, expected = self._counted, self._expected()
+        next_beside = beside[-1].time_ns if beside else _NEVER
+        rows.shift(self._uncounted - (self._stale or 0))
+        columns = (events.time_ns.tolist(), events.address.tolist(), events.bytes.tolist(), events.total.tolist())
+        for place, (time, address, size, total) in enumerate(zip(*columns, strict=True)):
+            if time < next_beside and total == expected + size and total:
+                if size > 0 and address not in blocks and address not in foreign:
+                    dead.discard(address)
+                    blocks[address] = size
+                    counted += size
+                    expected = total
+                    continue
+                if size < 0 and address in blocks:
+                    del blocks[address]
+                    counted += size
+                    expected = total
+                    continue
+            self._counted, rows.place = counted, place
+            while beside and beside[-1].time_ns <= time:
+                self._beside(beside.pop())
+            next_beside = beside[-1].time_ns if beside else _NEVER
+            if total == 0 and (size > 0 or address in self._mappings):
+                self._mapped(time, address, size)
+            else:
+                self._counted_event(time, address, size, total, events, place)
+            rows.leave_out(place, self._uncounted - (self._stale or 0))
+            counted, expected = self._counted, self._expected()
+        self._counted, rows.place = counted, len(events.time_ns)
+
+    def _expected(self) -> int:
+        """The total while nothing happens; there is none before the first event."""
+        return _NEVER if self._stale is None else self._stale + self._counted + self._balance
+
+    def _counted_event(self, time: int, address: int, size: int, total: int, events: Profiled, place: int) -> None:
         if self._stale is None:
             self._stale = total - size - self._counted
         own = size < 0 and address in self._blocks
@@ -121,6 +167,7 @@ class Ledger:
         now = total - self._stale + self._uncounted
         if size > 0:
             self._blocks[address] = size
+            op, sequence = events.op[place].item(), events.sequence[place].item()
             self._rows.add((time, Action.ALLOC, address, size, now, op, sequence))
         elif own:
             self._rows.add((time, Action.FREE, address, -size, now, 0, -1))
@@ -133,7 +180,7 @@ class Ledger:
         elif self._is_whole(address):
             self._free_foreign(time, address)
 
-    def _settle_others(self, time: int, balance: int, events: Sequence[Event], place: int) -> None:
+    def _settle_others(self, time: int, balance: int, events: Profiled, place: int) -> None:
         """The total has ``balance`` bytes beyond the blocks."""
         if balance < 0:
             for address in self._freed_elsewhere(-balance - max(-self._balance, 0), events, place):
@@ -142,11 +189,11 @@ class Ledger:
         self._balance = balance
         self._hold_elsewhere(time, max(balance, 0))
 
-    def _freed_elsewhere(self, missing: int, events: Sequence[Event], place: int) -> list[int]:
+    def _freed_elsewhere(self, missing: int, events: Profiled, place: int) -> list[int]:
         """Addresses of the blocks that make up ``missing`` bytes of frees, as far as that can be told."""
         if missing <= 0:
             return []
-        later = ((address, size) for _, address, size, *_ in events[place:])
+        later = zip(events.address[place:].tolist(), events.bytes[place:].tolist(), strict=True)
         reused, freed_here = fates(later, self._blocks)
         dead = dict.fromkeys([*((self._dead & self._blocks.keys()) - freed_here), *reused])
         proven = proven_dead(missing, self._blocks, dead)
@@ -164,9 +211,8 @@ class Ledger:
                 self._rows.add((time, Action.ALLOC, OTHER_THREADS, size, UNKNOWN, self._elsewhere, -1))
             self._others = size
 
-    def _mapped(self, time: int, event: Event) -> None:
+    def _mapped(self, time: int, address: int, size: int) -> None:
         """A file or shared memory was mapped, or unmapped: of that the profiler keeps no total."""
-        _, address, size, *_ = event
         if size > 0:
             self._map(time, address, size)
         else:
@@ -236,15 +282,45 @@ class Ledger:
 
 
 class _Rows:
-    """Collects rows of :class:`RawEvents`."""
+    """Collects rows of :class:`RawEvents` beside those that events come to by themselves."""
 
     def __init__(self) -> None:
+        self.place = 0
+        """Position of the event before which rows are added now."""
         self._rows: list[tuple[int, ...]] = []
-        self.add = self._rows.append
+        self._left_out: list[int] = []
+        self._shifts: list[tuple[int, int]] = []
 
-    def events(self, ops: tuple[str, ...]) -> RawEvents:
-        flat = np.fromiter(chain.from_iterable(self._rows), dtype=np.int64, count=7 * len(self._rows))
-        columns: list[Column] = list(np.ascontiguousarray(flat.reshape(-1, 7).T))
+    def add(self, row: tuple[int, ...]) -> None:
+        """A row of its own."""
+        self._rows.append((self.place, *row))
+
+    def shift(self, bytes_beside: int) -> None:
+        """From here on so much more is alive than the total says."""
+        self._shifts.append((self.place, bytes_beside))
+
+    def leave_out(self, place: int, bytes_beside: int) -> None:
+        """The event at ``place`` is not a row by itself: what it comes to was added."""
+        self._left_out.append(place)
+        self.shift(bytes_beside)
+
+    def events(self, events: Profiled, ops: tuple[str, ...]) -> RawEvents:
+        """All rows, in order."""
+        by_itself = np.ones(len(events.time_ns), dtype=bool)
+        by_itself[self._left_out] = False
+        places = np.flatnonzero(by_itself)
+        given = Profiled(*(column[places] for column in events))
+        born = given.bytes > 0
+        since, shifts = np.array(self._shifts, dtype=np.int64).reshape(-1, 2).T
+        allocated = given.total + shifts[np.searchsorted(since, places, side="right") - 1]
+        action = np.where(born, int(Action.ALLOC), int(Action.FREE))
+        op, sequence = np.where(born, given.op, 0), np.where(born, given.sequence, -1)
+        plain = (places, given.time_ns, action, given.address, np.abs(given.bytes), allocated, op, sequence)
+        flat = np.fromiter(chain.from_iterable(self._rows), dtype=np.int64, count=len(plain) * len(self._rows))
+        added = flat.reshape(-1, len(plain)).T
+        # What was added before an event comes first: it stands first here, and the sort is stable.
+        order = np.argsort(np.concatenate([added[0], places]), kind="stable")
+        columns = [np.concatenate(parts)[order] for parts in zip(added[1:], plain[1:], strict=True)]
         time, action, address, size, allocated, op, sequence = columns
         return RawEvents(
             time_ns=time,

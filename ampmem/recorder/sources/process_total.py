@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-from pathlib import Path
 
 import torch
 
 from ampmem.patching import Undo, added
+from ampmem.recorder.sources.torch_flags import counting_begins, torch_flag
 
 FLAG = "FLAGS_caffe2_report_cpu_memory_usage"
 NOT_COUNTED = "what threads other than the recorded one allocate and free on the CPU is not counted: {why}"
@@ -24,26 +24,16 @@ def count_all_threads() -> tuple[Undo, str | None]:
     # At that level torch would print a line for each allocation.
     if os.environ.get("TORCH_CPP_LOG_LEVEL", "").upper() in ("INFO", "0"):
         return _nothing, "TORCH_CPP_LOG_LEVEL is INFO"
-    flag = _flag()
+    flag = torch_flag(FLAG, ctypes.c_bool)
     if flag is None:
         return _nothing, f"this torch ({torch.__version__}) does not export {FLAG}"
-    before, flag.value = flag.value, True
+    with counting_begins():
+        before, flag.value = flag.value, True
 
     def restore() -> None:
         flag.value = before
 
     return added("libc10", FLAG, restore), None
-
-
-def _flag() -> ctypes.c_bool | None:
-    for name in ("libc10.so", "libc10.dylib", "c10.dll"):
-        library = Path(torch.__file__).parent / "lib" / name
-        if library.exists():
-            try:
-                return ctypes.c_bool.in_dll(ctypes.CDLL(str(library)), FLAG)
-            except (OSError, ValueError):
-                return None
-    return None
 
 
 def _nothing() -> None:

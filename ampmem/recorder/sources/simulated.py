@@ -8,7 +8,7 @@ from time import time_ns
 
 import numpy as np
 
-from ampmem.allocator.gpus import CONTEXT
+from ampmem.allocator.gpus import GpuSpec
 from ampmem.allocator.model.driver import DriverCall
 from ampmem.allocator.model.layout import DEFAULT_POOL
 from ampmem.allocator.model.oom import OutOfMemory
@@ -32,15 +32,12 @@ from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.sources.base import Place, RawEvents
 from ampmem.simulator.device import Event, SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
-from ampmem.simulator.private import running_node
+from ampmem.simulator.private.general import running_node
 from ampmem.simulator.where import take_stops
 from ampmem.units import format_bytes
 from ampmem.vocabulary import Mark, SourceKind
 
-ALWAYS = (
-    "simulated: no GPU was used; tensors had no values, and the step times are this machine's",
-    f"assumed: {format_bytes(CONTEXT)} of the device is used outside of the allocator (CUDA context, libraries)",
-)
+_NO_GPU = "simulated: no GPU was used; tensors had no values, and the step times are this machine's"
 
 _ONE_STEP = (
     "one step was recorded: what its update left on the device, such as the optimizer's state, is alive all through "
@@ -102,7 +99,7 @@ class SimulatedSource:
         for address, (size, block, stream) in self._device.live().items():
             total += size
             self._events.append(Event(now, Action.BASELINE, address, size, block, total, "", -1, stream))
-        self._segments.begin(now, extents_of(self._device.allocator.snapshot()))
+        self._segments.begin(now, extents_of(self._device.segments()))
         self._device.allocator.driver.observer = self._reserve
         self._device.recorder = self._record
         self._device.on_workspace = self._workspace
@@ -167,7 +164,7 @@ class SimulatedSource:
 
     def allocator(self) -> AllocatorRecord:
         """How the model of the allocator was set and used by now."""
-        segments = self._device.allocator.snapshot()
+        segments = self._device.segments()
         variable = next((name for name in VARIABLES if os.environ.get(name)), "")
         return AllocatorRecord(
             variable=variable,
@@ -181,7 +178,9 @@ class SimulatedSource:
 
     def notes(self) -> list[str]:
         """What was taken for granted, and what was left out."""
-        return [*self._device.warnings, *ALWAYS, *self._device.assumptions, *map(not_modelled, self._device.unmodelled)]
+        device = self._device
+        assumed = (_NO_GPU, _context(device.gpu), *device.assumptions)
+        return [*device.warnings, *assumed, *map(not_modelled, device.unmodelled)]
 
     def prediction(self) -> PredictionRecord:
         """What the run comes to on the simulated GPU, by now."""
@@ -222,6 +221,7 @@ class SimulatedSource:
             self._log.fact(fact, address, self._texts.id(name))
 
     def _failed(self, error: OutOfMemory) -> None:
+        self._device.retract(_ONE_STEP)  # another one ran, and was too large
         place = _NOWHERE if self._locate is None else self._locate()
         report = error.report
         self._ooms.append(
@@ -238,7 +238,7 @@ class SimulatedSource:
                 op=place.op or running_node()[0],
                 module=place.module,
                 stack=place.stack,
-                segments=pack(self._device.allocator.snapshot()),
+                segments=pack(self._device.segments()),
             )
         )
 
@@ -262,3 +262,9 @@ def _raw(events: list[Event], segments: SegmentColumns) -> RawEvents:
         ops=tuple(names),
         segments=segments,
     )
+
+
+def _context(gpu: GpuSpec) -> str:
+    least, most = map(format_bytes, gpu.context)
+    known = "by readings on such GPUs" if gpu.chip else "the GPU's model is not known"
+    return f"assumed: from {least} to {most} of the device is used outside of the allocator (CUDA context; {known})"

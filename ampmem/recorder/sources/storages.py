@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Iterable
+from itertools import chain, repeat
 from time import time_ns
 from typing import NamedTuple
 
 import torch
 
-from ampmem.recorder.torch_private import without_functions
+from ampmem.recorder.facts.parts import PLAIN
+from ampmem.recorder.torch_private.general import without_functions
 
 
 class Seen(NamedTuple):
@@ -47,28 +49,34 @@ class Storages:
         self._seen: list[Seen] = []
         self._died: list[Died] = []
 
-    def add(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Take the storages of ``tensors`` into the baseline."""
-        for tensor in tensors:
+    def add(self, tensors: Iterable[torch.Tensor], kept: Iterable[torch.Tensor] = ()) -> None:
+        """Take the storages of ``tensors`` into the baseline; those of ``kept`` whoever handed their memory out."""
+        # Memory that torch's allocator did not hand out (numpy's, a mapped file's) cannot be resized; nor can what
+        # torch.load has read, such as the optimizer state of a training that is resumed.
+        for tensor, any_memory in chain(zip(kept, repeat(True)), zip(tensors, repeat(False))):
             storage = _storage(tensor)
-            # Memory that torch's allocator did not hand out (numpy's, a mapped file's) cannot be resized.
-            if storage is not None and storage.resizable() and storage.data_ptr() not in self.baseline:
+            if storage is None or storage.data_ptr() in self.baseline:
+                continue
+            if any_memory or storage.resizable():
                 self.baseline[storage.data_ptr()] = storage.nbytes()
                 self._watch(storage)
 
     def see(self, tensor: torch.Tensor, *, kept: bool) -> None:
         """A hook has found ``tensor`` to be the script's; nothing new where it was seen before."""
         storage = _of_cpu(tensor)
-        if storage is None:
+        if storage is None or self._was_seen(storage):
             return
         address = storage.data_ptr()
         self._left(storage, address)
-        if not (address and storage.nbytes()):
-            return
-        known = self._references.get(address)
-        if known is None or known() is not storage:
+        if address and storage.nbytes():
             self._seen.append(Seen(time_ns(), address, storage.nbytes(), storage.resizable(), kept))
             self._watch(storage)
+
+    def _was_seen(self, storage: torch.UntypedStorage) -> bool:
+        """Whether ``storage`` is known where it is now."""
+        address = storage.data_ptr()
+        known = self._references.get(address)
+        return known is not None and known() is storage and self._places.get(id(storage)) == address
 
     def alive(self, address: int) -> bool:
         """Whether a storage that was seen at ``address`` lives."""
@@ -126,7 +134,9 @@ def _of_cpu(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     try:
         with without_functions():
             storage = torch.Tensor.untyped_storage(tensor)
-        if storage.device.type != "cpu":  # a fake one's, say, of which torch warns when it is asked where it lies
+            # To make the word of a device's type takes longer than all the rest.
+            on_cpu = tensor.is_cpu if type(tensor) in PLAIN else storage.device.type == "cpu"
+        if not on_cpu:  # a fake one's, say, of which torch warns when it is asked where it lies
             return None
         storage.data_ptr()
         return storage

@@ -9,7 +9,7 @@ import atexit
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import Lock
 from time import time_ns
 from typing import Any, NamedTuple, TypeAlias
@@ -22,7 +22,8 @@ from ampmem.errors import RecordingError, UsageError
 from ampmem.events import Column
 from ampmem.patching import patch
 from ampmem.recorder.sources.kineto import thread_ended
-from ampmem.recorder.torch_private import (
+from ampmem.recorder.sources.torch_flags import log_level, without_warnings
+from ampmem.recorder.torch_private.general import (
     BACKWARD_SCOPE,
     ENTER_SCOPE,
     FILTERS,
@@ -48,6 +49,10 @@ _PARTS: dict[ProfilerActivity, set[str]] = {
     # Nothing of it; but the first profile of a process settles whether any later one, the script's own, can have it.
     ProfilerActivity.CUDA: set(),
 }
+_ALLOCATIONS = "CPU_INSTANT_EVENT"
+"""The part that allocations are. Torch's event tree has them without it, too; kineto would make texts of each, which
+doubles the time to close a window. But then torch warns on stderr that kineto has not seen them all.
+"""
 _SCOPES = {USER_SCOPE, BACKWARD_SCOPE}
 """The markers, and the autograd nodes that backward runs. Recording every op too would double the cost
 of profiling; the dispatch mode knows the ops of forward already.
@@ -125,7 +130,7 @@ class Window:
                 self._end()
                 raise ProfileLost
             marks = (self._mark, _mark())
-            return disable_profiler(), marks
+            return _disabled(), marks
 
     def abandon(self) -> None:
         """End in a child that was forked, where the profile of the thread that forked goes on."""
@@ -141,7 +146,7 @@ class Window:
         if profiler_enabled():
             if self.lost:
                 self._prepare()
-            disable_profiler()
+            _disabled()
 
     def _start(self) -> None:
         with _PREPARING:
@@ -153,10 +158,20 @@ class Window:
     def _prepare(self) -> Any:
         config = profile(profile_memory=self._memory).config()
         if FILTERS:
-            prepare_profiler(config, set(_PARTS), _PARTS)
+            prepare_profiler(config, set(_PARTS), _PARTS if log_level() is None else _without_allocations())
         else:
             prepare_profiler(config, _ACTIVITIES)
         return config
+
+
+def _without_allocations() -> dict[ProfilerActivity, set[str]]:
+    return {activity: parts - {_ALLOCATIONS} for activity, parts in _PARTS.items()}
+
+
+def _disabled() -> Any:
+    """Torch's result; it would warn that kineto has seen no allocations."""
+    with without_warnings() if FILTERS else nullcontext():
+        return disable_profiler()
 
 
 def check_free() -> None:

@@ -8,6 +8,7 @@ import inspect
 import os
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ampmem.recorder.torch_private import DECORATED, ENTER_AUTOCAST
+from ampmem.recorder.torch_private.general import DECORATED, ENTER_AUTOCAST
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 
@@ -75,9 +76,28 @@ def only_disables(code: CodeType) -> bool:
         tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
     except (OSError, TypeError, SyntaxError):
         return False
-    named = [node for node in ast.walk(tree) if _is_autocast(_name(node))]
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_autocast(_name(node.func))]
-    return bool(calls) and len(named) == len(calls) and all(map(_disabled, calls))
+    nodes = list(ast.walk(tree))
+    calls = {node.func: node for node in nodes if isinstance(node, ast.Call)}
+    variables = _made_here(nodes)
+    # What a variable such as autocast_ctx holds is looked at where it is made, unless the variable itself is called.
+    named = [node for node in nodes if _is_autocast(_name(node)) and (node in calls or _name(node) not in variables)]
+    return bool(named) and all(node in calls and _disabled(calls[node]) for node in named)
+
+
+def _made_here(nodes: Sequence[ast.AST]) -> set[str]:
+    """The variables that are only ever set to what calls of autocast or ``nullcontext`` make, right there."""
+    assigned = [node for node in nodes if isinstance(node, ast.Assign) and len(node.targets) == 1]
+    made = [_name(node.targets[0]) for node in assigned if _makes(node.value)]
+    stored = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    given = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    return {name for name in made if made.count(name) == stored.count(name)} - given
+
+
+def _makes(value: ast.expr) -> bool:
+    if isinstance(value, ast.IfExp):
+        return _makes(value.body) and _makes(value.orelse)
+    called = _name(value.func) if isinstance(value, ast.Call) else ""
+    return called == "nullcontext" or _is_autocast(called)
 
 
 def _name(node: ast.AST) -> str:

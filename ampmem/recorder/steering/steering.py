@@ -27,7 +27,7 @@ from ampmem.recorder.steering.autocast_code import (
     only_disables,
     restates,
 )
-from ampmem.recorder.torch_private import (
+from ampmem.recorder.torch_private.general import (
     BACKWARD,
     CHECKPOINT,
     ENTER_REGION,
@@ -40,12 +40,12 @@ from ampmem.recorder.torch_private import (
     never_compiled,
     on_module_after,
     on_module_before,
-    on_step_before,
     region_says,
     say,
     scaler_device,
     scaler_enabled,
 )
+from ampmem.recorder.torch_private.optimizers import on_step_before
 from ampmem.vocabulary import Arm
 
 WRAPPED = "the script has no autocast of its own: ampmem ran each outermost forward and its loss under autocast"

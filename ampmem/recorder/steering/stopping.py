@@ -11,7 +11,7 @@ import torch
 from ampmem.own_code import script_line
 from ampmem.patching import Undo, hook
 from ampmem.recorder.script import StopScript, stops_in
-from ampmem.recorder.torch_private import on_module_before
+from ampmem.recorder.torch_private.general import on_module_before
 
 
 class Stopper:

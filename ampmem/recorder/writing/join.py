@@ -8,7 +8,7 @@ from typing import TypedDict
 import numpy as np
 
 from ampmem.events import Action, Column, EventColumns, FactColumns, Phase, PhaseColumns, SegmentColumns
-from ampmem.recorder.facts.log import Log, OpColumns
+from ampmem.recorder.facts.log import ELSEWHERE, Log, OpColumns
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.sources.base import RawEvents
@@ -83,13 +83,17 @@ def _origins(raw: RawEvents, ops: OpColumns) -> Column:
     """When the op ran that an event belongs to: in backward the forward op, elsewhere the event itself.
 
     Ops that make no node carry the number of the newest one too, so the first op with a number made it.
+    A node that runs inside another one on the engine's thread was made there, or else on the recorded one.
     """
     made, first = np.unique(ops.sequence, return_index=True)
     if len(made) == 0:
         return raw.time_ns
-    place = np.minimum(np.searchsorted(made, raw.sequence), len(made) - 1)
-    known = (raw.sequence >= 0) & (made[place] == raw.sequence)
-    return np.where(known, ops.start_ns[first][place], raw.time_ns)
+    origins = raw.time_ns
+    for sequence in (raw.sequence - ELSEWHERE, raw.sequence):
+        place = np.minimum(np.searchsorted(made, sequence), len(made) - 1)
+        known = (sequence >= 0) & (made[place] == sequence)
+        origins = np.where(known, ops.start_ns[first][place], origins)
+    return origins
 
 
 def _at(times: Column, since: Column, values: Column) -> Column:

@@ -11,7 +11,7 @@ from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.events import NO_STEP, Phase
-from ampmem.outputs import open_output
+from ampmem.output.files import open_output
 
 HEADER = (
     "born_ns",

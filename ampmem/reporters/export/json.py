@@ -11,6 +11,6 @@ class JsonReporter:
     """One report as an object, several as an array of objects."""
 
     def render(self, reports: Sequence[Report]) -> str:
-        """JSON that :func:`~ampmem.analysis.summary.summary_schema` describes; notes are for people and not in it."""
+        """JSON that :func:`~ampmem.analysis.summary.summary_schema` describes, with warnings and notes."""
         texts = [report.summary.to_json() for report in reports]
         return texts[0] if len(texts) == 1 else "[\n" + ",\n".join(texts) + "\n]"

@@ -1,6 +1,7 @@
 """A recording as a memory snapshot, for PyTorch's own viewer (https://pytorch.org/memory_viz).
 
-Every event has ampmem's category as ``user_metadata``, and as ``category``, by which the viewer colours.
+Every event has as ``user_metadata`` ampmem's category and name, and the category as ``category``, by which the viewer
+colours.
 A recording that knows no segments, as one of the CPU's memory, gets them here: stretches of memory that blocks lie in
 side by side.
 """
@@ -22,7 +23,7 @@ from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.events import Action, Column, SegmentAction
-from ampmem.outputs import open_output
+from ampmem.output.files import open_output
 from ampmem.reporters.export.pickling import Item, Once, PickleWriter
 
 _UNKNOWN: Final = "unknown"
@@ -46,6 +47,23 @@ def write_snapshot(analysis: Analysis, path: Path, *, force: bool = False) -> No
         )
         writer.end()
         stream.buffer.flush()
+
+
+class _Says:
+    """What is said of an allocation: its category, and its name or else the module that made it."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self._analysis = analysis
+
+    def of(self, allocation: int) -> str:
+        """The words, for one of the lifetimes."""
+        classes, lives, texts = self._analysis.classes, self._analysis.lifetimes, self._analysis.recording.texts
+        category = str(CATEGORIES[classes.category[allocation]])
+        name = texts[classes.name[allocation]]
+        module = texts[lives.module[allocation]] or texts[classes.module[allocation]]
+        if name:
+            return f"{category}: {name}"
+        return f"{category} in {module}" if module else category
 
 
 class _Frames:
@@ -74,13 +92,14 @@ def _trace(analysis: Analysis, frames: _Frames) -> Iterator[Item]:
         yield _entry("snapshot", 0, 0, 0, int(times[0])) | {"category": _UNKNOWN}
     owner = _owners(analysis)
     names, other = [str(category) for category in CATEGORIES], str(Category.OTHER)
+    says = _Says(analysis)
     for index in range(len(events)):
         yield from calls(index)
         allocation = int(owner[index])
         category = names[analysis.classes.category[allocation]]
         about: dict[str, Item] = {
             "compile_context": "N/A",
-            "user_metadata": category,
+            "user_metadata": says.of(allocation),
             "category": _UNKNOWN if category == other else category,
             "frames": frames.of(int(events.stack[index])),
         }
@@ -171,6 +190,7 @@ def _stretches(begin: Column, end: Column) -> tuple[NDArray[np.int64], NDArray[n
 def _segment(analysis: Analysis, frames: _Frames, segment: SegmentMap) -> Item:
     lives, extent = analysis.lifetimes, segment.extent
     blocks: list[Item] = []
+    says = _Says(analysis)
     used = requested = 0
     for piece in segment.pieces:
         if piece.allocation is None:
@@ -185,7 +205,7 @@ def _segment(analysis: Analysis, frames: _Frames, segment: SegmentMap) -> Item:
                 "requested_size": asked,
                 "state": "active_allocated",
                 "frames": frames.of(int(lives.stack[piece.allocation])),
-                "user_metadata": str(CATEGORIES[analysis.classes.category[piece.allocation]]),
+                "user_metadata": says.of(piece.allocation),
             }
         )
     return {

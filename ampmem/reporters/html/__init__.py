@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ampmem.reporters.html.write import write
+from ampmem.reporters.html.write import write, write_difference
 
-__all__ = ["write"]
+__all__ = ["write", "write_difference"]

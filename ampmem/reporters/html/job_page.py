@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ampmem.analysis.answer import verdict_of
-from ampmem.analysis.compare import Comparison
+from ampmem.analysis.comparison.answer import verdict_of
+from ampmem.analysis.comparison.compare import Comparison
 from ampmem.analysis.ranks.arms import Jobs, merge_all
 from ampmem.analysis.ranks.ranks import Rank, Ranks
 from ampmem.analysis.ranks.runs import RankRun

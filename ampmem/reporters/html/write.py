@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from ampmem.analysis.answer import verdict_of, verdict_of_one
-from ampmem.analysis.compare import Entry, compare, distinct
-from ampmem.analysis.judged import judged_findings
+from ampmem.analysis.comparison.answer import verdict_of, verdict_of_one
+from ampmem.analysis.comparison.compare import Entry, compare, distinct
+from ampmem.analysis.comparison.judged import judged_findings
+from ampmem.analysis.difference.difference import Difference, Side
 from ampmem.analysis.ranks.jobs import are_ranks
 from ampmem.analysis.ranks.reading import read_runs
 from ampmem.errors import UsageError
-from ampmem.outputs import check_output, open_output
+from ampmem.output.files import check_output, open_output
 from ampmem.recording import check_recording, rank_of, world_size_of
 from ampmem.reporters.html.columns import column
 from ampmem.reporters.html.data import RunView
+from ampmem.reporters.html.difference_page import difference_page
 from ampmem.reporters.html.job_page import job_page
 from ampmem.reporters.html.page.page import PageView, page_view, render
 from ampmem.reporters.html.progress import Progress
@@ -44,32 +47,60 @@ def write(recordings: Sequence[Path], output: Path, *, force: bool = False) -> N
             check_recording(path)
     check_output(output, force=force)
     with Progress() as progress:
-        view = _of_ranks(recordings, progress) or _of_each(recordings, progress)
+        view = _view(recordings, STREAMS_LIMIT, progress)
         progress.say(f"writing {output.name}")
         page = render(view)
         with open_output(output, force=force) as stream:
             stream.write(page)
 
 
-def _of_ranks(recordings: Sequence[Path], progress: Progress) -> PageView | None:
+def write_difference(before: Side, after: Side, found: Difference, output: Path, *, force: bool = False) -> None:
+    """Write the page of what was ``found`` between two sides, and of the two, to ``output``.
+
+    Raises :class:`~ampmem.errors.UsageError` when ``output`` cannot be written (it exists, without ``force``).
+    """
+    check_output(output, force=force)
+    with Progress() as progress:
+        view = difference_page(before, after, found, _limit(STREAMS_LIMIT, 2), progress)
+        progress.say(f"writing {output.name}")
+        page = render(view)
+        with open_output(output, force=force) as stream:
+            stream.write(page)
+
+
+def page_of(recordings: Sequence[Path], room: int) -> str:
+    """The page of ``recordings`` as text, in which the events of all take at most ``room`` bytes, but for reduced ones.
+
+    Raises what :func:`write` raises of recordings.
+    """
+    with Progress() as progress:
+        return render(_view(recordings, room, progress))
+
+
+def _view(recordings: Sequence[Path], room: int, progress: Progress) -> PageView:
+    limit = partial(_limit, room)
+    return _of_ranks(recordings, limit, progress) or _of_each(recordings, limit, progress)
+
+
+def _limit(room: int, runs: int) -> int:
+    """Bytes of the page for the events of each of so many, which have ``room`` together."""
+    return min(STREAM_LIMIT, room // runs)
+
+
+def _of_ranks(recordings: Sequence[Path], limit: Callable[[int], int], progress: Progress) -> PageView | None:
     """The page of the job whose ranks these are; ``None`` where they are not."""
     if len(recordings) < 2 or all(world_size_of(path) == 1 for path in recordings):
         return None
     progress.say(f"reading {len(recordings)} recordings")
     runs = read_runs(recordings)
-    return job_page(runs, _limit, progress) if are_ranks(runs) else None
+    return job_page(runs, limit, progress) if are_ranks(runs) else None
 
 
-def _of_each(recordings: Sequence[Path], progress: Progress) -> PageView:
+def _of_each(recordings: Sequence[Path], limit: Callable[[int], int], progress: Progress) -> PageView:
     """The page of all of them, side by side."""
-    columns = [column(path, _limit(len(recordings)), progress) for path in recordings]
+    columns = [column(path, limit(len(recordings)), progress) for path in recordings]
     entries = distinct([entry for entry, _ in columns], [path.name for path in recordings])
     return page_view(*_side_by_side(entries, [run for _, run in columns]))
-
-
-def _limit(runs: int) -> int:
-    """Bytes of the page for the events of each of so many."""
-    return min(STREAM_LIMIT, STREAMS_LIMIT // runs)
 
 
 def _side_by_side(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ampmem.analysis.answer import Answer, Change, Composition, Effect, PeakOf, Verdict
+from ampmem.analysis.comparison.answer import Answer, Change, Composition, Effect, PeakOf, Verdict
 from ampmem.analysis.findings import Finding
 from ampmem.analysis.ops import plain_op
 from ampmem.analysis.timeline.categories import Category
-from ampmem.reporters.text.words import signed, times
+from ampmem.reporters.text.common.words import signed, times
 from ampmem.units import format_apart, format_bytes, format_close
 
 _HALF = 0.55
@@ -22,6 +22,8 @@ _MOST = 0.5
 """This share of something is most of it."""
 _CHANGES = 4
 """So many changes are named."""
+_VISIBLE = 0.0001
+"""Of the peak: what differs by less is not worth a word."""
 _SHARE_OF_DIFFERENCE = 0.25
 """A change of this share of the difference is worth a word, however small that is."""
 _PARTS = 5
@@ -188,10 +190,12 @@ def _instants(answer: Answer) -> list[str]:
 def _at_the_peaks(answer: Answer) -> list[str]:
     """What differs all the same where the peaks are in the update: there it is no reason."""
     notable, rest = _notable(answer)
+    least = _VISIBLE * answer.baseline.bytes
+    notable = [change for change in notable if abs(change.difference) >= least]
     if not answer.in_update or not notable:
         return []
     words = [f"{name(change.category)} {signed(change.difference)}" for change in notable]
-    return [f"At the peak: {', '.join([*words, *[f'all else {signed(rest)}'] * bool(rest)])}."]
+    return [f"At the peak: {', '.join([*words, *[f'all else {signed(rest)}'] * (abs(rest) >= least and rest != 0)])}."]
 
 
 def _unchanged(answer: Answer) -> list[str]:
@@ -306,8 +310,12 @@ def name(category: Category) -> str:
 
 
 def when(peak: PeakOf, step: int | None = None, *, where: bool = True) -> str:
-    """When a peak is: ``in backward of step 2, at ConvolutionBackward0``; the latter unless ``where`` is off."""
-    at = f", at {plain_op(peak.op)}" if where and peak.op and peak.phase != _UPDATE else ""
+    """When a peak is: ``in backward of step 2, at ConvolutionBackward0``; the latter unless ``where`` is off.
+
+    An optimizer's step is no op of a forward or a backward that runs in its closure.
+    """
+    op = peak.op if where and peak.phase != _UPDATE else None
+    at = f", at {plain_op(op)}" if op and not op.endswith(".step") else ""
     return f"{in_phase(peak.phase, '' if step is None else f'step {step}')}{at}"
 
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ampmem.analysis.answer import verdict_of
-from ampmem.analysis.compare import Comparison, Entry
-from ampmem.analysis.judged import shared_findings
+from ampmem.analysis.comparison.answer import verdict_of
+from ampmem.analysis.comparison.compare import Comparison, Entry
+from ampmem.analysis.comparison.judged import shared_findings
 from ampmem.analysis.summary import Summary
 from ampmem.names import is_warning
 from ampmem.reporters.text.answer import Wording, wording
+from ampmem.reporters.text.common.describe import conserved, describe_arm, describe_optimizers
+from ampmem.reporters.text.common.layout import PLAIN, Layout
+from ampmem.reporters.text.common.plain_text import shorten, wrapped
 from ampmem.reporters.text.comparison.figures import render_figures, render_instant, render_losses
 from ampmem.reporters.text.comparison.static_models import render_static_models
-from ampmem.reporters.text.describe import conserved, describe_arm, describe_optimizers
 from ampmem.reporters.text.details import EVERYTHING, NOTHING, Detail
-from ampmem.reporters.text.layout import PLAIN, Layout
 from ampmem.reporters.text.next_steps import render_next
 from ampmem.reporters.text.out_of_memory import in_short
-from ampmem.reporters.text.plain_text import shorten, wrapped
 from ampmem.reporters.text.sections.findings import render_labelled
 from ampmem.reporters.text.sections.run import describe_parameters, keyed
 from ampmem.reporters.text.sections.verdict import wording_lines

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ampmem.analysis.fit.estimate import Fit, Prediction, Terms
-from ampmem.names import is_warning, not_modelled
-from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
-from ampmem.reporters.text.plain_text import wrapped
-from ampmem.reporters.text.words import size_beside
+from ampmem.names import CUDNN_TRIALS, is_warning, not_modelled
+from ampmem.reporters.text.common.layout import PLAIN, Layout, number, table, words
+from ampmem.reporters.text.common.plain_text import wrapped
+from ampmem.reporters.text.common.words import between, size_beside
 from ampmem.units import format_bytes
 
 _LAYERS = ("rounding", "allocated", "cached", "reserved", "outside", "total")
@@ -27,42 +27,53 @@ _NAME = 20
 _TOTALS = {_SUMS[key] for key in ("allocated", "reserved", "total")}
 
 
-def headline(prediction: Prediction, gpu: str, *, stopped: str = "", failure: str = "") -> str:
+def headline(prediction: Prediction, gpu: str, *, failure: str = "") -> str:
     """One line: the peaks, and whether they fit.
 
-    ``stopped`` says up to where the script came when it failed for another reason, ``failure`` what request failed.
+    ``failure`` is what request failed. A run that failed for another reason neither fits nor not.
     """
-    highest = prediction.highest
-    low = (prediction.at_peak_allocated.allocated, prediction.at_peak_reserved.reserved)
-    high = low if highest is None else (highest.allocated, highest.reserved)
-    allocated, taken = map(_between, low, high)
+    low = (prediction.at_peak_allocated.allocated, prediction.least_reserved)
+    high = (prediction.most_allocated, prediction.most_reserved)
+    allocated, taken = map(between, low, high)
     peaks = f"{gpu} (simulated): peak {allocated} allocated, {taken} reserved"
     if prediction.fit is Fit.DOES_NOT_FIT and prediction.margin is None:
         return f"{peaks}; it does not fit: {failure or 'out of memory'}"
     peaks += f" of {format_bytes(prediction.gpu_bytes)}"
-    return f"{peaks}, {stopped}" if stopped else f"{peaks}; {verdict(prediction)}"
+    said = f"{peaks}, {prediction.stopped}" if prediction.stopped else f"{peaks}; {verdict(prediction)}"
+    return said if prediction.filled is None else f"{said}; {_trials(prediction.filled)}"
 
 
 def verdict(prediction: Prediction) -> str:
-    """Whether it fits, with what is left."""
-    outside = f"the {format_bytes(prediction.at_peak_reserved.outside)} that the CUDA context is assumed to use"
+    """Whether it fits, with what is left or lacks."""
     if prediction.margin is None:
         return "it does not fit"
+    left, highest = prediction.gpu_bytes - prediction.least_total, prediction.highest
+    least = min(left, prediction.gpu_bytes - prediction.most_total)
+    outside = prediction.at_peak_reserved.outside
+    most = outside if highest is None else highest.outside
+    beside = f"beside the {between(outside, most)} that the CUDA context is assumed to use"
     if prediction.margin < 0:
-        return f"it does not fit: it lacks {format_bytes(-prediction.margin)} beside {outside}"
-    if prediction.highest is not None and prediction.fit is Fit.MAY_NOT_FIT:
-        short = format_bytes(prediction.highest.total - prediction.gpu_bytes)
-        return f"it may not fit: with {' and '.join(prediction.highest.bounds)} it lacks up to {short} beside {outside}"
-    left = prediction.margin
-    least = left if prediction.highest is None else prediction.gpu_bytes - prediction.highest.total
-    return f"it fits, with {_between(least, left)} to spare beside {outside}"
+        return f"it does not fit: it lacks {between(-prediction.margin, -min(prediction.margin, least))} {beside}"
+    if highest is not None and prediction.fit is Fit.MAY_NOT_FIT:
+        deciding = [what for what in highest.bounds if what != CUDNN_TRIALS]
+        by_context = most - outside - prediction.margin
+        if deciding and by_context > 0:
+            context = f"the most of the {between(outside, most)} that the CUDA context is assumed to use"
+            return f"it may not fit: it lacks {between(by_context, -least)} beside {context}"
+        unknown = f"with {' and '.join(deciding)} " if deciding else ""
+        return f"it may not fit: {unknown}it lacks up to {format_bytes(-least)} {beside}"
+    return f"it fits, with {between(least, left)} to spare {beside}"
+
+
+def _trials(most: int) -> str:
+    free = f"what is free, up to {format_bytes(most)}"
+    return f"cudnn.benchmark's trials may take {free}, once, at each convolution's first call"
 
 
 def fit_in_short(prediction: Prediction) -> tuple[str, str]:
     """Whether it fits, and how much of the GPU is used at the peak of reserved memory, as two cells."""
-    low, highest = prediction.at_peak_reserved.total, prediction.highest
-    used = f"{_between(low, low if highest is None else highest.total)} of {format_bytes(prediction.gpu_bytes)} used"
-    until = " when a request failed" if prediction.margin is None else ""
+    used = f"{between(prediction.least_total, prediction.most_total)} of {format_bytes(prediction.gpu_bytes)} used"
+    until = " when a request failed" if prediction.margin is None else f" {prediction.stopped}".rstrip()
     return prediction.fit.replace("-", " "), f"predicted: {used}{until}"
 
 
@@ -81,6 +92,12 @@ def _bounds(prediction: Prediction) -> Iterator[str]:
     if prediction.highest is not None:
         for what, size in prediction.highest.bounds.items():
             yield f"up to: {what} are not known; with the most that is assumed for them, {format_bytes(size)} at once"
+        if prediction.highest.least_reserved is not None and prediction.highest.likely_reserved is not None:
+            likely, least = map(format_bytes, (prediction.highest.likely_reserved, prediction.highest.least_reserved))
+            yield (
+                f"reserved: {likely} is likely, and {least} the least: workspaces come and go between the tensors, and "
+                "how much stays cached after them depends on sizes that only cuDNN knows; the column is without them"
+            )
 
 
 def sentences(prediction: Prediction | None) -> Iterator[str]:
@@ -95,9 +112,9 @@ def sentences(prediction: Prediction | None) -> Iterator[str]:
         highest = prediction.highest
         yield (
             f"predicted at most: {format_bytes(highest.allocated)} allocated, {format_bytes(highest.reserved)} "
-            f"reserved, {format_bytes(highest.total)} in all"
+            f"reserved, {format_bytes(highest.outside)} outside, {format_bytes(highest.total)} in all"
         )
-    yield verdict(prediction)
+    yield f"whether it fits is not known: this is {prediction.stopped}" if prediction.stopped else verdict(prediction)
     yield from _bounds(prediction)
 
 
@@ -114,7 +131,8 @@ def _table(prediction: Prediction, layout: Layout) -> str:
     if prediction.highest is not None:
         columns.append(number("up to"))
         highest = prediction.highest
-        most = {"allocated": highest.allocated, "reserved": highest.reserved, "total": highest.total}
+        sums = ("allocated", "reserved", "outside", "total")
+        most = {key: getattr(highest, key) for key in sums}
         named = {_SUMS.get(key, key): format_bytes(size) for key, size in {**highest.bounds, **most}.items()}
         rows = [[*row, named.get(row[0], "")] for row in rows]
     return table(columns, rows, layout, strong=_TOTALS)
@@ -136,9 +154,3 @@ def _rows(columns: list[Terms]) -> Iterator[tuple[str, list[int]]]:
 def _names(groups: Iterable[Mapping[str, int]]) -> list[str]:
     """What any of them has, in order."""
     return list(dict.fromkeys(name for group in groups for name in group))
-
-
-def _between(low: int, high: int) -> str:
-    """One size, or two that differ."""
-    first, last = format_bytes(low), format_bytes(high)
-    return first if first == last else f"{first} to {last}"

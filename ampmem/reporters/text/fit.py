@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from ampmem.analysis.fit.fit import BASELINE, ArmFit, BreakEven, FitResult, Verdict
 from ampmem.analysis.fit.search import Remaining
 from ampmem.names import is_warning, said_in
-from ampmem.reporters.text.layout import PLAIN, Layout, number, side_by_side
-from ampmem.reporters.text.plain_text import ABSENT, wrapped
-from ampmem.reporters.text.words import signed, size_beside
+from ampmem.reporters.text.common.layout import PLAIN, Layout, number, side_by_side
+from ampmem.reporters.text.common.plain_text import ABSENT, wrapped
+from ampmem.reporters.text.common.words import between, signed, size_beside
 from ampmem.units import format_apart, format_bytes, format_count
 
 DOES_NOT_FIT = "does not fit"
@@ -30,9 +30,10 @@ def render(fit: FitResult, layout: Layout = PLAIN) -> str:
 def facts(fit: FitResult) -> list[tuple[str, str]]:
     """What was run, as names and texts, and what makes its numbers doubtful."""
     vary = fit.vary
-    outside = (
-        "" if fit.outside is None else f", {format_bytes(fit.outside)} of it assumed in use outside of the allocator"
-    )
+    outside = ""
+    if fit.outside is not None and fit.outside_at_most is not None:
+        assumed = between(fit.outside, fit.outside_at_most)
+        outside = f", {assumed} of it assumed in use outside of the allocator"
     gpu = f"{fit.gpu} (simulated), {format_bytes(fit.total)}"
     if not size_beside(fit.gpu):
         gpu = f"{format_bytes(fit.total)} (simulated)"

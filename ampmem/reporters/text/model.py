@@ -16,9 +16,9 @@ from ampmem.analysis.static_model.published import (
 )
 from ampmem.analysis.static_model.static_model import COMPONENTS, Recipe
 from ampmem.analysis.timeline.categories import Category
-from ampmem.reporters.text.layout import PLAIN, Layout, number, table, table_lines, words
-from ampmem.reporters.text.plain_text import per_parameter, shorten
-from ampmem.reporters.text.words import AT_MARK
+from ampmem.reporters.text.common.layout import PLAIN, Layout, number, table, table_lines, words
+from ampmem.reporters.text.common.plain_text import per_parameter, shorten
+from ampmem.reporters.text.common.words import AT_MARK
 from ampmem.units import format_bytes, format_count
 
 _NAME = 12
@@ -27,7 +27,7 @@ _TERMS = 30
 """So much of a component's terms."""
 _TOTAL = "total"
 _TRANSIENT = (
-    "* alive from forward until backward has used them, and not in the total; "
+    "* up to so much: alive from forward until backward has used them, and not in the total; "
     "of the parameters that autocast casts only, so not of norms and embeddings"
 )
 _HEADERS = ("para-\nmeters", "cast\ncopies", "gradi-\nents", "master\ncopies", "optim.\nstate")
@@ -41,6 +41,7 @@ def render_recipes(
         _head(recipes[0], parameters, layout),
         *([_measurement(measured, layout)] if measured else []),
         _recipes(recipes, parameters, layout),
+        _recipes_in_bytes(recipes, parameters, layout),
         _published(PUBLISHED.values(), parameters, layout),
         *([_matches(recipes, PUBLISHED.values(), measured, layout)] if measured else []),
         _sources(PUBLISHED.values(), layout),
@@ -96,12 +97,47 @@ def _recipes(recipes: Sequence[Recipe], parameters: int, layout: Layout) -> str:
     text = table(columns, rows, layout)
     if any(recipe.precision.transient_casts for recipe in recipes):
         text += "\n" + _wrap(_TRANSIENT, layout)
-    return text
+    return text + _small_state(recipes[0], layout)
+
+
+def _small_state(recipe: Recipe, layout: Layout) -> str:
+    """Of an optimizer whose state no number per parameter describes, which is counted as 0; empty of others."""
+    states = recipe.optimizer.states
+    if not states or any(state.elements for state in states):
+        return ""
+    remark = (
+        f"state of {recipe.optimizer.title} is counted as 0: it depends on the parameters' shapes, and is much less "
+        "than the parameters where they are large matrices"
+    )
+    return "\n" + _wrap(remark, layout)
+
+
+def _recipes_in_bytes(recipes: Sequence[Recipe], parameters: int, layout: Layout) -> str:
+    """The same in bytes, for this number of parameters."""
+    rows = [
+        [
+            recipe.precision.key,
+            *(_component(recipe, component, parameters) for component in COMPONENTS),
+            _size(recipe.static, parameters),
+        ]
+        for recipe in recipes
+    ]
+    columns = [words("recipe, bytes\nof each part", least=_NAME), *map(number, _HEADERS), number("total")]
+    return table(columns, rows, layout)
+
+
+def _component(recipe: Recipe, component: Category, parameters: int) -> str:
+    size = recipe.components[component]
+    return _size(size, parameters) + _mark(recipe, component) if size else "0"
 
 
 def _part(recipe: Recipe, component: Category) -> str:
-    transient = component == Category.CAST_COPIES and recipe.precision.transient_casts
-    return _number(recipe.components[component]) + ("*" if transient else "")
+    return _number(recipe.components[component]) + _mark(recipe, component)
+
+
+def _mark(recipe: Recipe, component: Category) -> str:
+    """After the number of what is not in the total."""
+    return "*" if component == Category.CAST_COPIES and recipe.precision.transient_casts else ""
 
 
 def _published(formulas: Iterable[Published], parameters: int, layout: Layout) -> str:
@@ -125,12 +161,17 @@ def _terms(recipe: Recipe, parameters: int, layout: Layout) -> str:
         [component, _part(recipe, component), _size(recipe.components[component], parameters), _why(recipe, component)]
         for component in COMPONENTS
     ]
-    rows.append([_TOTAL, _number(recipe.static), _size(recipe.static, parameters), "alive after backward"])
+    rows.append(
+        [_TOTAL, _number(recipe.static), _size(recipe.static, parameters), "alive after backward, without casts"]
+    )
     if recipe.precision.transient_casts:
-        rows.append(["with casts", _number(recipe.peak), _size(recipe.peak, parameters), "if every copy is alive"])
+        rows.append(
+            ["with casts", _number(recipe.peak), _size(recipe.peak, parameters), "until backward has used every copy"]
+        )
     columns = [words("component"), number("B/param"), number("bytes", rank=1), words("terms", least=_TERMS)]
     text = table(columns, rows, layout, strong=(_TOTAL,))
-    return f"{text}\n{_wrap(_TRANSIENT, layout)}" if recipe.precision.transient_casts else text
+    text += f"\n{_wrap(_TRANSIENT, layout)}" if recipe.precision.transient_casts else ""
+    return text + _small_state(recipe, layout)
 
 
 def _why(recipe: Recipe, component: Category) -> str:

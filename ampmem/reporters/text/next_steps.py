@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from ampmem.reporters.text.layout import Layout
-from ampmem.terminal import printable
+from ampmem.output.terminal import printable
+from ampmem.reporters.text.common.layout import Layout
 
 
 def render_next(

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.findings import Finding
 from ampmem.analysis.findings.remedies import Remedy, remedies
+from ampmem.analysis.frames import user_frames
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import Category
-from ampmem.reporters.text.frames import user_frames
-from ampmem.reporters.text.layout import PLAIN, Layout
-from ampmem.reporters.text.plain_text import wrapped
+from ampmem.reporters.text.common.layout import PLAIN, Layout
+from ampmem.reporters.text.common.plain_text import wrapped
 from ampmem.reporters.text.sections.peak import render_categories
 from ampmem.units import format_bytes
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ampmem.analysis.answer import verdict_of_one
+from ampmem.analysis.comparison.answer import verdict_of_one
 from ampmem.analysis.findings.remedies import told_elsewhere
 from ampmem.analysis.summary import Step, Summary
 from ampmem.reporters.base import Report
+from ampmem.reporters.text.common.layout import PLAIN, Layout
+from ampmem.reporters.text.common.plain_text import wrapped
 from ampmem.reporters.text.details import EVERYTHING, NOTHING, Detail
 from ampmem.reporters.text.estimate import headline, other_notes, render_prediction
-from ampmem.reporters.text.layout import PLAIN, Layout
 from ampmem.reporters.text.next_steps import render_next
 from ampmem.reporters.text.out_of_memory import render_out_of_memory
-from ampmem.reporters.text.plain_text import wrapped
 from ampmem.reporters.text.sections.activations import render_activations
 from ampmem.reporters.text.sections.casts import render_casts
 from ampmem.reporters.text.sections.findings import render_findings

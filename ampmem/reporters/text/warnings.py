@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ampmem.analysis.conservation import doubts_of
 from ampmem.analysis.summary import Summary
-from ampmem.names import is_warning, said_in
-from ampmem.reporters.text.layout import PLAIN, Layout
-from ampmem.reporters.text.plain_text import wrapped
+from ampmem.reporters.text.common.layout import PLAIN, Layout
+from ampmem.reporters.text.common.plain_text import wrapped
 
 _WORD = "WARNING"
 _INDENT = " " * 9
@@ -16,17 +16,10 @@ _INDENT = " " * 9
 def warnings(summary: Summary, notes: Sequence[str] = ()) -> tuple[str, ...]:
     """Why the numbers of this run prove nothing, or less, a sentence each; empty where they add up.
 
-    ``notes`` are the recorder's, of which some are warnings.
+    ``notes`` are what else is known of the run, of which some are warnings, beside those that the summary has.
     """
-    found = []
-    breach = summary.conservation.breach
-    if breach is not None:
-        found.append(
-            f"{breach}. Some of the memory below has a wrong name, or none, and the static model proves nothing."
-        )
-    if summary.static_problem not in (None, breach):
-        found.append(f"{summary.static_problem}.")
-    return (*found, *(said_in(note) for note in notes if is_warning(note)))
+    found = doubts_of(summary.conservation, summary.static_problem, notes)
+    return tuple(dict.fromkeys((*found, *summary.warnings)))
 
 
 def render_warnings(summary: Summary, notes: Sequence[str] = (), *, of: str = "", layout: Layout = PLAIN) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from ampmem.simulator import private_communication
 from ampmem.simulator.communication import data_parallel, elsewhere, pipeline, process_group
 from ampmem.simulator.communication.collectives import Collectives
 from ampmem.simulator.communication.communicators import Communicators
 from ampmem.simulator.communication.objects import Objects
 from ampmem.simulator.mode import SimulatedMode
+from ampmem.simulator.private import communication as private
 from ampmem.simulator.world import World
 
 
@@ -18,8 +18,8 @@ def install(mode: SimulatedMode, world: World) -> Callable[[], None]:
     """Put all of it in place; returns what undoes it."""
     communicators = Communicators(mode.device_model)
     with ExitStack() as undo:
-        undo.callback(private_communication.install(world, cuda=mode.device_model.label == "cuda"))
-        private_communication.done(())  # or the first collective would find that it cannot be made
+        undo.callback(private.install(world, cuda=mode.device_model.label == "cuda"))
+        private.done(())  # or the first collective would find that it cannot be made
         undo.callback(process_group.install(world, mode.device_model))
         undo.callback(Objects(mode.device_model, communicators).install())
         undo.callback(Collectives(mode, communicators).install())

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from ampmem.simulator.communication import nccl
 from ampmem.simulator.communication.nccl import Communicator, Use
 from ampmem.simulator.device import SimulatedDevice
-from ampmem.simulator.private import schema_of
-from ampmem.simulator.private_communication import group_named
+from ampmem.simulator.private.communication import group_named
+from ampmem.simulator.private.ops import schema_of
 from ampmem.simulator.world import GPUS_PER_NODE, here
 from ampmem.units import format_bytes
 

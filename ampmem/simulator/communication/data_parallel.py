@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
 
 from ampmem.patching import added, replace_all
-from ampmem.simulator.mode import SimulatedMode, check_index
-from ampmem.simulator.private_parallel import (
+from ampmem.simulator.mode import SimulatedMode
+from ampmem.simulator.private.parallel import (
     FP16_COMPRESS,
     around_bookkeeping,
     built_in_hooks,
@@ -23,6 +23,7 @@ from ampmem.simulator.private_parallel import (
     nothing_is_timed,
     register_hook,
 )
+from ampmem.simulator.world import check_index
 
 aten = torch.ops.aten
 

@@ -16,7 +16,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from ampmem.own_code import script_line
 from ampmem.patching import replace_all
 from ampmem.simulator.device import SimulatedDevice
-from ampmem.simulator.private_parallel import SYMMETRIC, HashStore, checkpoints, symmetric_memory, tracers
+from ampmem.simulator.private.parallel import SYMMETRIC, HashStore, checkpoints, symmetric_memory, tracers
 from ampmem.simulator.where import stop
 from ampmem.simulator.world import World
 

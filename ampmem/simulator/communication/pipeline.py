@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ampmem.simulator.mode import SimulatedMode
-from ampmem.simulator.private_parallel import backward_shapes, forward_shapes, known_inputs, stages_meet, stages_vote
+from ampmem.simulator.private.parallel import backward_shapes, forward_shapes, known_inputs, stages_meet, stages_vote
 from ampmem.simulator.where import stop
 
 
@@ -18,7 +18,7 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
     """Put all of it in place; returns what undoes it."""
     with ExitStack() as undo:
         undo.callback(stages_meet(_hear, _tell))
-        undo.callback(stages_vote(mode.values.note))
+        undo.callback(stages_vote(mode.known.fill))
         return undo.pop_all().close
 
 

@@ -12,7 +12,7 @@ import torch
 
 from ampmem.patching import replace_all
 from ampmem.simulator.device import SimulatedDevice
-from ampmem.simulator.private_communication import FAKE, FakeStore
+from ampmem.simulator.private.communication import FAKE, FakeStore
 from ampmem.simulator.where import stop
 from ampmem.simulator.world import World
 

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from ampmem.simulator.private import graph_task, in_backward, next_sequence_number, running_node
+from ampmem.simulator.private.general import graph_task, in_backward, next_sequence_number, running_node
 
 DEFAULT = 0
 """The default stream."""

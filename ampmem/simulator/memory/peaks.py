@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from typing import NamedTuple
 
+from ampmem.allocator.contexts import Context
 from ampmem.allocator.model.blocks import Block
 from ampmem.allocator.model.caching import DeviceCachingAllocator
 from ampmem.allocator.model.driver import UNLIMITED
 from ampmem.allocator.model.oom import OutOfMemory
 from ampmem.allocator.model.statistics import Counters
-from ampmem.allocator.settings import Settings
+from ampmem.allocator.rounding import round_up
+from ampmem.allocator.settings import MIN_BLOCK_SIZE, Settings
 from ampmem.events import PredictionRecord, TermsRecord
 
+LESS, MORE = 5, 22
+"""By how many percent what is reserved may be below and above what a run without workspaces reserves. One that finds
+room in the cache adds nothing, or leaves a block there that later tensors use; one that does not adds a segment. Which
+it is depends on sizes that only cuDNN knows. ``docs/simulation.md`` has the published runs that this is of."""
+_TIGHT = 105
+"""A run whose peak of allocated memory is so many percent below the device's is taken to fit where it did here: the
+allocator gives back what it has cached before it gives up."""
 WAITING = "freed blocks that other streams may still use"
 """What a device that lags behind has more of than one that keeps up."""
+
+
+class Range(NamedTuple):
+    """Bytes."""
+
+    least: int
+    likely: int | None
+    most: int
 
 
 class Peaks:
@@ -58,19 +77,26 @@ class Peaks:
 
 
 class Highest:
-    """A second allocator, of a device that never runs out, where what is not known takes the most that is assumed.
+    """A second allocator, of a device that never runs out.
 
     Its streams are as far behind as they may be: what they use is done when the script has waited for it, or the
-    allocator has, which does so before it gives up: where more than ``room`` bytes would be taken. Beside that it is
-    told the same as the first one.
+    allocator has, which does so before it gives up: where more than ``room`` bytes would be taken. Where something was
+    assumed it also gives back what is cached, before it has more than ``sure`` bytes, which is what the device has at
+    least. Beside that it is told the same as the first one.
     """
 
-    def __init__(self, settings: Settings, room: int) -> None:
+    def __init__(self, settings: Settings, room: int, *, sure: int) -> None:
         self._allocator = DeviceCachingAllocator(settings)
         self._room = room
+        self._sure = sure
         self._blocks: dict[Block, Block] = {}
         self.bounds: dict[str, int] = {}
         """The largest single request that was assumed, by what it is for."""
+        self.most_allocated = self.most_filled = 0
+        """The most that was allocated while each request that was assumed took all that it may; the second of requests
+        that may take all that is free."""
+        self.exceeded = False
+        """Whether there were more than ``sure`` bytes at once, with nothing left to give back."""
 
     @property
     def counters(self) -> Counters:
@@ -97,23 +123,45 @@ class Highest:
         for stream, events in until.items():
             self._allocator.complete_events_until(stream, events)
 
-    def assume(self, what: str, size: int, stream: int) -> None:
-        """Up to ``size`` bytes may be asked for on ``stream`` now, and be given back at once."""
-        if size > 0:
-            self.bounds[what] = max(size, self.bounds.get(what, 0))
-            self._allocator.free(self._malloc(size, stream))
+    def assume(self, what: str, most: int) -> None:
+        """At most ``most`` bytes are asked for now, and are given back at once.
+
+        Who asks does without where there is no memory.
+        """
+        if most > 0:
+            self.most_allocated = max(self.most_allocated, self._note(what, most, self._sure))
+
+    def fill(self, what: str, room: int, limit: int | None) -> None:
+        """The same of all that is left of ``room`` bytes, or ``limit`` of them."""
+        left = room - self.counters.allocated
+        if left > 0:
+            there = self._note(what, left if limit is None else min(left, limit), room)
+            self.most_filled = max(self.most_filled, there)
+
+    def _note(self, what: str, most: int, room: int) -> int:
+        """What there is with ``most`` bytes more, which is no more than ``room``."""
+        allocated = self.counters.allocated
+        self.bounds[what] = max(most, self.bounds.get(what, 0))
+        return min(allocated + round_up(most, MIN_BLOCK_SIZE), max(allocated, room))
 
     def _malloc(self, size: int, stream: int) -> Block:
-        driver = self._allocator.driver
-        if self.counters.awaiting:
-            driver.total = self._room
+        if self.bounds:
             try:
-                return self._allocator.malloc(size, stream)
+                return self._malloc_within(self._sure, size, stream)
             except OutOfMemory:
-                pass
-            finally:
-                driver.total = UNLIMITED
+                self.exceeded = True
+        elif self.counters.awaiting:
+            with suppress(OutOfMemory):
+                return self._malloc_within(self._room, size, stream)
         return self._allocator.malloc(size, stream)
+
+    def _malloc_within(self, room: int, size: int, stream: int) -> Block:
+        driver = self._allocator.driver
+        driver.total = room
+        try:
+            return self._allocator.malloc(size, stream)
+        finally:
+            driver.total = UNLIMITED
 
     def empty_cache(self) -> None:
         """The script empties the cache."""
@@ -125,31 +173,52 @@ def prediction(
     highest: Highest,
     *,
     total: int,
-    outside: int,
+    context: Context,
     libraries: Mapping[str, tuple[int, int]],
     unmodelled: tuple[str, ...],
     ran_out: bool,
 ) -> PredictionRecord:
-    """What the run has come to by now; ``libraries`` has the least and the most that each holds beside ``outside``."""
+    """What the run has come to by now; ``libraries`` has the least and the most that each holds beside the
+    ``context``.
+    """
     lowest = (_allocated(peaks.allocated), _allocated(peaks.reserved) + peaks.reserved.cached)
     counters = highest.counters
     bounds = dict(highest.bounds)
+    assumed = bool(bounds)
     if counters.awaiting_bytes_peak > peaks.awaiting_peak and counters.reserved_peak > lowest[1]:
         bounds[WAITING] = counters.awaiting_bytes_peak
     there = (counters.allocated_peak, counters.reserved_peak) if bounds else lowest
+    reserved = Range(least=lowest[1], likely=None, most=max(there[1], lowest[1]))
+    if assumed:
+        reserved = reserved_range(highest, lowest[0], total - context.most)
+    allocated, filled = max(there[0], lowest[0], highest.most_allocated), highest.most_filled
     return PredictionRecord(
         total=total,
-        outside=outside,
+        outside=context.least,
+        outside_at_most=context.most,
         allocated=peaks.allocated,
         reserved=peaks.reserved,
-        highest_allocated=max(there[0], lowest[0]),
-        highest_reserved=max(there[1], lowest[1]),
+        highest_allocated=max(allocated, filled),
+        highest_reserved=max(reserved.most, filled),
+        unfilled_allocated=allocated if filled else None,
+        unfilled_reserved=reserved.most if filled else None,
         bounds=bounds,
         unmodelled=unmodelled,
         ran_out=ran_out,
         libraries={what: least for what, (least, _) in libraries.items()},
         libraries_at_most={what: most for what, (_, most) in libraries.items()},
+        least_reserved=reserved.least if assumed else None,
+        likely_reserved=reserved.likely,
     )
+
+
+def reserved_range(highest: Highest, allocated: int, room: int) -> Range:
+    """Between which amounts the peak of reserved memory is taken to be; never below that of ``allocated`` memory."""
+    likely = max(highest.counters.reserved_peak, allocated)
+    most = max(likely * (100 + MORE) // 100, highest.most_allocated)
+    if not highest.exceeded and max(allocated, highest.counters.allocated_peak) * _TIGHT // 100 <= room:
+        most = max(min(most, room), likely)
+    return Range(least=max(allocated, likely * (100 - LESS) // 100), likely=likely, most=most)
 
 
 def _allocated(terms: TermsRecord) -> int:

@@ -11,7 +11,7 @@ import torch
 
 from ampmem.allocator.gpus import GpuSpec
 from ampmem.allocator.rounding import round_up
-from ampmem.simulator.private import schema_of
+from ampmem.simulator.private.ops import schema_of
 from ampmem.simulator.scratch.reductions import Iteration, ReductionKernel, accumulated, iteration, scratch
 
 aten = torch.ops.aten
@@ -36,7 +36,9 @@ _INDEX_PUTS = (aten.index_put_.default, aten.index_put.default, aten._index_put_
 _ITSELF = "what {op} allocates for itself"
 SORTS = "the temporary storage of sorts and scans (CUB)"
 _ATTENTION = "cuDNN's workspaces in attention"
-_RECURRENT = "cuDNN's recurrent layers and what they keep: here they ran step by step"
+_OF_LIBRARIES = "what {library}'s own kernels allocate for themselves"
+_TORCHS = frozenset({"aten", "prims", "prim", "c10d", "c10d_functional", "dtensor", "fsdp", "symm_mem", "inductor"})
+"""The namespaces of ops that come with torch, without underscores before them."""
 _SOLVERS = "the workspaces of cuSOLVER and cuFFT"
 
 _UNKNOWN = {
@@ -53,7 +55,6 @@ _UNKNOWN = {
     **dict.fromkeys(
         ("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward"), _ATTENTION
     ),
-    **dict.fromkeys(("_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "rnn_tanh", "rnn_relu"), _RECURRENT),
 }
 """Ops whose scratch has no formula here, by name."""
 
@@ -61,7 +62,9 @@ _UNKNOWN = {
 @functools.cache
 def unmodelled(func: Any) -> str | None:
     """What ``func`` allocates on a GPU for which there is no formula here; ``None`` when there is nothing."""
-    name = schema_of(func).name.removeprefix("aten::")
+    library, _, name = schema_of(func).name.partition("::")
+    if library.lstrip("_") not in _TORCHS:
+        return _OF_LIBRARIES.format(library=library)
     text = _UNKNOWN.get(name)
     return None if text is None else text.format(op=name)
 
@@ -231,6 +234,18 @@ def _convolution_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Siz
     return _sum((gradient, (0, *range(2, gradient.dim()))), result[2], gpu)
 
 
+def _elementwise_loss(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
+    """The loss of each element, then their mean or sum (``mse_loss_out``, ``smooth_l1_loss_out``, ``huber_loss``)."""
+    reduced = args[2] if len(args) > 2 else 1
+    elements = math.prod(torch.broadcast_shapes(args[0].shape, args[1].shape))
+    if not reduced or not elements:
+        return []
+    item = result.dtype.itemsize
+    work = iteration((elements,), (1,), (0,), item, result_item=item)
+    launches = _launches(_sum_kernel(result.dtype, result.dtype), work, item, gpu)
+    return [(elements * item, *sizes) for sizes in launches]
+
+
 _Known: TypeAlias = Callable[[Sequence[Any], Any, GpuSpec], Sizes]
 
 _KNOWN: dict[Any, _Known] = {
@@ -243,6 +258,7 @@ _KNOWN: dict[Any, _Known] = {
     **dict.fromkeys((aten.any.default, aten.any.dim, aten.any.dims), _extremum),
     **dict.fromkeys((aten.all.default, aten.all.dim, aten.all.dims), _extremum),
     **dict.fromkeys((aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default), _indexed_extremum),
+    **dict.fromkeys((aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default), _elementwise_loss),
     aten._foreach_norm.Scalar: _foreach_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten._fused_rms_norm_backward.default: _layer_norm_backward,

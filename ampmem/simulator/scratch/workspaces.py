@@ -1,13 +1,12 @@
-"""The workspaces of NVIDIA's libraries: cuBLAS's, which PyTorch allocates, and what cuDNN may ask for.
+"""The workspaces of cuBLAS, which PyTorch allocates.
 
-Sources: ``aten/src/ATen/cuda/CublasHandlePool.cpp`` and ``aten/src/ATen/native/cudnn/Conv_v8.cpp`` of torch 2.13.
+Source: ``aten/src/ATen/cuda/CublasHandlePool.cpp`` of torch 2.13.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ampmem.allocator.settings import KIB, MIB
 
@@ -30,17 +29,3 @@ def cublaslt(environment: Mapping[str, str]) -> int:
         return 0
     size = environment.get("CUBLASLT_WORKSPACE_SIZE", "")
     return (int(size) if size.isdigit() else 1024) * KIB
-
-
-def convolution_bound(
-    source: Sequence[int], weight: Sequence[int], target: Sequence[int], item: int, *, transposed: bool
-) -> int:
-    """Bytes that cuDNN is taken to ask for at most in one pass of a convolution.
-
-    That is the matrix of all patches (im2col), and a copy of each tensor in a layout of its own. It is an assumption:
-    PyTorch sets no limit. It takes the first of cuDNN's plans that runs, and the next one when there is no memory
-    for its workspace (``try_configs``).
-    """
-    small, large = (source, target) if transposed else (target, source)
-    patches = large[0] * large[1] * math.prod(weight[2:]) * math.prod(small[2:])
-    return (patches + sum(math.prod(shape) for shape in (source, weight, target))) * item

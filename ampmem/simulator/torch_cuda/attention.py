@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.library import Library
+from torch.torch_version import TorchVersion
 
 from ampmem.patching import added
 from ampmem.simulator.device import SimulatedDevice
-from ampmem.simulator.private import give_back
+from ampmem.simulator.private.ops import give_back
 
 aten = torch.ops.aten
 
@@ -26,6 +27,11 @@ _KEYS = {"cuda": ("AutogradCUDA", "CUDA"), "cpu": ("AutogradCPU", "CPU")}
 _HALF = (torch.float16, torch.bfloat16)
 _MASK_ALIGNMENT = 16
 """Elements: the memory-efficient kernel wants masks padded to that (``preprocess_mask``)."""
+_EFFICIENT_GROUPS = TorchVersion(torch.__version__) >= "2.14"
+"""Whether the memory-efficient kernel takes fewer heads of keys and values than of queries. Before, attention of that
+kind in FP32 is the plain one, since the other kernels want 16 bits."""
+
+_CUDNN_TAKES_256 = TorchVersion(torch.__version__) >= "2.14"
 
 
 class AttentionKernel(StrEnum):
@@ -40,28 +46,72 @@ class AttentionKernel(StrEnum):
 def choose(
     device: SimulatedDevice, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **how: Any
 ) -> AttentionKernel:
-    """As ``select_sdp_backend`` (``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``, 2.13) for dense tensors."""
+    """As ``select_sdp_backend`` (``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``, 2.13) for dense tensors.
+
+    Raises torch's ``RuntimeError`` where the plain kernel is disabled and no other can do it.
+    """
     capability = device.gpu.compute_capability or (8, 0)
     if not (query.dim() == key.dim() == value.dim() == 4) or 0 in (query.shape[2], key.shape[2]):
-        return AttentionKernel.MATH
+        return _math()
     usable = {
-        AttentionKernel.CUDNN: torch.backends.cuda.cudnn_sdp_enabled() and _cudnn(query, key, value, how["dropout"]),
+        AttentionKernel.CUDNN: torch.backends.cuda.cudnn_sdp_enabled()
+        and _cudnn(capability, query, key, value, mask, gqa=how["gqa"], dropout=how["dropout"]),
         AttentionKernel.FLASH: torch.backends.cuda.flash_sdp_enabled()
         and _flash(capability, query, key, value, mask, **how),
         AttentionKernel.EFFICIENT: torch.backends.cuda.mem_efficient_sdp_enabled()
-        and _efficient(query, key, value, how["gqa"]),
+        and _efficient(capability, query, key, value, how["gqa"]),
     }
     order = (AttentionKernel.FLASH, AttentionKernel.EFFICIENT, AttentionKernel.CUDNN)
     if capability[0] in (9, 10) and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1":
         order = (AttentionKernel.CUDNN, AttentionKernel.FLASH, AttentionKernel.EFFICIENT)
-    return next((kernel for kernel in order if usable[kernel]), AttentionKernel.MATH)
+    chosen = next((kernel for kernel in order if usable[kernel]), None)
+    return _math() if chosen is None else chosen
 
 
-def _cudnn(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> bool:
-    widths = query.shape[-1], value.shape[-1]
-    fits = all(width <= 128 and width % 8 == 0 for width in widths) and query.shape[-1] == key.shape[-1]
+def _math() -> AttentionKernel:
+    if not torch.backends.cuda.math_sdp_enabled():
+        raise RuntimeError("No available kernel. Aborting execution.")
+    return AttentionKernel.MATH
+
+
+def _cudnn(
+    capability: tuple[int, int],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    gqa: bool,
+    dropout: float,
+) -> bool:
+    masked_with_gradient = mask is not None and mask.requires_grad
+    deterministic = torch.are_deterministic_algorithms_enabled() and not (
+        torch.is_deterministic_algorithms_warn_only_enabled()
+    )
+    if capability < (8, 0) or masked_with_gradient or deterministic or not _heads(query, key, value, gqa):
+        return False
+    fits = query.shape[-1] == key.shape[-1] and _cudnn_widths(
+        capability, query.shape[-1], value.shape[-1], trained=_trained(query, key, value)
+    )
     lengths = key.shape[2] > 1 and (dropout == 0 or query.shape[2] > 1)
     return query.dtype in _HALF and fits and lengths and _unit_stride(query, key, value)
+
+
+def _cudnn_widths(capability: tuple[int, int], width: int, of_values: int, *, trained: bool) -> bool:
+    """Whether cuDNN takes heads so wide: ``check_cudnn_tensor_shapes``, with the cuDNN of the wheels for CUDA 13.
+
+    Up to 128 everywhere. On Hopper 256 since cuDNN 9.10, and on Blackwell for data centers only keys of 192 with values
+    of 128; the wheels of 2.14 have cuDNN 9.24, with which both take 256, but are not trained with all of that
+    (``check_cudnn_d256_bprop_head_dim``). Whether 2.13, with cuDNN 9.20, has the earlier rule is not confirmed.
+    """
+    widest = max(width, of_values)
+    if width % 8 or of_values % 8 or widest > 256:
+        return False
+    if widest <= 128 or (capability[0] in (9, 10) and (width, of_values) == (192, 128)):
+        return True
+    if _CUDNN_TAKES_256:
+        return capability[0] in (9, 10) and (not trained or (width, of_values) == (256, 256))
+    return capability == (9, 0)
 
 
 def _flash(
@@ -80,18 +130,31 @@ def _flash(
         return False
     if not (width == key.shape[-1] == value.shape[-1]) or (causal and query.shape[2] != key.shape[2]):
         return False
-    grad = any(tensor.requires_grad for tensor in (query, key, value))
-    if capability in ((8, 6), (8, 9), (12, 0)) and grad and (width > 224 or (width > 192 and dropout > 0)):
+    grad = _trained(query, key, value)
+    small = (8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= (12, 1)
+    if small and grad and (192 < width <= 224 or (width > 224 and dropout > 0)):
         return False
-    return (gqa or query.shape[1] == key.shape[1] == value.shape[1]) and _unit_stride(query, key, value)
+    return _heads(query, key, value, gqa) and _unit_stride(query, key, value)
 
 
-def _efficient(query: Tensor, key: Tensor, value: Tensor, gqa: bool) -> bool:
-    alignment = 8 if query.dtype in _HALF else 4
+def _efficient(capability: tuple[int, int], query: Tensor, key: Tensor, value: Tensor, gqa: bool) -> bool:
+    """Before Ampere without bfloat16; without tensor cores, as for float32 there, any width will do."""
+    ampere = capability >= (8, 0)
+    alignment = 8 if query.dtype in _HALF else 4 if ampere else 1
     widths = (query.shape[-1], value.shape[-1])
-    if query.dtype not in (*_HALF, torch.float32) or any(width % alignment for width in widths):
+    dtypes = (*_HALF, torch.float32) if ampere else (torch.float16, torch.float32)
+    if query.dtype not in dtypes or any(width % alignment for width in widths):
         return False
-    return (gqa or query.shape[1] == key.shape[1] == value.shape[1]) and _unit_stride(query, key, value)
+    return _heads(query, key, value, gqa and _EFFICIENT_GROUPS) and _unit_stride(query, key, value)
+
+
+def _trained(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _heads(query: Tensor, key: Tensor, value: Tensor, gqa: bool) -> bool:
+    """As many everywhere, or fewer of keys and values where the kernel takes groups of queries."""
+    return gqa or query.shape[1] == key.shape[1] == value.shape[1]
 
 
 def _unit_stride(*tensors: Tensor) -> bool:
@@ -115,7 +178,7 @@ def install(device: SimulatedDevice) -> Callable[[], None]:
         how = {"causal": is_causal, "gqa": enable_gqa, "dropout": dropout_p}
         kernel = choose(device, query, key, value, attn_mask, **how)
         device.assume(f"attention ran with the {kernel} kernel, as torch {torch.__version__} chooses it for this GPU")
-        needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+        needs_grad = _trained(query, key, value)
         mask = _additive(attn_mask, query.dtype)
         if kernel is AttentionKernel.FLASH:
             return _flash_attention(query, key, value, dropout_p, is_causal, scale)

@@ -13,7 +13,7 @@ from ampmem.own_code import script_line
 from ampmem.patching import replace_all
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
-from ampmem.simulator.private import (
+from ampmem.simulator.private.general import (
     DEVICE_GUARD,
     DUMP_SNAPSHOT,
     LAZY_CALL,
@@ -22,7 +22,7 @@ from ampmem.simulator.private import (
     SLEEP,
     SNAPSHOT,
 )
-from ampmem.simulator.torch_cuda import streams, tensors, unsupported
+from ampmem.simulator.torch_cuda import compiled, streams, tensors, threads, unsupported
 from ampmem.simulator.torch_cuda.streams import Region, check_device
 from ampmem.simulator.world import here
 
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 
 def install(mode: SimulatedMode, *, alone: bool) -> Callable[[], None]:
-    """Replace what a script may ask of ``torch.cuda``, and of tensors on it; returns what undoes it."""
+    """Replace what a script may ask of ``torch.cuda``, and of tensors on it; returns what undoes it.
+
+    ``alone`` when there are no other ranks, not even on paper.
+    """
     device = mode.device_model
     with ExitStack() as undo:
         undo.callback(replace_all((torch.cuda,), _queries(device) | _actions()))
@@ -42,12 +45,17 @@ def install(mode: SimulatedMode, *, alone: bool) -> Callable[[], None]:
         undo.callback(streams.install(device))
         undo.callback(replace_all((torch.backends.cudnn,), _cudnn()))
         undo.callback(tensors.install(mode))
+        undo.callback(threads.install(mode))
+        undo.callback(compiled.install(device, mode.assumed))
         undo.callback(unsupported.install(alone=alone))
         return undo.pop_all().close
 
 
 def properties(device: SimulatedDevice) -> SimpleNamespace:
-    """What ``torch.cuda.get_device_properties`` gives; an A100's numbers where the GPU's are not known."""
+    """What ``torch.cuda.get_device_properties`` gives; an A100's numbers where the GPU's are not known.
+
+    The L2 cache, on which no allocation depends, is an A100's on all.
+    """
     major, minor = device.gpu.compute_capability or (8, 0)
     return SimpleNamespace(
         name=device.gpu.name,
@@ -62,8 +70,8 @@ def properties(device: SimulatedDevice) -> SimpleNamespace:
         warp_size=32,
         regs_per_multiprocessor=65536,
         shared_memory_per_block=49152,
-        shared_memory_per_block_optin=166912,
-        shared_memory_per_multiprocessor=167936,
+        shared_memory_per_block_optin=device.gpu.shared_memory_per_block,
+        shared_memory_per_multiprocessor=device.gpu.shared_memory_per_sm,
         L2_cache_size=41943040,
         gcnArchName="",
         uuid="00000000-0000-0000-0000-000000000000",
@@ -83,7 +91,7 @@ def _queries(device: SimulatedDevice) -> dict[str, Any]:
         "get_device_name": lambda device=None: found.name,
         "get_device_capability": lambda device=None: (found.major, found.minor),
         "get_device_properties": lambda device=None: found,
-        "is_bf16_supported": lambda including_emulation=True: found.major >= 8,
+        "is_bf16_supported": lambda including_emulation=True: including_emulation or found.major >= 8,
         "is_tf32_supported": lambda: found.major >= 8,
         "get_arch_list": lambda: [f"sm_{found.major}{found.minor}"],
         "can_device_access_peer": lambda device, peer_device: False,
@@ -186,7 +194,7 @@ def _accelerator(device: SimulatedDevice) -> dict[str, Any]:
 
 
 def _state() -> torch.Tensor:
-    return torch.zeros(16, dtype=torch.uint8)
+    return torch.zeros(16, dtype=torch.uint8, device="cpu")
 
 
 def _nvtx() -> dict[str, Any]:

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from ampmem.patching import replace_all
+from ampmem.patching import put_in, replace_all
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.memory.order import DEFAULT, Reached
-from ampmem.simulator.mode import check_index
-from ampmem.simulator.world import here
+from ampmem.simulator.private.general import RAW_STREAM
+from ampmem.simulator.world import check_index, here
 
 
 class Stream:
@@ -174,6 +174,7 @@ def install(device: SimulatedDevice) -> Callable[[], None]:
         undo.callback(replace_all((torch.cuda,), regions | wait | default))
         undo.callback(replace_all((torch.accelerator,), {"current_stream": current, "set_stream": enter} | wait))
         undo.callback(replace_all((torch,), {"Stream": stream, "Event": event}))
+        undo.callback(put_in(*RAW_STREAM, lambda where: device.order.current()))
         return undo.pop_all().close
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,12 +14,14 @@ import numpy as np
 import torch
 
 from ampmem.own_code import script_line
-from ampmem.patching import replace_all
+from ampmem.patching import put_in, replace_all
 from ampmem.simulator.device import SimulatedDevice
-from ampmem.simulator.mode import SimulatedMode, check_index
-from ampmem.simulator.private import FakeTensor, tree_leaves, tree_map, without_modes
+from ampmem.simulator.mode import SimulatedMode
+from ampmem.simulator.private.general import FakeTensor, tree_leaves, tree_map, without_modes
+from ampmem.simulator.reading import read_in
+from ampmem.simulator.torch_cuda import traced
 from ampmem.simulator.where import stop
-from ampmem.simulator.world import here
+from ampmem.simulator.world import check_index, here
 
 
 def install(mode: SimulatedMode) -> Callable[[], None]:
@@ -28,9 +31,8 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
         undo.callback(
             replace_all(
                 (torch.Tensor,),
-                {
-                    "pin_memory": lambda tensor, device=None: tensor,
-                    "is_pinned": lambda tensor, device=None: False,
+                _pinned()
+                | {
                     "record_stream": lambda tensor, stream: device.record_stream(
                         tensor.untyped_storage(), stream.stream_id
                     ),
@@ -44,24 +46,90 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
             "numpy": functools.partialmethod(_numpy, mode),
         }
         undo.callback(replace_all((FakeTensor,), methods))
-        undo.callback(replace_all((torch.UntypedStorage,), {"resize_": _resize(device)}))
+        undo.callback(put_in(FakeTensor, "__copy__", _copy))
+        undo.callback(replace_all((torch,), {"tensor": _reading("tensor"), "as_tensor": _reading("as_tensor")}))
+        undo.callback(replace_all((torch.UntypedStorage,), _storage_writes(mode)))
+        undo.callback(replace_all((torch.TypedStorage,), _typed_storage_writes(mode)))
         undo.callback(replace_all((torch, torch.serialization), _files(device)))
         undo.callback(_generators())
+        undo.callback(traced.install())
         undo.callback(replace_all((torch.nn.parallel.comm,), {"scatter": _scatter}))
         return undo.pop_all().close
 
 
-def _resize(device: SimulatedDevice) -> Callable[[torch.UntypedStorage, int], torch.UntypedStorage]:
-    """No op, so no dispatch mode sees it: FSDP2 gives memory back by it, and takes it again."""
-    original = torch.UntypedStorage.resize_
+def _pinned() -> dict[str, Any]:
+    """Pinned memory is memory like any other here; as on a GPU, a tensor that is not there yet is copied into it."""
+    pinned: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def can_be(tensor: torch.Tensor) -> bool:
+        return tensor.device.type == "cpu" and tensor.layout is torch.strided
+
+    def is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
+        return can_be(tensor) and tensor.untyped_storage() in pinned
+
+    def pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+        if not can_be(tensor) or is_pinned(tensor):
+            return tensor
+        copy = tensor.clone()
+        pinned.add(copy.untyped_storage())
+        return copy
+
+    return {"pin_memory": pin_memory, "is_pinned": is_pinned}
+
+
+def _storage_writes(mode: SimulatedMode) -> dict[str, Any]:
+    """Methods of storages that write. They are no ops, so no dispatch mode sees them."""
+
+    def forgetting(name: str) -> Any:
+        original = getattr(torch.UntypedStorage, name)
+
+        @functools.wraps(original)
+        def method(storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+            mode.forget(storage)
+            result = original(storage, *args, **kwargs)
+            mode.device_model.resized(storage)  # FSDP2 gives memory back by ``resize_``, and takes it again
+            return result
+
+        return method
+
+    return {name: forgetting(name) for name in ("resize_", "fill_", "copy_", "__setitem__")}
+
+
+def _typed_storage_writes(mode: SimulatedMode) -> dict[str, Any]:
+    """The same of storages with a dtype, whose other methods come by those."""
+
+    def forgetting(name: str) -> Any:
+        original = getattr(torch.TypedStorage, name)
+
+        @functools.wraps(original)
+        def method(storage: torch.TypedStorage, *args: Any, **kwargs: Any) -> Any:
+            result = original(storage, *args, **kwargs)  # it warns that they are to be removed, as the next would
+            mode.forget(storage.untyped())
+            return result
+
+        return method
+
+    return {name: forgetting(name) for name in ("fill_", "__setitem__")}
+
+
+def _reading(name: str) -> Callable[..., torch.Tensor]:
+    """``torch.tensor`` and ``torch.as_tensor``, of lists with tensors on the device in them."""
+    original = getattr(torch, name)
 
     @functools.wraps(original)
-    def resize_(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
-        original(storage, size)
-        device.resized(storage)
-        return storage
+    def make(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        made: torch.Tensor = original(read_in(data) if isinstance(data, (list, tuple)) else data, *args, **kwargs)
+        return made
 
-    return resize_
+    return make
+
+
+def _copy(tensor: FakeTensor) -> torch.Tensor:
+    """``copy.copy``: a tensor of its own in the same memory."""
+    data = tensor.detach()
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(data, tensor.requires_grad)
+    return data.requires_grad_(tensor.requires_grad)
 
 
 def _data() -> property:
@@ -79,11 +147,33 @@ def _data() -> property:
             else:
                 other = data.detach().requires_grad_(tensor.requires_grad)
         gradient, tensor.grad = tensor.grad, None
+        kind = type(tensor)
         torch.utils.swap_tensors(tensor, other)
+        if kind not in (torch.Tensor, torch.nn.Parameter, FakeTensor):
+            _remain(tensor, kind, vars(other))
         if gradient is not None:  # which cannot be on another device once it is given
             tensor.grad = gradient.to(data.device)
 
     return property(original.__get__, give)
+
+
+def _remain(tensor: torch.Tensor, kind: type, attributes: dict[str, Any]) -> None:
+    """A library's own class of parameters keeps its methods and attributes when its tensor becomes fake."""
+    if issubclass(kind, torch.nn.Parameter):
+        tensor.__class__ = kind if issubclass(kind, FakeTensor) else _fake_kind(kind)
+        vars(tensor).update({name: value for name, value in attributes.items() if name not in vars(tensor)})
+
+
+@functools.cache
+def _fake_kind(kind: type) -> type:
+    """A class of fake tensors that is a ``kind``, too."""
+
+    def detach(tensor: torch.Tensor) -> torch.Tensor:
+        detached = torch.Tensor.detach(tensor)
+        _remain(detached, type(tensor), vars(tensor))
+        return detached
+
+    return type(kind.__name__, (FakeTensor, kind), {"__module__": kind.__module__, "detach": detach})
 
 
 def _device_of(tensor: torch.Tensor) -> torch.device | None:
@@ -106,7 +196,7 @@ def _numpy(tensor: FakeTensor, mode: SimulatedMode, *, force: bool = False) -> A
     if not force and tensor.requires_grad:
         raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
     mode.guesses.note("a large tensor without values became a numpy array of zeros")
-    return np.zeros(tuple(tensor.shape), dtype=torch.empty(0, dtype=tensor.dtype).numpy().dtype)
+    return np.zeros(tuple(tensor.shape), dtype=torch.empty(0, dtype=tensor.dtype, device="cpu").numpy().dtype)
 
 
 def _scatter(tensor: torch.Tensor, devices: Any = None, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
@@ -9,13 +10,9 @@ from typing import Any
 import torch
 
 from ampmem.patching import replace_all
-from ampmem.simulator.private import FakeTensor
+from ampmem.simulator.private.general import FakeTensor
 from ampmem.simulator.where import stop
 
-_COMPILE = (
-    "what compiled code allocates is decided by the kernels that torch.compile makes for a GPU, and there is none; "
-    "leave torch.compile out to see what the plain run needs"
-)
 _GRAPHS = (
     "a CUDA graph keeps a memory pool of its own, which is not simulated; leave it out to see what the plain run needs"
 )
@@ -31,12 +28,12 @@ def install(*, alone: bool) -> Callable[[], None]:
     """Put what stops in place; returns what undoes it. ``alone`` when there are no other ranks, not even on paper."""
     cuda, distributed = torch.cuda, torch.distributed
     with ExitStack() as undo:
-        undo.callback(replace_all((torch,), {"compile": _stops(_COMPILE)}))
-        graphs = ("CUDAGraph", "graph", "make_graphed_callables")
+        graphs = ("CUDAGraph", "graph", "make_graphed_callables", "graph_pool_handle")
         undo.callback(replace_all((cuda, cuda.graphs), _each_stops(cuda, graphs, _GRAPHS)))
         pools = ("MemPool", "use_mem_pool")
         undo.callback(replace_all((cuda, cuda.memory), _each_stops(cuda, pools, _POOLS)))
-        allocators = ("CUDAPluggableAllocator", "change_current_allocator", "caching_allocator_alloc")
+        raw = ("caching_allocator_alloc", "caching_allocator_delete")
+        allocators = ("CUDAPluggableAllocator", "change_current_allocator", *raw)
         undo.callback(replace_all((cuda, cuda.memory), _each_stops(cuda.memory, allocators, _ALLOCATORS)))
         if alone and distributed.is_available():
             undo.callback(_without_communication())
@@ -47,6 +44,7 @@ def _without_communication() -> Callable[[], None]:
     distributed = torch.distributed
     start = distributed.init_process_group
 
+    @functools.wraps(start)
     def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> Any:
         if backend is None or "nccl" in str(backend):
             raise stop(_DISTRIBUTED)
@@ -55,6 +53,7 @@ def _without_communication() -> Callable[[], None]:
     parallel = torch.nn.parallel.DistributedDataParallel
     wrap = parallel.__init__
 
+    @functools.wraps(wrap)
     def init(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         if any(isinstance(parameter, FakeTensor) for parameter in module.parameters()):
             raise stop(_DISTRIBUTED)
@@ -64,23 +63,23 @@ def _without_communication() -> Callable[[], None]:
         owners = (distributed, distributed.distributed_c10d)
         undo.callback(replace_all(owners, {"init_process_group": init_process_group}))
         meshes = (distributed, distributed.device_mesh)
-        undo.callback(replace_all(meshes, {"init_device_mesh": _stops(_DISTRIBUTED)}))
+        undo.callback(replace_all(meshes, _each_stops(distributed, ("init_device_mesh",), _DISTRIBUTED)))
         undo.callback(replace_all((parallel,), {"__init__": init}))
         return undo.pop_all().close
 
 
 def _each_stops(owner: object, names: Iterable[str], why: str) -> dict[str, Any]:
-    """What stands in for each of ``names``: classes for classes, which annotations and ``isinstance`` may name."""
-    found = {}
-    for name in names:
-        stopped, original = _stops(why), getattr(owner, name)
-        body = {"__new__": stopped, "__doc__": original.__doc__, "__module__": original.__module__}
-        found[name] = type(name, (), body) if isinstance(original, type) else stopped
-    return found
+    """What stands in for each of ``names`` that ``owner`` has, and stops when it is called."""
+    return {name: _stops(why, getattr(owner, name)) for name in names if hasattr(owner, name)}
 
 
-def _stops(why: str) -> Callable[..., Any]:
+def _stops(why: str, original: Any) -> Any:
+    """What looks like ``original``: of a class one that annotations, ``isinstance`` and subclasses may name."""
+
     def stopped(*_: Any, **__: Any) -> Any:
         raise stop(why)
 
-    return stopped
+    if not isinstance(original, type):
+        return functools.wraps(original)(stopped)
+    body = {"__new__": stopped, "__doc__": original.__doc__, "__module__": original.__module__}
+    return type(original)(original.__name__, (original,), body | {"__qualname__": original.__qualname__})

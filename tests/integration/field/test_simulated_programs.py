@@ -15,6 +15,15 @@ COMPILES = PROGRAMS / "tries_to_compile.py"
 SPARSE = PROGRAMS / "sparse_inputs.py"
 WITHOUT_GPU = str(PROGRAMS / "without_gpu.py")
 ELSEWHERE = "the model is on cpu: none of its 2 parameters was on the simulated GPU"
+GROWS = """
+import torch
+from torch import nn
+model = nn.Linear(8, 8, device="cuda")
+optimizer = torch.optim.Adam(model.parameters())
+for rows in (1, 1 << 30):
+    model(torch.ones(rows, 8, device="cuda")).sum().backward()
+    optimizer.step()
+"""
 
 
 @pytest.mark.parametrize(
@@ -123,6 +132,13 @@ def test_of_one_step_it_is_said_that_it_began_without_state(tmp_path: Path) -> N
     again = ampmem(tmp_path, "profile", "--device", "sim", "--quiet", "--force", "--skip", "1", str(COMPILES), "2")
     assert "recorded 1 step" in again.stderr
     assert "one step was recorded" not in again.stderr
+
+
+def test_of_a_second_step_without_room_it_is_not_said_that_there_was_one(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(GROWS, encoding="utf-8")
+    done = ampmem(tmp_path, "profile", "--device", "sim", "--gpu", "2GiB", "--quiet", "train.py")
+    assert "CUDA out of memory" in done.stderr
+    assert "one step was recorded" not in done.stderr
 
 
 @pytest.mark.parametrize(

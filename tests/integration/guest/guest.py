@@ -75,9 +75,9 @@ def beside(folder: Path, name: str, *options: str, arguments: tuple[str, ...] = 
     alone, profiled = folder / "plain", folder / "recorded"
     alone.mkdir(parents=True)
     profiled.mkdir()
-    plain = python(alone, script, *arguments, fresh=fresh)
+    plain = python(alone, script, *arguments, fresh=fresh, to_the_end=True)
     ours = (*ALWAYS, *OPTIONS.get(name, ()), *options)
-    recorded = ampmem(profiled, "profile", *ours, script, *arguments, fresh=fresh)
+    recorded = ampmem(profiled, "profile", *ours, script, *arguments, fresh=fresh, to_the_end=True)
     return Beside(plain=_plain(plain), recorded=without_ours(recorded), recording=profiled / RECORDING)
 
 

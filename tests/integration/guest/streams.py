@@ -122,7 +122,7 @@ def _end(case: Case, folder: Path, code: str) -> tuple[int, str, str, str]:
     """How the run ``code`` of ``case`` ends in the new ``folder``: exit code, output, errors, and what it has seen."""
     folder.mkdir(parents=True)
     (folder / "program.py").write_text(case.program)
-    done = _run([ready_python(), "-c", code], folder, case.leaving)
+    done = _run([ready_python(to_the_end=True), "-c", code], folder, case.leaving)
     err = _STARTED.sub("", done.err.replace(str(folder), ""))
     seen = folder / "seen"
     return done.code, done.out, err, seen.read_text() if seen.exists() else ""

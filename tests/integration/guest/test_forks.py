@@ -59,7 +59,7 @@ elif sys.argv[2] == "records":
 
 @pytest.mark.parametrize("what", ["exits", "goes on", "records"])
 def test_a_child_of_a_block_leaves_its_parents_recording(tmp_path: Path, what: str) -> None:
-    done = python(tmp_path, "-c", IN_PYTHON, str(PROGRAMS), what)
+    done = python(tmp_path, "-c", IN_PYTHON, str(PROGRAMS), what, to_the_end=True)
     assert done.stderr == ""
     assert "the child ended with 0\n" in done.stdout
     assert done.stdout.splitlines()[-1] == "2 0"
@@ -90,7 +90,7 @@ for step in range(3):
 def test_a_child_of_a_simulated_run_ends_too(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SIMULATED)
     options = ("--device", "sim", "--gpu", "h100", "--run-to-end", "--quiet", "-o", "run.ampmem")
-    done = python(tmp_path, "-m", "ampmem", "profile", *options, "train.py", str(PROGRAMS))
+    done = python(tmp_path, "-m", "ampmem", "profile", *options, "train.py", str(PROGRAMS), to_the_end=True)
     assert (done.returncode, done.stdout) == (0, "torch.Size([3])\nthe child ended with 3\n")
     summary = summarize(ampmem.load(tmp_path / "run.ampmem"))
     assert (len(summary.steps), summary.conservation.residual_bytes) == (3, 0)

@@ -15,7 +15,7 @@ from torch import nn
 import ampmem
 from ampmem.errors import UsageError
 from ampmem.patching import in_place
-from ampmem.recorder.torch_private import profiler_enabled
+from ampmem.recorder.torch_private.general import profiler_enabled
 
 PATIENCE_S = 60
 LATER = "left on another thread"

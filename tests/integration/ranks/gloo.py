@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import commands
 import measure
 import torch
 import torch.distributed as dist
@@ -18,18 +20,35 @@ from torch.optim import Optimizer
 
 import ampmem
 
+_START = """
+import sys
+sys.path += {folders!r}
+import gloo
+gloo.start({module!r}, {function!r}, {folder!r}, {ranks})
+"""
 
-def on_ranks(work: Callable[..., None], folder: Path, *arguments: Any, ranks: int = 2) -> None:
-    """Call ``work(folder, *arguments)`` on every rank; what fails there fails here."""
+
+def on_ranks(work: Callable[[Path], None], folder: Path, *, ranks: int = 2) -> None:
+    """Call ``work(folder)``, a function of a module, on every rank; what fails there fails here."""
     folder.mkdir(exist_ok=True)
-    processes.spawn(_run, (work, ranks, folder, arguments), nprocs=ranks)
+    here = Path(__file__).parent
+    paths = {"folders": [str(here), str(here.parent)], "folder": str(folder)}
+    code = _START.format(module=work.__module__, function=work.__name__, ranks=ranks, **paths)
+    done = commands.python(folder, "-c", code)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
-def _run(rank: int, work: Callable[..., None], ranks: int, folder: Path, arguments: tuple[Any, ...]) -> None:
+def start(module: str, function: str, folder: str, ranks: int) -> None:
+    """Fork the ranks of a process that has torch imported already, and wait for them."""
+    work = getattr(import_module(module), function)
+    processes.start_processes(_run, (work, Path(folder), ranks), nprocs=ranks, start_method="fork")
+
+
+def _run(rank: int, work: Callable[[Path], None], folder: Path, ranks: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     try:
-        work(folder, *arguments)
+        work(folder)
     finally:
         dist.destroy_process_group()
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from ready_python import ready_python
 
 from ampmem.events import MeshAxis, Recording
 from ampmem.recording import read
@@ -64,7 +64,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(TRAINING)
     environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     return subprocess.run(
-        [sys.executable, *arguments],
+        [ready_python(), *arguments],
         cwd=folder,
         env=environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -84,8 +84,10 @@ def ranks(folder: Path, name: str = "train") -> list[Recording]:
 
 
 def test_under_torchrun(tmp_path: Path) -> None:
-    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ampmem", "profile", "--steps", "2")
-    ran = run(tmp_path, *torchrun, "train.py", NEVER)
+    # Alone, or it takes a port that another run of these tests may have taken.
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    profile = ("-m", "ampmem", "profile", "--steps", "2", "train.py", NEVER)
+    ran = run(tmp_path, *torchrun, *profile)
     assert ran.returncode == 0, ran.stderr
     greeting, recorded = said(ran)
     assert greeting == "recording to train.rank0-of-2.ampmem"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ready_python import ready_python
 
 pytest.importorskip("torch.distributed.tensor.debug")
 
@@ -40,7 +40,7 @@ ADAM_STEP = 4
 def runs() -> dict[str, dict[str, Any]]:
     words = " ".join((*EQUAL, *DIFFERENT, OFFLOADED)).split()
     program = Path(__file__).parent / "fsdp2.py"
-    done = subprocess.run([sys.executable, str(program), *words], capture_output=True, text=True, timeout=540)
+    done = subprocess.run([ready_python(), str(program), *words], capture_output=True, text=True, timeout=540)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, dict[str, Any]] = json.loads(done.stdout)
     return found

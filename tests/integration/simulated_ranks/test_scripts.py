@@ -124,6 +124,30 @@ dist.all_gather(counts, count)
 counts[1].add_(1)
 torch.empty(int(counts[1]), dtype=torch.uint8, device="cuda")
 """
+BROADCAST = """
+count = torch.full((), 17, device="cuda")
+dist.broadcast(count, src=0)
+torch.empty(int(count) * 1000, dtype=torch.uint8, device="cuda")
+"""
+REDUCED = """
+def take(count):
+    torch.empty(int(count), dtype=torch.uint8, device="cuda")
+
+def reduced(reduce, *how):
+    count = torch.full((), 700, device="cuda")
+    reduce(count, *how)
+    take(count)
+
+reduced(dist.all_reduce)
+reduced(dist.all_reduce, dist.ReduceOp.MAX)
+reduced(lambda count: dist.all_reduce_coalesced([count]))
+reduced(dist.reduce, 0)
+reduced(dist.reduce, 1)
+reduced(lambda count: dist.group.WORLD.allreduce([count]))
+number = torch.tensor([700.0], device="cuda")
+dist.all_reduce(number, dist._make_nccl_premul_sum(2.0))
+take(number)
+"""
 FUNCTIONAL = """
 import torch.distributed._functional_collectives as functional
 x = torch.empty(1 << 20, device="cuda", requires_grad=True)
@@ -148,6 +172,8 @@ def outcomes() -> dict[str, Outcome]:
     pieces["gathered"] = (0, 2, GATHERED)
     pieces["functional"] = (0, 2, FUNCTIONAL)
     pieces["received"] = (0, 2, RECEIVED)
+    pieces |= {f"broadcast, rank {rank}": (rank, 2, BROADCAST) for rank in (0, 1)}
+    pieces["reduced"] = (0, 2, REDUCED)
     done = subprocess.run(
         [ready_python(), str(RUNNER)], input=json.dumps(pieces), capture_output=True, text=True, timeout=600
     )
@@ -192,6 +218,17 @@ def test_a_stage_needs_to_be_told_what_comes_from_another_rank(outcomes: dict[st
 def test_a_number_that_another_rank_sends_is_not_what_was_there_before(outcomes: dict[str, Outcome]) -> None:
     """It is taken as 1, with a warning, like any other that the device would have."""
     assert outcomes["received"] == [8, 4000]
+    assert outcomes["broadcast, rank 0"] == [8, 17_000]
+    assert outcomes["broadcast, rank 1"] == [8, 1000]
+
+
+def test_what_a_reduction_leaves_is_what_it_makes_of_the_same_from_each_rank_or_not_known(
+    outcomes: dict[str, Outcome],
+) -> None:
+    """What is not known is taken as 1: on a rank to which nothing is reduced, and of a method that does not say how."""
+    found = outcomes["reduced"]
+    assert isinstance(found, list), found
+    assert [size for size in found if size not in (8, 4)] == [1400, 700, 1400, 1400, 1, 1, 1]
 
 
 def test_waiting_for_a_collective_makes_no_second_result(outcomes: dict[str, Outcome]) -> None:
@@ -202,4 +239,4 @@ def test_what_is_gathered_is_what_this_rank_has(outcomes: dict[str, Outcome]) ->
     """Where that is known; else it is taken as 1, and never as what was there before."""
     sizes = outcomes["gathered"]
     assert isinstance(sizes, list), sizes
-    assert [size for size in sizes if size in (1, 17)] == [17, 1, 1]
+    assert [size for size in sizes if size in (1, 17, 34)] == [17, 34, 1]

@@ -184,7 +184,7 @@ def check_statistics(driven: Driven, blocks: list[Block]) -> None:
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(calls=CALLS)
 @example(calls=[("malloc", 40 * MIB, 0), ("free", 0, 0), ("malloc", 30 * MIB, 1), ("malloc", 130 * MIB, 0)])
 def test_blocks_tile_segments_and_statistics_are_sums(configuration: str, calls: list[Call]) -> None:

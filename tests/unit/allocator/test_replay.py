@@ -188,7 +188,7 @@ def record(calls: list[tuple[str, int, int]], configuration: Settings) -> Record
 
 
 @pytest.mark.parametrize("configuration", ["", "roundup_power2_divisions:4", "large_segment_size_mb:32"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(calls=CALLS, cut=st.floats(0, 1))
 @example(calls=[("malloc", 1, 0), ("free", 0, 0), ("empty_cache", 0, 0)], cut=0.5)
 def test_a_trace_of_the_model_comes_out_of_it_again(

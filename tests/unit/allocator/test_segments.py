@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from build import Story, gpu_run, small_run
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ampmem.allocator.segments import Extent, Held, SegmentLog, rewound
 from ampmem.analysis.allocator.addresses import address_map
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.compare import compare, entry_of
+from ampmem.analysis.comparison.compare import compare, entry_of
 from ampmem.analysis.summary import summarize
 from ampmem.events import LayersRecord, Phase, SegmentAction, SegmentColumns
 from ampmem.reporters.text.compare import render as render_comparison
@@ -49,7 +49,6 @@ def replayed(rows: SegmentColumns) -> set[int]:
     return held
 
 
-@settings(deadline=None)
 @given(MOVES, RANGES)
 def test_ranges_are_kept_like_sets_of_pages(moves: list[tuple[bool, tuple[int, int]]], asked: tuple[int, int]) -> None:
     held, there = Held(), set[int]()
@@ -72,7 +71,6 @@ def test_only_pages_of_one_expandable_segment_are_put_together() -> None:
     assert Held([extent(PAGE, PAGE), extent(2 * PAGE, PAGE), other]).joined() == [extent(PAGE, 2 * PAGE), other]
 
 
-@settings(deadline=None)
 @given(MOVES, st.lists(RANGES, max_size=6))
 def test_a_log_adds_up_whatever_it_is_told(
     moves: list[tuple[bool, tuple[int, int]]], final: list[tuple[int, int]]
@@ -91,7 +89,6 @@ def test_a_log_adds_up_whatever_it_is_told(
     assert log.agree(3, 0, list(wanted)) == len(log.take()) == 0
 
 
-@settings(deadline=None)
 @given(MOVES)
 def test_calls_are_undone_to_where_they_began(moves: list[tuple[bool, tuple[int, int]]]) -> None:
     start = [extent(0, 2 * PAGE), extent(4 * PAGE, PAGE)]

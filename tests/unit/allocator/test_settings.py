@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampmem.allocator.gpus import GPUS, find_gpu
-from ampmem.allocator.settings import GIB, MIB, Settings, parse_settings, settings_of_environment
+from ampmem.allocator.settings import MIB, Settings, parse_settings, settings_of_environment
 from ampmem.errors import UsageError
 
 
@@ -94,27 +93,3 @@ def test_the_environment_of_torch_2_13_prefers_the_older_variable() -> None:
     assert settings_of_environment(both) == Settings(expandable_segments=True)
     assert settings_of_environment({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}) == Settings(max_split_size=64 * MIB)
     assert settings_of_environment({}) == Settings()
-
-
-def test_named_gpus() -> None:
-    assert {"h200", "h100", "a100-80", "a100-40", "l40s", "rtx4090", "rtx3090"} <= set(GPUS)
-    assert find_gpu(" H100 ").compute_capability == (9, 0)
-    for spec in GPUS.values():
-        assert spec.sm_count is not None
-        assert 4 * GIB < spec.total_memory < 1024 * GIB
-
-
-@pytest.mark.parametrize(
-    ("text", "total"),
-    [("24GiB", 24 * GIB), ("1.5 gib", 3 * GIB // 2), ("80GB", 80 * 10**9), ("4096MiB", 4 * GIB), ("512", 512)],
-)
-def test_a_gpu_by_its_memory(text: str, total: int) -> None:
-    spec = find_gpu(text)
-    assert spec.total_memory == total
-    assert spec.sm_count is None
-
-
-@pytest.mark.parametrize("text", ["h300", "", "24 apples", "-4GiB", "0", "0.0GiB"])
-def test_an_unknown_gpu_is_refused(text: str) -> None:
-    with pytest.raises(UsageError):
-        find_gpu(text)

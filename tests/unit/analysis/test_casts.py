@@ -165,3 +165,23 @@ def test_thousands_of_parameters() -> None:
     rows = analyse(story.recording()).casts.by_parameter
     assert [row.name for row in rows] == [f"p{number:04}" for number in range(3000)]
     assert {(row.copies, row.bytes) for row in rows} == {(2, 16)}
+
+
+def test_a_buffer_with_copies_of_several_parameters_is_one_copy_of_each() -> None:
+    story = Story()
+    for address, name, elements in ((0x100, "weight", 12), (0x200, "bias", 3)):
+        story.parameter(address, name, elements)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    story.alloc(0x1000, 32)  # a piece of it is nobody's
+    story.fact(Fact.CAST_COPY, 0x1000, "weight", dtype="float16", shape="[3, 4]")
+    story.fact(Fact.CAST_COPY, 0x1000, "bias", dtype="float16", shape="[3]")
+    story.fact(Fact.SAVED, 0x1000, "aten::_cudnn_rnn")
+    story.enter(Phase.BACKWARD)
+    story.end()
+    found = analyse(story.recording()).casts
+    assert [(row.name, row.copies, row.bytes, row.held_by_autograd) for row in found.by_parameter] == [
+        ("weight", 1, 24, 1),
+        ("bias", 1, 6, 1),
+    ]
+    assert (found.copies, found.bytes, found.peak_bytes) == (2, 30, 32)

@@ -10,11 +10,16 @@ import jsonschema
 import pytest
 from build import small_run, write
 
-from ampmem.analysis.fit.estimate import Fit, prediction_of
-from ampmem.analysis.summary import summarize, summary_schema
+from ampmem.analysis.fit.estimate import STOPPED, Fit, prediction_of
+from ampmem.analysis.json.from_json import from_json
+from ampmem.analysis.summary import Summary, summarize, summary_schema
 from ampmem.events import PredictionRecord, TermsRecord
+from ampmem.failure import FailureKind, FailureRecord
+from ampmem.names import CUDNN_TRIALS, warning
 from ampmem.recording import read
 from ampmem.reporters.text.estimate import fit_in_short, headline, other_notes, render_prediction, sentences
+from ampmem.reporters.text.table import render
+from ampmem.reporters.text.warnings import warnings
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -41,6 +46,7 @@ RECORD = PredictionRecord(
     ran_out=False,
 )
 JOINED = replace(RECORD, libraries={"NCCL's buffers": 4 * MIB}, libraries_at_most={"NCCL's buffers": 200 * MIB})
+UNSURE = replace(RECORD, outside_at_most=700 * MIB)
 BOUNDED = replace(RECORD, bounds={"cuDNN's workspaces in convolutions": 200 * MIB})
 
 
@@ -82,6 +88,21 @@ def test_the_terms_add_up() -> None:
             Fit.DOES_NOT_FIT,
             "it does not fit: it lacks 2.0 MiB beside the 512.0 MiB",
         ),
+        (
+            UNSURE,
+            Fit.FITS,
+            "it fits, with 96.0 MiB to 284.0 MiB to spare beside the 512.0 MiB to 700.0 MiB that the CUDA context",
+        ),
+        (
+            replace(UNSURE, outside_at_most=800 * MIB),
+            Fit.MAY_NOT_FIT,
+            "it may not fit: it lacks up to 4.0 MiB beside the 512.0 MiB to 800.0 MiB that the CUDA context",
+        ),
+        (
+            replace(UNSURE, outside=797 * MIB, outside_at_most=800 * MIB),
+            Fit.DOES_NOT_FIT,
+            "it does not fit: it lacks 1.0 MiB to 4.0 MiB beside the 797.0 MiB to 800.0 MiB",
+        ),
         (replace(BOUNDED, ran_out=True), Fit.DOES_NOT_FIT, "3.2 GiB reserved; it does not fit: 1 GiB were asked for"),
     ],
 )
@@ -91,9 +112,68 @@ def test_it_fits_or_not_or_maybe(record: PredictionRecord, fit: Fit, words: str)
     assert words in headline(prediction, "a GPU", failure="1 GiB were asked for")
 
 
+TRIED = replace(
+    BOUNDED,
+    bounds={**BOUNDED.bounds, CUDNN_TRIALS: 700 * MIB},
+    highest_allocated=3584 * MIB,
+    highest_reserved=3584 * MIB,
+    unfilled_allocated=3300 * MIB,
+    unfilled_reserved=3500 * MIB,
+)
+
+
+def test_trials_that_take_what_is_free_are_told_apart() -> None:
+    assert headline(prediction_of(TRIED), "a GPU") == (
+        "a GPU (simulated): peak 3.0 GiB to 3.2 GiB allocated, 3.2 GiB to 3.4 GiB reserved of 4.0 GiB; it fits, with "
+        "84.0 MiB to 284.0 MiB to spare beside the 512.0 MiB that the CUDA context is assumed to use; "
+        "cudnn.benchmark's trials may take what is free, up to 700.0 MiB, once, at each convolution's first call"
+    )
+
+
+def test_it_is_not_laid_on_workspaces_where_the_context_decides() -> None:
+    """Allocated are 3100 MiB: beside 1000 MiB of the context 4 MiB are missing, whatever cuDNN takes."""
+    record = replace(TRIED, outside_at_most=1000 * MIB, least_reserved=3150 * MIB, likely_reserved=3300 * MIB)
+    found = headline(prediction_of(record), "a GPU")
+    assert "it may not fit: it lacks 4.0 MiB to 404.0 MiB beside the most of the 512.0 MiB to 1000.0 MiB" in found
+    less = headline(prediction_of(replace(record, outside_at_most=900 * MIB)), "a GPU")
+    assert "it may not fit: with cuDNN's workspaces in convolutions it lacks up to 304.0 MiB beside the 512.0" in less
+
+
 def test_a_script_that_failed_otherwise_neither_fits_nor_not() -> None:
-    text = headline(prediction_of(RECORD), "a GPU", stopped="up to where the script failed")
-    assert text.endswith("reserved of 4.0 GiB, up to where the script failed")
+    prediction = prediction_of(RECORD, stopped=STOPPED)
+    assert prediction.fit is Fit.NOT_KNOWN
+    assert headline(prediction, "a GPU").endswith("reserved of 4.0 GiB, up to where the script failed")
+    assert fit_in_short(prediction) == (
+        "not known",
+        "predicted: 3.7 GiB of 4.0 GiB used up to where the script failed",
+    )
+    told = list(sentences(prediction))
+    assert "whether it fits is not known: this is up to where the script failed" in told
+    assert not any("it fits" in sentence and "not known" not in sentence for sentence in told)
+
+
+def test_what_does_not_fit_by_then_does_not_fit() -> None:
+    assert prediction_of(replace(RECORD, outside=2 * GIB), stopped=STOPPED).fit is Fit.DOES_NOT_FIT
+    ran_out = prediction_of(replace(RECORD, ran_out=True), stopped=STOPPED)
+    assert (ran_out.fit, ran_out.stopped) == (Fit.DOES_NOT_FIT, "")
+
+
+@pytest.mark.parametrize(
+    ("failure", "ended", "stopped"),
+    [
+        (FailureRecord(kind=FailureKind.RAISED, error="KeyboardInterrupt", message=""), True, STOPPED),
+        (None, False, "up to where its recording breaks off"),
+        (None, True, ""),
+    ],
+)
+def test_a_recording_of_a_part_has_no_verdict(failure: FailureRecord | None, ended: bool, stopped: str) -> None:
+    recording = small_run().recording()
+    recording = replace(recording, run=replace(recording.run, failure=failure), prediction=RECORD, ended=ended)
+    value = json.loads(summarize(recording).to_json())
+    jsonschema.Draft202012Validator(summary_schema()).validate(value)
+    assert value["prediction"]["stopped"] == stopped
+    assert value["prediction"]["fit"] == ("not-known" if stopped else "fits")
+    assert ("it fits" in render(summarize(recording), ())) is not bool(stopped)
 
 
 def test_the_section_of_show() -> None:
@@ -116,7 +196,7 @@ def test_sentences_say_the_same() -> None:
         "scratch of aten.sum.dim_IntList 30.0 MiB + rounding 6.0 MiB + cached 100.0 MiB + "
         "outside (assumed) 512.0 MiB = 3.6 GiB in all"
     )
-    assert told[2] == "predicted at most: 3.0 GiB allocated, 3.2 GiB reserved, 3.7 GiB in all"
+    assert told[2] == "predicted at most: 3.0 GiB allocated, 3.2 GiB reserved, 512.0 MiB outside, 3.7 GiB in all"
     assert list(sentences(None)) == []
     assert fit_in_short(prediction_of(RECORD)) == ("fits", "predicted: 3.7 GiB of 4.0 GiB used")
 
@@ -130,6 +210,16 @@ def test_what_libraries_keep_is_in_all_that_is_used() -> None:
     cells = [" ".join(line.split()) for line in render_prediction(prediction, "a GPU").splitlines()]
     assert "NCCL's buffers 4.0 MiB 4.0 MiB 200.0 MiB" in cells
     assert "+ outside (assumed) 512.0 MiB + NCCL's buffers 4.0 MiB = 3.7 GiB in all" in list(sentences(prediction))[1]
+    assert fit_in_short(prediction) == ("fits", "predicted: 3.7 GiB to 3.9 GiB of 4.0 GiB used")
+
+
+def test_the_most_of_the_context_is_in_the_most_of_all() -> None:
+    prediction = prediction_of(UNSURE)
+    assert prediction.highest is not None
+    assert (prediction.highest.outside, prediction.highest.total) == (700 * MIB, 4000 * MIB)
+    assert prediction.highest.reserved + prediction.highest.outside == prediction.highest.total
+    cells = [" ".join(line.split()) for line in render_prediction(prediction, "a GPU").splitlines()]
+    assert "outside (assumed) 512.0 MiB 512.0 MiB 700.0 MiB" in cells
     assert fit_in_short(prediction) == ("fits", "predicted: 3.7 GiB to 3.9 GiB of 4.0 GiB used")
 
 
@@ -150,3 +240,14 @@ def test_it_is_in_the_recording_and_in_the_json(tmp_path: Path) -> None:
     assert told["fit"] == "fits"
     assert told["at_peak_allocated"]["scratch"] == {"aten.sum.dim_IntList": 30 * MIB}
     assert told["highest"]["bounds"] == {"cuDNN's workspaces in convolutions": 200 * MIB}
+
+
+def test_what_is_said_beside_the_numbers_is_in_the_json() -> None:
+    notes = (warning("an integer was taken as 1"), "assumed: nonzero=0.25")
+    summary = summarize(replace(small_run().recording(), notes=notes))
+    value = json.loads(summary.to_json())
+    jsonschema.Draft202012Validator(summary_schema()).validate(value)
+    assert value["warnings"] == ["an integer was taken as 1"] == list(warnings(summary, notes))
+    assert value["notes"] == ["assumed: nonzero=0.25"]
+    older = {key: item for key, item in value.items() if key not in ("warnings", "notes")}
+    assert from_json(Summary, older).notes == ()

@@ -12,7 +12,8 @@ from ampmem.analysis.findings import CHECKS, Finding, findings
 from ampmem.analysis.findings.base import TrainingRun, own_frame
 from ampmem.analysis.findings.precision import fp32_activations
 from ampmem.analysis.fit.break_even import break_even, first_saving
-from ampmem.events import Action, ArmRecord, Fact, Phase, Recording
+from ampmem.events import OTHER_THREADS, Action, ArmRecord, Fact, Phase, Recording
+from ampmem.vocabulary import SourceKind
 
 FP32 = replace(ARM, name="fp32", dtype=None, cache=None)
 
@@ -254,6 +255,51 @@ def test_gradients_of_a_shared_bucket_are_let_be() -> None:
     assert "gradients-through-forward" not in told(story.recording(arm=FP32))
 
 
+def closures(*, zero_first: bool, file: str = "train.py") -> Story:
+    """Three steps of two micro-batches, the second in the optimizer's closure, with 4000 bytes of gradients.
+
+    They are zeroed before the first forward or after it; the peak is in the second backward.
+    """
+    story = Story()
+    story.parameter(0x1000, "weight", 1000)
+    for step in range(3):
+        story.begin(step)
+        if step and zero_first:
+            story.free(0x4000)
+        story.enter(Phase.FORWARD)
+        story.alloc(0x3000, 8000, stack=f"train.py:9 main\n{file}:3 run")
+        if step and not zero_first:
+            story.free(0x4000)
+        story.enter(Phase.BACKWARD)
+        story.free(0x3000)
+        story.alloc(0x4000, 4000)
+        story.fact(Fact.GRADIENT, 0x4000, "weight")
+        story.enter(Phase.OPTIMIZER)
+        story.enter(Phase.FORWARD)
+        story.alloc(0x3000, 8000)
+        story.enter(Phase.BACKWARD)
+        story.alloc(0x5000, 4000)
+        story.fact(Fact.GRADIENT, 0x4000, "weight")
+        story.free(0x5000, 0x3000)
+        story.enter(Phase.OPTIMIZER)
+        story.enter(Phase.BETWEEN)
+        story.end()
+    return story
+
+
+def test_gradients_that_this_step_made_itself_are_none_that_can_go() -> None:
+    found = told(closures(zero_first=False).recording(arm=FP32))["gradients-through-forward"]
+    assert (found.bytes, found.off_peak) == (4000, None)
+    assert found.change.endswith("optimizer.zero_grad() right after optimizer.step()")
+    assert "gradients-through-forward" not in told(closures(zero_first=True).recording(arm=FP32))
+
+
+def test_where_lightning_steps_the_change_is_one_of_its_module() -> None:
+    file = "/venv/lightning/pytorch/loops/optimization/automatic.py"
+    found = told(closures(zero_first=False, file=file).recording(arm=FP32))["gradients-through-forward"]
+    assert found.change.endswith("in the LightningModule's optimizer_step, after super().optimizer_step(...)")
+
+
 @pytest.mark.parametrize(("steps", "size", "expected"), [(3, 1024, 1024), (3, 1023, None), (2, 4096, None)])
 def test_growth_is_told_from_three_steps_and_a_kibibyte_on(steps: int, size: int, expected: int | None) -> None:
     story = Story()
@@ -269,6 +315,57 @@ def test_growth_is_told_from_three_steps_and_a_kibibyte_on(steps: int, size: int
         assert found.evidence[1] == "aten::clone at train.py:3 main: 1.0 KiB (1,024 bytes) per step"
 
 
+@pytest.mark.parametrize(("size", "held_from"), [(40_000, 0), (40_000, 2), (512, 0)])
+def test_what_grows_between_the_steps_is_named_by_its_holder(size: int, held_from: int) -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    for step in range(4):
+        story.begin(step)
+        story.enter(Phase.BACKWARD)
+        story.enter(Phase.BETWEEN)
+        story.alloc(0x2000 + step, size)
+        story.end()
+    for step in range(held_from, 4):
+        story.fact(Fact.HELD, 0x2000 + step, f"kept[{step}]")
+    found = told(story.recording(arm=FP32)).get("steady-growth")
+    if size < 1024:
+        assert found is None
+        return
+    assert found is not None
+    assert found.bytes == size
+    assert "thread's" not in found.message
+    if held_from == 0:
+        assert found.severity == "warning"
+        assert ", held by kept[*]: nothing has freed it" in found.message
+        assert found.evidence[1:] == (
+            "held by kept[*], allocated outside of forward, backward and update: 39.1 KiB (40,000 bytes) per step",
+        )
+    else:
+        assert found.severity == "info"
+        assert "the recorded thread allocates it in ops that were not recorded" in found.message
+        assert "look at what the training keeps" in found.change
+
+
+@pytest.mark.parametrize("source", [SourceKind.CPU, SourceKind.CUDA])
+def test_growth_may_be_another_threads_only_where_it_was_not_seen_to_be_the_recorded_ones(source: SourceKind) -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    for step in range(4):
+        story.begin(step)
+        story.enter(Phase.BACKWARD)
+        if source is SourceKind.CPU:
+            if step:
+                story.free(OTHER_THREADS)
+            story.alloc(OTHER_THREADS, 4096 * (step + 1))
+        else:
+            story.alloc(0x2000 + step, 4096)
+        story.end()
+    recording = story.recording(arm=FP32)
+    found = told(replace(recording, run=replace(recording.run, source=source)))["steady-growth"]
+    assert found.severity == "info"
+    assert "it may be another thread's or a library's" in found.message
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_a_batch_that_is_loaded_a_step_ahead_is_no_growth(named: bool) -> None:
     story = Story()
@@ -282,6 +379,25 @@ def test_a_batch_that_is_loaded_a_step_ahead_is_no_growth(named: bool) -> None:
         story.enter(Phase.BACKWARD)
         story.end()
     assert "steady-growth" not in told(story.recording(arm=FP32))
+
+
+@pytest.mark.parametrize(("before", "grows"), [(0, True), (4096, False)])
+def test_batches_that_were_loaded_before_the_recording_make_room_for_others(before: int, grows: bool) -> None:
+    """A step uses two batches, of which each is loaded two steps ahead."""
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    for number in range(3):
+        story.alloc(0x2000 + number, before, action=Action.BASELINE)
+    story.begin(0)
+    story.enter(Phase.BACKWARD)
+    story.end()
+    for step in (1, 2):
+        story.begin(step)
+        story.free(0x2000 + step)
+        story.alloc(0x3000 + step, 4096)
+        story.enter(Phase.BACKWARD)
+        story.end()
+    assert ("steady-growth" in told(story.recording(arm=FP32))) == grows
 
 
 @pytest.mark.parametrize(

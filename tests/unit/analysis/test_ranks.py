@@ -172,6 +172,19 @@ def test_what_is_not_one_job_is_refused_in_one_line(other: dict[str, str | int],
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("script", ["train.py", "./train.py", "../jobs/train.py", "jobs/train.py"])
+def test_a_rank_that_is_started_by_the_scripts_whole_path_is_of_the_job(script: str) -> None:
+    whole = {"script": "/home/me/jobs/train.py", "arguments": ("--lr", "0.1")}
+    first, second = (
+        run_of(rank_recording(rank, 2, **given))  # type: ignore[arg-type]
+        for rank, given in enumerate(({"script": script, "arguments": ("--lr", "0.1")}, whole))
+    )
+    assert [len(job) for job in jobs_of([first, second])] == [2]
+    other = run_of(rank_recording(1, 2, script="/home/me/jobs/pretrain.py", arguments=("--lr", "0.1")))
+    with pytest.raises(UsageError, match="the scripts differ"):
+        jobs_of([first, other])
+
+
 def test_a_rank_that_is_there_twice_is_refused_with_both_files() -> None:
     with pytest.raises(UsageError, match=r"rank 1 is there twice, in train.rank1-of-4.ampmem and in other.rank1-of-4"):
         jobs_of([run_of(rank_recording(rank, 4), job) for rank, job in ((0, "train"), (1, "train"), (1, "other"))])

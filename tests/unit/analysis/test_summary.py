@@ -56,6 +56,7 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
         "out_of_memory",
         "plain_step_ns",
         "peak",
+        "most",
         "allocator",
         "caching_allocator",
         "prediction",
@@ -70,6 +71,8 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
         "top",
         "held",
         "findings",
+        "warnings",
+        "notes",
     ]
     fixed = live(parameters=600, other=64, inputs=32)
     first_peak = {
@@ -166,6 +169,9 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
         "out_of_memory": None,
         "plain_step_ns": [],
         "peak": second_peak | {"step": 1},
+        # Each at an instant of its own: the update's scratch is the most that temporaries ever were.
+        "most": fixed
+        | {"cast_copies": 200, "activations": 1000, "gradients": 400, "optimizer_state": 800, "temporaries": 400},
         "allocator": {
             "requested": 3112,
             "rounding": 24,
@@ -250,6 +256,8 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
             {"name": "layers.1", "parameters": 200, "activations": 0, "cast_copies": 0, "gradients": 0},
         ],
         "findings": [],
+        "warnings": [],
+        "notes": [],
     }
     assert [item["bytes"] for item in top] == [1000, 800, 400, 400, 200, 200, 64, 32, 16]
     assert top[0] == {

@@ -85,7 +85,7 @@ def test_nothing_is_known_without_facts_and_of_other_threads() -> None:
     assert known(analyse(story.recording())) == [("", ""), ("", ""), ("float32", "[]")]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(1, 200), st.lists(FACTS, max_size=4))
 def test_a_shape_fills_its_allocation_and_a_type_is_one_that_was_seen(
     size: int, facts: list[tuple[Fact, str, str]]

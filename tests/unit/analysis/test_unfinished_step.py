@@ -14,18 +14,18 @@ from failures import FP32, ended, in_backward, in_forward, oom_at
 
 from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.compare import Entry, compare, entry_of
+from ampmem.analysis.comparison.compare import Entry, compare, entry_of
 from ampmem.analysis.measured import measure
 from ampmem.analysis.summary import summarize, summary_schema
 from ampmem.errors import NothingRecorded
 from ampmem.events import ArmRecord, Fact, Phase, Recording
 from ampmem.recorder.sources.cuda.oom import ended_with
 from ampmem.recording import read
-from ampmem.reporters.html.page.notebook import render as render_notebook
+from ampmem.reporters.html.notebook.cards import html_of, summary_card
 from ampmem.reporters.html.views.run import run_view
+from ampmem.reporters.text.common.plain_text import WIDTH
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.details import EVERYTHING
-from ampmem.reporters.text.plain_text import WIDTH
 from ampmem.reporters.text.table import render
 
 
@@ -214,7 +214,7 @@ def test_the_page_points_at_the_instant() -> None:
         ).out_of_memory
         is None
     )
-    assert "step 0" in render_notebook(summary)
+    assert "step 0" in html_of(summary_card(summary))
 
 
 def _error(*, cause: BaseException | None = None, context: BaseException | None = None) -> BaseException:

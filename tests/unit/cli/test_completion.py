@@ -35,6 +35,8 @@ done
 TYPED = {
     "ampmem pro": "profile",
     "ampmem co": "compare completion",
+    "ampmem ch": "check",
+    "ampmem check --all": "--allow",
     "ampmem nothing --d": "",
     "ampmem profile --d": "--dtype --device",
     "ampmem profile --device c": "cuda cpu",

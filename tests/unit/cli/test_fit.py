@@ -11,8 +11,9 @@ from math import ceil, log2
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ampmem.analysis.fit.document import SCHEMA, fit_schema
@@ -20,7 +21,7 @@ from ampmem.analysis.fit.document import document as fit_document
 from ampmem.analysis.fit.fit import FitResult, Memory, Vary, Verdict, arm_fits, break_evens, memory_of
 from ampmem.analysis.fit.search import DOUBLINGS, GUESSES, next_to_fit, remaining, wanted
 from ampmem.cli.main import run
-from ampmem.cli.vary import varied_arguments
+from ampmem.cli.options.vary import varied_arguments
 from ampmem.errors import RecordingError, UsageError
 from ampmem.reporters.html.page.fit_page import fit_view
 from ampmem.reporters.text.fit import left, render
@@ -81,6 +82,7 @@ def test_the_boundary_is_found_whatever_the_peaks_grow_like(growth: list[int], l
 
 
 @given(st.integers(0, 60_000), st.integers(1, 90_000), st.integers(2, 100_000))
+@example(0, 1, 99_616)
 def test_few_runs_are_enough_for_peaks_in_proportion(base: int, slope: int, high: int) -> None:
     points = searched({"amp": lambda value: base + slope * value}, vary(1, high))["amp"]
     (arm,) = arm_fits({"amp": points})
@@ -88,6 +90,71 @@ def test_few_runs_are_enough_for_peaks_in_proportion(base: int, slope: int, high
     assert arm.largest_fitting == (largest or None)
     assert arm.smallest_not_fitting == (largest + 1 if largest < high else None)
     assert len(points) <= 10
+
+
+@pytest.mark.parametrize("high", [256, 4000])
+@pytest.mark.parametrize("times", [1, 4, 8])
+@pytest.mark.parametrize("slope", [100, 720, 3000])
+def test_few_runs_are_enough_where_the_most_keeps_to_what_the_device_has(slope: int, times: int, high: int) -> None:
+    """As with convolutions: at most several times what is allocated is reserved, but no more than there is."""
+
+    def run(value: int) -> Memory | None:
+        known = memory(slope * value)
+        sure = known is not None and known.allocated * 105 // 100 + OUTSIDE <= TOTAL
+        most = min(times * slope * value + slope * value + OUTSIDE, TOTAL) if sure else TOTAL + 1000
+        return known and replace(known, highest=most, surely=sure)
+
+    points: dict[int, Memory | None] = {}
+    while (value := next_to_fit(points, vary(1, high), TOTAL)) is not None:
+        points[value] = run(value)
+    (arm,) = arm_fits({"amp": points})
+    largest = arm.largest_fitting
+    assert largest is not None and getattr(run(largest), "surely", False)
+    assert largest == high or not getattr(run(largest + 1), "surely", False)
+    assert len(points) <= 4 + ceil(log2(high))
+
+
+def test_a_search_does_not_creep_along_a_curve_that_the_device_cuts_off() -> None:
+    """The runs of a small convolutional network: the most is the whole device from 16 on, and 136 may not fit."""
+
+    def run(value: int) -> Memory | None:
+        known = memory(500 + 720 * value)
+        sure = value <= 125
+        return known and replace(known, highest=(2000 if value == 1 else TOTAL) if sure else TOTAL + 700, surely=sure)
+
+    points: dict[int, Memory | None] = {}
+    while (value := next_to_fit(points, vary(1, 256), TOTAL)) is not None:
+        assert value + 1 in points or not {value - 1, value - 2, value - 3} <= points.keys()
+        points[value] = run(value)
+    assert max(value for value, found in points.items() if found and found.surely) == 125
+    assert len(points) <= 4 + 8
+
+
+def test_a_search_does_not_creep_up_to_where_the_device_cuts_the_most_off() -> None:
+    """Runs of a small convolutional network on 4 GiB, in MiB: the most reaches that at 82. Let 110 fit."""
+    ran = (16, 64, 80, 82, 110, 114, 125)
+    allocated, reserved = (406, 1566, 1953, 2001, 2678, 2775, 3041), (418, 1961, 2451, 2512, 2951, 3055, 3350)
+    most = (1433, 3414, 4044, 4096, 4096, 4820, 5198)
+
+    def run(value: int) -> Memory | None:
+        if value > 150:
+            return None
+        peaks = [int(np.interp(value, ran, each)) for each in (allocated, reserved, most)]
+        return Memory(
+            allocated=peaks[0],
+            reserved=peaks[1],
+            used=peaks[1] + 80,
+            highest=peaks[2],
+            surely=value <= 110,
+            outside_at_most=896,
+        )
+
+    points: dict[int, Memory | None] = {}
+    while (value := next_to_fit(points, vary(16, 256), 4096)) is not None:
+        points[value] = run(value)
+    assert max(value for value, found in points.items() if found and found.surely) == 110
+    assert not {80, 81, 82} <= points.keys()
+    assert len(points) <= 4 + 8
 
 
 def test_without_an_upper_bound_the_value_is_doubled_so_many_times_at_most() -> None:

@@ -15,7 +15,19 @@ from ampmem import __version__
 from ampmem.cli.main import LazyGroup, group, main
 from ampmem.errors import AmpmemError, RecordingError, UsageError
 
-SUBCOMMANDS = ("profile", "compare", "fit", "show", "report", "model", "import", "export", "completion")
+SUBCOMMANDS = (
+    "profile",
+    "compare",
+    "fit",
+    "check",
+    "show",
+    "diff",
+    "report",
+    "model",
+    "import",
+    "export",
+    "completion",
+)
 
 
 def ampmem(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,7 @@ from ampmem.analysis.static_model.static_model import OPTIMIZERS, PRECISIONS
 from ampmem.cli.model import model, parse_count
 from ampmem.errors import NothingRecorded, UsageError
 from ampmem.events import OptimizerRecord
-from ampmem.reporters.text.plain_text import WIDTH
+from ampmem.reporters.text.common.plain_text import WIDTH
 
 
 def run(*arguments: str) -> str:
@@ -75,6 +75,20 @@ def test_all_recipes_and_formulas_side_by_side() -> None:
     assert "this run" not in text
 
 
+def test_each_part_in_bytes() -> None:
+    text = run("--params", "230e6").partition("of each part")[2]
+    assert row(text, "fp32")[1:] == ["877.4", "MiB", "0", "877.4", "MiB", "0", "1.7", "GiB", "3.4", "GiB"]
+    assert row(text, "autocast")[1:5] == ["877.4", "MiB", "438.7", "MiB*"]
+    assert row(text, "pure-half")[-4:] == ["877.4", "MiB", "1.7", "GiB"]
+    alone = run("--params", "230e6", "--recipe", "fp32", "--optimizer", "sgd")
+    assert row(alone, "parameters")[1:] == ["230,000,000"]
+    assert [line.split()[2:4] for line in alone.splitlines() if line.startswith(("gradients", "optimizer_state"))] == [
+        ["877.4", "MiB"],
+        ["0", "B"],
+    ]
+    assert row(alone, "total")[1:4] == ["8.00", "1.7", "GiB"]
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_nothing_is_wider_than_the_page(optimizer: str, recorded: Path) -> None:
     amounts: list[Sequence[str]] = [("--params", "1e15"), ("--params", "1"), (str(recorded),)]
@@ -114,6 +128,14 @@ def test_terms_of_accumulated_gradients_and_of_small_states() -> None:
     assert "SGD: no state" in run("--params", "1", "--recipe", "fp32", "--optimizer", "sgd")
 
 
+def test_an_optimizer_is_named_in_any_case_and_a_state_of_no_fixed_size_is_said() -> None:
+    assert run("--params", "1e9", "--optimizer", "AdamW") == run("--params", "1e9", "--optimizer", "adamw")
+    for choice in ([], ["--recipe", "fp32"]):
+        text = " ".join(run("--params", "1e9", "--optimizer", "Adafactor", *choice).split())
+        assert "state of Adafactor is counted as 0: it depends on the parameters' shapes" in text
+        assert "is counted as 0" not in run("--params", "1e9", "--optimizer", "sgd", *choice)
+
+
 def test_a_recording_is_measured(recorded: Path) -> None:
     text = run(str(recorded), "--optimizer", "sgd-momentum")
     assert "parameters  150" in text
@@ -147,12 +169,14 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(model, arguments)
 
 
-def test_a_number_and_a_recording_are_one_too_many(recorded: Path) -> None:
-    for arguments in ([], [str(recorded), "--params", "7B"]):
+def test_a_number_and_a_recording_are_one_too_many_and_neither_is_too_few(recorded: Path) -> None:
+    neither = "say for how many parameters, as in --params 7e9, or name a recording"
+    both = "give either --params or a recording, and not both"
+    for arguments, said in (([], neither), ([str(recorded), "--params", "7B"], both)):
         error = invoke(*arguments).exception
         assert isinstance(error, UsageError)
         assert error.exit_code == 2
-        assert str(error) == "give either --params or a recording, and not both"
+        assert str(error) == said
 
 
 @pytest.mark.parametrize(("option", "value"), [("--optimizer", "lion"), ("--recipe", "fp64")])
@@ -190,4 +214,4 @@ def test_the_command_line_knows_the_subcommand() -> None:
     command = [sys.executable, "-m", "ampmem", "model"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "ampmem: give either --params or a recording, and not both\n"
+    assert done.stderr == "ampmem: say for how many parameters, as in --params 7e9, or name a recording\n"

@@ -51,6 +51,8 @@ for number, arguments in enumerate(commands):
 """
 """Runs each command in a process of its own, within limits; what they all import is imported once."""
 
+SLOWEST = 3
+"""How much longer a slow or busy processor may take: what has no end is caught all the same."""
 IMPORTS_S = 1
 """What a process that imports it for itself has less of its time."""
 
@@ -61,7 +63,7 @@ def in_processes(folder: Path, tries: Sequence[tuple[Path, str]]) -> list[tuple[
         [{"FILE": str(path), "OUT": f"{number}.made"}.get(word, word) for word in COMMANDS[command]]
         for number, (path, command) in enumerate(tries)
     ]
-    given = json.dumps([MEMORY, int(SECONDS) - IMPORTS_S, commands])
+    given = json.dumps([MEMORY, SLOWEST * int(SECONDS) - IMPORTS_S, commands])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", EACH, given], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True

@@ -36,8 +36,8 @@ from ampmem.analysis.summary import summarize, summary_of, summary_schema
 from ampmem.analysis.timeline.categories import CATEGORIES, CODES, Category
 from ampmem.events import Fact, Phase
 from ampmem.importer.frames import CallSite, Purpose, Reading, read_stack
-from ampmem.importer.infer import CUBLAS_WORKSPACE
-from ampmem.reporters.text.describe import describe_optimizers, parameters_in_short
+from ampmem.importer.workspaces import CUBLAS_WORKSPACE
+from ampmem.reporters.text.common.describe import describe_optimizers, parameters_in_short
 from ampmem.reporters.text.details import Detail
 from ampmem.reporters.text.static_model import render_static_model
 from ampmem.reporters.text.table import render
@@ -338,20 +338,6 @@ def test_a_step_counter_is_no_sign_of_new_state(tmp_path: Path) -> None:
     analysis = imported(tmp_path, story.snapshot())
     assert born(analysis, Category.PARAMETERS) == ALL
     assert born(analysis, Category.OPTIMIZER_STATE) == ALL + 4
-
-
-def test_more_casts_than_parameters_are_pointed_out(tmp_path: Path) -> None:
-    story = first_step()
-    story.alloc("odd", PARAMETERS["embedding"] // 2, CAST)
-    training_step(story, state=False, number=1)
-    story.alloc("x", PARAMETERS["weight"] // 2, CAST)
-    story.alloc("y", PARAMETERS["weight"] // 2, CAST)
-    story.alloc("z", PARAMETERS["weight"] // 2, CAST)
-    analysis = imported(tmp_path, story.snapshot())
-    assert [note for note in analysis.recording.notes if "casts of a step" in note] == [
-        "3 casts of a step have half the size of the 2 parameters of 4.0 MiB: "
-        "parameters cast more than once, or something else of that size"
-    ]
 
 
 def test_frozen_weights_are_known_by_their_casts(tmp_path: Path) -> None:

@@ -21,13 +21,19 @@ from ampmem.vocabulary import SourceKind
 pytestmark = pytest.mark.slow
 
 NAMES = (
+    "cnn_small_fp32_10steps",
     "course_no_time",
     "lm2700m_ctx128_bf16_forward",
     "lm2700m_ctx128_fp32_forward",
     "lm2700m_ctx128_fp32_step",
+    "lm2700m_ctx512_amp_fwdbwd",
+    "lm2700m_ctx512_fp32_fwdbwd",
     "lm_medium_ctx128_fp32_step",
     "lm_medium_ctx512_bf16_inference",
+    "lm_small_ctx200_amp_3steps",
+    "lm_small_ctx200_fp32_3steps",
     "old_no_free_requested",
+    "resnet50_fp32_3steps",
 )
 
 
@@ -44,6 +50,8 @@ def language_model(width: int, layers: int, inner: int, vocabulary: int = 10_000
 
 LARGE = language_model(2560, 32, 10_240)
 MEDIUM = language_model(1024, 24, 4_096)
+SMALL = language_model(512, 4, 1_344)
+RESNET50 = 25_557_032
 
 
 def within_a_percent(measured: int, expected: int) -> bool:
@@ -136,3 +144,56 @@ def test_adapters_are_found_in_a_quantized_model() -> None:
     after_backward = summary.steps[0].marks.after_backward
     assert after_backward is not None
     assert after_backward[Category.GRADIENTS] == 4 * adapters
+
+
+@pytest.mark.parametrize("name", ["lm_small_ctx200_amp_3steps", "lm_small_ctx200_fp32_3steps"])
+def test_steps_from_before_the_model_was_made(name: str) -> None:
+    """Each update of its optimizer makes parameters and states anew."""
+    summary = summary_of(analysis_of(name))
+    assert summary.parameters.count == SMALL
+    for step in summary.steps:
+        end = step.marks.after_optimizer
+        assert end is not None
+        assert end[Category.PARAMETERS] == end[Category.GRADIENTS] == 4 * SMALL
+        assert end[Category.OPTIMIZER_STATE] == 8 * SMALL
+
+
+def test_copies_that_a_region_around_three_steps_keeps_in_its_cache() -> None:
+    summary = summary_of(analysis_of("lm_small_ctx200_amp_3steps"))
+    weights = SMALL - 10_000 * 512 - 9 * 512
+    assert (summary.casts.copies, summary.casts.bytes) == (29, 2 * weights)
+    assert [step.surviving.copies for step in summary.casts.steps] == [29, 29, 29]
+    (finding,) = summary.findings
+    assert (finding.code, finding.bytes) == ("copies-survive", 2 * weights)
+    assert "autocast stays open across the update" in finding.message
+    problems = [term.why for part in summary.static_model for term in part.terms if part.component == "cast_copies"]
+    assert not any("no cache served it" in why for why in problems)
+
+
+@pytest.mark.parametrize("name", ["lm2700m_ctx512_amp_fwdbwd", "lm2700m_ctx512_fp32_fwdbwd"])
+def test_a_backward_on_hopper(name: str) -> None:
+    summary = summary_of(analysis_of(name))
+    end = summary.steps[0].marks.after_backward
+    assert end is not None
+    assert end[Category.PARAMETERS] == end[Category.GRADIENTS] == 4 * LARGE
+    assert end[Category.WORKSPACE] == 2 * 32 << 20
+    assert summary.casts.bytes == (2 * (LARGE - 10_000 * 2560 - 65 * 2560) if "amp" in name else 0)
+
+
+def test_momentum_and_the_workspaces_of_convolutions() -> None:
+    summary = summary_of(analysis_of("resnet50_fp32_3steps"))
+    peak = summary.peak.categories
+    assert summary.parameters.count == RESNET50
+    assert peak[Category.PARAMETERS] == peak[Category.OPTIMIZER_STATE] == 4 * RESNET50
+    assert peak[Category.WORKSPACE] >= 128 << 20
+    assert peak[Category.TEMPORARIES] < 4 << 20
+    assert summary.inferred[Category.OPTIMIZER_STATE] == 4 * RESNET50
+
+
+def test_a_picture_is_trained_through_a_frozen_network() -> None:
+    summary = summary_of(analysis_of("cnn_small_fp32_10steps"))
+    picture = 7_864_320
+    end = summary.last_step.marks.after_backward
+    assert end is not None
+    assert end[Category.PARAMETERS] == end[Category.GRADIENTS] == picture
+    assert end[Category.OPTIMIZER_STATE] == 2 * picture

@@ -33,7 +33,7 @@ PLAIN = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(PLAIN, st.integers(2, 5))
 def test_plain_data_comes_through(data: object, protocol: int) -> None:
     assert loads(pickle.dumps(data, protocol=protocol)) == data
@@ -230,7 +230,7 @@ def test_every_truncation_is_refused() -> None:
             loads(whole[:end])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.binary(max_size=60))
 def test_noise_is_refused_or_plain(data: bytes) -> None:
     with suppress(Refused):

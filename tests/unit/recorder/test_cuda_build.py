@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch._C._profiler import ProfilerActivity, _EventType
+from torch.overrides import TorchFunctionMode
 
 from ampmem.recorder.sources import window
 from ampmem.recorder.sources.cuda.device import TorchCuda
-from ampmem.recorder.sources.cuda.late import LateNumber
+from ampmem.recorder.sources.cuda.late import LateNumber, number_of
 from ampmem.recorder.sources.cuda.nodes import _Walk
 
 
@@ -42,10 +44,77 @@ def test_a_device_that_has_failed_has_no_number(monkeypatch: pytest.MonkeyPatch)
     assert late(refuse).value() is None
 
 
+def test_the_copy_of_a_failed_device_is_never_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    for query, stays in ((refuse, True), (lambda: True, False), (lambda: False, False)):
+        number = late(query)
+        copy = weakref.ref(number._copy)
+        del number
+        assert (copy() is not None) == stays
+
+
+def test_a_copy_that_was_begun_on_a_failed_device_is_never_freed() -> None:
+    number = late(refuse)
+    del number._event
+    copy = weakref.ref(number._copy)
+    del number
+    assert copy() is not None
+
+
+class Calls(TorchFunctionMode):
+    """Counts calls of torch's functions, as a script may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Stream:
+    def record(self, stream: object) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_a_late_number_is_the_hosts_wherever_the_script_has_its_tensors_made(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = torch.empty
+
+    def pinned(*size: Any, pin_memory: bool, **options: Any) -> torch.Tensor:
+        assert pin_memory
+        return empty(*size, **options)
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "Event", Stream)
+    loss = torch.tensor([2.5])
+    with torch.device(device), Calls() as calls:
+        monkeypatch.setattr(torch, "empty", pinned)
+        number = LateNumber(loss)
+        monkeypatch.setattr(torch, "empty", empty)
+        values = number.value(), number_of(loss)
+    assert number._copy.device.type == "cpu"
+    assert values == (2.5, 2.5)
+    assert calls.count == 0
+
+
 def node(name: str, tag: Any, *children: Any) -> SimpleNamespace:
     fields = SimpleNamespace(sequence_number=3)
     return SimpleNamespace(
-        name=name, tag=tag, children=list(children), start_time_ns=1, end_time_ns=9, extra_fields=fields
+        name=name,
+        tag=tag,
+        children=list(children),
+        start_time_ns=1,
+        end_time_ns=9,
+        start_tid=1,
+        extra_fields=fields,
     )
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from build import RUN, Story, as_batches, small_run
 from cuda_model import ModelCuda
+from ready_python import ready_python
 
 import ampmem
 from ampmem.allocator.model.oom import OutOfMemory, Reason
@@ -281,10 +282,23 @@ def test_a_script_that_records_history_itself_ends_the_recording(
     assert "_record_memory_history" in (session.outcome.stopped_by or "")
 
 
+def test_a_history_of_pinned_memory_alone_is_the_scripts_own_affair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = ModelCuda(time_ns)
+    monkeypatch.setattr(session_module, "choose_source", lambda options, baseline: CudaSource(api=gpu))
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda *args, **kwargs: None)
+    session = Session(Options(path=tmp_path / "run.ampmem", script="train.py", baseline=False))
+    session.start()
+    torch.cuda.memory._record_memory_history("all", record_pinned_host_memory=True, record_cuda=False)
+    assert gpu.recording and session.outcome.stopped_by is None
+    session.close()
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_gpu_that_is_not_there_is_refused_before_a_file_is_made(tmp_path: Path) -> None:
     path = tmp_path / "run.ampmem"
-    with pytest.raises(UsageError, match=r"--device cuda: .*--device cpu"):
+    with pytest.raises(UsageError, match=r"^cuda cannot be recorded: .*--device cpu \(device='cpu' in Python\)$"):
         Session(Options(path=path, script="train.py", device="cuda"))
     assert not path.exists()
     with pytest.raises(UsageError, match="there is no device 'tpu'"), ampmem.profile(output=path, device="tpu"):
@@ -358,6 +372,7 @@ def test_the_command_line_refuses_a_gpu_that_is_not_there(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", ready_python())
     (tmp_path / "train.py").write_text("")
     arguments = [command, "--device", "cuda", "--no-sync", "train.py"]
     if command == "profile":

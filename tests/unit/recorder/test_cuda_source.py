@@ -4,26 +4,33 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from time import time_ns
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from cuda_model import Clock, ModelCuda
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from cuda_model import Clock, ModelCuda, events_of, held, totals
 
 from ampmem.allocator.model.blocks import Block
 from ampmem.allocator.model.oom import OutOfMemory
 from ampmem.allocator.settings import MIB, Settings
 from ampmem.analysis.timeline.lifetimes import pair
 from ampmem.errors import UsageError
-from ampmem.events import Action, AllocatorRecord, EventColumns, LayersRecord, SegmentAction
-from ampmem.recorder.sources.base import DeviceSource, RawEvents
+from ampmem.events import Action, AllocatorRecord, LayersRecord, SegmentAction
+from ampmem.recorder.facts.addresses import RealAddresses
+from ampmem.recorder.facts.log import ELSEWHERE, Log
+from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.models.stacks import Stacks
+from ampmem.recorder.sources.base import NO_EVENTS, DeviceSource
 from ampmem.recorder.sources.cuda import source as cuda
-from ampmem.recorder.sources.cuda.events import Stamps
-from ampmem.recorder.sources.cuda.nodes import NodeRecorder, nodes_of
+from ampmem.recorder.sources.cuda.nodes import NodeRecorder, _Walk, nodes_of
+from ampmem.recorder.sources.cuda.peaks import Peaks
 from ampmem.recorder.sources.cuda.source import CudaSource
+from ampmem.recorder.sources.cuda.trace import Stamps
+from ampmem.recorder.sources.window import MARKER
+from ampmem.recorder.torch_private.general import TORCH_OP, next_node
+from ampmem.recorder.writing.join import Joiner
 
 
 @pytest.fixture
@@ -43,29 +50,6 @@ def source(gpu: ModelCuda) -> Iterator[CudaSource]:
     source = CudaSource(api=gpu)
     yield source
     source._nodes.take(go_on=False)
-
-
-def events_of(windows: list[RawEvents]) -> EventColumns:
-    """The windows one after the other, as a recording has them."""
-    names = ("time_ns", "action", "address", "bytes", "block_bytes", "stream", "allocated")
-    columns = {name: np.concatenate([getattr(window, name) for window in windows]) for name in names}
-    zero = np.zeros_like(columns["time_ns"])
-    return EventColumns(**columns, step=zero, phase=zero + 3, op=zero, module=zero, stack=zero)
-
-
-def totals(events: EventColumns) -> Any:
-    return np.cumsum(np.where(events.action == Action.FREE, -events.bytes, events.bytes))
-
-
-def reserved_after(window: RawEvents, before: int, count: int) -> int:
-    """What was reserved right after the first ``count`` events of a window that began with ``before``."""
-    rows = window.segments
-    there = (rows.action == SegmentAction.BASELINE) | (rows.position < count)
-    return before + int(np.where(rows.action == SegmentAction.RELEASE, -rows.bytes, rows.bytes)[there].sum())
-
-
-def held(gpu: ModelCuda) -> int:
-    return sum(block.requested for each in gpu.allocator.snapshot() for block in each.blocks if block.allocated)
 
 
 def test_it_is_a_device_source(source: CudaSource) -> None:
@@ -101,7 +85,7 @@ def test_a_step_empties_the_trace_and_the_end_switches_it_off(gpu: ModelCuda, so
     source.stop()
     assert gpu.calls[-2:] == ["synchronize", "off"]
     assert not gpu.recording
-    assert gpu._metadata == ""
+    assert gpu.tag == ""
 
 
 def test_without_synchronization_nothing_waits_for_the_device(gpu: ModelCuda) -> None:
@@ -195,14 +179,33 @@ def test_a_clock_that_runs_ahead_is_held_back_by_the_next_stamp(
     assert first <= times[0] < second <= times[1]
 
 
-def test_a_stamp_of_another_thread_bounds_nothing() -> None:
+def test_a_stamp_holds_until_the_next_one() -> None:
     stamps = Stamps()
-    stamps.add(1, 10)
-    stamps.add(2, 15)
-    stamps.add(1, 20)
-    assert stamps.take() == {10: 20}
-    stamps.add(1, 30)
-    assert stamps.take() == {20: 30}
+    assert (stamps.take(), stamps.last) == ({}, 0)
+    stamps.add(10)
+    stamps.add(20)
+    assert stamps.take() == {10: 20, 20: 2**62}
+    stamps.add(30)
+    assert (stamps.take(), stamps.last) == ({20: 30, 30: 2**62}, 30)
+
+
+def test_only_the_recorded_thread_is_tagged_since_nobody_could_clear_the_others(
+    gpu: ModelCuda, source: CudaSource
+) -> None:
+    source.start({})
+    gpu.malloc(512)
+    stamp = source.stamp
+    assert stamp is not None
+    stamp(5)
+    assert gpu.tag == "5"
+
+    def engine() -> str:
+        stamp(7)
+        return gpu.tag
+
+    assert gpu.elsewhere(engine) == ""
+    source.stop()
+    assert gpu.tag == ""
 
 
 def test_a_free_counts_when_it_is_requested_and_the_wait_counts_as_active(
@@ -559,97 +562,223 @@ def test_there_may_be_no_nodes() -> None:
     assert op.tolist() == [0, 0] and sequence.tolist() == [-1, -1]
 
 
-_CALLS = st.one_of(
-    st.tuples(st.just("malloc"), st.integers(1, 24 * MIB), st.integers(0, 2)),
-    st.tuples(st.just("free"), st.integers(0, 1000), st.just(0)),
-    st.tuples(st.just("free"), st.integers(0, 1000), st.just(0)),
-    st.tuples(st.just("use"), st.integers(0, 1000), st.integers(0, 2)),
-    st.tuples(st.just("complete"), st.just(0), st.just(0)),
-    st.tuples(st.just("empty"), st.just(0), st.just(0)),
-    st.tuples(st.just("drain"), st.just(0), st.just(0)),
-    st.tuples(st.just("mark"), st.just(0), st.just(0)),
-    st.tuples(st.just("pass"), st.integers(0, 1500), st.just(0)),
-)
-
-
-@settings(max_examples=80, deadline=None)
-@given(
-    calls=st.lists(_CALLS, max_size=80),
-    before=st.lists(st.integers(1, 3 * MIB), max_size=3),
-    expandable=st.booleans(),
-)
-def test_events_and_layers_agree_with_the_allocator(
-    calls: list[tuple[str, int, int]], before: list[int], expandable: bool
+def test_what_awaits_another_stream_at_the_start_is_no_memory_of_the_scripts(
+    gpu: ModelCuda, source: CudaSource
 ) -> None:
-    clock = Clock()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda, "time_ns", clock)
-        patch.setattr(cuda.NodeRecorder, "start", lambda self: None)
-        _replay(clock, ModelCuda(clock, settings=Settings(expandable_segments=expandable)), calls, before)
-
-
-def _check_reserved(windows: list[RawEvents], reserved: list[int], last: int) -> None:
-    """Of the windows at each event but those of the baseline, and at the end."""
-    now, found = 0, []
-    for window in windows:
-        found += [
-            reserved_after(window, now, index + 1)
-            for index, action in enumerate(window.action.tolist())
-            if action != Action.BASELINE
-        ]
-        now = reserved_after(window, now, len(window.action) + 1)
-    assert found == reserved
-    assert now == last
-
-
-def _replay(clock: Clock, gpu: ModelCuda, calls: list[tuple[str, int, int]], before: list[int]) -> None:
-    source = CudaSource(api=gpu)
-    live: list[Block] = [gpu.malloc(size) for size in before]
+    waiting, kept = gpu.malloc(5000), gpu.malloc(700)
+    gpu.allocator.record_stream(waiting, 7)
+    gpu.free(waiting)
     source.start({})
-    windows: list[RawEvents] = []
-    expected: list[tuple[int, int]] = []
-    reserved: list[int] = []
-    """What the model had reserved after each event of the trace."""
-    layers: list[LayersRecord] = []
-    for number, (call, value, stream) in enumerate(calls):
-        if call == "malloc":
-            live.append(gpu.malloc(value, stream))
-            reserved.append(gpu.stats(0).reserved)
-        elif call == "free" and live:
-            gpu.free(live.pop(value % len(live)))
-            reserved.append(gpu.stats(0).reserved)
-        elif call == "empty":
-            gpu.allocator.empty_cache()
-            gpu._catch_up()
-        elif call == "use" and live:
-            gpu.allocator.record_stream(live[value % len(live)], stream)
-        elif call == "complete":
+    source.mark(0, "after_forward")
+    assert source.drain().bytes.tolist() == [700]
+    (mark, peak) = source.take_layers()
+    assert (mark.requested, peak.requested, peak.active) == (kept.requested, 700, 1024 + 5120)
+
+
+def test_a_wait_that_ended_while_the_trace_was_emptied_is_over(gpu: ModelCuda, source: CudaSource) -> None:
+    source.start({})
+    waiting, kept = gpu.malloc(5000), gpu.malloc(700)
+    gpu.allocator.record_stream(waiting, 7)
+    gpu.free(waiting)
+
+    def complete(before: str) -> None:
+        if before == "clear":
             gpu.allocator.complete_events()
-        elif call == "pass":
-            clock.now += value
-        elif call == "mark":
-            instant = clock()
-            assert source.stamp is not None
-            source.stamp(instant)
-            source.mark(number, "after_forward")
-            if gpu.stats(0).allocated_peak:  # before that there is no device to ask
-                expected.append((instant, held(gpu)))
-        elif call == "drain":
-            windows.append(source.drain())
-            layers += source.take_layers()
-    windows.append(source.stop())
-    layers += source.take_layers()
-    events = events_of(windows)
-    pair(events)
-    _check_reserved(windows, reserved, gpu.stats(0).reserved)
-    running = totals(events)
-    assert np.array_equal(running, events.allocated)
-    assert (np.diff(events.time_ns) >= 0).all()
-    assert (running[-1] if len(running) else 0) == held(gpu)
-    marks = [each for each in layers if each.mark != "peak"]
-    assert [each.requested for each in marks] == [size for _, size in expected]
-    for instant, size in expected:
-        position = int(np.searchsorted(events.time_ns, instant, side="left"))
-        assert (running[position - 1] if position else 0) == size
+            gpu.free(gpu.malloc(512))
+
+    gpu.meanwhile = complete
+    source.drain()
+    gpu.meanwhile = None
+    source.mark(1, "after_forward")
+    source.drain()
+    assert [each.requested for each in source.take_layers() if each.mark == "after_forward"] == [kept.requested]
+
+
+def test_what_another_thread_allocates_while_the_statistics_are_read_counts_before_the_mark(
+    gpu: ModelCuda, source: CudaSource
+) -> None:
+    source.start({})
+    gpu.malloc(700)
+    source.drain()
+    assert source.stamp is not None
+    source.stamp(at := gpu.clock())
+
+    def load(before: str) -> None:
+        gpu.malloc(1000)
+
+    gpu.meanwhile = load
+    source.mark(1, "after_forward")
+    gpu.meanwhile = None
+    gpu.free(gpu.malloc(512))
+    window = source.drain()
+    assert [each.requested for each in source.take_layers()] == [1700, 2212]
+    assert [time < at for time in window.time_ns.tolist()] == [True, False, False]
+
+
+def test_what_another_thread_allocates_between_the_trace_and_the_segments_has_its_time(
+    gpu: ModelCuda, source: CudaSource, clock: Clock
+) -> None:
+    source.start({})
+    gpu.malloc(700)
+    source.drain()
+    source.mark(1, "after_forward")
+    clock.now += 1_000_000
+    late: list[Block] = []
+
+    def load(before: str) -> None:
+        if before == "segments":
+            late.append(gpu.malloc(1000))
+
+    gpu.meanwhile = load
+    window = source.stop()
+    assert next(each.requested for each in source.take_layers()) == 700
+    assert window.allocated.tolist()[0] == 700 + late[0].requested
     assert not any("lost" in note for note in source.notes())
-    assert all(replace(each, device_used=None).allocated <= each.active <= each.reserved for each in marks)
+
+
+def test_the_allocator_is_read_twice_only_where_it_must_be(
+    gpu: ModelCuda, source: CudaSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    snapshot = gpu.snapshot
+    monkeypatch.setattr(gpu, "snapshot", lambda: (taken.append(1), snapshot())[1])
+    source.start({})
+    counts = []
+    for _ in range(3):
+        kept = gpu.malloc(30 * MIB)
+        gpu.allocator.record_stream(kept, 7)
+        gpu.free(kept)
+        source.drain()
+        counts.append(len(taken))
+    assert counts == [2, 3, 4]
+
+
+def test_a_script_that_resets_the_peaks_does_not_make_other_devices_smaller(clock: Clock) -> None:
+    gpu = ModelCuda(clock, others=(100,))
+    source = CudaSource(api=gpu)
+    source.start({})
+    gpu.free(gpu.malloc(8 * MIB))
+    source.drain()
+    gpu.others = (20,)
+    gpu.allocator.counters.reset_peaks()
+    source.stop()
+    allocator = source.allocator()
+    assert allocator is not None
+    assert allocator.peaks == (8 * MIB, 100)
+
+
+def test_a_peak_that_was_reset_before_anybody_asked_is_in_the_trace(gpu: ModelCuda, clock: Clock) -> None:
+    peaks = Peaks(gpu, Settings())
+    gpu.recording = True
+    kept = gpu.malloc(30 * MIB - 512)
+    gpu.free(gpu.malloc(8 * MIB))
+    gpu.allocator.counters.reset_peaks()
+    peaks.note(gpu.snapshot())
+    assert peaks.now() == {0: 38 * MIB}
+    assert kept.size == 30 * MIB
+
+
+def test_a_block_that_was_not_split_has_its_true_size_although_it_died_within_the_step(gpu: ModelCuda) -> None:
+    source = CudaSource(api=gpu)
+    source.start({})
+    gpu.free(gpu.malloc(11 * MIB + 512))
+    gpu.elsewhere(lambda: gpu.free(gpu.malloc(700)))  # another thread: the profiler sees none of it
+    window = source.stop()
+    assert window.block_bytes.tolist() == [12 * MIB, 12 * MIB, 1024, 1024]
+
+
+class _Allocates(torch.autograd.Function):
+    """Takes memory of the modelled GPU in its backward, and gives it back there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, gpu: ModelCuda) -> torch.Tensor:
+        ctx.gpu = gpu
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        ctx.gpu.free(ctx.gpu.malloc(11 * MIB + 512))
+        return grad, None
+
+
+@pytest.mark.parametrize("drift", [-5_000_000, 500_000_000])
+def test_what_backward_allocates_is_named_by_the_tree_whatever_the_clocks_say(drift: int) -> None:
+    gpu = ModelCuda(time_ns, drift_ns=drift)
+    source = CudaSource(api=gpu)
+    source.start({})
+    gpu.malloc(512)
+    x = _Allocates.apply(torch.ones(2, requires_grad=True), gpu)
+    before = time_ns()
+    x.sum().backward()
+    after = time_ns()
+    gpu.malloc(512)
+    window = source.stop()
+    ops = [window.ops[index] for index in window.op.tolist()]
+    assert ops == ["", "_AllocatesBackward", "_AllocatesBackward", ""]
+    assert (window.sequence[1:3] >= 0).all()
+    assert (before <= window.time_ns[1:3]).all() and (window.time_ns[1:3] <= after).all()
+    assert window.block_bytes.tolist() == [512, 12 * MIB, 12 * MIB, 512]
+
+
+def _node(name: str, thread: int, number: int, start: int, end: int, *children: Any) -> Any:
+    return SimpleNamespace(
+        name=name,
+        tag=TORCH_OP,
+        start_time_ns=start,
+        end_time_ns=end,
+        start_tid=thread,
+        children=list(children),
+        extra_fields=SimpleNamespace(sequence_number=number),
+    )
+
+
+def _memory(thread: int, when: int, address: int, size: int) -> Any:
+    fields = SimpleNamespace(device=torch.device("cuda", 0), ptr=address, alloc_size=size)
+    return SimpleNamespace(
+        name="[memory]", tag=None, start_time_ns=when, start_tid=thread, children=[], extra_fields=fields
+    )
+
+
+def test_a_node_that_the_engines_thread_made_is_not_taken_for_one_of_the_recorded_threads() -> None:
+    recomputed = _node("MmBackward0", 2, 3, 30, 40, _memory(2, 35, 4096, 512))
+    checkpoint = _node("CheckpointFunctionBackward", 2, 3, 20, 50, _memory(2, 25, 512, 512), recomputed)
+    walk = _Walk([_node(MARKER, 1, -1, 1, 2), checkpoint])
+    assert [(span[2], span[3]) for span in walk.spans] == [
+        ("CheckpointFunctionBackward", 3),
+        ("MmBackward0", 3 + ELSEWHERE),
+    ]
+    assert [block[4:] for block in walk.blocks] == [
+        ("CheckpointFunctionBackward", 3),
+        ("MmBackward0", 3 + ELSEWHERE),
+    ]
+
+
+def test_what_the_engines_thread_computes_again_is_named_after_its_own_op() -> None:
+    texts = Texts()
+    log = Log(RealAddresses(), texts)
+    joiner = Joiner(log, Stacks(enabled=False), texts)
+    linear, dropout = texts.id("linear"), texts.id("dropout")
+    log.enter_module(linear)
+    torch.ones(1, requires_grad=True).exp()
+    made = next_node() - 1
+    log.op(time_ns(), texts.id("aten::mm"), 0)
+
+    def recompute() -> int:
+        log.enter_module(dropout)
+        torch.ones(1, requires_grad=True).exp()
+        log.op(time_ns(), texts.id("aten::exp"), 0)
+        log.enter_module(0)
+        return next_node() - 1
+
+    number = ModelCuda(time_ns).elsewhere(recompute)
+    now = np.full(3, time_ns())
+    raw = replace(
+        NO_EVENTS,
+        **dict.fromkeys(("time_ns", "address", "bytes", "block_bytes", "stream", "allocated"), now),
+        action=np.full(3, Action.ALLOC),
+        op=np.zeros(3, dtype=np.int64),
+        sequence=np.array([made, number + ELSEWHERE, made + ELSEWHERE]),
+    )
+    modules = [texts.value(module) for module in joiner.join(raw)["events"].module.tolist()]
+    # The last one is of a node inside another's backward whose forward was on the recorded thread all the same.
+    assert modules == ["linear", "dropout", "dropout" if number == made else "linear"]

@@ -14,7 +14,7 @@ from ampmem.recorder.facts import misses
 from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_parameter, is_tensor
 from ampmem.recorder.facts.misses import Misses
 from ampmem.recorder.models.anatomy import children, has_parameters, held, named_parameters, tree
-from ampmem.recorder.torch_private import BUFFERS, PARAMETERS
+from ampmem.recorder.torch_private.general import BUFFERS, PARAMETERS
 
 
 class Refusing:

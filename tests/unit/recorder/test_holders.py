@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from types import ModuleType
 
 import torch
@@ -15,6 +16,15 @@ class Layer:
 class Cache:
     def __init__(self) -> None:
         self.layers = [Layer(), Layer()]
+
+
+class Loader:
+    def __init__(self, kept: torch.Tensor) -> None:
+        self.kept = kept
+
+
+class _Iterator(Loader):
+    pass
 
 
 class Decoder(nn.Module):
@@ -35,6 +45,17 @@ def test_a_tensor_is_named_after_the_object_that_holds_it() -> None:
         layer.keys = torch.ones(3)
     names = names_of_holders([cache.layers[1].keys, decoder.past[0], script.KEPT["past"]])
     assert names == ["Cache.layers[1].keys", "Decoder.past[0]", "KEPT['past']"]
+
+
+def test_of_two_objects_the_name_is_the_same_whenever_the_collector_ran() -> None:
+    kept = torch.ones(3)
+    loader = Loader(kept)
+    gc.collect()  # the collector now has the iterator before the loader, since it is younger
+    iterator = _Iterator(kept)
+    assert names_of_holders([kept]) == ["Loader.kept"]
+    gc.collect()
+    assert names_of_holders([kept]) == ["Loader.kept"]
+    del loader, iterator
 
 
 def test_what_a_local_container_holds_is_named_after_that() -> None:

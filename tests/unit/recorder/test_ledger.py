@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,7 +12,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 from ampmem.events import OTHER_THREADS, UNKNOWN, Action  # noqa: E402
 from ampmem.recorder.sources.base import RawEvents  # noqa: E402
-from ampmem.recorder.sources.ledger import ELSEWHERE, MAPPED, Event, Ledger  # noqa: E402
+from ampmem.recorder.sources.ledger import ELSEWHERE, MAPPED, Ledger, Profiled  # noqa: E402
 from ampmem.recorder.sources.missing_frees import told_by_size  # noqa: E402
 from ampmem.recorder.sources.storages import Died, Seen, Storages  # noqa: E402
 
@@ -36,7 +37,7 @@ class Process:
     def __init__(self) -> None:
         self.tensors = Tensors()
         self.ledger = Ledger(self.tensors)
-        self.events: list[Event] = []
+        self.events: list[tuple[int, ...]] = []
         self.alive: dict[int, int] = {}
         self._next = 0x1000
 
@@ -66,8 +67,9 @@ class Process:
         self.tensors.now += 10
 
     def settle(self) -> RawEvents:
-        events, self.events = self.events, []
-        return self.ledger.settle(events, [event[0] for event in events], {"": 0})
+        rows, self.events = self.events, []
+        columns = np.array(rows, dtype=np.int64).reshape(-1, len(Profiled._fields)).T
+        return self.ledger.settle(Profiled(*columns), {"": 0})
 
 
 def left(raw: RawEvents) -> dict[int, int]:

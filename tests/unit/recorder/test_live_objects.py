@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import pickle
 import sys
 import threading
+from collections.abc import Callable
 
+import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
-from ampmem.recorder.models.live import live_objects
+from ampmem.recorder.models import live
+from ampmem.recorder.models.live import live_at_start, live_objects
 
 ROUNDS = 20
 
@@ -25,7 +32,62 @@ def test_modules_optimizers_and_tensors_are_found() -> None:
     assert any(each is model.weight for each in found.tensors)
 
 
-def test_a_tuple_that_another_thread_is_making_is_not_held() -> None:
+def test_at_the_start_optimizers_and_what_may_have_memory_are_found() -> None:
+    class OwnOptimizer(torch.optim.SGD):
+        pass
+
+    class OwnTensor(torch.Tensor):
+        pass
+
+    class Wrapper(torch.Tensor):
+        def __torch_dispatch__(self, *_: object) -> None:
+            """Takes ops itself, as classes do that wrap tensors; not torch's, so it may have memory."""
+
+    model = nn.Linear(2, 2)
+    optimizers = [OwnOptimizer(model.parameters()), torch.optim.AdamW(model.parameters())]
+    own = [torch.zeros(2).as_subclass(kind) for kind in (OwnTensor, Wrapper)]
+    found_optimizers, found = live_at_start()
+    assert [each for each in found_optimizers if any(each is known for known in optimizers)] == optimizers
+    for tensor in (model.weight, *own):
+        assert any(each is tensor for each in found)
+    assert not {id(each) for each in live_objects().tensors if type(each) in (torch.Tensor, nn.Parameter)} - {
+        id(each) for each in found
+    }
+
+
+def test_an_optimizer_is_found_however_it_came_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = torch.optim.Rprop(nn.Linear(2, 2).parameters())
+    copies = [copy.deepcopy(made), pickle.loads(pickle.dumps(made))]
+    monkeypatch.setattr(live, "never_made", lambda _: False)  # of a torch that does not mark them
+    unmarked = live_at_start()[0]
+    monkeypatch.undo()
+    found = live_at_start()[0]
+    assert {id(each) for each in found} == {id(each) for each in unmarked} >= {id(each) for each in (made, *copies)}
+
+
+def test_an_optimizer_is_found_where_the_step_of_its_class_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = torch.optim.Rprop.step  # which torch may not have wrapped yet
+
+    @functools.wraps(original)
+    def step(self: torch.optim.Rprop, closure: None = None) -> None:
+        original(self, closure)
+
+    vars(step).pop("hooked", None)
+    monkeypatch.setattr(torch.optim.Rprop, "step", original)
+    made = torch.optim.Rprop(nn.Linear(2, 2).parameters())
+    torch.optim.Rprop.step = step  # type: ignore[method-assign]
+    assert any(each is made for each in live_at_start()[0])
+
+
+def test_at_the_start_classes_of_torch_that_wrap_tensors_are_left_out() -> None:
+    with FakeTensorMode():
+        fake = torch.zeros(2)
+    assert any(each is fake for each in live_objects().tensors)
+    assert not any(each is fake for each in live_at_start()[1])
+
+
+@pytest.mark.parametrize("look", [live_objects, live_at_start])
+def test_a_tuple_that_another_thread_is_making_is_not_held(look: Callable[[], object]) -> None:
     errors: list[BaseException] = []
     over = threading.Event()
 
@@ -44,7 +106,7 @@ def test_a_tuple_that_another_thread_is_making_is_not_held() -> None:
         for thread in threads:
             thread.start()
         for _ in range(ROUNDS):
-            live_objects()
+            look()
     finally:
         over.set()
         for thread in threads:

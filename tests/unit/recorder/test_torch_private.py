@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ready_python import ready_python
 
 torch = pytest.importorskip("torch")
 
 import ampmem  # noqa: E402
 from ampmem.errors import UsageError  # noqa: E402
-from ampmem.recorder import (  # noqa: E402  # the entries of all of them are damaged
-    torch_entries,
-    torch_private,
-    torch_private_cuda,
-    torch_private_distributed,  # noqa: F401
-    torch_private_sharded,  # noqa: F401
+from ampmem.recorder.torch_private import (  # noqa: E402  # the entries of all of them are damaged
+    cuda,
+    distributed,  # noqa: F401
+    general,
+    optimizers,
+    sharded,  # noqa: F401
 )
-from ampmem.recorder.torch_entries import ENTRIES, PrivateName, Use, probe  # noqa: E402
+from ampmem.recorder.torch_private import entries as torch_entries  # noqa: E402
+from ampmem.recorder.torch_private.entries import ENTRIES, PrivateName, Use, probe  # noqa: E402
 from ampmem.recording import read  # noqa: E402
 
 TRAINING = """
@@ -47,7 +48,7 @@ import torch._dynamo  # imports much by name, and optimizers import it
 import torch.utils.checkpoint
 import torch.distributed.fsdp  # what the damage is done to
 from ampmem.cli.main import main
-from ampmem.recorder.torch_entries import at
+from ampmem.recorder.torch_private.entries import at
 
 class Absent:
     def __get__(self, instance, owner=None):
@@ -55,12 +56,18 @@ class Absent:
     def __set__(self, instance, value):
         pass
 
+def unmarked(optimizer):
+    optimizer._zero_grad_profile_name = "zero_grad"
+    type(optimizer).step = optimizer.profile_hook_step(type(optimizer).step)
+
 def damage(owner, name):
     found = at(owner)
     if name == "__script_unsupported":  # on what this returns
         torch.amp.autocast_mode.autocast_decorator = lambda region, function: function
     elif name == "found_inf":  # which this does not tell
         torch.amp.GradScaler.step = lambda scaler, optimizer: optimizer.step()
+    elif name == "hooked":  # what this marks
+        torch.optim.Optimizer._patch_step_function = unmarked
     elif owner == "torch.autograd.graph.Node":  # C makes their classes
         torch.Tensor.grad_fn = SimpleNamespace()
     elif isinstance(found, ModuleType):
@@ -79,7 +86,7 @@ for number, (owner, name, device, arm, sharded) in enumerate(json.loads(sys.argv
     child = os.fork()  # a process of its own for each
     if not child:
         damage(owner, name)
-        for module in [each for each in sys.modules if each.startswith("ampmem.recorder")]:
+        for module in [each for each in sys.modules if each.startswith(("ampmem.cli", "ampmem.recorder"))]:
             del sys.modules[module]  # to be imported by a torch that is damaged
         with open(f"{number}.txt", "w") as said:
             os.dup2(said.fileno(), 2)
@@ -116,7 +123,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         for entry in ENTRIES
     ]
-    command = [sys.executable, "-c", DAMAGED, json.dumps(damages)]
+    command = [ready_python(), "-c", DAMAGED, json.dumps(damages)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return folder
@@ -142,7 +149,7 @@ def test_without_it_there_is_one_line_or_a_lesser_recording(number: int, runs: P
         assert not recording.exists()
     elif entry.use is Use.CUDA and not torch.cuda.is_available():  # what is said of that is another test's
         assert (code, said.count("\n")) == ("2", 1)
-        assert "--device cuda: " in said
+        assert "cuda cannot be recorded: " in said
     else:
         assert code == "0", said
         assert f"recorded 1 step in {number}.ampmem" in said
@@ -244,27 +251,30 @@ def test_what_is_patched_but_missing_is_a_place_that_nobody_calls(entries: Any) 
 def test_cuda_without_its_private_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     for item in [each for each in ENTRIES if each.owner == "torch._C" and each.use is Use.CUDA]:
         monkeypatch.delattr(torch._C, item.name, raising=False)
-    assert not torch_private_cuda.history_is_on()
-    assert torch_private_cuda.metadata_setter() is None
-    torch_private_cuda.observe_out_of_memory(lambda *_: None)
+    assert not cuda.history_is_on()
+    assert cuda.metadata_setter() is None
+    cuda.observe_out_of_memory(lambda *_: None)
 
 
 def test_foreach_is_concluded_from_where_the_parameters_are() -> None:
     parameters = [torch.nn.Parameter(torch.ones(2))]
-    assert torch_private._by_device(parameters, False, use_fused=False) == (False, False)
-    expected = torch_private.fused_or_foreach(parameters, False, use_fused=False)
-    assert torch_private._by_device(parameters, False, use_fused=False) == tuple(expected)
+    assert optimizers._by_device(parameters, False, use_fused=False) == (False, False)
+    expected = optimizers.fused_or_foreach(parameters, False, use_fused=False)
+    assert optimizers._by_device(parameters, False, use_fused=False) == tuple(expected)
 
 
 def test_no_loss_is_read_where_a_tensor_of_functorch_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
     loss = torch.ones(())
-    assert torch_private.below_functorch(loss) is loss
-    monkeypatch.setattr(torch_private, "_is_batched", None)
-    assert torch_private.below_functorch(loss) is None
+    assert general.below_functorch(loss) is loss
+    monkeypatch.setattr(general, "_is_batched", None)
+    assert general.below_functorch(loss) is None
 
 
 WITHOUT_SIMULATOR = """
 import sys
+
+for name in [each for each in sys.modules if each.partition(".")[0] == "ampmem"]:
+    del sys.modules[name]  # which a ready Python has imported
 
 class Refused:
     def find_spec(self, name, path=None, target=None):
@@ -304,7 +314,7 @@ running.check()
 def test_a_recording_never_reaches_the_simulated_device(recording: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
     path = f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
-    command = [sys.executable, "-c", WITHOUT_SIMULATOR + path + recording]
+    command = [ready_python(), "-c", WITHOUT_SIMULATOR + path + recording]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.glob("*.ampmem"))) == 1

@@ -43,6 +43,22 @@ def test_more_than_five_lines_are_counted(told: Callable[..., list[str]]) -> Non
     assert told(*range(8), 2) == [f"{five} and at 3 more lines"]
 
 
+def test_lines_beyond_those_with_a_warning_are_counted_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = SimulatedDevice(find_gpu("h100"), Settings())
+    guesses = values.Guesses(device)
+
+    def last(line: int) -> str:
+        monkeypatch.setattr(values, "script_line", lambda: f"train.py:{line}")
+        guesses.note_integer("it was taken as 1")
+        return list(device.warnings)[-1]
+
+    told = [last(line) for line in (*range(7), 6, 7)]
+    assert all(f"train.py:{line}: it was taken as 1" in told[line] for line in range(5))
+    assert told[5].startswith("warning: and 1 more line on which an integer")
+    assert [text.split(" on ")[0] for text in told[6:]] == [f"warning: and {count} more lines" for count in (2, 2, 3)]
+    assert len(device.warnings) == 6
+
+
 def test_a_line_that_asks_for_ever_is_told_of_once(
     told: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:

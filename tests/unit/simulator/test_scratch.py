@@ -53,6 +53,16 @@ def test_half_is_summed_in_float() -> None:
     assert scratch(aten.sum.dim_IntList, meta(8192, 768, dtype=torch.bfloat16), [0]) == [(4 * 768 * 128 * 128, 24)]
 
 
+@pytest.mark.parametrize("loss", [aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default])
+def test_a_loss_is_made_of_each_element_first(loss: Any) -> None:
+    ((each, *reduction),) = scratch(loss, meta(4096, 2048), meta(4096, 2048))
+    assert each == 4 * 4096 * 2048
+    assert (tuple(reduction),) == tuple(scratch(aten.mean.default, meta(4096, 2048)))
+    ((broadcast, *_),) = scratch(loss, meta(4096, 1), meta(2048))
+    assert broadcast == each
+    assert scratch(loss, meta(4096, 2048), meta(4096, 2048), 0) == []
+
+
 def test_what_is_summed_in_another_type_is_cast_first() -> None:
     assert scratch(aten.sum.default, meta(100, dtype=torch.bool)) == [(800,)]
     ((cast, staging, semaphores),) = scratch(aten.sum.default, meta(1 << 23, dtype=torch.bool))
@@ -129,11 +139,3 @@ def test_cublaslt_has_its_own_when_asked() -> None:
     apart = {"TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0"}
     assert workspaces.cublaslt(apart) == MIB
     assert workspaces.cublaslt(apart | {"CUBLASLT_WORKSPACE_SIZE": "4096"}) == 4 * MIB
-
-
-def test_the_most_that_a_convolution_is_taken_to_ask_for() -> None:
-    # patches 2 x 3 x 9 x 64, then the three tensors
-    bound = workspaces.convolution_bound((2, 3, 8, 8), (4, 3, 3, 3), (2, 4, 8, 8), 4, transposed=False)
-    assert bound == (3456 + 384 + 108 + 512) * 4
-    bound = workspaces.convolution_bound((2, 4, 8, 8), (4, 3, 2, 2), (2, 3, 16, 16), 2, transposed=True)
-    assert bound == (2 * 3 * 4 * 64 + 512 + 48 + 1536) * 2

@@ -28,7 +28,7 @@ CALLS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(calls=CALLS, before=st.lists(st.integers(1, 30 * MIB), max_size=3), expandable=st.booleans())
 def test_what_is_reserved_is_what_the_model_counts(
     calls: list[tuple[str, int]], before: list[int], expandable: bool

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from ampmem.allocator.gpus import CONTEXT, find_gpu  # noqa: E402
+from ampmem.allocator.gpus import find_gpu  # noqa: E402
 from ampmem.allocator.rounding import round_size  # noqa: E402
 from ampmem.allocator.segments import Held, extents_of  # noqa: E402
 from ampmem.allocator.settings import MIB, Settings  # noqa: E402
@@ -89,7 +89,7 @@ def test_a_block_that_another_stream_used_is_free_at_once_or_after_the_script_ha
 
 
 def test_before_memory_runs_out_the_allocator_waits_for_other_streams() -> None:
-    device = SimulatedDevice(find_gpu("1GiB"), Settings())
+    device = SimulatedDevice(find_gpu("592MiB"), Settings())
     for _ in range(100):
         used = tensor(device, 30 * MIB)
         device.record_stream(used.untyped_storage(), SIDE)
@@ -123,15 +123,15 @@ def test_while_a_block_waits_it_is_cached_and_not_rounding(device: SimulatedDevi
 
 
 def test_what_libraries_keep_takes_memory_from_the_script() -> None:
-    device = SimulatedDevice(find_gpu("1GiB"), Settings())
+    device = SimulatedDevice(find_gpu("592MiB"), Settings())
     device.hold_outside("buffers", 100 * MIB, 300 * MIB)
-    assert device.outside == CONTEXT + 100 * MIB
+    assert device.outside == device.gpu.context.least + 100 * MIB
     with pytest.raises(torch.OutOfMemoryError):
         tensor(device, 420 * MIB)
     tensor(device, 400 * MIB)
     found = device.prediction()
     assert (found.outside, found.libraries, found.libraries_at_most) == (
-        CONTEXT,
+        device.gpu.context.least,
         {"buffers": 100 * MIB},
         {"buffers": 300 * MIB},
     )
@@ -232,7 +232,7 @@ def blocks_of(device: SimulatedDevice) -> Iterator[tuple[int, int, int]]:
         yield address, requested if size else 0, stream
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(calls=CALLS, expandable=st.booleans())
 def test_a_lagging_device_gives_back_what_the_script_has_waited_for(
     calls: list[tuple[str, int, int]], expandable: bool

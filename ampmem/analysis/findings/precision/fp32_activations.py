@@ -33,7 +33,7 @@ _CHANGES = (
 def check(run: TrainingRun) -> Finding | None:
     """More than a fifth of the activations' bytes at the end of forward are float32; those of the last step."""
     position = run.last_after_forward
-    if not run.autocast or position is None:
+    if not run.autocast or run.recording.arm.dtype is None or position is None:  # no type: autocast was never seen on
         return None
     by_op = _float32_by_op(run, position)
     size, activations = sum(by_op.values()), run.bytes_of(run.kept_by_autograd(position))

@@ -17,11 +17,13 @@ def check(run: TrainingRun) -> Finding | None:
     if run.low_precision[facts.dtype[seen]].any():
         return None
     device = run.recording.run.device_type
+    entered = run.recording.arm.dtype is not None
+    said = "autocast was on, but" if entered else "the run was to be under autocast, but no forward was seen under it:"
     return Finding(
         code="no-autocast-effect",
         severity="warning",
         section=Section.ACTIVATIONS,
-        message="autocast was on, but no parameter was cast and nothing ran in low precision.",
+        message=f"{said} no parameter was cast and nothing ran in low precision.",
         bytes=None,
         change=f'with torch.autocast("{device}", dtype=torch.bfloat16): around the forward itself, with '
         "the device that the model is on",

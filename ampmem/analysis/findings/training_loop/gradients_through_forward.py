@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
 
 from ampmem.analysis.findings.base import Finding, Section, TrainingRun
 from ampmem.analysis.timeline.categories import Category
-from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
-from ampmem.events import Column, Fact, Phase
+from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, Mask
+from ampmem.events import Action, Column, Fact, Phase
 from ampmem.units import format_bytes
+
+_DROP = "drop them before the next forward: "
+_AUTOMATIC = (
+    "/lightning/pytorch/loops/optimization/automatic.py",
+    "/pytorch_lightning/loops/optimization/automatic.py",
+)
+"""Where Lightning calls the optimizer by itself, so that the script has no line after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +61,9 @@ def _late(run: TrainingRun, gradients: _Gradients, mine: Column) -> Finding:
         message=f"{format_bytes(size)} of gradients that the optimizer has used already are alive when forward starts "
         "and are freed only later.",
         bytes=size,
-        change="drop them before the next forward: optimizer.zero_grad() right after optimizer.step()",
+        change=_DROP + _after_the_update(run, mine),
         evidence=_names(run, mine),
-        off_peak=_idle_at_the_peak(run, gradients),
+        off_peak=_off_the_peak(run, gradients),
     )
 
 
@@ -70,28 +76,87 @@ def _kept(run: TrainingRun, gradients: _Gradients, mine: Column) -> Finding:
         message=f"{format_bytes(size)} of gradients stay alive from step to step, through forward: they are zeroed in "
         "place, or not at all.",
         bytes=size,
-        change="optimizer.zero_grad(set_to_none=True) before forward",
+        change=f"{_whose(run, mine)}.zero_grad(set_to_none=True) before forward",
         evidence=_names(run, mine),
-        off_peak=_idle_at_the_peak(run, gradients),
+        off_peak=_off_the_peak(run, gradients),
     )
 
 
-def _idle_at_the_peak(run: TrainingRun, gradients: _Gradients) -> int | None:
-    """Bytes of the gradients that nobody needs at the run's peak; ``None`` for none: an update reads them all."""
-    if run.peak == 0 or run.peak_in_update:
-        return None
-    instant = int(run.recording.events.time_ns[run.peak - 1])
-    if instant <= run.starts(Phase.OPTIMIZER)[0]:
-        return None
-    idle = gradients.allocation[_idle(run, gradients, instant)]
-    return int(run.analysis.lifetimes.bytes[idle].sum()) or None
+def _whose(run: TrainingRun, mine: Column) -> str:
+    """Whose ``zero_grad`` drops them all: an optimizer leaves out what it does not update."""
+    facts, texts, parameters = run.analysis.facts, run.recording.texts, run.recording.parameters
+    if all(each.optimizer is None for each in parameters):
+        return "optimizer"  # the recording does not say who updates what
+    rows = (facts.fact == Fact.GRADIENT) & np.isin(facts.allocation, mine)
+    names = {texts[name] for name in np.unique(facts.name[rows])}
+    of_none = {each.name for each in parameters if each.optimizer is None and each.shares is None}
+    return "model" if names & of_none else "optimizer"
+
+
+def _after_the_update(run: TrainingRun, mine: Column) -> str:
+    texts = (text.replace("\\", "/") for text in run.recording.texts)
+    if any(file in text for text in texts for file in _AUTOMATIC):
+        return "optimizer.zero_grad() in the LightningModule's optimizer_step, after super().optimizer_step(...)"
+    return f"{_whose(run, mine)}.zero_grad() right after optimizer.step()"
+
+
+def _off_the_peak(run: TrainingRun, gradients: _Gradients) -> int | None:
+    """How much lower the run's peak is where each gradient is there only when somebody needs it; ``None`` for none.
+
+    That is known at every event: the same memory without the gradients that are idle then.
+    """
+    idle = np.zeros(len(run.recording.events) + 2, dtype=np.int64)
+    first, last, sizes = _spans(run, gradients)
+    np.add.at(idle, first, sizes)
+    np.subtract.at(idle, last + 1, sizes)
+    timeline = run.analysis.timeline
+    without = timeline.total - np.cumsum(idle)[:-1]
+    spans = [(timeline.position(step.start_ns), timeline.position(step.end_ns)) for step in run.recording.steps]
+    lowered = max((int(without[start : end + 1].max()) for start, end in spans), default=0)
+    return int(timeline.total[run.peak]) - lowered or None
+
+
+def _spans(run: TrainingRun, gradients: _Gradients) -> tuple[Column, Column, Column]:
+    """The first and the last position of every span in which a gradient is idle, and its bytes.
+
+    One is idle from the end of the first update after a backward wrote into it, until the next backward has written or
+    it is freed. Where the next backward would make it anew, it makes it of what it adds to it otherwise.
+    """
+    lifetimes, timeline = run.analysis.lifetimes, run.analysis.timeline
+    mine = np.isin(gradients.touched[0], gradients.allocation)
+    allocation = np.concatenate([gradients.allocation, gradients.touched[0][mine]])
+    since = np.concatenate([lifetimes.born_ns[gradients.allocation], gradients.touched[1][mine]])
+    order = np.lexsort((since, allocation))
+    allocation, since = allocation[order], since[order]
+    last = np.where(lifetimes.died == ALIVE, len(run.recording.events), lifetimes.died)[allocation]
+    again = np.append(allocation[1:] == allocation[:-1], False)
+    last[again] = timeline.time_ns.searchsorted(since[1:][again[:-1]], side="left")
+    starts, ends = _updates(run)
+    update = np.searchsorted(starts, since, side="right")
+    first = timeline.time_ns.searchsorted(np.append(ends, FOREVER)[update], side="left") + 1
+    # What was there before the recording and goes before an update reads it was used before.
+    there = run.recording.events.action[lifetimes.born[allocation]] == Action.BASELINE
+    there[1:] &= allocation[1:] != allocation[:-1]
+    used = there & (first > last) & (~again | _one_backward_per_step(run))
+    first[used] = lifetimes.born[allocation[used]] + 1
+    some = first <= last
+    return first[some], last[some], lifetimes.bytes[allocation[some]]
+
+
+def _updates(run: TrainingRun) -> tuple[Column, Column]:
+    """When each update started and ended. Where a step calls a closure first, only what comes after that is one."""
+    phases = run.recording.phases
+    follows = np.append(phases.phase[1:], Phase.BETWEEN)
+    update = (phases.phase == Phase.OPTIMIZER) & (follows != Phase.FORWARD) & (follows != Phase.BACKWARD)
+    return phases.time_ns[update], np.append(phases.time_ns[1:], FOREVER)[update]
 
 
 def _gradients(run: TrainingRun) -> _Gradients:
     """All of them, but for the memory that several share, which a single ``.grad = None`` does not free."""
     facts = run.analysis.facts
     rows = np.flatnonzero(facts.fact == Fact.GRADIENT)
-    pairs = np.unique(np.stack([facts.allocation[rows], facts.name[rows]]), axis=1)
+    named = rows[facts.name[rows] != 0]  # the first facts come before a parameter's name is known
+    pairs = np.unique(np.stack([facts.allocation[named], facts.name[named]]), axis=1)
     owners = np.bincount(pairs[0], minlength=len(run.analysis.lifetimes))
     phases = run.recording.phases
     # What comes before the first phase is in none.
@@ -103,8 +168,8 @@ def _gradients(run: TrainingRun) -> _Gradients:
 
 def _forwards_after_an_update(run: TrainingRun) -> list[int]:
     """When each forward of the last step began that an update of the recording came before."""
-    updates = run.starts(Phase.OPTIMIZER)
-    return [start for start in run.last_starts(Phase.FORWARD) if updates and start > updates[0]]
+    updates, _ = _updates(run)
+    return [start for start in run.last_starts(Phase.FORWARD) if len(updates) and start > updates[0]]
 
 
 def _idle(run: TrainingRun, gradients: _Gradients, forward: int) -> Mask:
@@ -115,8 +180,8 @@ def _idle(run: TrainingRun, gradients: _Gradients, forward: int) -> Mask:
     allocation, time_ns = gradients.touched
     before = time_ns < forward
     np.maximum.at(last, allocation[before], time_ns[before])
-    updates = run.starts(Phase.OPTIMIZER)
-    update = updates[bisect_left(updates, forward) - 1]
+    updates, _ = _updates(run)
+    update = updates[np.searchsorted(updates, forward) - 1]
     idle: Mask = alive & (last[gradients.allocation] < update)
     return idle
 

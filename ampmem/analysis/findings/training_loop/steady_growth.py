@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,10 +12,12 @@ import numpy as np
 from ampmem.analysis.findings.base import NOTABLE_BYTES, Finding, Section, TrainingRun, own_frame
 from ampmem.analysis.timeline.categories import CODES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
-from ampmem.events import OTHER_THREADS, Action
+from ampmem.events import OTHER_THREADS, Action, Fact, Phase
 from ampmem.units import format_bytes, format_count
+from ampmem.vocabulary import SourceKind
 
 _STEPS = 3
+_KEY = re.compile(r"\[[^\]]*\]")
 _MEANT_TO_STAY = (
     Category.PARAMETERS,
     Category.GRADIENTS,
@@ -31,11 +34,16 @@ class _Place:
     op: int
     module: int
     stack: int
+    holder: str = ""
+    """Of what is not known otherwise: what holds it at the end, such as ``kept[*]``."""
 
     @property
     def known(self) -> bool:
         """Whether anything names it."""
-        return bool(self.op or self.module or self.stack)
+        return bool(self.op or self.module or self.stack or self.holder)
+
+
+_NAMELESS = _Place(0, 0, 0)
 
 
 def check(run: TrainingRun) -> Finding | None:
@@ -48,28 +56,37 @@ def check(run: TrainingRun) -> Finding | None:
     if len(run.steps) < _STEPS or run.analysis.conservation.breach is not None:
         return None
     steps = [step.index for step in run.steps[1:]]
-    places = {
-        place: by_step
-        for place, by_step in _left_behind(run).items()
-        if all(by_step.get(step, 0) > 0 for step in steps)
-    }
+    places = _steady(_left_behind(run), steps)
     known = {place: by_step for place, by_step in places.items() if place.known}
+    known |= _steady(_left_behind(run, _held(run)), steps)
     each = [sum(by_step[step] for by_step in known.values()) for step in steps]
     if each and min(each) >= NOTABLE_BYTES:
         return _leak(run, known, steps, each)
-    nameless = [sum(by_step[step] for by_step in places.values()) - own for step, own in zip(steps, each, strict=True)]
-    grown = [here + there for here, there in zip(nameless, _grown_elsewhere(run), strict=True)]
-    return _nameless(steps, grown) if grown and min(grown) >= NOTABLE_BYTES else None
+    nothing = dict.fromkeys(steps, 0)
+    nameless = [places.get(_NAMELESS, nothing)[step] for step in steps]
+    elsewhere = _grown_elsewhere(run)
+    grown = [sum(parts) for parts in zip(nameless, elsewhere, _grown_before(run), strict=True)]
+    if not grown or min(grown) < NOTABLE_BYTES:
+        return None
+    one_thread = run.recording.run.source in (SourceKind.CPU, SourceKind.SIMULATED)  # others have events of any thread
+    return _nameless(steps, grown, own=one_thread and not any(elsewhere))
+
+
+def _steady(places: dict[_Place, dict[int, int]], steps: Sequence[int]) -> dict[_Place, dict[int, int]]:
+    """Those of ``places`` that leave something behind in each of ``steps``."""
+    return {place: by_step for place, by_step in places.items() if all(by_step.get(step, 0) > 0 for step in steps)}
 
 
 def _leak(run: TrainingRun, places: dict[_Place, dict[int, int]], steps: Sequence[int], each: Sequence[int]) -> Finding:
     ordered = sorted(places, key=lambda place: -places[place][steps[-1]])
+    holders = {place.holder for place in ordered}
+    held = f", held by {holders.pop()}" if len(holders) == 1 and "" not in holders else ""
     return Finding(
         code="steady-growth",
         severity="warning",
         section=Section.TIMELINE,
-        message=f"every step leaves memory behind, the last one {format_bytes(each[-1])}: nothing has freed it by the "
-        "end of the recording.",
+        message=f"every step leaves memory behind, the last one {format_bytes(each[-1])}{held}: nothing has freed it "
+        "by the end of the recording.",
         bytes=each[-1],
         change="append numbers, not tensors: losses.append(loss.item()), or loss.detach().cpu(); "
         "clear what collects from step to step",
@@ -80,15 +97,26 @@ def _leak(run: TrainingRun, places: dict[_Place, dict[int, int]], steps: Sequenc
     )
 
 
-def _nameless(steps: Sequence[int], grown: Sequence[int]) -> Finding:
+def _nameless(steps: Sequence[int], grown: Sequence[int], *, own: bool) -> Finding:
+    """``own`` says that the recorded thread has allocated it: other threads hold no more than they did."""
+    who = (
+        "the recorded thread allocates it in ops that were not recorded; who holds it was not seen, so it need not "
+        "be a leak."
+        if own
+        else "who holds it was not seen, so it may be another thread's or a library's, and need not be a leak."
+    )
+    where = (
+        "look at what the training keeps outside of forward and backward (lists, dictionaries, caches)"
+        if own
+        else "look at what runs beside the training (loaders, threads, libraries)"
+    )
     return Finding(
         code="steady-growth",
         severity="info",
         section=Section.TIMELINE,
-        message=f"memory that nothing names grows with every step, in the last one by {format_bytes(grown[-1])}: who "
-        "holds it was not seen, so it may be another thread's or a library's, and need not be a leak.",
+        message=f"memory that nothing names grows with every step, in the last one by {format_bytes(grown[-1])}: {who}",
         bytes=grown[-1],
-        change="look at what runs beside the training (loaders, threads, libraries), and record more steps",
+        change=f"{where}, and record more steps",
         evidence=(_by_step(steps, grown),),
     )
 
@@ -97,16 +125,20 @@ def _by_step(steps: Sequence[int], each: Sequence[int]) -> str:
     return f"left behind by the steps {steps[0]} to {steps[-1]}: {', '.join(map(format_bytes, each))}"
 
 
-def _left_behind(run: TrainingRun) -> dict[_Place, dict[int, int]]:
+def _left_behind(run: TrainingRun, only: Mask | None = None) -> dict[_Place, dict[int, int]]:
     """Bytes that were never freed, by place and by step; without those that stand for other threads.
+
+    With ``only``, of those allocations, by what holds them.
 
     No more than what the place holds at the end of the step above what it held at the end of the step before: a batch
     that is loaded a step ahead is not freed in its step, and yet nothing grows.
     """
     lifetimes, events = run.analysis.lifetimes, run.recording.events
-    meant = np.isin(run.analysis.classes.category, [CODES[name] for name in _MEANT_TO_STAY])
-    mine = ~meant & (events.action[lifetimes.born] == Action.ALLOC) & (lifetimes.address != OTHER_THREADS)
-    growth, places = _growth(run, mine), _places(run)
+    mine = ~_meant(run) & (events.action[lifetimes.born] == Action.ALLOC) & (lifetimes.address != OTHER_THREADS)
+    if only is not None:
+        mine &= only
+    places = _places(run) if only is None else _holders(run)
+    growth = _growth(run, mine, places)
     found: dict[_Place, dict[int, int]] = {}
     for allocation in np.flatnonzero(mine & (lifetimes.died == ALIVE)).tolist():
         by_step = found.setdefault(places(allocation), {})
@@ -120,13 +152,28 @@ def _left_behind(run: TrainingRun) -> dict[_Place, dict[int, int]]:
 
 def _grown_elsewhere(run: TrainingRun) -> list[int]:
     """How much more other threads held at the end of each step from the second on than at the end of the one before."""
-    growth = _growth(run, run.analysis.lifetimes.address == OTHER_THREADS)
+    return _grown(run, run.analysis.lifetimes.address == OTHER_THREADS)
+
+
+def _grown_before(run: TrainingRun) -> list[int]:
+    """The same of what was there before the recording, never more than 0: batches loaded by then make room."""
+    lifetimes = run.analysis.lifetimes
+    before = run.recording.events.action[lifetimes.born] != Action.ALLOC
+    return _grown(run, before & ~_meant(run) & (lifetimes.address != OTHER_THREADS))
+
+
+def _grown(run: TrainingRun, allocations: Mask) -> list[int]:
+    growth = _growth(run, allocations, _places(run))
     return [sum(column) for column in zip(*growth.values(), strict=True)][1:] or [0] * (len(run.steps) - 1)
 
 
-def _growth(run: TrainingRun, allocations: Mask) -> defaultdict[_Place, list[int]]:
+def _meant(run: TrainingRun) -> Mask:
+    return np.isin(run.analysis.classes.category, [CODES[name] for name in _MEANT_TO_STAY])
+
+
+def _growth(run: TrainingRun, allocations: Mask, places: Callable[[int], _Place]) -> defaultdict[_Place, list[int]]:
     """What each place holds of ``allocations`` at the end of each step above what it held at the end before."""
-    lifetimes, timeline, places = run.analysis.lifetimes, run.analysis.timeline, _places(run)
+    lifetimes, timeline = run.analysis.lifetimes, run.analysis.timeline
     ends = np.array([timeline.position(step.end_ns) for step in run.steps], dtype=np.int64)
     first = np.searchsorted(ends, lifetimes.born, side="right")  # the end at which it is there first, and
     gone = np.searchsorted(ends, lifetimes.died, side="right")  # the one at which it is no longer
@@ -148,7 +195,27 @@ def _places(run: TrainingRun) -> Callable[[int], _Place]:
     )
 
 
+def _held(run: TrainingRun) -> Mask:
+    """What nothing names but its holder, and was allocated outside of forward, backward and update."""
+    lifetimes = run.analysis.lifetimes
+    nameless = (lifetimes.op == 0) & (lifetimes.module == 0) & (lifetimes.stack == 0)
+    outside = np.isin(lifetimes.phase, (Phase.SETUP, Phase.DATA, Phase.BETWEEN))
+    held: Mask = nameless & outside & (run.with_fact(Fact.HELD) > 0)
+    return held
+
+
+def _holders(run: TrainingRun) -> Callable[[int], _Place]:
+    """What holds an allocation: ``kept[0]`` and ``kept[1]`` are of one list."""
+    facts = run.analysis.facts
+    rows = np.flatnonzero(facts.fact == Fact.HELD)
+    names = dict(zip(facts.allocation[rows].tolist(), facts.name[rows].tolist(), strict=True))
+    return lambda allocation: _Place(0, 0, 0, _KEY.sub("[*]", run.text(names[allocation])))
+
+
 def _words(run: TrainingRun, place: _Place, size: int) -> str:
+    if place.holder:
+        where = "allocated outside of forward, backward and update"
+        return f"held by {place.holder}, {where}: {format_bytes(size)} ({format_count(size)} bytes) per step"
     op, module, stack = run.text(place.op), run.text(place.module), run.text(place.stack)
     words = [op or "unknown op", f"in {module}" if module else "", f"at {own_frame(stack)}" if stack else ""]
     return f"{' '.join(word for word in words if word)}: {format_bytes(size)} ({format_count(size)} bytes) per step"

@@ -9,7 +9,7 @@ import torch
 
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
-from ampmem.recorder.torch_private import TorchDispatchMode, schema_of, without_functions
+from ampmem.recorder.torch_private.general import TorchDispatchMode, schema_of, without_functions
 
 
 class Made(NamedTuple):

@@ -18,8 +18,8 @@ from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.listener import Listener
-from ampmem.recorder.torch_private import tree_leaves
-from ampmem.recorder.torch_private_distributed import COLLECTIVES, RECEIVES
+from ampmem.recorder.torch_private.distributed import COLLECTIVES, RECEIVES
+from ampmem.recorder.torch_private.general import tree_leaves
 from ampmem.vocabulary import Communication
 
 

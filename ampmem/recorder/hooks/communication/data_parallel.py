@@ -22,7 +22,7 @@ from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.communication.allocations import Allocations, Made
 from ampmem.recorder.hooks.listener import Listener
-from ampmem.recorder.torch_private_distributed import BROADCASTS, REBUILD_BUCKETS, REDUCER_INIT, STATIC_GRAPH
+from ampmem.recorder.torch_private.distributed import BROADCASTS, REBUILD_BUCKETS, REDUCER_INIT, STATIC_GRAPH
 from ampmem.vocabulary import Communication
 
 MADE_BEFORE = (

@@ -14,8 +14,8 @@ from ampmem.recorder.hooks.communication.sharding import ShardingHooks
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.steering.arms import ArmSeen
-from ampmem.recorder.torch_entries import Use, probe
-from ampmem.recorder.torch_private_sharded import fully_sharded, functional
+from ampmem.recorder.torch_private.entries import Use, probe
+from ampmem.recorder.torch_private.sharded import fully_sharded, functional
 
 
 class CommunicationHooks:

@@ -13,9 +13,9 @@ from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.listener import Listener
-from ampmem.recorder.torch_entries import Place
-from ampmem.recorder.torch_private import tree_leaves
-from ampmem.recorder.torch_private_sharded import collectives, returning_collectives
+from ampmem.recorder.torch_private.entries import Place
+from ampmem.recorder.torch_private.general import tree_leaves
+from ampmem.recorder.torch_private.sharded import collectives, returning_collectives
 
 
 class FunctionHooks:

@@ -22,8 +22,8 @@ from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.steering.arms import ArmSeen
-from ampmem.recorder.torch_private import tree_leaves
-from ampmem.recorder.torch_private_sharded import (
+from ampmem.recorder.torch_private.general import tree_leaves
+from ampmem.recorder.torch_private.sharded import (
     INPUTS,
     POST_BACKWARD,
     REDUCE,

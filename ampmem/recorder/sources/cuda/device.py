@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from ampmem.allocator.settings import VARIABLES
-from ampmem.recorder import torch_private_cuda
+from ampmem.recorder.torch_private import cuda as torch_private
 
 Snapshot = Mapping[str, Any]
 """What ``torch.cuda.memory._snapshot()`` gives."""
@@ -23,8 +23,9 @@ OomObserver = Callable[[int, int, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """One device's statistics: those of ``torch.cuda.memory_stats``, all pools together."""
+    """One device's statistics: those of ``torch.cuda.memory_stats``, all pools together; ``blocks`` is a number."""
 
+    blocks: int
     requested: int
     allocated: int
     active: int
@@ -91,7 +92,7 @@ class TorchCuda:
         """A build, driver or allocator that cannot be recorded."""
         if not cuda_available():
             why = "this torch was built without CUDA" if torch.version.cuda is None else "torch sees no CUDA device"
-            return f"--device cuda: {why}; record on the CPU with --device cpu"
+            return f"cuda cannot be recorded: {why}; record on the CPU with --device cpu (device='cpu' in Python)"
         if os.environ.get(_UNCACHED) == "1":
             return f"{_UNCACHED}=1 turns PyTorch's caching allocator off, so there is no history of it; unset it"
         backend = torch.cuda.memory.get_allocator_backend()
@@ -107,26 +108,30 @@ class TorchCuda:
         if torch.cuda.is_initialized():
             action()
         else:
-            torch_private_cuda.when_cuda_is_ready(action)
+            torch_private.when_cuda_is_ready(action)
 
     def history_is_on(self) -> bool:
-        return torch.cuda.is_initialized() and torch_private_cuda.history_is_on()
+        return torch.cuda.is_initialized() and torch_private.history_is_on()
 
     def history(self, *, on: bool, entries: int, stacks: bool) -> None:
         if not on:
-            torch_private_cuda.record_history(None)
+            torch_private.record_history(None)
             return
-        torch_private_cuda.record_history(
+        torch_private.record_history(
             "all", context="alloc" if stacks else None, stacks="python", max_entries=entries, clear_history=True
         )
 
     def snapshot(self) -> Snapshot:
-        return torch_private_cuda.cuda_snapshot()  # type: ignore[no-any-return]
+        return torch_private.cuda_snapshot()  # type: ignore[no-any-return]
 
     def stats(self, device: int) -> Stats:
         nested = torch.cuda.memory_stats_as_nested_dict(device)
         current = {name: int(nested[f"{name}_bytes"]["all"]["current"]) for name in _STATS}
-        return Stats(**current, allocated_peak=int(nested["allocated_bytes"]["all"]["peak"]))
+        return Stats(
+            **current,
+            blocks=int(nested["allocation"]["all"]["current"]),
+            allocated_peak=int(nested["allocated_bytes"]["all"]["peak"]),
+        )
 
     def memory_info(self, device: int) -> tuple[int, int]:
         free, total = torch.cuda.mem_get_info(device)
@@ -161,7 +166,7 @@ class TorchCuda:
         _observe_oom(observer)
 
     def metadata_setter(self) -> Callable[[str], None] | None:
-        return torch_private_cuda.metadata_setter()
+        return torch_private.metadata_setter()
 
 
 def cuda_available() -> bool:
@@ -193,7 +198,7 @@ def _observe_oom(observer: OomObserver) -> None:
 
 @functools.cache
 def _attach_once() -> None:
-    torch_private_cuda.observe_out_of_memory(_observed)
+    torch_private.observe_out_of_memory(_observed)
 
 
 def forget_observer(observer: OomObserver) -> None:

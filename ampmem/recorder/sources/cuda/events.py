@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,31 +14,22 @@ from ampmem.allocator.segments import RESERVING, Extent, SegmentLog, extent_of_c
 from ampmem.allocator.settings import Settings
 from ampmem.allocator.snapshots.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED, read_segments
 from ampmem.events import Action, Column, SegmentColumns
-from ampmem.recorder.models.stacks import stack_text
+from ampmem.recorder.sources.cuda.blocks import NO_BLOCKS, SeenBlocks, Use, found_in
 from ampmem.recorder.sources.cuda.device import Snapshot
+from ampmem.recorder.sources.cuda.states import Blocks, LiveBlock, rewound_blocks, true_sizes
+from ampmem.recorder.sources.cuda.trace import MarkCount, StackTexts, TraceEntry, read_trace, timed
 
 OOM = "oom"
-_LIVES = (ALLOC, FREE_REQUESTED)
-_US = 1000
+_SNAPSHOT = "snapshot"
 
 
-class LiveBlock(NamedTuple):
-    """What is alive at an address: asked and set-aside bytes, and the stream it belongs to."""
+class Window(NamedTuple):
+    """One step's trace, with the instants that its entries are tagged with, and what there is after it."""
 
-    requested: int
-    size: int
-    stream: int
-
-
-class TraceEntry(NamedTuple):
-    """One entry of the trace; ``stack`` is an index into :attr:`Stacks.texts`."""
-
-    action: str
-    address: int
-    size: int
-    stream: int
-    time_ns: int
-    stack: int
+    entries: list[TraceEntry]
+    tags: list[int]
+    held: list[Extent]
+    final: Blocks
 
 
 class Level(NamedTuple):
@@ -55,8 +45,8 @@ class Level(NamedTuple):
 class Settled:
     """A window's events, as columns; ``lost`` counts the blocks and segments in which trace and final state differ.
 
-    ``awaiting_ns`` and ``awaiting`` say how many requested bytes await other streams from when on. ``peak`` is
-    the state with the most requested bytes.
+    ``seen`` says which of the profiler's blocks an event is, or -1. ``awaiting_ns`` and ``awaiting`` say how many
+    requested bytes await other streams from when on. ``peak`` is the state with the most requested bytes.
     """
 
     time_ns: Column
@@ -67,6 +57,7 @@ class Settled:
     stream: Column
     allocated: Column
     stack: Column
+    seen: Column
     awaiting_ns: Column
     awaiting: Column
     peak: Level
@@ -76,49 +67,6 @@ class Settled:
     def awaiting_at(self, instant_ns: int) -> int:
         """Requested bytes that await other streams just before ``instant_ns``."""
         return int(self.awaiting[np.searchsorted(self.awaiting_ns, instant_ns, side="left") - 1])
-
-
-class Stamps:
-    """Instants that threads tagged their events with; each holds until the same thread's next."""
-
-    def __init__(self) -> None:
-        self._of: dict[int, list[int]] = {}
-
-    def add(self, thread: int, now_ns: int) -> None:
-        """What ``thread`` allocates from ``now_ns`` on is tagged so."""
-        self._of.setdefault(thread, []).append(now_ns)
-
-    def take(self) -> dict[int, int]:
-        """Each instant that is over, with the one after it; the threads' last ones are kept for the next call."""
-        over: dict[int, int] = {}
-        for instants in list(self._of.values()):
-            taken = instants[:]
-            over.update(pairwise(taken))
-            del instants[: len(taken) - 1]
-        return over
-
-
-class StackTexts:
-    """The Python stacks of trace entries, each once."""
-
-    def __init__(self) -> None:
-        self.texts: dict[str, int] = {"": 0}
-        self._known: dict[tuple[int, ...], int] = {}
-
-    def forget(self) -> None:
-        """The frames of the last snapshot are gone, and others may have their places in memory."""
-        self._known.clear()
-
-    def index(self, frames: Any) -> int:
-        """The index of ``frames``, a list as torch gives it; 0 for none."""
-        if not frames:
-            return 0
-        key = tuple(map(id, frames))
-        found = self._known.get(key)
-        if found is None:
-            text = stack_text((frame["filename"], frame["line"], frame["name"]) for frame in frames)
-            found = self._known[key] = self.texts.setdefault(text, len(self.texts))
-        return found
 
 
 class History:
@@ -134,56 +82,69 @@ class History:
         self._segments = SegmentLog()
         self.stacks = StackTexts()
 
-    def settle(self, snapshot: Snapshot, device: int, stamps: Mapping[int, int], since_ns: int) -> Settled:
-        """The events of ``snapshot``'s trace, in a window that began at ``since_ns``."""
-        self.stacks.forget()
+    def read(self, snapshot: Snapshot, device: int, again: Callable[[], Snapshot]) -> Window:
+        """What ``snapshot`` has of ``device``, before the trace is emptied.
+
+        torch reads the trace first and then the segments, each under a lock of its own: what other threads did in
+        between is in the segments alone. Where the two do not follow from what was known, ``again`` takes another
+        snapshot, whose trace says what that was.
+        """
         segments = segments_of(snapshot, device)
-        traces = snapshot["device_traces"]
-        entries = self._entries(traces[device] if device < len(traces) else (), stamps, since_ns)
-        final = {
-            block.address: LiveBlock(block.requested, block.size, segment.stream)
-            for segment in segments
-            for block in segment.blocks
-            if block.allocated
-        }
-        writer = _Writer(self._live, self._settings, final, _true_sizes(entries, final))
+        held, final = extents_of(segments), Blocks.of(segments)
+        entries, tags = self._read(snapshot["device_traces"], device)
+        if not self._follows(entries, final, held):
+            whole = _until_snapshot(again()["device_traces"], device, len(entries))
+            entries, tags = (entries, tags) if whole is None else self._read(whole, device)
+        return Window(entries, tags, held, final)
+
+    def settle(
+        self,
+        window: Window,
+        *,
+        stamps: Mapping[int, int],
+        since_ns: int,
+        until_ns: int,
+        seen: SeenBlocks = NO_BLOCKS,
+        marks: Sequence[MarkCount] = (),
+    ) -> Settled:
+        """The events of ``window``, which was from ``since_ns`` to ``until_ns``."""
+        entries, tags, held, final = window
+        entries = _with_blocks(entries, seen)
         start = max(self._now, since_ns)
-        held = extents_of(segments)
+        span = (start, max(start, until_ns))
+        entries = timed(entries, tags, stamps, seen, marks, span=span, final=final.counted)
+        before = rewound_blocks(entries, final)
+        self._await_again(before.awaiting)
+        writer = _Writer(self._live, self._settings, final.alive, true_sizes(entries, final.alive))
         lost = self._reconcile_segments(held, entries, start)
-        lost += self._reconcile(writer, _rewound(entries, final), start)
+        lost += self._reconcile(writer, before.alive, start)
         self._forward(writer, entries)
-        self._now = max(self._now, entries[-1].time_ns if entries else start)
+        self._now = max(start, entries[-1].time_ns) if entries else start
         lost += writer.agree(self._now)
         lost += self._segments.agree(self._now, writer.count, held)
         self._first = False
-        return writer.settled(sum(block.requested for block in final.values()), self._segments.take(), lost)
+        return writer.settled(sum(block.requested for block in final.alive.values()), self._segments.take(), lost)
 
-    def _entries(
-        self, trace: Iterable[Mapping[str, Any]], stamps: Mapping[int, int], since_ns: int
-    ) -> list[TraceEntry]:
-        """Entries on the clock of ``time.time_ns``, in their order.
+    def _read(self, traces: Sequence[Any], device: int) -> tuple[list[TraceEntry], list[int]]:
+        self.stacks.forget()
+        return read_trace(traces[device] if device < len(traces) else (), self.stacks)
 
-        torch gives whole microseconds, cut off: an event seems up to 1 µs earlier than it was, so a fact that
-        saw it is never earlier than it. Its clock is put on ``time.time_ns``'s by a line through two points,
-        which is off by what the system's clock was slewed in between. A thread's stamp is the truth: what
-        it tags happened after it, and before that thread's next. The order of the trace is that of the
-        allocator's lock, and is kept where several events share an instant: the memory of a free and of the
-        alloc that reuses it must not change places.
-        """
-        entries: list[TraceEntry] = []
-        now = max(self._now, since_ns)
-        for row in trace:
-            when = int(row.get("time_us", 0)) * _US
-            stamp = row.get("user_metadata", "")
-            if stamp and stamp.isdigit():
-                tagged = int(stamp)
-                when = max(tagged, min(when, stamps.get(tagged, when + 1) - 1))
-            now = max(now, when)
-            address, stream = int(row.get("addr", 0)), int(row.get("stream", 0))
-            action = str(row["action"])
-            stack = self.stacks.index(row.get("frames")) if action == ALLOC else 0  # a free has those of its alloc
-            entries.append(TraceEntry(action, address, int(row["size"]), stream, now, stack))
-        return entries
+    def _follows(self, entries: list[TraceEntry], final: Blocks, held: list[Extent]) -> bool:
+        """Whether what there was before ``entries``, by where they led, is what is known. At first nothing is."""
+        before = rewound_blocks(entries, final)
+        reserved = sum(extent.size for extent in _before(held, entries))
+        return not self._first and reserved == self._segments.held.size and before.same(self._live, self._awaiting)
+
+    def _await_again(self, before: dict[int, LiveBlock]) -> None:
+        """What awaited other streams at the start. torch may have lost when a wait was over, as any entry."""
+        known = self._awaiting
+        self._awaiting = {}
+        for address, block in before.items():
+            there = known.get(address)
+            if there is None or there.requested != block.requested:
+                there = block._replace(size=block.size or round_size(block.requested, self._settings))
+            self._awaiting[address] = there
+        self._awaiting_bytes = sum(block.requested for block in self._awaiting.values())
 
     def _reconcile(self, writer: _Writer, before: dict[int, LiveBlock], start_ns: int) -> int:
         """Make what is alive what the trace and the segments say it is at the start; how many blocks that took.
@@ -205,8 +166,7 @@ class History:
 
     def _reconcile_segments(self, held: list[Extent], entries: list[TraceEntry], start_ns: int) -> int:
         """The same for segments, which are there before the blocks in them."""
-        calls = [(entry.action, _extent(entry)) for entry in entries if entry.action in RESERVING]
-        before, _ = rewound(held, calls)
+        before = _before(held, entries)
         if self._first:
             self._segments.begin(start_ns, before)
             return 0
@@ -220,7 +180,7 @@ class History:
             if entry.action == ALLOC:
                 writer.alloc(index, entry)
             elif entry.action == FREE_REQUESTED:
-                freed = writer.free(entry.time_ns, entry.address)
+                freed = writer.free(entry.time_ns, entry.address, entry.seen)
                 self._await(entry, freed)
                 writer.note_awaiting(entry.time_ns, self._awaiting_bytes)
             elif entry.action == FREE_COMPLETED:
@@ -252,32 +212,32 @@ def _extent(entry: TraceEntry) -> Extent:
     return extent_of_call(entry.action, entry.address, entry.size, entry.stream)
 
 
-def _rewound(entries: list[TraceEntry], final: dict[int, LiveBlock]) -> dict[int, LiveBlock]:
-    """What was alive before the first entry: the final state with every entry undone, the newest first."""
-    alive = dict(final)
-    for entry in reversed(entries):
-        if entry.action == ALLOC:
-            alive.pop(entry.address, None)
-        elif entry.action == FREE_REQUESTED:
-            alive[entry.address] = LiveBlock(entry.size, 0, entry.stream)
-    return alive
+def _before(held: list[Extent], entries: list[TraceEntry]) -> list[Extent]:
+    """The segments that were there before ``entries``."""
+    calls = [(entry.action, _extent(entry)) for entry in entries if entry.action in RESERVING]
+    return rewound(held, calls)[0]
 
 
-def _true_sizes(entries: list[TraceEntry], final: dict[int, LiveBlock]) -> dict[int, int]:
-    """LiveBlock sizes of the allocs, by index, that are alive in the end.
+def _until_snapshot(traces: Sequence[Any], device: int, count: int) -> Sequence[Any] | None:
+    """The later ``traces`` up to where the snapshot before them read the segments.
 
-    Of the others the rounded request is the best guess: a block of the large pool may be up to 1 MiB larger.
+    ``None`` where they have lost that, or the ``count`` entries which that snapshot had.
     """
-    sizes: dict[int, int] = {}
-    seen: set[int] = set()
-    for index in range(len(entries) - 1, -1, -1):
-        entry = entries[index]
-        if entry.action in _LIVES and entry.address not in seen:
-            seen.add(entry.address)
-            block = final.get(entry.address)
-            if entry.action == ALLOC and block is not None and block.requested == entry.size:
-                sizes[index] = block.size
-    return sizes
+    trace = traces[device] if device < len(traces) else ()
+    places = [index for index, row in enumerate(trace) if row["action"] == _SNAPSHOT and index >= count]
+    return [*traces[:device], trace[: places[-1]]] if places else None
+
+
+def _with_blocks(entries: list[TraceEntry], seen: SeenBlocks) -> list[TraceEntry]:
+    """``entries`` with what the profiler saw of them."""
+    uses = [
+        Use(index, entry.address, entry.size, entry.action != ALLOC)
+        for index, entry in enumerate(entries)
+        if entry.action in (ALLOC, FREE_REQUESTED)
+    ]
+    for index, which in found_in(uses, seen):
+        entries[index] = entries[index]._replace(block=abs(int(seen.bytes[which])), seen=which)
+    return entries
 
 
 class _Writer:
@@ -290,7 +250,7 @@ class _Writer:
         self._settings = settings
         self._final = final
         self._sizes = sizes
-        self._rows: list[tuple[int, int, int, int, int, int, int]] = []
+        self._rows: list[tuple[int, ...]] = []
         self._awaiting: list[tuple[int, int]] = []
         self._requested = sum(block.requested for block in live.values())
         self._allocated = sum(block.size for block in live.values())
@@ -305,22 +265,22 @@ class _Writer:
         if entry.address in self._live:  # its free was lost
             self.free(entry.time_ns, entry.address)
         block = LiveBlock(entry.size, self._sizes.get(index, 0), entry.stream)
-        self.birth(Action.ALLOC, entry.time_ns, entry.address, block, entry.stack)
+        self.birth(Action.ALLOC, entry.time_ns, entry.address, block, entry.stack, entry.seen)
 
-    def birth(self, action: Action, time_ns: int, address: int, block: LiveBlock, stack: int) -> None:
+    def birth(self, action: Action, time_ns: int, address: int, block: LiveBlock, stack: int, seen: int = -1) -> None:
         size = block.size or round_size(block.requested, self._settings)
         block = LiveBlock(block.requested, size, block.stream)
         self._live[address] = block
         self._requested += block.requested
         self._allocated += size
-        self._rows.append((time_ns, action, address, block.requested, size, block.stream, stack))
+        self._rows.append((time_ns, action, address, block.requested, size, block.stream, stack, seen))
 
-    def free(self, time_ns: int, address: int) -> LiveBlock | None:
+    def free(self, time_ns: int, address: int, seen: int = -1) -> LiveBlock | None:
         block = self._live.pop(address, None)
         if block is not None:
             self._requested -= block.requested
             self._allocated -= block.size
-            self._rows.append((time_ns, Action.FREE, address, block.requested, block.size, block.stream, 0))
+            self._rows.append((time_ns, Action.FREE, address, block.requested, block.size, block.stream, 0, seen))
         return block
 
     def agree(self, now_ns: int) -> int:
@@ -350,8 +310,8 @@ class _Writer:
         self._awaiting.append((time_ns, size))
 
     def settled(self, final_requested: int, segments: SegmentColumns, lost: int) -> Settled:
-        table = np.array(self._rows, dtype=np.int64).reshape(-1, 7)
-        time, action, address, size, block, stream, stack = np.ascontiguousarray(table.T)
+        table = np.array(self._rows, dtype=np.int64).reshape(-1, 8)
+        time, action, address, size, block, stream, stack, seen = np.ascontiguousarray(table.T)
         delta = np.where(action == Action.FREE, -size, size)
         # Counted back from what the segments hold now, and not on from what was known before: a sum of its own.
         allocated = final_requested - (delta.sum() - np.cumsum(delta))
@@ -365,6 +325,7 @@ class _Writer:
             stream=stream,
             allocated=allocated,
             stack=stack,
+            seen=seen,
             awaiting_ns=since,
             awaiting=awaiting,
             peak=self._peak,

@@ -21,10 +21,13 @@ from ampmem.recorder.facts.addresses import RealAddresses
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.sources.base import NO_EVENTS, Place, RawEvents
+from ampmem.recorder.sources.cuda.blocks import NO_BLOCKS, SeenBlocks
 from ampmem.recorder.sources.cuda.device import CudaApi, Snapshot, TorchCuda, forget_observer
-from ampmem.recorder.sources.cuda.events import History, Settled, Stamps
+from ampmem.recorder.sources.cuda.events import History, Settled
 from ampmem.recorder.sources.cuda.nodes import NodeRecorder, Nodes
 from ampmem.recorder.sources.cuda.oom import OomKeeper
+from ampmem.recorder.sources.cuda.peaks import Peaks
+from ampmem.recorder.sources.cuda.trace import Counted, MarkCount, Stamps
 from ampmem.recorder.sources.window import check_free, install
 from ampmem.units import format_count
 from ampmem.vocabulary import Mark, SourceKind
@@ -53,10 +56,11 @@ class CudaSource:
         self._device: int | None = None
         self._since_ns = 0
         self._history = History(self._settings())
+        self._peaks = Peaks(self._api, self._settings())
         self._stamps = Stamps()
         self._nodes = NodeRecorder()
         self._tag: Callable[[str], None] | None = None
-        self._marks: dict[tuple[int, Mark], tuple[int, LayersRecord]] = {}
+        self._marks: dict[tuple[int, Mark], tuple[MarkCount, LayersRecord]] = {}
         self._layers: list[LayersRecord] = []
         self._oom = OomKeeper(self._api)
         self._notes: dict[str, None] = {}
@@ -105,7 +109,7 @@ class CudaSource:
         device = self._chosen()
         if device is None:
             return
-        now = time_ns()
+        since, now = self._stamps.last, time_ns()
         self._stamp(now)  # what comes next is not to be taken for something before the mark
         stats = self._api.stats(device)
         used = None
@@ -124,7 +128,8 @@ class CudaSource:
             device_used=used,
             process_used=self._api.process_used(device) if last else None,  # it may take a millisecond
         )
-        self._marks[(step, mark)] = (now, record)
+        self._marks.pop((step, mark), None)  # in order of time
+        self._marks[(step, mark)] = (MarkCount(since, now, Counted(stats.blocks, stats.requested)), record)
 
     def drain(self) -> RawEvents:
         """The events since the last call."""
@@ -143,7 +148,7 @@ class CudaSource:
             if self._device is None:
                 self._note("nothing was allocated on a CUDA device; --device cpu records the CPU's memory")
             forget_observer(self._oom.observe)
-            if self._tag is not None:
+            if self._tag is not None and threading.get_ident() == self._thread:
                 with suppress(RuntimeError):
                     self._tag("")
         return events
@@ -174,7 +179,7 @@ class CudaSource:
             streams=len(self._streams),
             private_pools=len(self._pools - {DEFAULT_POOL}),
             device=self._device,
-            peaks=tuple(self._api.stats(device).allocated_peak for device in range(self._api.device_count())),
+            peaks=tuple(self._peaks.now().values()),
         )
 
     def prediction(self) -> None:
@@ -202,6 +207,7 @@ class CudaSource:
             self._api.history(on=True, entries=ENTRIES, stacks=self._stacks)
             self._on = True
             self._tag = self._api.metadata_setter()
+            self._stamp(time_ns())
             self._api.observe_oom(self._oom.observe)
         except Exception as error:
             self._note(f"memory history could not be switched on: {error}")
@@ -217,15 +223,19 @@ class CudaSource:
             self._note(f"autograd's nodes have no names here: the profiler did not start ({error})")
 
     def _stamp(self, now_ns: int) -> None:
-        if self._tag is not None:
-            self._stamps.add(threading.get_ident(), now_ns)
-            with suppress(RuntimeError):  # of a device that has failed
-                self._tag(str(now_ns))
+        # A tag is its thread's own: on the engine's threads nobody could take it away again.
+        if threading.get_ident() == self._thread:
+            self._stamps.add(now_ns)
+            if self._tag is not None:
+                with suppress(RuntimeError):  # of a device that has failed
+                    self._tag(str(now_ns))
 
     def _chosen(self) -> int | None:
         """The device that is recorded; ``None`` while nothing is on any."""
         if self._device is None and self._on:
-            peaks = {device: self._api.stats(device).allocated_peak for device in range(self._api.device_count())}
+            if self._api.device_count() > 1:  # of which the script may have reset the peaks
+                self._peaks.note(self._api.snapshot())
+            peaks = self._peaks.now()
             best = max(peaks.values(), default=0)
             if best > 0:
                 current = self._api.current_device()
@@ -245,22 +255,33 @@ class CudaSource:
                     self._api.synchronize(device)
         since, self._since_ns = self._since_ns, time_ns()
         snapshot = self._api.snapshot()
+        window = self._history.read(snapshot, device, self._api.snapshot)
+        until = time_ns()
         if go_on:
             self._api.history(on=True, entries=ENTRIES, stacks=self._stacks)
         nodes = self._nodes.take(go_on=go_on)
         if go_on and not self._nodes.running:  # another thread has initialized CUDA
             self._follow_nodes()
         self._oom.name_ops(nodes.name_at)
-        settled = self._history.settle(snapshot, device, self._stamps.take(), since)
+        seen = nodes.blocks.get(device, NO_BLOCKS)
+        settled = self._history.settle(
+            window,
+            stamps=self._stamps.take(),
+            since_ns=since,
+            until_ns=until,
+            seen=seen,
+            marks=[count for count, _ in self._marks.values()],
+        )
+        self._peaks.note(snapshot)
         self._settle_marks(settled)
         self._note_window(snapshot, device, settled)
-        return _raw(settled, nodes, self._history)
+        return _raw(settled, nodes, seen, self._history)
 
     def _settle_marks(self, settled: Settled) -> None:
         """torch counts a request until its wait for other streams is over; tensors end with the free."""
         marks, self._marks = list(self._marks.values()), {}
-        for when, record in marks:
-            self._layers.append(replace(record, requested=record.requested - settled.awaiting_at(when)))
+        for count, record in marks:
+            self._layers.append(replace(record, requested=record.requested - settled.awaiting_at(count.time_ns)))
         if marks:
             step = marks[-1][1].step
             peak = settled.peak
@@ -294,9 +315,11 @@ class CudaSource:
             self._note("this torch cannot tag allocator events: ops are joined to them by time alone")
 
 
-def _raw(settled: Settled, nodes: Nodes, history: History) -> RawEvents:
-    """The events with the autograd nodes that ran at their times."""
+def _raw(settled: Settled, nodes: Nodes, seen: SeenBlocks, history: History) -> RawEvents:
+    """The events with the autograd nodes around them: as the profiler saw the block, or else by the time."""
     op, sequence = nodes.at(settled.time_ns)
+    known = settled.seen >= 0
+    op[known], sequence[known] = seen.op[settled.seen[known]], seen.sequence[settled.seen[known]]
     return RawEvents(
         time_ns=settled.time_ns,
         action=settled.action,

@@ -13,6 +13,7 @@ import { showAddresses } from "./figures/addresses.js";
 import { loadPlotly } from "./figures/plotly.js";
 import { showActivations } from "./sections/activations.js";
 import { AllocationTable } from "./sections/allocations.js";
+import { showChanges } from "./sections/changes.js";
 import { showComparison } from "./sections/comparison.js";
 import { drawJumps } from "./sections/jumps.js";
 import { PageLink } from "./sections/link.js";
@@ -338,6 +339,7 @@ async function start() {
   );
   byId("foot").textContent = `Made by ampmem ${data.ampmem}. This page loads nothing from the network.`;
   showComparison(data.comparison, page.categoryOf);
+  showChanges(data.changes, page.categoryOf);
   if (data.runs.length) await page.show(page.runOf(place), place);
   else Object.assign(document.documentElement.dataset, { ready: "", drawn: "" });
 }

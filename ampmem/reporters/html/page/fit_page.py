@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ampmem.analysis.fit.fit import ArmFit, FitResult, Memory, Verdict
 from ampmem.analysis.timeline.categories import Category
-from ampmem.outputs import open_output
+from ampmem.output.files import open_output
 from ampmem.reporters.html.page.page import PLOTLY_CONFIG, self_contained
 from ampmem.reporters.html.palette import FILLS, Fill
 from ampmem.reporters.text.fit import break_even_lines, cells, facts, fitting_lines, of_whole, remarks
@@ -84,7 +84,7 @@ def render_fit(fit: FitResult) -> str:
 
 def fit_view(fit: FitResult) -> FitView:
     """What the page shows of ``fit``."""
-    capacity = None if fit.outside is None else fit.total - fit.outside
+    capacity = None if fit.outside_at_most is None else fit.total - fit.outside_at_most
     return FitView(
         ampmem=__version__,
         config=PLOTLY_CONFIG,

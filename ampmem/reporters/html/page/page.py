@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from ampmem.analysis.jsonable import NOT_IN_JSON
+from ampmem.analysis.json.jsonable import NOT_IN_JSON
 from ampmem.reporters.html import plotlyjs
 from ampmem.reporters.html.data import RunView
 from ampmem.reporters.html.page.bundle import bundle
@@ -15,6 +15,7 @@ from ampmem.reporters.html.page.plain import plain
 from ampmem.reporters.html.page.template import FOLDER, filled
 from ampmem.reporters.html.palette import CategoryView, category_views, layer_views
 from ampmem.reporters.html.safety import json_for_script, script_source_hash, visible
+from ampmem.reporters.html.views.changes import ChangesView
 from ampmem.reporters.html.views.comparison import ComparisonView
 from ampmem.reporters.html.views.job import JobView
 from ampmem.reporters.html.views.verdict import VerdictView
@@ -49,6 +50,7 @@ class PageView:
     runs: tuple[RunView, ...]
     opens: int
     comparison: ComparisonView | None
+    changes: ChangesView | None
     verdict: VerdictView = field(metadata=NOT_IN_JSON)
     job: JobView | None = field(default=None, metadata=NOT_IN_JSON)
 
@@ -59,9 +61,13 @@ def page_view(
     verdict: VerdictView,
     *,
     job: JobView | None = None,
+    changes: ChangesView | None = None,
     opens: int | None = None,
 ) -> PageView:
-    """The page of ``runs``, which are some ranks of ``job`` if there is one; it opens on the run at ``opens``."""
+    """The page of ``runs``, which are some ranks of ``job`` if there is one; it opens on the run at ``opens``.
+
+    ``changes`` are those from the first run to the second where they are of changed code.
+    """
     return PageView(
         ampmem=__version__,
         config=PLOTLY_CONFIG,
@@ -70,6 +76,7 @@ def page_view(
         runs=runs,
         opens=opens_on([run.arm for run in runs]) if opens is None else opens,
         comparison=comparison,
+        changes=changes,
         verdict=verdict,
         job=job,
     )

@@ -18,7 +18,7 @@ def filled(name: str, /, **values: object) -> str:
 @cache
 def _environment() -> Environment:
     """It keeps what it has compiled."""
-    loader = FileSystemLoader(FOLDER)
+    loader = FileSystemLoader([FOLDER, FOLDER.parent / "notebook"])
     return Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True
     )

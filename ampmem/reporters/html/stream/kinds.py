@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.jsonable import Json
+from ampmem.analysis.json.jsonable import Json
 from ampmem.events import Column
 from ampmem.reporters.html.safety import distinct
 

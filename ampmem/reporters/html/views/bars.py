@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.reporters.html.palette import FILLS, Fill, label
-from ampmem.reporters.text.words import signed
+from ampmem.reporters.text.common.words import signed
 from ampmem.units import format_apart, format_bytes
 
 _HATCHES = {"/": "slashes", ".": "dots"}

@@ -8,9 +8,9 @@ from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.findings import Finding
 from ampmem.analysis.findings.remedies import Remedy, remedies
+from ampmem.analysis.frames import user_frames
 from ampmem.reporters.html.data import CompositionView, FactView, OutOfMemoryView, RemedyView, SizeRow
 from ampmem.reporters.text.answer import capital
-from ampmem.reporters.text.frames import user_frames
 from ampmem.reporters.text.out_of_memory import asked, asked_by, device, free_blocks, headline
 from ampmem.units import format_bytes
 

@@ -11,8 +11,8 @@ from ampmem.reporters.html.safety import MAX_PROSE, visible
 from ampmem.reporters.html.views.bars import Bar, End, falls, paint, stacked
 from ampmem.reporters.html.views.verdict import VerdictView, Waterfall, unchanged
 from ampmem.reporters.text.answer import capital, in_phase
+from ampmem.reporters.text.common.words import signed
 from ampmem.reporters.text.ranks.verdict import ranks_wording
-from ampmem.reporters.text.words import signed
 from ampmem.units import format_apart
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.casts import Casts
-from ampmem.analysis.compare import Entry
+from ampmem.analysis.comparison.compare import Entry
 from ampmem.analysis.findings import Finding, Section
 from ampmem.analysis.findings.remedies import told_elsewhere
 from ampmem.analysis.summary import RunPeak, Step, Summary
@@ -36,7 +36,7 @@ from ampmem.reporters.html.views.activations import activations_view
 from ampmem.reporters.html.views.out_of_memory import out_of_memory_view
 from ampmem.reporters.html.views.static_model import static_model_view
 from ampmem.reporters.text.answer import capital
-from ampmem.reporters.text.describe import (
+from ampmem.reporters.text.common.describe import (
     describe_allocator,
     describe_arm,
     describe_devices,
@@ -45,11 +45,11 @@ from ampmem.reporters.text.describe import (
     describe_update,
     parameters_in_short,
 )
+from ampmem.reporters.text.common.plain_text import per_parameter
+from ampmem.reporters.text.common.words import IN_SHORT, short
 from ampmem.reporters.text.estimate import fit_in_short, sentences
-from ampmem.reporters.text.plain_text import per_parameter
 from ampmem.reporters.text.sections.marks import has_copies
 from ampmem.reporters.text.warnings import warnings
-from ampmem.reporters.text.words import IN_SHORT, short
 from ampmem.units import format_bytes, format_count, format_duration
 from ampmem.vocabulary import AUTOCAST_ARMS, STEP_MARKS, Mark, SourceKind
 

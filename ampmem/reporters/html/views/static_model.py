@@ -5,8 +5,8 @@ from __future__ import annotations
 from ampmem.analysis.static_model.verdict import StaticRecipe
 from ampmem.analysis.summary import Summary
 from ampmem.reporters.html.data import ComponentView, MarkComponents, StaticModelView
+from ampmem.reporters.text.common.words import IN_SHORT, trimmed
 from ampmem.reporters.text.static_model import in_words, judgement, per_rank
-from ampmem.reporters.text.words import IN_SHORT, trimmed
 from ampmem.vocabulary import STEP_MARKS, Mark
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ampmem.analysis.answer import Answer, Composition, Verdict
+from ampmem.analysis.comparison.answer import Answer, Composition, Verdict
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.reporters.html.palette import label
 from ampmem.reporters.html.safety import MAX_PROSE, visible
 from ampmem.reporters.html.views.bars import Bar, End, falls, paint, stacked
 from ampmem.reporters.text.answer import Wording, capital, listed, when, wording
-from ampmem.reporters.text.words import signed
+from ampmem.reporters.text.common.words import signed
 from ampmem.units import format_apart, format_bytes
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ampmem.analysis.compare import BASELINE, Comparison, Entry, Instant, StepTime
+from ampmem.analysis.comparison.compare import BASELINE, Comparison, Entry, Instant, StepTime
 from ampmem.analysis.fit.estimate import Prediction
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown
+from ampmem.reporters.text.common.layout import Layout, number, side_by_side, words
+from ampmem.reporters.text.common.plain_text import ABSENT, shorten, wrapped
+from ampmem.reporters.text.common.words import AT_MARK, percent, share, short, signed, size_cells, times
 from ampmem.reporters.text.estimate import fit_in_short
-from ampmem.reporters.text.layout import Layout, number, side_by_side, words
-from ampmem.reporters.text.plain_text import ABSENT, shorten, wrapped
 from ampmem.reporters.text.sections.marks import TOTAL, indented
-from ampmem.reporters.text.words import AT_MARK, percent, share, short, signed, size_cells, times
 from ampmem.units import format_bytes, format_duration
 from ampmem.vocabulary import AUTOCAST_ARMS, Mark
 
@@ -115,7 +115,14 @@ def render_figures(comparison: Comparison, layout: Layout) -> str:
         add(name, [ABSENT if time is None else figure(time) for time in comparison.step_time])
     add(f"loss off {BASELINE} by up to", list(map(percent, comparison.loss_difference)))
     text = f"{layout.strong('figures')}\n\n{_per_entry(comparison, rows, '', layout)}"
-    return "\n".join([text, *_rule(comparison, layout)])
+    return "\n".join([text, *_when(comparison, layout), *_rule(comparison, layout)])
+
+
+def _when(comparison: Comparison, layout: Layout) -> list[str]:
+    """Of which instant the activations' rows are: the verdict above speaks of the peak."""
+    if not any(ratio is not None for ratio in (*comparison.activation_ratio, *comparison.low_precision)):
+        return []
+    return wrapped("activations: here those after forward, not those at the peak", layout.width)
 
 
 def _rule(comparison: Comparison, layout: Layout) -> list[str]:
@@ -137,7 +144,8 @@ _STEP_TIMES: tuple[tuple[str, Callable[[StepTime], str]], ...] = (
 
 
 _PREDICTED: tuple[tuple[str, Callable[[Prediction], str]], ...] = (
-    ("in all on the GPU", lambda prediction: format_bytes(prediction.at_peak_reserved.total)),
+    ("in all on the GPU", lambda prediction: format_bytes(prediction.likely_total)),
+    ("in all, up to", lambda prediction: ABSENT if prediction.highest is None else format_bytes(prediction.most_total)),
     ("the GPU has", lambda prediction: format_bytes(prediction.gpu_bytes)),
     ("which means that it", lambda prediction: fit_in_short(prediction)[0]),
 )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ampmem.analysis.compare import Entry
+from ampmem.analysis.comparison.compare import Entry
 from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent
 from ampmem.analysis.summary import Summary
-from ampmem.reporters.text.layout import PLAIN, Layout, number, side_by_side, words
-from ampmem.reporters.text.plain_text import ABSENT, per_parameter, shorten, wrapped
+from ampmem.reporters.text.common.layout import PLAIN, Layout, number, side_by_side, words
+from ampmem.reporters.text.common.plain_text import ABSENT, per_parameter, shorten, wrapped
+from ampmem.reporters.text.common.words import AT_MARK, signed
 from ampmem.reporters.text.static_model import in_words, judgement, not_explained, tensors_of
-from ampmem.reporters.text.words import AT_MARK, signed
 from ampmem.vocabulary import Mark
 
 _CAPTION = "static memory in bytes per parameter: what the rule of thumb says, and what was measured"

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ampmem.analysis.answer import verdict_of
-from ampmem.analysis.compare import Comparison
+from ampmem.analysis.comparison.answer import verdict_of
+from ampmem.analysis.comparison.compare import Comparison
 from ampmem.analysis.ranks.arms import Jobs
 from ampmem.analysis.ranks.ranks import Ranks
 from ampmem.reporters.text.answer import Wording, listed, wording
+from ampmem.reporters.text.common.layout import PLAIN, Layout, number, side_by_side, words
+from ampmem.reporters.text.common.plain_text import ABSENT
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.details import EVERYTHING, NOTHING, Detail
-from ampmem.reporters.text.layout import PLAIN, Layout, number, side_by_side, words
 from ampmem.reporters.text.next_steps import render_next
-from ampmem.reporters.text.plain_text import ABSENT
 from ampmem.reporters.text.ranks.names import named, numbers
 from ampmem.reporters.text.ranks.render import render_ranks
 from ampmem.units import format_bytes

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ampmem.analysis.ranks.ranks import Alike, CategorySpread, RankPeak, Ranks, Spread
 from ampmem.analysis.timeline.categories import Category
-from ampmem.reporters.text.layout import Column, Layout, narrowest, number, table, words
-from ampmem.reporters.text.plain_text import wrapped
+from ampmem.reporters.text.common.layout import Column, Layout, narrowest, number, table, words
+from ampmem.reporters.text.common.plain_text import wrapped
 from ampmem.reporters.text.ranks.names import numbers, place
 from ampmem.units import format_bytes
 

@@ -7,8 +7,8 @@ from itertools import groupby
 
 from ampmem.analysis.ops import plain_op
 from ampmem.analysis.ranks.ranks import Group, Rank, RankPeak, Ranks
-from ampmem.reporters.text.layout import Layout, number, table, words
-from ampmem.reporters.text.plain_text import ABSENT, wrapped
+from ampmem.reporters.text.common.layout import Layout, number, table, words
+from ampmem.reporters.text.common.plain_text import ABSENT, wrapped
 from ampmem.reporters.text.ranks.names import group_name, numbers
 from ampmem.units import format_bytes, format_count
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from ampmem.analysis.ranks.ranks import Absence, Job, Missing, Ranks
 from ampmem.names import NOT_ENDED, is_warning, said_in
 from ampmem.recording import rank_of, rank_pattern
-from ampmem.reporters.text.describe import arm_in_words
-from ampmem.reporters.text.layout import PLAIN, Layout
+from ampmem.reporters.text.common.describe import arm_in_words
+from ampmem.reporters.text.common.layout import PLAIN, Layout
+from ampmem.reporters.text.common.plain_text import wrapped
 from ampmem.reporters.text.next_steps import render_next
-from ampmem.reporters.text.plain_text import wrapped
 from ampmem.reporters.text.ranks.matrix import render_matrix
 from ampmem.reporters.text.ranks.names import named
 from ampmem.reporters.text.ranks.places import render_groups, render_places

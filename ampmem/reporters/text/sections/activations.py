@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ampmem.analysis.activations import LOW_PRECISION, savings
 from ampmem.analysis.summary import Summary
-from ampmem.reporters.text.layout import Layout, number, table, words
-from ampmem.reporters.text.plain_text import ABSENT, wrapped
-from ampmem.reporters.text.words import share
+from ampmem.reporters.text.common.layout import Layout, number, table, words
+from ampmem.reporters.text.common.plain_text import ABSENT, wrapped
+from ampmem.reporters.text.common.words import share
 from ampmem.units import format_bytes, format_count
 
 ACTIVATIONS = 10
@@ -26,11 +26,12 @@ def render_activations(summary: Summary, layout: Layout) -> str:
     if summary.arm.dtype is None or not total:
         return ""
     low = sum(group.bytes for group in groups if group.dtype in LOW_PRECISION)
+    unknown = sum(group.bytes for group in groups if group.dtype is None)
     rows = [
         [
             each.saved_for or ABSENT,
             each.made_by or ABSENT,
-            each.dtype or "?",
+            each.dtype or "unknown",
             format_count(each.tensors),
             format_bytes(each.bytes),
             share(each.bytes, total),
@@ -49,6 +50,14 @@ def render_activations(summary: Summary, layout: Layout) -> str:
     left_out = len(pairs) - len(rows)
     more = f"\n… and {format_count(left_out)} smaller group{'s' if left_out > 1 else ''}" if left_out else ""
     when = "at the end of forward" if summary.last_step.marks.after_forward else "when memory ran out"
-    caption = f"activations {when}, {format_bytes(total)}: {share(low, total)} are in low precision"
+    caption = f"activations {when}, {format_bytes(total)}: {_types(low, unknown, total)}"
     head = "\n".join(map(layout.strong, wrapped(caption, layout.width)))
     return f"{head}\n\n{text}{more}"
+
+
+def _types(low: int, unknown: int, total: int) -> str:
+    """How much is in low precision, as far as the types are known."""
+    if unknown == total:
+        return "their types are unknown"
+    known = f"{share(low, total)} are in low precision"
+    return f"{known}, of {share(unknown, total)} the type is unknown" if unknown else known

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ampmem.analysis.casts import Casts, CopyCount, ParameterCasts, StepCasts
 from ampmem.analysis.summary import Summary
-from ampmem.reporters.text.layout import Layout, number, table, words
-from ampmem.reporters.text.plain_text import ABSENT, wrapped
+from ampmem.reporters.text.common.layout import Layout, number, table, words
+from ampmem.reporters.text.common.plain_text import ABSENT, wrapped
 from ampmem.units import format_bytes, format_count
 
 PARAMETERS = 20

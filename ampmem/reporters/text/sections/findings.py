@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampmem.analysis.findings import Finding
-from ampmem.reporters.text.layout import Layout
-from ampmem.reporters.text.plain_text import shorten, wrapped
+from ampmem.reporters.text.common.layout import Layout
+from ampmem.reporters.text.common.plain_text import shorten, wrapped
 
 _INDENT = " " * 9
 _LABEL = 20

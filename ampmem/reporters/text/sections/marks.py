@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from ampmem.analysis.summary import Step, Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown, Category
 from ampmem.analysis.timeline.communication import ByPart
-from ampmem.reporters.text.describe import counted
-from ampmem.reporters.text.layout import Column, Layout, number, table, words
-from ampmem.reporters.text.plain_text import shorten, wrapped
-from ampmem.reporters.text.words import size_cells
+from ampmem.reporters.text.common.describe import counted
+from ampmem.reporters.text.common.layout import Column, Layout, number, table, words
+from ampmem.reporters.text.common.plain_text import shorten, wrapped
+from ampmem.reporters.text.common.words import size_cells
 from ampmem.units import format_bytes
 
 HOLDERS = 4

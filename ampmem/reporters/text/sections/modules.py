@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ampmem.analysis.frames import user_frame
 from ampmem.analysis.largest import LargeAllocation
 from ampmem.analysis.modules import ModuleMemory
 from ampmem.analysis.summary import Summary
-from ampmem.reporters.text.frames import user_frame
-from ampmem.reporters.text.layout import Layout, number, table, table_lines, words
-from ampmem.reporters.text.plain_text import ABSENT, shorten
+from ampmem.reporters.text.common.layout import Layout, number, table, table_lines, words
+from ampmem.reporters.text.common.plain_text import ABSENT, shorten
 from ampmem.units import format_bytes, format_count
 
 MODULES = 15

@@ -7,9 +7,9 @@ from typing import TypeAlias
 
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
-from ampmem.reporters.text.layout import Layout, number, table, words
-from ampmem.reporters.text.plain_text import per_parameter
-from ampmem.reporters.text.words import share
+from ampmem.reporters.text.common.layout import Layout, number, table, words
+from ampmem.reporters.text.common.plain_text import per_parameter
+from ampmem.reporters.text.common.words import share
 from ampmem.units import format_bytes
 
 TOTAL = "total"

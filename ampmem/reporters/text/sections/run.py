@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampmem.analysis.summary import Summary
-from ampmem.reporters.text.describe import (
+from ampmem.reporters.text.common.describe import (
     conserved,
     describe_allocator,
     describe_arm,
@@ -14,8 +14,8 @@ from ampmem.reporters.text.describe import (
     of_all_ranks,
     recognised,
 )
-from ampmem.reporters.text.layout import Layout
-from ampmem.reporters.text.plain_text import shorten, wrapped
+from ampmem.reporters.text.common.layout import Layout
+from ampmem.reporters.text.common.plain_text import shorten, wrapped
 from ampmem.reporters.text.static_model import judgement
 from ampmem.units import format_bytes, format_count
 
@@ -23,9 +23,10 @@ KEY = 12
 
 
 def render_run(summary: Summary, title: str, layout: Layout) -> str:
-    """Script, device, precision, versions, parameters and optimizer, a line each."""
+    """Script (where it is known), device, precision, versions, parameters and optimizer, a line each."""
     device, allocator = summary.device, summary.caching_allocator
-    rows = [("script", title or "?"), ("device", f"{device.name} ({device.type}), events from {summary.source}")]
+    rows = [("script", title)] if title else []
+    rows.append(("device", f"{device.name} ({device.type}), events from {summary.source}"))
     if summary.world_size > 1:
         rows.append(("rank", f"{summary.rank} of {summary.world_size}"))
     if allocator is not None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from ampmem.analysis.summary import Step, Summary
 from ampmem.names import has_times
-from ampmem.reporters.text.describe import describe_loss, describe_update
-from ampmem.reporters.text.layout import Column, Layout, number, table, words
-from ampmem.reporters.text.plain_text import ABSENT
+from ampmem.reporters.text.common.describe import describe_loss, describe_update
+from ampmem.reporters.text.common.layout import Column, Layout, number, table, words
+from ampmem.reporters.text.common.plain_text import ABSENT
 from ampmem.units import format_bytes, format_duration
 from ampmem.vocabulary import SourceKind
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ampmem.analysis.answer import Verdict
+from ampmem.analysis.comparison.answer import Verdict
 from ampmem.reporters.text.answer import Wording, wording
-from ampmem.reporters.text.layout import Layout
-from ampmem.reporters.text.plain_text import wrapped
+from ampmem.reporters.text.common.layout import Layout
+from ampmem.reporters.text.common.plain_text import wrapped
 
 
 def verdict_lines(verdict: Verdict, layout: Layout) -> list[str]:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from ampmem.allocator.model.oom import OutOfMemoryReport
 from ampmem.allocator.trace import Run, WhatIf
-from ampmem.reporters.text.layout import Layout, number, table, words
-from ampmem.reporters.text.plain_text import wrapped
-from ampmem.reporters.text.words import signed
+from ampmem.reporters.text.common.layout import Layout, number, table, words
+from ampmem.reporters.text.common.plain_text import wrapped
+from ampmem.reporters.text.common.words import signed
 from ampmem.units import format_bytes
 
 _HOW = (

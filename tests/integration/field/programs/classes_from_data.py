@@ -1,4 +1,4 @@
-"""A model whose size is read from labels on the GPU, and batches that are cut to the length of the longest text."""
+"""A model whose size is read from labels drawn on the GPU; its batches are cut to the length of the longest text."""
 
 import json
 
@@ -7,8 +7,8 @@ from torch import nn
 
 CLASSES, LONGEST = 1000, 48
 
-labels = torch.arange(4000).remainder(CLASSES).to("cuda")
-lengths = torch.full((64,), LONGEST).to("cuda")
+labels = torch.randint(CLASSES, (4000,), device="cuda")
+lengths = torch.randint(LONGEST, LONGEST + 1, (64,), device="cuda")
 classes = labels.max().item() + 1
 model = nn.Sequential(nn.Embedding(100, 64), nn.Flatten(0, 1), nn.Linear(64, classes)).to("cuda")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -9,9 +9,10 @@ from torch import nn
 
 
 def train(rank, model):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(torch.randn(4, 8)).sum().backward()
-    optimizer.step()
+    with torch.no_grad():  # by hand: each child would import half of torch for an optimizer
+        for parameter in model.parameters():
+            parameter -= 0.1 * parameter.grad
 
 
 def main():

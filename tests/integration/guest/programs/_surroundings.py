@@ -16,7 +16,8 @@ import traceback
 import warnings
 from pathlib import Path
 
-import torch  # noqa: F401  # what it leaves behind is not what is looked at
+if "--without-torch" not in sys.argv:
+    import torch  # noqa: F401  # what it leaves behind is not what is looked at
 
 
 def names_and_types(values: dict[str, object]) -> str:

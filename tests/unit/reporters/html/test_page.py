@@ -28,7 +28,7 @@ from ampmem.errors import NothingRecorded, UsageError
 from ampmem.events import ArmRecord, Recording
 from ampmem.recording.bounds import NAME
 from ampmem.reporters.html import plotlyjs, progress, write
-from ampmem.reporters.html.page.notebook import render as render_for_notebook
+from ampmem.reporters.html.notebook.cards import html_of, summary_card
 from ampmem.reporters.html.page.page import PLOTLY_CONFIG
 from ampmem.reporters.html.page.template import FOLDER
 from ampmem.units import format_bytes
@@ -234,7 +234,7 @@ def test_no_progress_of_quick_work_or_into_a_file(monkeypatch: pytest.MonkeyPatc
 
 
 def notebook(recording: Recording) -> str:
-    return render_for_notebook(summarize(recording))
+    return html_of(summary_card(summarize(recording)))
 
 
 def test_a_notebook_shows_the_breakdown_and_the_findings() -> None:
@@ -258,9 +258,8 @@ def test_a_notebook_shows_hostile_texts_as_texts() -> None:
 def test_the_public_summary_is_one_that_a_notebook_shows(recording: Path) -> None:
     summary = summarize(small_run().recording())
     public = ampmem.profile(output=recording).summary()
-    assert isinstance(public, ampmem.Summary)
-    assert public._repr_html_() == render_for_notebook(summary)
-    assert public.to_json() == summary.to_json()
+    assert public == summary
+    assert public._repr_mimebundle_()["text/html"] == html_of(summary_card(summary))
 
 
 def test_the_style_is_whole() -> None:

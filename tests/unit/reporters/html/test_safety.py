@@ -7,7 +7,7 @@ import re
 import unicodedata
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ampmem.analysis.timeline.categories import CATEGORIES
@@ -18,7 +18,6 @@ from ampmem.reporters.html.safety import MAX_PROSE, MAX_TEXT, distinct, json_for
 HOSTILE = "</script><img src=x onerror=alert(1)>\u202e\u2028\x1b[2J\ud800"
 
 
-@settings(deadline=None)
 @given(st.text(max_size=50))
 def test_json_in_a_script_element_is_data_only(text: str) -> None:
     block = json_for_script({text: [text]})
@@ -44,7 +43,6 @@ def test_what_json_has_no_word_for_is_an_error() -> None:
         plain([object()])
 
 
-@settings(deadline=None)
 @given(st.text(max_size=2 * MAX_TEXT))
 def test_shown_text_is_bounded_and_has_no_invisible_character(text: str) -> None:
     shown = visible(text)
@@ -61,7 +59,6 @@ def test_every_text_is_made_visible_and_bounded_on_its_way_to_the_page() -> None
     assert plain({"\u202e": ("\u2028", "x" * 1_000_000)}) == {"\\u202e": ["\\u2028", "x" * (MAX_PROSE - 1) + "…"]}
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(alphabet="ab\u202e\\u2", max_size=6), unique=True, max_size=30), st.integers(0, 2))
 def test_texts_that_differ_look_different(texts: list[str], long: int) -> None:
     texts = [long * 300 * "x" + text for text in texts]

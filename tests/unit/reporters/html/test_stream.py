@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from build import Story, gpu_run, small_run
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from page_reader import PHASES, container, exact, reduced
 
@@ -71,7 +71,6 @@ def run_peak(analysis: Analysis) -> int:
     return max(peaks_of(analysis), key=lambda position: int(analysis.timeline.total[position]))
 
 
-@settings(deadline=None)
 @given(actions)
 def test_an_exact_stream_is_the_timeline_of_the_analysis_at_every_event(
     moves: list[tuple[int, int, str, Phase]],
@@ -206,7 +205,6 @@ def test_names_that_differ_stay_different() -> None:
     assert all(len(text) <= 400 and text.isprintable() for text in header["texts"] + header["frames"])
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(*[st.sampled_from([0, 1, 5, 2**40, 2**62 - 1])] * 10), max_size=40))
 def test_kinds_are_the_different_rows(rows: list[tuple[int, ...]]) -> None:
     analysis = analyse(small_run().recording())
@@ -228,7 +226,6 @@ def test_kinds_are_the_different_rows(rows: list[tuple[int, ...]]) -> None:
     assert kind.tolist() == [list(dict.fromkeys(rows)).index(row) for row in rows]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**62), max_size=20))
 def test_planes_hold_every_byte(values: list[int]) -> None:
     parts = planes(np.array(values, dtype=np.int64))
@@ -248,7 +245,6 @@ def test_the_same_run_gives_the_same_bytes() -> None:
     assert packed_exactly(analysis) == packed_exactly(analysis)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**50), min_size=1, max_size=400), st.integers(1, 500))
 def test_every_bucket_keeps_its_lowest_and_its_highest(values: list[int], buckets: int) -> None:
     total = np.array(values, dtype=np.int64)
@@ -263,7 +259,6 @@ def test_every_bucket_keeps_its_lowest_and_its_highest(values: list[int], bucket
         assert start + here.argmax() in kept
 
 
-@settings(deadline=None)
 @given(actions, st.integers(1, 3), st.integers(1, 30))
 def test_a_reduced_stream_keeps_peaks_and_ends(
     moves: list[tuple[int, int, str, Phase]], steps: int, buckets: int

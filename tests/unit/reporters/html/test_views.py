@@ -11,7 +11,7 @@ import pytest
 from build import ARM, RUN, Story, small_run
 
 from ampmem.analysis.analyse import Analysis, analyse
-from ampmem.analysis.compare import Comparison, compare, distinct, entry_of
+from ampmem.analysis.comparison.compare import Comparison, compare, distinct, entry_of
 from ampmem.analysis.findings import Finding, Section
 from ampmem.analysis.summary import Allocator, Summary, summary_of
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES

@@ -10,17 +10,17 @@ from click.testing import CliRunner
 from failures import late_zero_grad
 from golden_texts import encoder
 
-from ampmem.analysis.compare import Entry
+from ampmem.analysis.comparison.compare import Entry
+from ampmem.analysis.frames import user_frame
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.cli.show import show
 from ampmem.errors import NothingRecorded, RecordingError
 from ampmem.events import Fact, Phase
 from ampmem.names import NO_TIMES
 from ampmem.recording import read
+from ampmem.reporters.text.common.plain_text import WIDTH, per_parameter, shorten
 from ampmem.reporters.text.comparison.static_models import render_static_models
 from ampmem.reporters.text.details import EVERYTHING, Detail
-from ampmem.reporters.text.frames import user_frame
-from ampmem.reporters.text.plain_text import WIDTH, per_parameter, shorten
 from ampmem.reporters.text.sections.modules import MODULES
 from ampmem.reporters.text.static_model import render_static_model
 from ampmem.reporters.text.table import render

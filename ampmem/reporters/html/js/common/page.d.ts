@@ -8,6 +8,7 @@ export interface PageView {
   runs: Array<RunView>;
   opens: number;
   comparison: ComparisonView | null;
+  changes: ChangesView | null;
 }
 
 export interface CategoryView {
@@ -338,6 +339,28 @@ export interface LossView {
 export interface FailureView {
   label: string;
   failure: string;
+}
+
+export interface ChangesView {
+  note: string;
+  rows: Array<ChangeView>;
+}
+
+export interface ChangeView {
+  kind: string;
+  category: string;
+  what: string;
+  module: string;
+  name: string;
+  op: string;
+  source_line: string;
+  line_before: boolean;
+  stack: Array<string>;
+  tensors: string;
+  changes: number;
+  before: number;
+  after: number;
+  grown: number;
 }
 
 export interface FitView {

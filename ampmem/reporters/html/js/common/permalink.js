@@ -64,6 +64,11 @@ export function hashOfPlace({ section, run, view, byTime, pin, theme }) {
   return parts ? `#${parts}` : "";
 }
 
+/** Whether the page stands in a frame of another, as in a notebook, and has no address of its own. */
+export function isFramed() {
+  return location.protocol === "about:";
+}
+
 /**
  * Puts `hash` into the address without a step in the history.
  * @param {string} hash

@@ -157,12 +157,12 @@ export function showActivations(run, kinds, live, pin, show) {
   };
   return showSection(
     "activations",
-    make("p", { class: "quiet" }, `What is kept for backward ${view.when}: ${formatBytes(sizeOf(view.whole))}.`),
+    make("p", { class: "quiet" }, `Activations alive ${view.when}: ${formatBytes(sizeOf(view.whole))}.`),
     legend(view),
     make(
       "div",
       { class: "blocks" },
-      barList(view.by === "saved for" ? "What they are kept for" : "Which ops made them", view, view.kinds, null, leads(byOp)),
+      barList(view.by === "saved for" ? "What they were saved for" : "Which ops made them", view, view.kinds, null, leads(byOp)),
       view.modules.length
         ? barList("Which modules made them", view, view.modules, view.modules_rest, leads(byModule))
         : null,

@@ -28,7 +28,7 @@ function figures(comparison) {
   if (comparison.baseline !== null) {
     rows.push([`Step time against ${comparison.baseline}`, ...each(times, (time) => time.ratio_text ?? "-")]);
     rows.push([`Peak against ${comparison.baseline}`, ...each(comparison.peak_difference, formatSigned)]);
-    rows.push([`Activations against ${comparison.baseline}`, ...each(comparison.activation_ratio_texts, String)]);
+    rows.push([`Activations after forward, against ${comparison.baseline}`, ...each(comparison.activation_ratio_texts, String)]);
   }
   return tableOf({
     caption: "Time and memory",

@@ -6,6 +6,7 @@ const JUMPS = [
   ["verdict", "Verdict"],
   ["ranks", "Ranks"],
   ["one-rank", "One rank"],
+  ["changes", "What changed"],
   ["out-of-memory", "Out of memory"],
   ["activations", "Activations"],
   ["timeline", "Timeline"],

@@ -1,6 +1,7 @@
 /** Keeps the page's address up to date with where the reader is, and copies it. */
 import { byId } from "../common/dom.js";
-import { copyAddress, hashOfPlace, placeOfHash, rememberHash } from "../common/permalink.js";
+import { given } from "../common/given.js";
+import { copyAddress, hashOfPlace, isFramed, placeOfHash, rememberHash } from "../common/permalink.js";
 import { hasSection, jumpTo, markJump, sectionInView } from "./jumps.js";
 /** @import { Place } from "../common/permalink.js" */
 
@@ -27,6 +28,20 @@ export class PageLink {
     });
     document.addEventListener("scrollend", () => this.#at(sectionInView(this.#section)));
     byId("copy-link").addEventListener("click", () => this.#copy());
+    byId("copy-link").hidden = isFramed();
+    if (isFramed()) this.#stayHere();
+  }
+
+  /** In a notebook's frame the page has no address: a link within it would lead to the notebook's own. */
+  #stayHere() {
+    document.addEventListener("click", (event) => {
+      const link = event.target instanceof Element ? event.target.closest('a[href^="#"]') : null;
+      if (!link) return;
+      event.preventDefault();
+      const id = given(link.getAttribute("href")).slice(1);
+      if (hasSection(id)) this.jump(id);
+      else byId(id).scrollIntoView();
+    });
   }
 
   /**

@@ -1,0 +1,1 @@
+"""Is a run within what it may take, and has it grown since another one?"""

@@ -1,0 +1,67 @@
+"""The run that another one is compared with: whether the two can be compared, and whether they are the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ampmem.analysis.budgets.measures import OF_SUMMARY, of_summary
+from ampmem.analysis.difference.conditions import conditions_of
+from ampmem.analysis.difference.difference import difference
+from ampmem.analysis.difference.reading import is_json
+from ampmem.analysis.difference.reading import read_side as read_baseline
+from ampmem.analysis.difference.side import Side
+from ampmem.analysis.json.from_json import NotOfThisKind, parsed
+from ampmem.analysis.summary import SCHEMA, Summary
+from ampmem.errors import UsageError
+from ampmem.recording import is_recording
+from ampmem.vocabulary import SourceKind
+
+__all__ = ["is_same", "read_baseline", "require_comparable", "require_replaceable"]
+
+_ANY_VERSION = f"{SCHEMA.rpartition('/')[0]}/"
+
+
+def require_comparable(before: Side, after: Side) -> None:
+    """Raise :class:`UsageError` where a comparison with ``before`` makes no sense."""
+    cpu = [side.summary.source is SourceKind.CPU for side in (before, after)]
+    if cpu[0] != cpu[1]:
+        raise UsageError(
+            f"the baseline {before.label} is of {_device(before.summary)}, and {after.label} of "
+            f"{_device(after.summary)}: they allocate differently, whatever the code is; make a baseline on the same "
+            "device"
+        )
+
+
+def is_same(before: Side, after: Side) -> bool:
+    """Whether ``after`` would be no other baseline than ``before``: the same sizes and groups, and the same conditions.
+
+    A summary is none that is as good as a recording, and the other way round.
+    """
+    sizes = [[of_summary(side.summary, key) for key in OF_SUMMARY] for side in (before, after)]
+    return sizes[0] == sizes[1] and not conditions_of(before, after) and not difference(before, after).changes
+
+
+def require_replaceable(path: Path) -> None:
+    """Raise :class:`UsageError` where a baseline may not be written to ``path``, as what is there is none.
+
+    A recording or a summary, of whatever version, may be replaced, and so may an empty file.
+    """
+    if not path.is_file() or not path.stat().st_size or is_recording(path) or (is_json(path) and _is_summary(path)):
+        return
+    raise UsageError(
+        f"{path} is neither a recording nor a summary of ampmem's, so no baseline is written over it; give another "
+        "name, or remove it first"
+    )
+
+
+def _is_summary(path: Path) -> bool:
+    try:
+        value = parsed(path.read_text(encoding="utf-8-sig"))
+    except (NotOfThisKind, UnicodeDecodeError, OSError):
+        return False
+    found = value[0] if isinstance(value, list) and value else value
+    return isinstance(found, dict) and str(found.get("schema", "")).startswith(_ANY_VERSION)
+
+
+def _device(summary: Summary) -> str:
+    return {SourceKind.CPU: "the CPU", SourceKind.SIMULATED: "a simulated GPU"}.get(summary.source, "a GPU")

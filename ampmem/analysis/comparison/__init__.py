@@ -1,0 +1,1 @@
+"""What mixed precision made of the memory: recordings side by side, and the answer that is said first."""

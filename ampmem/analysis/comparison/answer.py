@@ -1,0 +1,276 @@
+"""The answer to the first question, as data: what a peak is made of, and what mixed precision made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from ampmem.analysis.activations import PlainGroup, plain_groups
+from ampmem.analysis.comparison.compare import Comparison
+from ampmem.analysis.findings.base import Finding
+from ampmem.analysis.summary import Peak, Summary
+from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
+from ampmem.analysis.timeline.timeline import PhaseName
+from ampmem.vocabulary import AUTOCAST_ARMS, Arm, Mark
+
+NO_DIFFERENCE = 0.01
+"""Peaks that differ by less than this share of the baseline's are the same."""
+_NOTABLE = 0.01
+"""What is less than this share of the larger peak is no reason."""
+
+
+class Effect(StrEnum):
+    """What mixed precision did to the peak."""
+
+    SAVES = "saves"
+    COSTS = "costs"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakOf:
+    """The peak of one recording, in the step that is compared.
+
+    ``phase`` is when it was; ``op`` and ``module`` are those of the alloc that reached it, where they are known.
+    """
+
+    label: str
+    bytes: int
+    phase: PhaseName
+    op: str | None
+    module: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a category has at two instants, in bytes."""
+
+    category: Category
+    before: int
+    after: int
+
+    @property
+    def difference(self) -> int:
+        """Bytes that are there more."""
+        return self.after - self.before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What mixed precision made of the peak.
+
+    ``changes`` are the categories that differ between the two peaks, the largest first: all of them add up to the
+    difference. ``unchanged`` are the others that there are, in bytes. ``forward`` is what is live in all at the end of
+    forward and ``activations`` what of it autograd holds, before and after; ``None`` where a run has no such instant.
+    ``groups`` are the activations under autocast by kind in words and type, the largest first. ``without_cache`` is the
+    peak without autocast's cache of weights; ``None`` where that was not recorded.
+    """
+
+    baseline: PeakOf
+    mixed: PeakOf
+    changes: tuple[Change, ...]
+    unchanged: tuple[Change, ...]
+    forward: tuple[int, int] | None
+    activations: Change | None
+    groups: tuple[PlainGroup, ...]
+    without_cache: PeakOf | None
+
+    @property
+    def ratio(self) -> float:
+        """The peak under autocast, as a share of the baseline's."""
+        return self.mixed.bytes / self.baseline.bytes
+
+    @property
+    def effect(self) -> Effect:
+        """What became of the peak."""
+        return effect_of(self.baseline.bytes, self.mixed.bytes)
+
+    @property
+    def same_phase(self) -> bool:
+        """Whether both peaks are in the same phase of the step."""
+        return self.baseline.phase == self.mixed.phase
+
+    @property
+    def fewer_gradients(self) -> int:
+        """Bytes of gradients that the peak under autocast has less: both runs have the same at the same instant."""
+        return sum(item.before - item.after for item in self.changes if item.category is Category.GRADIENTS)
+
+    @property
+    def in_update(self) -> bool:
+        """Whether both peaks are in the optimizer's update."""
+        return self.same_phase and self.mixed.phase == "optimizer"
+
+    @property
+    def least_notable(self) -> float:
+        """From so many bytes on something is a reason."""
+        return _NOTABLE * max(self.baseline.bytes, self.mixed.bytes)
+
+    @property
+    def in_float32(self) -> tuple[PlainGroup, ...]:
+        """The activations that are float32 under autocast, the largest group first."""
+        return tuple(group for group in self.groups if group.dtype == "float32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What of a peak is in one category, in bytes."""
+
+    category: Category
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composition:
+    """What the peak of a recording is made of, the largest part first; ``step`` is the one that it is in.
+
+    ``saving`` is the finding whose change would take the most off the peak; ``None`` where no finding says so.
+    ``failed`` says that the script did not get to its end, ``short`` that it ran out of memory.
+    """
+
+    peak: PeakOf
+    step: int
+    parts: tuple[Part, ...]
+    saving: Finding | None
+    failed: bool
+    short: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What is said first of recordings.
+
+    ``answer`` is ``None`` where there is no FP32 run, or none under autocast, to tell by, or where the recordings
+    differ in more than their precision. ``compositions`` has one entry per recording, ``None`` for one of nothing.
+    ``same_as`` is, for each, the first recording whose compared step has the same peak in every category. ``unsound``
+    are the labels of those whose sums are not the allocator's own: of them nothing is proven.
+    """
+
+    answer: Answer | None
+    labels: tuple[str, ...]
+    compositions: tuple[Composition | None, ...]
+    same_as: tuple[int | None, ...]
+    unsound: tuple[str, ...]
+
+
+def verdict_of_one(summary: Summary | None, *, label: str = "", failed: bool = False) -> Verdict:
+    """The verdict on a single recording, which is about its largest peak; ``None`` is one of nothing."""
+    label = label or ("" if summary is None else summary.arm.name)
+    of_all = None
+    if summary is not None:
+        of_all = _composition(summary, summary.peak, summary.peak.step, label=label, failed=failed)
+    unsound = summary is not None and summary.conservation.breach is not None
+    return Verdict(
+        answer=None, labels=(label,), compositions=(of_all,), same_as=(None,), unsound=(label,) if unsound else ()
+    )
+
+
+def verdict_of(comparison: Comparison) -> Verdict:
+    """The verdict on recordings side by side: of each the step that is compared."""
+    found = []
+    for entry, number in zip(comparison.entries, comparison.steps, strict=True):
+        step = None if entry.summary is None else next(item for item in entry.summary.steps if item.index == number)
+        found.append(
+            None
+            if entry.summary is None or step is None
+            else _composition(entry.summary, step.peak, step.index, label=entry.label, failed=entry.failure is not None)
+        )
+    return Verdict(
+        answer=_answer(comparison),
+        labels=tuple(entry.label for entry in comparison.entries),
+        compositions=tuple(found),
+        same_as=_same_as(comparison),
+        unsound=tuple(
+            entry.label
+            for entry in comparison.entries
+            if entry.summary is not None and entry.summary.conservation.breach is not None
+        ),
+    )
+
+
+def effect_of(before: int, after: int) -> Effect:
+    """What became of a peak of ``before`` bytes that is one of ``after`` bytes."""
+    if abs(after - before) < NO_DIFFERENCE * before:
+        return Effect.NONE
+    return Effect.SAVES if after < before else Effect.COSTS
+
+
+def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed: bool) -> Composition:
+    oom, live = summary.out_of_memory, peak.categories
+    short = oom is not None and oom.ended_the_run
+    if oom is not None and short:
+        live = oom.alive  # what there was when the request failed, which need not be the peak
+    parts = [Part(category=category, bytes=live[category]) for category in CATEGORIES]
+    helpful = [finding for finding in summary.findings if finding.off_peak]
+    return Composition(
+        peak=replace(_peak_of(label, peak), bytes=sum(live.values())),
+        step=step,
+        parts=tuple(sorted((part for part in parts if part.bytes), key=lambda part: -part.bytes)),
+        saving=max(helpful, key=lambda finding: finding.off_peak or 0, default=None),
+        failed=failed,
+        short=short,
+    )
+
+
+def _answer(comparison: Comparison) -> Answer | None:
+    base, mixed = comparison.baseline, index_of(comparison, AUTOCAST_ARMS)
+    if base is None or mixed is None:
+        return None
+    before, after = _peak(comparison, base), _peak(comparison, mixed)
+    summary = comparison.entries[mixed].summary
+    if before is None or after is None or summary is None:
+        return None
+    other = index_of(comparison, (Arm.AMP_NOCACHE,)) if summary.arm.name == Arm.AMP else None
+    changes = _changes(comparison, Mark.PEAK, base, mixed)
+    forward = comparison.instant(Mark.AFTER_FORWARD)
+    whole = forward.total[base], forward.total[mixed]
+    of_forward = _changes(comparison, Mark.AFTER_FORWARD, base, mixed)
+    return Answer(
+        baseline=before,
+        mixed=after,
+        changes=tuple(sorted((item for item in changes if item.difference), key=lambda item: -abs(item.difference))),
+        unchanged=tuple(item for item in changes if item.before and not item.difference),
+        forward=None if whole[0] is None or whole[1] is None else (whole[0], whole[1]),
+        activations=next((item for item in of_forward if item.category is Category.ACTIVATIONS), None),
+        groups=plain_groups(summary.activations),
+        without_cache=None if other is None else _peak(comparison, other),
+    )
+
+
+def index_of(comparison: Comparison, arms: Sequence[Arm]) -> int | None:
+    """The first recording in the first of ``arms`` that there is, whose compared step ended."""
+    for arm in arms:
+        for index, entry in enumerate(comparison.entries):
+            if entry.summary is not None and entry.summary.arm.name == arm and _peak(comparison, index) is not None:
+                return index
+    return None
+
+
+def _peak(comparison: Comparison, index: int) -> PeakOf | None:
+    """The peak of the step that is compared; ``None`` of one that did not end."""
+    step = comparison.ended_step(index)
+    return None if step is None else _peak_of(comparison.entries[index].label, step.peak)
+
+
+def _peak_of(label: str, peak: Peak) -> PeakOf:
+    return PeakOf(label=label, bytes=peak.bytes, phase=peak.phase, op=peak.op, module=peak.module)
+
+
+def _changes(comparison: Comparison, mark: Mark, base: int, mixed: int) -> tuple[Change, ...]:
+    live = comparison.instant(mark).live
+    before, after = live[base], live[mixed]
+    if before is None or after is None:
+        return ()
+    return tuple(_change(category, before, after) for category in CATEGORIES)
+
+
+def _change(category: Category, before: Breakdown, after: Breakdown) -> Change:
+    return Change(category=category, before=before[category], after=after[category])
+
+
+def _same_as(comparison: Comparison) -> tuple[int | None, ...]:
+    live = comparison.instant(Mark.PEAK).live
+    return tuple(
+        None if mine is None else next((first for first in range(index) if live[first] == mine), None)
+        for index, mine in enumerate(live)
+    )

@@ -1,0 +1,176 @@
+"""What became of each group, as what people and programs get to see."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from ampmem.analysis.difference.groups import Group
+from ampmem.analysis.difference.matching import Match, match
+from ampmem.analysis.frames import user_frame
+from ampmem.analysis.timeline.categories import Category
+
+_Likeness: TypeAlias = Callable[[Group], Hashable]
+
+
+class Kind(StrEnum):
+    """What became of a group."""
+
+    NEW = "new"
+    GONE = "gone"
+    GREW = "grew"
+    SHRANK = "shrank"
+
+
+class Run(StrEnum):
+    """One of the two."""
+
+    BEFORE = "before"
+    AFTER = "after"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """What all of a group are; ``None`` where they are several, or where it is not known."""
+
+    dtype: str | None
+    shape: tuple[int, ...] | None
+
+
+UNKNOWN = Tensor(dtype=None, shape=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupChange:
+    """What allocations of the same category, module, name, op and functions held before and after, in bytes.
+
+    ``None`` is what is not known. Of an activation ``name`` is the op that saved it.
+    """
+
+    category: Category
+    module: str | None
+    name: str | None
+    op: str | None
+    source_line: str | None
+    """The innermost frame of the stack that is the script's own: ``file:line function``."""
+    stack: tuple[str, ...]
+    """Outermost first."""
+    lines_of: Run = Run.AFTER
+    """Which run's ``source_line`` and ``stack`` are: that of the run after, unless what differs is there no more."""
+    before: int
+    after: int
+    count_before: int
+    count_after: int
+    tensor_before: Tensor = UNKNOWN
+    tensor_after: Tensor = UNKNOWN
+
+    @property
+    def kind(self) -> Kind:
+        """What became of it."""
+        if not self.before:
+            return Kind.NEW
+        if not self.after:
+            return Kind.GONE
+        return Kind.GREW if self.grown > 0 else Kind.SHRANK
+
+    @property
+    def grown(self) -> int:
+        """Bytes after less those before."""
+        return self.after - self.before
+
+
+def changes_between(before: Sequence[Group], after: Sequence[Group]) -> tuple[GroupChange, ...]:
+    """What grew or shrank from one instant to another, of the same run or of two, the largest change first."""
+    return changes_of(match(before, after))
+
+
+def changes_of(matches: Iterable[Match]) -> tuple[GroupChange, ...]:
+    """What grew or shrank, the largest change first."""
+    found = (_change(each) for each in matches if _bytes(each.before) != _bytes(each.after))
+    return largest_first(found)
+
+
+def largest_first(changes: Iterable[GroupChange]) -> tuple[GroupChange, ...]:
+    """``changes`` in the order in which they are shown; of two that are as large what grew comes first."""
+    return tuple(sorted(changes, key=lambda change: (-abs(change.grown), -change.grown)))
+
+
+def of_category(category: Category, before: int, after: int) -> GroupChange:
+    """What became of a whole category, where groups are not known."""
+    return GroupChange(
+        category=category,
+        module=None,
+        name=None,
+        op=None,
+        source_line=None,
+        stack=(),
+        before=before,
+        after=after,
+        count_before=0,
+        count_after=0,
+    )
+
+
+def _change(pair: Match) -> GroupChange:
+    shown, run = _what_differs(pair)
+    named = (pair.after or pair.before)[0]
+    return GroupChange(
+        category=named.category,
+        module=shown.module,
+        name=shown.name,
+        op=shown.op,
+        source_line=user_frame(shown.stack),
+        stack=shown.stack,
+        lines_of=run,
+        before=_bytes(pair.before),
+        after=_bytes(pair.after),
+        count_before=sum(group.count for group in pair.before),
+        count_after=sum(group.count for group in pair.after),
+        tensor_before=_tensor(pair.before),
+        tensor_after=_tensor(pair.after),
+    )
+
+
+def _bytes(groups: Iterable[Group]) -> int:
+    return sum(group.bytes for group in groups)
+
+
+def _what_differs(pair: Match) -> tuple[Group, Run]:
+    """The largest group that the other run has not as it is: a function may do the same in several lines."""
+    old, new = pair.before, pair.after
+    for likeness in (_with_lines, _without_lines):
+        old, new = _beside(old, new, likeness), _beside(new, old, likeness)
+    # Where each is as it was, one is more or less: any of the larger side shows which.
+    shown, run = (new, Run.AFTER) if new else (old, Run.BEFORE)
+    return max(shown, key=lambda group: group.bytes), run
+
+
+def _with_lines(group: Group) -> Hashable:
+    return group.stack, group.op, group.dtype, group.shape, group.bytes, group.count
+
+
+def _without_lines(group: Group) -> Hashable:
+    return group.op, group.dtype, group.shape, group.bytes, group.count
+
+
+def _beside(groups: Sequence[Group], others: Sequence[Group], likeness: _Likeness) -> tuple[Group, ...]:
+    """Those of ``groups`` that have no like among ``others``, each of which is the like of one."""
+    there = Counter(map(likeness, others))
+    kept = []
+    for group in groups:
+        if there[likeness(group)]:
+            there[likeness(group)] -= 1
+        else:
+            kept.append(group)
+    return tuple(kept)
+
+
+def _tensor(groups: Sequence[Group]) -> Tensor:
+    dtypes, shapes = {group.dtype for group in groups}, {group.shape for group in groups}
+    return Tensor(
+        dtype=dtypes.pop() if len(dtypes) == 1 else None,
+        shape=shapes.pop() if len(shapes) == 1 else None,
+    )

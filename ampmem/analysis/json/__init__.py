@@ -1,0 +1,1 @@
+"""What the analysis finds as JSON: written, read again, and described by schemas."""

@@ -1,0 +1,268 @@
+"""The recording of a block of code: :func:`profile`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import warnings
+import weakref
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from ampmem.analysis.summary import Summary, summarize
+from ampmem.errors import NothingRecorded, UsageError
+from ampmem.events import Recording
+from ampmem.failure import failure_of
+from ampmem.output.files import sized
+from ampmem.output.shown import Bundle, Shown, one_line
+from ampmem.recording import SUFFIX, read
+from ampmem.vocabulary import Arm
+
+if TYPE_CHECKING:
+    from ampmem.recorder.models.live import Module, Optimizer
+    from ampmem.recorder.on_paper import OnPaper
+    from ampmem.recorder.session import Session
+
+ENDS_LATER = (
+    "the block was left on another thread than it was entered on; the recording ends when that thread next runs a "
+    "module, a backward or an optimizer, or is over"
+)
+
+
+def _command_line() -> list[str]:
+    """What runs, and its arguments: in a notebook they are the kernel's, and say nothing."""
+    command = sys.argv or [""]
+    return ["a notebook"] if "kernel_launcher" in command[0] else command
+
+
+def _remove_folder(folder: str, process: int) -> None:
+    """``process`` made it: a child that was forked comes here, too, when it ends."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def profile(
+    model: Module | None = None,
+    optimizer: Optimizer | None = None,
+    *,
+    output: str | Path | None = None,
+    steps: int | None = None,
+    skip: int = 0,
+    stacks: bool = True,
+    force: bool = False,
+    device: str = "auto",
+    gpu: str | None = None,
+    assume: Sequence[str] = (),
+    step_on: str | None = None,
+) -> Profile:
+    """Record the training steps inside a ``with`` block.
+
+    Args:
+        model: the root module; models are found by themselves when it is left out.
+        optimizer: an optimizer whose updates end steps; found by itself too.
+        output: the recording to write; by default it lives as long as the returned object.
+        steps: record this many steps, then let the block run on uninstrumented; all by default.
+        skip: let this many steps pass first.
+        stacks: record the Python stack of every op of the forward pass.
+        force: replace ``output`` when it exists.
+        device: whose memory to record: ``cuda``, ``cpu``, or ``auto`` for the GPU where torch sees one. With ``sim``
+            there is a simulated GPU inside the block, of which ``torch.cuda`` speaks; models that are made before may
+            be moved to it, and cannot be used after the block: what is on the device has no values.
+        gpu: which GPU to simulate, such as ``h100``, or its memory, such as ``24GiB``.
+        assume: what is said of data that a simulated GPU has not, such as ``["nonzero=0.5", "train.py:12=7"]``;
+            ``compile=eager`` runs uncompiled what ``torch.compile`` compiles. One string is taken as one of them.
+        step_on: what ends a step: ``backward``, ``optimizer``, ``forward`` for inference, or each return of a function,
+            as ``FILE.py:FUNCTION`` or ``MODULE.FUNCTION``; found by itself when it is left out.
+
+    Raises:
+        UsageError: on entering, when another ``profile`` is active, when ``output`` cannot be
+            written, when ``device`` cannot be recorded, when ``step_on`` says nothing that there is, or when
+            torch.profiler is running.
+    """
+    return Profile(
+        model,
+        optimizer,
+        output=output,
+        steps=steps,
+        skip=skip,
+        stacks=stacks,
+        force=force,
+        device=device,
+        gpu=gpu,
+        assume=assume,
+        step_on=step_on,
+    )
+
+
+class Profile(Shown):
+    """One recording in the making; made by :func:`profile`."""
+
+    def __init__(
+        self,
+        model: Module | None,
+        optimizer: Optimizer | None,
+        *,
+        output: str | Path | None,
+        steps: int | None,
+        skip: int,
+        stacks: bool,
+        force: bool,
+        device: str = "auto",
+        gpu: str | None = None,
+        assume: Sequence[str] = (),
+        step_on: str | None = None,
+        arm: Arm = Arm.AS_IS,
+        script: str | None = None,
+        first_step: int = 0,
+    ) -> None:
+        """As :func:`profile` has it; ``arm`` is the precision to force, ``script`` what is recorded, in words, and
+        ``first_step`` the number of the first step, which may be skipped.
+        """
+        self._model = model
+        self._optimizer = optimizer
+        self._steps = steps
+        self._skip = skip
+        self._stacks = stacks
+        self._force = force
+        self._device = device
+        self._gpu = gpu
+        self._assume = assume
+        self._step_on = step_on
+        self._arm = arm
+        self._script = script
+        self._first_step = first_step
+        if output is None:
+            folder = tempfile.mkdtemp(prefix="ampmem-")
+            weakref.finalize(self, _remove_folder, folder, os.getpid())
+            output = Path(folder) / f"profile{SUFFIX}"
+        self.path = Path(output).absolute()
+        """The recording."""
+        self._session: Session | None = None
+        self._paper: OnPaper | None = None
+        self._undo, self.is_open = ExitStack(), False  # open is what was entered and not left yet
+        self._failure: NothingRecorded | None = None
+
+    def __enter__(self) -> Self:
+        from ampmem.recorder.marker import step_on_of
+        from ampmem.recorder.on_paper import on_paper
+        from ampmem.recorder.options import Options, device_named
+        from ampmem.recorder.ranks.environment import launched
+        from ampmem.recorder.session import Session
+
+        known = launched()
+        script, *arguments = _command_line() if self._script is None else [self._script]
+        options = Options(
+            path=self.path,
+            script=script,
+            arguments=tuple(arguments),
+            steps=self._steps,
+            skip=self._skip,
+            first_step=self._first_step,
+            stacks=self._stacks,
+            force=self._force,
+            device=device_named(self._device),
+            step_on=step_on_of(self._step_on),
+            place=None if known is None else known.place,
+            arm=self._arm,
+        )
+        with ExitStack() as undo:
+            paper = on_paper(options.device, self._gpu, self._assume)
+            if paper is not None:
+                undo.callback(paper.end)
+            self._paper = paper
+            self._start(Session(options, source=None if paper is None else paper.source))
+            self._undo, self.is_open = undo.pop_all(), True
+        return self
+
+    def _start(self, session: Session) -> None:
+        self._session = session
+        try:
+            if self._model is not None:
+                session.add_model(self._model)
+            if self._optimizer is not None:
+                session.add_optimizer(self._optimizer)
+            self._model = self._optimizer = None  # the recording must not keep them alive
+            session.start()
+        except BaseException as error:
+            session.close(error)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        session = self._running()
+        if not self.is_open or sys.is_finalizing():  # it was left already, or ended with Python, before its holder died
+            return
+        self.is_open = False
+        if error is not None and self._paper is not None:
+            session.failed(failure_of(error))  # then it is not known whether it fits
+        with self._undo:
+            session.close(error)
+        if self._paper is not None:
+            self._paper.tell_doubts()
+            self._paper = None
+        from ampmem.recorder.process.active import active  # late, since it imports torch
+
+        if active() is session:
+            warnings.warn(f"ampmem: {ENDS_LATER}", RuntimeWarning, stacklevel=2)
+            return
+        try:
+            session.check()
+        except NothingRecorded as nothing:
+            self._failure = nothing
+            if error is None:
+                warnings.warn(f"ampmem: {nothing}", RuntimeWarning, stacklevel=2)
+
+    def step(self) -> None:
+        """End a step here; from the first call on, only these calls end steps.
+
+        Raises:
+            UsageError: outside the ``with`` block, or before any model ran forward.
+        """
+        self._running().manual_step()
+
+    def recording(self) -> Recording:
+        """What was recorded. Raises :class:`NothingRecorded` when there is no whole step."""
+        if self._failure is not None:
+            raise self._failure
+        return read(self.path)
+
+    def summary(self) -> Summary:
+        """The summary of the recording. Raises :class:`NothingRecorded` when there is no whole step."""
+        return summarize(self.recording())
+
+    def report(self, path: str | Path, *, force: bool = False) -> None:
+        """Write the HTML report to ``path``. Raises :class:`UsageError` when it exists, unless ``force``."""
+        from ampmem.reporters.html import write
+
+        self.recording()
+        write([self.path], Path(path), force=force)
+
+    def _in_short(self) -> str:
+        from ampmem.recorder.process.active import active
+
+        if self._session is None:
+            return "not started" if not self.path.exists() else f"the recording {sized(self.path)}"
+        count = self._session.outcome.recorded
+        steps = f"{count} step{'' if count == 1 else 's'}"
+        if active() is self._session:
+            return f"recording, {steps} so far"
+        return f"{steps} recorded in {sized(self.path)}" if self._failure is None else str(self._failure)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> Bundle:
+        """The summary of what was recorded; the line alone, as long as there is none."""
+        try:
+            return self.recording()._repr_mimebundle_()
+        except Exception as error:
+            why = "" if isinstance(error, NothingRecorded | UsageError) else f"\n{one_line(str(error))}"
+            return {"text/plain": f"{self!r}{why}"}
+
+    def _running(self) -> Session:
+        if self._session is None:
+            raise UsageError("this belongs inside the with block: with ampmem.profile() as prof: ...")
+        return self._session

@@ -1,0 +1,243 @@
+"""``ampmem check``: fail where a run takes more memory than its budgets, or than its baseline, allow."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+
+from ampmem.analysis.budgets.baseline import require_replaceable
+from ampmem.analysis.budgets.budget import Allowance, Budget, parse_allowance, parse_budget
+from ampmem.analysis.budgets.check import CheckResult, check_schema, not_judged
+from ampmem.analysis.budgets.check import check as judge
+from ampmem.analysis.budgets.pyproject import BudgetFile, find_budgets, merged
+from ampmem.cli.checks.baselines import baseline_of, read_baseline, update
+from ampmem.cli.checks.github import on_github, tell_github
+from ampmem.cli.checks.recording import Recorded, recorded
+from ampmem.cli.checks.subjects import Subject, is_recorded, subject_at
+from ampmem.cli.options.schema import schema_option
+from ampmem.cli.options.shared import ScriptCommand, ScriptOptions, choices, shared_options
+from ampmem.cli.show import is_sound
+from ampmem.errors import UsageError
+from ampmem.output.terminal import Terminal
+from ampmem.recording import without_journals
+from ampmem.reporters.export.github import harmless
+from ampmem.reporters.text.check import render_checks
+from ampmem.reporters.text.common.layout import layout_for
+from ampmem.vocabulary import Arm
+
+_GIVE = ": give --budget peak=20GiB, or --baseline FILE, or write [tool.ampmem.budgets] in pyproject.toml"
+_OF_FILES = {"budgets", "baseline", "allow", "update_baseline", "as_json", "script_or_module", "arguments"}
+"""Parameters that say nothing of how a script is run."""
+
+
+class CheckCommand(ScriptCommand):
+    """What follows a script is the script's; a recording takes no arguments, so what follows one is ampmem's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does it, once it is known which of the two it is."""
+        given, _, _ = self.make_parser(ctx).parse_args(list(args))
+        first = given.get("script_or_module")
+        if isinstance(first, str) and not given.get("as_module") and is_recorded(Path(first)):
+            ctx.allow_interspersed_args = True
+        return super().parse_args(ctx, args)
+
+
+@click.command("check", cls=CheckCommand, context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--budget",
+    "budgets",
+    multiple=True,
+    metavar="KEY=SIZE",
+    help="At most so much, such as peak=20GiB, activations=8GiB, modules.encoder.activations=2GiB, or growth=0B, which "
+    "is in each step. May be repeated; wins over pyproject.toml.",
+)
+@click.option(
+    "--baseline",
+    type=click.Path(path_type=Path),
+    help="A recording, or the JSON of ampmem show --json: no more than there is allowed at the peak, of any category, "
+    "and of precision copies.",
+)
+@click.option("--allow", metavar="1%|10MiB", help="So much more than the baseline is no failure.  [default: nothing]")
+@click.option("--update-baseline", is_flag=True, help="Write this run to --baseline instead of comparing with it.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; several files give an array.")
+@schema_option(check_schema)
+@click.option(
+    "--arm",
+    type=click.Choice(choices(Arm)),
+    default=Arm.AS_IS.value,
+    show_default=True,
+    help="Force a precision on the script, as ampmem profile does.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the script's random numbers.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Keep the script's recording here.  [default: removed]"
+)
+@shared_options
+@click.pass_context
+def check(
+    context: click.Context,
+    /,
+    budgets: tuple[str, ...],
+    baseline: Path | None,
+    allow: str | None,
+    update_baseline: bool,
+    as_json: bool,
+    arm: str,
+    seed: int,
+    output: Path | None,
+    options: ScriptOptions,
+) -> None:
+    """Fail where a run takes more memory than its budgets, or than a baseline.
+
+    Give a script, which is run as ampmem profile does, or files: recordings, of several ranks too, or summaries
+    (ampmem show --json). With --device sim the bytes are the same in every run: a memory test that needs neither a GPU
+    nor a tolerance. Budgets are also read from [tool.ampmem.budgets] in pyproject.toml.
+
+    Exit codes: 0 kept; 1 broken, or the run could not be judged; 2 wrong usage. A script that fails keeps its own.
+    Files without a budget and a baseline are checked as by ampmem show --check: whether the recording can be trusted.
+
+    Keys of budgets: peak, allocated, reserved, device, growth, precision_copies, every category, and
+    modules.NAME.parameters, .activations, .cast_copies, .gradients.
+
+    \b
+    ampmem check --device sim --gpu h100 --budget peak=20GiB train.py --batch-size 8
+    ampmem check --device sim --baseline main.json --allow 1% train.py
+    ampmem check train.ampmem --budget activations=8GiB
+    """
+    asked = _Asked(
+        budgets=tuple(map(parse_budget, budgets)),
+        file=find_budgets(Path.cwd()),
+        baseline=baseline,
+        allow=_allowance(allow, baseline),
+        update=update_baseline,
+    )
+    if update_baseline and baseline is None:
+        raise UsageError("--update-baseline writes the file that --baseline names: give it, too")
+    if options.as_module or not is_recorded(Path(options.script_or_module)):
+        context.exit(_check_script(asked, options, Arm(arm), seed, output, as_json=as_json))
+    _refuse_options_of_scripts(context)
+    files = without_journals([Path(options.script_or_module), *map(Path, options.arguments)])
+    subjects = [subject_at(path) for path in files]
+    if not asked.holds(subjects) and not as_json:
+        summary = next((subject.label for subject in subjects if subject.run and subject.run.side.groups is None), None)
+        if summary is not None:
+            raise UsageError(f"there is nothing to hold {summary} against{_GIVE}")
+        context.exit(1 if [path for path in files if not is_sound(path)] else 0)
+    context.exit(0 if _judge(asked, subjects, as_json=as_json) else 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What a run is held against."""
+
+    budgets: tuple[Budget, ...]
+    file: BudgetFile | None
+    baseline: Path | None
+    allow: Allowance
+    update: bool
+
+    def of(self, script: str | None) -> tuple[Budget, ...]:
+        """The budgets of ``script``."""
+        return merged(() if self.file is None else self.file.of(script), self.budgets)
+
+    def holds(self, subjects: Sequence[Subject]) -> bool:
+        """Whether any of ``subjects`` is held against anything."""
+        return self.baseline is not None or any(self.of(subject.script) for subject in subjects)
+
+
+def _allowance(allow: str | None, baseline: Path | None) -> Allowance:
+    if allow is None:
+        return Allowance()
+    if baseline is None:
+        raise UsageError("--allow is how much more than a baseline is no failure: give --baseline, too")
+    return parse_allowance(allow)
+
+
+def _refuse_options_of_scripts(context: click.Context) -> None:
+    for param in context.command.params:
+        name = param.name or ""
+        if name not in _OF_FILES and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise UsageError(f"{param.opts[-1]} says how to run a script, and these are files: leave it out")
+
+
+def _check_script(
+    asked: _Asked, options: ScriptOptions, arm: Arm, seed: int, output: Path | None, *, as_json: bool
+) -> int:
+    script = options.name if options.as_module else Path(options.script_or_module).absolute().as_posix()
+    if asked.baseline is None and not asked.of(script):
+        raise UsageError(f"there is nothing to hold {options.name} against{_instead(options)}")
+    if asked.baseline is not None:
+        _require_baseline(asked.baseline, options, update=asked.update)
+    with recorded(options, arm, seed, output) as run:
+        subjects = _subjects(run, options, script)
+        if not subjects:
+            return run.exit_code or 1
+        kept = _judge(asked, subjects, as_json=as_json)
+        if output is None and not kept:
+            Terminal(sys.stderr).say("-o FILE keeps the recording, for ampmem report and ampmem diff")
+        return run.exit_code or (0 if kept else 1)
+
+
+def _instead(options: ScriptOptions) -> str:
+    """What to do where a script is held against nothing."""
+    behind = [name for each in options.arguments if (name := each.partition("=")[0]) in ("--budget", "--baseline")]
+    if not behind:
+        return _GIVE
+    return f": what follows it is its own; write {behind[0]} before it: ampmem check {behind[0]} … {options.name}"
+
+
+def _subjects(run: Recorded, options: ScriptOptions, script: str) -> list[Subject]:
+    """What the script has left, called by its name; one for each rank."""
+    ranks = len(run.paths) > 1
+    labels = [f"{options.name}, rank {rank}" if ranks else options.name for rank in range(len(run.paths))]
+    found = [subject_at(path, label) for path, label in zip(run.paths, labels, strict=True)]
+    return [replace(subject, script=script) for subject in found]
+
+
+def _require_baseline(path: Path, options: ScriptOptions, *, update: bool) -> None:
+    """Before the script runs, which may take minutes: one of a job has its ranks' files beside it."""
+    if update:
+        require_replaceable(path)
+    elif path.exists() or options.nproc_per_node is None:
+        read_baseline(path)
+
+
+def _judge(asked: _Asked, subjects: Sequence[Subject], *, as_json: bool) -> bool:
+    """Whether all of ``subjects`` are kept; says what came of it, and writes baselines anew where that is asked."""
+    results = [_result(asked, subject, subjects) for subject in subjects]
+    if asked.update and not any(result.judged or result.problems for result in results):
+        pass  # what is written says all
+    elif as_json:
+        texts = [result.to_json() for result in results]
+        click.echo(texts[0] if len(texts) == 1 else "[\n" + ",\n".join(texts) + "\n]")
+    else:
+        text = render_checks(results, layout_for(sys.stdout))
+        click.echo(harmless(text) if on_github() else text)
+    if asked.update and asked.baseline is not None:
+        for subject, result in zip(subjects, results, strict=True):
+            _update(asked.baseline, subject, result, subjects)
+    tell_github(results)
+    return all(result.ok for result in results)
+
+
+def _result(asked: _Asked, subject: Subject, subjects: Sequence[Subject]) -> CheckResult:
+    if subject.run is None:
+        return not_judged(subject.label, subject.problem or "")
+    baseline = None
+    if asked.baseline is not None and not asked.update:
+        baseline = read_baseline(baseline_of(asked.baseline, subject, subjects))
+    return judge(subject.run, asked.of(subject.script), baseline, asked.allow)
+
+
+def _update(baseline: Path, subject: Subject, result: CheckResult, subjects: Sequence[Subject]) -> None:
+    """A run that could not be judged is no baseline; one over a budget is, as that is another limit."""
+    terminal, path = Terminal(sys.stderr), baseline_of(baseline, subject, subjects)
+    if result.problems:
+        terminal.say(f"{path} is left as it is: {result.label} could not be judged")
+    else:
+        terminal.say(update(path, subject))

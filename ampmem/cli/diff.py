@@ -1,0 +1,78 @@
+"""``ampmem diff``: where the memory of two runs of changed code differs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from ampmem.analysis.difference.difference import difference, difference_schema
+from ampmem.analysis.difference.reading import read_side
+from ampmem.analysis.timeline.categories import CATEGORIES, Category
+from ampmem.cli.options.schema import schema_option
+from ampmem.errors import UsageError
+from ampmem.output.files import check_output, sized
+from ampmem.output.terminal import Terminal
+from ampmem.recording import without_journals
+from ampmem.reporters.text.common.layout import layout_for
+from ampmem.reporters.text.difference import CHANGES, render_difference
+
+
+@click.command("diff", short_help="Say where the memory of two runs of changed code differs.")
+@click.argument("files", nargs=-1, required=True, metavar="BEFORE AFTER", type=click.Path(path_type=Path))
+@click.option(
+    "--category",
+    metavar="NAME",
+    type=click.Choice([str(category) for category in CATEGORIES]),
+    help="Compare one category alone, in each run at the instant at which it is largest, such as activations.",
+)
+@click.option(
+    "--top", "most", metavar="N", type=click.IntRange(min=1), default=CHANGES, show_default=True, help="Show N changes."
+)
+@click.option("--all", "everything", is_flag=True, help="Show all changes.")
+@click.option("--json", "as_json", is_flag=True, help="Print the difference as JSON.")
+@schema_option(difference_schema)
+@click.option(
+    "--html",
+    "page",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Also write a page of what changed, and of both runs.",
+)
+@click.option("--force", is_flag=True, help="Replace the page when it exists already.")
+def diff(
+    files: tuple[Path, ...],
+    category: str | None,
+    most: int,
+    everything: bool,
+    as_json: bool,
+    page: Path | None,
+    force: bool,
+) -> None:
+    """Say where the memory of two runs of changed code differs, at the peak of each.
+
+    BEFORE and AFTER are recordings; either may be the JSON of a summary (ampmem show --json), of which categories alone
+    are compared. Of a job with a file for each rank, give one rank's file, or the name that the job's file would have
+    without ranks, which takes the rank that needs the most.
+
+    Allocations are matched by category, module, name, op and functions, so lines that moved, and a checkout that lies
+    elsewhere, do not matter. All changes together are the difference, to the byte.
+    """
+    given = without_journals(files)
+    if len(given) != 2:
+        raise UsageError(
+            f"diff compares two runs, not {len(given)}: ampmem diff BEFORE AFTER; of the ranks of a job give one, or "
+            "the job's own name, such as train.ampmem"
+        )
+    if page is not None:
+        check_output(page, force=force)  # before the work
+    before, after = map(read_side, given)
+    found = difference(before, after, category=None if category is None else Category(category))
+    layout = layout_for(sys.stdout)
+    click.echo(found.to_json() if as_json else render_difference(found, layout, most=None if everything else most))
+    if page is not None:
+        from ampmem.reporters.html import write_difference  # with plotly, for which a shell's completion is not to wait
+
+        write_difference(before, after, found, page, force=force)
+        Terminal(sys.stderr).say(f"wrote {sized(page)}")

@@ -1,0 +1,110 @@
+"""For loops that run under accelerate: :func:`record`, and a tracker for those that shall stay as they are."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from ampmem.errors import UsageError
+from ampmem.integrations.training.few_steps import Wanted, going_on
+from ampmem.integrations.training.loggers import Logger, logger_of, loggers_of
+from ampmem.integrations.training.loops import few_steps_of_loop
+
+try:
+    from accelerate.tracking import GeneralTracker
+except ImportError as error:
+    raise UsageError("accelerate is not there: pip install 'ampmem[accelerate]'") from error
+
+
+@contextmanager
+def record(
+    accelerator: Any,
+    *,
+    folder: str | Path | None = None,
+    skip: int = 2,
+    steps: int = 3,
+    first_step: int = 0,
+    page: bool = True,
+    stacks: bool = True,
+    device: str = "auto",
+) -> Iterator[None]:
+    """Record a few steps of the loop in the ``with`` block; the accelerator's trackers get what they came to.
+
+    As :func:`ampmem.log_to`, to all trackers that ``accelerator.init_trackers`` has begun. By default the files go to
+    the accelerator's ``logging_dir`` or else ``project_dir``, or to the current one.
+
+    Raises:
+        UsageError: on entering, when ``skip``, ``steps`` or ``device`` make no sense.
+    """
+    wanted = Wanted(skip=skip, steps=steps, page=page, stacks=stacks, device=device)
+    if folder is None:
+        folder = accelerator.logging_dir or accelerator.project_dir or "."
+    loggers = [_logger_of(tracker) for tracker in accelerator.trackers if not isinstance(tracker, AmpmemTracker)]
+    with few_steps_of_loop(wanted, Path(folder), first_step, loggers):
+        yield
+
+
+def _logger_of(tracker: Any) -> Logger:
+    """wandb's run itself, since its tracker hands on steps that are over by then."""
+    return logger_of(tracker.tracker if tracker.name == "wandb" else tracker)
+
+
+class AmpmemTracker(GeneralTracker):  # type: ignore[misc]
+    """Records a few steps between ``accelerator.init_trackers`` and ``accelerator.end_training``.
+
+    A tracker is told neither the model nor the steps, and knows no other tracker: ampmem finds the steps by itself, and
+    what they came to goes to ``log_to``, as for :func:`ampmem.log_to`. What the loop logs is for the other trackers.
+    accelerate begins trackers on the main process alone: of many ranks only that one is recorded.
+
+    Raises:
+        UsageError: ``log_to`` has something that is no logger, or ``skip``, ``steps`` or ``device`` make no sense.
+    """
+
+    name = "ampmem"
+    requires_logging_directory = False
+    main_process_only = False
+
+    def __init__(
+        self,
+        folder: str | Path = ".",
+        *,
+        skip: int = 2,
+        steps: int = 3,
+        first_step: int = 0,
+        page: bool = True,
+        stacks: bool = True,
+        device: str = "auto",
+        log_to: Any = (),
+    ) -> None:
+        super().__init__()
+        self._wanted = Wanted(skip=skip, steps=steps, page=page, stacks=stacks, device=device)
+        self._folder, self._first_step = Path(folder), first_step
+        self._loggers = loggers_of(log_to)
+        self._block = ExitStack()
+
+    @property
+    def tracker(self) -> None:
+        """There is no run of a service behind it."""
+        return None
+
+    def start(self) -> None:
+        """``accelerator.init_trackers`` was called."""
+        with going_on():
+            self._block.enter_context(few_steps_of_loop(self._wanted, self._folder, self._first_step, self._loggers))
+            atexit.register(self._at_exit)  # after that of the recording, so that it runs before
+
+    def finish(self) -> None:
+        """``accelerator.end_training`` was called."""
+        atexit.unregister(self._at_exit)
+        with going_on():
+            self._block.close()
+
+    def _at_exit(self) -> None:
+        """A training that failed never calls :meth:`finish`."""
+        error = sys.last_value if isinstance(getattr(sys, "last_value", None), BaseException) else None
+        with going_on():
+            self._block.__exit__(None if error is None else type(error), error, None)

@@ -1,0 +1,92 @@
+"""A callback for the Trainer of Lightning, be it imported as ``lightning`` or as ``pytorch_lightning``."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ampmem.errors import UsageError
+from ampmem.integrations.training.callback import FewStepsCallback
+from ampmem.integrations.training.few_steps import Recorded, going_on
+from ampmem.integrations.training.loggers import keep_in_wandb
+from ampmem.integrations.training.loops import tell
+
+_HOSTS = ("lightning.pytorch", "pytorch_lightning")
+
+
+def _callbacks() -> tuple[type, ...]:
+    """``Callback`` of each Lightning that the program has imported; of the first that there is where it has none."""
+    imported = [sys.modules[name] for name in _HOSTS if hasattr(sys.modules.get(name), "Callback")]
+    if imported:
+        return tuple(host.Callback for host in imported)
+    for name in _HOSTS:
+        try:
+            return (import_module(name).Callback,)
+        except ImportError:
+            continue
+    raise UsageError("lightning is not there: pip install 'ampmem[lightning]'")
+
+
+class AmpmemCallback(FewStepsCallback, *_callbacks()):  # type: ignore[misc]
+    """Records a few steps of each ``trainer.fit()``, and gives the Trainer's loggers what they came to.
+
+    The recording and the page go to the folder of the Trainer's first logger, or to ``default_root_dir``. ``skip``
+    steps pass first, then ``steps`` are recorded; ``log_to`` are loggers beside the Trainer's own, as for
+    :func:`ampmem.log_to`.
+
+    Raises:
+        UsageError: ``log_to`` has something that is no logger, or ``skip``, ``steps`` or ``device`` make no sense.
+    """
+
+    def _start_over(self) -> None:
+        super()._start_over()
+        self._number = 0
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.trainer = trainer
+        folder = trainer.log_dir or trainer.default_root_dir  # asked on all ranks, as it must be
+        self.few_steps.training_begins(Path(folder), trainer.global_step)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._number = trainer.global_step
+        self.few_steps.step_begins(trainer.global_step, trainer.global_step)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        # Lightning's own values of a step have the number of the updates before it.
+        self.few_steps.step_ends(trainer.global_step, self._number)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._over()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._over(exception)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self._over()
+
+    def _over(self, error: BaseException | None = None) -> None:
+        self.few_steps.training_ends(error)
+        self.trainer = None
+
+    def _publish(self, recorded: Recorded) -> None:
+        tell(self.other_loggers, recorded)
+        if self.trainer is None:
+            return
+        for logger in self.trainer.loggers:
+            with going_on():
+                for row in recorded.rows:
+                    logger.log_metrics(dict(row.values), step=row.step)
+            if recorded.page is not None:
+                with going_on():
+                    _keep(logger, recorded.page)
+
+
+def _keep(logger: Any, page: Path) -> None:
+    """Store the page with the run, where the logger has one that takes files."""
+    kind = type(logger).__name__
+    if kind == "WandbLogger":
+        keep_in_wandb(logger.experiment, page)
+    elif kind == "MLFlowLogger":
+        logger.experiment.log_artifact(logger.run_id, str(page))

@@ -1,0 +1,219 @@
+"""The plugin that pytest loads in every run, so what it needs is imported when a test is about memory, and not before.
+
+A test is recorded while it is called, innermost, and judged when its report is made: its own failure, skip and expected
+failure come first. What came of it goes with the report, from xdist's workers too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from ampmem.integrations.pytest.baselines import Baselines
+    from ampmem.integrations.pytest.limits import Limits
+    from ampmem.integrations.pytest.recorder import Recorder
+    from ampmem.integrations.pytest.verdict import Judgement, Row
+
+FIXTURE = "ampmem"
+MARKS = {
+    "limit_memory": "limit_memory(limit, *, device=None, gpu=None, category=None, step_on=None, assume=()): "
+    "the most bytes, such as '2 GiB', that the test's steps may take, or one category of them",
+    "limit_growth": "limit_growth(limit, *, steps=2, device=None, gpu=None, step_on=None, assume=()): "
+    "the most bytes, such as '0 B', that may stay from one of the test's steps to the next, over so many steps or more",
+}
+_ON_REPORT = "ampmem"
+"""The attribute of a report that says what came of each block, as values that xdist can send."""
+
+_limits: pytest.StashKey[Limits] = pytest.StashKey()
+_wrong: pytest.StashKey[str] = pytest.StashKey()
+_recorder: pytest.StashKey[Recorder] = pytest.StashKey()
+_over: pytest.StashKey[bool] = pytest.StashKey()
+_failed: pytest.StashKey[bool] = pytest.StashKey()
+_baselines: pytest.StashKey[Baselines | None] = pytest.StashKey()
+_rows: pytest.StashKey[list[Row]] = pytest.StashKey()
+_reports: pytest.StashKey[_Reports] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options."""
+    group = parser.getgroup("ampmem", "memory of training (ampmem)")
+    group.addoption(
+        "--ampmem", action="store_true", help="list what each memory test took, its limit and its largest category"
+    )
+    group.addoption(
+        "--ampmem-baseline", metavar="DIR", help="fail what has grown since the summary in DIR; one file for each test"
+    )
+    group.addoption("--ampmem-update", action="store_true", help="write those summaries anew, and compare nothing")
+    group.addoption(
+        "--ampmem-allow",
+        metavar="SIZE",
+        default="0%",
+        help="so much more than the baseline is no failure: 1%%, or 10MiB (default: nothing)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marks known, and the options one thing."""
+    for line in MARKS.values():
+        config.addinivalue_line("markers", line)
+    reports = config.stash[_reports] = _Reports()
+    config.pluginmanager.register(reports, "ampmem-reports")
+    folder, update = config.getoption("--ampmem-baseline"), config.getoption("--ampmem-update")
+    if update and folder is None:
+        raise pytest.UsageError("--ampmem-update writes a baseline, so it needs --ampmem-baseline DIR")
+    config.stash[_baselines] = None
+    if folder is not None:
+        config.stash[_baselines] = _open(Path(folder), config.getoption("--ampmem-allow"), update=update)
+
+
+def _open(folder: Path, allow: str, *, update: bool) -> Baselines:
+    from ampmem.errors import UsageError
+    from ampmem.integrations.pytest.baselines import Baselines
+
+    try:
+        return Baselines(folder.absolute(), named=folder, allow=allow, update=update)
+    except UsageError as error:
+        raise pytest.UsageError(str(error).replace("--allow:", "--ampmem-allow:")) from None
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Read the marks of what is about to run."""
+    for item in session.items:
+        if isinstance(item, pytest.Function) and any(item.get_closest_marker(name) for name in MARKS):
+            _read_marks(item)
+
+
+def _read_marks(item: pytest.Function) -> None:
+    from ampmem.errors import UsageError
+    from ampmem.integrations.pytest.limits import limits_of
+
+    marks = [mark for name in MARKS for mark in item.iter_markers(name)]
+    try:
+        item.stash[_limits] = limits_of(marks)
+    except UsageError as error:
+        wrong = f"{item.nodeid}: {error}"
+        if not hasattr(item.config, "workerinput"):
+            raise pytest.UsageError(wrong) from None
+        item.stash[_wrong] = wrong  # a worker of xdist that ends here would only be replaced by another
+
+
+@pytest.fixture(name=FIXTURE)
+def _recorder_of(request: pytest.FixtureRequest) -> Iterator[Recorder]:
+    """Records a block of the test: ``with ampmem.profile(model) as prof: ...``, then ``prof.summary()``."""
+    from ampmem.integrations.pytest.limits import NO_LIMITS
+    from ampmem.integrations.pytest.recorder import Recorder
+
+    recorder = request.node.stash[_recorder] = Recorder(request.node.stash.get(_limits, NO_LIMITS))
+    yield recorder
+    left_open = recorder.leave_open()
+    if left_open and _failed not in request.node.stash:  # a failure's traceback holds what the test held
+        pytest.fail(left_open, pytrace=False)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fail what is marked wrongly."""
+    if _wrong in item.stash:
+        pytest.fail(item.stash[_wrong], pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True, specname="pytest_runtest_call")
+def pytest_note_the_end(item: pytest.Item) -> Generator[None, object, object]:
+    """Tell the report of a test from those of its subtests, which are made while it runs."""
+    item.stash[_over] = False
+    try:
+        return (yield)
+    finally:
+        item.stash[_over] = True
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Record a marked test, unless it says itself which blocks to record."""
+    if _limits not in item.stash or FIXTURE in getattr(item, "fixturenames", ()):
+        return (yield)
+    from ampmem.errors import UsageError
+    from ampmem.integrations.pytest.recorder import Recorder
+
+    recorder = item.stash[_recorder] = Recorder(item.stash[_limits])
+    block, why = None, ""
+    try:
+        block = recorder.whole_test()
+    except UsageError as error:
+        why = str(error)
+    if block is None:  # outside of the handler, or pytest shows the error that was handled, too
+        pytest.fail(f"the test was not recorded: {why}", pytrace=False)
+    with block:
+        return (yield)
+
+
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Judge a test that has passed so far: pytest, which makes the report after this, then sees a failure."""
+    if call.when != "call" or _recorder not in item.stash or not item.stash.get(_over, True):
+        return
+    if call.excinfo is None:
+        try:
+            found = _judged(item)
+            item.stash[_rows] = [each.row for each in found]
+            failures = [each.failure for each in found if each.failure]
+            if failures:
+                pytest.fail("\n\n".join(failures), pytrace=False)
+        except (pytest.fail.Exception, Exception):  # a fault of ampmem's own is to end this test, not the whole run
+            call.excinfo = pytest.ExceptionInfo.from_current()
+    else:
+        item.stash[_failed] = True
+    item.stash[_recorder].forget()
+    del item.stash[_recorder]
+
+
+def _judged(item: pytest.Item) -> list[Judgement]:
+    from ampmem.integrations.pytest.verdict import judge
+
+    baselines, width = item.config.stash[_baselines], _width(item.config)
+    return judge(item.nodeid, str(item.path), item.stash[_recorder], baselines, width)
+
+
+def _width(config: pytest.Config) -> int:
+    return config.get_terminal_writer().fullwidth
+
+
+@pytest.hookimpl(wrapper=True, specname="pytest_runtest_makereport")
+def pytest_say_what_it_took(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Send what was found with the report."""
+    report = yield
+    if call.when == "call" and _rows in item.stash:
+        setattr(report, _ON_REPORT, item.stash[_rows])
+        del item.stash[_rows]
+    return report
+
+
+class _Reports:
+    """What came with the reports of this process, and of xdist's workers: by test, the last run of each."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[Row]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take it."""
+        rows = getattr(report, _ON_REPORT, None)
+        if rows is not None:
+            self.rows[report.nodeid] = rows
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """The table, and what became of the baseline."""
+    rows = [row for rows in config.stash[_reports].rows.values() for row in rows]
+    wanted, baselines = config.getoption("--ampmem"), config.stash[_baselines]
+    if not (wanted or baselines):
+        return
+    from ampmem.integrations.pytest.report import lines
+
+    terminalreporter.write_sep("=", "memory")
+    for line in lines(rows, baselines, _width(config), all_tests=wanted):
+        terminalreporter.write_line(line)

@@ -1,0 +1,264 @@
+"""Records a few steps of a training that others run: whatever fails here, the training goes on."""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import time_ns
+
+from ampmem.analysis.summary import Summary, summarize
+from ampmem.api import Profile
+from ampmem.errors import AmpmemError, NothingRecorded, UsageError
+from ampmem.events import Recording
+from ampmem.integrations.training.scalars import Row, rows
+from ampmem.output.files import sized
+from ampmem.output.terminal import Terminal
+from ampmem.recording import SUFFIX, rank_file, rank_of
+from ampmem.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What to record of a training.
+
+    ``skip`` steps pass first: the optimizer makes its state in the first step, DistributedDataParallel its buckets anew
+    in the second. Then ``steps`` are recorded. ``page`` says whether to write the page; ``stacks`` and ``device`` are
+    those of :func:`ampmem.profile`.
+    """
+
+    skip: int = 2
+    steps: int = 3
+    page: bool = True
+    stacks: bool = True
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        from ampmem.recorder.options import device_named
+
+        whole = isinstance(self.skip, int) and isinstance(self.steps, int)
+        if not whole or self.skip < 0 or self.steps < 1:
+            raise UsageError(f"skip={self.skip!r}, steps={self.steps!r}: skip at least 0 steps and record at least 1")
+        device_named(self.device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What was recorded of a training. ``page`` is ``None`` where none was written."""
+
+    file: Path
+    page: Path | None
+    summary: Summary
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """Which process of a job this is."""
+
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this is the one that logs."""
+        return self.rank == 0
+
+
+class FewSteps:
+    """One training's few steps.
+
+    The host says where each of its steps begins and ends, and how many updates it has made by then; a step of its own
+    may be several updates. ``publish`` is given what was recorded, on the rank that logs.
+    """
+
+    def __init__(self, wanted: Wanted, publish: Callable[[Recorded], None]) -> None:
+        self._wanted = wanted
+        self._publish = publish
+        self._folder: Path | None = None
+        self._updates = self._made = 0
+        self._profile: Profile | None = None
+        self._ended: list[tuple[int, int]] = []
+        """When each step of the host's ended that was recorded, in nanoseconds, and its number."""
+
+    @property
+    def recording(self) -> bool:
+        """Whether a recording is running."""
+        return self._profile is not None
+
+    def training_begins(self, folder: Path, updates: int) -> None:
+        """Files go to ``folder``; ``updates`` were made before, where the training was resumed."""
+        with going_on():
+            self.training_ends()  # of one that ended in a way that the host did not tell
+        self._folder, self._made, self._updates = folder, 0, updates
+
+    def step_begins(self, updates: int, number: int) -> None:
+        """A step of the host's begins, which it counts as ``number``; ``updates`` have been made."""
+        if self._folder is None or self._profile is not None or self._made < self._wanted.skip:
+            return
+        folder, self._folder = self._folder, None  # whatever comes of it, this training is tried once
+        self._updates = updates
+        with going_on():
+            self._begin(folder, number)
+
+    def step_ends(self, updates: int, number: int) -> None:
+        """A step of the host's may have ended, which it counts as ``number``: it has if there are more updates."""
+        if updates > self._updates:
+            self._updates = updates
+            self._made += 1
+            if self._profile is not None:
+                self._ended.append((time_ns(), number))
+                if len(self._ended) == self._wanted.steps:
+                    self.training_ends()
+
+    def training_ends(self, error: BaseException | None = None) -> None:
+        """The training is over, with ``error`` if it failed; or the recording is. The second time does nothing."""
+        recorder, self._profile = self._profile, None
+        ended, self._ended = self._ended, []
+        folder, self._folder = self._folder, None
+        with going_on():
+            if recorder is not None:
+                finish(recorder, error, self._wanted, lambda recording: _numbers(recording, ended), self._publish)
+            elif folder is not None:
+                say(_too_short(self._made, self._wanted.skip))
+
+    def _begin(self, folder: Path, number: int) -> None:
+        self._ended = []
+        self._profile = begin(self._wanted, folder, number)
+
+
+def begin(wanted: Wanted, folder: Path, first_step: int, *, counted: bool = False) -> Profile | None:
+    """Begin to record to a file in ``folder``; ``None`` where this process is being recorded already.
+
+    ``counted`` has ampmem count the steps from ``first_step``, those that are skipped too; else the recording begins at
+    once, with that one, and ends when it is ended.
+    """
+    from ampmem.recorder.process.active import active
+
+    if active() is not None:
+        say("this process is being recorded already, so these steps are not recorded once more")
+        return None
+    place, skip = rank(), wanted.skip if counted else 0
+    file = folder / f"memory-step{first_step + skip}{SUFFIX}"
+    if place.world_size > 1:
+        file = rank_file(file, place.rank, place.world_size)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    recorder = Profile(
+        None,
+        None,
+        output=file,
+        steps=wanted.steps if counted else None,
+        skip=skip,
+        first_step=first_step,
+        stacks=wanted.stacks,
+        device=wanted.device,
+        force=True,
+    )
+    return recorder.__enter__()
+
+
+def finish(
+    recorder: Profile,
+    error: BaseException | None,
+    wanted: Wanted,
+    numbers: Callable[[Recording], Mapping[int, int]],
+    publish: Callable[[Recorded], None],
+) -> None:
+    """End the recording, and tell what came of it; ``numbers`` gives each recorded step the training's number."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that nothing was recorded is said below, in one line
+        recorder.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)
+    try:
+        recording = recorder.recording()
+        if not rank().speaks:
+            return
+        summary = summarize(recording)
+    except NothingRecorded as nothing:
+        recorder.path.unlink(missing_ok=True)
+        say(str(nothing))
+        return
+    known = numbers(recording)
+    found = rows(summary, known)
+    if summary.conservation.breach is not None:
+        say(f"nothing is logged, because the sums are wrong: {summary.conservation.breach}; see {recorder.path}")
+    page = _page(recorder.path) if wanted.page else None
+    say(_told(recorder.path, page, summary, wanted.steps) + _renumbered(known))
+    publish(Recorded(file=recorder.path, page=page, summary=summary, rows=found))
+
+
+def rank() -> Rank:
+    """Which process of a job this is, as torch.distributed or else the launcher says."""
+    from ampmem.recorder.ranks.environment import launched
+    from ampmem.recorder.ranks.places import Places
+
+    known = launched()
+    place = Places(None if known is None else known.place).now()
+    return Rank() if place is None else Rank(rank=place.rank, world_size=place.world_size)
+
+
+@contextmanager
+def going_on() -> Iterator[None]:
+    """What fails in here is said in one line, and ends nothing else."""
+    try:
+        yield
+    except AmpmemError as error:
+        say(str(error))
+    except Exception as error:
+        say(f"this went wrong, and the training goes on without: {type(error).__name__}: {error}")
+
+
+def say(message: str) -> None:
+    """One line on standard error; of a rank that does not log, with its number."""
+    place = Rank()
+    with suppress(Exception):  # there is something to say in any case
+        place = rank()
+    lead = "" if place.speaks else f"rank {place.rank}: "
+    # There is no command line here: its options are arguments.
+    message = re.sub(r"--device (\w+)(?: \(device='\w+' in Python\))?", r"device='\1'", message).replace(
+        "--skip", "skip"
+    )
+    Terminal(sys.stderr).say(lead + " ".join(message.split()))
+
+
+def _numbers(recording: Recording, ended: list[tuple[int, int]]) -> dict[int, int]:
+    """The number of the host's step in which each recorded step ended."""
+    found = {}
+    for step in recording.steps:
+        number = next((number for instant, number in ended if step.end_ns <= instant), None)
+        if number is not None:
+            found[step.index] = number
+    return found
+
+
+def _page(file: Path) -> Path:
+    from ampmem.reporters.html import write
+
+    ranked = rank_of(file)  # what a shell finds by the name of the ranks' files are recordings alone
+    page = (file if ranked is None else ranked.job).with_suffix(".html")
+    write([file], page, force=True)
+    return page
+
+
+def _too_short(steps: int, skip: int) -> str:
+    made = "1 step" if steps == 1 else f"{steps} steps"
+    return f"nothing was recorded: the training ended after {made}, and skip={skip} lets {skip} pass first"
+
+
+def _told(file: Path, page: Path | None, summary: Summary, wanted: int) -> str:
+    finished = sum(step.finished for step in summary.steps)
+    steps = "1 step" if finished == 1 else f"{finished} steps"
+    fewer = f" of {wanted}" if finished < wanted else ""
+    where = f"; the page is {page}" if page is not None else ""
+    return f"recorded {steps}{fewer}, {format_bytes(summary.peak.bytes)} at the peak, in {sized(file)}{where}"
+
+
+def _renumbered(numbers: Mapping[int, int]) -> str:
+    """Which of the training's steps are which of the recording's, where the host does not count them one by one."""
+    if all(index == number for index, number in numbers.items()):
+        return ""
+    recorded, hosts = (", ".join(map(str, each)) for each in (numbers, numbers.values()))
+    return f"; its steps {recorded} are those that the training counts as {hosts}"

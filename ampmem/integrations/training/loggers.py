@@ -1,0 +1,187 @@
+"""Experiment loggers of all kinds behind one face: which kind one is, is seen by what it has.
+
+None of their packages is imported here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from ampmem.errors import UsageError
+from ampmem.integrations.training.scalars import Row, largest_row
+
+STEP = "ampmem/step"
+"""The step that a row is of, for a logger that counts steps by itself."""
+
+
+class Logger(Protocol):
+    """Where values go."""
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Each row, at its step."""
+
+    def keep(self, file: Path) -> None:
+        """Store ``file`` with the run, where the logger has a place for files."""
+
+
+def logger_of(writer: Any) -> Logger:
+    """The logger that ``writer`` is: TensorBoard's ``SummaryWriter``, a run of wandb or ``wandb`` itself, ``mlflow``,
+    or any other object with ``add_scalar``, ``log_metrics``, ``log_metric`` or ``log``.
+
+    Raises :class:`UsageError` when it has none of them.
+    """
+    if _has(writer, "add_scalar"):
+        return _Scalars(writer)
+    if _has(writer, "log") and _has(writer, "define_metric"):
+        return _Wandb(writer)
+    if _has(writer, "log_metrics"):
+        return _Mlflow(writer) if _has(writer, "active_run") else _Metrics(writer)
+    if _has(writer, "log_metric"):
+        if "run_id" in _parameters(writer.log_metric):
+            raise UsageError("an MlflowClient logs to no run of its own: give the module mlflow, and start a run")
+        return _SingleMetrics(writer)
+    if _has(writer, "log"):
+        return _Values(writer)
+    raise UsageError(
+        f"{_name(writer)} is no logger: it has none of add_scalar, log_metrics, log_metric and log. Give a "
+        "SummaryWriter, a run of wandb, mlflow, or an object with one of these"
+    )
+
+
+def loggers_of(writers: Any) -> list[Logger]:
+    """The loggers that ``writers`` are: one, or several in a tuple or a list.
+
+    Raises :class:`UsageError` when one of them is none.
+    """
+    return [logger_of(writer) for writer in (writers if isinstance(writers, tuple | list) else (writers,))]
+
+
+class _Scalars:
+    """TensorBoard's ``SummaryWriter``, and those with the same method. It keeps numbers in single precision."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def log(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            for name, value in row.values.items():
+                self._writer.add_scalar(name, value, row.step)
+        if _has(self._writer, "flush"):
+            self._writer.flush()
+
+    def keep(self, file: Path) -> None:
+        """TensorBoard has no place for files."""
+
+
+class _Wandb:
+    """A run of wandb, or the module.
+
+    A run counts its own steps and takes no values for one that is over. To leave that count to the script, one row goes
+    with what the script logs next: that of the largest peak.
+    """
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    def log(self, rows: Sequence[Row]) -> None:
+        if rows:
+            row = largest_row(rows)
+            self._run.log({**row.values, STEP: row.step}, commit=False)
+
+    def keep(self, file: Path) -> None:
+        keep_in_wandb(self._run, file)
+
+
+class _Metrics:
+    """Those that take several metrics and their step at once."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def log(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            self._writer.log_metrics(dict(row.values), step=row.step)
+
+    def keep(self, file: Path) -> None:
+        _log_artifact(self._writer, file)
+
+
+class _Mlflow(_Metrics):
+    """``mlflow``, which begins a run by itself where none is open, and leaves it open: that would not be the script's.
+
+    Raises :class:`UsageError` where no run is open.
+    """
+
+    def log(self, rows: Sequence[Row]) -> None:
+        if self._writer.active_run() is None:
+            raise UsageError("nothing is logged to mlflow, where no run is open: begin one with mlflow.start_run()")
+        super().log(rows)
+
+
+class _SingleMetrics:
+    """Those that take one metric at a time."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def log(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            for name, value in row.values.items():
+                self._writer.log_metric(name, value, step=row.step)
+
+    def keep(self, file: Path) -> None:
+        _log_artifact(self._writer, file)
+
+
+class _Values:
+    """Those whose ``log`` takes several values, and their step where it has a place for it."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+        self._takes_step = "step" in _parameters(writer.log)
+
+    def log(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            if self._takes_step:
+                self._writer.log(dict(row.values), step=row.step)
+            else:
+                self._writer.log({**row.values, STEP: row.step})
+
+    def keep(self, file: Path) -> None:
+        _log_artifact(self._writer, file)
+
+
+def keep_in_wandb(run: Any, file: Path) -> None:
+    """Store ``file`` among the files of ``run``."""
+    run.save(str(file), base_path=str(file.parent), policy="now")
+
+
+def _log_artifact(writer: Any, file: Path) -> None:
+    """Only where all that it needs is a path: others want a name, a type, or an object of theirs."""
+    if not _has(writer, "log_artifact"):
+        return
+    needed = [
+        parameter
+        for parameter in _parameters(writer.log_artifact).values()
+        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    if len(needed) == 1 and needed[0].name in ("local_path", "path", "file", "filename", "artifact_path"):
+        writer.log_artifact(str(file))
+
+
+def _has(writer: Any, name: str) -> bool:
+    return callable(getattr(writer, name, None))
+
+
+def _parameters(function: Callable[..., object]) -> dict[str, inspect.Parameter]:
+    try:
+        return dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # one that is written in C
+        return {}
+
+
+def _name(writer: Any) -> str:
+    return f"an object of type {type(writer).__name__}"

@@ -1,0 +1,1 @@
+"""How ampmem says something of its own: in a file, on a terminal, as a value that shows itself."""

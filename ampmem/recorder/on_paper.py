@@ -1,0 +1,48 @@
+"""A device that is simulated for a block of a process that goes on after it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+
+from ampmem.allocator.gpus import gpu_to_simulate
+from ampmem.errors import UsageError
+from ampmem.output.terminal import Terminal
+from ampmem.recorder.process.active import check_none
+from ampmem.recorder.sources.simulated import SimulatedSource
+from ampmem.simulator.assumed import assumed_of
+from ampmem.simulator.start import Simulation
+from ampmem.vocabulary import Device
+
+
+class OnPaper:
+    """A simulated GPU from now until :meth:`end`, and :attr:`source`, which records it.
+
+    Raises ``UsageError`` where a session is active, and for what cannot be simulated.
+    """
+
+    def __init__(self, gpu: str | None, assume: Sequence[str]) -> None:
+        check_none()  # its self-test would be recorded, too
+        self._thread = threading.get_ident()
+        self._simulation = Simulation(gpu_to_simulate(gpu), assumed=assumed_of(assume))
+        self.source = SimulatedSource(self._simulation.device)
+
+    def tell_doubts(self) -> None:
+        """Say on standard error what makes the numbers doubtful, as the command line does."""
+        for doubt in self._simulation.device.warnings:
+            Terminal(sys.stderr).say(doubt)
+
+    def end(self) -> None:
+        """Take the device away. On another thread it stays, since what runs its ops is the first thread's own."""
+        if threading.get_ident() == self._thread:
+            self._simulation.end()
+
+
+def on_paper(device: Device, gpu: str | None, assume: Sequence[str]) -> OnPaper | None:
+    """The simulated GPU that ``device`` asks for; raises ``UsageError`` where a real device was given one's options."""
+    if device == Device.SIMULATED:
+        return OnPaper(gpu, assume)
+    if gpu is not None or assume:
+        raise UsageError("gpu= and assume= are of a simulated GPU, so they need device='sim'")
+    return None

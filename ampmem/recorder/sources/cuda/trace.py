@@ -1,0 +1,202 @@
+"""The entries of the allocator's trace, and when each of them was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ampmem.allocator.snapshots.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED
+from ampmem.events import Column
+from ampmem.recorder.models.stacks import stack_text
+from ampmem.recorder.sources.cuda.blocks import SeenBlocks
+
+_US = 1000
+_NEVER = 2**62
+
+
+class Counted(NamedTuple):
+    """What torch counts: blocks until they are freed, requested bytes until no other stream is waited for any more."""
+
+    blocks: int
+    requested: int
+
+
+class MarkCount(NamedTuple):
+    """What the allocator counted at a mark, which was after the stamp ``since_ns``."""
+
+    since_ns: int
+    time_ns: int
+    counted: Counted
+
+
+class TraceEntry(NamedTuple):
+    """One entry of the trace.
+
+    ``stack`` is an index into :attr:`StackTexts.texts`, ``seen`` one into the blocks that the profiler saw, or -1;
+    ``block`` are the bytes of the block, 0 where they are not known.
+    """
+
+    action: str
+    address: int
+    size: int
+    stream: int
+    time_ns: int
+    stack: int
+    block: int = 0
+    seen: int = -1
+
+
+class Stamps:
+    """Instants that the recorded thread tagged its events with; each holds until the next."""
+
+    def __init__(self) -> None:
+        self._instants: list[int] = []
+
+    def add(self, now_ns: int) -> None:
+        """What is allocated from ``now_ns`` on is tagged so."""
+        self._instants.append(now_ns)
+
+    @property
+    def last(self) -> int:
+        """The one that holds now; 0 before the first."""
+        return self._instants[-1] if self._instants else 0
+
+    def take(self) -> dict[int, int]:
+        """Each instant with the one after it; the last one holds on, and is kept for the next call."""
+        taken = self._instants[:]
+        del self._instants[: len(taken) - 1]
+        return dict(pairwise([*taken, _NEVER]))
+
+
+class StackTexts:
+    """The Python stacks of trace entries, each once."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, int] = {"": 0}
+        self._known: dict[tuple[int, ...], int] = {}
+
+    def forget(self) -> None:
+        """The frames of the last snapshot are gone, and others may have their places in memory."""
+        self._known.clear()
+
+    def index(self, frames: Any) -> int:
+        """The index of ``frames``, a list as torch gives it; 0 for none."""
+        if not frames:
+            return 0
+        key = tuple(map(id, frames))
+        found = self._known.get(key)
+        if found is None:
+            text = stack_text((frame["filename"], frame["line"], frame["name"]) for frame in frames)
+            found = self._known[key] = self.texts.setdefault(text, len(self.texts))
+        return found
+
+
+def read_trace(rows: Iterable[Mapping[str, Any]], stacks: StackTexts) -> tuple[list[TraceEntry], list[int]]:
+    """The entries on the trace's own clock, and the instant that each is tagged with, or 0."""
+    entries: list[TraceEntry] = []
+    tags: list[int] = []
+    for row in rows:
+        action = str(row["action"])
+        stack = stacks.index(row.get("frames")) if action == ALLOC else 0  # a free has those of its alloc
+        address, stream = int(row.get("addr", 0)), int(row.get("stream", 0))
+        time_ns = int(row.get("time_us", 0)) * _US
+        entries.append(TraceEntry(action, address, int(row["size"]), stream, time_ns, stack))
+        tag = row.get("user_metadata", "")
+        tags.append(int(tag) if tag and tag.isdigit() else 0)
+    return entries, tags
+
+
+def timed(
+    entries: list[TraceEntry],
+    tags: list[int],
+    stamps: Mapping[int, int],
+    seen: SeenBlocks,
+    marks: Sequence[MarkCount],
+    *,
+    span: tuple[int, int],
+    final: Counted,
+) -> list[TraceEntry]:
+    """``entries`` on the clock of ``time.time_ns``, in their order, none outside of ``span``.
+
+    torch gives whole microseconds, cut off, on a clock that is put on ``time.time_ns``'s by a line through two
+    points: off by what the system's clock was slewed in between. So what is known better has its way:
+
+    - what the profiler saw has the profiler's time, which is set at both ends of the step;
+    - what is tagged came after that stamp of the recorded thread, and before its next;
+    - the order of the trace is that of the allocator's lock, whichever thread it was;
+    - at a mark the allocator had counted blocks and bytes: of the places at which the mark may be by the tags, it is
+      one at which the entries come to as much, the nearest by the clock.
+
+    ``final`` is what is counted after the last entry. Where several events share an instant they keep their order:
+    the memory of a free and of the alloc that reuses it must not change places.
+    """
+    if not entries:
+        return entries
+    when = np.array([entry.time_ns for entry in entries], dtype=np.int64)
+    tag = np.array([each if each in stamps else 0 for each in tags], dtype=np.int64)
+    ends = np.array([stamps.get(each, _NEVER) - 1 for each in tag.tolist()], dtype=np.int64)
+    low = np.maximum.accumulate(np.maximum(tag, span[0]))
+    high = np.minimum.accumulate(np.minimum(ends, span[1])[::-1])[::-1].copy()
+    low, high = _around_seen(entries, seen, low, high)
+    first = 0
+    for mark, places in _places(marks, tag, ends, _counted(entries, final)):
+        near = np.searchsorted(_clamped(when, low, high), mark.time_ns, side="left")
+        places = places[places >= first]
+        first = int(places[np.argmin(np.abs(places - near))])
+        before = mark.time_ns if (tag[:first] == mark.since_ns).any() else mark.since_ns or mark.time_ns
+        high[:first] = np.minimum(high[:first], before - 1)
+        low[first:] = np.maximum(low[first:], mark.time_ns)
+    times = _clamped(when, low, high).tolist()
+    return [entry._replace(time_ns=time) for entry, time in zip(entries, times, strict=True)]
+
+
+def _around_seen(
+    entries: list[TraceEntry], seen: SeenBlocks, low: NDArray[np.int64], high: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The bounds of ``entries``, where those that the profiler saw were at its time, if that is within the bounds."""
+    of = np.array([entry.seen for entry in entries], dtype=np.int64)
+    known = of >= 0
+    low, high = low.copy(), high.copy()
+    low[known] = high[known] = np.clip(seen.time_ns[of[known]], low[known], high[known])
+    return np.maximum.accumulate(low), np.minimum.accumulate(high[::-1])[::-1].copy()
+
+
+def _clamped(when: Column, low: Column, high: Column) -> NDArray[np.int64]:
+    return np.maximum.accumulate(np.minimum(np.maximum(when, low), high))
+
+
+def _counted(entries: list[TraceEntry], final: Counted) -> NDArray[np.int64]:
+    """What is counted before each entry, and after the last: rows of :class:`Counted`."""
+    change = [
+        (_BLOCKS.get(entry.action, 0), _REQUESTED.get(entry.action, 0) * entry.size) for entry in reversed(entries)
+    ]
+    after = np.concatenate([np.cumsum(change, axis=0)[::-1], np.zeros((1, 2), dtype=np.int64)])
+    counted: NDArray[np.int64] = np.array(final, dtype=np.int64) - after
+    return counted
+
+
+_BLOCKS = {ALLOC: 1, FREE_REQUESTED: -1}
+_REQUESTED = {ALLOC: 1, FREE_COMPLETED: -1}
+
+
+def _places(
+    marks: Sequence[MarkCount], tag: Column, ends: Column, counted: NDArray[np.int64]
+) -> list[tuple[MarkCount, NDArray[np.int64]]]:
+    """Before which entries each mark may be, so that the later marks have a place behind it."""
+    found: list[tuple[MarkCount, NDArray[np.int64]]] = []
+    end = len(tag)
+    for mark in reversed(marks):
+        later = np.flatnonzero(tag >= mark.time_ns)
+        end = min(end, int(later[0]) if len(later) else end)
+        places = np.flatnonzero((counted[: end + 1] == mark.counted).all(axis=1))
+        earlier = np.flatnonzero((tag > 0) & (ends < mark.time_ns))
+        first = int(earlier[-1]) + 1 if len(earlier) else 0
+        places = places[places >= first]
+        if len(places):
+            end = int(places[-1])
+            found.append((mark, places))
+    return found[::-1]

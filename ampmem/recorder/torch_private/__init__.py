@@ -1,0 +1,1 @@
+"""The names of torch that torch does not promise and that recording takes, or patches."""

@@ -1,0 +1,82 @@
+"""The private names of torch that recording a CUDA device stands on; the others are in ``general.py``.
+
+They are looked up at each call, since a simulated device may be in their place when this is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ampmem.recorder.torch_private.entries import Place, Use, attribute, patched
+
+HISTORY: Place = patched(
+    "torch.cuda.memory",
+    "_record_memory_history",
+    "a history of the script's own: there is but one per process, so ampmem makes way",
+    without="a script that records memory history itself takes the events from ampmem",
+    use=Use.CUDA,
+)
+for _owner, _name, _why in (
+    ("torch.cuda", "_lazy_call", "to begin when the script initializes CUDA"),
+    ("torch.cuda.memory", "_record_memory_history_impl", "the allocator's history, past our own patch"),
+    ("torch.cuda.memory", "_snapshot", "the allocator's segments and its trace"),
+):
+    attribute(_owner, _name, _why, use=Use.CUDA)
+for _name, _why, _without in (
+    (
+        "_cuda_isHistoryEnabled",
+        "a history of the script's own",
+        "a history that the script recorded before ampmem started has ended",
+    ),
+    (
+        "_cuda_attach_out_of_memory_observer",
+        "where memory ran out",
+        "what ran out of memory, and where, is not in the recording",
+    ),
+    (
+        "_cuda_setMemoryMetadata",
+        "tags events with an instant",
+        "ops are joined to the allocator's events by time alone",
+    ),
+    ("_cuda_getMemoryMetadata", "tags of the script's own", "ops are joined to the allocator's events by time alone"),
+):
+    attribute("torch._C", _name, _why, without=_without, use=Use.CUDA)
+
+
+def when_cuda_is_ready(action: Callable[[], None]) -> None:
+    """Do ``action`` right after the script has initialized CUDA."""
+    torch.cuda._lazy_call(action)
+
+
+def record_history(*arguments: Any, **options: Any) -> None:
+    """Switch the allocator's history on or off; not by the public function, of whose calls the session is told."""
+    torch.cuda.memory._record_memory_history_impl(*arguments, **options)
+
+
+def cuda_snapshot() -> Any:
+    """The allocator's segments and the traces of all devices."""
+    return torch.cuda.memory._snapshot()
+
+
+def history_is_on() -> bool:
+    """Whether the allocator's history is recorded; no where torch cannot be asked."""
+    asks = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+    return bool(asks is not None and asks())
+
+
+def observe_out_of_memory(observer: Callable[[int, int, int, int], None]) -> None:
+    """Have ``observer`` called whenever memory runs out, for as long as the process lives, where torch can."""
+    attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+    if attach is not None:
+        attach(observer)
+
+
+def metadata_setter() -> Callable[[str], None] | None:
+    """Tags the calling thread's events; ``None`` where torch cannot, or the script does so itself."""
+    setter, getter = (getattr(torch._C, f"_cuda_{verb}MemoryMetadata", None) for verb in ("set", "get"))
+    if setter is None or getter is None or getter():
+        return None
+    return setter  # type: ignore[no-any-return]

@@ -1,0 +1,197 @@
+"""The result of a check as GitHub shows it: a table of Markdown for the summary of a job, and annotations of lines.
+
+Names come from recordings, which may be anybody's: whatever is in them, they stay text.
+Workflow commands: https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import TypeAlias
+
+from ampmem.analysis.budgets.budget import GROWTH
+from ampmem.analysis.budgets.check import Broken, CheckResult, Judged
+from ampmem.analysis.difference.changes import GroupChange, Run
+from ampmem.analysis.difference.folds import Fold, folded
+from ampmem.output.terminal import printable
+from ampmem.reporters.text.check import MOVED, answer, noteworthy, over, remarks
+from ampmem.reporters.text.difference import what
+from ampmem.units import format_apart, format_bytes
+
+CHANGES = 20
+"""How many rows there are of what grew."""
+ANNOTATIONS = 10
+"""GitHub shows no more errors of a step."""
+_LONGEST = 300
+
+_ENOUGH = Fraction(9, 10)
+"""Of what grew."""
+
+_Place: TypeAlias = tuple[str, int]
+"""A file and a line of it."""
+
+_FRAME = re.compile(r"(.+):(\d+) (.*)", re.DOTALL)
+_PLAIN = re.compile(r"[^A-Za-z0-9 .,/%+()-]")
+
+
+def markdown(results: Sequence[CheckResult], workspace: Path) -> str:
+    """The table of all limits, and of what grew; files below ``workspace`` are named as they are in the repository."""
+    return "\n".join(line for result in results for line in _of_run(result, workspace))
+
+
+def commands(results: Sequence[CheckResult], workspace: Path) -> Iterator[str]:
+    """A command for each line of the user's own files, those below ``workspace``, at which most of it grew.
+
+    And one for each run before them.
+    """
+    for result in results:
+        if not result.ok:
+            yield f"::error title=ampmem check::{_data(answer(result))}"
+    for place, message in list(_lines(results, workspace))[: ANNOTATIONS - 1]:
+        yield f"::error file={_property(place[0])},line={place[1]},title=ampmem check::{_data(message)}"
+
+
+def harmless(text: str) -> str:
+    """``text`` for a log of GitHub's, in which no line of it is a command."""
+    lines = (_COMMAND.sub(r"\1: :", line) for line in text.replace("##[", "## [").split("\n"))
+    return "\n".join(lines)
+
+
+_COMMAND = re.compile(r"^((?:\x1b\[[0-9;]*m|\s)*)::")
+
+
+def _of_run(result: CheckResult, workspace: Path) -> Iterator[str]:
+    yield f"### {'✅' if result.ok else '❌'} {_text(answer(result))}"
+    yield ""
+    if noteworthy(result):
+        yield from ("| | limit of | limit | there | |", "|---|---|--:|--:|---|")
+        yield from map(_limit, noteworthy(result))
+        yield ""
+    told: set[tuple[object, ...]] = set()
+    for broken in result.broken:
+        places = (broken.grew + broken.moved) or broken.held
+        yield from (f"**{_text(over(result, broken))}**", "")
+        if places not in told:
+            yield from _places(broken, workspace)
+            told.add(places)
+    for remark in remarks(result):
+        yield from (f"- {_text(remark)}", "")
+
+
+def _limit(judged: Judged) -> str:
+    there, limit = (
+        ("?", format_bytes(judged.limit)) if judged.after is None else format_apart(judged.after, judged.limit)
+    )
+    step = " a step" if judged.key == GROWTH else ""
+    said = "kept" if judged.kept else "**not judged**" if judged.after is None else "**broken**"
+    return f"| {_text(judged.key)} | {judged.limit_of} | {limit}{step} | {there}{step} | {said} |"
+
+
+def _places(broken: Broken, workspace: Path) -> Iterator[str]:
+    if broken.grew:
+        yield from ("| grew by | before | after | category | what | line |", "|--:|--:|--:|---|---|---|")
+        yield from (_fold(fold, workspace) for fold in folded(broken.grew)[:CHANGES])
+    if broken.moved:
+        size = sum(change.grown for change in broken.moved)
+        yield from ("", f"{format_bytes(size)} are {MOVED}.")
+    if broken.held:
+        yield from ("| bytes | category | module | name |", "|--:|---|---|---|")
+        for group in broken.held[:CHANGES]:
+            cells = (group.category, group.module or "", group.name or "")
+            yield f"| {format_bytes(group.bytes)} | {' | '.join(map(_text, cells))} |"
+    yield ""
+
+
+def _fold(fold: Fold, workspace: Path) -> str:
+    change = fold.largest
+    sizes = " | ".join(map(format_bytes, (fold.grown, fold.before, fold.after)))
+    return f"| {sizes} | {change.category} | {_text(what(fold))} | {_text(_line(change, workspace))} |"
+
+
+def _lines(results: Sequence[CheckResult], workspace: Path) -> Iterator[tuple[_Place, str]]:
+    """Each line once, with all that is told of it."""
+    told: dict[_Place, list[str]] = defaultdict(list)
+    for result in results:
+        same: set[tuple[_Place, int, str]] = set()
+        for broken in result.broken:
+            for place, folds in _most_of(broken, workspace):
+                size, what_grew = sum(fold.grown for fold in folds), _named(folds)
+                if (place, size, what_grew) not in same:
+                    same.add((place, size, what_grew))
+                    told[place].append(f"{_grew(broken, size)}: {what_grew}")
+    yield from ((place, "; ".join(dict.fromkeys(texts))) for place, texts in told.items())
+
+
+def _grew(broken: Broken, size: int) -> str:
+    if broken.key == GROWTH:
+        return f"{format_bytes(size)} stay here {broken.instant}"
+    return f"{broken.key} grew by {format_bytes(size)} here"
+
+
+def _named(folds: Sequence[Fold]) -> str:
+    """The largest, and how many more there are."""
+    more = f", and {len(folds) - 1} more" if len(folds) > 1 else ""
+    return f"{folds[0].largest.category}, {what(folds[0])}{more}"
+
+
+def _most_of(broken: Broken, workspace: Path) -> Iterator[tuple[_Place, list[Fold]]]:
+    """The lines at which most of it grew, the first ones that are :data:`_ENOUGH` of it: no word of the few bytes left.
+
+    What grew in no line of the user's counts, too.
+    """
+    places: dict[_Place | None, list[Fold]] = defaultdict(list)
+    for fold in folded(broken.grew):
+        places[_place(fold.largest, workspace)].append(fold)
+    sizes = {place: sum(fold.grown for fold in folds) for place, folds in places.items()}
+    left = sum(sizes.values()) * (1 - _ENOUGH)
+    for place in sorted(places, key=lambda each: -sizes[each]):
+        if place is not None:
+            yield place, places[place]
+        del sizes[place]
+        if sum(sizes.values()) <= left:
+            return
+
+
+def _place(change: GroupChange, workspace: Path) -> _Place | None:
+    """The file, below ``workspace``, and the line; ``None`` for a line of the run before, and for files elsewhere."""
+    found = _FRAME.fullmatch(change.source_line or "")
+    if found is None or change.lines_of is Run.BEFORE:
+        return None
+    path = _below(workspace, found[1])
+    return None if path is None else (path, int(found[2]))
+
+
+def _line(change: GroupChange, workspace: Path) -> str:
+    """The line as it is in the repository."""
+    found = _FRAME.fullmatch(change.source_line or "")
+    path = None if found is None else _below(workspace, found[1])
+    return change.source_line or "" if found is None or path is None else f"{path}:{found[2]} {found[3]}"
+
+
+def _below(workspace: Path, file: str) -> str | None:
+    """The path of ``file`` in ``workspace``; ``None`` for one elsewhere."""
+    try:
+        return (workspace / file).resolve().relative_to(workspace.resolve()).as_posix()
+    except (OSError, ValueError):  # also for a name that no file can have
+        return None
+
+
+def _text(text: str) -> str:
+    """``text`` as Markdown that shows it and does nothing else: what could be markup is an entity."""
+    shown = printable(text)
+    shown = shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 1]}…"
+    return _PLAIN.sub(lambda character: f"&#{ord(character[0])};", shown)
+
+
+def _data(text: str) -> str:
+    """``text`` as the message of a command."""
+    return printable(text)[:_LONGEST].replace("%", "%25")
+
+
+def _property(text: str) -> str:
+    """``text`` as the value of a command's property."""
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

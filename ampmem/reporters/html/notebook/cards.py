@@ -1,0 +1,197 @@
+"""A value as a small table that stands inside another page: no script, no style sheet, nothing loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ampmem.analysis.comparison.answer import verdict_of, verdict_of_one
+from ampmem.analysis.comparison.compare import Comparison
+from ampmem.analysis.ranks.ranks import Rank, Ranks
+from ampmem.analysis.summary import Summary
+from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
+from ampmem.reporters.html.page.template import filled
+from ampmem.reporters.html.palette import FILLS, label
+from ampmem.reporters.html.safety import MAX_PROSE, visible
+from ampmem.reporters.html.views.run import breakdown_view
+from ampmem.reporters.text.answer import in_phase, wording
+from ampmem.reporters.text.common.describe import (
+    arm_in_words,
+    counted,
+    describe_arm,
+    describe_optimizers,
+    parameters_in_short,
+)
+from ampmem.reporters.text.common.plain_text import ABSENT, per_parameter
+from ampmem.reporters.text.common.words import AT_MARK, signed
+from ampmem.reporters.text.ranks.render import absences, doubts
+from ampmem.reporters.text.ranks.verdict import ranks_wording
+from ampmem.reporters.text.warnings import warnings
+from ampmem.units import format_bytes
+from ampmem.vocabulary import AUTOCAST_ARMS, Mark
+
+MOST_RANKS = 16
+"""So many ranks have a row of their own."""
+
+_TOTAL = "Total"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row of the table; ``colour`` is empty where it is no category's."""
+
+    label: str
+    cells: tuple[str, ...]
+    colour: str = ""
+    sum: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remark:
+    """A sentence under the table, and a word before it."""
+
+    text: str
+    lead: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """What a notebook shows of a value: the answer, what it is about, a table, and what else is to be said."""
+
+    headline: str
+    facts: Sequence[str]
+    alarms: Sequence[str] = ()
+    caption: str = ""
+    columns: Sequence[str] = ()
+    rows: Sequence[Row] = ()
+    remarks: Sequence[Remark] = ()
+
+
+def html_of(card: Card) -> str:
+    """The card as HTML that needs nothing of the page that it stands in; every text in it is only text."""
+    shown = Card(
+        headline=visible(card.headline, MAX_PROSE),
+        facts=[visible(fact) for fact in card.facts],
+        alarms=[visible(text, MAX_PROSE) for text in card.alarms],
+        caption=visible(card.caption),
+        columns=[visible(column) for column in card.columns],
+        rows=[
+            Row(label=visible(row.label), cells=tuple(map(visible, row.cells)), colour=row.colour, sum=row.sum)
+            for row in card.rows
+        ],
+        remarks=[Remark(text=visible(remark.text, MAX_PROSE), lead=remark.lead) for remark in card.remarks],
+    )
+    return filled("card.html", card=shown)
+
+
+def summary_card(summary: Summary) -> Card:
+    """The verdict, the last step's breakdown and the findings."""
+    step, known = summary.last_step, summary.parameters.known_count
+    view = breakdown_view(step, casts=summary.arm.name in AUTOCAST_ARMS)
+    rows = []
+    for row in view.rows:
+        cells: list[str] = []
+        for size in row.cells:
+            cells += [ABSENT, ABSENT] if size is None else [format_bytes(size), per_parameter(size, known)]
+        rows.append(_row(row.key, cells))
+    return Card(
+        headline=wording(verdict_of_one(summary)).text,
+        alarms=warnings(summary),
+        facts=(
+            "ampmem",
+            parameters_in_short(summary),
+            describe_optimizers(summary) or "no optimizer",
+            f"{summary.device.name} ({summary.device.type}{', simulated' * (summary.prediction is not None)})",
+            f"precision {describe_arm(summary)}",
+            counted(len(summary.steps), "step"),
+        ),
+        caption=f"step {step.index}, peak {in_phase(step.peak.phase)}",
+        columns=[text for column in view.columns for text in (column, "B/param")],
+        rows=rows,
+        remarks=[
+            Remark(lead=finding.severity, text=f"{finding.message} To change: {finding.change}")
+            for finding in summary.findings
+        ],
+    )
+
+
+def comparison_card(comparison: Comparison) -> Card:
+    """The verdict, and the categories of each at the peak of the step that is compared."""
+    peak, entries = comparison.instant(Mark.PEAK), comparison.entries
+    steps = {step for step in comparison.steps if step is not None}
+    totals = Row(label=_TOTAL, cells=tuple(_size(total) for total in peak.total), sum=True)
+    beside = [] if comparison.baseline is None else [_differences(comparison)]
+    return Card(
+        headline=wording(verdict_of(comparison)).text,
+        alarms=[
+            *(f"{entry.label} failed: {entry.failure}" for entry in entries if entry.failure is not None),
+            *(
+                f"{entry.label}: {text}"
+                for entry in entries
+                if entry.summary is not None
+                for text in warnings(entry.summary, entry.notes)
+            ),
+        ],
+        facts=("ampmem", *dict.fromkeys(entry.script for entry in entries if entry.script)),
+        caption=f"{AT_MARK[Mark.PEAK]}, {f'step {steps.pop()}' if len(steps) == 1 else 'the last step of each'}",
+        columns=[entry.label for entry in entries],
+        rows=[*_by_category(peak.live), totals, *beside],
+        remarks=[Remark(lead="note", text=remark) for remark in comparison.remarks],
+    )
+
+
+def _differences(comparison: Comparison) -> Row:
+    assert comparison.baseline is not None
+    named = comparison.entries[comparison.baseline].label
+    cells = tuple(
+        ABSENT if index == comparison.baseline else signed(difference)
+        for index, difference in enumerate(comparison.peak_difference)
+    )
+    return Row(label=f"Difference to {named}", cells=cells)
+
+
+def ranks_card(ranks: Ranks) -> Card:
+    """The verdict, who is missing, and the categories of each rank at its own peak, the largest first."""
+    job = ranks.job
+    largest = sorted(ranks.compared, key=lambda rank: -_peak(rank))
+    shown = largest[:MOST_RANKS]
+    live = [None if rank.peak is None else rank.peak.categories for rank in shown]
+    left_out = len(largest) - len(shown)
+    totals = Row(label=_TOTAL, cells=tuple(format_bytes(_peak(rank)) for rank in shown), sum=True)
+    return Card(
+        headline=ranks_wording(ranks).text,
+        alarms=[*doubts(ranks), *absences(ranks)],
+        facts=(
+            "ampmem",
+            job.script,
+            f"{len(ranks.ranks)} of {job.world_size} ranks",
+            f"{job.device.name} ({job.device.type})",
+            f"precision {arm_in_words(job.arm, job.source)}",
+        ),
+        caption=f"each rank at its own peak of {'its last step' if ranks.step is None else f'step {ranks.step}'}",
+        columns=[f"rank {rank.rank}" for rank in shown],
+        rows=[*_by_category(live), totals] if shown else [],
+        remarks=[Remark(text=f"{left_out} ranks with smaller peaks are not shown")] if left_out else [],
+    )
+
+
+def _peak(rank: Rank) -> int:
+    return 0 if rank.peak is None else rank.peak.bytes
+
+
+def _by_category(live: Sequence[Breakdown | None]) -> Iterator[Row]:
+    """A row for each category of which any has something."""
+    for category in CATEGORIES:
+        if any(one is not None and one[category] for one in live):
+            yield _row(category, [_size(None if one is None else one[category]) for one in live])
+
+
+def _size(size: int | None) -> str:
+    return ABSENT if size is None else format_bytes(size)
+
+
+def _row(key: str, cells: Sequence[str]) -> Row:
+    if key not in FILLS:
+        return Row(label=key.replace("_", " ").capitalize(), cells=tuple(cells), sum=key == "total")
+    category = Category(key)
+    return Row(label=label(category), cells=tuple(cells), colour=FILLS[category].light)

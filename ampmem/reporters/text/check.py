@@ -1,0 +1,271 @@
+"""What ``ampmem check`` prints, and what a test prints that fails for its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+from ampmem.analysis.budgets.budget import GROWTH
+from ampmem.analysis.budgets.check import TRIALS_NOT_JUDGED, Broken, CheckResult, Judged, Limit
+from ampmem.analysis.budgets.grown import AT_PEAK
+from ampmem.analysis.difference.changes import GroupChange, changes_between
+from ampmem.analysis.difference.conditions import Condition
+from ampmem.analysis.difference.folds import folded
+from ampmem.names import is_warning, said_in
+from ampmem.reporters.text.common.layout import PLAIN, Layout, number, table, table_lines, words
+from ampmem.reporters.text.common.plain_text import ABSENT, shorten, wrapped
+from ampmem.reporters.text.common.words import signed
+from ampmem.reporters.text.difference import changes_table, elsewhere, what
+from ampmem.units import format_apart, format_bytes, format_count
+
+CHANGES = 5
+"""How many rows are shown of a limit that is broken."""
+FRAMES = 6
+"""How many frames of the largest one's stack, the innermost."""
+
+MOVED = "more at this instant than at that of before, but most of it was there before, too, at another one"
+"""Of what did not grow."""
+_INDENT = 4
+
+
+def render_check(result: CheckResult, layout: Layout = PLAIN) -> str:
+    """The answer first, then the limits, and for each that is broken what grew."""
+    sections = [
+        "\n".join(_answer(result, layout)),
+        _limits(result, layout),
+        *_details(result, layout),
+        "\n".join(line for text in remarks(result) for line in wrapped(text, layout.width)),
+    ]
+    return "\n\n".join(section for section in sections if section)
+
+
+def render_checks(results: Sequence[CheckResult], layout: Layout = PLAIN) -> str:
+    """Several, such as the ranks of a job: the worst first and whole, of those that are kept their answer alone."""
+    if len(results) == 1:
+        return render_check(results[0], layout)
+    failed = sorted((result for result in results if not result.ok), key=_badness)
+    if not failed:
+        return "\n".join(line for result in results for line in _answer(result, layout))
+    worst = f"{format_count(len(failed))} of {format_count(len(results))} fail; the worst is {failed[0].label}."
+    kept = [line for result in results if result.ok for line in _answer(result, layout)]
+    parts = [layout.alarm(shorten(worst, layout.width)), *(render_check(result, layout) for result in failed)]
+    return "\n\n".join([*parts, *(["\n".join(kept)] if kept else [])])
+
+
+def answer(result: CheckResult) -> str:
+    """What came of it, in one sentence that begins with the label."""
+    if result.problems:
+        return f"{result.label}: not judged: {result.problems[0]}"
+    if result.broken:
+        more = len(result.broken) - 1
+        others = f", and {format_count(more)} more limit{'' if more == 1 else 's'}" if more else ""
+        return f"{result.label}: broken: {over(result, result.broken[0])}{others}"
+    return f"{result.label}: kept: {_kept(result)}"
+
+
+def over(result: CheckResult, broken: Broken) -> str:
+    """``peak 12.0 GiB, 2.0 GiB over its budget of 10.0 GiB``, or ``reserved may be up to 1.2 GiB …``."""
+    there, limit = format_apart(broken.after, broken.limit)
+    step = " in each step" if broken.key == GROWTH else ""
+    if broken.limit_of is Limit.BUDGET:
+        if broken.least is not None and broken.least <= broken.limit:
+            return f"{broken.key} may be up to {there} ({format_bytes(broken.least)} at least); its budget is {limit}"
+        excess = format_bytes(broken.after - broken.limit)
+        return f"{broken.key} {there}{step}, {excess} over its budget of {limit}"
+    assert broken.before is not None and result.baseline is not None
+    there, before = format_apart(broken.after, broken.before)
+    more = format_bytes(broken.after - broken.before)
+    allowed = f", of which {result.baseline.allow} is allowed" if broken.limit > broken.before else ""
+    return f"{broken.key} {there}, {more} more than the {before} of {result.baseline.label}{allowed}"
+
+
+def remarks(result: CheckResult) -> Iterator[str]:
+    """What else is to be known, a line each."""
+    for problem in result.problems[1:]:
+        yield f"not judged: {problem}"
+    baseline = result.baseline
+    if baseline is not None:
+        if result.shrunk:
+            yield f"less than in {baseline.label}: {', '.join(map(_less, result.shrunk))}"
+        for condition in baseline.conditions:
+            yield f"note: {_condition(condition, baseline.label)}"
+        if not baseline.grouped and any(broken.grew for broken in result.broken):
+            yield "note: one of the two is a summary: what grew is told by category and module, and not by line"
+    if TRIALS_NOT_JUDGED in result.notes:
+        yield f"note: {TRIALS_NOT_JUDGED}"
+    for note in result.notes:
+        if is_warning(note):
+            yield f"warning: {said_in(note)}"
+
+
+def _kept(result: CheckResult) -> str:
+    budgets = [each for each in result.judged if each.limit_of is Limit.BUDGET and each.after is not None]
+    said = []
+    if budgets:
+        closest = max(budgets, key=lambda each: Fraction(each.after or 0, each.limit) if each.limit else 0)
+        there, limit = format_apart(closest.after or 0, closest.limit)
+        many = f"{format_count(len(budgets))} budgets, the closest is " if len(budgets) > 1 else ""
+        said.append(f"{many}{closest.key}, {there} of {limit}")
+    if result.baseline is not None:
+        said.append(_as_in(result, result.baseline.label))
+    return "; ".join(said) or "nothing is limited"
+
+
+def _as_in(result: CheckResult, label: str) -> str:
+    compared = [each for each in result.judged if each.limit_of is Limit.BASELINE]
+    if all(each.after == each.before for each in compared):
+        return f"all sizes are those of {label}"
+    if any((each.after or 0) > (each.before or 0) for each in compared):
+        return f"nothing is more than in {label} by more than is allowed"
+    return f"nothing is more than in {label}"
+
+
+def _answer(result: CheckResult, layout: Layout) -> list[str]:
+    style = layout.strong if result.ok else layout.alarm
+    return [style(line) for line in wrapped(answer(result), layout.width)]
+
+
+def _badness(result: CheckResult) -> tuple[bool, int]:
+    """What could not be judged comes first, then what is most over a limit."""
+    return not result.problems, min((each.limit - each.after for each in result.broken), default=0)
+
+
+def noteworthy(result: CheckResult) -> list[Judged]:
+    """All budgets, and of a baseline's sizes those that differ."""
+    return [each for each in result.judged if each.limit_of is Limit.BUDGET or each.after != each.before]
+
+
+def _limits(result: CheckResult, layout: Layout) -> str:
+    shown = noteworthy(result)
+    if not shown:
+        return ""
+    columns = [words("", least=16), words("limit of", rank=2), number("limit"), number("there"), words("")]
+    return table(columns, [_limit_row(each) for each in shown], layout)
+
+
+def _limit_row(judged: Judged) -> list[str]:
+    of = str(judged.limit_of)
+    if judged.after is None:
+        return [judged.key, of, format_bytes(judged.limit), ABSENT, "not judged"]
+    there, limit = format_apart(judged.after, judged.limit)
+    step = " a step" if judged.key == GROWTH else ""
+    if not judged.kept:
+        broken = "MAY BE BROKEN, by up to" if judged.least is not None and judged.least <= judged.limit else "BROKEN by"
+        return [
+            judged.key,
+            of,
+            f"{limit}{step}",
+            f"{there}{step}",
+            f"{broken} {format_bytes(judged.after - judged.limit)}",
+        ]
+    return [judged.key, of, f"{limit}{step}", f"{there}{step}", "kept"]
+
+
+def _details(result: CheckResult, layout: Layout) -> Iterator[str]:
+    """What grew, for each key once: it may be over its budget and its baseline, and for the same reasons as another."""
+    told: dict[tuple[object, ...], str] = {}
+    for broken in {each.key: each for each in result.broken}.values():
+        places = (broken.grew + broken.moved) or broken.held
+        title = _there(result, broken) if broken.held else _came(result, broken)
+        if places and places in told:
+            yield "\n".join(wrapped(f"{title}, the same as of {told[places]}", layout.width))
+        elif places:
+            told[places] = broken.key
+            yield _largest(broken, title, layout) if broken.held else _grown(result, broken, title, layout)
+
+
+def _grown(result: CheckResult, broken: Broken, caption: str, layout: Layout) -> str:
+    """What grew, and the stack of the largest."""
+    title = [layout.strong(line) for line in wrapped(caption, layout.width)]
+    if broken.moment_before is not None and broken.moment_after is not None:
+        what = "peak" if broken.instant.startswith(AT_PEAK) else "most"
+        title += wrapped(elsewhere(what, broken.moment_before, broken.moment_after), layout.width)
+    if broken.key != GROWTH and result.baseline is not None and not result.baseline.grouped:
+        return "\n".join([*title, "", _by_module(broken.grew, layout)])
+    rows = []
+    if broken.grew:
+        stack = _stack(folded(broken.grew)[0].largest.stack, layout)
+        rows = ["", changes_table(broken.grew, layout, most=CHANGES), *stack]
+    return "\n".join([*title, *rows, *_moved(broken, layout)])
+
+
+def _moved(broken: Broken, layout: Layout) -> list[str]:
+    """What is there at this instant, and was before at another one."""
+    if not broken.moved:
+        return []
+    said = wrapped(f"{MOVED}:", layout.width)
+    return ["", *said, "", changes_table(broken.moved, layout, most=CHANGES)]
+
+
+def _came(result: CheckResult, broken: Broken) -> str:
+    """``activations: what grew since main.ampmem, where activations are largest: 1.2 GiB came, and 0.1 GiB went``."""
+    came = sum(change.grown for change in broken.grew)
+    moved = sum(change.grown for change in broken.moved)
+    parts = [f"{format_bytes(came)} came"] if came else ["not explained by any line, as none has grown"]
+    parts += [f"{format_bytes(moved)} were there before at another instant"] if moved else []
+    parts += [f"and {format_bytes(-broken.shrank)} elsewhere went"] if broken.shrank else []
+    since = "" if result.baseline is None or broken.key == GROWTH else f" since {result.baseline.label},"
+    return f"{broken.key}: what grew{since} {broken.instant}: {', '.join(parts)}"
+
+
+def _by_module(changes: Sequence[GroupChange], layout: Layout) -> str:
+    """What summaries know of it."""
+    folds = folded(changes)
+    columns = [number("change"), number("before"), number("after"), words("category"), words("module", least=16)]
+    if all(fold.module is None for fold in folds):
+        columns.pop()
+    rows = [
+        [
+            signed(fold.grown),
+            format_bytes(fold.before),
+            format_bytes(fold.after),
+            str(fold.largest.category),
+            (fold.module or ABSENT) + (f" ({len(fold.changes)})" if len(fold.changes) > 1 else ""),
+        ][: len(columns)]
+        for fold in folds[:CHANGES]
+    ]
+    left = folds[CHANGES:]
+    more = f"\n… and {format_count(len(left))} smaller: {signed(sum(fold.grown for fold in left))}" if left else ""
+    return f"{table(columns, rows, layout)}{more}"
+
+
+def _there(result: CheckResult, broken: Broken) -> str:
+    why = "" if result.baseline is None else f"; nothing grew since {result.baseline.label}"
+    return f"{broken.key}: what is largest {broken.instant}{why}"
+
+
+def _largest(broken: Broken, caption: str, layout: Layout) -> str:
+    """What there is, where there is no before, or where nothing grew."""
+    lines = [layout.strong(line) for line in wrapped(caption, layout.width)]
+    folds = folded(changes_between((), broken.held))
+    columns = [number("bytes"), words("category"), words("what", least=16)]
+    rows = [[format_bytes(fold.after), str(fold.largest.category), what(fold)] for fold in folds[:CHANGES]]
+    head, body = table_lines(columns, rows, layout)
+    lines += ["", *head]
+    for line, fold in zip(body, folds, strict=False):
+        frame = fold.largest.source_line
+        at = [] if frame is None else [layout.faint(f"{'':{_INDENT}}{shorten(f'at {frame}', layout.width - _INDENT)}")]
+        lines += [line, *at]
+    left = folds[CHANGES:]
+    if left:
+        lines.append(f"… and {format_count(len(left))} smaller: {format_bytes(sum(fold.after for fold in left))}")
+    return "\n".join([*lines, *_stack(folds[0].largest.stack, layout)])
+
+
+def _stack(stack: Sequence[str], layout: Layout) -> list[str]:
+    """The stack of the first row, innermost last; empty where there is no more than the line that is shown."""
+    if len(stack) < 2:
+        return []
+    left = len(stack) - FRAMES
+    shown = [*([f"… {format_count(left)} more above"] if left > 0 else []), *stack[-FRAMES:]]
+    lines = [f"{'':{_INDENT}}{shorten(frame, layout.width - _INDENT)}" for frame in shown]
+    return ["", "the first of these was allocated at", *map(layout.faint, lines)]
+
+
+def _less(judged: Judged) -> str:
+    assert judged.before is not None and judged.after is not None
+    return f"{judged.key} {signed(judged.after - judged.before)}"
+
+
+def _condition(condition: Condition, label: str) -> str:
+    return f"{condition.what} is {condition.after}, and {condition.before} in {label}, which may explain a difference"

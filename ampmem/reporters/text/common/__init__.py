@@ -1,0 +1,1 @@
+"""What all texts share: the words for numbers, and how a text fits where it is read."""

@@ -1,0 +1,240 @@
+"""What differs between two runs of changed code, as text: the answer first, then what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ampmem.analysis.difference.changes import GroupChange, Run, Tensor
+from ampmem.analysis.difference.conditions import Condition
+from ampmem.analysis.difference.difference import Difference
+from ampmem.analysis.difference.folds import Fold, folded
+from ampmem.analysis.difference.groups import Moment
+from ampmem.analysis.difference.renames import Renamed
+from ampmem.analysis.ops import plain_op
+from ampmem.analysis.timeline.categories import CATEGORIES, Category
+from ampmem.names import shape_text
+from ampmem.reporters.text.answer import in_phase, listed, name
+from ampmem.reporters.text.common.layout import Layout, number, table, table_lines, words
+from ampmem.reporters.text.common.plain_text import ABSENT, shorten, wrapped
+from ampmem.reporters.text.common.plain_text import columns as columns_of
+from ampmem.reporters.text.common.words import signed
+from ampmem.units import format_apart, format_bytes, format_count
+
+CHANGES = 10
+"""How many are shown unless more are asked for."""
+_PARTS, _NAMES = 3, 3
+_INDENT = 4
+_NAMED_BY_OPS = (Category.ACTIVATIONS, Category.TEMPORARIES)
+"""Whose name is that of an op, such as the one that saved an activation."""
+_WHAT = 18
+"""So much is left at least of what a change is of."""
+
+
+def render_difference(found: Difference, layout: Layout, *, most: int | None = CHANGES) -> str:
+    """What differs; ``most`` is how many changes are shown, all where it is ``None``."""
+    sections = [
+        "\n".join(_said(found, layout)),
+        "" if found.category is not None or not found.changes else _categories(found, layout),
+        _changes(found, layout, most),
+        "\n".join(wrapped(foot(found), layout.width)),
+    ]
+    return "\n\n".join(section for section in sections if section)
+
+
+def headline(found: Difference) -> str:
+    """The answer in one sentence."""
+    what = "peak" if found.category is None else f"most bytes of {name(found.category)}"
+    before, after = format_apart(found.before, found.after)
+    if not found.changes:
+        same = "" if found.without_groups else ", and of the same allocations"
+        return f"No difference: the {what} is {before} in both{same}."
+    if not found.grown:
+        added = sum(change.grown for change in found.changes if change.grown > 0)
+        return f"The {what} is {before} in both: {format_bytes(added)} came, and as much went."
+    grew = "grew" if found.grown > 0 else "fell"
+    return f"The {what} {grew} from {before} to {after}, {signed(found.grown)}{_parts(found)}."
+
+
+def _parts(found: Difference) -> str:
+    """What the difference is of: `` of activations``, ``: activations +1.0 GiB, gradients -0.2 GiB``."""
+    if found.category is not None:
+        return ""
+    sizes = sorted(_differences(found).items(), key=lambda each: -abs(each[1]))
+    if len(sizes) == 1:
+        return f" of {name(sizes[0][0])}"
+    shown = sizes if len(sizes) == _PARTS + 1 else sizes[:_PARTS]
+    rest = sum(size for _, size in sizes[len(shown) :])
+    words = [f"{name(category)} {signed(size)}" for category, size in shown]
+    return f": {', '.join([*words, *([f'all else {signed(rest)}'] if len(sizes) > len(shown) else [])])}"
+
+
+def _differences(found: Difference) -> dict[Category, int]:
+    sizes = {each: found.categories_after[each] - found.categories_before[each] for each in CATEGORIES}
+    return {category: size for category, size in sizes.items() if size}
+
+
+def remarks(found: Difference) -> Iterator[str]:
+    """What is to be known of the answer, a sentence each."""
+    if found.conditions:
+        differ = listed([_condition(condition) for condition in found.conditions])
+        yield f"Not of the code alone: {differ}."
+    if found.without_groups:
+        distinct = [*dict.fromkeys(found.without_groups)]
+        names, several = listed(distinct), len(distinct) > 1
+        yield (
+            f"{names} {'are summaries' if several else 'is a summary'}, without single allocations: the changes are "
+            "those of whole categories."
+        )
+    if found.renamed:
+        yield renamed_in_words(found.renamed)
+    if found.changes and found.elsewhere and found.moment_before is not None and found.moment_after is not None:
+        what = "peak" if found.category is None else "most"
+        yield elsewhere(what, found.moment_before, found.moment_after)
+
+
+def elsewhere(what: str, before: Moment, after: Moment) -> str:
+    """That two runs are not compared at the same instant."""
+    return f"The {what} is at another instant: {_moment(after)}; was {_moment(before)}."
+
+
+def _moment(moment: Moment) -> str:
+    made = [f", at {plain_op(moment.op)}"] if moment.op else []
+    where = [f" in {moment.module}"] if moment.op and moment.module else []
+    return "".join([in_phase(moment.phase, f"step {moment.step}"), *made, *where])
+
+
+def _condition(condition: Condition) -> str:
+    return f"{condition.what} {condition.after}, was {condition.before}"
+
+
+def _said(found: Difference, layout: Layout) -> list[str]:
+    lines = [layout.strong(line) for line in wrapped(headline(found), layout.width, indent="")]
+    for doubt in found.doubts:
+        lines += map(layout.alarm, wrapped(f"warning: {doubt}", layout.width))
+    for remark in remarks(found):
+        lines += wrapped(remark, layout.width, indent="")
+    return lines
+
+
+def _categories(found: Difference, layout: Layout) -> str:
+    before, after = found.categories_before, found.categories_after
+    shown = sorted(
+        (each for each in CATEGORIES if before[each] or after[each]), key=lambda each: -max(before[each], after[each])
+    )
+    rows = [[str(each), *_sizes(before[each], after[each])] for each in shown]
+    rows.append(["total", *_sizes(found.before, found.after)])
+    columns = [words("at the peak"), number("before"), number("after"), number("change")]
+    return table(columns, rows, layout, strong=("total",))
+
+
+def _sizes(before: int, after: int) -> list[str]:
+    return [format_bytes(before), format_bytes(after), signed(after - before) if before != after else ABSENT]
+
+
+def _changes(found: Difference, layout: Layout, most: int | None) -> str:
+    if not found.changes or found.without_groups:
+        return ""
+    return f"{layout.strong('what changed')}\n\n{changes_table(found.changes, layout, most=most)}"
+
+
+def changes_table(changes: Sequence[GroupChange], layout: Layout, *, most: int | None = CHANGES) -> str:
+    """What grew or shrank, the largest first, with bytes before and after and, below each, the script's own line.
+
+    What is alike in several layers is one row: ``blocks.*.mlp (12)``. ``most`` is how many rows there are.
+    """
+    folds = folded(changes)
+    shown = folds[:most]
+    columns = [
+        number("change"),
+        words("", rank=2),
+        number("before", rank=1),
+        number("after"),
+        words("category"),
+        words("what", least=_WHAT),
+    ]
+    lines, body = table_lines(columns, [_row(fold) for fold in shown], layout)
+    for line, fold in zip(body, shown, strict=True):
+        lines.append(line)
+        lines += [layout.faint(f"{'':{_INDENT}}{each}") for each in _below(fold, layout.width - _INDENT)]
+    return "\n".join([*lines, *_rest(folds[len(shown) :])])
+
+
+def _row(fold: Fold) -> list[str]:
+    change = fold.largest
+    sizes = signed(fold.grown), str(change.kind), format_bytes(fold.before), format_bytes(fold.after)
+    return [*sizes, str(change.category), what(fold)]
+
+
+def what(fold: Fold) -> str:
+    """What a change is of: a tensor's name, or the op and the module that made it; and how many there are alike."""
+    change = fold.largest
+    several = f" ({len(fold.changes)})" if len(fold.changes) > 1 else ""
+    if fold.name is not None and change.category not in _NAMED_BY_OPS:
+        return f"{fold.name}{several}"
+    made = [plain_op(change.op)] if change.op else [f"saved for {plain_op(fold.name)}"] if fold.name else []
+    return f"{' in '.join([*made, *([fold.module] if fold.module else [])]) or 'not known'}{several}"
+
+
+def _below(fold: Fold, room: int) -> list[str]:
+    """The script's own line, and of what type and shape each tensor is; in two lines where one has no room for both."""
+    change = fold.largest
+    parts = [f"{'was ' * (change.lines_of is Run.BEFORE)}at {change.source_line}"] if change.source_line else []
+    tensors = {tensor_in_words(each) for each in fold.changes}
+    if len(tensors) == 1 and (said := tensors.pop()):
+        parts.append(f"each {said}" if len(fold.changes) > 1 else said)
+    together = "; ".join(parts)
+    return [shorten(each, room) for each in ([together] if columns_of(together) <= room else parts) if each]
+
+
+def tensor_in_words(change: GroupChange) -> str:
+    """Type, shape and number after and before, as far as they are known: ``2 x float32 [8], was float32 [4]``.
+
+    Empty where there is one allocation of which nothing is known.
+    """
+    after, before = (
+        _tensors(change.tensor_after, change.count_after),
+        _tensors(change.tensor_before, change.count_before),
+    )
+    if not change.count_after or not change.count_before or after == before:
+        return after if change.count_after else before
+    return f"{after or '1 allocation'}, was {before or '1 allocation'}"
+
+
+def _tensors(tensor: Tensor, count: int) -> str:
+    parts = [tensor.dtype or "", "" if tensor.shape is None else shape_text(tensor.shape)]
+    known = " ".join(part for part in parts if part)
+    if not known:
+        return "" if count == 1 else f"{format_count(count)} allocations"
+    return known if count == 1 else f"{format_count(count)} x {known}"
+
+
+def _rest(folds: Sequence[Fold]) -> list[str]:
+    if not folds:
+        return []
+    sizes = [fold.grown for fold in folds]
+    came, went = sum(size for size in sizes if size > 0), sum(size for size in sizes if size < 0)
+    parts = " and ".join(signed(size) for size in (came, went) if size)
+    return [f"… and {format_count(len(folds))} smaller: {parts}"]
+
+
+def foot(found: Difference) -> str:
+    """That all adds up."""
+    count = len(found.changes)
+    changes = f"The {format_count(count)} change{'' if count == 1 else 's'} add{'s' if count == 1 else ''} up to"
+    return f"{changes} {signed(found.grown)}, residual {format_bytes(found.residual)}." if count else ""
+
+
+def renamed_in_words(renamed: Sequence[Renamed]) -> str:
+    """Which modules were compared though their names differ; empty where there are none."""
+    if not renamed:
+        return ""
+    named = [f"{_module(each.after)}, was {_module(each.before)}" for each in renamed[:_NAMES]]
+    more = [f"and {format_count(len(renamed) - _NAMES)} more"] if len(renamed) > _NAMES else []
+    return (
+        "Compared under two names, as the parameters below them agree in names, types and shapes: "
+        f"{'; '.join([*named, *more])}."
+    )
+
+
+def _module(name: str | None) -> str:
+    return "the whole model" if name is None else name

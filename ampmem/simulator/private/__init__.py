@@ -1,0 +1,1 @@
+"""The parts of torch that torch does not promise and that the simulated device stands on."""

@@ -1,0 +1,344 @@
+"""Every private part of torch that the simulated device stands on: why it is needed, and since when it is so.
+
+:func:`ampmem.simulator.selftest.check` tries all of it before a run; without any of it nothing is simulated.
+Recording on the CPU or on a GPU never comes here. :func:`_answer_yes` is the part to be careful with.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._prims_common import suggest_memory_format as suggest_memory_format
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
+from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch._subclasses.fake_tensor import UnsupportedOperatorException as UnsupportedOperatorException
+from torch.optim import optimizer as torch_optimizer
+from torch.utils import _foreach_utils
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map as tree_map
+
+from ampmem.patching import added, patch
+
+FAKE_TENSOR_MODULES = (torch._subclasses, fake_tensor)
+"""Where libraries look for the class of fake tensors."""
+THREAD_STARTS = (threading.Thread, "_bootstrap_inner")
+"""Python's own: the method that runs first on a new thread, since 2.5."""
+_CUDA = 1
+"""``c10::DeviceType``; the number has never changed."""
+_DEVICE_TYPES = 24
+_REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
+_REGISTER = "_ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE"
+_CUDA_HOOKS = "_ZN2at6detail12getCUDAHooksEv"
+_NO_NUMBER = 1 << 62
+"""From here on a node's sequence number is none: ``AccumulateGrad`` has the largest there is."""
+_VIRTUALS = 128
+"""How many entries a table of virtual functions is given. Of the hooks' table so many are copied, which has had 50 from
+2.11 to 2.13 (the size of its symbol); reading past its end stays inside the library."""
+_YES = "_ZN2at7Context9hasLAPACKEv"
+"""A function in C++ that answers yes to whatever it is asked, in every build that people install."""
+_SLOTS = 6
+"""Among how many of its first functions, after the destructors, the two are looked for: they are the first and the
+third in 2.13."""
+
+
+class SharedFakeTensorMode(FakeTensorMode):
+    """One for several threads: a fake tensor says that it is on ``meta`` to the thread alone that runs its kernel."""
+
+    @property
+    def in_kernel_invocation(self) -> bool:
+        """Whether this thread runs one, which torch sets before and after. Since 1.12."""
+        return self._in_kernel == threading.get_ident()
+
+    @in_kernel_invocation.setter
+    def in_kernel_invocation(self, value: bool) -> None:
+        self._in_kernel = threading.get_ident() if value else 0
+
+
+def install_cuda_device() -> Callable[[], None]:
+    """Let the autograd engine find a CUDA device where there is none, in CPU builds of torch and in CUDA builds.
+
+    Returns what takes it back, but for the guard. The engine counts devices at the first backward of a process, and
+    would start a thread for this one: after that no forked child could run backward. So there is a backward before,
+    and all others run on the thread that asks for them (:func:`run_backward_here`).
+    """
+    torch.ones(1, device="cpu", requires_grad=True).sum().backward()
+    libraries = Path(torch.__file__).parent / "lib"
+    if not torch.backends.cuda.is_built():
+        _install_guard(ctypes.CDLL(str(libraries / "libc10.so")))
+    if torch._C._accelerator_getAccelerator() is None or not _backward_runs():
+        return _answer_yes(ctypes.CDLL(str(libraries / "libtorch_cpu.so")))
+    return lambda: None
+
+
+def _install_guard(c10: ctypes.CDLL) -> None:
+    """Put an inert guard for CUDA in place, all of it C++; it stays.
+
+    Nobody asks it but for tensors that claim the device, and without it those that outlive the simulation would end
+    the process: ``torch::autograd::InputMetadata`` does not expect that a tensor's device has no guard.
+
+    ``_ensureCUDADeviceGuardSet`` (since 2.1) does so, but only where it replaces a CUDA guard that counts no
+    devices, as that of a CUDA build without a GPU. Here there is none to replace, so one is put there that
+    answers 0 to every question; nobody else ever asks it.
+    """
+    registry = (ctypes.c_void_p * _DEVICE_TYPES).in_dll(c10, _REGISTRY)
+    if registry[_CUDA] is not None:
+        return
+    put_in_place = torch._C._ensureCUDADeviceGuardSet
+    zero = ctypes.CFUNCTYPE(ctypes.c_long)(lambda: 0)
+    answers = (ctypes.c_void_p * _VIRTUALS)(*[ctypes.cast(zero, ctypes.c_void_p).value] * _VIRTUALS)
+    guard = ctypes.c_void_p(ctypes.addressof(answers))
+    register = c10[_REGISTER]
+    register.argtypes, register.restype = (ctypes.c_int8, ctypes.c_void_p), None
+    register(_CUDA, ctypes.addressof(guard))
+    put_in_place()
+    if registry[_CUDA] == ctypes.addressof(guard):
+        register(_CUDA, None)
+        raise RuntimeError("torch did not put its inert device guard in place")
+
+
+def _answer_yes(library: ctypes.CDLL) -> Callable[[], None]:
+    """Make two questions of ``CUDAHooksInterface`` answer yes; returns what makes them answer as before.
+
+    This swaps the table of virtual functions of a C++ object inside torch. It is no interface of anybody's: torch
+    has no other way to say "there is a CUDA device" without a driver. The engine sums gradients on the accelerator
+    that is built (``isBuilt``), and asks for the streams of those that have a context (``hasPrimaryContext``).
+
+    Both are found by trying: the object is given a copy of its table, in which one entry at a time says yes, until
+    torch names CUDA as its accelerator, and until a backward runs. What can go wrong: a torch that orders the
+    functions otherwise may be answered "yes" where it expects a pointer, and crash. So the object, its table and the
+    functions that are tried must lie where torch's libraries are, only the first few are tried, and all of it
+    is before the script's first line, in a process that is to simulate. On any doubt the object gets
+    its own table back, and nothing is simulated.
+    """
+    hooks = library[_CUDA_HOOKS]
+    hooks.restype = ctypes.c_void_p
+    yes = library[_YES]
+    yes.restype = ctypes.c_bool
+    if not yes():
+        raise RuntimeError("torch was built without LAPACK")
+    place = hooks()
+    if not place or not _lies_in((place,), "rw"):
+        raise RuntimeError("CUDAHooksInterface is not where it was")
+    table = ctypes.c_void_p.from_address(place)
+    original = table.value
+    header = 2 * ctypes.sizeof(ctypes.c_void_p)
+    if not original or not _lies_in((original - header,), "r", of_torch=True):
+        raise RuntimeError("CUDAHooksInterface has no table of virtual functions")
+    entries = (ctypes.c_void_p * _VIRTUALS).from_address(original - header)
+    tried = range(4, 4 + _SLOTS)  # after the header and the destructors
+    if not _lies_in([entries[slot] or 0 for slot in tried], "x", of_torch=True):
+        raise RuntimeError("CUDAHooksInterface is not laid out as it was")
+    copy = (ctypes.c_void_p * _VIRTUALS)(*entries)
+    # For as long as the process lives: what is freed after the interpreter's end is freed through this table.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(copy))
+
+    def answer(name: str, works: Callable[[], bool]) -> None:
+        if works():
+            return
+        for slot in tried:
+            if copy[slot] != entries[slot]:
+                continue
+            copy[slot] = ctypes.cast(yes, ctypes.c_void_p).value
+            if works():
+                return
+            copy[slot] = entries[slot]
+        raise RuntimeError(f"CUDAHooksInterface::{name} was not found")
+
+    def undo() -> None:
+        table.value = original
+
+    table.value = ctypes.addressof(copy) + header
+    try:
+        answer("isBuilt", lambda: torch._C._accelerator_getAccelerator() == torch.device("cuda"))
+        answer("hasPrimaryContext", _backward_runs)
+    except BaseException:
+        undo()
+        raise
+    return undo
+
+
+def _lies_in(addresses: Sequence[int], access: str, *, of_torch: bool = False) -> bool:
+    """Whether all ``addresses`` lie in memory with this ``access``; ``of_torch``: mapped from its libraries."""
+    libraries = str(Path(torch.__file__).resolve().parent / "lib")
+    ranges = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, flags, _, _, _, *file = line.split(maxsplit=5)
+        if set(access) <= set(flags) and (not of_torch or "".join(file).startswith(libraries)):
+            start, end = place.split("-")
+            ranges.append(range(int(start, 16), int(end, 16)))
+    return all(any(address in each for each in ranges) for address in addresses)
+
+
+def _backward_runs() -> bool:
+    """Whether the engine runs on a fake CUDA tensor; there is nothing to see of it on the CPU."""
+    try:
+        with FakeTensorMode(), torch.autograd.set_multithreading_enabled(False):
+            torch.ones(1, device="cuda", requires_grad=True).sum().backward()
+    except RuntimeError:
+        return False
+    return True
+
+
+def accept_foreach() -> Callable[[], None]:
+    """Let optimizers use foreach on fake tensors, as on CUDA tensors; returns what undoes it.
+
+    Both lists exist since 2.1 (the DTensor of torch itself is added the same way). Without this they fall back
+    to a loop without a word.
+    """
+    lists: tuple[list[Any], ...] = (torch_optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types)
+    with ExitStack() as undo:
+        for types in lists:
+            types.append(FakeTensor)
+            undo.callback(added("types for foreach", "FakeTensor", functools.partial(types.remove, FakeTensor)))
+        return undo.pop_all().close
+
+
+def without_device_context() -> Callable[[], None]:
+    """Let fake tensors claim a device that cannot be initialised; returns what undoes it.
+
+    Where ``torch.cuda.is_available()`` is true, as it is made to be here, torch allocates on the device before the
+    first fake tensor on it, since 1.13.
+    """
+    return patch(fake_tensor, "init_gpu_context", lambda original: lambda device: None)
+
+
+def nothing_runs_on_the_device() -> Callable[[], None]:
+    """Let torch try no op on the device to see what it returns; returns what undoes it.
+
+    It does so where an op has no meta kernel, since 1.12. CPU builds say that they cannot, CUDA builds that there is
+    no driver.
+    """
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def run_fallback_kernel(mode: Any, func: Any, flat_args: Sequence[Any], *rest: Any) -> Any:
+            if any(_is_on_cuda(argument) for argument in flat_args):
+                raise UnsupportedOperatorException(func)
+            return original(mode, func, flat_args, *rest)
+
+        return run_fallback_kernel
+
+    return patch(fake_tensor, "run_fallback_kernel", wrap)
+
+
+def _is_on_cuda(argument: Any) -> bool:
+    device = argument.fake_device if isinstance(argument, FakeTensor) else argument
+    return isinstance(device, torch.device) and device.type == "cuda"
+
+
+def convolutions_in_format(format_of: Callable[[Any, Any], torch.memory_format]) -> Callable[[], None]:
+    """Let convolutions on the device return tensors in the memory format that ``format_of`` says, given the input and
+    the weight; returns what undoes it.
+
+    Fake tensors ask C++ for it, since 2.0, and that says "contiguous" to everything where torch has no cuDNN.
+    """
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def determine(source: Any, weight: Any, backend: Any) -> Any:
+            if isinstance(source, FakeTensor) and source.fake_device.type == "cuda":
+                return format_of(source, weight)
+            return original(source, weight, backend)
+
+        return determine
+
+    return patch(torch._C, "_conv_determine_backend_memory_format", wrap)
+
+
+def run_backward_here() -> Callable[[], None]:
+    """Let backward run on the thread that asks for it; returns what undoes it.
+
+    On a GPU the engine's thread for the device does all of it; here the CPU's part would get a thread of its own.
+    What it was can be asked since 1.12.
+    """
+    former = torch._C._is_multithreading_enabled()
+    torch.autograd.set_multithreading_enabled(False)
+    restore = functools.partial(torch.autograd.set_multithreading_enabled, former)
+    return added("torch.autograd", "set_multithreading_enabled", restore)
+
+
+def swap_on_conversion() -> Callable[[], None]:
+    """Let parameters keep their identity when a module moves, as between real devices; returns what undoes it.
+
+    The setting is experimental, and there since 2.3.
+    """
+    former = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    restore = functools.partial(torch.__future__.set_swap_module_params_on_conversion, former)
+    return added("torch.__future__", "set_swap_module_params_on_conversion", restore)
+
+
+def below_modes() -> Any:
+    """A region in which ops run without any dispatch mode or subclass, so that a meta tensor is one. Since 1.13."""
+    return torch._C._DisableTorchDispatch()
+
+
+def without_autocast() -> Any:
+    """A region in which autocast casts nothing, and keeps what it has cast. Since 2.0."""
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA))
+
+
+def without_modes() -> Any:
+    """A region without any dispatch mode, in which torch reads files as it does without a simulation. Since 2.0."""
+    return _disable_current_modes()
+
+
+def running_node() -> tuple[str, int]:
+    """The name and the sequence number of the autograd node that runs on this thread; ``("", -1)`` where none does.
+
+    The number is -1 too for a node that has none, such as ``AccumulateGrad``. Both since 2.1.
+    """
+    node = torch._C._current_autograd_node() if in_backward() else None
+    if node is None:
+        return "", -1
+    number = node._sequence_nr()
+    return node.name(), number if 0 <= number < _NO_NUMBER else -1
+
+
+def in_backward() -> bool:
+    """Whether the autograd engine runs on this thread. Since 2.0."""
+    return graph_task() != -1
+
+
+def graph_task() -> int:
+    """The number of the backward that runs on this thread, -1 where none does. Since 2.0."""
+    return torch._C._current_graph_task_id()
+
+
+def next_sequence_number() -> int:
+    """The sequence number of the node of autograd that this thread makes next. Since 1.13."""
+    return torch._C._autograd._get_sequence_nr()
+
+
+def holders(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """How many hold ``tensor`` in C++, how many its storage, and how many the Python object.
+
+    The absolute numbers mean nothing; they are compared with those of the self-test. ``_use_count`` and
+    ``_storage_Use_Count`` are there since 2.1.
+    """
+    uses: int = tensor._use_count()  # type: ignore[attr-defined]
+    return uses, torch._C._storage_Use_Count(tensor.untyped_storage()._cdata), sys.getrefcount(tensor)
+
+
+ENGINE_CALLER = torch.autograd.graph._engine_run_backward.__code__
+"""The Python function that calls the engine, since 2.4: the nearest frame to what the engine itself does."""
+
+LAZY_INIT, LAZY_CALL = "_lazy_init", "_lazy_call"
+"""What initializes the device in ``torch.cuda``, and what waits for that. Since 2.11 or before, as all below."""
+RAW_STREAM = (torch._C, "_cuda_getCurrentRawStream")
+"""In CUDA builds: libraries with kernels of their own take the stream's handle from there."""
+DEVICE_GUARD, SLEEP = "_DeviceGuard", "_sleep"
+"""A region on a device, and a kernel that only takes time, in ``torch.cuda``."""
+RECORD_HISTORY, SNAPSHOT, DUMP_SNAPSHOT = "_record_memory_history", "_snapshot", "_dump_snapshot"
+"""Memory snapshots, as scripts write them, in ``torch.cuda.memory``. A name that is missing is left alone."""

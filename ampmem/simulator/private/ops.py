@@ -1,0 +1,89 @@
+"""The private parts of torch that say what an op is and what was written, beside those in ``general.py``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+
+@functools.cache
+def is_composite(func: Any) -> bool:
+    """Whether ``func`` is run as several ops on a GPU too. The question can be asked since 1.10."""
+    return isinstance(func, torch._ops.OpOverload) and torch._C._dispatch_has_kernel_for_dispatch_key(
+        func.name(), "CompositeImplicitAutograd"
+    )
+
+
+@functools.cache
+def is_higher_order(func: Any) -> bool:
+    """Whether ``func`` takes functions, as flex attention does. Since 2.0."""
+    return isinstance(func, torch._ops.HigherOrderOperator)
+
+
+@functools.cache
+def unwraps_itself(kind: type) -> bool:
+    """Whether tensors of class ``kind`` stand for others, on which they run ops: DTensor and the like.
+
+    The protocol by which they name those is there since 2.1.
+    """
+    return hasattr(kind, "__tensor_flatten__")
+
+
+def schema_of(func: Any) -> Any:
+    """The schema of an op. Since 2.11 or before."""
+    return func._schema
+
+
+def give_back(library: torch.library.Library) -> Callable[[], None]:
+    """What takes out of torch what ``library`` has put in place of its kernels. Since 2.11 or before."""
+    return library._destroy
+
+
+storage_key: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
+"""The address of a storage's C++ object, which no other has while it lives. Since 2.11 or before."""
+
+
+@functools.cache
+def arguments_written(func: Any) -> tuple[tuple[int, str], ...]:
+    """Place and name of each argument that the op ``func`` writes to. Aliases in schemas since 1.10.
+
+    All of ops that are not torch's own, whose schemas may not tell; the statistics of batch norm, of which some of
+    torch's own do not.
+    """
+    if is_higher_order(func):
+        return ()
+    own = func.namespace in _OWN
+    return tuple(
+        (place, argument.name)
+        for place, argument in enumerate(func._schema.arguments)
+        if not own or _is_written(argument) or argument.name.startswith("running_")
+    )
+
+
+_OWN = ("aten", "prims", "prim")
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and bool(argument.alias_info.is_write)
+
+
+@functools.cache
+def is_computed(func: Any) -> bool:
+    """Whether the op ``func``, one of torch's own, makes its result of its arguments alone. Tags since 2.0."""
+    name = str(func.overloadpacket.__name__)
+    return (
+        func.namespace == "aten"
+        and not arguments_written(func)
+        and torch.Tag.nondeterministic_seeded not in func.tags
+        and not name.removeprefix("new_").startswith(("empty", "resize"))
+    )
+
+
+@functools.cache
+def has_size_of_data(func: Any) -> bool:
+    """Whether the size of what the op ``func`` returns depends on the values that it is given. Tags since 2.0."""
+    return torch.Tag.dynamic_output_shape in getattr(func, "tags", ())  # ops that take functions have none

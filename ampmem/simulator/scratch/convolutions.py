@@ -1,0 +1,146 @@
+"""Convolutions on a GPU: which of them cuDNN does, in which memory format, and what they allocate besides.
+
+Sources: ``aten/src/ATen/native/Convolution.cpp``, ``ConvUtils.h``, ``cudnn/ConvShared.cpp`` and ``cudnn/Conv_v8.cpp``
+of PyTorch, and the workspaces in a snapshot of ResNet-50 (``tests/unit/simulator/test_convolutions.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ampmem.allocator.settings import MIB
+from ampmem.simulator.private.general import suggest_memory_format
+
+aten = torch.ops.aten
+
+FORWARD, DATA, WEIGHT = "forward", "backward-data", "backward-weight"
+
+_GEMM = 128 * MIB
+"""What some of cuDNN's engines for kernels of 1×1 ask for at least, whatever the tensors are: 213 of 402 workspaces in
+a snapshot of ResNet-50 at batch size 1."""
+_MARGIN = 4 * MIB
+"""What engines ask for beside copies of tensors, at most: up to 2.3 MiB in that snapshot, for partial gradients."""
+_HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convolution:
+    """One call of a convolution, forward or backward.
+
+    ``target`` is the result of forward or its gradient, ``passes`` what is computed.
+    """
+
+    source: torch.Tensor
+    weight: torch.Tensor
+    target: torch.Tensor
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    transposed: bool
+    groups: int
+    passes: tuple[str, ...]
+
+    @property
+    def by_cudnn(self) -> bool:
+        """Whether cuDNN may be asked at all.
+
+        PyTorch has kernels of its own for depthwise convolutions of contiguous tensors, which are used but for some in
+        half precision (``use_cudnn_depthwise``).
+        """
+        if not torch.backends.cudnn.enabled:
+            return False
+        own_kernel = self.depthwise and self.format is torch.contiguous_format and self.source.dtype not in _HALF
+        return not own_kernel
+
+    @property
+    def depthwise(self) -> bool:
+        """``is_depthwise``."""
+        channels = self.source.shape[1]
+        return not self.transposed and 1 < self.groups == channels and self.weight.shape[0] % channels == 0
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether the kernel is 1×1, so that it is one matrix product."""
+        return all(size == 1 for size in self.weight.shape[2:])
+
+    @property
+    def format(self) -> torch.memory_format:
+        """The memory format of what it reads and writes."""
+        return memory_format(self.source, self.weight)
+
+    def copies(self) -> tuple[int, ...]:
+        """Bytes of the tensors that it reads in the memory format that they have not."""
+        read = [self.source, self.weight, *([] if self.passes == (FORWARD,) else [self.target])]
+        return tuple(_bytes(tensor) for tensor in read if not _is_in(tensor, self.format))
+
+    def most(self, environment: Mapping[str, str]) -> int:
+        """The most bytes that cuDNN is taken to ask for at once in any of the passes; 0 where it is not asked.
+
+        Its kernels for tensor cores read channels-last tensors. So others are copied first: what the pass reads, and
+        by some kernels what it writes.
+        """
+        if not self.by_cudnn:
+            return 0
+        weight = _bytes(self.weight)
+        most = _bytes(self.source) + weight + _bytes(self.target) + _MARGIN
+        if self.pointwise:
+            most = max(most, _GEMM + weight)
+        limit = workspace_limit(environment)
+        return most if limit is None else min(most, limit)
+
+    def key(self, name: str) -> tuple[object, ...]:
+        """What PyTorch remembers the algorithm of pass ``name`` by, once it has chosen (``ConvolutionParams``)."""
+        how = (self.stride, self.padding, self.dilation, self.transposed, self.groups, self.format)
+        settings = (torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32)
+        return (name, self.source.dtype, self.source.shape, self.weight.shape, *how, *settings)
+
+
+def workspace_limit(environment: Mapping[str, str]) -> int | None:
+    """``CUDNN_CONV_WSCAP_DBG`` in bytes, the most that is allowed, or ``None``."""
+    cap = environment.get("CUDNN_CONV_WSCAP_DBG", "")
+    return int(cap) * MIB if cap.isdigit() else None
+
+
+def convolution_of(func: Any, args: Sequence[Any], result: Any) -> Convolution:
+    """What ``func`` computed, which is ``aten.convolution`` or its backward."""
+    passes: tuple[str, ...] = (FORWARD,)
+    if func is aten.convolution.default:
+        source, weight, target, rest = args[0], args[1], result, args[3:]
+    else:
+        target, source, weight, rest = args[0], args[1], args[2], args[4:]
+        passes = tuple(name for name, made in zip((DATA, WEIGHT), result, strict=False) if made is not None)
+    return Convolution(
+        source=source,
+        weight=weight,
+        target=target,
+        stride=tuple(rest[0]),
+        padding=tuple(rest[1]),
+        dilation=tuple(rest[2]),
+        transposed=bool(rest[3]),
+        groups=rest[5],
+        passes=passes,
+    )
+
+
+def memory_format(source: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+    """In which format a convolution of ``source`` runs on a GPU, and what it returns, the gradients too.
+
+    cuDNN takes channels-last tensors as they are, and then the other one is copied to that format; PyTorch's own
+    kernels, which are without it, take contiguous ones (``cudnn_conv_suggest_memory_format``).
+    """
+    if torch.float64 in (source.dtype, weight.dtype) or not torch.backends.cudnn.enabled:
+        return torch.contiguous_format
+    formats = [suggest_memory_format(tensor) for tensor in (source, weight) if tensor.dim() in (4, 5)]
+    return next((found for found in formats if found is not torch.contiguous_format), torch.contiguous_format)
+
+
+def _is_in(tensor: torch.Tensor, wanted: torch.memory_format) -> bool:
+    return tensor.dim() not in (4, 5) or tensor.is_contiguous(memory_format=wanted)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return int(tensor.numel()) * tensor.dtype.itemsize

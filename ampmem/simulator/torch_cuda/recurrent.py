@@ -1,0 +1,324 @@
+"""``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` on the simulated GPU: cuDNN runs all their layers as one op.
+
+Its weights are one buffer, into which the module packs its parameters when it moves to the GPU. Autocast makes one
+float16 buffer of it in each forward. Sources: ``aten/src/ATen/native/cudnn/RNN.cpp`` and
+``aten/src/ATen/cudnn/AutocastRNN.cpp`` of torch 2.13.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ampmem.patching import added, patch
+from ampmem.simulator.device import SimulatedDevice
+from ampmem.simulator.mode import SimulatedMode
+from ampmem.simulator.private.general import FakeTensor, without_autocast
+from ampmem.simulator.private.ops import storage_key
+from ampmem.simulator.private.recurrent import COPIED, FLATTEN, flat_weights, replace_layers
+from ampmem.simulator.scratch.recurrent import Layers, reserve
+
+aten = torch.ops.aten
+
+_KINDS = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
+"""The functions that modules call, and cuDNN's number for each (``cudnnRNNMode_t``)."""
+_MODES = {name.upper(): number for name, number in _KINDS.items()}
+"""The same numbers by ``nn.RNNBase.mode``."""
+_PACKED = (torch.float16, torch.float32, torch.float64)
+"""What ``torch.backends.cudnn.is_acceptable`` takes: parameters of other types are packed at every call."""
+_RESERVE = (
+    "assumed: what cuDNN keeps of a recurrent layer for backward is the 5 values of each cell of an LSTM, the 6 of a "
+    "GRU's, the one of an RNN's, and the outputs between layers, as it was measured once in FP32"
+)
+_HALF = "recurrent layers run in float16 under autocast, whatever its type is: torch has no other cast for cuDNN's"
+_SCATTERED = "the weights of a recurrent layer are not one piece of memory, so cuDNN has them copied at every call"
+WORKSPACES = "cuDNN's workspaces in recurrent layers"
+DROPOUT = "the state of cuDNN's dropout in recurrent layers (about 2 MiB)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """What a module asks of cuDNN. ``steps`` are the sizes of a packed batch's steps, empty for a padded one."""
+
+    kind: int
+    source: Tensor
+    steps: tuple[int, ...]
+    hidden: Tensor
+    cell: Tensor | None
+    weights: Sequence[Tensor]
+    biases: bool
+    layers: int
+    dropout: float
+    train: bool
+    bidirectional: bool
+    batch_first: bool
+
+    @property
+    def shape(self) -> Layers:
+        """The layers; the projection is told from the states, as torch does."""
+        width = self.hidden.shape[2]
+        hidden = width if self.cell is None else self.cell.shape[2]
+        return Layers(
+            kind=self.kind,
+            width=self.source.shape[-1],
+            hidden=hidden,
+            projection=0 if hidden == width else width,
+            layers=self.layers,
+            directions=1 + self.bidirectional,
+        )
+
+
+def install(mode: SimulatedMode) -> Callable[[], None]:
+    """Put cuDNN's ops, and the modules' way to them, in place; returns what undoes it."""
+    answers: dict[Any, Callable[..., Any]] = {
+        aten._cudnn_rnn.default: functools.partial(_forward, mode.device_model),
+        aten._cudnn_rnn_backward.default: _backward,
+    }
+    with ExitStack() as undo:
+        undo.callback(replace_layers(tuple(_KINDS), functools.partial(_layer, mode.device_model)))
+        undo.callback(patch(*FLATTEN, _flatten))
+        undo.callback(patch(*COPIED, _copied))
+        mode.answers.update(answers)
+        undo.callback(added("ops of cuDNN", "recurrent layers", lambda: [mode.answers.pop(op) for op in answers]))
+        return undo.pop_all().close
+
+
+# -- the parameters ---------------------------------------------------------------------------------
+
+
+def _flatten(original: Callable[[nn.RNNBase], None]) -> Callable[[nn.RNNBase], None]:
+    @functools.wraps(original)
+    def flatten_parameters(module: nn.RNNBase) -> None:
+        weights, count = flat_weights(module)
+        if not any(isinstance(weight, FakeTensor) for weight in weights):
+            original(module)
+        elif len(weights) == count and _can_be_packed(weights):
+            layers = Layers(
+                kind=_MODES[module.mode],
+                width=module.input_size,
+                hidden=module.hidden_size,
+                projection=module.proj_size,
+                layers=module.num_layers,
+                directions=1 + module.bidirectional,
+            )
+            with torch.no_grad():
+                _pack(weights, layers, module.bias)
+
+    return flatten_parameters
+
+
+def _copied(original: Callable[[nn.RNNBase, Any], None]) -> Callable[[nn.RNNBase, Any], None]:
+    """A copy of a module shares one buffer, too; but fake tensors are copied one by one."""
+
+    @functools.wraps(original)
+    def setstate(module: nn.RNNBase, state: Any) -> None:
+        original(module, state)
+        module.flatten_parameters()
+
+    return setstate
+
+
+def _can_be_packed(weights: Sequence[Any]) -> bool:
+    if not all(_on_gpu(weight) and weight.dtype == weights[0].dtype for weight in weights):
+        return False
+    places = {(storage_key(weight.untyped_storage()), weight.storage_offset()) for weight in weights}
+    return weights[0].dtype in _PACKED and torch.backends.cudnn.enabled and len(places) == len(weights)
+
+
+def _pack(weights: Sequence[Tensor], layers: Layers, biases: bool) -> None:
+    """Let the parameters be views of one buffer (``copy_weights_to_flat_buf_views``)."""
+    buffer = weights[0].new_zeros(layers.elements)
+    pieces = [
+        buffer[start : start + weight.numel()].view_as(weight)
+        for weight, start in zip(weights, layers.starts(biases), strict=True)
+    ]
+    for weight, piece in zip(weights, pieces, strict=True):
+        piece.copy_(weight)
+    for weight, piece in zip(weights, pieces, strict=True):
+        weight.set_(piece)  # type: ignore[call-overload]
+
+
+def _packed(call: _Call) -> Tensor | None:
+    """The buffer of which the weights are views; ``None`` where they are not (``try_get_weight_buf``)."""
+    layers, first = call.shape, call.weights[0]
+    storage = first.untyped_storage()
+    if storage.nbytes() < layers.elements * first.element_size():
+        return None
+    for weight, start in zip(call.weights, layers.starts(call.biases), strict=True):
+        if storage_key(weight.untyped_storage()) != storage_key(storage) or weight.storage_offset() != start:
+            return None
+    return first.detach().as_strided((layers.elements,), (1,), 0)
+
+
+def _on_gpu(tensor: Any) -> bool:
+    return isinstance(tensor, FakeTensor) and tensor.fake_device.type == "cuda"
+
+
+# -- from the module to the op ----------------------------------------------------------------------
+
+
+def _layer(device: SimulatedDevice, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands in for ``torch._VF.lstm`` and the like (``_cudnn_impl``)."""
+
+    @functools.wraps(original)
+    def run(*args: Any) -> Any:
+        if not _on_gpu(args[0]) or not torch.backends.cudnn.enabled or not args[0].numel():
+            return original(*args)
+        call = _call(_KINDS[name], args)
+        if call.train and call.dropout:
+            device.leave_out(DROPOUT)
+        run_it = _cast_and_run if torch.is_autocast_enabled("cuda") else _run
+        with without_autocast():
+            results = run_it(device, call, _packed(call))
+        return results if call.cell is not None else results[:2]
+
+    return run
+
+
+def _call(kind: int, args: Sequence[Any]) -> _Call:
+    steps, batch_first = (), False
+    if isinstance(args[3], bool):
+        states, weights, *rest, batch_first = args[1:]
+    else:
+        batch_sizes, states, weights, *rest = args[1:]
+        steps = tuple(batch_sizes.tolist())
+    hidden, cell = states if kind == _KINDS["lstm"] else (states, None)
+    biases, layers, dropout, train, bidirectional = rest
+    return _Call(
+        kind=kind,
+        source=args[0],
+        steps=steps,
+        hidden=hidden,
+        cell=cell,
+        weights=weights,
+        biases=biases,
+        layers=layers,
+        dropout=dropout,
+        train=train,
+        bidirectional=bidirectional,
+        batch_first=batch_first,
+    )
+
+
+def _cast_and_run(device: SimulatedDevice, call: _Call, buffer: Tensor | None) -> tuple[Tensor, ...]:
+    """One buffer of all weights in float16, of which autograd sees the pieces (``_cudnn_rnn_cast_reflatten``)."""
+    first, weights = call.weights[0], call.weights
+    device.assume(_HALF)
+    if first.dtype in (torch.float32, torch.bfloat16):
+        buffer = first.new_zeros(call.shape.elements, dtype=torch.float16)
+        weights = []
+        for weight, start in zip(call.weights, call.shape.starts(call.biases), strict=True):
+            piece = buffer[start : start + weight.numel()].view_as(weight).detach()
+            weights.append(piece.copy_(weight))
+    cell = None if call.cell is None else _half(call.cell)
+    call = replace(call, source=_half(call.source), hidden=_half(call.hidden), cell=cell, weights=weights)
+    return _run(device, call, buffer)
+
+
+def _half(tensor: Tensor) -> Tensor:
+    return tensor.half() if tensor.dtype in (torch.float32, torch.bfloat16) else tensor
+
+
+def _run(device: SimulatedDevice, call: _Call, buffer: Tensor | None) -> tuple[Tensor, ...]:
+    if buffer is None:
+        device.assume(_SCATTERED)
+        warnings.warn(_SCATTERED + "; torch warns of it on a GPU, too: call flatten_parameters()", stacklevel=4)
+    layers = call.shape
+    results: tuple[Tensor, ...] = aten._cudnn_rnn(
+        call.source,
+        call.weights,
+        len(call.weights) // (layers.layers * layers.directions),
+        buffer,
+        call.hidden,
+        call.cell,
+        call.kind,
+        layers.hidden,
+        layers.projection,
+        layers.layers,
+        call.batch_first,
+        call.dropout,
+        call.train,
+        call.bidirectional,
+        call.steps,
+        None,
+    )
+    return results[:3]
+
+
+# -- the ops ----------------------------------------------------------------------------------------
+
+
+def _forward(device: SimulatedDevice, func: Any, args: Sequence[Any], kwargs: Any) -> tuple[Tensor, ...]:
+    """``_cudnn_rnn``: output, last states, what backward needs, and the buffer of the weights."""
+    source, _, _, buffer, hidden, cell, kind, size, projection, layers, batch_first = args[:11]
+    train, bidirectional, steps = args[12:15]
+    shape = Layers(
+        kind=kind,
+        width=source.shape[-1],
+        hidden=size,
+        projection=projection,
+        layers=layers,
+        directions=1 + bidirectional,
+    )
+    turned = batch_first and not steps
+    x = (source.transpose(0, 1) if turned else source).contiguous()
+    output = x.new_empty((*x.shape[:-1], shape.output * shape.directions))
+    last = hidden.new_empty(hidden.shape)
+    last_cell = hidden.new_empty((0,) if cell is None else cell.shape)
+    if buffer is None:
+        buffer = x.new_empty(shape.elements).zero_()
+    cells = x.shape[0] if steps else x.shape[0] * x.shape[1]
+    kept = x.new_empty(reserve(shape, cells, x.element_size()) if train else 0, dtype=torch.uint8)
+    device.assume(_RESERVE)
+    device.leave_out(WORKSPACES)
+    return output.transpose(0, 1) if turned else output, last, last_cell, kept, buffer
+
+
+def _backward(func: Any, args: Sequence[Any], kwargs: Any) -> tuple[Any, ...]:
+    """``_cudnn_rnn_backward``: the gradients of the input, of the states, and of all weights."""
+    source, weights, stride, buffer, hidden, cell, output = args[:7]
+    batch_first, train, steps, wanted = args[14], args[16], args[18], args[21]
+    if not train:
+        raise RuntimeError("cudnn RNN backward can only be called in training mode")
+    # Where nobody has a gradient of the states there are zeros, for as long as all of it runs.
+    given = [
+        tensor.new_zeros(tensor.shape) if gradient is None else gradient
+        for gradient, tensor in zip(args[7:10], (output, hidden, cell), strict=True)
+        if tensor is not None
+    ]
+    if batch_first and not steps:
+        source = source.transpose(0, 1)
+    of_source = _of_input(source, given[0], turned=batch_first and not steps)
+    of_states = [None if state is None else state.new_empty(state.shape) for state in (hidden, cell)]
+    of_weights = _of_weights(source, weights, stride, buffer) if wanted[3] else []
+    return of_source.transpose(0, 1) if batch_first and not steps else of_source, *of_states, of_weights
+
+
+def _of_input(source: Tensor, of_output: Tensor, *, turned: bool) -> Tensor:
+    """Both are copied where they are not in the order of steps."""
+    copies = source.contiguous(), (of_output.transpose(0, 1) if turned else of_output).contiguous()
+    of_source = torch.empty_like(source, memory_format=torch.contiguous_format)
+    del copies
+    return of_source
+
+
+def _of_weights(source: Tensor, weights: Sequence[Tensor], stride: int, buffer: Tensor) -> list[Tensor]:
+    """Views of one buffer, unless the module has no biases, of which cuDNN has some: then they are copies."""
+    copy = source.contiguous()
+    gradients = buffer.new_zeros(buffer.shape)
+    del copy
+    if stride in (2, 3):
+        return [weight.new_empty(weight.shape) for weight in weights]
+    starts = accumulate((weight.numel() for weight in weights), initial=0)
+    return [
+        gradients[start : start + weight.numel()].view(weight.shape)
+        for weight, start in zip(weights, starts, strict=False)
+    ]

@@ -1,0 +1,1 @@
+"""Runs that other people published, and what the simulation makes of the same configurations."""

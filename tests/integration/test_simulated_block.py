@@ -1,0 +1,260 @@
+"""A device that is simulated for one block of a process that goes on after it."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from simulated_runs import torch_now
+from torch import nn
+
+import ampmem
+from ampmem.errors import ModelElsewhere, NothingRecorded, UsageError
+from ampmem.recording import read
+from ampmem.simulator.where import NotSimulated
+
+PARAMETERS = 2 * (64 * 64 + 64) * 4
+"""Bytes of :func:`model`'s parameters."""
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+
+
+def train(module: nn.Module, optimizer: torch.optim.Optimizer, device: str = "cuda", steps: int = 2) -> None:
+    for _ in range(steps):
+        module(torch.randn(8, 64, device=device)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def simulated(**options: object) -> ampmem.Summary:
+    with ampmem.profile(device="sim", gpu="h100", **options) as prof:  # type: ignore[arg-type]
+        module = model().cuda()
+        train(module, torch.optim.AdamW(module.parameters()))
+    return prof.summary()
+
+
+def on_the_cpu() -> tuple[list[float], ampmem.Summary]:
+    """What a training on the CPU comes to, and its recording."""
+    gc.collect()  # what earlier tests have left is alive, too
+    torch.manual_seed(1)
+    module = model()
+    with ampmem.profile(device="cpu") as prof:
+        train(module, torch.optim.AdamW(module.parameters()), "cpu")
+    return [value for parameter in module.parameters() for value in parameter.flatten().tolist()], prof.summary()
+
+
+def left_behind() -> list[object]:
+    threads = sum(1 for _ in Path("/proc/self/task").iterdir())
+    return [torch_now(), torch.accelerator.current_accelerator(), threads]
+
+
+def in_a_forked_child() -> int:
+    """The exit code of a child that runs a backward."""
+    child = os.fork()
+    if not child:
+        try:
+            torch.ones(1, requires_grad=True).sum().backward()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_block_is_recorded_after_backward_has_run_and_again() -> None:
+    torch.ones(1, requires_grad=True).sum().backward()
+    first, second = simulated(), simulated()
+    assert first.source == "simulated"
+    assert first.device.name == "NVIDIA H100 80GB HBM3"
+    assert first.conservation.residual_bytes == 0
+    for summary in (first, second):
+        at_peak = summary.peak.categories
+        assert (at_peak["parameters"], at_peak["optimizer_state"]) == (PARAMETERS, 2 * PARAMETERS)
+    assert first.peak.bytes == second.peak.bytes
+    assert [step.peak.bytes for step in first.steps] == [step.peak.bytes for step in second.steps]
+
+
+def test_nothing_of_it_is_left_in_torch() -> None:
+    simulated()  # whose imports stay
+    torch.manual_seed(0)
+    numbers = torch.get_rng_state()
+    before = left_behind()
+    with pytest.warns(RuntimeWarning, match="no model was seen"), ampmem.profile(device="sim"):
+        assert torch.cuda.is_available()
+        assert torch.accelerator.current_accelerator() == torch.device("cuda")
+    with pytest.raises(ZeroDivisionError), ampmem.profile(device="sim", assume=["compile=eager"]):
+        torch.compile(lambda value: value + 1)(torch.ones(1, device="cuda"))
+        raise ZeroDivisionError
+    assert left_behind() == before
+    assert torch.equal(torch.get_rng_state(), numbers)
+    assert not torch.cuda.is_available()
+
+
+def test_code_compiled_in_a_block_stops_in_it_alone() -> None:
+    compiled = torch.compile(lambda value: value + 1, backend="eager")
+    with pytest.warns(RuntimeWarning, match="no model was seen"), ampmem.profile(device="sim"):
+        inside = torch.compile(lambda value: value + 1, backend="eager")
+        for each in (compiled, inside):
+            with pytest.raises(
+                NotSimulated, match=rf'{Path(__file__).name}:.*; assume=\["compile=eager"\] runs it uncompiled'
+            ):
+                each(torch.ones(1, device="cuda"))
+    assert compiled(torch.ones(1)) == inside(torch.ones(1)) == 2
+
+
+def test_training_on_the_cpu_is_the_same_before_and_after() -> None:
+    values, before = on_the_cpu()
+    simulated()
+    again, after = on_the_cpu()
+    assert again == values
+    assert [step.peak.bytes for step in after.steps] == [step.peak.bytes for step in before.steps]
+    assert after.peak.categories == before.peak.categories
+    assert in_a_forked_child() == 0
+
+
+def test_a_model_from_before_the_block_can_be_moved_into_it_and_says_afterwards_that_it_has_no_values() -> None:
+    module = model()
+    with ampmem.profile(module, device="sim") as prof:
+        module.cuda()
+        train(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    assert prof.summary().peak.categories["parameters"] == PARAMETERS
+    gone = "a tensor of a simulated device was used after the block"
+    for use in (
+        lambda: module(torch.ones(8, 64)),
+        lambda: module[0].weight.sum().item(),
+        lambda: module.cpu(),
+        lambda: module.state_dict(),
+        lambda: module[0].weight.sum().backward(),
+    ):
+        with pytest.raises(NotSimulated, match=f"{Path(__file__).name}:.*{gone}"):
+            use()
+    assert tuple(module[0].weight.shape) == (64, 64)
+    assert "FakeTensor" in repr(module[0].weight)
+
+
+def test_a_model_from_an_earlier_block_says_in_the_next_one_that_it_has_no_values() -> None:
+    module = model()
+    with ampmem.profile(module, device="sim"):
+        train(module.cuda(), torch.optim.SGD(module.parameters(), lr=0.1))
+    for use in (
+        lambda: module(torch.ones(8, 64, device="cuda")),
+        lambda: torch.ones(64, 64, device="cuda") + module[0].weight,
+        lambda: module.cpu(),
+        lambda: module.cuda(),
+    ):
+        with pytest.raises(RuntimeError) as raised, ampmem.profile(module, device="sim"):
+            use()
+        error = raised.value.__cause__ or raised.value  # Module.cuda has its own above it
+        assert isinstance(error, NotSimulated)
+        assert "a tensor of a simulated device was used after the block" in str(error)
+    with ampmem.profile(device="sim") as prof:
+        fresh = model().cuda()
+        train(fresh, torch.optim.SGD(fresh.parameters(), lr=0.1))
+    assert prof.summary().warnings == ()  # nothing was caught in it
+
+
+def test_blocks_are_not_nested_and_the_outer_one_goes_on() -> None:
+    with ampmem.profile(device="sim", gpu="h100") as outer:
+        with pytest.raises(UsageError, match="cannot be nested"), ampmem.profile(device="sim"):
+            pass
+        with pytest.raises(UsageError, match="cannot be nested"), ampmem.profile(device="cpu"):
+            pass
+        module = model().cuda()
+        train(module, torch.optim.AdamW(module.parameters()))
+    assert outer.summary().peak.bytes == simulated().peak.bytes
+
+
+def test_a_real_gpu_that_is_used_is_not_stood_in_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with (
+        pytest.raises(UsageError, match=r"uses a real GPU already.*CUDA_VISIBLE_DEVICES"),
+        ampmem.profile(device="sim"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpu": "h100"}, "they need device='sim'"),
+        ({"assume": ["nonzero=1"], "device": "cpu"}, "they need device='sim'"),
+        ({"device": "sim", "gpu": "h1000"}, "unknown GPU 'h1000'"),
+        ({"device": "sim", "gpu": ""}, "gpu= is empty; give one of "),
+        ({"device": "sim", "gpu": "10MiB"}, "gpu=10MiB leaves nothing"),
+        ({"device": "sim", "assume": "nonzero=2"}, "assume=nonzero=2: it takes a fraction"),
+        ({"device": "sim", "assume": ["nonzero=2"]}, "assume=nonzero=2: it takes a fraction"),
+        ({"device": "sim", "assume": ["nonzero=1", "nonzero=1"]}, "assume=: nonzero is there twice"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message), ampmem.profile(**options):  # type: ignore[arg-type]
+        pass
+
+
+def test_a_block_with_nothing_on_the_device_has_nothing_to_show() -> None:
+    with pytest.warns(RuntimeWarning, match="no model was seen"), ampmem.profile(device="sim") as empty:
+        pass
+    with pytest.raises(NothingRecorded):
+        empty.summary()
+    module = model()
+    with pytest.warns(RuntimeWarning, match="none of its 4 parameters"), ampmem.profile(device="sim") as elsewhere:
+        train(module, torch.optim.SGD(module.parameters(), lr=0.1), "cpu")
+    with pytest.raises(ModelElsewhere):
+        elsewhere.summary()
+
+
+def test_a_block_says_what_it_made_up(capsys: pytest.CaptureFixture[str]) -> None:
+    with ampmem.profile(device="sim", gpu="rtx3060") as prof:
+        labels = torch.randint(0, 1000, (64,), device="cuda")
+        module = nn.Linear(64, int(labels.max()) + 1, device="cuda")
+        train(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    summary, said = prof.summary(), capsys.readouterr().err
+    made_up = [text for text in summary.warnings if "was taken as 1" in text]
+    assert made_up and all(f"ampmem: warning: {text}" in said for text in made_up)
+    assert made_up[0] in json.loads(summary.to_json())["warnings"]
+    assert any(note.startswith("simulated: no GPU") for note in summary.notes)
+
+
+def test_a_block_that_is_left_by_an_error_has_no_verdict() -> None:
+    with pytest.raises(KeyboardInterrupt), ampmem.profile(device="sim", gpu="h100") as prof:
+        module = model().cuda()
+        train(module, torch.optim.SGD(module.parameters(), lr=0.1))
+        raise KeyboardInterrupt
+    prediction = prof.summary().prediction
+    assert prediction is not None and prediction.fit == "not-known"
+
+
+def test_memory_that_runs_out_does_so_in_the_block() -> None:
+    with (
+        warnings.catch_warnings(),
+        pytest.raises(
+            torch.OutOfMemoryError, match=r"has 512.0 MiB free beside the 80.0 MiB assumed in use outside of"
+        ),
+        ampmem.profile(device="sim", gpu="592MiB"),
+    ):
+        warnings.simplefilter("ignore")
+        nn.Linear(20_000, 20_000, device="cuda")
+
+
+@pytest.mark.parametrize("assume", [["nonzero=0.25"], "nonzero=0.25"])
+def test_data_that_the_device_has_not_can_be_assumed(assume: str | list[str]) -> None:
+    with ampmem.profile(device="sim", assume=assume) as prof:
+        module = model().cuda()
+        found = torch.ones(8, device="cuda").nonzero()
+        train(module, torch.optim.SGD(module.parameters(), lr=0.1))
+        assert found.shape == (2, 1)
+    assert prof.summary().conservation.residual_bytes == 0
+    said = "assumed: nonzero finds 0.25 of the elements, as assume= says"
+    assert any(note.startswith(said) for note in read(prof.path).notes)
+
+
+def test_what_has_to_be_assumed_is_told_as_a_block_takes_it() -> None:
+    advice = r'with assume=\["nonzero=FRACTION"\], or '
+    with pytest.raises(NotSimulated, match=advice), ampmem.profile(device="sim"):
+        torch.ones(8, device="cuda").add(1).nonzero()

@@ -1,0 +1,52 @@
+"""What libraries bring with them on a simulated GPU: classes of parameters, and kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ampmem.allocator.gpus import find_gpu
+from ampmem.simulator.start import Simulation
+
+
+@pytest.fixture
+def simulation() -> Iterator[Simulation]:
+    simulated = Simulation(find_gpu("h100"))
+    yield simulated
+    simulated.end()
+
+
+class Packed(nn.Parameter):
+    """Packs itself on its way to the GPU, as the weights of bitsandbytes do, and keeps how."""
+
+    scale: Tensor
+
+    def cuda(self, *_: object, **__: object) -> Packed:
+        values = self.data.to("cuda")
+        self.scale = values.abs().amax()
+        self.data = values.to(torch.int8)
+        return self
+
+
+def test_a_class_of_parameters_keeps_its_methods_and_attributes(simulation: Simulation) -> None:
+    layer = nn.Linear(8, 4, bias=False)
+    layer.weight = Packed(torch.ones(4, 8), requires_grad=False)
+    layer.cuda()
+    weight = layer.weight
+    assert isinstance(weight, Packed)
+    assert isinstance(weight.detach(), Packed)
+    assert (weight.is_cuda, weight.dtype, weight.scale.shape) == (True, torch.int8, ())
+    assert torch.cuda.memory_stats()["requested_bytes.all.current"] == 4 * 8 + 4
+    assert (weight.data.float() * weight.scale).shape == (4, 8)
+
+
+def test_what_kernels_of_a_library_allocate_is_not_modelled(simulation: Simulation) -> None:
+    with torch.library._scoped_library("ampmem_test", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        torch.library.register_fake("ampmem_test::twice", lambda x: x.new_empty(2 * x.numel()), lib=library)
+        made = torch.ops.ampmem_test.twice(torch.ones(4, device="cuda"))
+    assert made.shape == (8,)
+    assert "what ampmem_test's own kernels allocate for themselves" in simulation.device.unmodelled

@@ -1,0 +1,151 @@
+"""How budgets are written, on the command line and in pyproject.toml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ampmem.analysis.budgets.budget import KEYS, Allowance, Budget, parse_allowance, parse_budget
+from ampmem.analysis.budgets.pyproject import BudgetFile, find_budgets
+from ampmem.errors import UsageError
+
+GIB = 1024**3
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "limit"),
+    [
+        ("peak=20GiB", "peak", 20 * GIB),
+        (" activations = 1.5 GiB", "activations", 3 * GIB // 2),
+        ("growth=0", "growth", 0),
+        ("modules.encoder.layers.0.cast_copies=2B", "modules.encoder.layers.0.cast_copies", 2),
+        ("modules.(model).activations=1", "modules.(model).activations", 1),
+    ],
+)
+def test_a_budget_is_a_key_and_a_size(text: str, key: str, limit: int) -> None:
+    assert parse_budget(text) == Budget(key=key, limit=limit)
+
+
+def test_the_module_of_a_key() -> None:
+    assert parse_budget("modules.a.b.gradients=1").module == ("a.b", "gradients")
+    assert all(parse_budget(f"{key}=1").module is None for key in KEYS)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("activation=1GiB", "there is no budget 'activation'; did you mean 'activations'?"),
+        ("modules.encoder=1GiB", "such as modules.encoder.activations"),
+        ("modules..peak=1GiB", "there is no budget 'modules..peak'"),
+        ("modules.encoder.activation=1", "of a module there is no 'activation'; did you mean 'activations'?"),
+        ("peak", "'peak' is no budget; write KEY=SIZE"),
+        ("peak=much", "peak: 'much' is no size"),
+        ("peak=-1", "peak: '-1' is no size"),
+        ("peak=", "peak: '' is no size"),
+    ],
+)
+def test_what_is_no_budget_is_said_with_the_nearest(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_budget(text)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "limit"),
+    [("1%", 1000, 1010), ("0.1 %", 1999, 2000), ("10 B", 5, 15), ("0", 7, 7), ("250%", 2, 7), ("33%", 1, 1)],
+)
+def test_what_is_allowed_beside_a_baseline(text: str, before: int, limit: int) -> None:
+    assert parse_allowance(text).limit(before) == limit
+
+
+@pytest.mark.parametrize("text", ["a bit", "%", "1/0%", "-1%", "-5", "nan%", "inf%", "", "0.01", 0.01, True])
+def test_what_is_no_allowance(text: str | int) -> None:
+    with pytest.raises(UsageError, match="--allow"):
+        parse_allowance(text)
+
+
+def test_an_allowance_of_bytes_is_said_with_its_unit() -> None:
+    assert [parse_allowance(text).text for text in (1, "12", "10MiB", "1%")] == ["1 B", "12 B", "10MiB", "1%"]
+
+
+def test_nothing_is_allowed_by_default() -> None:
+    assert Allowance().limit(12) == 12
+
+
+def pyproject(folder: Path, text: str) -> BudgetFile:
+    (folder / "pyproject.toml").write_text(text, encoding="utf-8")
+    found = find_budgets(folder)
+    assert found is not None
+    return found
+
+
+def limits(found: BudgetFile, script: str | None) -> dict[str, int]:
+    return {budget.key: budget.limit for budget in found.of(script)}
+
+
+FILE = """
+[tool.ampmem.budgets]
+peak = "20GiB"
+growth = 0
+modules.encoder.activations = "2GiB"
+"modules.head.activations" = "1KiB"
+
+[tool.ampmem.budgets."train.py"]
+peak = "8GiB"
+modules.encoder.gradients = "3 B"
+
+[tool.ampmem.budgets."small/train.py"]
+peak = "1GiB"
+
+[tool.ampmem.budgets."-m package.train"]
+inputs = 5
+"""
+
+
+def test_a_script_has_its_own_budgets_and_those_of_all(tmp_path: Path) -> None:
+    found = pyproject(tmp_path, FILE)
+    everyone = {
+        "peak": 20 * GIB,
+        "growth": 0,
+        "modules.encoder.activations": 2 * GIB,
+        "modules.head.activations": 1024,
+    }
+    assert limits(found, None) == limits(found, "other.py") == limits(found, "-m package.other") == everyone
+    assert limits(found, "/home/me/train.py") == everyone | {"peak": 8 * GIB, "modules.encoder.gradients": 3}
+    assert limits(found, "/home/me/small/train.py") == everyone | {"peak": GIB}
+    assert limits(found, "/home/me/toosmall/train.py")["peak"] == 8 * GIB
+    assert limits(found, "-m package.train") == everyone | {"inputs": 5}
+
+
+def test_the_nearest_file_with_a_table_of_ampmem_counts(tmp_path: Path) -> None:
+    found = pyproject(tmp_path, FILE)
+    below = tmp_path / "a" / "b"
+    below.mkdir(parents=True)
+    (tmp_path / "a" / "pyproject.toml").write_text("[tool.ruff]\nline-length = 100\n", encoding="utf-8")
+    assert find_budgets(below) == found
+    assert pyproject(below, "[tool.ampmem.budgets]\n").of("train.py") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("peak = [", "pyproject.toml is no TOML: "),
+        ("tool = 3", "tool is no table"),
+        ("tool.ampmem = 3", "tool.ampmem is no table"),
+        ("tool.ampmem.budgets = 3", "budgets is no table"),
+        ('[tool.ampmem.budget]\npeak = "1"', "there is no tool.ampmem.budget; did you mean 'budgets'?"),
+        ('[tool.ampmem.budgets]\npaek = "1"', "[tool.ampmem.budgets] there is no budget 'paek'; did you mean 'peak'?"),
+        ("[tool.ampmem.budgets]\npeak = true", "[tool.ampmem.budgets] peak: True is no size"),
+        ("[tool.ampmem.budgets]\npeak = 1.5", "[tool.ampmem.budgets] peak: 1.5 is no size"),
+        ("[tool.ampmem.budgets]\npeak = -1", "[tool.ampmem.budgets] peak: -1 is no size"),
+        ("[tool.ampmem.budgets.activation]\npeak = 1", '"activation"] is a table of a script; did you mean'),
+        ('[tool.ampmem.budgets."a.py"]\npeak = "x"', "[tool.ampmem.budgets.\"a.py\"] peak: 'x' is no size"),
+        ("[tool.ampmem.budgets]\nmodules = 3", "[tool.ampmem.budgets] there is no budget 'modules'"),
+    ],
+)
+def test_a_bad_file_is_one_line_with_its_path_and_key(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as error:
+        pyproject(tmp_path, text)
+    assert str(error.value).startswith(f"{tmp_path / 'pyproject.toml'}")
+    assert said in str(error.value) and "\n" not in str(error.value)

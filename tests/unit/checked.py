@@ -1,0 +1,52 @@
+"""Results of checks for the tests of what is printed of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from build import Story
+
+from ampmem.analysis.budgets.budget import budgets_of
+from ampmem.analysis.budgets.check import CheckResult, check
+from ampmem.analysis.budgets.run import run_of
+from ampmem.analysis.difference.reading import side_of
+from ampmem.events import Fact, Phase, Recording
+
+MIB = 1024**2
+
+
+def run(
+    *,
+    saved: int = MIB,
+    module: str = "encoder.0",
+    file: str = "/repo/net.py",
+    notes: tuple[str, ...] = (),
+    kept: int = 0,
+) -> Recording:
+    """Two steps of a model in which one line saves so many bytes, and leaves so many behind."""
+    story = Story()
+    story.parameter(0x1000, "encoder.0.weight", MIB // 4)
+    for step in range(2):
+        story.begin(step)
+        story.enter(Phase.FORWARD)
+        story.alloc(
+            0x10000000, saved, op="aten::mm", module=module, stack=f"/repo/train.py:3 main\n{file}:7 Net.forward"
+        )
+        story.fact(Fact.SAVED, 0x10000000, "aten::mm", module)
+        story.enter(Phase.BACKWARD)
+        story.free(0x10000000)
+        story.enter(Phase.BETWEEN)
+        if kept:
+            story.alloc(0x90000000 + step * 2 * kept, kept, op="aten::clone", stack=f"{file}:9 Net.forward")
+        story.end()
+    return story.recording(notes=notes)
+
+
+def result(
+    after: Recording, before: Recording | None = None, *, summary: bool = False, label: str = "run", **limits: str | int
+) -> CheckResult:
+    """``after`` against its limits, and against ``before``, of which a ``summary`` may be all that there is."""
+    side = None if before is None else side_of(before, "main.ampmem")
+    if side is not None and summary:
+        side = replace(side, groups=None)
+    return check(run_of(after, label), budgets_of(limits), side)

@@ -1,0 +1,147 @@
+"""``ampmem diff``: what is printed, what is taken for a side, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+from build import write
+from changed_code import Code, run_of
+from command_line import ampmem_here, refused
+from jobs import rank_recording
+
+import ampmem
+from ampmem.analysis.difference.difference import difference_schema
+from ampmem.analysis.summary import summarize
+from ampmem.reporters.text.common.layout import Layout
+from ampmem.reporters.text.common.plain_text import columns
+from ampmem.reporters.text.difference import render_difference
+
+BEFORE = Code(sizes=(4096, 4096))
+AFTER = Code(sizes=(4096, 8192), batch=16, line=30)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path / "a.ampmem", run_of(BEFORE))
+    write(tmp_path / "b.ampmem", run_of(AFTER))
+    return tmp_path
+
+
+def printed(folder: Path, *arguments: str) -> str:
+    code, stdout, stderr = ampmem_here(folder, "diff", *arguments)
+    assert (code, stderr) == (0, "")
+    return stdout
+
+
+def test_the_answer_comes_first_and_the_changes_have_their_lines(folder: Path) -> None:
+    assert (
+        printed(folder, "a.ampmem", "b.ampmem")
+        == """\
+The peak grew from 8.3 KiB to 12.3 KiB, +4.0 KiB: activations +4.0 KiB, inputs +8 B.
+
+at the peak   before     after    change
+-----------  -------  --------  --------
+activations  8.0 KiB  12.0 KiB  +4.0 KiB
+parameters     300 B     300 B         -
+inputs           8 B      16 B      +8 B
+total        8.3 KiB  12.3 KiB  +4.0 KiB
+
+what changed
+
+  change         before    after  category     what
+--------  ----  -------  -------  -----------  --------------
++4.0 KiB  grew  4.0 KiB  8.0 KiB  activations  mm in layers.1
+    at /home/me/repo/net.py:31 Net.forward; uint8 [8192], was uint8 [4096]
+    +8 B  grew      8 B     16 B  inputs       not known
+
+The 2 changes add up to +4.0 KiB, residual 0 B.
+"""
+    )
+
+
+def test_no_difference_is_said(folder: Path) -> None:
+    said = printed(folder, "a.ampmem", "a.ampmem")
+    assert said == "No difference: the peak is 8.3 KiB in both, and of the same allocations.\n"
+
+
+def test_one_category_and_fewer_changes(folder: Path) -> None:
+    said = printed(folder, "a.ampmem", "b.ampmem", "--category", "activations")
+    assert said.startswith("The most bytes of activations grew from 8.0 KiB to 12.0 KiB, +4.0 KiB.\n")
+    assert "inputs" not in said
+    assert "… and 1 smaller: +8 B" in printed(folder, "a.ampmem", "b.ampmem", "--top", "1")
+    assert "smaller" not in printed(folder, "a.ampmem", "b.ampmem", "--top", "1", "--all")
+
+
+def test_as_json_and_its_schema(folder: Path) -> None:
+    document = json.loads(printed(folder, "a.ampmem", "b.ampmem", "--json"))
+    schema = json.loads(printed(folder, "--schema"))
+    assert schema == difference_schema()
+    jsonschema.Draft202012Validator(schema).validate(document)
+    assert (document["label_before"], document["after"] - document["before"]) == ("a.ampmem", 4104)
+
+
+def test_in_python_it_is_the_same(folder: Path) -> None:
+    found = ampmem.diff(folder / "a.ampmem", ampmem.load(folder / "b.ampmem"))
+    assert [change.grown for change in found.changes] == [4096, 8]
+
+
+def test_the_json_of_a_summary_is_a_side(folder: Path) -> None:
+    (folder / "main.json").write_text(summarize(run_of(BEFORE)).to_json())
+    said = printed(folder, "main.json", "b.ampmem")
+    assert "main.json is a summary, without single allocations: the changes are those of whole categories." in said
+    assert "The 2 changes add up to +4.0 KiB, residual 0 B." in said
+    (folder / "list.json").write_text(f"[{summarize(run_of(BEFORE)).to_json()}]")
+    assert printed(folder, "list.json", "b.ampmem").splitlines()[0] == said.splitlines()[0]
+
+
+def test_of_a_job_the_worst_rank_is_compared(folder: Path) -> None:
+    for job, sizes in (("old", (100, 300)), ("new", (500, 200))):
+        for rank, size in enumerate(sizes):
+            recording = rank_recording(rank, 2, activations=size)
+            write(folder / f"{job}.rank{rank}-of-2.ampmem", recording)
+    document = json.loads(printed(folder, "old.ampmem", "new.ampmem", "--json"))
+    assert (document["label_before"], document["label_after"]) == ("old.ampmem, rank 1", "new.ampmem, rank 0")
+    assert document["after"] - document["before"] == 200 * 1024
+    assert {"what": "rank", "before": "1", "after": "0"} in document["conditions"]
+    alone = json.loads(printed(folder, "old.rank0-of-2.ampmem", "new.rank0-of-2.ampmem", "--json"))
+    assert alone["conditions"] == [] and alone["after"] - alone["before"] == 400 * 1024
+
+
+def test_what_is_refused_is_said_in_one_line(folder: Path) -> None:
+    (folder / "odd.json").write_text('{"schema": "ampmem.fit/1"}')
+    (folder / "two.json").write_text("[{}, {}]")
+    (folder / "text.ampmem").write_text("hello")
+    assert "a.ampmem" not in refused(folder, "diff", "gone.ampmem", "a.ampmem")
+    assert refused(folder, "diff", "a.ampmem").startswith("ampmem: diff compares two runs, not 1: ")
+    assert refused(folder, "diff", "a.ampmem", "b.ampmem", "a.ampmem").startswith(
+        "ampmem: diff compares two runs, not 3"
+    )
+    assert "has 2 summaries" in refused(folder, "diff", "two.json", "a.ampmem")
+    assert "'nonsense' is not one of" in refused(folder, "diff", "a.ampmem", "b.ampmem", "--category", "nonsense")
+    for name, said in (("odd.json", "is JSON, and not a summary"), ("text.ampmem", "is not an ampmem recording")):
+        code, stdout, stderr = ampmem_here(folder, "diff", name, "a.ampmem")
+        assert (code, stdout) == (1, "")
+        assert said in stderr and len(stderr.splitlines()) == 1
+
+
+def test_a_page_is_not_replaced_unasked(folder: Path) -> None:
+    (folder / "out.html").write_text("mine")
+    said = refused(folder, "diff", "a.ampmem", "b.ampmem", "--html", "out.html")
+    assert "out.html" in said and (folder / "out.html").read_text() == "mine"
+    code, stdout, stderr = ampmem_here(folder, "diff", "a.ampmem", "b.ampmem", "--html", "out.html", "--force")
+    assert code == 0 and stdout.startswith("The peak grew") and "wrote out.html" in stderr
+    assert (folder / "out.html").read_text().startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    long = "module_with_a_long_name." * 4 + "layers"
+    after = replace(AFTER, layers=long, file="/a/very/long/path" * 5 + "/net.py", function="f" * 60)
+    found = ampmem.diff(run_of(BEFORE), run_of(after))
+    assert found.changes
+    for line in render_difference(found, Layout(width=width), most=None).splitlines():
+        assert columns(line) <= width

@@ -1,0 +1,61 @@
+"""What is said on a terminal: clean, after what was said before, and dropped where nobody can hear it."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+
+from ampmem.output.terminal import Terminal, printable
+
+
+def test_a_character_that_a_terminal_acts_on_is_a_question_mark() -> None:
+    assert printable("a\x1b[2J\r\n\udcff\x9bé ü") == "a?[2J????é ü"
+
+
+def test_a_line_begins_with_a_name_and_is_one_line() -> None:
+    stream = io.StringIO()
+    Terminal(stream).say("there\nis \x1b")
+    Terminal(stream).show("two\nlines\x07")
+    assert stream.getvalue() == "ampmem: there?is ?\ntwo\nlines?\n"
+
+
+def test_it_comes_after_what_is_on_its_way(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w", encoding="ascii") as stream:
+        stream.write("before ")
+        Terminal(stream).say("é")
+    assert (tmp_path / "log").read_bytes() == b"before ampmem: \\xe9\n"
+
+
+def test_what_cannot_be_said_is_dropped_and_is_in_no_buffer() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    full, read_only = os.open("/dev/full", os.O_WRONLY), os.open("/dev/null", os.O_RDONLY)
+    for descriptor in (writer, full, read_only):
+        with os.fdopen(descriptor, "w") as stream:
+            Terminal(stream).say("x" * 10_000)
+            stream.flush()  # or this would try it again
+        Terminal(stream).say("to a stream that is closed")
+        assert not Terminal(stream).is_screen()
+    Terminal(None).say("x")
+    assert not Terminal(None).is_screen()
+
+
+def test_a_descriptor_that_is_closed_below_its_stream(tmp_path: Path) -> None:
+    stream = (tmp_path / "log").open("w")
+    os.close(stream.fileno())
+    Terminal(stream).say("x")
+    with pytest.raises(OSError):
+        stream.close()
+
+
+def test_a_line_is_replaced_on_a_screen_only() -> None:
+    stream = io.StringIO()
+    Terminal(stream).replace("x")
+    assert stream.getvalue() == ""
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    Terminal(stream).replace("one\x1b")
+    Terminal(stream).replace("")
+    assert stream.getvalue() == "\r\x1b[Kone?\r\x1b[K"

@@ -1,0 +1,183 @@
+"""Any sequence of calls, on any thread, at any moment: what is recorded agrees with the allocator's own counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_model import Clock, ModelCuda, events_of, held, reserved_after, totals
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ampmem.allocator.model.blocks import Block
+from ampmem.allocator.settings import MIB, Settings
+from ampmem.analysis.timeline.lifetimes import pair
+from ampmem.events import Action, LayersRecord
+from ampmem.recorder.sources.base import RawEvents
+from ampmem.recorder.sources.cuda import source as cuda
+from ampmem.recorder.sources.cuda.nodes import NodeRecorder
+from ampmem.recorder.sources.cuda.source import CudaSource
+
+_FREE = st.tuples(st.just("free"), st.integers(0, 1000), st.just(0))
+_MALLOC = st.tuples(st.just("malloc"), st.integers(1, 24 * MIB), st.integers(0, 2))
+_USE = st.tuples(st.just("use"), st.integers(0, 1000), st.integers(0, 2))
+_COMPLETE = st.tuples(st.just("complete"), st.just(0), st.just(0))
+_CALLS = st.one_of(
+    _MALLOC,
+    _FREE,
+    _FREE,
+    _USE,
+    _COMPLETE,
+    st.tuples(st.just("empty"), st.just(0), st.just(0)),
+    st.tuples(st.just("drain"), st.just(0), st.just(0)),
+    st.tuples(st.just("mark"), st.just(0), st.just(0)),
+    st.tuples(st.just("pass"), st.integers(0, 1500), st.just(0)),
+)
+_OF_OTHERS = st.lists(st.one_of(_MALLOC, _FREE, _USE, _COMPLETE), max_size=3)
+_DRIFT = st.integers(-400_000, 400_000)
+
+
+@dataclass
+class Replay:
+    """A source that records a model, and what the model itself says at every mark and after every event."""
+
+    clock: Clock
+    gpu: ModelCuda
+    live: list[Block] = field(default_factory=list)
+    windows: list[RawEvents] = field(default_factory=list)
+    layers: list[LayersRecord] = field(default_factory=list)
+    expected: list[tuple[int, int]] = field(default_factory=list)
+    reserved: list[int] = field(default_factory=list)
+    """What was reserved after each event of the trace."""
+
+    def __post_init__(self) -> None:
+        self.source = CudaSource(api=self.gpu)
+
+    def alloc(self, call: str, value: int, stream: int) -> None:
+        gpu = self.gpu
+        if call == "malloc":
+            self.live.append(gpu.malloc(value, stream))
+            self.reserved.append(gpu.allocator.statistics().reserved_bytes.current)
+        elif call == "free" and self.live:
+            gpu.free(self.live.pop(value % len(self.live)))
+            self.reserved.append(gpu.allocator.statistics().reserved_bytes.current)
+        elif call == "use" and self.live:
+            gpu.allocator.record_stream(self.live[value % len(self.live)], stream)
+        elif call == "complete":
+            gpu.allocator.complete_events()
+
+    def alloc_all(self, calls: list[tuple[str, int, int]]) -> None:
+        for call in calls:
+            self.alloc(*call)
+
+    def run(self, calls: list[tuple[str, int, int]]) -> None:
+        for number, (call, value, stream) in enumerate(calls):
+            if call == "empty":
+                self.gpu.allocator.empty_cache()
+                self.gpu._catch_up()
+            elif call == "pass":
+                self.clock.now += value
+            elif call == "mark":
+                self.mark(number)
+            elif call == "drain":
+                self.windows.append(self.source.drain())
+                self.layers += self.source.take_layers()
+            else:
+                self.alloc(call, value, stream)
+
+    def mark(self, number: int) -> None:
+        instant = self.clock()
+        assert self.source.stamp is not None
+        self.source.stamp(instant)
+        self.source.mark(number, "after_forward")  # type: ignore[arg-type]
+        if self.source._device is not None:  # before the first alloc there is none to ask
+            self.expected.append((instant, held(self.gpu)))
+
+    def end(self) -> Any:
+        self.windows.append(self.source.stop())
+        self.layers += self.source.take_layers()
+        return events_of(self.windows)
+
+
+def check(replay: Replay) -> None:
+    """The laws: whatever was lost, the events come to what is there, and at every mark to what was counted."""
+    events = replay.end()
+    pair(events)
+    running = totals(events)
+    assert np.array_equal(running, events.allocated)
+    assert (np.diff(events.time_ns) >= 0).all()
+    assert (running[-1] if len(running) else 0) == held(replay.gpu)
+    marks = [each for each in replay.layers if each.mark != "peak"]
+    assert [each.requested for each in marks] == [size for _, size in replay.expected]
+    for instant, size in replay.expected:
+        position = int(np.searchsorted(events.time_ns, instant, side="left"))
+        assert (running[position - 1] if position else 0) == size
+    assert all(replace(each, device_used=None).allocated <= each.active <= each.reserved for each in marks)
+
+
+def recorded(patch: pytest.MonkeyPatch, drift: int, **options: Any) -> Replay:
+    """A replay on a clock of the test's; nothing is profiled."""
+    clock = Clock()
+    patch.setattr(cuda, "time_ns", clock)
+    patch.setattr(NodeRecorder, "start", lambda self: None)
+    return Replay(clock, ModelCuda(clock, drift_ns=drift, **options))
+
+
+def _check_reserved(replay: Replay) -> None:
+    """Of the windows at each event but those of the baseline, and at the end."""
+    now, found = 0, []
+    for window in replay.windows:
+        found += [
+            reserved_after(window, now, index + 1)
+            for index, action in enumerate(window.action.tolist())
+            if action != Action.BASELINE
+        ]
+        now = reserved_after(window, now, len(window.action) + 1)
+    assert found == replay.reserved
+    assert now == replay.gpu.stats(0).reserved
+
+
+@settings(max_examples=80)
+@given(
+    calls=st.lists(_CALLS, max_size=80),
+    before=st.lists(st.integers(1, 3 * MIB), max_size=3),
+    expandable=st.booleans(),
+    drift=_DRIFT,
+)
+def test_events_and_layers_agree_with_the_allocator(
+    calls: list[tuple[str, int, int]], before: list[int], expandable: bool, drift: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        replay = recorded(patch, drift, settings=Settings(expandable_segments=expandable))
+        replay.live += [replay.gpu.malloc(size) for size in before]
+        replay.source.start({})
+        replay.run(calls)
+        check(replay)
+        _check_reserved(replay)
+        assert not any("lost" in note for note in replay.source.notes())
+
+
+@settings(max_examples=120)
+@given(
+    calls=st.lists(_CALLS, max_size=60),
+    before=st.lists(st.one_of(_MALLOC, _USE, _FREE), max_size=6),
+    others=st.lists(_OF_OTHERS, max_size=12),
+    drift=_DRIFT,
+)
+def test_other_threads_may_allocate_while_the_allocator_is_read(
+    calls: list[tuple[str, int, int]],
+    before: list[tuple[str, int, int]],
+    others: list[list[tuple[str, int, int]]],
+    drift: int,
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        replay = recorded(patch, drift)
+        replay.alloc_all(before)
+        replay.source.start({})
+        rest = iter(others)
+        replay.gpu.meanwhile = lambda where: replay.alloc_all(next(rest, []))
+        replay.run(calls)
+        replay.gpu.meanwhile = None
+        check(replay)
