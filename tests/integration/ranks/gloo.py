@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
 from torch import nn
+from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -44,8 +46,32 @@ def start(module: str, function: str, folder: str, ranks: int) -> None:
     processes.start_processes(_run, (work, Path(folder), ranks), nprocs=ranks, start_method="fork")
 
 
+class _OneThread(distributed_c10d.ProcessGroupGloo):
+    """A process group whose collectives are done by one thread, each after the one before was let go of.
+
+    With gloo's two, a thread may hold what a collective was given, and its own copies, for as long as the other works.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        options = self._Options()
+        options._devices = [self.create_default_device()]
+        options._threads = 1
+        options._timeout = timeout
+        super().__init__(store, rank, size, options)
+
+
+def settle() -> None:
+    """Return when gloo's threads hold no memory of the collectives so far; every rank has to call it.
+
+    A barrier would not do: it keeps what comes before it.
+    """
+    for group in list(distributed_c10d._world.pg_map):
+        dist.broadcast(torch.empty(0), group_src=0, group=group)
+
+
 def _run(rank: int, work: Callable[[Path], None], folder: Path, ranks: int) -> None:
     torch.set_num_threads(1)
+    distributed_c10d.ProcessGroupGloo = _OneThread
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     try:
         work(folder)

@@ -140,6 +140,7 @@ def _step(run: Run, model: Model, optimizer: AdamW) -> dict[str, dict[str, int]]
         known["after_forward"] = _sums(optimizer)
         loss.backward()
     known["after_backward"] = _sums(optimizer)
+    gloo.settle()
     optimizer.step()
     known["after_optimizer"] = _sums(optimizer)
     optimizer.zero_grad()
