@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import measure
+import pytest
 import torch
 
 from ampmem.analysis.analyse import Analysis, analyse
@@ -37,6 +38,15 @@ def record(function: Callable[[], Any], arm: Arm = Arm.AS_IS, *, dtype: torch.dt
             session.close()
         session.check()
         return read(path)
+
+
+@pytest.fixture
+def alone() -> None:
+    """No models and optimizers of earlier tests, nor what :func:`workload` keeps of them."""
+    workload.cache_clear()
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 @functools.cache

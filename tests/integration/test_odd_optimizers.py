@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import arms
 import measure
 import pytest
 import torch
@@ -13,6 +14,9 @@ from torch.optim import Optimizer
 
 import ampmem
 from ampmem.recorder.facts import misses
+
+pytestmark = pytest.mark.usefixtures("alone")
+alone = arms.alone
 
 
 class NeverSetUp(Optimizer):
