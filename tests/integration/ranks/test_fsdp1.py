@@ -39,6 +39,6 @@ def test_where_it_runs_the_recording_is_marked() -> None:
         """One that runs on a CPU."""
 
     model = FullyShardedDataParallel(nn.Linear(4, 4))
-    with ampmem.profile() as prof:
+    with ampmem.profile(step_on="backward") as prof:
         model(torch.ones(2, 4)).sum().backward()
     assert NOT_SHOWN in prof.recording().remarks
