@@ -26,6 +26,7 @@ from ampmem.recorder.sources.window import (
     MARKER,
     Marks,
     ProfileLost,
+    Span,
     Window,
     check_free,
     install,
@@ -128,7 +129,7 @@ class _Walk:
         """Three for each allocation: address, bytes, and the total."""
         self._runs: list[tuple[int, str, int]] = []
         """From which allocation on they belong to the node of that name, with that sequence number."""
-        self._markers: list[int] = []
+        self._markers: list[Span] = []
         self._only_cpu = not torch.accelerator.is_available()
         self._visit(roots)
         self.ops: dict[str, int] = {"": 0}
@@ -164,7 +165,7 @@ class _Walk:
                         add_time(node.start_time_ns)
                         add_numbers(_of_allocation(fields))
                 elif (name := node.name) == MARKER:
-                    self._markers.append(node.start_time_ns)
+                    self._markers.append((node.start_time_ns, node.end_time_ns))
                 elif children := node.children:
                     pending.append((siblings, op, sequence))
                     if not name.startswith(COLLECTIVES):

@@ -15,7 +15,7 @@ from ampmem.events import Column
 from ampmem.recorder.facts.log import ELSEWHERE
 from ampmem.recorder.sources.cuda.blocks import SeenBlocks
 from ampmem.recorder.sources.torch_flags import counting_begins
-from ampmem.recorder.sources.window import COLLECTIVES, MARKER, MARKERS, ProfileLost, Window, shift_between
+from ampmem.recorder.sources.window import COLLECTIVES, MARKER, MARKERS, ProfileLost, Span, Window, shift_between
 from ampmem.recorder.torch_private.general import TORCH_OP, enter_scope, exit_scope
 
 
@@ -117,7 +117,7 @@ class _Walk:
     """Reads the nodes, and the device's blocks in them, out of a profile's event tree."""
 
     def __init__(self, roots: list[Any]) -> None:
-        self.markers: list[int] = []
+        self.markers: list[Span] = []
         self.spans: list[tuple[int, int, str, int]] = []
         """(start, end, name, sequence number), parents before children."""
         self.blocks: list[tuple[int, int, int, int, str, int]] = []
@@ -132,7 +132,7 @@ class _Walk:
                 self._block(node, around)
             elif node.tag == TORCH_OP:  # or else a call of CUDA's runtime
                 if name == MARKER:
-                    self.markers.append(node.start_time_ns)
+                    self.markers.append((node.start_time_ns, node.end_time_ns))
                     self._thread = node.start_tid
                     continue
                 inside = around
