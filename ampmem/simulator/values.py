@@ -91,9 +91,23 @@ class Known:
         given = {storage_key(one.untyped_storage()) for one in _fakes((*args, *kwargs.values()))}
         if any(storage_key(one.untyped_storage()) in given for one in results):
             return  # views: what they show is kept already, or it is not known
-        real = self.computed(func, args, kwargs)
+        real = self.computed(func, args, kwargs) or self._decided(func, args, results[0])
         for one, known in zip(results, real, strict=True) if real else ():
             self.note(one, known)
+
+    def _decided(self, func: Any, args: Any, result: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """``result`` where one operand settles it, whatever the other holds: "yes, or who knows" is yes."""
+        settles = _SETTLES.get(func)
+        if settles is None or result.is_floating_point() or (settles and result.dtype != torch.bool):
+            return ()
+        with below_modes():
+            if not any(self._is_all(operand, settles) for operand in args):
+                return ()
+            return (torch.full(result.shape, settles, dtype=result.dtype, device=_CPU),)
+
+    def _is_all(self, operand: Any, answer: bool) -> bool:
+        known = self.of(operand) if isinstance(operand, torch.Tensor) else torch.as_tensor(operand)
+        return known is not None and bool((known.bool() == answer).all())
 
     def made(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What ``func`` returns, whose size comes from what it is given, in memory of the device's.
@@ -147,6 +161,20 @@ _SHAPED_LIKE = (
     aten.new_full.default,
 )
 """What these return does not depend on what the tensor holds that they are given."""
+
+_SETTLES = {
+    aten.bitwise_or.Tensor: True,
+    aten.bitwise_or.Scalar: True,
+    aten.logical_or.default: True,
+    aten.bitwise_and.Tensor: False,
+    aten.bitwise_and.Scalar: False,
+    aten.logical_and.default: False,
+    aten.mul.Tensor: False,
+}
+"""The answer that settles such an op when all of one operand is that: of ``or`` yes, of ``and`` no or 0.
+
+Of whole numbers alone: infinity times 0 is not 0, and 2 or yes is 3.
+"""
 
 
 def _seen_as(tensor: torch.Tensor, held: torch.UntypedStorage) -> torch.Tensor:

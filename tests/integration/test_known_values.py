@@ -294,6 +294,56 @@ def test_tensors_that_are_known_to_differ_are_not_equal(gpu: SimulatedDevice) ->
     assert torch.allclose(x, y, atol=1.0)
 
 
+OPERANDS = [
+    torch.tensor([True, True]),
+    torch.tensor([False, False]),
+    torch.tensor([True, False]),
+    torch.tensor([0, 0]),
+    torch.tensor([2, 1]),
+    torch.tensor(True),
+    torch.tensor(0.0),
+]
+WHATEVER = [torch.tensor([[True, False]]), torch.tensor([[0, 5]]), torch.tensor([[float("inf"), 0.0]])]
+
+
+@pytest.mark.parametrize(
+    "op", [torch.bitwise_or, torch.bitwise_and, torch.logical_or, torch.logical_and, torch.mul, torch.bitwise_xor]
+)
+@pytest.mark.parametrize("other_way", [False, True])
+def test_what_one_operand_settles_is_known_and_nothing_else(op: Callable[..., Tensor], other_way: bool) -> None:
+    """Beside one that nobody knows, in another shape: known is what no value of it can change."""
+    for operand, unknown in itertools.product(OPERANDS, WHATEVER):
+        possible = [torch.full_like(unknown, value) for value in (0, 1, -1 if unknown.dtype != torch.bool else 1)]
+        try:
+            results = [op(operand, each) for each in (*possible, unknown)]
+        except RuntimeError:  # no bits in floating point
+            continue
+        settled = all(torch.equal(each, results[0]) for each in results) and not results[0].is_floating_point()
+        there = torch.empty_like(unknown, device="cuda").random_()
+        pair = (there, operand.to("cuda")) if other_way else (operand.to("cuda"), there)
+        if settled:
+            assert torch.equal(op(*pair).cpu(), results[0])
+        else:
+            with pytest.raises(MadeUp):
+                op(*pair).cpu()
+
+
+def test_a_loop_that_generates_ends_at_its_limit() -> None:
+    """As transformers does: a row is done at the limit or at an end that nobody knows of; done when all rows are."""
+    unfinished, made = torch.ones(3, dtype=torch.long, device="cuda"), 0
+    while True:
+        made += 1
+        ended = torch.empty(3, dtype=torch.long, device="cuda").random_() == 7
+        done = torch.full((3,), False, device="cuda") | torch.full((3,), made >= 5, device="cuda") | ended
+        unfinished = unfinished & ~done
+        try:
+            if unfinished.max() == 0:
+                break
+        except MadeUp:
+            continue
+    assert made == 5
+
+
 def test_what_is_pinned_is_a_copy(gpu: SimulatedDevice) -> None:
     x = torch.tensor([1, 2])
     pinned = x.pin_memory()
