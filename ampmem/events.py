@@ -271,6 +271,11 @@ class OptimizerRecord:
     bases: tuple[str, ...] = ()
     settings: Mapping[str, Setting] = field(default_factory=dict)
 
+    @property
+    def takes_fused(self) -> bool:
+        """Whether it has a fused update to choose."""
+        return "fused" in self.settings
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmRecord:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 
 import measure
 import pytest
@@ -44,6 +45,22 @@ def test_foreach_temporaries_are_what_a_fused_update_saves() -> None:
     assert "foreach-temporaries" not in findings(adam(batch_size=2, foreach=False))
     # The peak is elsewhere: the update makes no difference.
     assert "foreach-temporaries" not in findings(adam(batch_size=4096, foreach=True))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adadelta, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.SGD])
+def test_advice_on_foreach_names_what_the_optimizer_takes(kind: type[torch.optim.Optimizer]) -> None:
+    model = linears(256, 256, 256, 256)
+    settings = {"weight_decay": 0.1} if kind is torch.optim.SGD else {}
+    optimizer = kind(model.parameters(), foreach=True, **settings)
+
+    def step(_: int) -> None:
+        optimizer.zero_grad()
+        model(torch.randn(2, 256)).square().mean().backward()
+        optimizer.step()
+
+    advice = findings(profiled(step))["foreach-temporaries"].change
+    assert "foreach=False" in advice
+    assert ("fused=True" in advice) == ("fused" in inspect.signature(kind).parameters)
 
 
 def _own_peak(profile: ampmem.Profile) -> int:

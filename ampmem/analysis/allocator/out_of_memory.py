@@ -36,7 +36,8 @@ _OTHERWISE = "make the batch or the model smaller, or spread the model over seve
 _IN_SETUP = "make the model smaller, or use a larger GPU"
 """There is no batch yet."""
 _MODEL = "make the model smaller, or spread it over several GPUs"
-_FOREACH = "let the optimizer take one parameter at a time (foreach=False), or use fused=True"
+_FOREACH = "let the optimizer take one parameter at a time (foreach=False)"
+_OR_FUSED = f"{_FOREACH}, or use fused=True"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,9 +205,11 @@ def _against_the_largest(
     recording: Recording, alive: Breakdown, temporaries: ByPhase, phase: Phase
 ) -> Iterator[Option]:
     """What may help against what takes the most."""
-    if phase == Phase.OPTIMIZER and any(record.implementation == "foreach" for record in recording.optimizers):
+    foreach = [record for record in recording.optimizers if record.implementation == "foreach"]
+    if phase == Phase.OPTIMIZER and foreach:
         size = temporaries["optimizer"]
-        yield Option(change=_FOREACH, bytes=size, about="temporaries of the update", finding="foreach-temporaries")
+        change = _OR_FUSED if any(record.takes_fused for record in foreach) else _FOREACH
+        yield Option(change=change, bytes=size, about="temporaries of the update", finding="foreach-temporaries")
     most = max(alive, key=lambda category: alive[category])
     otherwise = _OTHERWISE
     if phase in (Phase.FORWARD, Phase.BACKWARD) and most is not Category.ACTIVATIONS and alive[Category.ACTIVATIONS]:

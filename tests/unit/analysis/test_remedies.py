@@ -93,8 +93,10 @@ def test_what_a_finding_says_of_foreach_is_not_said_again() -> None:
     story.now += 10
     recording = replace(
         ended(story, story.now, (400, 3000)),
-        optimizers=(OptimizerRecord(class_name="AdamW", implementation="foreach"),),
+        optimizers=(OptimizerRecord(class_name="AdamW", implementation="foreach", settings={"fused": None}),),
     )
+    without = replace(recording, optimizers=(OptimizerRecord(class_name="Adadelta", implementation="foreach"),))
+    assert (3000, "let the optimizer take one parameter at a time (foreach=False)") in told(summarize(without))
     summary = summarize(recording)
     foreach = (3000, "let the optimizer take one parameter at a time (foreach=False), or use fused=True")
     assert foreach in told(summary)

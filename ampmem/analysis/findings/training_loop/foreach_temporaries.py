@@ -6,7 +6,7 @@ import numpy as np
 
 from ampmem.analysis.findings.base import Finding, Section, TrainingRun
 from ampmem.analysis.timeline.lifetimes import Mask
-from ampmem.events import Phase
+from ampmem.events import OptimizerRecord, Phase
 from ampmem.units import format_bytes
 
 
@@ -18,7 +18,7 @@ def check(run: TrainingRun) -> Finding | None:
     """
     timeline = run.analysis.timeline
     temporaries = timeline.temporaries_by_phase(run.peak)["optimizer"]
-    foreach = [record.class_name for record in run.recording.optimizers if record.implementation == "foreach"]
+    foreach = [record for record in run.recording.optimizers if record.implementation == "foreach"]
     inside = _inside_updates(run)
     if not foreach or not temporaries or not inside[run.peak]:
         return None
@@ -35,14 +35,18 @@ def check(run: TrainingRun) -> Finding | None:
         message=f"at the peak {format_bytes(temporaries)} are temporaries of the foreach optimizer update: without "
         f"them the run needs {format_bytes(saved)} less.",
         bytes=saved,
-        change=f"{foreach[0]}(..., fused=True), or foreach=False, which takes one parameter at a time",
+        change=f"{foreach[0].class_name}({_instead(foreach[0])}, which takes one parameter at a time",
         evidence=(
             f"peak, in the update: {format_bytes(int(timeline.total[run.peak]))}",
             f"largest total outside of updates: {format_bytes(outside)}",
-            f"optimizers with foreach: {', '.join(foreach)}",
+            f"optimizers with foreach: {', '.join(record.class_name for record in foreach)}",
         ),
         off_peak=saved,
     )
+
+
+def _instead(optimizer: OptimizerRecord) -> str:
+    return "..., fused=True), or foreach=False" if optimizer.takes_fused else "..., foreach=False)"
 
 
 def _inside_updates(run: TrainingRun) -> Mask:
