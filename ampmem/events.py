@@ -116,6 +116,8 @@ class Fact(IntEnum):
     """Memory of distributed training; ``name`` is a :class:`~ampmem.vocabulary.Communication`."""
     COLLECTIVE = 21
     """Given to a collective, or filled by one, whatever else it may be for; ``name`` is a word of those, too."""
+    CAST_SOURCE = 22
+    """What the :attr:`OTHER_CAST` of the same instant is a copy of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -123,6 +123,56 @@ def test_the_estimate_from_one_run_is_what_two_runs_measure(name: str) -> None:
     assert told == pytest.approx(measured, abs=tolerance * live["fp32"]["activations"])
 
 
+def halves_and_cubes(*, amp: bool) -> ampmem.Profile:
+    """As GPT-2's activation: one half of a product is as large as what is cast, and younger."""
+    model = linears(64, 256)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(_: int) -> None:
+        optimizer.zero_grad()
+        with autocast(enabled=amp):
+            made = model(torch.randn(32, 64))
+            half = 0.5 * made
+            cubes = made.float().pow(3.0)
+            del made
+            loss = (half * (1.0 + cubes)).sum()
+        loss.backward()
+        optimizer.step()
+
+    return profiled(step)
+
+
+def test_the_estimate_knows_what_was_cast() -> None:
+    live = {amp: halves_and_cubes(amp=amp).summary().steps[-1].marks.after_forward for amp in (False, True)}
+    alike = ("activations", "inputs", "cast_copies")  # in FP32 the input itself is saved, and no copy of it
+    measured = sum(live[False][category] - live[True][category] for category in alike)
+    found = findings(halves_and_cubes(amp=True))
+    assert (found["amp-saves"].bytes if "amp-saves" in found else -found["amp-saves-nothing"].bytes) == measured
+
+
+def test_a_peak_in_backward_is_not_judged_by_the_end_of_forward() -> None:
+    """Copies of weights as large as what the activations save; backward's temporaries are halves."""
+    model = linears(512, 512, 512)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def profile(*, amp: bool, batch: int) -> ampmem.Profile:
+        def step(_: int) -> None:
+            with autocast(enabled=amp):
+                loss = model(torch.randn(batch, 512)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return profiled(step)
+
+    run = profile(amp=True, batch=16)
+    assert run.summary().peak.phase == "backward"
+    found = findings(run)["amp-saves-nothing"]
+    assert found.severity == "info"
+    assert "keep FP32" not in found.change
+    assert "the peak is in backward" in found.change
+
+
 def test_autocast_without_an_effect() -> None:
     def run(*layers: nn.Module) -> ampmem.Profile:
         model = nn.Sequential(*layers)

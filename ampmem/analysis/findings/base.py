@@ -129,7 +129,15 @@ class TrainingRun:
     @property
     def peak_in_update(self) -> bool:
         """Whether an event of an update made the peak."""
-        return self.peak > 0 and bool(self.recording.events.phase[self.peak - 1] == Phase.OPTIMIZER)
+        return self._peak_in(Phase.OPTIMIZER)
+
+    @property
+    def peak_in_backward(self) -> bool:
+        """Whether an event of backward made the peak."""
+        return self._peak_in(Phase.BACKWARD)
+
+    def _peak_in(self, phase: Phase) -> bool:
+        return self.peak > 0 and bool(self.recording.events.phase[self.peak - 1] == phase)
 
     @cached_property
     def pipelined(self) -> bool:

@@ -53,7 +53,9 @@ class CastHooks:
         parameter = self._models.parameters_at.find(origin, source)
         if parameter is None:
             buffer = self._models.buffers_at.find(origin, source)
-            self._log.fact(Fact.OTHER_CAST, address, buffer or 0, module, copy)
+            now = time_ns()
+            self._log.fact(Fact.OTHER_CAST, address, buffer or 0, module, copy, at=now)
+            self._log.fact(Fact.CAST_SOURCE, origin, at=now)
         else:
             self._log.fact(Fact.CAST_COPY, address, parameter, module, copy)
             if is_view(source):

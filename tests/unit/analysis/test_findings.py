@@ -83,7 +83,7 @@ def test_amp_saves_or_does_not() -> None:
     assert (saves.bytes, saves.severity) == (4000 - 2000, "info")
     assert "batch size 5 on" in saves.message  # 8 * 2000 / 4000 is 4, where it is even
     costs = told(with_batch(run(Story(), activation=1000).recording(), 8))["amp-saves-nothing"]
-    assert (costs.bytes, costs.severity) == (2000 - 1000, "warning")
+    assert (costs.bytes, costs.severity) == (2000 - 1000, "info")  # the peak is in backward
     assert costs.change.startswith("batch_size >= 17")
     even = told(run(Story(), activation=2000).recording())["amp-saves-nothing"]
     assert even.bytes is None  # as much as, and no batch size known

@@ -46,8 +46,9 @@ def estimate_saved(run: TrainingRun, position: int) -> int | None:
     copied = run.with_fact(Fact.OTHER_CAST) > 0
     saved = int(size[mine & low & ~copied].sum())
     served: set[int] = set()
+    sources = _sources(run)
     for copy in np.flatnonzero(mine & copied).tolist():
-        original = _original(run, copy, low)
+        original = sources[copy] if copy in sources else _original(run, copy, low)
         if original is None or not (alive[original] or original in served):
             saved += int(size[copy]) * (2 if low[copy] else 1)  # what it would be in FP32
         if original is not None:
@@ -62,8 +63,17 @@ def _unsure(run: TrainingRun, position: int) -> int:
     return int(run.analysis.lifetimes.bytes[mine & run.analysis.saved_as.workspace].sum())
 
 
+def _sources(run: TrainingRun) -> dict[int, int]:
+    """What each copy of an activation was made from, where the recording has it; the facts of a pair have one time."""
+    facts = run.analysis.facts
+    copies, originals = facts.fact == Fact.OTHER_CAST, facts.fact == Fact.CAST_SOURCE
+    made_at = dict(zip(facts.time_ns[originals].tolist(), facts.allocation[originals].tolist(), strict=True))
+    pairs = zip(facts.allocation[copies].tolist(), facts.time_ns[copies].tolist(), strict=True)
+    return {copy: made_at[instant] for copy, instant in pairs if instant in made_at}
+
+
 def _original(run: TrainingRun, copy: int, low: Mask) -> int | None:
-    """What ``copy`` was made from, as far as sizes tell; no fact names it.
+    """What ``copy`` was made from, as far as sizes tell, in a snapshot or an older recording.
 
     It is taken to be the youngest tensor of the step, or input, of as many elements in the other precision that
     was alive when the copy was made, or else the youngest larger input, of which it would be a part.
@@ -98,7 +108,7 @@ def _does_not_pay(run: TrainingRun, position: int, copies: int, saved: int) -> F
     gain = f"save about {format_bytes(saved)}" if saved > 0 else "save nothing"
     return Finding(
         code="amp-saves-nothing",
-        severity="warning",
+        severity="info" if run.peak_in_backward else "warning",
         section=Section.ACTIVATIONS,
         message=f"AMP saves no memory at the end of forward: the cast copies take {format_bytes(copies)} and "
         f"low-precision activations {gain}{_from(run, copies, saved)} (an estimate from this run alone).",
@@ -109,16 +119,23 @@ def _does_not_pay(run: TrainingRun, position: int, copies: int, saved: int) -> F
 
 
 def _change(run: TrainingRun, copies: int, saved: int) -> str:
-    if saved <= 0:
-        return "keep FP32 if memory is the reason for AMP; larger batches change nothing while activations save nothing"
     if run.peak_in_update:
         return (
             "the peak is in the optimizer's update, which AMP does not touch: only activations larger than what that "
             "takes would move it; keep FP32 if memory is the reason for AMP"
         )
+    if saved <= 0:
+        return f"larger batches change nothing while activations save nothing; {_at_the_peak(run)}"
     first = first_saving(_batch_size(run), copies, saved)
     larger = "train on larger batches or longer sequences" if first is None else f"batch_size >= {first}"
-    return f"{larger}, or keep FP32 if memory is the reason for AMP"
+    return f"{larger}; {_at_the_peak(run)}"
+
+
+def _at_the_peak(run: TrainingRun) -> str:
+    """The end of forward says nothing of a peak in backward, where copies die and gradients may be halves."""
+    if run.peak_in_backward:
+        return "the peak is in backward, and may be lower with AMP even so: ampmem compare measures that"
+    return "or keep FP32 if memory is the reason for AMP"
 
 
 def _from(run: TrainingRun, copies: int, saved: int) -> str:
