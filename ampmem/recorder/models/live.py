@@ -12,12 +12,9 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn import Module as Module
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.optim import Optimizer as Optimizer
 
 from ampmem.recorder.torch_private.optimizers import never_made
-
-_LAZY = (UninitializedParameter, UninitializedBuffer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +49,7 @@ def live_at_start() -> tuple[list[Optimizer], list[Tensor]]:
     look at all objects; for modules, of which there are hundreds of classes, it would take longer.
     """
     optimizers = {key: kind for key, kind in _with_subclasses(Optimizer).items() if not _is_idle(kind)}
-    kinds = optimizers | {key: kind for key, kind in _with_subclasses(Tensor).items() if not _has_no_memory(kind)}
+    kinds = optimizers | {key: kind for key, kind in _with_subclasses(Tensor).items() if not _wraps_others(kind)}
     found = _of_types(kinds, starmap(gc.get_referrers, (tuple(kinds.values()),)))
     is_optimizer = [id(type(item)) in optimizers for item in found]
     return list(compress(found, is_optimizer)), list(compress(found, map(operator.not_, is_optimizer)))
@@ -104,15 +101,9 @@ def _is_idle(kind: type) -> bool:
     return _is_of_torch(kind) and kind is not Optimizer and never_made(kind)
 
 
-def _has_no_memory(kind: type) -> bool:
-    """Whether ``kind`` is a class of torch's own, or of ours, whose tensors have no memory of their own.
-
-    They take ops themselves, and wrap what has the memory; or they are a lazy module's, and of another class as soon
-    as they get any.
-    """
-    if any(kind is lazy for lazy in _LAZY):
-        return True
-    if not (_is_of_torch(kind) or _is_ours(kind)):
+def _wraps_others(kind: type) -> bool:
+    """Whether ``kind`` is one of torch's own classes that take ops themselves: they wrap what has the memory."""
+    if not _is_of_torch(kind):
         return False
     above = kind.__mro__
     return any("__torch_dispatch__" in vars(base) for base in above[: above.index(Tensor)])
@@ -120,7 +111,3 @@ def _has_no_memory(kind: type) -> bool:
 
 def _is_of_torch(kind: type) -> bool:
     return str(type.__getattribute__(kind, "__module__")).startswith("torch.")
-
-
-def _is_ours(kind: type) -> bool:
-    return str(type.__getattribute__(kind, "__module__")).startswith("ampmem.")

@@ -86,29 +86,6 @@ def test_at_the_start_classes_of_torch_that_wrap_tensors_are_left_out() -> None:
     assert not any(each is fake for each in live_at_start()[1])
 
 
-def test_at_the_start_parameters_without_memory_are_left_out_until_they_have_some() -> None:
-    lazy = nn.LazyLinear(2)
-    parameters = [lazy.weight, lazy.bias]
-    assert all(any(each is parameter for each in live_objects().tensors) for parameter in parameters)
-    found = live_at_start()[1]
-    assert not any(each is parameter for each in found for parameter in parameters)
-    lazy(torch.zeros(1, 3))
-    found = live_at_start()[1]
-    assert all(any(each is parameter for each in found) for parameter in parameters)
-
-
-def test_at_the_start_classes_of_ours_that_wrap_tensors_are_left_out() -> None:
-    class Simulated(torch.Tensor):
-        __module__ = "ampmem.simulator"
-
-        def __torch_dispatch__(self, *_: object) -> None:
-            """Takes ops itself, and has no memory."""
-
-    ours = torch.zeros(2).as_subclass(Simulated)
-    assert any(each is ours for each in live_objects().tensors)
-    assert not any(each is ours for each in live_at_start()[1])
-
-
 @pytest.mark.parametrize("look", [live_objects, live_at_start])
 def test_a_tuple_that_another_thread_is_making_is_not_held(look: Callable[[], object]) -> None:
     errors: list[BaseException] = []
