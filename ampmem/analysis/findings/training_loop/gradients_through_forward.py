@@ -152,7 +152,7 @@ def _updates(run: TrainingRun) -> tuple[Column, Column]:
 
 
 def _gradients(run: TrainingRun) -> _Gradients:
-    """All of them, but for the memory that several share, which a single ``.grad = None`` does not free."""
+    """All of them, but for memory that several share and that stays, as buckets do: what else has it, nobody says."""
     facts = run.analysis.facts
     rows = np.flatnonzero(facts.fact == Fact.GRADIENT)
     named = rows[facts.name[rows] != 0]  # the first facts come before a parameter's name is known
@@ -162,7 +162,8 @@ def _gradients(run: TrainingRun) -> _Gradients:
     # What comes before the first phase is in none.
     phase = np.append(phases.phase, -1)[np.searchsorted(phases.time_ns, facts.time_ns[rows], side="right") - 1]
     written = rows[phase == Phase.BACKWARD]
-    mine = np.flatnonzero(run.analysis.classes.of(Category.GRADIENTS) & (owners <= 1))
+    freed = run.analysis.lifetimes.died != ALIVE
+    mine = np.flatnonzero(run.analysis.classes.of(Category.GRADIENTS) & ((owners <= 1) | freed))
     return _Gradients(allocation=mine, touched=(facts.allocation[written], facts.time_ns[written]))
 
 
