@@ -10,7 +10,7 @@ from ampmem.analysis.comparison.judged import shared_findings
 from ampmem.analysis.summary import Summary
 from ampmem.names import is_warning
 from ampmem.reporters.text.answer import Wording, wording
-from ampmem.reporters.text.common.describe import conserved, describe_arm, describe_optimizers
+from ampmem.reporters.text.common.describe import conserved, describe_arm, optimizers_or_none
 from ampmem.reporters.text.common.layout import PLAIN, Layout
 from ampmem.reporters.text.common.plain_text import shorten, wrapped
 from ampmem.reporters.text.comparison.figures import render_figures, render_instant, render_losses
@@ -111,7 +111,7 @@ def _run(summary: Summary) -> list[tuple[str, str]]:
         ("device", f"{summary.device.name} ({summary.device.type}), events from {summary.source}"),
         ("torch", f"{summary.torch}, ampmem {summary.ampmem}"),
         ("parameters", describe_parameters(summary)),
-        ("optimizer", describe_optimizers(summary) or "none stepped"),
+        ("optimizer", optimizers_or_none(summary)),
     ]
 
 

@@ -407,7 +407,7 @@ def test_batches_that_were_loaded_before_the_recording_make_room_for_others(befo
         ("aten::_log_softmax", "chunks"),
         ("aten::nll_loss_forward", "chunks"),
         ("aten::_softmax", "scaled_dot_product_attention"),
-        ("aten::mm", "becomes float32"),
+        ("aten::mm", "where the input of aten::mm becomes float32"),
     ],
 )
 def test_what_to_do_about_float32_activations(op: str, word: str) -> None:
@@ -423,6 +423,7 @@ def test_what_to_do_about_float32_activations(op: str, word: str) -> None:
     found = told(story.recording())["fp32-activations"]
     assert found.bytes == 5000
     assert word in found.change
+    assert found.message.endswith(f"in spite of autocast: 4.9 KiB for {op}.")
     assert found.evidence == (f"kept for {op}: 4.9 KiB",)
     assert fp32_activations.check(TrainingRun(analysis=analyse(story.recording(arm=FP32)))) is None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -37,10 +38,11 @@ from ampmem.analysis.timeline.categories import CATEGORIES, CODES, Category
 from ampmem.events import Fact, Phase
 from ampmem.importer.frames import CallSite, Purpose, Reading, read_stack
 from ampmem.importer.workspaces import CUBLAS_WORKSPACE
-from ampmem.reporters.text.common.describe import describe_optimizers, parameters_in_short
+from ampmem.reporters.text.common.describe import describe_optimizers, optimizers_or_none, parameters_in_short
 from ampmem.reporters.text.details import Detail
 from ampmem.reporters.text.static_model import render_static_model
 from ampmem.reporters.text.table import render
+from ampmem.vocabulary import SourceKind
 
 ALL = sum(PARAMETERS.values())
 CAST_BYTES = (PARAMETERS["weight"] + PARAMETERS["other"]) // 2
@@ -158,6 +160,14 @@ def test_what_may_be_more_parameters_is_said_and_no_bytes_are_divided_by_it(tmp_
 def test_an_optimizer_without_a_name_is_called_so(tmp_path: Path) -> None:
     summary = summary_of(imported(tmp_path, first_step().snapshot()))
     assert describe_optimizers(summary).startswith("not known (")
+
+
+def test_that_no_update_was_seen_is_not_said_to_be_none(tmp_path: Path) -> None:
+    """An update in place allocates nothing, and a snapshot has allocations alone."""
+    summary = summary_of(imported(tmp_path, first_step().snapshot()))
+    said = optimizers_or_none(replace(summary, optimizer=()))
+    assert said == "not known"
+    assert optimizers_or_none(replace(summary, optimizer=(), source=SourceKind.CPU)) == "none stepped"
 
 
 def _update_of(story: Story) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from ampmem.analysis.findings.base import NOTABLE_BYTES, Finding, Section, Train
 from ampmem.units import format_bytes
 
 _SHARE = 0.2
-_OTHERWISE = "look at where the input of these ops becomes float32, and cast it there: x = x.to(torch.bfloat16)"
+_OTHERWISE = "look at where the input of {op} becomes float32, and cast it there: x = x.to(torch.bfloat16)"
 
 # autocast's own lists: https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference. On CUDA and XPU rms_norm
 # is in the float32 list since torch 2.12 (pytorch/pytorch#174824), layer_norm has always been.
@@ -45,7 +45,8 @@ def check(run: TrainingRun) -> Finding | None:
         severity="advice",
         section=Section.ACTIVATIONS,
         message=f"{format_bytes(size)} of {format_bytes(activations)} that autograd keeps are float32 at the end of "
-        "forward in spite of autocast.",
+        f"forward in spite of autocast: {', '.join(f'{format_bytes(share)} for {op}' for op, share in ordered[:3])}"
+        f"{' and others' if len(ordered) > 3 else ''}.",
         bytes=size,
         change=_change(ordered[0][0]),
         evidence=tuple(f"kept for {op}: {format_bytes(share)}" for op, share in ordered[:4]),
@@ -69,5 +70,5 @@ def _change(op: str) -> str:
     """What to do about the activations of ``op``; the first entry with a word of it decides."""
     for words, change in _CHANGES:
         if any(word in op for word in ((words,) if isinstance(words, str) else words)):
-            return change
-    return _OTHERWISE
+            return change.format(op=op)
+    return _OTHERWISE.format(op=op)

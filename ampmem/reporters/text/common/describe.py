@@ -65,6 +65,12 @@ def describe_optimizers(summary: Summary) -> str:
     return ", ".join(f"{item.class_name} ({item.implementation})" for item in summary.optimizer)
 
 
+def optimizers_or_none(summary: Summary) -> str:
+    """The same, or that there was none; of a snapshot that is not known, as an update may allocate nothing."""
+    none = "not known" if summary.source is SourceKind.SNAPSHOT else "none stepped"
+    return describe_optimizers(summary) or none
+
+
 def parameters_in_short(summary: Summary) -> str:
     """``1,000 parameters in 3.9 KiB``; of a snapshot, where they cannot be counted, how much was recognised."""
     parameters = summary.parameters

@@ -10,8 +10,8 @@ from ampmem.reporters.text.common.describe import (
     describe_allocator,
     describe_arm,
     describe_devices,
-    describe_optimizers,
     of_all_ranks,
+    optimizers_or_none,
     recognised,
 )
 from ampmem.reporters.text.common.layout import Layout
@@ -36,7 +36,7 @@ def render_run(summary: Summary, title: str, layout: Layout) -> str:
         ("precision", describe_arm(summary)),
         ("torch", f"{summary.torch}, ampmem {summary.ampmem}"),
         ("parameters", describe_parameters(summary)),
-        ("optimizer", describe_optimizers(summary) or "none stepped"),
+        ("optimizer", optimizers_or_none(summary)),
     ]
     return "\n".join([layout.strong("the run"), *keyed(rows, layout)])
 
