@@ -4,7 +4,7 @@ Each part is its functions' own time: what another part takes inside of them is 
 counts, of each part for itself, so that what else runs on the machine matters little. Asking for the time takes some
 of it too, which is in the rest.
 
-    python tests/benchmarks/parts.py [--rounds 12] [gpt-block-amp]
+    python tests/benchmarks/overhead_parts.py [--rounds 12] [gpt-block-amp]
 """
 
 from __future__ import annotations
