@@ -34,11 +34,13 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
 step()
 for attempt in range(40):
     with contextlib.suppress(Timeout):
-        signal.setitimer(signal.ITIMER_REAL, attempt / 20_000 + 1e-5)
-        step()
-        step()
-    with contextlib.suppress(Timeout):
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, attempt / 20_000 + 1e-5)
+            step()
+            step()
+        finally:  # before the region is left, or the steps may be done just before the timer is
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    torch.set_grad_enabled(True)  # an update that ends in the wrong place leaves it off, without ampmem too
 for _ in range(3):
     step()
 print(signal.getsignal(signal.SIGALRM) is handle, signal.getsignal(signal.SIGINT) is signal.default_int_handler)
