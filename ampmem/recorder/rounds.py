@@ -41,6 +41,8 @@ class Rounds:
         """Who updated last, and how often in a row."""
         self._rows: dict[int, int] = {}
         """How often each has updated in a row at the most."""
+        self._dead = 0
+        """Stands for the last one that died: below 0, as no ``id`` is."""
 
     @property
     def beside(self) -> set[int]:
@@ -79,8 +81,20 @@ class Rounds:
         self._together |= set(map(frozenset, combinations(self.updates, 2)))
         self.updates, self._ran = {}, set()
 
+    def died(self, optimizer: int) -> int:
+        """``optimizer`` no longer exists, and another may get its ``id``: its updates of this step have that returned.
+
+        It may be gone before the step is known to be over, as what a function has made for itself is.
+        """
+        self._dead -= 1
+        if optimizer in self.updates:
+            self.updates[self._dead] = self.updates[optimizer]
+            self._ran = {each | {self._dead} if optimizer in each else each for each in self._ran}
+        self.forget(optimizer)
+        return self._dead
+
     def forget(self, optimizer: int) -> None:
-        """``optimizer`` no longer exists; another may get its ``id``."""
+        """Leave ``optimizer`` out of account."""
         for group in (self._ever, self._idle):
             group.discard(optimizer)
         for counts in (self.updates, self._rows):
@@ -218,7 +232,7 @@ class Optimizers:
         self._living.pop(optimizer, None)
         self._inside.discard(optimizer)
         self._held.clear()
-        self._rounds.forget(optimizer)
+        self._names[self._rounds.died(optimizer)] = self._names.get(optimizer, "an optimizer")
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:

@@ -114,3 +114,20 @@ def test_the_state_of_an_idle_optimizer_of_an_unknown_model_is_named_after_it() 
     assert last_step(prof)["optimizer_state"] == measure.state(optimizer)
     held = {each["holder"]: each["bytes"] for each in as_json(prof)["held"]}
     assert held["AdamW"] == measure.state(idle)
+
+
+@pytest.mark.parametrize("updates", [1, 2, 5])
+def test_a_step_whose_optimizer_is_gone_by_the_blocks_end_has_ended(updates: int) -> None:
+    """A function makes the optimizer; one of before, of the same model, is still there."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    before = adamw(model)
+
+    def fit() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(updates):
+            train(model, optimizer)
+
+    with ampmem.profile() as prof:
+        fit()
+    assert len(prof.summary().steps) == updates
+    assert before.state
