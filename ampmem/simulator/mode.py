@@ -31,6 +31,7 @@ from ampmem.simulator.private.general import (
 )
 from ampmem.simulator.private.ops import has_size_of_data, is_composite, is_higher_order, unwraps_itself
 from ampmem.simulator.reading import LARGE, Reading
+from ampmem.simulator.scratch.scratch import whole_loss
 from ampmem.simulator.values import Guesses, Known, written
 from ampmem.simulator.where import NotSimulated, stop
 from ampmem.simulator.world import check_index
@@ -273,6 +274,9 @@ class SimulatedMode(SharedFakeTensorMode):
     def _give_memory(self, func: Any, args: Any, result: Any) -> None:
         """Give every storage that ``func`` returned for the first time its memory."""
         device = self.device_model
+        if (size := whole_loss(func, args, result)) is not None:
+            with below_modes():
+                result.untyped_storage().resize_(size)
         for tensor in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(tensor, FakeTensor) and tensor.fake_device.type == device.label:
                 device.born(tensor.untyped_storage())

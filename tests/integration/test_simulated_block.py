@@ -258,3 +258,28 @@ def test_what_has_to_be_assumed_is_told_as_a_block_takes_it() -> None:
     advice = r'with assume=\["nonzero=FRACTION"\], or '
     with pytest.raises(NotSimulated, match=advice), ampmem.profile(device="sim"):
         torch.ones(8, device="cuda").add(1).nonzero()
+
+
+@pytest.mark.parametrize("name", ["mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy", "l1_loss"])
+def test_losses_that_are_kept_hold_what_they_hold_on_a_cpu(name: str) -> None:
+    """Some hold the memory of every element's loss."""
+
+    def held(on: str, **how: str) -> int:
+        kept = []
+        with ampmem.profile(**how) as prof:
+            model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Sigmoid()).to(on)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(3):
+                target = torch.full((16, 64), 0.5, device=on)
+                loss = getattr(torch.nn.functional, name)(model(torch.ones(16, 8, device=on)), target)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                kept.append(loss)
+        first, *_, last = (step.marks.after_optimizer for step in prof.summary().steps)
+        assert first is not None
+        assert last is not None
+        return last["activations"] - first["activations"]
+
+    on_paper = held("cuda", device="sim", gpu="h100")
+    assert on_paper == held("cpu", device="cpu") == 2 * 4 * (1 if name == "l1_loss" else 16 * 64)

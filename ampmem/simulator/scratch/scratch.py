@@ -246,6 +246,28 @@ def _elementwise_loss(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -
     return [(elements * item, *sizes) for sizes in launches]
 
 
+_COMPUTED_WHOLE = frozenset(
+    {
+        aten.mse_loss.default,
+        aten.smooth_l1_loss.default,
+        aten.soft_margin_loss.default,
+        aten.binary_cross_entropy.default,
+    }
+)
+
+
+def whole_loss(func: Any, args: Sequence[Any], result: Any) -> int | None:
+    """Bytes of the memory of a loss that is a single number and keeps that of each element's; ``None`` of all else.
+
+    These ops give their result the shape of the inputs first, and resize it then, which frees nothing
+    (``TORCH_META_FUNC(mse_loss)``, ``soft_margin_loss_out``, ``binary_cross_entropy_out_cuda``).
+    """
+    if func not in _COMPUTED_WHOLE or result.dim():
+        return None
+    elements = math.prod(torch.broadcast_shapes(args[0].shape, args[1].shape))
+    return elements * int(result.dtype.itemsize) if elements > 1 else None
+
+
 _Known: TypeAlias = Callable[[Sequence[Any], Any, GpuSpec], Sizes]
 
 _KNOWN: dict[Any, _Known] = {
