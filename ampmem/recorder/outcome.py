@@ -81,7 +81,7 @@ class Outcome:
         )
 
     def _why_nothing(self) -> str | None:
-        if self.steps < self.skip:
+        if self.steps < self.skip or (0 < self.steps == self.skip and not self.model):
             made = "1 step" if self.steps == 1 else f"{self.steps} steps"
             return f"no step was recorded: the script made {made} and --skip is {self.skip}; skip fewer"
         if not self.model and self.other_thread is not None:

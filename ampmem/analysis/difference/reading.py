@@ -117,7 +117,7 @@ def _summed_up(path: Path) -> Side:
         summary = from_json(Summary, found[0])
     except ValueError as error:
         raise RecordingError(
-            f"{path} is JSON, and not a summary of this version of ampmem ({_in_short(error)}); "
+            f"{path} is no summary of this version of ampmem ({_in_short(error)}); "
             "make one anew with ampmem show --json"
         ) from None
     except OSError as error:

@@ -51,7 +51,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--ampmem-allow",
         metavar="SIZE",
-        default="0%",
         help="so much more than the baseline is no failure: 1%%, or 10MiB (default: nothing)",
     )
 
@@ -63,11 +62,14 @@ def pytest_configure(config: pytest.Config) -> None:
     reports = config.stash[_reports] = _Reports()
     config.pluginmanager.register(reports, "ampmem-reports")
     folder, update = config.getoption("--ampmem-baseline"), config.getoption("--ampmem-update")
+    allow = config.getoption("--ampmem-allow")
     if update and folder is None:
         raise pytest.UsageError("--ampmem-update writes a baseline, so it needs --ampmem-baseline DIR")
+    if allow is not None and folder is None:
+        raise pytest.UsageError("--ampmem-allow says how far from a baseline, so it needs --ampmem-baseline DIR")
     config.stash[_baselines] = None
     if folder is not None:
-        config.stash[_baselines] = _open(Path(folder), config.getoption("--ampmem-allow"), update=update)
+        config.stash[_baselines] = _open(Path(folder), allow or "0%", update=update)
 
 
 def _open(folder: Path, allow: str, *, update: bool) -> Baselines:

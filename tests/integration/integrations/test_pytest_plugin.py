@@ -452,6 +452,7 @@ def test_a_mark_that_cannot_be_meant_is_a_usage_error(pytester: pytest.Pytester,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--ampmem-allow", "1%"], "--ampmem-allow says how far from a baseline, so it needs --ampmem-baseline DIR"),
         (["--ampmem-update"], "--ampmem-update writes a baseline, so it needs --ampmem-baseline DIR"),
         (["--ampmem-baseline", "none"], "--ampmem-baseline none: there is no such directory"),
         (["--ampmem-baseline", ".", "--ampmem-allow", "much"], "--ampmem-allow: 'much' is neither a share"),
