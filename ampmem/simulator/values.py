@@ -98,7 +98,8 @@ class Known:
     def _decided(self, func: Any, args: Any, result: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """``result`` where one operand settles it, whatever the other holds: "yes, or who knows" is yes."""
         settles = _SETTLES.get(func)
-        if settles is None or result.is_floating_point() or (settles and result.dtype != torch.bool):
+        whole = not (result.is_floating_point() or result.is_complex())
+        if settles is None or not whole or (settles and result.dtype != torch.bool):
             return ()
         with below_modes():
             if not any(self._is_all(operand, settles) for operand in args):

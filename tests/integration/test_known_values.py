@@ -328,6 +328,12 @@ def test_what_one_operand_settles_is_known_and_nothing_else(op: Callable[..., Te
                 op(*pair).cpu()
 
 
+def test_zero_times_a_complex_number_that_nobody_knows_is_not_known() -> None:
+    unknown = torch.empty((), dtype=torch.complex64, device="cuda").normal_()
+    with pytest.raises(MadeUp):
+        (torch.zeros((), device="cuda") * unknown).item()
+
+
 def test_a_loop_that_generates_ends_at_its_limit() -> None:
     """As transformers does: a row is done at the limit or at an end that nobody knows of; done when all rows are."""
     unfinished, made = torch.ones(3, dtype=torch.long, device="cuda"), 0
