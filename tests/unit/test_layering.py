@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -112,9 +111,6 @@ INSIDE: dict[str, tuple[str, ...]] = {
 """The rows inside folders, from the bottom up."""
 
 MAY_IMPORT_TORCH = frozenset({"recorder", "simulator", "workloads", "integrations"})
-MAX_LINES = 400
-MAX_FILES = 15
-"""So many a newcomer still finds his way among."""
 
 
 def unit_of(path: str) -> str:
@@ -161,8 +157,6 @@ def violations(tree: Mapping[str, str]) -> list[str]:
         if unit not in ROW_OF:
             found.append(f"{path}: in no row of the layout")
             continue
-        if len(source.splitlines()) >= MAX_LINES:
-            found.append(f"{path}: {MAX_LINES} lines or more")
         for name in imported_modules(path, source):
             complaint = _complaint(unit, name.split("."))
             if complaint:
@@ -307,11 +301,6 @@ def test_inside_a_folder_too_imports_lead_down(folder: str) -> None:
     assert upward(folder, INSIDE[folder], package_imports()) == []
 
 
-def test_no_folder_is_crowded() -> None:
-    files = Counter(file.parent for file in ROOT.rglob("*") if file.is_file() and file.suffix != ".pyc")
-    assert {str(folder): count for folder, count in files.items() if count > MAX_FILES} == {}
-
-
 def test_the_package_is_read_at_all() -> None:
     sources = package_sources()
     assert "recording/reader.py" in sources
@@ -344,7 +333,6 @@ def test_the_package_is_read_at_all() -> None:
         ("reporters/a.py", "import importlib\nimportlib.import_module('torch')"),
         ("events.py", "from importlib import import_module\nimport_module('ampmem.api')"),
         ("helpers.py", ""),
-        ("units.py", "\n" * MAX_LINES),
     ],
 )
 def test_a_violation_is_found(path: str, source: str) -> None:
@@ -366,7 +354,6 @@ def test_a_violation_is_found(path: str, source: str) -> None:
         ("cli/show.py", "import ampmem\nfrom ampmem.workloads import gpt"),
         ("__main__.py", "from ampmem.cli.main import main"),
         ("__init__.py", "from ampmem.api import profile"),
-        ("units.py", "\n" * (MAX_LINES - 1)),
     ],
 )
 def test_what_the_layout_allows_is_allowed(path: str, source: str) -> None:
