@@ -120,7 +120,8 @@ class Models:
         """Something was registered with ``module``: it may be a root, and names may have changed."""
         self.changed = True
         self._strangers.clear()
-        if id(module) not in self._registered:
+        known = self._registered.get(id(module))
+        if known is None or known() is not module:  # a dead module's id is used again
             self._registered[id(module)] = weakref.ref(module)
 
     def add_registered(self) -> None:

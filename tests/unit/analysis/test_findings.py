@@ -381,6 +381,26 @@ def test_a_batch_that_is_loaded_a_step_ahead_is_no_growth(named: bool) -> None:
     assert "steady-growth" not in told(story.recording(arm=FP32))
 
 
+def test_two_micro_batches_a_step_of_which_one_is_loaded_ahead_do_not_grow() -> None:
+    """The loader holds one batch and the loop two: holders are known of what is alive at the end alone."""
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    for number in range(3):
+        story.alloc(0x2000 + number, 8192)
+    for step in range(3):
+        story.begin(step)
+        if step > 0:
+            for number in (2 * step - 2, 2 * step - 1):
+                story.free(0x2000 + number)
+                story.alloc(0x2003 + number, 8192)
+        story.enter(Phase.BACKWARD)
+        story.enter(Phase.BETWEEN)
+        story.end()
+    for number, holder in ((4, "group[0][x]"), (5, "group[1][x]"), (6, "ahead[x]")):
+        story.fact(Fact.HELD, 0x2000 + number, holder)
+    assert "steady-growth" not in told(story.recording(arm=FP32))
+
+
 @pytest.mark.parametrize(("before", "grows"), [(0, True), (4096, False)])
 def test_batches_that_were_loaded_before_the_recording_make_room_for_others(before: int, grows: bool) -> None:
     """A step uses two batches, of which each is loaded two steps ahead."""

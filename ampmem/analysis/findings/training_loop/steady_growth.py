@@ -58,7 +58,7 @@ def check(run: TrainingRun) -> Finding | None:
     steps = [step.index for step in run.steps[1:]]
     places = _steady(_left_behind(run), steps)
     known = {place: by_step for place, by_step in places.items() if place.known}
-    known |= _steady(_left_behind(run, _held(run)), steps)
+    known |= _steady(_held_at_the_end(run), steps)
     each = [sum(by_step[step] for by_step in known.values()) for step in steps]
     if each and min(each) >= NOTABLE_BYTES:
         return _leak(run, known, steps, each)
@@ -125,28 +125,52 @@ def _by_step(steps: Sequence[int], each: Sequence[int]) -> str:
     return f"left behind by the steps {steps[0]} to {steps[-1]}: {', '.join(map(format_bytes, each))}"
 
 
-def _left_behind(run: TrainingRun, only: Mask | None = None) -> dict[_Place, dict[int, int]]:
+def _left_behind(run: TrainingRun) -> dict[_Place, dict[int, int]]:
     """Bytes that were never freed, by place and by step; without those that stand for other threads.
-
-    With ``only``, of those allocations, by what holds them.
 
     No more than what the place holds at the end of the step above what it held at the end of the step before: a batch
     that is loaded a step ahead is not freed in its step, and yet nothing grows.
     """
+    places = _places(run)
+    growth = _growth(run, _own(run), places)
+    found = _never_freed(run, _own(run), places)
+    for place, by_step in found.items():
+        for step, grown in zip(run.steps, growth[place], strict=True):
+            by_step[step.index] = min(by_step.get(step.index, 0), grown)
+    return found
+
+
+def _held_at_the_end(run: TrainingRun) -> dict[_Place, dict[int, int]]:
+    """Bytes that only their holder names, by holder and by step.
+
+    Holders are looked for at the end of the recording, so what a holder had let go by then has none: what all such
+    memory together grew by in a step is the most that its holders can have kept.
+    """
+    lifetimes = run.analysis.lifetimes
+    nameless = (lifetimes.op == 0) & (lifetimes.module == 0) & (lifetimes.stack == 0)
+    outside = _own(run) & nameless & np.isin(lifetimes.phase, (Phase.SETUP, Phase.DATA, Phase.BETWEEN))
+    growth = _growth(run, outside, lambda allocation: _NAMELESS)[_NAMELESS]
+    found = _never_freed(run, outside & (run.with_fact(Fact.HELD) > 0), _holders(run))
+    for step, left in zip(run.steps, growth, strict=True):
+        for by_step in sorted(found.values(), key=lambda by_step: -by_step.get(step.index, 0)):
+            by_step[step.index] = min(by_step.get(step.index, 0), max(left, 0))
+            left -= by_step[step.index]
+    return found
+
+
+def _own(run: TrainingRun) -> Mask:
+    """What the recorded thread allocated in the recording and does not keep for the training."""
     lifetimes, events = run.analysis.lifetimes, run.recording.events
-    mine = ~_meant(run) & (events.action[lifetimes.born] == Action.ALLOC) & (lifetimes.address != OTHER_THREADS)
-    if only is not None:
-        mine &= only
-    places = _places(run) if only is None else _holders(run)
-    growth = _growth(run, mine, places)
+    return ~_meant(run) & (events.action[lifetimes.born] == Action.ALLOC) & (lifetimes.address != OTHER_THREADS)
+
+
+def _never_freed(run: TrainingRun, allocations: Mask, places: Callable[[int], _Place]) -> dict[_Place, dict[int, int]]:
+    lifetimes = run.analysis.lifetimes
     found: dict[_Place, dict[int, int]] = {}
-    for allocation in np.flatnonzero(mine & (lifetimes.died == ALIVE)).tolist():
+    for allocation in np.flatnonzero(allocations & (lifetimes.died == ALIVE)).tolist():
         by_step = found.setdefault(places(allocation), {})
         step = int(lifetimes.step[allocation])
         by_step[step] = by_step.get(step, 0) + int(lifetimes.bytes[allocation])
-    for place, by_step in found.items():
-        for index, grown in zip([each.index for each in run.steps], growth[place], strict=True):
-            by_step[index] = min(by_step.get(index, 0), grown)
     return found
 
 
@@ -193,15 +217,6 @@ def _places(run: TrainingRun) -> Callable[[int], _Place]:
     return lambda allocation: _Place(
         int(lifetimes.op[allocation]), int(lifetimes.module[allocation]), int(lifetimes.stack[allocation])
     )
-
-
-def _held(run: TrainingRun) -> Mask:
-    """What nothing names but its holder, and was allocated outside of forward, backward and update."""
-    lifetimes = run.analysis.lifetimes
-    nameless = (lifetimes.op == 0) & (lifetimes.module == 0) & (lifetimes.stack == 0)
-    outside = np.isin(lifetimes.phase, (Phase.SETUP, Phase.DATA, Phase.BETWEEN))
-    held: Mask = nameless & outside & (run.with_fact(Fact.HELD) > 0)
-    return held
 
 
 def _holders(run: TrainingRun) -> Callable[[int], _Place]:
