@@ -1,0 +1,28 @@
+"""How the script's modules and parameters get their names."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ampmem.recorder.facts.addresses import RealAddresses
+from ampmem.recorder.facts.log import Log
+from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.models.models import Models
+
+
+def test_a_module_at_the_id_of_a_dead_one_is_named_by_its_root() -> None:
+    texts = Texts()
+    models = Models(texts, Log(RealAddresses(), texts))
+    child, dead = nn.Linear(2, 2, bias=False), nn.Sequential()
+    models.registered(child)
+    models.registered(dead)
+    number = id(dead)
+    del dead
+    roots = [nn.Sequential()]
+    while id(roots[-1]) != number:  # Python hands out the memory of the dead module sooner or later
+        assert len(roots) < 10_000
+        roots.append(nn.Sequential())
+    roots[-1].append(child)
+    models.registered(roots[-1])
+    models.add_registered()
+    assert [slot.name for slot, _ in models.parameters()] == ["0.weight"]
