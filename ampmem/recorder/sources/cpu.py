@@ -140,7 +140,12 @@ class _Walk:
         time = shift_between(self._markers, marks)(np.array(self._times, dtype=np.int64))
         address, size, total = np.array(self._numbers, dtype=np.int64).reshape(-1, 3).T
         op, sequence = self._around()
-        return Profiled(time_ns=time, address=address, bytes=size, total=total, op=op, sequence=sequence)
+        columns = Profiled(time_ns=time, address=address, bytes=size, total=total, op=op, sequence=sequence)
+        # A thread of the autograd engine that runs a part of backward has its nodes behind those of this thread.
+        if np.any(time[1:] < time[:-1]):
+            order = np.argsort(time, kind="stable")
+            return Profiled(*(column[order] for column in columns))
+        return columns
 
     def _around(self) -> tuple[Column, Column]:
         """Number and sequence number of the node around each allocation."""
@@ -153,7 +158,7 @@ class _Walk:
         return np.repeat(ops, counts), np.repeat(sequences, counts)
 
     def _visit(self, roots: list[Any]) -> None:
-        """Go through the tree in order of time."""
+        """Go through the tree in its order: that of time, thread by thread."""
         add_time, add_numbers = self._times.append, self._numbers.extend
         pending = [(_with_fields(roots), "", -1)]
         while pending:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from ready_python import ready_python
 
+from ampmem.analysis.analyse import analyse
 from ampmem.events import MeshAxis, Recording
 from ampmem.recording import read
 
@@ -136,3 +137,34 @@ def test_ranks_that_the_script_spawns(tmp_path: Path) -> None:
     for rank, recording in enumerate(ranks(tmp_path, "run")):
         assert (recording.run.rank, recording.run.world_size, len(recording.steps)) == (rank, 2, 2)
         assert [record.name for record in recording.parameters] == ["module.weight", "module.bias"]
+
+
+SHARDED = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256)) for _ in range(3)])
+policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+for block in model:
+    fully_shard(block, mp_policy=policy)
+fully_shard(model, mp_policy=policy)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for _ in range(5):
+    model(torch.randn(8, 256)).float().square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
+def test_what_threads_of_the_engine_allocate_stands_in_the_order_of_time(tmp_path: Path) -> None:
+    (tmp_path / "sharded.py").write_text(SHARDED)
+    ran = run(tmp_path, "-m", "ampmem", "profile", "--nproc-per-node", "2", "sharded.py")
+    assert ran.returncode == 0, ran.stderr
+    for recording in ranks(tmp_path, "sharded"):
+        assert (recording.events.time_ns[1:] >= recording.events.time_ns[:-1]).all()
+        assert analyse(recording).conservation.residual_bytes == 0
