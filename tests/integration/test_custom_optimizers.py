@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import ampmem
+from ampmem.analysis.timeline.categories import Category
 from ampmem.vocabulary import STEP_MARKS
 
 
@@ -119,3 +120,45 @@ def test_state_is_known_in_a_recording_that_begins_with_a_skipped_update() -> No
     assert [each.skipped_update for each in summary.steps] == [True, False, False]
     sizes = {getattr(each.marks, mark)["optimizer_state"] for each in summary.steps for mark in STEP_MARKS}
     assert sizes == {2 * (64 * 64 + 64) * 4}
+
+
+class MasterInState(torch.optim.Optimizer):
+    """Keeps a float32 master of each half parameter in its state, by the name that the class gives it."""
+
+    key = "master_param"
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 1e-3})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                state[self.key] = parameter.float()
+                state["exp_avg"] = torch.zeros_like(state[self.key])
+            state["exp_avg"].lerp_(parameter.grad.float(), 0.1)
+            state[self.key].sub_(state["exp_avg"], alpha=1e-3)
+            parameter.copy_(state[self.key])
+
+
+class UnnamedMaster(MasterInState):
+    """Only the values say what it is."""
+
+    key = "fp32"
+
+
+@pytest.mark.parametrize("kind", [MasterInState, UnnamedMaster])
+def test_a_master_copy_in_the_state_is_a_master_copy(kind: type[MasterInState]) -> None:
+    with ampmem.profile() as prof:
+        model = nn.Linear(64, 32).bfloat16()
+        optimizer = kind(model.parameters())
+        for _ in range(3):
+            model(torch.ones(8, 64, dtype=torch.bfloat16)).float().square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    elements = sum(parameter.numel() for parameter in model.parameters())
+    for step in prof.summary().steps:
+        live = step.marks.after_optimizer
+        assert live is not None
+        assert live[Category.MASTER_COPIES] == live[Category.OPTIMIZER_STATE] == 4 * elements

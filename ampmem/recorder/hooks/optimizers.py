@@ -24,7 +24,7 @@ from ampmem.recorder.facts.parts import PLAIN
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Models, Slot, parameter_record
-from ampmem.recorder.models.twins import partition_of, twins_of
+from ampmem.recorder.models.twins import is_master, partition_of, twins_of
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
 from ampmem.recorder.torch_private.general import SCALER_STEP, found_inf, scale_of
 from ampmem.recorder.torch_private.optimizers import (
@@ -188,7 +188,10 @@ class OptimizerHooks:
             for name, path in names.get(id(parameter), [(0, 0)]):
                 of = self._texts.value(name)
                 for key, tensor in tensors:
-                    self._log.about(Fact.OPTIMIZER_STATE, tensor, self._state_name(key, of), path)
+                    if is_master(key, tensor, parameter):
+                        self._log.about(Fact.MASTER_COPY, tensor, name, path)
+                    else:
+                        self._log.about(Fact.OPTIMIZER_STATE, tensor, self._state_name(key, of), path)
 
     def _state_name(self, key: str, parameter: str) -> int:
         """Text id of a tensor of optimizer state; each is asked for in every step."""

@@ -83,6 +83,24 @@ def _is_copy(copy: torch.Tensor, offset: int, parameter: torch.Tensor) -> bool:
     return all(map(_close, mine, theirs))
 
 
+def is_master(key: str, state: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Whether a tensor of optimizer state, called ``key``, is its ``parameter`` in another precision.
+
+    Either its name says so, as ``master_param`` of Apex and TransformerEngine does, or, on the CPU, its values: after
+    an update the parameter is what the master copy rounds to.
+    """
+    if state.dtype == parameter.dtype or state.numel() != parameter.numel():
+        return False
+    if not (state.is_floating_point() and parameter.is_floating_point()):
+        return False
+    if "master" in key:
+        return True
+    mine, theirs = _values(state, 0), _values(parameter, 0)
+    if not mine or not theirs or not any(mine):
+        return False
+    return all(math.isclose(one, other, rel_tol=_TOLERANCE) for one, other in zip(mine, theirs, strict=True))
+
+
 def _values(tensor: torch.Tensor, offset: int) -> list[float] | None:
     """Some elements in a row; ``None`` where they cannot be had without waiting, or without memory."""
     if type(tensor) not in PLAIN or tensor.device.type != "cpu":

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ampmem.recorder.models.twins import partition_of, twins_of  # noqa: E402
+from ampmem.recorder.models.twins import is_master, partition_of, twins_of  # noqa: E402
 
 
 def parameters(*sizes: int) -> list[torch.Tensor]:
@@ -39,3 +39,14 @@ def test_other_values_and_other_sizes_are_no_slice() -> None:
 def test_a_slice_that_could_be_two_is_none() -> None:
     same = [torch.zeros(64).bfloat16(), torch.zeros(64).bfloat16()]
     assert not partition_of(torch.zeros(64), same)
+
+
+def test_a_master_copy_in_the_state_is_known_by_its_name_or_by_its_values() -> None:
+    (half,) = parameters(50)
+    master = half.float() * (1 + 2**-10)
+    assert is_master("master_param", torch.zeros(50), half)
+    assert is_master("fp32", master, half)
+    assert not is_master("exp_avg", torch.randn(50), half)
+    assert not is_master("exp_avg", torch.zeros(50), torch.zeros(50).bfloat16())  # nothing is told by zeros
+    assert not is_master("master_param", half.clone(), half)  # of the same type
+    assert not is_master("master_param", torch.zeros(49), half)
