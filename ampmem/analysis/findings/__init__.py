@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.findings import residual
 from ampmem.analysis.findings.base import Check, Finding, Section, TrainingRun
@@ -57,9 +59,14 @@ SEVERITIES = ("warning", "advice", "info")
 
 
 def findings(analysis: Analysis) -> tuple[Finding, ...]:
-    """What the checks found: what is wrong before what could be better, each in the order of the checks."""
+    """What the checks found: warnings, then advice by what it takes off the peak, then what is worth knowing."""
     run = TrainingRun(analysis=analysis)
     of_steps = CHECKS if trains(analysis.recording) else OF_INFERENCE
     checks = (out_of_memory.check, residual.check, *(of_steps if run.steps else ()))
-    found = [finding for check in checks if (finding := check(run)) is not None]
-    return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
+    found = [_proven(finding) for check in checks if (finding := check(run)) is not None]
+    return tuple(sorted(found, key=lambda finding: (SEVERITIES.index(finding.severity), -(finding.off_peak or 0))))
+
+
+def _proven(finding: Finding) -> Finding:
+    """``finding``, as information where its change was not seen to lower the peak."""
+    return replace(finding, severity="info") if finding.severity == "advice" and not finding.off_peak else finding

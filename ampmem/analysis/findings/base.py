@@ -18,7 +18,7 @@ from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.communication import PARTS
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
 from ampmem.analysis.timeline.marks import Instants
-from ampmem.events import Column, Fact, Phase, Recording, StepRecord
+from ampmem.events import NO_STEP, Column, Fact, Phase, Recording, StepRecord
 from ampmem.units import format_bytes
 from ampmem.vocabulary import AUTOCAST_ARMS, Communication
 
@@ -27,6 +27,8 @@ Severity: TypeAlias = Literal["info", "advice", "warning"]
 NOTABLE_BYTES = 1024
 NOTABLE_SHARE = 0.005
 """What is less than this, or than this share of the run's peak, is not worth a change of the script."""
+_NEARLY = 0.005
+"""A step whose peak is lower than the run's by no more than this share does what the step of the peak does."""
 
 
 class Section(StrEnum):
@@ -49,8 +51,9 @@ _STARTS = 200
 class Finding:
     """Something worth telling: one plain sentence, the bytes it is about, what shows it, and what to change.
 
-    ``section`` is where the page shows it. ``bytes`` is ``None`` where the matter has no size. ``off_peak`` is how much
-    lower the peak can get, at most, by the change; ``None`` where the matter is not at the peak, or that is not known.
+    ``section`` is where the page shows it. ``bytes`` is ``None`` where the matter has no size. ``off_peak`` is how many
+    bytes the change takes off the peak of this run, computed event by event; ``None`` where the change does not lower
+    the peak, or where that cannot be computed. Only a finding with ``off_peak`` is advice.
     """
 
     code: str
@@ -149,9 +152,50 @@ class TrainingRun:
         """For each text, whether it names a type that autocast casts to."""
         return np.array([text in LOW_PRECISION for text in self.recording.texts], dtype=np.bool_)
 
-    def off_peak(self, mine: Mask) -> int | None:
-        """Bytes of ``mine`` at the peak, which is what it lacks without them at most: another instant may be next."""
-        return self.bytes_of(mine & self.analysis.lifetimes.alive_at(self.peak)) or None
+    @cached_property
+    def peak_step(self) -> int:
+        """The place among the recording's steps of the last one that reaches the run's peak, or nearly."""
+        total = self.analysis.timeline.total
+        near = int(total[self.peak]) * (1 - _NEARLY)
+        reached = [place for place, position in enumerate(self.analysis.peaks) if total[position] >= near]
+        return reached[-1] if reached else len(self.recording.steps) - 1
+
+    @property
+    def peak_index(self) -> int:
+        """The index of that step, as allocations and phases have it."""
+        return self.recording.steps[self.peak_step].index if self.recording.steps else NO_STEP
+
+    def off_peak(self, sizes: Column, since: Column | None = None, *, but: int = 0) -> int | None:
+        """How much lower the peak of :attr:`peak_step` is if each allocation is ``sizes`` bytes smaller.
+
+        ``sizes`` and ``since`` have one entry per allocation: it is smaller as long as it lives, or only from the
+        position ``since`` on. At no event all of them together are smaller by more than their sum less ``but`` bytes.
+        ``None`` where the peak is as high.
+        """
+        lifetimes, events = self.analysis.lifetimes, len(self.recording.events)
+        born, died = lifetimes.born + 1, np.where(lifetimes.died == ALIVE, events, lifetimes.died)
+        first = born if since is None else np.maximum(born, since)
+        mine = (sizes != 0) & (first <= died)
+        return self.off_peak_of_spans(first[mine], died[mine], sizes[mine], but=but)
+
+    def off_peak_of_spans(
+        self, first: Column, last: Column, sizes: Column, *, but: int = 0, place: int | None = None
+    ) -> int | None:
+        """How much lower the peak is without ``sizes`` bytes from each position ``first`` to ``last``, both included.
+
+        ``place`` is another step than :attr:`peak_step`, of which the spans are known; ``None`` where its peak is not
+        that of the run.
+        """
+        less = np.zeros(len(self.recording.events) + 2, dtype=np.int64)
+        np.add.at(less, first, sizes)
+        np.subtract.at(less, last + 1, sizes)
+        timeline, step = self.analysis.timeline, self.recording.steps[self.peak_step if place is None else place]
+        span = slice(timeline.position(step.start_ns), timeline.position(step.end_ns) + 1)
+        gone = np.cumsum(less)[:-1][span]
+        if timeline.total[span].max() < timeline.total[self.peak] * (1 - _NEARLY):
+            return None
+        without = timeline.total[span] - np.where(gone > 0, np.maximum(gone - but, 0), gone)
+        return max(int(timeline.total[span].max()) - int(without.max()), 0) or None
 
     def notable(self, size: int) -> bool:
         """Whether ``size`` bytes are worth a change: enough, and enough of the peak.
@@ -165,6 +209,13 @@ class TrainingRun:
         """When ``phase`` was entered, each time, in nanoseconds."""
         found: list[int] = self.recording.phases.time_ns[self.recording.phases.phase == phase].tolist()
         return found
+
+    def peak_starts(self, phase: Phase) -> list[int]:
+        """When :attr:`peak_step` entered ``phase``, each time, in nanoseconds; of a very long step the last ones."""
+        phases = self.recording.phases
+        mine = (phases.phase == phase) & (phases.step == self.peak_index)
+        found: list[int] = phases.time_ns[mine].tolist()
+        return found[-_STARTS:]
 
     def last_starts(self, phase: Phase) -> list[int]:
         """The same of the last step that ended and has ``phase``: one step shows what all do, at a fixed cost.
@@ -201,14 +252,20 @@ class TrainingRun:
         """Bytes of the allocations in ``mine``."""
         return int(self.analysis.lifetimes.bytes[mine].sum())
 
-    def kept_by_autograd(self, position: int) -> Mask:
-        """The activations alive at ``position`` that autograd was seen to save, or that were made again for backward.
-
-        What else is alive then, as a bucket of communication is, is none that a script can name.
-        """
+    @cached_property
+    def ever_kept_by_autograd(self) -> Mask:
+        """The activations that autograd was seen to save, or that were made again for backward."""
         saved = self.with_fact(Fact.SAVED) + self.with_fact(Fact.RECOMPUTED) > 0
         mine: Mask = saved & self.analysis.classes.of(Category.ACTIVATIONS)
-        return mine & self.analysis.lifetimes.alive_at(position)
+        return mine
+
+    def kept_by_autograd(self, position: int) -> Mask:
+        """Those of :attr:`ever_kept_by_autograd` that are alive at ``position``.
+
+        A script can name none of the other activations that are alive then, such as buckets of communication.
+        """
+        mine: Mask = self.ever_kept_by_autograd & self.analysis.lifetimes.alive_at(position)
+        return mine
 
     def text(self, index: int) -> str:
         """The text behind an id."""

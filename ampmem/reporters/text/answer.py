@@ -266,7 +266,7 @@ def made_of(parts: Sequence[tuple[Category, int]], whole: int) -> str:
 def _help(saving: Finding | None) -> tuple[str, ...]:
     if saving is None or saving.off_peak is None:
         return ()
-    return (f"Largest saving found, up to {format_bytes(saving.off_peak)}: {saving.change} ({saving.code}).",)
+    return (f"Largest saving found, {format_bytes(saving.off_peak)}: {saving.change} ({saving.code}).",)
 
 
 def _of_several(verdict: Verdict) -> Wording:

@@ -421,16 +421,17 @@ def test_batches_that_were_loaded_before_the_recording_make_room_for_others(befo
 
 
 @pytest.mark.parametrize(
-    ("op", "word"),
+    ("op", "word", "off_peak"),
     [
-        ("aten::native_layer_norm", "norms"),
-        ("aten::_log_softmax", "chunks"),
-        ("aten::nll_loss_forward", "chunks"),
-        ("aten::_softmax", "scaled_dot_product_attention"),
-        ("aten::mm", "where the input of aten::mm becomes float32"),
+        ("aten::native_layer_norm", "norms", None),
+        ("aten::_log_softmax", "each under torch.utils.checkpoint", 4375),
+        ("aten::nll_loss_forward", "each under torch.utils.checkpoint", 4375),
+        ("aten::_softmax", "scaled_dot_product_attention", 5000),
+        ("aten::mm", "where the input of aten::mm becomes float32", None),
+        ("aten::exp", "autocast itself runs aten::exp in float32", None),
     ],
 )
-def test_what_to_do_about_float32_activations(op: str, word: str) -> None:
+def test_what_to_do_about_float32_activations(op: str, word: str, off_peak: int | None) -> None:
     story = Story()
     story.parameter(0x1000, "weight", 10)
     story.begin(0)
@@ -443,8 +444,10 @@ def test_what_to_do_about_float32_activations(op: str, word: str) -> None:
     found = told(story.recording())["fp32-activations"]
     assert found.bytes == 5000
     assert word in found.change
-    assert found.message.endswith(f"in spite of autocast: 4.9 KiB for {op}.")
-    assert found.evidence == (f"kept for {op}: 4.9 KiB",)
+    assert found.message.endswith(f"float32 in spite of autocast, for {op}.")
+    assert found.evidence[0] == f"kept for {op}: 4.9 KiB"
+    assert found.off_peak == off_peak
+    assert found.severity == ("info" if off_peak is None else "advice")
     assert fp32_activations.check(TrainingRun(analysis=analyse(story.recording(arm=FP32)))) is None
 
 

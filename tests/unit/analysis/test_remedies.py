@@ -29,7 +29,7 @@ def test_the_late_zero_grad_is_in_the_list_once_and_first() -> None:
     found = told(summary)
     assert found[0] == (
         GRADIENTS,
-        "drop them before the next forward: optimizer.zero_grad() right after optimizer.step()",
+        "drop the gradients before the next forward: optimizer.zero_grad() right after optimizer.step()",
     )
     assert [size or 0 for size, _ in found] == sorted((size or 0 for size, _ in found), reverse=True)
     assert most not in [change for _, change in found], "the finding says it better"
@@ -39,7 +39,7 @@ def test_the_late_zero_grad_is_in_the_list_once_and_first() -> None:
     assert "gradients-through-forward" not in left
     lines = render_out_of_memory(summary).splitlines()
     assert sum("zero_grad" in line for line in lines) == 1
-    assert any("39.1 KiB: drop them before the next forward" in line for line in lines)
+    assert any("39.1 KiB: drop the gradients before the next forward" in line for line in lines)
 
 
 def test_without_findings_the_list_is_what_the_request_says_with_bytes() -> None:

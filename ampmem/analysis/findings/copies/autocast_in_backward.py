@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ampmem.analysis.findings.base import Finding, Section, TrainingRun
+from ampmem.events import Column
 from ampmem.units import format_bytes
 
 _CHANGE = "with torch.autocast(...): loss = ...  # and outside of it: loss.backward()"
@@ -25,7 +28,21 @@ def check(run: TrainingRun) -> Finding | None:
         message=f"backward runs inside the autocast region.{cost}",
         bytes=held or None,
         change=_CHANGE_OF_PIPELINE if run.pipelined else _CHANGE,
+        off_peak=run.off_peak(*_idle(run)) if held else None,
         evidence=(f"steps: {', '.join(str(step) for step, _ in found)}", f"cast copies are those of step {index}")
         if held
         else (f"steps: {', '.join(str(step) for step, _ in found)}",),
     )
+
+
+def _idle(run: TrainingRun) -> tuple[Column, Column]:
+    """Bytes of the copies that only the cache holds when the last backward starts, and from which position on."""
+    start = run.analysis.marks[run.peak_step].after_forward
+    sizes = np.zeros(len(run.analysis.lifetimes), dtype=np.int64)
+    since = np.zeros(len(run.analysis.lifetimes), dtype=np.int64)
+    if start is not None:
+        ledger, position = run.analysis.ledger, run.analysis.timeline.position(start)
+        mine = ledger.alive_at(run.analysis, position) & ledger.in_cache(run.analysis, start) & (ledger.saves == 0)
+        sizes[ledger.allocation[mine]] = ledger.bytes[mine]
+        since[ledger.allocation[mine]] = position
+    return sizes, since

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampmem.analysis.findings.base import Finding, Section, TrainingRun
-from ampmem.analysis.findings.copies.weight_cache import saved_by_cache
+from ampmem.analysis.findings.copies.weight_cache import per_allocation, saved_by_cache
 from ampmem.units import format_bytes
 
 
@@ -24,4 +24,5 @@ def check(run: TrainingRun) -> Finding | None:
         bytes=size,
         change="torch.autocast(..., cache_enabled=True), with all the uses in one region",
         evidence=run.copied_parameters(extra),
+        off_peak=run.off_peak(per_allocation(run, extra)),
     )

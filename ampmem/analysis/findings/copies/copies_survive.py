@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ampmem.analysis.findings.base import Finding, Section, TrainingRun
-from ampmem.events import Fact, Phase
+from ampmem.analysis.findings.copies.weight_cache import per_allocation
+from ampmem.events import Column, Fact, Phase
 from ampmem.units import format_bytes
 
 
@@ -33,7 +34,21 @@ def check(run: TrainingRun) -> Finding | None:
         if cached
         else "keep neither the graph (loss, outputs) nor a cast of the weights from one step to the next",
         evidence=(f"copies: {count.copies}", *run.copied_parameters(ledger.bytes * surviving)),
+        off_peak=_off_peak(run, step, ledger.bytes * surviving, start),
     )
+
+
+def _off_peak(run: TrainingRun, step: int, sizes: Column, forward: int) -> int | None:
+    """Without them from the end of the backward of ``step`` to the next ``forward``, which would make new ones."""
+    timeline, lifetimes = run.analysis.timeline, run.analysis.lifetimes
+    place = next(place for place, each in enumerate(run.steps) if each.index == step)
+    ended = run.marks[place].after_backward
+    if ended is None:
+        return None
+    found = per_allocation(run, sizes)
+    mine = found != 0
+    first = np.maximum(lifetimes.born + 1, timeline.position(ended))[mine]
+    return run.off_peak_of_spans(first, np.full(len(first), timeline.position(forward)), found[mine], place=place)
 
 
 def _last_forward_of_a_later_step(run: TrainingRun) -> tuple[int, int] | None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from ampmem.analysis.findings.base import Finding, Section, TrainingRun
 from ampmem.analysis.timeline.lifetimes import ALIVE
-from ampmem.events import NO_STEP, Column, Fact
+from ampmem.events import Column, Fact
 from ampmem.units import format_bytes
 
 _EXPANDED = 2
@@ -15,7 +15,7 @@ _ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 
 def check(run: TrainingRun) -> Finding | None:
-    """Casts of buffers with more elements than the buffers, in the last step; at the instant where that costs most."""
+    """Casts of buffers with more elements than the buffers, in the step of the peak, when they cost most."""
     excess = _excess(run)
     alive = run.analysis.lifetimes.alive_at(run.most_alive(excess))
     size = int(excess[alive].sum())
@@ -28,8 +28,9 @@ def check(run: TrainingRun) -> Finding | None:
         message=f"buffers are cast after they were expanded: the copies take {format_bytes(size)} more than "
         "copies of the buffers themselves would.",
         bytes=size,
-        change="cast first, expand then: self.mask.to(x.dtype).expand(...)",
+        change="cast first, then expand: self.mask.to(x.dtype).expand(...)",
         evidence=run.largest(alive & (excess > 0)),
+        off_peak=run.off_peak(excess),
     )
 
 
@@ -37,8 +38,7 @@ def _excess(run: TrainingRun) -> Column:
     """For each allocation that is a cast of a buffer: its bytes less those of the buffer as it is, cast."""
     facts, sizes = run.analysis.facts, run.analysis.lifetimes.bytes
     excess = np.zeros(len(sizes), dtype=np.int64)
-    last = max((step.index for step in run.steps), default=NO_STEP)
-    recent = run.analysis.lifetimes.step[facts.allocation] == last
+    recent = run.analysis.lifetimes.step[facts.allocation] == run.peak_index
     for row in np.flatnonzero(recent & (facts.fact == Fact.OTHER_CAST) & (facts.name != 0)).tolist():
         copy, itemsize = facts.allocation[row], _ITEMSIZES.get(run.text(facts.dtype[row]))
         elements = _elements(run, int(facts.name[row]), int(copy))

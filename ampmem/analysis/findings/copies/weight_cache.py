@@ -13,7 +13,9 @@ from ampmem.events import Column, Fact, Phase
 
 
 def cost_of_no_cache(run: TrainingRun) -> Column:
-    """For each cast copy what it would cost more without the cache, at the last step's forward where all cost most.
+    """For each cast copy what it would cost more without the cache, when all cost most.
+
+    That is the start of a backward of the step of the peak.
 
     Each use that autograd saved would hold a copy of its own: ``(saves - 1) * bytes``.
     """
@@ -26,7 +28,9 @@ def cost_of_no_cache(run: TrainingRun) -> Column:
 
 
 def saved_by_cache(run: TrainingRun) -> Column:
-    """For each cast copy its bytes where the cache would have served another, at the last step's forward with most.
+    """For each cast copy its bytes where the cache would have served another, when there are most.
+
+    That is the start of a backward of the step of the peak.
 
     One copy of each parameter stays. The cache takes neither views nor parameters that are not trained.
     """
@@ -47,6 +51,13 @@ def saved_by_cache(run: TrainingRun) -> Column:
     return _largest(run, further)
 
 
+def per_allocation(run: TrainingRun, sizes: Column) -> Column:
+    """``sizes`` (bytes, one per cast copy) as one entry per allocation."""
+    found = np.zeros(len(run.analysis.lifetimes), dtype=np.int64)
+    np.add.at(found, run.analysis.ledger.allocation, sizes)
+    return found
+
+
 def _largest(run: TrainingRun, sizes: Callable[[Mask, Column], Column]) -> Column:
     found = [sizes(alive, saves) for alive, saves in _forwards(run)]
     return max(
@@ -55,11 +66,11 @@ def _largest(run: TrainingRun, sizes: Callable[[Mask, Column], Column]) -> Colum
 
 
 def _forwards(run: TrainingRun) -> Iterator[tuple[Mask, Column]]:
-    """At the start of each of the last step's backwards: which copies live, and how often each was saved since
+    """At the start of each backward of the step of the peak: which copies live, and how often each was saved since
     the backward before.
     """
     starts = run.starts(Phase.BACKWARD)
-    for start in run.last_starts(Phase.BACKWARD):
+    for start in run.peak_starts(Phase.BACKWARD):
         place = bisect_left(starts, start)
         before = starts[place - 1] if place else None
         alive = run.analysis.ledger.alive_at(run.analysis, run.analysis.timeline.position(start))

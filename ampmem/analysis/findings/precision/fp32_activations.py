@@ -1,74 +1,153 @@
-"""Activations that stay in float32 under autocast."""
+"""Float32 activations at the peak of a run under autocast."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from ampmem.analysis.findings.base import NOTABLE_BYTES, Finding, Section, TrainingRun
+from ampmem.analysis.findings.base import Finding, Section, TrainingRun
+from ampmem.analysis.timeline.lifetimes import Mask
+from ampmem.events import Column
 from ampmem.units import format_bytes
 
 _SHARE = 0.2
-_OTHERWISE = "look at where the input of {op} becomes float32, and cast it there: x = x.to(torch.bfloat16)"
+_CHUNKS = 8
+_FUSED_LOSS_SINCE = (2, 13)
+"""The torch that has ``F.linear_cross_entropy``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """Ops whose names have one of ``words``, and what to do about them.
+
+    ``saves`` is the share of the kept bytes that the change takes away, as numerator and denominator; ``None`` where
+    the run does not say how much that is. ``{low}`` in ``text`` is the type of the autocast region.
+    """
+
+    words: tuple[str, ...]
+    text: str
+    saves: tuple[int, int] | None = None
+
+
+_IN_CHUNKS = f"compute the loss in {_CHUNKS} chunks, each under torch.utils.checkpoint (chunks alone save nothing)"
+_FLOAT32 = "autocast itself runs {op} in float32, so a {low} input changes nothing"
+_RECOMPUTE = "torch.utils.checkpoint around the function that calls it recomputes these bytes in backward"
 
 # autocast's own lists: https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference. On CUDA and XPU rms_norm
 # is in the float32 list since torch 2.12 (pytorch/pytorch#174824), layer_norm has always been.
-_CHANGES = (
-    (
-        ("log_softmax", "cross_entropy", "nll_loss"),
-        "the loss is computed in float32: compute it in chunks of the logits, or drop logits that have no target",
+_KINDS = (
+    _Kind(
+        words=("log_softmax", "cross_entropy", "nll_loss"),
+        text=_IN_CHUNKS,
+        saves=(_CHUNKS - 1, _CHUNKS),
     ),
-    ("loss", "the loss is computed in float32: compute it in chunks of the batch"),
+    _Kind(words=("loss",), text=_IN_CHUNKS, saves=(_CHUNKS - 1, _CHUNKS)),
     # This one is what F.scaled_dot_product_attention runs where no kernel does all of it.
-    ("_safe_softmax", _OTHERWISE),
-    ("softmax", "F.scaled_dot_product_attention(q, k, v) instead of softmax(q @ k.transpose(-2, -1)) @ v"),
-    (
-        ("layer_norm", "rms_norm"),
-        "norms keep their float32 input: make the residual stream low precision, x = x.to(torch.bfloat16) after the "
-        "embedding. On a GPU autocast itself runs layer_norm, and since torch 2.12 rms_norm, in float32; "
-        "with torch.autocast(x.device.type, enabled=False): norm(x) in the type of x if the norm's weight has it too",
+    _Kind(words=("_safe_softmax",), text=f"{_FLOAT32}; {_RECOMPUTE}"),
+    _Kind(
+        words=("softmax",),
+        text="F.scaled_dot_product_attention(q, k, v) instead of softmax(q @ k.transpose(-2, -1)) @ v",
+        saves=(1, 1),
+    ),
+    _Kind(
+        words=("layer_norm", "rms_norm"),
+        text="norms keep a float32 input. On a GPU autocast itself runs layer_norm, and since torch 2.12 rms_norm, in "
+        "float32. In low precision a norm keeps half: x = x.to({low}){place}, and with "
+        "torch.autocast(x.device.type, enabled=False): norm(x), if the norm's weight has that type too",
+    ),
+    _Kind(
+        words=(
+            *("acos", "asin", "cosh", "sinh", "tan", "exp", "log", "pow", "reciprocal", "rsqrt", "erfinv", "softplus"),
+            *("cumprod", "cumsum", "dist", "cdist", "norm", "prod", "renorm", "sum", "cosine_similarity", "softmin"),
+        ),
+        text=f"{_FLOAT32}; {_RECOMPUTE}",
     ),
 )
+_OTHER = _Kind(words=(), text="find out where the input of {op} becomes float32; where {low} will do, cast it there")
+_STATISTICS = "batch_norm"
+"""What this op keeps in float32 beside its input are a few numbers for each channel, whatever the input is."""
 
 
 def check(run: TrainingRun) -> Finding | None:
-    """More than a fifth of the activations' bytes at the end of forward are float32; those of the last step."""
-    position = run.last_after_forward
-    if not run.autocast or run.recording.arm.dtype is None or position is None:  # no type: autocast was never seen on
+    """More than a fifth of the activations' bytes at the peak are float32; those that one change is about."""
+    if not run.autocast or run.recording.arm.dtype is None:  # no type: autocast was never seen on
         return None
-    by_op = _float32_by_op(run, position)
-    size, activations = sum(by_op.values()), run.bytes_of(run.kept_by_autograd(position))
-    if size <= _SHARE * activations or size < NOTABLE_BYTES:
+    kept = run.kept_by_autograd(run.peak)
+    by_op = _float32_by_op(run, kept)
+    size, activations = int(sum(sizes.sum() for sizes in by_op.values())), run.bytes_of(kept)
+    if size <= _SHARE * activations or not run.notable(size):
         return None
-    ordered = sorted(by_op.items(), key=lambda item: (-item[1], item[0]))
+    groups: dict[_Kind, list[str]] = {}
+    for op in sorted(by_op, key=lambda op: (-int(by_op[op].sum()), op)):
+        groups.setdefault(_kind(op), []).append(op)
+    found = [_finding(run, kind, {op: by_op[op] for op in ops}, activations) for kind, ops in groups.items()]
+    return max(found, key=lambda finding: (finding.off_peak or 0, finding.bytes or 0))
+
+
+def _finding(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], activations: int) -> Finding:
+    sizes = sum(by_op.values(), np.zeros(len(run.analysis.lifetimes), dtype=np.int64))
+    each = [(op, format_bytes(int(of.sum()))) for op, of in by_op.items()]
+    size = int(sizes.sum())
+    listed = f": {', '.join(f'{share} for {op}' for op, share in each[:3])}{' and others' * (len(each) > 3)}"
     return Finding(
         code="fp32-activations",
         severity="advice",
         section=Section.ACTIVATIONS,
-        message=f"{format_bytes(size)} of {format_bytes(activations)} that autograd keeps are float32 at the end of "
-        f"forward in spite of autocast: {', '.join(f'{format_bytes(share)} for {op}' for op, share in ordered[:3])}"
-        f"{' and others' if len(ordered) > 3 else ''}.",
+        message=f"{format_bytes(size)} of the {format_bytes(activations)} that autograd keeps at the peak are float32 "
+        f"in spite of autocast, for {each[0][0]}{listed if len(each) > 1 else ''}.",
         bytes=size,
-        change=_change(ordered[0][0]),
-        evidence=tuple(f"kept for {op}: {format_bytes(share)}" for op, share in ordered[:4]),
+        change=_text(run, kind, each[0][0]),
+        evidence=(
+            *(f"kept for {op}: {share}" for op, share in each[:4]),
+            *(_fused_loss(run) if kind is _KINDS[0] else ()),
+        ),
+        off_peak=None if kind.saves is None else run.off_peak(_everywhere(run, by_op) * kind.saves[0] // kind.saves[1]),
     )
 
 
-def _float32_by_op(run: TrainingRun, position: int) -> dict[str, int]:
-    """Bytes of the float32 activations by the op that saved them, or else by the one that made them."""
+def _everywhere(run: TrainingRun, ops: dict[str, Column]) -> Column:
+    """The bytes that autograd keeps in float32 for ``ops`` at any time: another event is the peak without these."""
+    mine = np.zeros(len(run.analysis.lifetimes), dtype=np.int64)
+    for op, sizes in _float32_by_op(run, run.ever_kept_by_autograd).items():
+        if op in ops:
+            mine += sizes
+    return mine
+
+
+def _float32_by_op(run: TrainingRun, kept: Mask) -> dict[str, Column]:
+    """The bytes of the float32 activations among ``kept``, by the op that saved them or else the one that made them.
+
+    Of each op one entry per allocation.
+    """
     saved = run.analysis.saved_as
     lifetimes = run.analysis.lifetimes
-    mine = np.flatnonzero(run.kept_by_autograd(position))
-    found: dict[str, int] = {}
-    for allocation in mine.tolist():
+    found: dict[str, Column] = {}
+    for allocation in np.flatnonzero(kept).tolist():
         if run.text(saved.dtype[allocation]) == "float32":
             name = run.text(saved.op[allocation]) or run.text(lifetimes.op[allocation]) or "an unknown op"
-            found[name] = found.get(name, 0) + int(lifetimes.bytes[allocation])
+            if _STATISTICS not in name:
+                sizes = found.setdefault(name, np.zeros(len(lifetimes), dtype=np.int64))
+                sizes[allocation] = lifetimes.bytes[allocation]
     return found
 
 
-def _change(op: str) -> str:
+def _kind(op: str) -> _Kind:
     """What to do about the activations of ``op``; the first entry with a word of it decides."""
-    for words, change in _CHANGES:
-        if any(word in op for word in ((words,) if isinstance(words, str) else words)):
-            return change.format(op=op)
-    return _OTHERWISE.format(op=op)
+    name = op.rpartition("::")[2].strip("_")
+    for kind in _KINDS[:-1]:
+        if any(word in op for word in kind.words):
+            return kind
+    return _KINDS[-1] if name in _KINDS[-1].words else _OTHER
+
+
+def _text(run: TrainingRun, kind: _Kind, op: str) -> str:
+    embedding = any("embedding" in text.lower() for text in run.recording.texts)
+    place = " after the embedding" if embedding else " before the norm"
+    return kind.text.format(op=op, low=f"torch.{run.recording.arm.dtype}", place=place)
+
+
+def _fused_loss(run: TrainingRun) -> tuple[str, ...]:
+    major, minor, *_ = (*run.recording.run.torch.split("."), "0", "0")
+    known = major.isdigit() and minor.isdigit() and (int(major), int(minor)) >= _FUSED_LOSS_SINCE
+    return ("instead of chunks, this torch has F.linear_cross_entropy, which keeps no logits",) if known else ()

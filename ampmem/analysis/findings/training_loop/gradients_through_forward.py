@@ -12,7 +12,7 @@ from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, Mask
 from ampmem.events import Action, Column, Fact, Phase
 from ampmem.units import format_bytes
 
-_DROP = "drop them before the next forward: "
+_DROP = "drop the gradients before the next forward: "
 _AUTOMATIC = (
     "/lightning/pytorch/loops/optimization/automatic.py",
     "/pytorch_lightning/loops/optimization/automatic.py",
@@ -63,7 +63,7 @@ def _late(run: TrainingRun, gradients: _Gradients, mine: Column) -> Finding:
         bytes=size,
         change=_DROP + _after_the_update(run, mine),
         evidence=_names(run, mine),
-        off_peak=_off_the_peak(run, gradients),
+        off_peak=run.off_peak_of_spans(*_spans(run, gradients)),
     )
 
 
@@ -78,7 +78,7 @@ def _kept(run: TrainingRun, gradients: _Gradients, mine: Column) -> Finding:
         bytes=size,
         change=f"{_whose(run, mine)}.zero_grad(set_to_none=True) before forward",
         evidence=_names(run, mine),
-        off_peak=_off_the_peak(run, gradients),
+        off_peak=run.off_peak_of_spans(*_spans(run, gradients)),
     )
 
 
@@ -97,23 +97,9 @@ def _after_the_update(run: TrainingRun, mine: Column) -> str:
     texts = (text.replace("\\", "/") for text in run.recording.texts)
     if any(file in text for text in texts for file in _AUTOMATIC):
         return "optimizer.zero_grad() in the LightningModule's optimizer_step, after super().optimizer_step(...)"
+    if len(run.recording.optimizers) > 1:
+        return "zero_grad() of every optimizer at the end of the step, after the last update"
     return f"{_whose(run, mine)}.zero_grad() right after optimizer.step()"
-
-
-def _off_the_peak(run: TrainingRun, gradients: _Gradients) -> int | None:
-    """How much lower the run's peak is where each gradient is there only when somebody needs it; ``None`` for none.
-
-    That is known at every event: the same memory without the gradients that are idle then.
-    """
-    idle = np.zeros(len(run.recording.events) + 2, dtype=np.int64)
-    first, last, sizes = _spans(run, gradients)
-    np.add.at(idle, first, sizes)
-    np.subtract.at(idle, last + 1, sizes)
-    timeline = run.analysis.timeline
-    without = timeline.total - np.cumsum(idle)[:-1]
-    spans = [(timeline.position(step.start_ns), timeline.position(step.end_ns)) for step in run.recording.steps]
-    lowered = max((int(without[start : end + 1].max()) for start, end in spans), default=0)
-    return int(timeline.total[run.peak]) - lowered or None
 
 
 def _spans(run: TrainingRun, gradients: _Gradients) -> tuple[Column, Column, Column]:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ampmem.analysis.findings.base import Finding, Section, TrainingRun
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
 from ampmem.analysis.timeline.marks import Instants
-from ampmem.events import NO_STEP, Fact, Phase
+from ampmem.events import Fact, Phase
 from ampmem.units import format_bytes
 
-_CHANGE = "del whatever holds them (outputs, loss) after backward; keep numbers with loss.item()"
+_CHANGE = "del the variable (outputs, logits) as soon as the loss is there; of losses keep numbers, loss.item()"
 _OR_SCHEDULE = ", or the schedule of its pipeline,"
 _CHANGE_OF_PIPELINE = "what the script holds (outputs, losses): del it after the update; what the schedule holds stays"
 
 
 def check(run: TrainingRun) -> Finding | None:
-    """Results of forward that are alive at the last step's peak though no backward needs them any more.
+    """Results of forward that are alive at the last step's peak though no backward needs them.
 
-    Those of the step before, as ``logits`` and ``loss`` are until they are assigned again, and when the peak comes
-    after the step's last backward also its own. Told from :meth:`TrainingRun.notable` on, and of what an op was seen to
-    return; not where the recording's sums are wrong, since then what seems alive may be dead.
+    Those of the step before, as ``logits`` and ``loss`` are until they are assigned again; those of the step itself
+    when the peak comes after its last backward; and when it comes in backward, those that autograd did not save and
+    that outlive the backward. Told from :meth:`TrainingRun.notable` on, and of what an op was seen to return; not where
+    the recording's sums are wrong, since then what seems alive may be dead.
     """
     if not run.peaks or run.analysis.conservation.breach is not None:
         return None
@@ -32,13 +35,26 @@ def check(run: TrainingRun) -> Finding | None:
         code="outputs-kept",
         severity="advice",
         section=Section.ALLOCATIONS,
-        message=f"{format_bytes(size)} of a forward whose backward is done are still alive at the peak: "
-        f"something in the script{_OR_SCHEDULE if run.pipelined else ''} holds them.",
+        message=f"{format_bytes(size)} of a forward's results are alive at the peak, and backward does not need them: "
+        f"variables of the script{_OR_SCHEDULE if run.pipelined else ''} hold them.",
         bytes=size,
         change=_CHANGE_OF_PIPELINE if run.pipelined else _CHANGE,
         evidence=run.largest(kept),
-        off_peak=size,
+        off_peak=_off_peak(run, position),
     )
+
+
+def _off_peak(run: TrainingRun, position: int) -> int | None:
+    """Without what is left over at each event of the last step that it is left over at."""
+    lifetimes, marks = run.analysis.lifetimes, run.marks[-1]
+    born, died = lifetimes.born + 1, np.where(lifetimes.died == ALIVE, len(run.recording.events), lifetimes.died)
+    mine = _left_over(run, position)
+    since = born.copy()
+    if marks.after_forward is not None:  # until then the script uses its own results
+        own = lifetimes.step == run.steps[-1].index
+        since[own] = np.maximum(born, run.analysis.timeline.position(marks.after_forward))[own]
+    mine &= since <= died
+    return run.off_peak_of_spans(since[mine], died[mine], lifetimes.bytes[mine], place=len(run.steps) - 1)
 
 
 def _left_over(run: TrainingRun, position: int) -> Mask:
@@ -49,9 +65,24 @@ def _left_over(run: TrainingRun, position: int) -> Mask:
     step = run.steps[-1]
     # What never dies is a leak, which is a finding of its own; the newest may just not have died yet.
     earlier = (lifetimes.step == step.index - 1) & (lifetimes.died != ALIVE) & ~_used_again(run)
-    over = lifetimes.step == (step.index if _after_backward(run, run.marks[-1], position) else NO_STEP)
-    left: Mask = made & (earlier | over)
+    own = lifetimes.step == step.index
+    if not _after_backward(run, run.marks[-1], position):
+        own &= _unused_in_backward(run, position)
+    left: Mask = made & (earlier | own)
     return left
+
+
+def _unused_in_backward(run: TrainingRun, position: int) -> Mask:
+    """What autograd did not save, and what is still there when the last step's backward has ended.
+
+    None of it before that backward starts: until then the script may be about to use what it has.
+    """
+    marks, lifetimes = run.marks[-1], run.analysis.lifetimes
+    if marks.after_forward is None or marks.after_backward is None:
+        return np.zeros(len(lifetimes), dtype=np.bool_)
+    unused: Mask = ~(run.with_fact(Fact.SAVED) + run.with_fact(Fact.RECOMPUTED) > 0)
+    unused &= lifetimes.alive_at(run.analysis.timeline.position(marks.after_backward))
+    return unused & (position > run.analysis.timeline.position(marks.after_forward))
 
 
 def _used_again(run: TrainingRun) -> Mask:

@@ -161,7 +161,8 @@ def _held_at_the_end(run: TrainingRun) -> dict[_Place, dict[int, int]]:
 def _own(run: TrainingRun) -> Mask:
     """What the recorded thread allocated in the recording and does not keep for the training."""
     lifetimes, events = run.analysis.lifetimes, run.recording.events
-    return ~_meant(run) & (events.action[lifetimes.born] == Action.ALLOC) & (lifetimes.address != OTHER_THREADS)
+    mine: Mask = ~_meant(run) & (events.action[lifetimes.born] == Action.ALLOC)
+    return mine & (lifetimes.address != OTHER_THREADS)
 
 
 def _never_freed(run: TrainingRun, allocations: Mask, places: Callable[[int], _Place]) -> dict[_Place, dict[int, int]]:

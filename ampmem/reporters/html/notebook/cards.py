@@ -14,7 +14,7 @@ from ampmem.reporters.html.page.template import filled
 from ampmem.reporters.html.palette import FILLS, label
 from ampmem.reporters.html.safety import MAX_PROSE, visible
 from ampmem.reporters.html.views.run import breakdown_view
-from ampmem.reporters.text.answer import in_phase, wording
+from ampmem.reporters.text.answer import capital, in_phase, wording
 from ampmem.reporters.text.common.describe import (
     arm_in_words,
     counted,
@@ -26,6 +26,7 @@ from ampmem.reporters.text.common.plain_text import ABSENT, per_parameter
 from ampmem.reporters.text.common.words import AT_MARK, signed
 from ampmem.reporters.text.ranks.render import absences, doubts
 from ampmem.reporters.text.ranks.verdict import ranks_wording
+from ampmem.reporters.text.sections.findings import change_of
 from ampmem.reporters.text.warnings import warnings
 from ampmem.units import format_bytes
 from ampmem.vocabulary import AUTOCAST_ARMS, Mark
@@ -109,7 +110,7 @@ def summary_card(summary: Summary) -> Card:
         columns=[text for column in view.columns for text in (column, "B/param")],
         rows=rows,
         remarks=[
-            Remark(lead=finding.severity, text=f"{finding.message} To change: {finding.change}")
+            Remark(lead=finding.severity, text=f"{finding.message} {capital(change_of(finding))}")
             for finding in summary.findings
         ],
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ampmem.analysis.findings import Finding
 from ampmem.reporters.text.common.layout import Layout
 from ampmem.reporters.text.common.plain_text import shorten, wrapped
+from ampmem.units import format_bytes
 
 _INDENT = " " * 9
 _LABEL = 20
@@ -38,11 +39,18 @@ def _finding(finding: Finding, labels: Sequence[str], layout: Layout, *, evidenc
     said = f"{finding.severity:<{len(_INDENT)}}{finding.code}{of}: {finding.message}"
     first, *others = wrapped(said, layout.width, indent=_INDENT)
     lines = [first.replace(finding.severity, _styled(finding, layout), 1), *others]
-    texts = [f"to change: {finding.change}"]
+    texts = [change_of(finding)]
     if evidence:
         texts = [*(f"- {text}" for text in finding.evidence), *texts]
     room = layout.width - len(_INDENT)
     return [*lines, *(f"{_INDENT}{line}" for text in texts for line in wrapped(text, room))]
+
+
+def change_of(finding: Finding) -> str:
+    """What to change and what that takes off the peak; where nothing was computed, only a hint."""
+    if finding.off_peak is None:
+        return f"hint: {finding.change}"
+    return f"to change, for {format_bytes(finding.off_peak)} off the peak: {finding.change}"
 
 
 def _styled(finding: Finding, layout: Layout) -> str:

@@ -71,7 +71,7 @@ function finding(item, jump) {
       item.saves ? make("span", { class: "chip good" }, item.saves) : null,
     ),
     item.change
-      ? make("p", { class: "change" }, make("span", { class: "quiet" }, "What to change: "), item.change)
+      ? make("p", { class: "change" }, make("span", { class: "quiet" }, item.saves ? "What to change: " : "Hint: "), item.change)
       : null,
     make(
       "div",

@@ -1,0 +1,227 @@
+"""Advice is followed here: each change is made, and the peak falls by what the finding has said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import ampmem
+from ampmem.analysis.findings.base import NOTABLE_BYTES
+from ampmem.analysis.summary import Summary
+from ampmem.units import format_bytes
+
+STEPS = 3
+SCALARS = 16
+"""Bytes of what a change that is about large tensors leaves in place, such as a loss."""
+
+
+def autocast(**options: bool) -> torch.autocast:
+    return torch.autocast("cpu", dtype=torch.bfloat16, **options)
+
+
+def foreach(changed: bool) -> None:
+    """The largest parameter is most of the model: ``foreach=False`` would take more, ``fused`` takes nothing."""
+    model = nn.Sequential(nn.Embedding(2000, 64), nn.Flatten(), nn.Linear(64, 64))
+    how = {"fused": True} if changed else {"foreach": True}
+    optimizer = torch.optim.AdamW(model.parameters(), **how)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.randint(0, 2000, (8, 1))).square().mean().backward()
+        optimizer.step()
+
+
+def logits(changed: bool) -> None:
+    """A variable holds the logits through backward, which does not need them."""
+    model = nn.Sequential(nn.Embedding(2048, 32), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 2048))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        logits = model(torch.randint(0, 2048, (256,)))
+        loss = F.cross_entropy(logits * 1.0, torch.randint(0, 2048, (256,)))
+        if changed:
+            del logits
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def late_gradients(changed: bool) -> None:
+    """Gradients are dropped only when the next forward is over, which is where the peak is."""
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        inputs = torch.randn(512, 64)
+        loss = (model(inputs) - inputs.repeat(16, 1).cos().view(16, 512, 64).mean(0)).square().mean()
+        if not changed:
+            optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if changed:
+            optimizer.zero_grad()
+
+
+def loss_in_chunks(changed: bool) -> None:
+    """The float32 copies of the logits are most of the peak."""
+    model = nn.Linear(32, 4096)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def part(logits: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(logits, targets, reduction="sum")
+
+    for _ in range(STEPS):
+        inputs, targets = torch.randn(512, 32), torch.randint(0, 4096, (512,))
+        with autocast():
+            out = model(inputs)
+            if changed:
+                pairs = zip(out.chunk(8), targets.chunk(8), strict=True)
+                loss = sum(checkpoint(part, *pair, use_reentrant=False) for pair in pairs) / 512
+            else:
+                loss = part(out, targets) / 512
+            del out
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def softmax(changed: bool) -> None:
+    """Attention written by hand keeps its weights in float32."""
+    model = nn.Linear(64, 192)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        with autocast():
+            q, k, v = model(torch.randn(2, 4, 256, 64)).chunk(3, -1)
+            if changed:
+                out = F.scaled_dot_product_attention(q, k, v)
+            else:
+                out = torch.softmax(q @ k.transpose(-2, -1) / 8, -1, dtype=torch.float32).to(q.dtype) @ v
+            loss = out.float().square().mean()
+            del q, k, v, out
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def cache_on(changed: bool) -> None:
+    """Each use of a weight makes a copy of its own, and autograd keeps them all."""
+    model = nn.Linear(256, 256, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        with autocast(cache_enabled=changed):
+            hidden = torch.randn(4, 256, requires_grad=True)
+            for _ in range(6):
+                hidden = model(hidden)
+            loss = hidden.float().square().mean()
+            del hidden
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def backward_inside(changed: bool) -> None:
+    """Nobody but autocast's cache needs the copy of the first weight, which lives through backward."""
+    model = nn.Sequential(nn.Linear(512, 256, bias=False), nn.Linear(256, 256, bias=False))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        inputs = torch.randn(8, 512)
+        with autocast():
+            loss = model(inputs).float().square().mean()
+            if not changed:
+                loss.backward()
+        if changed:
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class Masked(nn.Module):
+    """Casts its mask for a whole batch, or first."""
+
+    def __init__(self, changed: bool) -> None:
+        super().__init__()
+        self.changed = changed
+        self.scale = nn.Parameter(torch.ones(()))
+        self.register_buffer("mask", torch.ones(64, 64))
+
+    def forward(self, scores: Tensor) -> Tensor:
+        if self.changed:
+            mask = self.mask.to(torch.bfloat16).expand(len(scores), -1, -1)
+        else:
+            mask = self.mask.expand(len(scores), -1, -1).to(torch.bfloat16)
+        return (scores * self.scale.to(torch.bfloat16)) * mask
+
+
+def expanded(changed: bool) -> None:
+    model = Masked(changed)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        with autocast():
+            loss = model(torch.randn(32, 64, 64, dtype=torch.bfloat16)).float().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class Case(NamedTuple):
+    train: Callable[[bool], None]
+    code: str
+    exact: bool = True
+    """Whether the peak falls by just what is said, or by that at least."""
+
+
+CASES = (
+    Case(foreach, "foreach-temporaries"),
+    Case(logits, "outputs-kept"),
+    Case(late_gradients, "gradients-through-forward"),
+    Case(loss_in_chunks, "fp32-activations", exact=False),
+    Case(softmax, "fp32-activations", exact=False),
+    Case(cache_on, "cache-on-saves", exact=False),
+    Case(backward_inside, "autocast-in-backward", exact=False),
+    Case(expanded, "expanded-buffer-cast"),
+)
+
+
+def recorded(case: Case, *, changed: bool) -> Summary:
+    torch.manual_seed(0)
+    with ampmem.profile() as prof:
+        case.train(changed)
+    return prof.summary()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.train.__name__)
+def test_the_peak_falls_by_what_the_advice_says(case: Case) -> None:
+    before, after = recorded(case, changed=False), recorded(case, changed=True)
+    (told,) = [finding for finding in before.findings if finding.code == case.code]
+    assert told.off_peak is not None, told
+    less = before.peak.bytes - after.peak.bytes
+    assert less >= told.off_peak - SCALARS
+    if case.exact:
+        assert less <= told.off_peak
+    again = [finding for finding in after.findings if finding.code == case.code]
+    assert [finding.off_peak for finding in again if (finding.off_peak or 0) > told.off_peak // 4] == []
+
+
+@pytest.mark.parametrize("sizes", [(64, 64, 64), (16, 256), (256, 16)])
+def test_each_way_to_update_has_the_number_that_a_run_of_it_has(sizes: tuple[int, ...]) -> None:
+    def peak(**how: bool) -> Summary:
+        with ampmem.profile() as prof:
+            model = nn.ModuleList(nn.Linear(size, 128, bias=False) for size in sizes)
+            optimizer = torch.optim.AdamW(model.parameters(), **how)
+            for _ in range(STEPS):
+                optimizer.zero_grad()
+                sum(layer(torch.ones(1, layer.in_features)).sum() for layer in model).backward()
+                optimizer.step()
+        return prof.summary()
+
+    before = peak(foreach=True)
+    (told,) = [finding for finding in before.findings if finding.code == "foreach-temporaries"]
+    for option, how in (("fused=True", {"fused": True}), ("foreach=False", {"foreach": False})):
+        saved = before.peak.bytes - peak(**how).peak.bytes
+        words = f"{format_bytes(abs(saved))} {'less' if saved > 0 else 'more'} at the peak"
+        if abs(saved) < NOTABLE_BYTES:
+            words = "the peak stays"
+        assert f"{option}: {words}" in told.evidence
