@@ -161,8 +161,9 @@ def _held_at_the_end(run: TrainingRun) -> dict[_Place, dict[int, int]]:
 def _own(run: TrainingRun) -> Mask:
     """What the recorded thread allocated in the recording and does not keep for the training."""
     lifetimes, events = run.analysis.lifetimes, run.recording.events
-    mine: Mask = ~_meant(run) & (events.action[lifetimes.born] == Action.ALLOC)
-    return mine & (lifetimes.address != OTHER_THREADS)
+    mine: Mask = events.action[lifetimes.born] == Action.ALLOC
+    mine &= ~_meant(run) & (lifetimes.address != OTHER_THREADS)
+    return mine
 
 
 def _never_freed(run: TrainingRun, allocations: Mask, places: Callable[[int], _Place]) -> dict[_Place, dict[int, int]]:
