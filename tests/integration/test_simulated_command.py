@@ -108,6 +108,31 @@ def test_what_cannot_be_simulated_is_named_with_its_line(tmp_path: Path, line: s
     assert "it fits" not in done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [("--world-size", "16", "--rank", "9"), ()], ids=["one rank", "alone"])
+def test_a_script_runs_from_an_interpreter_that_has_imported_nothing(tmp_path: Path, options: tuple[str, ...]) -> None:
+    script = MODEL + (
+        "import torch.distributed.optim\n"  # some of it is compiled by TorchScript
+        "for _ in range(2):\n    model(torch.ones(4, 8, device='cuda')).sum().backward()\n    optimizer.step()\n"
+    )
+    (tmp_path / "train.py").write_text(script)
+    done = ampmem(tmp_path, "profile", "--device", "sim", *options, "--quiet", "train.py", fresh=True)
+    assert done.returncode == 0, done.stderr
+    assert "recorded 2 steps" in done.stderr
+
+
+def test_a_parameter_that_cannot_be_moved_is_the_last_line(tmp_path: Path) -> None:
+    script = "from torch import nn\nmodel = nn.Linear(8, 8)\nrow = model.weight[0]\nmodel.cuda()\n"
+    done = profile(tmp_path, script, "--device", "sim")
+    assert done.returncode == 1
+    trace, _, message = done.stderr.partition("NotSimulated: ")
+    assert message.startswith(
+        f"{tmp_path / 'train.py'}:4: a parameter cannot be moved to a simulated device while a view"
+    )
+    assert trace.splitlines()[-3:-1] == [f'  File "{tmp_path / "train.py"}", line 4, in <module>', "    model.cuda()"]
+    assert "Couldn't swap" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -400,7 +400,16 @@ def test_an_empty_gpu_is_refused(tmp_path: Path, command: list[str]) -> None:
     assert line.startswith("ampmem: --gpu is empty; give one of ")
 
 
-def test_a_torch_that_cannot_is_told_what_can() -> None:
-    message = str(refusal("no such symbol"))
-    assert "cannot simulate a CUDA device: no such symbol" in message
-    assert "torch 2.13 can, and CUDA builds from 2.11 on" in message and "--device cpu" in message
+@pytest.mark.parametrize(
+    ("version", "others"),
+    [
+        ("2.12.1+cpu", "CPU builds of torch 2.13 can, and CUDA builds from 2.11 on, which need no GPU for it; "),
+        ("2.13.0+cpu", ""),  # of which that would contradict what it says of this build
+    ],
+)
+def test_a_torch_that_cannot_is_told_what_can(monkeypatch: pytest.MonkeyPatch, version: str, others: str) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    assert str(refusal("no such symbol")) == (
+        f"this build of torch ({version}) cannot simulate a CUDA device: no such symbol. {others}"
+        "--device cpu measures on the CPU instead"
+    )
