@@ -56,7 +56,7 @@ class Simulation:
                     trial.callback(torch.set_rng_state, torch.get_rng_state())  # a layer of its draws its weights
                     tried = _install(SimulatedMode(SimulatedDevice(roomy, settings)), trial)
                     selftest.check(tried)
-                self.device = SimulatedDevice(gpu, settings, label=label)
+                self.device = SimulatedDevice(gpu, settings, label=label, environment=os.environ)
                 if world is not None:
                     undo.callback(enter(world))
                 take_stops()  # those that ended an earlier block

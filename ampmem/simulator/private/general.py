@@ -287,7 +287,9 @@ def swap_on_conversion(cannot: Callable[[], Exception]) -> Callable[[], None]:
             try:
                 original(t1, t2)
             except RuntimeError as error:
-                raise cannot() if fake and "use_count" in str(error) else error
+                if not fake or "use_count" not in str(error):
+                    raise
+                raise cannot() from error
             for name in _HOOKS if fake else ():
                 for tensor in (t1, t2):
                     if (hooks := getattr(tensor, name)) is not None:
@@ -399,5 +401,9 @@ RAW_STREAM = (torch._C, "_cuda_getCurrentRawStream")
 """In CUDA builds: libraries with kernels of their own take the stream's handle from there."""
 DEVICE_GUARD, SLEEP = "_DeviceGuard", "_sleep"
 """A region on a device, and a kernel that only takes time, in ``torch.cuda``."""
+SET_SETTINGS = "_set_allocator_settings"
+"""Changes the allocator's settings, in ``torch.cuda.memory``. A name that is missing is left alone, here too."""
+ACCELERATOR_SETTINGS = (torch._C, "_accelerator_setAllocatorSettings", "_accelerator_getAllocatorSettings")
+"""What takes the place of that one since 2.10, and what says which settings are in force."""
 RECORD_HISTORY, SNAPSHOT, DUMP_SNAPSHOT = "_record_memory_history", "_snapshot", "_dump_snapshot"
 """Memory snapshots, as scripts write them, in ``torch.cuda.memory``. A name that is missing is left alone."""

@@ -240,7 +240,7 @@ def _files(device: SimulatedDevice) -> dict[str, Any]:
         leaves = obj.parameters() if isinstance(obj, torch.nn.Module) else tree_leaves(obj)
         if not any(isinstance(leaf, FakeTensor) for leaf in leaves):
             return save_original(obj, f, *args, **kwargs)
-        device.assume(f"torch.save wrote nothing, since tensors had no values, at {script_line()}")
+        device.not_written(f"torch.save wrote nothing, since tensors had no values, at {script_line()}")
         if (path := _path(f)) is not None:
             left_out[path] = script_line()
         return None
