@@ -193,6 +193,18 @@ def test_a_script_runs_from_an_interpreter_that_has_imported_nothing(tmp_path: P
     assert "recorded 2 steps" in done.stderr
 
 
+def test_data_parallel_training_makes_no_number_up_on_any_rank(tmp_path: Path) -> None:
+    script = MODEL + (
+        "torch.distributed.init_process_group('nccl')\n"
+        "parallel = nn.parallel.DistributedDataParallel(model)\n"
+        "parallel(torch.ones(4, 8, device='cuda')).sum().backward()\noptimizer.step()\n"
+    )
+    for rank in ("0", "8"):  # each has the GPU cuda:0 of its machine
+        done = profile(tmp_path, script, "--device", "sim", "--world-size", "16", "--rank", rank)
+        assert done.returncode == 0, done.stderr
+        assert "the values that the script copied to the CPU" not in done.stderr, rank
+
+
 def test_a_parameter_that_cannot_be_moved_is_the_last_line(tmp_path: Path) -> None:
     script = "from torch import nn\nmodel = nn.Linear(8, 8)\nrow = model.weight[0]\nmodel.cuda()\n"
     done = profile(tmp_path, script, "--device", "sim")
