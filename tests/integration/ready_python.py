@@ -40,8 +40,6 @@ PRELOADED = (
     "numpy.random",
     "torch",
     "torch._dynamo",  # which the first optimizer imports, in as long as the rest of torch takes
-    "torch.distributed.optim",
-    "torch.distributed.pipelining",
     "torch.utils.data",
     "ampmem.cli.main",
     "ampmem.cli.check",
