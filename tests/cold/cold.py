@@ -97,7 +97,9 @@ class Cold:
 
     def copy(self, folder: Path, command: str, pattern: str, train: str = TRAIN.read_text(encoding="utf-8")) -> None:
         """Put into ``folder`` what of the files that ``command`` made is named like ``pattern``, or lies below that."""
-        made = self._made(command, train)
+        if ".cuda()" in train:  # which no CPU runs
+            command = command.replace("ampmem profile train.py", f"ampmem profile {SIM} train.py")
+        made = self._made(command.removesuffix(" --batch-size 8") if ".cuda()" in train else command, train)
         for path in made.rglob("*"):
             place = path.relative_to(made)
             if path.is_file() and (fnmatch(str(place), pattern) or pattern in map(str, place.parents)):
@@ -116,7 +118,8 @@ class Cold:
 
     def with_extras(self, extras: str) -> Path:
         """An environment that has, beside what is in ``installed``, what pip says that the extras of the wheel need."""
-        folder = self.shared / f"with-{extras.partition(' ')[0].replace(',', '-')}"
+        names, *others = extras.split()
+        folder = self.installed.with_name(f"{self.installed.name}-{names.replace(',', '-')}")  # kept for the next run
         with self._once(folder) as first:
             if first:
                 subprocess.run([self.installed / "bin" / "python", "-m", "venv", folder], check=True)
@@ -125,7 +128,6 @@ class Cold:
                 # So that torch is not installed once more; pip sees what is there too, ampmem itself among it.
                 (packages / "installed.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")
                 constraints = Path(__file__).parents[2] / "constraints.txt"
-                names, *others = extras.split()
                 what = [f"ampmem[{names}]", *others]
                 install = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "-c", constraints, *what]
                 subprocess.run(install, check=True)

@@ -7,6 +7,7 @@ stands for a file. What that is stands in the tables below, and each of their en
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -273,6 +274,9 @@ def check(done: subprocess.CompletedProcess[str], what: str, expected: tuple[int
 
 @pytest.mark.parametrize("command", list(tried()), ids=str)
 def test_commands_of_the_pages(cold: Cold, tmp_path: Path, command: Tried) -> None:
+    for tool in {"jq", "sqlite3"} & set(words_of(command.line)):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
     cold.provide(tmp_path, command.line, train_of(command.page))
     if command.line.startswith("pytest"):
         for number, text in enumerate(python_of(command.page)):
