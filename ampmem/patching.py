@@ -55,6 +55,16 @@ def in_place() -> list[InPlace]:
     return [entry.what for entry in _entries.values()]
 
 
+def replaced() -> list[tuple[Any, Any]]:
+    """What was there before each patch that is in place, and what is there now; attributes that were inherited are
+    left out."""
+    return [
+        (entry.former, entry.replacement)
+        for entry in _entries.values()
+        if entry.owner is not None and entry.former is not _ABSENT
+    ]
+
+
 def patch(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> Undo:
     """Replace ``owner.name``, which ``owner`` itself must have, by ``wrapper(original)``."""
     return _put(owner, name, passed_over(wrapper(vars(owner)[name])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ampmem.errors import UsageError
 
@@ -31,6 +32,12 @@ VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """The environment variables that hold settings in PyTorch; the first that is set counts (torch 2.13)."""
 
 
+UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
+"""With 1, PyTorch asks CUDA for each tensor and caches nothing."""
+NATIVE = "native"
+"""PyTorch's own caching allocator among the backends."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Allocator settings; the defaults are PyTorch's. Sizes are bytes.
@@ -49,14 +56,17 @@ class Settings:
     memory_fraction: float | None = None
 
 
-def parse_settings(text: str) -> Settings:
+def parse_settings(text: str, former: Settings | None = None) -> Settings:
     """The settings that ``text``, a value of ``PYTORCH_ALLOC_CONF``, asks for.
+
+    ``former`` are those in force where they are changed later: three of them go back to their defaults unless ``text``
+    has them, and the others stay.
 
     Follows ``AcceleratorAllocatorConfig::parseArgs`` (``c10/core/AllocatorConfig.cpp``) and
     ``CUDAAllocatorConfig::parseArgs`` (``c10/cuda/CUDAAllocatorConfig.cpp``). Raises :class:`UsageError`
     for what they refuse, and for what the model does not have: the ``cudaMallocAsync`` backend, for one.
     """
-    settings = Settings()
+    settings = Settings() if former is None else replace(former, **_RESET)
     pairs = _pairs(_tokens(text))
     # The other sizes are compared with the large segment's, wherever that stands.
     pairs.sort(key=lambda pair: pair[0] != "large_segment_size_mb")
@@ -71,10 +81,32 @@ def parse_settings(text: str) -> Settings:
 
 
 def settings_of_environment(environment: Mapping[str, str]) -> Settings:
-    """The settings of a process with this environment."""
-    return parse_settings(next((environment[name] for name in VARIABLES if name in environment), ""))
+    """The settings of a process with this environment. Raises :class:`UsageError` as :func:`parse_settings`."""
+    if environment.get(UNCACHED) == "1":
+        raise UsageError(
+            f"{UNCACHED}=1 turns off PyTorch's caching allocator, which is all that can be modelled; unset it"
+        )
+    return parse_settings(text_of_environment(environment)[1])
 
 
+def text_of_environment(environment: Mapping[str, str]) -> tuple[str, str]:
+    """The variable of this environment that counts, and its value; both empty where none is set."""
+    return next(((name, environment[name]) for name in VARIABLES if name in environment), ("", ""))
+
+
+def backend_of_environment(environment: Mapping[str, str]) -> str:
+    """The allocator that this environment asks for: ``native`` unless it names another one."""
+    tokens = _tokens(text_of_environment(environment)[1])
+    at = next((at for at, token in enumerate(tokens) if token == "backend"), len(tokens))
+    return "".join(tokens[at + 2 : at + 3]) or NATIVE
+
+
+_RESET: dict[str, Any] = {
+    "max_split_size": None,
+    "roundup_power2_divisions": (0,) * ROUNDUP_INTERVALS,
+    "garbage_collection_threshold": 0.0,
+}
+"""What ``AcceleratorAllocatorConfig::parseArgs`` sets before it reads."""
 _IGNORED = frozenset({"release_lock_on_cudamalloc", "release_lock_on_hipmalloc"})
 """Options that change no address and no size; those of pinned memory do not either."""
 
@@ -176,7 +208,7 @@ def _not_modelled(settings: Settings, key: str, value: list[str]) -> Settings:
 
 def _backend(settings: Settings, key: str, value: list[str]) -> Settings:
     text = _one(key, value)
-    if text != "native":
+    if text != NATIVE:
         raise UsageError(
             f"the backend {text!r} cannot be modelled: only PyTorch's own caching allocator (backend:native) can"
         )

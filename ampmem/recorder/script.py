@@ -169,6 +169,12 @@ def script_alone(error: BaseException) -> TracebackType | None:
     return error.__traceback__
 
 
+def cause_of(error: BaseException) -> BaseException | None:
+    """The error that ``error`` was raised from."""
+    cause: BaseException | None = _CAUSE.__get__(error)
+    return cause
+
+
 def _linked(error: BaseException) -> list[BaseException]:
     """Its cause, what it came up in, and the errors of a group."""
     linked = [_CAUSE.__get__(error), _CONTEXT.__get__(error)]

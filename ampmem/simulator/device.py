@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import RLock
 from time import time_ns
 from typing import NamedTuple
@@ -16,13 +18,16 @@ from ampmem.allocator.model.blocks import ALLOCATED, Block
 from ampmem.allocator.model.caching import DeviceCachingAllocator
 from ampmem.allocator.model.layout import SnapshotSegment
 from ampmem.allocator.model.oom import OutOfMemory
-from ampmem.allocator.settings import Settings
+from ampmem.allocator.settings import Settings, parse_settings, settings_of_environment, text_of_environment
+from ampmem.errors import UsageError
 from ampmem.events import Action, PredictionRecord
 from ampmem.names import warning
+from ampmem.output.terminal import Terminal
 from ampmem.simulator.memory.order import Reached, StreamOrder
 from ampmem.simulator.memory.peaks import Highest, Peaks, prediction
 from ampmem.simulator.private.general import running_node
 from ampmem.simulator.private.ops import storage_key
+from ampmem.simulator.where import stop
 
 KEEPS_UP = (
     "assumed: the device keeps up with the script, so a block that other streams used is free again at the next "
@@ -55,15 +60,27 @@ class _StorageRef(weakref.ref[torch.UntypedStorage]):
 class SimulatedDevice:
     """Gives every fake storage a block of the modelled allocator, and takes it back when the storage dies.
 
-    ``recorder`` gets every event while it is set.
+    ``recorder`` gets every event while it is set. ``settings`` are those in force at the start. Where ``environment``
+    is given, the settings are read from it once more at the first request, as PyTorch reads them when CUDA is first
+    used: until then the script may have changed them.
     """
 
-    def __init__(self, gpu: GpuSpec, settings: Settings, *, label: str = "cuda") -> None:
+    def __init__(
+        self,
+        gpu: GpuSpec,
+        settings: Settings,
+        *,
+        label: str = "cuda",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.gpu = gpu
         self.label = label
         """The type of torch device that it stands for: ``cuda``, unless it is compared with the CPU profiler."""
         self.allocator = DeviceCachingAllocator(settings, total_memory=gpu.total_memory, outside=gpu.context.least)
         self.order = StreamOrder(self.allocator.recorded_events)
+        self._environment = environment
+        self.in_force = ("", "")
+        """What has set the allocator, a variable or a function of torch, and to what; both empty where nothing has."""
         self.recorder: Callable[[Event], None] | None = None
         self.on_workspace: Callable[[int, str], None] | None = None
         """Gets the address of every workspace and the library that keeps it."""
@@ -180,8 +197,45 @@ class SimulatedDevice:
                 self.free(self._blocks.pop(key))
             self.born(storage)
 
+    def not_written(self, text: str, *, aloud: bool = False) -> None:
+        """Keep ``text``, of a file that the script does not get, for the recording's notes.
+
+        It is said on standard error where nothing is recorded any more, and always where it is to be ``aloud``.
+        """
+        if text not in self.assumptions and (aloud or self.recorder is None):
+            Terminal(sys.stderr).say(text)
+        self.assume(text)
+
+    def configure(self, text: str, by: str) -> None:
+        """Give the allocator the settings in ``text``, as ``by`` asks. Raises ``UsageError`` for unknown settings."""
+        self._settle()
+        self._take(parse_settings(text, self.allocator.settings), by, text)
+
+    def _settle(self) -> None:
+        """Read the settings from the environment, the first time that it is called."""
+        environment, self._environment = self._environment, None
+        if environment is None:
+            return
+        variable, text = text_of_environment(environment)
+        try:
+            settings = settings_of_environment(environment)
+        except UsageError as error:
+            raise stop(f"{variable}={text}: {error}" if variable else str(error)) from None
+        former = self.allocator.settings.memory_fraction
+        if settings.memory_fraction is None and former is not None:  # by a call
+            settings = replace(settings, memory_fraction=former)
+        self._take(settings, variable, text)
+
+    def _take(self, settings: Settings, by: str, text: str) -> None:
+        self.in_force = by, text
+        if settings != self.allocator.settings:
+            self.allocator.configure(settings)
+            self._highest.configure(settings)
+
     def malloc(self, size: int) -> Block:
         """A block of the current stream that belongs to no storage. Raises ``torch.OutOfMemoryError``."""
+        if self._environment is not None:
+            self._settle()
         stream = self.order.current()
         with self._at_work():
             try:

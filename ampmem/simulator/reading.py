@@ -141,17 +141,3 @@ class Reading:
 def _arrives(target: torch.Tensor, source: torch.Tensor) -> bool:
     """Whether a copy brings something from the device, or from a tensor without values, to a real tensor."""
     return isinstance(source, FakeTensor) and not isinstance(target, FakeTensor)
-
-
-def read_in(values: Sequence[Any]) -> Sequence[Any]:
-    """``values`` with a tensor on the CPU for each on the device in it: C++ would ask the device itself for those."""
-    if not any(isinstance(value, (FakeTensor, list, tuple)) for value in values):
-        return values
-    return [
-        value.detach().cpu()
-        if isinstance(value, FakeTensor)
-        else read_in(value)
-        if isinstance(value, (list, tuple))
-        else value
-        for value in values
-    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ import torch
 
 from ampmem.allocator.gpus import GpuSpec
 from ampmem.allocator.settings import GIB, settings_of_environment
-from ampmem.errors import UsageError
+from ampmem.errors import AmpmemError, UsageError
 from ampmem.events import PredictionRecord
 from ampmem.patching import InPlace, added, in_place
 from ampmem.simulator import selftest
@@ -19,12 +20,16 @@ from ampmem.simulator.assumed import NOTHING, Assumed
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private import compiled, general
-from ampmem.simulator.refusal import refusal
+from ampmem.simulator.refusal import our_fault, refusal
 from ampmem.simulator.scratch import convolutions
 from ampmem.simulator.torch_cuda import attention, cuda, recurrent
-from ampmem.simulator.where import take_stops
+from ampmem.simulator.where import stop, take_stops
 from ampmem.simulator.world import World, enter
 
+_HELD = (
+    "a parameter cannot be moved to a simulated device while a view of it or a scripted module holds it; move the "
+    "module to the device first, and then make the view or call torch.jit.script"
+)
 _MODE = InPlace("dispatch modes", "SimulatedMode")
 
 
@@ -46,22 +51,24 @@ class Simulation:
         try:
             with ExitStack() as undo:
                 compiled.load()
-                undo.callback(general.install_cuda_device())
+                undo.callback(_answer_for_cuda())
                 with ExitStack() as trial:  # on a device of its own: what it allocates is not the script's
                     trial.callback(torch.set_rng_state, torch.get_rng_state())  # a layer of its draws its weights
                     tried = _install(SimulatedMode(SimulatedDevice(roomy, settings)), trial)
                     selftest.check(tried)
-                self.device = SimulatedDevice(gpu, settings, label=label)
+                self.device = SimulatedDevice(gpu, settings, label=label, environment=os.environ)
                 if world is not None:
                     undo.callback(enter(world))
                 take_stops()  # those that ended an earlier block
                 mode = _install(SimulatedMode(self.device, assumed), undo, world)
                 mode.accumulation.alone = tried.accumulation.alone
                 self._undo = undo.pop_all()
-        except UsageError:
+        except AmpmemError:
             raise
-        except Exception as error:
+        except (ImportError, AttributeError, KeyError) as error:  # a part of torch is not where it was
             raise refusal(error) from error
+        except Exception as error:
+            raise our_fault(error) from error
 
     def end(self) -> tuple[PredictionRecord, str]:
         """Take the device away; returns what came of it, and the message of the last request that failed.
@@ -83,6 +90,14 @@ def _check_process() -> None:
         )
 
 
+def _answer_for_cuda() -> Callable[[], None]:
+    """Let torch's engine find a CUDA device; where it cannot be let, this build of torch is at fault."""
+    try:
+        return general.install_cuda_device()
+    except Exception as error:
+        raise refusal(error) from error
+
+
 def _install(mode: SimulatedMode, undo: ExitStack, world: World | None = None) -> SimulatedMode:
     """Patch, register and push all that belongs to ``mode`` and its device."""
     device = mode.device_model
@@ -99,7 +114,8 @@ def _install(mode: SimulatedMode, undo: ExitStack, world: World | None = None) -
     undo.callback(general.without_device_context())
     undo.callback(general.nothing_runs_on_the_device())
     undo.callback(general.run_backward_here())
-    undo.callback(general.swap_on_conversion())
+    undo.callback(general.swap_on_conversion(functools.partial(stop, _HELD)))
+    undo.callback(general.keep_names_in_torchscript())
     mode.__enter__()
     undo.callback(added(*_MODE, functools.partial(_leave, mode)))
     return mode

@@ -67,6 +67,7 @@ def torch_now() -> list[Any]:
         [type(torch._subclasses), type(torch._subclasses.fake_tensor), threading.Thread._bootstrap_inner],
         hasattr(torch._C, "_cuda_getCurrentRawStream"),
         torch.__future__.get_swap_module_params_on_conversion(),
+        (torch.utils.swap_tensors, torch.utils.weakref, torch.tensor, torch.as_tensor),
         list(_get_current_dispatch_mode_stack()),
     ]
 

@@ -43,6 +43,22 @@ def write_training(folder: Path, in_third_step: str = "pass") -> Path:
     return script
 
 
+def test_an_allocator_that_torch_refuses_says_what_to_do(tmp_path: Path) -> None:
+    error = (
+        "config[i] == get()->name() INTERNAL ASSERT FAILED. Allocator backend parsed at runtime != allocator backend "
+    )
+    (tmp_path / "train.py").write_text(
+        f"raise RuntimeError({error + 'parsed at load time, cudaMallocAsync != native'!r})\n"
+    )
+    done = ampmem(tmp_path, "profile", "train.py")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "ampmem: the script failed before a step had ended: nothing was recorded; the script names an allocator "
+        "backend in its settings (PYTORCH_CUDA_ALLOC_CONF) after ampmem has imported torch, and only PyTorch's own can "
+        "be recorded: have the script leave the backend out"
+    )
+
+
 def test_stops_after_the_steps_asked_for_and_names_the_recording(tmp_path: Path) -> None:
     write_training(tmp_path)
     plain = python(tmp_path, "train.py")

@@ -6,6 +6,8 @@ import gc
 import json
 import os
 import warnings
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -106,6 +108,106 @@ def test_code_compiled_in_a_block_stops_in_it_alone() -> None:
             ):
                 each(torch.ones(1, device="cuda"))
     assert compiled(torch.ones(1)) == inside(torch.ones(1)) == 2
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.tensor(2.0)
+
+
+def filled(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(2, device=x.device) + torch.as_tensor(1.0) + torch.ones([2], device=x.device)
+
+
+def activated(x: torch.Tensor) -> torch.Tensor:
+    return 0.5 * x * (1 + torch.tanh(0.79 * x * (1 + 0.044 * x * x)))
+
+
+def drawn(x: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator()
+    return x + torch.rand([2], generator=generator).sum()
+
+
+def given(x: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+    return x
+
+
+SCRIPTED = [doubled, filled, activated, drawn, given]
+
+
+def builtins_of_torchscript() -> list[str]:
+    """What TorchScript takes for functions that the simulation replaces."""
+    names = torch.jit._builtins._get_builtin_table().values()  # type: ignore[attr-defined]
+    return sorted(name for name in names if name in ("aten::Generator", "aten::save", "aten::load", "aten::compile"))
+
+
+def test_torchscript_compiles_in_a_block_what_it_compiles_without_one() -> None:
+    before = builtins_of_torchscript()
+    with pytest.warns(RuntimeWarning, match="no model was seen"), ampmem.profile(device="sim"):
+        x = torch.randn(2, device="cuda")
+        for function in SCRIPTED:
+            scripted = torch.jit.script(function)
+            for _ in range(3):  # it is optimized after the first calls
+                assert (scripted(x).device.type, scripted(x).shape) == ("cuda", (2,)), function
+    assert builtins_of_torchscript() == before
+    assert torch.equal(torch.jit.script(doubled)(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_lists_with_tensors_of_the_device_become_tensors() -> None:
+    with pytest.warns(RuntimeWarning, match="no model was seen"), ampmem.profile(device="sim"):
+        with torch.device("cuda"):
+            assert torch.tensor([1.0]).device.type == "cuda"
+            assert torch.as_tensor([1.0]).device.type == "cuda"
+        three, half = torch.full((), 3, device="cuda"), torch.tensor(0.5).cuda()
+        assert torch.tensor([[three, half], [1, 2]]).tolist() == [[3.0, 0.5], [1.0, 2.0]]
+        assert torch.as_tensor([three, 4]).tolist() == [3, 4]
+        assert torch.asarray([half]).tolist() == torch.Tensor([half]).tolist() == [0.5]
+        assert torch.tensor([three], device="cuda").item() == half.new_tensor([three], dtype=torch.int64).item() == 3
+        with pytest.raises(ValueError, match="only one element tensors"):
+            torch.tensor([torch.ones(2, device="cuda")])
+    assert torch.tensor([torch.tensor(3)]).tolist() == [3]
+
+
+def test_a_parameter_moves_to_the_device_with_its_weak_references_and_hooks() -> None:
+    seen: list[str] = []
+    with ampmem.profile(device="sim") as prof:
+        module = nn.Linear(8, 8)
+        weight, reference = module.weight, weakref.ref(module.weight)
+        weight.register_hook(lambda gradient: seen.append("hook"))
+        last = weight.register_post_accumulate_grad_hook(lambda parameter: seen.append("after"))
+        module.bias.grad = torch.ones(8)
+        optimizer = torch.optim.SGD(module.parameters())
+        module.cuda()
+        assert reference() is module.weight is weight and weight.is_cuda
+        assert module.bias.grad.is_cuda
+        module(torch.ones(2, 8, device="cuda")).sum().backward()
+        assert seen == ["hook", "after"]
+        optimizer.step()
+        last.remove()
+        module.half()
+        module(torch.ones(2, 8, device="cuda", dtype=torch.half)).sum().backward()
+        assert seen == ["hook", "after", "hook"]
+        other = nn.Parameter(torch.ones(8))
+        kept = weakref.ref(other)
+        other.data = other.data.cuda()
+        assert kept() is other and other.is_cuda
+    assert prof.summary().peak.categories["parameters"] > 0
+
+
+@pytest.mark.parametrize("held", [lambda module: module.weight[0], torch.jit.script], ids=["view", "scripted"])
+def test_a_parameter_that_is_held_elsewhere_cannot_move_and_says_what_to_do(
+    held: Callable[[nn.Module], object],
+) -> None:
+    with pytest.warns(RuntimeWarning, match="no model was seen"), ampmem.profile(device="sim"):
+        module = nn.Linear(8, 8)
+        kept = held(module)
+        with pytest.raises(RuntimeError, match="Couldn't swap") as moved:
+            module.cuda()
+        assert kept is not None
+    assert isinstance(moved.value.__cause__, NotSimulated)
+    assert str(moved.value.__cause__).endswith(
+        ": a parameter cannot be moved to a simulated device while a view of it or a scripted module holds it; move "
+        "the module to the device first, and then make the view or call torch.jit.script"
+    )
 
 
 def test_training_on_the_cpu_is_the_same_before_and_after() -> None:

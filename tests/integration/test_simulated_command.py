@@ -108,6 +108,115 @@ def test_what_cannot_be_simulated_is_named_with_its_line(tmp_path: Path, line: s
     assert "it fits" not in done.stderr
 
 
+EXPANDABLE = """
+import os
+os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+import torch
+model = torch.nn.Linear(2048, 1024).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+print(torch.cuda.memory_reserved() >> 20)
+torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+for _ in range(2):
+    model(torch.ones(4, 2048, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_settings_that_the_script_makes_are_in_force(tmp_path: Path) -> None:
+    done = profile(tmp_path, EXPANDABLE, "--device", "sim")
+    assert done.returncode == 0, done.stderr
+    # 8 MiB and 4 KiB: of expandable segments pages of 20 MiB and of 2 MiB are mapped.
+    assert done.stdout == "22\n"
+    allocator = read(tmp_path / "train.ampmem").allocator
+    assert allocator is not None
+    assert (allocator.variable, allocator.settings) == (
+        "torch.cuda.memory._set_allocator_settings",
+        "expandable_segments:False",
+    )
+
+
+def test_an_allocator_that_the_script_chooses_is_refused(tmp_path: Path) -> None:
+    script = EXPANDABLE.replace("expandable_segments:True", "backend:cudaMallocAsync")
+    done = profile(tmp_path, script, "--device", "sim")
+    assert done.returncode == 1
+    message = done.stderr.partition("NotSimulated: ")[2].splitlines()[0]
+    assert message == (
+        f"{tmp_path / 'train.py'}:5: PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync: the backend 'cudaMallocAsync' "
+        "cannot be modelled: only PyTorch's own caching allocator (backend:native) can"
+    )
+
+
+DUMPS = (
+    MODEL
+    + """
+for _ in range(3):
+    model(torch.ones(4, 8, device="cuda")).sum().backward()
+    optimizer.step()
+torch.cuda.memory._dump_snapshot("s.pickle")
+torch.save(model.state_dict(), "model.pt")
+"""
+)
+
+
+@pytest.mark.parametrize("options", [("--steps", "9"), ("--steps", "1", "--run-to-end"), ("--steps", "1")])
+def test_a_file_that_is_not_written_is_told_where_the_script_gets_there(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    done = profile(tmp_path, DUMPS, "--device", "sim", *options)
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stderr.splitlines() if "wrote nothing" in line or "was empty" in line]
+    dumped = (
+        f"torch.cuda.memory._dump_snapshot wrote nothing at {tmp_path / 'train.py'}:10: a simulated device has no "
+        "snapshot; ampmem profile --snapshot FILE writes one of what was recorded"
+    )
+    saved = f"torch.save wrote nothing, since tensors had no values, at {tmp_path / 'train.py'}:11"
+    noted = [note for note in read(tmp_path / "train.ampmem").notes if "wrote nothing" in note]
+    if "--run-to-end" in options:  # when nothing is recorded any more
+        assert (told, noted) == ([f"ampmem: {dumped}", f"ampmem: {saved}"], [])
+    elif options == ("--steps", "9"):
+        assert (told, noted) == ([f"ampmem: {dumped}"], [dumped, saved])
+    else:  # the script is stopped before it gets there
+        assert (told, noted) == ([], [])
+    assert not (tmp_path / "s.pickle").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [("--world-size", "16", "--rank", "9"), ()], ids=["one rank", "alone"])
+def test_a_script_runs_from_an_interpreter_that_has_imported_nothing(tmp_path: Path, options: tuple[str, ...]) -> None:
+    script = MODEL + (
+        "import torch.distributed.optim\n"  # some of it is compiled by TorchScript
+        "for _ in range(2):\n    model(torch.ones(4, 8, device='cuda')).sum().backward()\n    optimizer.step()\n"
+    )
+    (tmp_path / "train.py").write_text(script)
+    done = ampmem(tmp_path, "profile", "--device", "sim", *options, "--quiet", "train.py", fresh=True)
+    assert done.returncode == 0, done.stderr
+    assert "recorded 2 steps" in done.stderr
+
+
+def test_data_parallel_training_makes_no_number_up_on_any_rank(tmp_path: Path) -> None:
+    script = MODEL + (
+        "torch.distributed.init_process_group('nccl')\n"
+        "parallel = nn.parallel.DistributedDataParallel(model)\n"
+        "parallel(torch.ones(4, 8, device='cuda')).sum().backward()\noptimizer.step()\n"
+    )
+    for rank in ("0", "8"):  # each has the GPU cuda:0 of its machine
+        done = profile(tmp_path, script, "--device", "sim", "--world-size", "16", "--rank", rank)
+        assert done.returncode == 0, done.stderr
+        assert "the values that the script copied to the CPU" not in done.stderr, rank
+
+
+def test_a_parameter_that_cannot_be_moved_is_the_last_line(tmp_path: Path) -> None:
+    script = "from torch import nn\nmodel = nn.Linear(8, 8)\nrow = model.weight[0]\nmodel.cuda()\n"
+    done = profile(tmp_path, script, "--device", "sim")
+    assert done.returncode == 1
+    trace, _, message = done.stderr.partition("NotSimulated: ")
+    assert message.startswith(
+        f"{tmp_path / 'train.py'}:4: a parameter cannot be moved to a simulated device while a view"
+    )
+    assert trace.splitlines()[-3:-1] == [f'  File "{tmp_path / "train.py"}", line 4, in <module>', "    model.cuda()"]
+    assert "Couldn't swap" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -149,6 +149,12 @@ class ModelCuda:
         else:
             self.waiting.append(action)
 
+    def settings_in_force(self) -> str | None:
+        return self.in_force
+
+    def set_settings(self, text: str) -> None:
+        self.in_force = text
+
     def history_is_on(self) -> bool:
         return self.recording
 

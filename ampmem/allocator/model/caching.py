@@ -59,9 +59,13 @@ class DeviceCachingAllocator(State):
         outside: int = 0,
         addresses: AddressSource | None = None,
     ) -> None:
-        settings = settings or Settings()
-        super().__init__(settings, Driver(total_memory, outside, addresses))
+        super().__init__(settings or Settings(), Driver(total_memory, outside, addresses))
         self._streams = StreamUses()
+        self.configure(self.settings)
+
+    def configure(self, settings: Settings) -> None:
+        """Serve requests by ``settings`` from now on (``setAllocatorSettings``)."""
+        self.settings = settings
         self._plans: dict[int, Plan] = {}
         self._expandable = settings.expandable_segments
         self._max_split_size = NO_LIMIT if settings.max_split_size is None else settings.max_split_size

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ampmem.recorder.steering.stopping import Stopper
     from ampmem.simulator.start import Simulation
 
+_BACKEND_CHANGED = "allocator backend parsed at load time"
+"""What torch's CUDA allocator says where its backend was set after torch had been imported."""
 _ONLY_ON_A_GPU = "FSDP needs a non-CPU accelerator device"
 """What torch's FullyShardedDataParallel says where there is none."""
 
@@ -114,7 +116,13 @@ def kept(session: Session, path: Path, stopper: Stopper) -> str:
 def _instead(session: Session) -> str:
     """What to do, where that is known."""
     failure = session.outcome.failure
-    if failure is None or _ONLY_ON_A_GPU not in failure.message:
+    message = "" if failure is None else failure.message
+    if _BACKEND_CHANGED in message:
+        return (
+            "; the script names an allocator backend in its settings (PYTORCH_CUDA_ALLOC_CONF) after ampmem has "
+            "imported torch, and only PyTorch's own can be recorded: have the script leave the backend out"
+        )
+    if _ONLY_ON_A_GPU not in message:
         return ""
     return "; FullyShardedDataParallel (FSDP1) needs a GPU, and torch's fully_shard (FSDP2) trains on a CPU, too"
 

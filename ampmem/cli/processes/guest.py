@@ -92,7 +92,7 @@ def _run(target: Target, arguments: tuple[str, ...], stopper: Stopper) -> BaseEx
         script.execute(target.code, main)
     except BaseException as error:  # whatever it is, it is the script's, and end_as passes it on
         stopper.ended(error)
-        return None if script.stops_in(error) or _exits_well(error) else error
+        return None if script.stops_in(error) or _exits_well(error) else _stop_of_simulation(error) or error
     finally:
         as_deep()
     stopper.ended(None)
@@ -117,7 +117,8 @@ def _told(failure: BaseException | None) -> BaseException | None:
     """
     if failure is None or isinstance(failure, SystemExit):
         return failure
-    trace = script.script_alone(failure) if _not_simulated(failure) else script.own_traceback(failure)
+    stopped = _stop_of_simulation(failure) is failure
+    trace = script.script_alone(failure) if stopped else script.own_traceback(failure)
     sys.last_type, sys.last_value, sys.last_traceback = type(failure), failure, trace
     if sys.version_info >= (3, 12):
         sys.last_exc = failure
@@ -134,10 +135,16 @@ def _told(failure: BaseException | None) -> BaseException | None:
     return failure
 
 
-def _not_simulated(failure: BaseException) -> bool:
-    """Whether the simulation ends the script, and says so: what torch was about to do tells nothing more."""
+def _stop_of_simulation(failure: BaseException) -> BaseException | None:
+    """The simulation's own error that ended the script and says what to do, if one did.
+
+    Torch makes another error of it where it moves a parameter, which tells nothing more.
+    """
     where = sys.modules.get("ampmem.simulator.where")
-    return where is not None and isinstance(failure, where.NotSimulated)
+    if where is None or isinstance(failure, where.NotSimulated):
+        return None if where is None else failure
+    cause = script.cause_of(failure)
+    return cause.with_traceback(failure.__traceback__) if isinstance(cause, where.NotSimulated) else None
 
 
 def end_as(failure: BaseException | None) -> NoReturn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from time import time_ns
 
@@ -13,7 +12,6 @@ from ampmem.allocator.model.driver import DriverCall
 from ampmem.allocator.model.layout import DEFAULT_POOL
 from ampmem.allocator.model.oom import OutOfMemory
 from ampmem.allocator.segments import RESERVING, SegmentLog, extent_of_call, extents_of
-from ampmem.allocator.settings import VARIABLES
 from ampmem.allocator.shortage import pack
 from ampmem.errors import UsageError
 from ampmem.events import (
@@ -165,10 +163,10 @@ class SimulatedSource:
     def allocator(self) -> AllocatorRecord:
         """How the model of the allocator was set and used by now."""
         segments = self._device.segments()
-        variable = next((name for name in VARIABLES if os.environ.get(name)), "")
+        variable, text = self._device.in_force
         return AllocatorRecord(
-            variable=variable,
-            settings=os.environ.get(variable, ""),
+            variable=variable if text else "",
+            settings=text,
             expandable_segments=any(segment.expandable for segment in segments),
             streams=len({segment.stream for segment in segments}),
             private_pools=len({segment.pool_id for segment in segments} - {DEFAULT_POOL}),

@@ -41,6 +41,16 @@ for _name, _why, _without in (
         "tags events with an instant",
         "ops are joined to the allocator's events by time alone",
     ),
+    (
+        "_accelerator_setAllocatorSettings",
+        "settings of the allocator that the script has made before it imports torch",
+        "where torch reads them when it is imported, they are not in force",
+    ),
+    (
+        "_accelerator_getAllocatorSettings",
+        "which settings of the allocator are in force",
+        "where torch reads them when it is imported, those of the script are not in force",
+    ),
     ("_cuda_getMemoryMetadata", "tags of the script's own", "ops are joined to the allocator's events by time alone"),
 ):
     attribute("torch._C", _name, _why, without=_without, use=Use.CUDA)
@@ -65,6 +75,19 @@ def history_is_on() -> bool:
     """Whether the allocator's history is recorded; no where torch cannot be asked."""
     asks = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     return bool(asks is not None and asks())
+
+
+def settings_in_force() -> str | None:
+    """The allocator's settings, as text; ``None`` where torch does not say. Asked too early, torch would read them."""
+    found = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
+    return None if found is None else str(found())
+
+
+def set_settings(text: str) -> None:
+    """Put other settings in force, where torch can."""
+    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    if change is not None:
+        change(text)
 
 
 def observe_out_of_memory(observer: Callable[[int, int, int, int], None]) -> None:

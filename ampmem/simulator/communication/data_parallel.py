@@ -51,6 +51,7 @@ def _verify(group: Any, parameters: Sequence[Tensor]) -> None:
     shapes = torch.empty(2 * sum(parameter.dim() for parameter in parameters), dtype=torch.int64)
     sent = shapes.to(device)
     torch.distributed.broadcast(sent, group=group, group_src=0)
+    sent.copy_(shapes)  # rank 0 has sent the same: on the others they would count as numbers that nobody knows
     torch.empty_like(shapes).copy_(sent)
 
 

@@ -64,7 +64,8 @@ def _files(device: SimulatedDevice) -> dict[str, Any]:
     """Saving asks for no memory of the device's, and there is nothing to save."""
 
     def save(*_: Any, **__: Any) -> None:
-        device.assume(f"torch.distributed.checkpoint wrote nothing, since tensors had no values, at {script_line()}")
+        where = script_line()
+        device.not_written(f"torch.distributed.checkpoint wrote nothing, since tensors had no values, at {where}")
 
     def async_save(*_: Any, **__: Any) -> Any:
         saved: Future[None] = Future()

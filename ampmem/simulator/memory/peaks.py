@@ -98,6 +98,10 @@ class Highest:
         self.exceeded = False
         """Whether there were more than ``sure`` bytes at once, with nothing left to give back."""
 
+    def configure(self, settings: Settings) -> None:
+        """The first allocator has these settings from now on."""
+        self._allocator.configure(settings)
+
     @property
     def counters(self) -> Counters:
         """The allocator's statistics; nobody resets their peaks."""

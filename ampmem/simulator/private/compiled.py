@@ -17,8 +17,14 @@ CALL = "_call_impl"
 
 
 def load() -> None:
-    """Import dynamo, as optimizers do: later it would take what stands in for ``torch.cuda`` for the real one."""
+    """Import what keeps torch's functions by their identity: later it would keep what stands in for them.
+
+    That is dynamo, which optimizers import too, the functions that make tensors under ``with torch.device(...)``
+    (since 2.0), and TorchScript's table of what it need not compile (since 1.0).
+    """
     import_module("torch._dynamo")
+    torch.utils._device._device_constructors()
+    torch.jit._builtins._get_builtin_table()
 
 
 def on_call(called: Callable[[], None]) -> Callable[[], None]:

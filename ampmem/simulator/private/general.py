@@ -10,9 +10,11 @@ import ctypes
 import functools
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,7 +31,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
 
-from ampmem.patching import added, patch
+from ampmem.patching import added, patch, replace_all, replaced
 
 FAKE_TENSOR_MODULES = (torch._subclasses, fake_tensor)
 """Where libraries look for the class of fake tensors."""
@@ -268,15 +270,74 @@ def run_backward_here() -> Callable[[], None]:
     return added("torch.autograd", "set_multithreading_enabled", restore)
 
 
-def swap_on_conversion() -> Callable[[], None]:
+def swap_on_conversion(cannot: Callable[[], Exception]) -> Callable[[], None]:
     """Let parameters keep their identity when a module moves, as between real devices; returns what undoes it.
 
-    The setting is experimental, and there since 2.3.
+    On a GPU torch moves a parameter by ``parameter.data = ...``. A fake tensor needs the setting that swaps the two
+    tensors instead, which is experimental, and there since 2.3. A swap loses what ``.data`` keeps, so two things are
+    added: parameters with weak references are swapped, too, since those are to the Python object, which stays; and
+    hooks on a parameter go with it. ``cannot`` makes the error for a parameter that somebody holds in C++, such as a
+    view of it or a scripted module.
     """
+
+    def wrap(original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def swap_tensors(t1: Any, t2: Any) -> None:
+            fake = isinstance(t1, FakeTensor) or isinstance(t2, FakeTensor)
+            try:
+                original(t1, t2)
+            except RuntimeError as error:
+                if not fake or "use_count" not in str(error):
+                    raise
+                raise cannot() from error
+            for name in _HOOKS if fake else ():
+                for tensor in (t1, t2):
+                    if (hooks := getattr(tensor, name)) is not None:
+                        setattr(tensor, name, hooks)  # to be registered with the tensor in C++ that it has now
+
+        return swap_tensors
+
     former = torch.__future__.get_swap_module_params_on_conversion()
-    torch.__future__.set_swap_module_params_on_conversion(True)
     restore = functools.partial(torch.__future__.set_swap_module_params_on_conversion, former)
-    return added("torch.__future__", "set_swap_module_params_on_conversion", restore)
+    with ExitStack() as undo:
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        undo.callback(added("torch.__future__", "set_swap_module_params_on_conversion", restore))
+        undo.callback(replace_all((torch.utils,), {"weakref": SimpleNamespace(getweakrefs=lambda tensor: [])}))
+        undo.callback(patch(torch.utils, "swap_tensors", wrap))
+        return undo.pop_all().close
+
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+"""The dicts of a tensor's hooks, which belong to the Python object. The second since 2.1."""
+
+
+def keep_names_in_torchscript() -> Callable[[], None]:
+    """Let TorchScript take what stands in for a function of torch for that function; returns what undoes it.
+
+    TorchScript knows torch's own functions by their identity, in a table that it makes when it first compiles something
+    (since 1.0). So :func:`load` has it made before anything is replaced, and here the replacements are added.
+    """
+    table = torch.jit._builtins._get_builtin_table()
+    names = {id(new): table[id(former)] for former, new in replaced() if id(former) in table and id(new) not in table}
+    table.update(names)
+    return added("torch.jit", "builtins", lambda: [table.pop(name) for name in names])
+
+
+def read_in_lists(read: Callable[[torch.Tensor], Any]) -> Callable[[], None]:
+    """Let ``torch.tensor([x])``, where ``x`` is a fake tensor on the device, take the number that ``read`` returns for
+    ``x``; returns what undoes it.
+
+    All functions that make a tensor of a list (``torch.tensor``, ``torch.as_tensor``, ``Tensor.new_tensor``) read the
+    tensors in it in C++, below every mode, and so end in the CUDA kernel of ``_local_scalar_dense``. CPU builds have no
+    such kernel, and that of CUDA builds needs a GPU: here is one in Python. The functions themselves stay as they are,
+    since TorchScript and ``with torch.device(...)`` know them by their identity. ``Library`` is there since 1.8,
+    ``_destroy`` since 2.1.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # CUDA builds have a kernel, and warn that another takes its place
+        library.impl("_local_scalar_dense", read, "CUDA")
+    return added("torch.library", "_local_scalar_dense", library._destroy)
 
 
 def below_modes() -> Any:
@@ -340,5 +401,9 @@ RAW_STREAM = (torch._C, "_cuda_getCurrentRawStream")
 """In CUDA builds: libraries with kernels of their own take the stream's handle from there."""
 DEVICE_GUARD, SLEEP = "_DeviceGuard", "_sleep"
 """A region on a device, and a kernel that only takes time, in ``torch.cuda``."""
+SET_SETTINGS = "_set_allocator_settings"
+"""Changes the allocator's settings, in ``torch.cuda.memory``. A name that is missing is left alone, here too."""
+ACCELERATOR_SETTINGS = (torch._C, "_accelerator_setAllocatorSettings", "_accelerator_getAllocatorSettings")
+"""What takes the place of that one since 2.10, and what says which settings are in force."""
 RECORD_HISTORY, SNAPSHOT, DUMP_SNAPSHOT = "_record_memory_history", "_snapshot", "_dump_snapshot"
 """Memory snapshots, as scripts write them, in ``torch.cuda.memory``. A name that is missing is left alone."""

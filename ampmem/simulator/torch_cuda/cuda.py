@@ -9,22 +9,28 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ampmem.errors import UsageError
 from ampmem.own_code import script_line
 from ampmem.patching import replace_all
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private.general import (
+    ACCELERATOR_SETTINGS,
     DEVICE_GUARD,
     DUMP_SNAPSHOT,
     LAZY_CALL,
     LAZY_INIT,
     RECORD_HISTORY,
+    SET_SETTINGS,
     SLEEP,
     SNAPSHOT,
 )
 from ampmem.simulator.torch_cuda import compiled, streams, tensors, threads, unsupported
 from ampmem.simulator.torch_cuda.streams import Region, check_device
+from ampmem.simulator.where import stop
 from ampmem.simulator.world import here
+
+_SNAPSHOTS = "a simulated device has no snapshot; ampmem profile --snapshot FILE writes one of what was recorded"
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +45,8 @@ def install(mode: SimulatedMode, *, alone: bool) -> Callable[[], None]:
     with ExitStack() as undo:
         undo.callback(replace_all((torch.cuda,), _queries(device) | _actions()))
         undo.callback(replace_all((torch.cuda, torch.cuda.memory), _memory(device)))
+        owner, sets, gets = ACCELERATOR_SETTINGS
+        undo.callback(replace_all((owner,), {sets: _settings(device), gets: lambda: device.in_force[1]}))
         undo.callback(replace_all((torch.cuda, torch.cuda.random), _random()))
         undo.callback(replace_all((torch.cuda.nvtx,), _nvtx()))
         undo.callback(replace_all((torch.accelerator,), _accelerator(device)))
@@ -130,8 +138,13 @@ def _memory(device: SimulatedDevice) -> dict[str, Any]:
         allocator.set_memory_fraction(fraction)
 
     def no_snapshot(filename: str = "dump_snapshot.pickle", **_: Any) -> None:
-        write = "ampmem export FILE --format snapshot writes one of the recording"
-        simulated.assume(f"torch.cuda.memory._dump_snapshot wrote nothing ({write}), at {script_line()}")
+        simulated.not_written(
+            f"torch.cuda.memory.{DUMP_SNAPSHOT} wrote nothing at {script_line()}: {_SNAPSHOTS}", aloud=True
+        )
+
+    def empty_snapshot(*_: Any, **__: Any) -> dict[str, Any]:
+        simulated.not_written(f"torch.cuda.memory.{SNAPSHOT} was empty at {script_line()}: {_SNAPSHOTS}", aloud=True)
+        return {"segments": [], "device_traces": [[]], "allocator_settings": {}}
 
     total = device.gpu.total_memory
     simulated = device
@@ -155,9 +168,22 @@ def _memory(device: SimulatedDevice) -> dict[str, Any]:
         "get_allocator_backend": lambda: "native",
         "memory_snapshot": lambda *_, **__: [],
         RECORD_HISTORY: lambda *_, **__: None,
-        SNAPSHOT: lambda *_, **__: {"segments": [], "device_traces": [[]], "allocator_settings": {}},
+        SNAPSHOT: empty_snapshot,
+        SET_SETTINGS: _settings(device),
         DUMP_SNAPSHOT: no_snapshot,
     }
+
+
+def _settings(device: SimulatedDevice) -> Callable[[str], None]:
+    """What changes the allocator's settings while the script runs."""
+
+    def set_settings(env: str) -> None:
+        try:
+            device.configure(env, f"torch.cuda.memory.{SET_SETTINGS}")
+        except UsageError as error:
+            raise stop(str(error)) from None
+
+    return set_settings
 
 
 def _random() -> dict[str, Any]:

@@ -17,8 +17,8 @@ from ampmem.own_code import script_line
 from ampmem.patching import put_in, replace_all
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
+from ampmem.simulator.private import general
 from ampmem.simulator.private.general import FakeTensor, tree_leaves, tree_map, without_modes
-from ampmem.simulator.reading import read_in
 from ampmem.simulator.torch_cuda import traced
 from ampmem.simulator.where import stop
 from ampmem.simulator.world import check_index, here
@@ -47,7 +47,7 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
         }
         undo.callback(replace_all((FakeTensor,), methods))
         undo.callback(put_in(FakeTensor, "__copy__", _copy))
-        undo.callback(replace_all((torch,), {"tensor": _reading("tensor"), "as_tensor": _reading("as_tensor")}))
+        undo.callback(general.read_in_lists(functools.partial(_read, mode)))
         undo.callback(replace_all((torch.UntypedStorage,), _storage_writes(mode)))
         undo.callback(replace_all((torch.TypedStorage,), _typed_storage_writes(mode)))
         undo.callback(replace_all((torch, torch.serialization), _files(device)))
@@ -112,16 +112,9 @@ def _typed_storage_writes(mode: SimulatedMode) -> dict[str, Any]:
     return {name: forgetting(name) for name in ("fill_", "__setitem__")}
 
 
-def _reading(name: str) -> Callable[..., torch.Tensor]:
-    """``torch.tensor`` and ``torch.as_tensor``, of lists with tensors on the device in them."""
-    original = getattr(torch, name)
-
-    @functools.wraps(original)
-    def make(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        made: torch.Tensor = original(read_in(data) if isinstance(data, (list, tuple)) else data, *args, **kwargs)
-        return made
-
-    return make
+def _read(mode: SimulatedMode, tensor: torch.Tensor) -> Any:
+    """The number in ``tensor``, of which ``torch.tensor([tensor])`` makes another tensor."""
+    return mode.__torch_dispatch__(torch.ops.aten._local_scalar_dense.default, (FakeTensor,), (tensor,))
 
 
 def _copy(tensor: FakeTensor) -> torch.Tensor:
@@ -247,7 +240,7 @@ def _files(device: SimulatedDevice) -> dict[str, Any]:
         leaves = obj.parameters() if isinstance(obj, torch.nn.Module) else tree_leaves(obj)
         if not any(isinstance(leaf, FakeTensor) for leaf in leaves):
             return save_original(obj, f, *args, **kwargs)
-        device.assume(f"torch.save wrote nothing, since tensors had no values, at {script_line()}")
+        device.not_written(f"torch.save wrote nothing, since tensors had no values, at {script_line()}")
         if (path := _path(f)) is not None:
             left_out[path] = script_line()
         return None

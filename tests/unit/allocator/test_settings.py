@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampmem.allocator.settings import MIB, Settings, parse_settings, settings_of_environment
+from ampmem.allocator.settings import MIB, Settings, backend_of_environment, parse_settings, settings_of_environment
 from ampmem.errors import UsageError
 
 
@@ -86,6 +86,35 @@ def test_roundup_divisions(text: str, divisions: list[int]) -> None:
 def test_a_wrong_settings_string_is_refused(text: str, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         parse_settings(text)
+
+
+def test_settings_that_change_later_take_three_back_and_keep_the_others() -> None:
+    first = parse_settings(
+        "max_split_size_mb:64,garbage_collection_threshold:0.5,roundup_power2_divisions:4,expandable_segments:True,"
+        "max_non_split_rounding_mb:40,per_process_memory_fraction:0.5"
+    )
+    assert parse_settings("max_split_size_mb:32", first) == Settings(
+        max_split_size=32 * MIB, expandable_segments=True, max_non_split_rounding=40 * MIB, memory_fraction=0.5
+    )
+
+
+def test_an_environment_without_a_cache_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^PYTORCH_NO_CUDA_MEMORY_CACHING=1 turns .*; unset it$"):
+        settings_of_environment({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
+    assert settings_of_environment({"PYTORCH_NO_CUDA_MEMORY_CACHING": "0"}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "backend"),
+    [
+        ("backend:cudaMallocAsync", "cudaMallocAsync"),
+        ("max_split_size_mb:64, backend : native", "native"),
+        ("expandable_segments:True", "native"),
+        ("backend", "native"),
+    ],
+)
+def test_the_backend_that_an_environment_asks_for(text: str, backend: str) -> None:
+    assert backend_of_environment({"PYTORCH_CUDA_ALLOC_CONF": text}) == backend
 
 
 def test_the_environment_of_torch_2_13_prefers_the_older_variable() -> None:

@@ -145,6 +145,16 @@ def test_the_profiler_is_asked_for_no_calls_of_the_cuda_runtime(monkeypatch: pyt
         assert not any("CUDA" in part for kinds in parts.values() for part in kinds)
 
 
+def test_an_allocator_that_the_script_asks_for_too_late_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "native")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
+    assert TorchCuda().problem() == (
+        "the script asks for the allocator 'cudaMallocAsync' after torch was imported, which runs with 'native'; have "
+        "the script leave the backend out of its settings"
+    )
+
+
 def test_a_cache_that_is_turned_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "native")

@@ -412,6 +412,27 @@ def test_settings_that_the_script_makes_itself_are_in_force(
     )
 
 
+@pytest.mark.parametrize("read_at_import", [True, False])
+def test_settings_that_the_script_makes_before_it_uses_cuda_are_in_force(
+    gpu: ModelCuda, monkeypatch: pytest.MonkeyPatch, read_at_import: bool
+) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    gpu.ready, gpu.in_force = False, "max_split_size_mb:64"
+    source = CudaSource(api=gpu)
+    source.start({})
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "roundup_power2_divisions:4")
+    if not read_at_import:
+        gpu.in_force = "roundup_power2_divisions:4"
+    gpu.init()
+    assert gpu.in_force == "roundup_power2_divisions:4"
+    gpu.malloc(MIB)
+    source.drain()
+    allocator = source.allocator()
+    assert allocator is not None
+    assert (allocator.variable, allocator.settings) == ("PYTORCH_CUDA_ALLOC_CONF", "roundup_power2_divisions:4")
+    source.stop()
+
+
 def test_what_the_driver_counts_as_the_processs_is_asked_once_a_step(gpu: ModelCuda, source: CudaSource) -> None:
     gpu.process = 700 * MIB
     source.start({})

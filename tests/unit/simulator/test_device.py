@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +30,7 @@ from ampmem.simulator.device import Event, SimulatedDevice  # noqa: E402
 from ampmem.simulator.selftest import refusal  # noqa: E402
 from ampmem.simulator.torch_cuda import attention  # noqa: E402
 from ampmem.simulator.torch_cuda.attention import AttentionKernel, choose  # noqa: E402
+from ampmem.simulator.where import NotSimulated, take_stops  # noqa: E402
 
 
 def device(gpu: str = "a100-80") -> SimulatedDevice:
@@ -58,6 +60,46 @@ def test_a_storage_has_a_block_until_it_dies() -> None:
     assert simulated.storage_address(torch.empty(1000, device="meta")) == 0
     real = torch.empty(3)
     assert simulated.storage_address(real) == real.untyped_storage().data_ptr()
+
+
+def test_the_settings_are_those_of_the_environment_at_the_first_request() -> None:
+    environment = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
+    simulated = SimulatedDevice(find_gpu("h100"), Settings(max_split_size=64 * MIB), environment=environment)
+    simulated.allocator.set_memory_fraction(0.5)
+    environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    simulated.malloc(1 << 20)
+    assert simulated.allocator.settings == Settings(expandable_segments=True, memory_fraction=0.5)
+    assert [segment.expandable for segment in simulated.segments()] == [True]
+    assert simulated.in_force == ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    environment["PYTORCH_CUDA_ALLOC_CONF"] = ""
+    simulated.malloc(1 << 20)
+    assert simulated.allocator.settings.expandable_segments
+    simulated.configure("expandable_segments:False,max_split_size_mb:32", "a call")
+    assert simulated.allocator.settings == Settings(max_split_size=32 * MIB, memory_fraction=0.5)
+    assert simulated.in_force == ("a call", "expandable_segments:False,max_split_size_mb:32")
+    assert [segment.expandable for segment in simulated.segments()] == [True]
+    simulated.malloc(64 << 20)
+    assert sorted(segment.expandable for segment in simulated.segments()) == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync", "PYTORCH_ALLOC_CONF=backend:cudaMallocAsync: the backend"),
+        (
+            "PYTORCH_NO_CUDA_MEMORY_CACHING",
+            "1",
+            "PYTORCH_NO_CUDA_MEMORY_CACHING=1 turns PyTorch's caching allocator off",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_modelled_stop_at_the_first_request(variable: str, value: str, message: str) -> None:
+    environment: dict[str, str] = {}
+    simulated = SimulatedDevice(find_gpu("h100"), Settings(), environment=environment)
+    environment[variable] = value
+    with pytest.raises(NotSimulated, match=re.escape(f": {message}")):
+        simulated.malloc(512)
+    take_stops()
 
 
 def test_storages_may_die_on_any_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,7 +442,16 @@ def test_an_empty_gpu_is_refused(tmp_path: Path, command: list[str]) -> None:
     assert line.startswith("ampmem: --gpu is empty; give one of ")
 
 
-def test_a_torch_that_cannot_is_told_what_can() -> None:
-    message = str(refusal("no such symbol"))
-    assert "cannot simulate a CUDA device: no such symbol" in message
-    assert "torch 2.13 can, and CUDA builds from 2.11 on" in message and "--device cpu" in message
+@pytest.mark.parametrize(
+    ("version", "others"),
+    [
+        ("2.12.1+cpu", "CPU builds of torch 2.13 can, and CUDA builds from 2.11 on, which need no GPU for it; "),
+        ("2.13.0+cpu", ""),  # of which that would contradict what it says of this build
+    ],
+)
+def test_a_torch_that_cannot_is_told_what_can(monkeypatch: pytest.MonkeyPatch, version: str, others: str) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    assert str(refusal("no such symbol")) == (
+        f"this build of torch ({version}) cannot simulate a CUDA device: no such symbol. {others}"
+        "--device cpu measures on the CPU instead"
+    )

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ampmem.allocator.settings import VARIABLES
+from ampmem.allocator.settings import UNCACHED, VARIABLES, backend_of_environment
 from ampmem.recorder.torch_private import cuda as torch_private
 
 Snapshot = Mapping[str, Any]
@@ -41,6 +41,12 @@ class CudaApi(Protocol):
 
     def when_ready(self, action: Callable[[], None]) -> None:
         """Do ``action`` now, or right after the script has initialized CUDA."""
+
+    def settings_in_force(self) -> str | None:
+        """The allocator's settings, as text, once CUDA is initialized; ``None`` where torch does not say."""
+
+    def set_settings(self, text: str) -> None:
+        """Put other settings in force."""
 
     def history_is_on(self) -> bool:
         """Whether somebody records memory history already."""
@@ -93,13 +99,19 @@ class TorchCuda:
         if not cuda_available():
             why = "this torch was built without CUDA" if torch.version.cuda is None else "torch sees no CUDA device"
             return f"cuda cannot be recorded: {why}; record on the CPU with --device cpu (device='cpu' in Python)"
-        if os.environ.get(_UNCACHED) == "1":
-            return f"{_UNCACHED}=1 turns PyTorch's caching allocator off, so there is no history of it; unset it"
+        if os.environ.get(UNCACHED) == "1":
+            return f"{UNCACHED}=1 turns PyTorch's caching allocator off, so there is no history of it; unset it"
         backend = torch.cuda.memory.get_allocator_backend()
         if backend != "native":
             return (
                 f"torch uses the allocator {backend!r}, which keeps no memory history; unset "
                 f"{' and '.join(VARIABLES)}, or a pluggable allocator, to record with PyTorch's own"
+            )
+        asked = backend_of_environment(os.environ)
+        if asked != backend:
+            return (
+                f"the script asks for the allocator {asked!r} after torch was imported, which runs with {backend!r}; "
+                "have the script leave the backend out of its settings"
             )
         return None
 
@@ -109,6 +121,12 @@ class TorchCuda:
             action()
         else:
             torch_private.when_cuda_is_ready(action)
+
+    def settings_in_force(self) -> str | None:
+        return torch_private.settings_in_force()
+
+    def set_settings(self, text: str) -> None:
+        torch_private.set_settings(text)
 
     def history_is_on(self) -> bool:
         return torch.cuda.is_initialized() and torch_private.history_is_on()
@@ -184,7 +202,6 @@ def cuda_available() -> bool:
         del os.environ[name]
 
 
-_UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 _STATS = ("requested", "allocated", "active", "reserved")
 
 _observer: list[OomObserver] = []

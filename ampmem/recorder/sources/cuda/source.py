@@ -14,7 +14,7 @@ from dataclasses import replace
 from time import time_ns
 
 from ampmem.allocator.model.layout import DEFAULT_POOL
-from ampmem.allocator.settings import VARIABLES, Settings, settings_of_environment
+from ampmem.allocator.settings import VARIABLES, Settings, settings_of_environment, text_of_environment
 from ampmem.errors import UsageError
 from ampmem.events import AllocatorRecord, LayersRecord, OomRecord
 from ampmem.recorder.facts.addresses import RealAddresses
@@ -55,6 +55,8 @@ class CudaSource:
         self._process = self._thread = 0
         self._device: int | None = None
         self._since_ns = 0
+        self._asked = text_of_environment(os.environ)[1]
+        """The allocator's settings in the environment, before the script may have changed them."""
         self._history = History(self._settings())
         self._peaks = Peaks(self._api, self._settings())
         self._stamps = Stamps()
@@ -204,6 +206,7 @@ class CudaSource:
             self._note(f"nothing was recorded: {problem}")
             return
         try:
+            self._take_settings()
             self._api.history(on=True, entries=ENTRIES, stacks=self._stacks)
             self._on = True
             self._tag = self._api.metadata_setter()
@@ -215,6 +218,19 @@ class CudaSource:
         # Not before: a build for CUDA sets CUPTI up with the profiler, and the script may still choose its devices.
         if threading.get_ident() == self._thread:
             self._follow_nodes()
+
+    def _take_settings(self) -> None:
+        """Put settings in force that the script has made before it imported torch, which ampmem had imported by then.
+
+        Torch reads them when CUDA is first used, or, in some versions, when it is imported.
+        """
+        asked = text_of_environment(os.environ)[1]
+        if asked == self._asked:
+            return
+        if asked and self._api.settings_in_force() == self._asked:  # nobody has changed them by a call
+            self._api.set_settings(asked)
+        self._history = History(self._settings())
+        self._peaks = Peaks(self._api, self._settings())
 
     def _follow_nodes(self) -> None:
         try:
