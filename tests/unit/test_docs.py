@@ -9,28 +9,16 @@ from pathlib import Path
 
 import click
 import pytest
+from documents import PAGES, ROOT, code_in, commands, name_of, prose_of
 
 from ampmem.allocator.gpus import GPUS
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.cli.main import SUBCOMMANDS, group
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(not (ROOT / "reports").is_dir(), reason="no checkout: pages are missing")
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("reports/*.md")])
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-_INLINE = re.compile(r"`([^`\n]+)`")
 _HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
-
-
-def name_of(page: Path) -> str:
-    return page.relative_to(ROOT).as_posix()
-
-
-def prose_of(text: str) -> str:
-    """``text`` without its fenced blocks."""
-    return _FENCE.sub("", text)
 
 
 def anchors(text: str) -> set[str]:
@@ -50,18 +38,6 @@ def broken_links(page: Path) -> Iterator[str]:
             yield f"{link}: there is no such file"
         elif anchor and anchor not in anchors(target.read_text(encoding="utf-8")):
             yield f"{link}: there is no such heading"
-
-
-def command_lines(text: str) -> Iterator[str]:
-    """What a reader could type: lines of shell blocks and of transcripts, and commands within a sentence."""
-    for _, block in _FENCE.findall(text):
-        for line in block.splitlines():
-            typed = line.removeprefix("$ ").split("&& ")[-1].strip()
-            if re.match(r"(\S*/)?ampmem [a-z-]", typed):
-                yield typed
-    for code in _INLINE.findall(prose_of(text)):
-        if re.match(r"ampmem [a-z-]", code):
-            yield code
 
 
 def refused(line: str) -> str | None:
@@ -92,7 +68,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_are_those_that_there_are(page: Path) -> None:
-    lines = list(command_lines(page.read_text(encoding="utf-8")))
+    lines = [line for command in commands(page.read_text(encoding="utf-8")) for line in command.of_ampmem]
     assert {line: why for line in lines if (why := refused(line))} == {}
 
 
@@ -106,12 +82,45 @@ def test_the_checks_find_what_is_wrong(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# A title\n[a](#a-title) [b](#b) [c](nowhere.md) [d](https://example.org)\n")
     assert list(broken_links(page)) == ["#b: there is no such heading", "nowhere.md: there is no such file"]
-    block = "```sh\n$ ampmem profile x.py\npython3 -m venv v && v/bin/ampmem show x\n```\n"
-    text = "`ampmem show FILE` in a sentence\n" + block
-    assert list(command_lines(text)) == ["ampmem profile x.py", "v/bin/ampmem show x", "ampmem show FILE"]
     assert refused("ampmem profile --steps 3 train.py --batch-size 8  # a remark") is None
     for wrong in ("ampmem prof x.py", "ampmem show --no-such x", "ampmem profile --arm half x.py", "ampmem report -o"):
         assert refused(wrong)
+
+
+def test_what_a_reader_types_is_found() -> None:
+    text = """`ampmem show FILE` in a sentence, and `%ampmem` is a magic
+```sh
+python3 -m venv v && v/bin/ampmem show x | jq .
+sqlite3 x.ampmem "
+  SELECT 1"
+ls
+```
+1. a list:
+
+   ```
+   $ ampmem fit
+   ampmem says this
+   ```
+
+```yaml
+  - run: cd base && ampmem check x.py
+```
+```python
+import ampmem
+```
+`eval "$(ampmem completion bash)"`, `torchrun -m ampmem profile x.py`
+"""
+    found = [(command.line, command.text, command.of_ampmem) for command in commands(text)]
+    assert found == [
+        (3, "python3 -m venv v && v/bin/ampmem show x | jq .", ["ampmem show x"]),
+        (4, 'sqlite3 x.ampmem "\n  SELECT 1"', []),
+        (11, "ampmem fit", ["ampmem fit"]),
+        (16, "cd base && ampmem check x.py", ["ampmem check x.py"]),
+        (1, "ampmem show FILE", ["ampmem show FILE"]),
+        (21, 'eval "$(ampmem completion bash)"', ["ampmem completion bash"]),
+        (21, "torchrun -m ampmem profile x.py", ["ampmem profile x.py"]),
+    ]
+    assert [command.in_prose for command in commands(text)] == [False] * 4 + [True] * 3
 
 
 def test_every_document_is_reached_from_the_readme() -> None:
@@ -133,7 +142,7 @@ def test_every_finding_is_explained() -> None:
     sources = [path.read_text(encoding="utf-8") for path in folder.rglob("*.py")]
     codes = {code for source in sources for code in re.findall(r'code="([a-z0-9-]+)"', source)}
     text = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
-    explained = {code for title in re.findall(r"^### (.+)$", text, re.MULTILINE) for code in _INLINE.findall(title)}
+    explained = {code for title in re.findall(r"^### (.+)$", text, re.MULTILINE) for code in code_in(title)}
     assert len(codes) > 10
     assert explained == codes
 

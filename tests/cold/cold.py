@@ -1,0 +1,170 @@
+"""Commands as a new user runs them: an installed wheel, a bare interpreter, an own folder, a clean environment.
+
+Nothing is imported before them, no PYTHONPATH is set, and nothing of the checkout is on the path. What a command reads
+(train.py, recordings of earlier runs) is made the same way, once, by the commands of :data:`EARLIER`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+
+TRAIN = Path(__file__).with_name("train.py")
+TIMEOUT_S = 400
+SIM = "--device sim --gpu h100"
+RANK_OF_8 = f"{SIM} --world-size 8"
+
+CHANGED = "sed -i 's/width=64/width=96/; s/torch.relu/nn.functional.gelu/; s/default=64/default=96/' train.py"
+"""A change of the script after which it takes other memory."""
+EARLIER: Mapping[str, str] = {
+    "train.ampmem": "ampmem profile train.py --batch-size 8",
+    "run.ampmem": f"ampmem profile {SIM} -o run.ampmem train.py",
+    "main.ampmem": f"ampmem check {SIM} --baseline main.ampmem --update-baseline train.py",
+    "memory/main.json": f"mkdir memory && ampmem check {SIM} --baseline memory/main.json --update-baseline train.py",
+    "now.ampmem": f"{CHANGED} && ampmem profile {SIM} -o now.ampmem train.py",
+    "gelu.ampmem": f"{CHANGED} && ampmem profile {SIM} -o gelu.ampmem train.py",
+    "snapshot.pickle": f"ampmem profile {SIM} --snapshot snapshot.pickle train.py",
+    "train.fp32.ampmem": "ampmem compare --no-times --arms fp32,amp train.py",
+    "train.amp.ampmem": "ampmem compare --no-times --arms fp32,amp train.py",
+    "train.rank*": "ampmem profile --nproc-per-node 2 train.py",
+    "train.*.rank*": "ampmem compare --no-times --arms fp32,amp --nproc-per-node 2 train.py",
+    "train.rank*-of-8.ampmem": f"ampmem profile {RANK_OF_8} train.py && ampmem profile {RANK_OF_8} --rank 1 train.py",
+    "memory-step3.rank*": "ampmem profile --nproc-per-node 2 -o memory-step3.ampmem train.py",
+    "base": "mkdir base && cp train.py base",
+}
+"""What commands of the documents read, as they name it, and the command that makes it in a folder with train.py."""
+
+_WRITTEN = ("-o", "--output", "--html", "--snapshot")
+
+
+def words_of(command: str) -> list[str]:
+    """The words of a command, or of Python: of a text with quotations these too."""
+    return shlex.split(command, comments=True)
+
+
+def outputs_of(command: str) -> list[str]:
+    """The files that a command is told to write."""
+    words = words_of(command)
+    return [word for option, word in pairwise(words) if option in _WRITTEN]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cold:
+    """The environment ``installed`` has the wheel without extras; the folder ``shared`` has what is made once."""
+
+    installed: Path
+    shared: Path
+
+    def run(self, folder: Path, command: str, *, extras: str = "") -> subprocess.CompletedProcess[str]:
+        """Run ``command`` in bash, in ``folder``; ``extras`` are the packages that it needs beside ampmem."""
+        bins = [self.with_extras(extras) / "bin"] if extras else []
+        home = self.shared / "home"
+        home.mkdir(exist_ok=True)
+        environment = {
+            "HOME": str(home),
+            "LANG": "C.UTF-8",
+            "PATH": os.pathsep.join([*map(str, bins), str(self.installed / "bin"), "/usr/local/bin:/usr/bin:/bin"]),
+        }
+        return subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", command],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+
+    def provide(self, folder: Path, command: str, train: str) -> None:
+        """Put into ``folder`` the script ``train`` as train.py, and what ``command`` reads of earlier runs."""
+        (folder / "train.py").write_text(train, encoding="utf-8")
+        words, written = words_of(command), outputs_of(command)
+        for name, made in EARLIER.items():
+            if name in words and name not in written:
+                self.copy(folder, made, name, train)
+
+    def copy(self, folder: Path, command: str, pattern: str, train: str = TRAIN.read_text(encoding="utf-8")) -> None:
+        """Put into ``folder`` what of the files that ``command`` made is named like ``pattern``, or lies below that."""
+        if ".cuda()" in train:  # which no CPU runs
+            command = command.replace("ampmem profile train.py", f"ampmem profile {SIM} train.py")
+        made = self._made(command.removesuffix(" --batch-size 8") if ".cuda()" in train else command, train)
+        for path in made.rglob("*"):
+            place = path.relative_to(made)
+            if path.is_file() and (fnmatch(str(place), pattern) or pattern in map(str, place.parents)):
+                (folder / place).parent.mkdir(exist_ok=True)
+                shutil.copy(path, folder / place)
+
+    def _made(self, command: str, train: str) -> Path:
+        """The folder in which ``command`` ran beside the script ``train``: once, whoever asks first."""
+        folder = self.shared / sha256(f"{command}\n{train}".encode()).hexdigest()[:16]
+        with self._once(folder) as first:
+            if first:
+                (folder / "train.py").write_text(train, encoding="utf-8")
+                done = self.run(folder, command)
+                assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        return folder
+
+    def with_extras(self, extras: str) -> Path:
+        """An environment that has, beside what is in ``installed``, what pip says that the extras of the wheel need."""
+        names, *others = extras.split()
+        folder = self.installed.with_name(f"{self.installed.name}-{names.replace(',', '-')}")  # kept for the next run
+        with self._once(folder) as first:
+            if first:
+                subprocess.run([self.installed / "bin" / "python", "-m", "venv", folder], check=True)
+                packages = next((folder / "lib").glob("python*")) / "site-packages"
+                below = next((self.installed / "lib").glob("python*")) / "site-packages"
+                # So that torch is not installed once more; pip sees what is there too, ampmem itself among it.
+                (packages / "installed.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")
+                constraints = Path(__file__).parents[2] / "constraints.txt"
+                what = [f"ampmem[{names}]", *others]
+                install = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "-c", constraints, *what]
+                subprocess.run(install, check=True)
+        return folder
+
+    @contextmanager
+    def _once(self, folder: Path) -> Iterator[bool]:
+        """True for the first of all processes that come, which fills the folder; the others wait for it meanwhile."""
+        with folder.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            done = folder.with_suffix(".done")
+            first = not done.exists()
+            if first:
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+            yield first
+            done.touch()
+
+    def execute_notebook(self, notebook: Path, *, extras: str) -> subprocess.CompletedProcess[str]:
+        """Run ``notebook`` in place: Jupyter is in another environment, the kernel in the one with ``extras``."""
+        environment = self.with_extras(extras)
+        done = self.run(
+            notebook.parent, f"python -m ipykernel install --prefix {environment} --name cold", extras=extras
+        )
+        assert done.returncode == 0, done.stderr
+        jupyter = "import sys; from nbclient.cli import main; sys.exit(main())"
+        command = [sys.executable, "-c", jupyter, "--kernel_name=cold", "--inplace", notebook.name]
+        return subprocess.run(
+            command,
+            cwd=notebook.parent,
+            env={
+                "HOME": str(self.shared / "home"),
+                "PATH": "/usr/bin:/bin",
+                "JUPYTER_PATH": str(environment / "share" / "jupyter"),
+            },
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )

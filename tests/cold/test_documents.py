@@ -1,0 +1,367 @@
+"""Every command line and every piece of Python in README.md and docs/ runs from the installed wheel.
+
+What is new in a page is found and run without a line here. A page may take something for granted: a model, a name that
+stands for a file. What that is stands in the tables below, and each of their entries has to occur in the pages.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import nbformat
+import pytest
+from cold import TRAIN, Cold, outputs_of, words_of
+from documents import PAGES, ROOT, Command, blocks, commands, name_of
+
+from ampmem.cli.main import group
+
+pytestmark = pytest.mark.slow
+
+TRIED = [page for page in PAGES if page == ROOT / "README.md" or page.parent == ROOT / "docs"]
+NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotAsItStands:
+    """A command that does not run as it stands, and why; ``instead`` is the nearest one that does."""
+
+    why: str
+    instead: str | None = None
+
+
+_BF16 = "minutes on a CPU that has no instructions for bfloat16; the same with the smallest model"
+_OF_CHECKOUT = "made by .ci/run, which installs the wheel"
+EXCEPTIONS: Mapping[str, NotAsItStands] = {
+    "python3 -m venv .venv": NotAsItStands(why=_OF_CHECKOUT),
+    ".venv/bin/pip install -c constraints.txt .": NotAsItStands(why=_OF_CHECKOUT),
+    "pip install ./ampmem -r requirements.txt": NotAsItStands(why=_OF_CHECKOUT),
+    "ampmem compare -m ampmem.workloads.gpt": NotAsItStands(
+        why=_BF16, instead="ampmem compare -m ampmem.workloads.gpt --preset tiny"
+    ),
+    "ampmem compare -m ampmem.workloads.reuse": NotAsItStands(
+        why=_BF16, instead="ampmem compare -m ampmem.workloads.reuse --preset tiny"
+    ),
+    "ampmem fit --gpu 24GiB train.py --vary --batch-size=1:512": NotAsItStands(
+        why="a minute, and docs/simulation.md has the same for another GPU; here one precision and no curve",
+        instead="ampmem fit --gpu 24GiB --arms amp --points 0 train.py --vary --batch-size=1:512",
+    ),
+    "ampmem profile --device sim --gpu h100 --world-size 64 --steps 2 tests/benchmarks/llama_70b.py": NotAsItStands(
+        why="a minute; and the script is the checkout's, which an installed wheel has not"
+    ),
+}
+"""The one table of what is not run as it stands. A part of a line, between ``&&``, may be left out too."""
+
+STANDS_FOR: Mapping[str, str] = {
+    "FILE": "train.ampmem",
+    "FILE...": "train.ampmem",
+    "BEFORE": "main.ampmem",
+    "AFTER": "now.ampmem",
+}
+"""What a reader puts in the place of a word in capitals."""
+
+MENTIONS: Mapping[str, tuple[str, str]] = {
+    "profile": ("", "train.py"),
+    "compare": ("", "train.py --batch-size 8"),
+    "check": ("", "train.ampmem"),
+    "show": ("", "train.ampmem"),
+    "diff": ("", "main.ampmem now.ampmem"),
+    "import": ("-o run.ampmem", "snapshot.pickle"),
+    "export": ("--format csv -o run.out", "run.ampmem"),
+}
+"""What a reader adds to a command that a sentence names without its files: options before, files behind."""
+
+EXITS: Mapping[str, tuple[int, str]] = {
+    "pytest --ampmem": (1, "1 failed, 3 passed"),
+    "pytest --ampmem-baseline memory --ampmem-update": (1, "1 failed, 3 passed"),
+    "pytest --ampmem-baseline memory": (1, "growth 256.0 KiB in each step"),
+}
+"""Commands that are not to end with 0: one test of the page is to fail. Their exit code, and what they print."""
+
+EXTRAS: Mapping[str, str] = {
+    "accelerate launch": "accelerate,lightning,pytest,transformers tensorboard",
+    "pytest": "accelerate,lightning,pytest,transformers tensorboard",
+    "docs/trainers.md": "accelerate,lightning,pytest,transformers tensorboard",
+    "docs/notebooks.md": "notebook",
+}
+"""What is installed beside the wheel for a command that begins so, or for the Python of a page."""
+
+BEFORE: Mapping[str, str] = {
+    "README.md": """
+import torch
+from torch.nn import functional
+
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.AdamW(model.parameters())
+loader = torch.randn(4, 2, 8)
+
+
+def train_on(batch):
+    model(batch).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    "docs/notebooks.md": """
+import torch
+from torch.nn import functional
+
+network = torch.nn.Linear(8, 8)
+optimizer = torch.optim.AdamW(network.parameters())
+loader = [(torch.randn(2, 8), torch.tensor([0, 1])) for _ in range(4)]
+
+
+def train(network, steps):
+    optimizer = torch.optim.AdamW(network.parameters())
+    for _ in range(steps):
+        network(torch.randn(2, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    "docs/pytest.md": """
+import torch
+from torch.utils.checkpoint import checkpoint
+
+
+def train(checkpointing):
+    layers = [torch.nn.Linear(64, 64) for _ in range(8)]
+    model = torch.nn.Sequential(*(each for layer in layers for each in (layer, torch.nn.GELU()))).cuda()
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(3):
+        x = torch.randn(4096, 64, device="cuda")
+        (checkpoint(model, x, use_reentrant=False) if checkpointing else model(x)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    "docs/simulation.md": """
+import ampmem
+import torch
+
+
+class Model(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(8, 8)
+
+
+def train(model):
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        model(torch.randn(2, 8, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+}
+"""The Python that a page takes for granted, put before what names what it does not make."""
+ELLIPSIS: Mapping[str, str] = {"README.md": "train_on(batch)"}
+"""What stands for ``...`` in the Python of a page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """What is run of a command: ``line``, for all the ``places`` in the pages that have it; ``page`` is the first."""
+
+    line: str
+    page: str
+    places: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.places[0]} {self.line.splitlines()[0]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snippet:
+    """A block of Python, or the cells of a page as a notebook."""
+
+    page: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def parts_of_line(text: str) -> list[str]:
+    """The commands that ``&&`` joins in a line, without the remark behind them."""
+    return re.sub(r"  +# .*$", "", text).split(" && ")
+
+
+def parts_of(command: Command) -> list[str]:
+    """The parts of a line that run, one after another; of the exceptions their substitutes, or nothing."""
+    kept = []
+    for part in parts_of_line(command.text):
+        exception = EXCEPTIONS.get(part)
+        if exception is None or exception.instead is not None:
+            kept.append(part if exception is None or exception.instead is None else exception.instead)
+    return [completed(re.sub(r"^\S+/(?=ampmem )", "", part), mention=command.in_prose) for part in kept]
+
+
+def completed(line: str, *, mention: bool) -> str:
+    """``line`` with what a reader adds to a mention, and with names of files for words that stand for them."""
+    line = re.sub(r"(?<!\S)[A-Z]+(?:\.\.\.)?(?!\S)", lambda word: STANDS_FOR.get(word[0], word[0]), line)
+    head = re.match(r"ampmem ([a-z]+)", line)
+    if head is None or not mention or head[1] not in MENTIONS or not lacks_files(line):
+        return line
+    first, last = MENTIONS[head[1]]
+    return " ".join(filter(None, (head[0], first, line[head.end() :].strip(), last)))
+
+
+def lacks_files(line: str) -> bool:
+    """Whether a command of ampmem's names no script and no file, and no option that does without."""
+    name, *arguments = words_of(line)[1:]
+    command = group.get_command(click.Context(group), name)
+    assert command is not None
+    context = click.Context(command, info_name=name, **command.context_settings)
+    given, rest, _ = command.make_parser(context).parse_args(arguments)
+    positional = [given[each.name] for each in command.params if isinstance(each, click.Argument)]
+    eager = any(each.is_eager and given.get(str(each.name)) for each in command.params)
+    words = [word for each in positional for word in (each if isinstance(each, tuple) else (each,))]
+    return not eager and not rest and not any(isinstance(word, str) for word in words)
+
+
+def tried() -> Iterator[Tried]:
+    """Each command of the pages once."""
+    found: dict[str, list[str]] = {}
+    for page in TRIED:
+        for command in commands(page.read_text(encoding="utf-8")):
+            line = " && ".join(parts_of(command))
+            if line:
+                found.setdefault(line, []).append(f"{name_of(page)}:{command.line}")
+    for line, places in found.items():
+        yield Tried(line=line, page=places[0].partition(":")[0], places=tuple(places))
+
+
+def snippets() -> Iterator[Snippet]:
+    """Each block of Python that is run by itself; tests of pages are run by the commands of their page."""
+    for page in TRIED:
+        for block in blocks(page.read_text(encoding="utf-8")):
+            if block.language == "python" and not block.text.startswith("%") and "def test_" not in block.text:
+                yield Snippet(page=name_of(page), line=block.line, text=block.text)
+
+
+def python_of(page: str) -> list[str]:
+    return [block.text for block in blocks((ROOT / page).read_text(encoding="utf-8")) if block.language == "python"]
+
+
+def trains_alone(text: str) -> bool:
+    """Whether Python of a page is a training script that knows nothing of ampmem."""
+    return "ampmem" not in text and "def test_" not in text and ".backward()" in text and not text.startswith("%")
+
+
+def train_of(page: str) -> str:
+    """The script that the commands of ``page`` call train.py: the page's own where it has one."""
+    own = [text for text in python_of(page) if trains_alone(text)]
+    return own[0] if own else TRAIN.read_text(encoding="utf-8")
+
+
+def with_before(page: str, text: str) -> str:
+    """Python of a page with what the page takes for granted."""
+    text = re.sub(r"^( *)\.\.\.$", rf"\1{ELLIPSIS.get(page, '...')}", text, flags=re.MULTILINE)
+    return text if re.match(r"(# .*\n)?import torch|import pytest", text) else f"{BEFORE.get(page, '')}\n{text}"
+
+
+def extras_for(begin: str) -> str:
+    return next((extras for name, extras in EXTRAS.items() if begin.startswith(name)), "")
+
+
+def check(done: subprocess.CompletedProcess[str], what: str, expected: tuple[int, str] = (0, "")) -> None:
+    """It ended as it should, said something, and broke off nowhere."""
+    printed = f"{what}\n{done.stdout}\n{done.stderr}"
+    code, text = expected
+    assert done.returncode == code, printed
+    assert text in done.stdout, printed
+    assert "Traceback (most recent call last)" not in done.stderr, printed
+
+
+@pytest.mark.parametrize("command", list(tried()), ids=str)
+def test_commands_of_the_pages(cold: Cold, tmp_path: Path, command: Tried) -> None:
+    for tool in {"jq", "sqlite3"} & set(words_of(command.line)):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    cold.provide(tmp_path, command.line, train_of(command.page))
+    if command.line.startswith("pytest"):
+        for number, text in enumerate(python_of(command.page)):
+            (tmp_path / f"test_{number}.py").write_text(with_before(command.page, text), encoding="utf-8")
+        if "--ampmem-update" not in command.line and "--ampmem-baseline" in command.line:
+            cold.run(tmp_path, f"{command.line} --ampmem-update", extras=extras_for("pytest"))
+    done = cold.run(tmp_path, command.line, extras=extras_for(command.line))
+    check(done, command.line, EXITS.get(command.line, (0, "")))
+    if not command.line.startswith("eval"):
+        assert done.stdout or done.stderr
+    missing = [
+        name for name in outputs_of(command.line) if not list(tmp_path.glob(f"{Path(name).stem}*{Path(name).suffix}"))
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("snippet", list(snippets()), ids=str)
+def test_python_of_the_pages(cold: Cold, tmp_path: Path, snippet: Snippet) -> None:
+    named = re.match(r"# (\w+\.py)\n", snippet.text)
+    name = named[1] if named else "snippet.py"
+    cold.provide(tmp_path, " ".join(re.findall(r'"[^"\n]*"', snippet.text)), train_of(snippet.page))
+    (tmp_path / name).write_text(with_before(snippet.page, snippet.text), encoding="utf-8")
+    command = f"ampmem profile --device sim --gpu h100 {name}" if trains_alone(snippet.text) else f"python {name}"
+    check(cold.run(tmp_path, command, extras=extras_for(snippet.page)), snippet.text)
+
+
+def executed(cold: Cold, path: Path) -> list[str]:
+    """What is shown under the cells of a notebook, as plain text, once it has run."""
+    done = cold.execute_notebook(path, extras=EXTRAS["docs/notebooks.md"])
+    assert done.returncode == 0, done.stderr
+    outputs = [output for cell in nbformat.read(path, as_version=4).cells for output in cell.get("outputs", [])]
+    assert [output for output in outputs if output["output_type"] == "error"] == []
+    return [output["data"]["text/plain"] for output in outputs if "data" in output]
+
+
+def test_the_notebook_runs_with_its_extra_alone(cold: Cold, tmp_path: Path) -> None:
+    (tmp_path / "notebook.ipynb").write_bytes(NOTEBOOK.read_bytes())
+    shown = executed(cold, tmp_path / "notebook.ipynb")
+    assert shown[0] == "True"
+    assert shown[1].startswith("ampmem: The first 3 steps of In [4] were recorded")
+    assert "amp-nocache" in shown[3]
+    assert "NVIDIA H100 80GB HBM3 (simulated): peak " in shown[4]
+
+
+@pytest.mark.parametrize(
+    "page", [name_of(page) for page in TRIED if any(t.startswith("%") for t in python_of(name_of(page)))]
+)
+def test_cells_of_a_page(cold: Cold, tmp_path: Path, page: str) -> None:
+    cells = [BEFORE[page], *(text for text in python_of(page) if text.startswith("%"))]
+    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in cells])
+    nbformat.write(made, tmp_path / "cells.ipynb")
+    assert len(executed(cold, tmp_path / "cells.ipynb")) == 2
+
+
+def all_text() -> str:
+    return "\n".join(page.read_text(encoding="utf-8") for page in TRIED)
+
+
+def test_each_exception_occurs_in_the_pages() -> None:
+    parts = {
+        part
+        for page in TRIED
+        for command in commands(page.read_text(encoding="utf-8"))
+        for part in parts_of_line(command.text)
+    }
+    assert sorted(set(EXCEPTIONS) - parts) == []
+
+
+def test_each_entry_of_the_other_tables_is_used() -> None:
+    text, lines = all_text(), [command.line for command in tried()]
+    pages = {name_of(page) for page in TRIED}
+    assert [word for word in STANDS_FOR if not re.search(rf"ampmem [^`\n]*{re.escape(word)}", text)] == []
+    assert [line for line in EXITS if line not in lines] == []
+    assert [name for name in EXTRAS if name not in pages and not any(line.startswith(name) for line in lines)] == []
+    assert set(BEFORE) | set(ELLIPSIS) <= pages
+    mentioned = {line.split()[1] for line in re.findall(r"`(ampmem [a-z]+[^`\n]*)`", text)}
+    assert set(MENTIONS) - mentioned == set()
+
+
+def test_every_page_is_searched() -> None:
+    """The extraction finds what the pages have: a page that has none by mistake would pass in silence."""
+    assert len(TRIED) > 10
+    assert len(list(tried())) > 50
+    assert len(list(snippets())) > 6

@@ -1,0 +1,103 @@
+"""Each subcommand once on the CPU, on a simulated GPU, with two ranks, and as one of eight on paper."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from cold import CHANGED, RANK_OF_8, SIM, TRAIN, Cold
+
+from ampmem.cli.main import SUBCOMMANDS
+
+pytestmark = pytest.mark.slow
+
+WAYS: Mapping[str, str] = {"cpu": "", "simulated": SIM, "two ranks": "--nproc-per-node 2", "one of eight": RANK_OF_8}
+"""How a script runs, and the options that say so."""
+RECORDED: Mapping[str, tuple[str, str]] = {
+    "cpu": ("train.ampmem", "ampmem profile train.py"),
+    "simulated": ("train.ampmem", f"ampmem profile {SIM} train.py"),
+    "two ranks": ("train.rank0-of-2.ampmem train.rank1-of-2.ampmem", "ampmem profile --nproc-per-node 2 train.py"),
+    "one of eight": ("train.rank0-of-8.ampmem", f"ampmem profile {RANK_OF_8} train.py"),
+}
+"""The files that ``profile`` leaves in each way, and the command that made them."""
+
+RUNS: Mapping[str, str] = {
+    "compare": "ampmem compare --arms fp32,amp --no-times {options} train.py",
+    "check": "ampmem check --budget peak=1GiB {options} train.py",
+    "fit": "ampmem fit --arms as-is --points 0 --vary --batch-size=4:8 {options} train.py",
+}
+"""The subcommands that run a script, beside ``profile``."""
+READS: Mapping[str, str] = {
+    "show": "ampmem show --all {files}",
+    "report": "ampmem report {files} -o page.html",
+    "diff": "ampmem diff {job} changed.ampmem",
+    "export": "ampmem export {first} --format snapshot -o out.pickle",
+    "import": "ampmem import out.pickle -o imported.ampmem",
+    "model": "ampmem model {first}",
+}
+"""The subcommands that read what ``profile`` left; ``export`` is before ``import``, whose file it writes."""
+
+WITHOUT_MEANING: Mapping[tuple[str, str], str] = {
+    ("fit", "cpu"): "every run of fit is on a simulated GPU, since it asks what fits on one",
+    ("fit", "two ranks"): "fit simulates one rank (--world-size) and starts no others",
+    **{("completion", way): "it prints text for a shell and runs no script" for way in WAYS if way != "cpu"},
+}
+"""The combinations that are not tried, and why."""
+
+
+def test_each_subcommand_is_tried_in_each_way_that_has_a_meaning() -> None:
+    assert {"profile", *RUNS, *READS, "completion"} == set(SUBCOMMANDS)
+    assert all(name in SUBCOMMANDS and way in WAYS for name, way in WITHOUT_MEANING)
+
+
+def run(cold: Cold, folder: Path, command: str) -> str:
+    """What a command that must end well says."""
+    done = cold.run(folder, command)
+    printed = f"{command}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0, printed
+    assert "Traceback (most recent call last)" not in done.stderr, printed
+    assert done.stdout or done.stderr, command
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "way"), [each for each in itertools.product(RUNS, WAYS) if each not in WITHOUT_MEANING], ids=str
+)
+def test_scripts(cold: Cold, tmp_path: Path, name: str, way: str) -> None:
+    (tmp_path / "train.py").write_bytes(TRAIN.read_bytes())
+    options = WAYS[way]
+    if name == "fit":
+        options = options.replace("--device sim", "")
+    run(cold, tmp_path, RUNS[name].format(options=options))
+    left = sorted(path.name for path in tmp_path.glob("*.ampmem"))
+    assert len(left) == (2 * len(RECORDED[way][0].split()) if name == "compare" else 0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_profile(cold: Cold, tmp_path: Path, way: str) -> None:
+    files, command = RECORDED[way]
+    cold.copy(tmp_path, command, "*")
+    assert sorted(path.name for path in tmp_path.glob("*.ampmem")) == sorted(files.split())
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", [name for name in READS if name != "import"])
+def test_recordings(cold: Cold, tmp_path: Path, name: str, way: str) -> None:
+    files, command = RECORDED[way]
+    cold.copy(tmp_path, command, "*.ampmem")
+    first = files.split()[0]
+    job = f"{first.partition('.')[0]}.ampmem"
+    if name == "diff":
+        changed = command.replace("train.py", "-o changed.ampmem train.py")
+        cold.copy(tmp_path, f"{CHANGED} && {changed}", "changed*")
+    run(cold, tmp_path, READS[name].format(files=files, first=first, job=job))
+    if name == "export":
+        run(cold, tmp_path, READS["import"])
+        assert "peak" in run(cold, tmp_path, "ampmem show imported.ampmem")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(cold: Cold, tmp_path: Path, shell: str) -> None:
+    assert "_AMPMEM_COMPLETE" in run(cold, tmp_path, f"ampmem completion {shell}")
