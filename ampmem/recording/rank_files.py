@@ -1,14 +1,27 @@
-"""The names of the files that the ranks of one job write, each its own: ``train.rank3-of-8.ampmem``."""
+"""The files that the ranks of one job write, each its own: ``train.rank3-of-8.ampmem``.
+
+A rank claims its name before it records: the claim is a file of one line, with the job in it, whose lock the rank holds
+until a recording takes the file's place. The lock ends with the process, so a claim without a lock is left over.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ampmem.output.files import half_written, lock_file
 from ampmem.recording.layout import SUFFIX
+
+_CLAIM = "the recording of a rank begins here: "
+_LONGEST_CLAIM = 1000
+"""In bytes."""
+_held: dict[Path, int] = {}
+"""The claims of this process, by their absolute paths: the descriptors that hold the locks."""
 
 _NAME = re.compile(rf"(?P<job>.+)\.rank(?P<rank>\d+)-of-(?P<world_size>\d+){re.escape(SUFFIX)}", re.ASCII | re.DOTALL)
 
@@ -45,3 +58,77 @@ def without_journals(paths: Sequence[Path]) -> list[Path]:
     """``paths`` without the journals of those among them, which a killed run has left and ``train*`` finds."""
     journals = {path.with_name(f"{path.name}-journal") for path in paths if path.suffix == SUFFIX}
     return [path for path in paths if path not in journals]
+
+
+def make_claim(path: Path, job: str) -> bool:
+    """Make ``path`` this process's claim, for ``job``; ``False`` where there is a file already.
+
+    The claim appears whole and locked. Raises :class:`OSError` where a file cannot be made.
+    """
+    half = half_written(path)
+    descriptor = os.open(half, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        os.write(descriptor, (_CLAIM + job).encode())
+        lock_file(descriptor)
+        try:
+            os.link(half, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links
+            if path.exists():
+                raise FileExistsError from None
+            half.replace(path)
+    except FileExistsError:
+        os.close(descriptor)
+        return False
+    except BaseException:
+        os.close(descriptor)
+        raise
+    finally:
+        half.unlink(missing_ok=True)
+    _held[path.absolute()] = descriptor
+    return True
+
+
+def claimed_for(path: Path) -> str | None:
+    """The job that the claim at ``path`` is for, left over or not; ``None`` where there is no claim."""
+    with suppress(OSError):
+        if path.is_file() and path.stat().st_size <= _LONGEST_CLAIM:
+            content = path.read_bytes().decode("utf-8", errors="replace")
+            return content.removeprefix(_CLAIM) if content.startswith(_CLAIM) else None
+    return None
+
+
+def lock_of_claim(path: Path) -> int | None:
+    """The descriptor with which this process has claimed ``path``, for the caller to close; ``None`` without a claim."""
+    descriptor = _held.pop(path.absolute(), None)
+    if descriptor is None:
+        return None
+    with suppress(OSError):
+        if os.path.samestat(os.fstat(descriptor), path.stat()):
+            return descriptor
+    os.close(descriptor)  # another file has the name by now
+    return None
+
+
+def remove_claim(path: Path) -> None:
+    """Remove the claim at ``path`` if it is this process's own, or left over from a process that ended."""
+    descriptor = lock_of_claim(path)
+    with suppress(OSError):
+        if descriptor is None:
+            descriptor = _left_over(path)
+        if descriptor is not None and claimed_for(path) is not None:
+            path.unlink()
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def _left_over(path: Path) -> int | None:
+    """The claim at ``path``, open and locked, if no process held its lock; where there are no locks, nobody knows."""
+    if claimed_for(path) is None:
+        return None
+    descriptor = os.open(path, os.O_RDWR)
+    if lock_file(descriptor) and os.path.samestat(os.fstat(descriptor), path.stat()):
+        return descriptor
+    os.close(descriptor)
+    return None
