@@ -67,26 +67,30 @@ def make_claim(path: Path, job: str) -> bool:
     """
     half = half_written(path)
     descriptor = os.open(half, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+    made = False
     try:
         os.write(descriptor, (_CLAIM + job).encode())
         lock_file(descriptor)
-        try:
-            os.link(half, path)
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without links
-            if path.exists():
-                raise FileExistsError from None
-            half.replace(path)
-    except FileExistsError:
-        os.close(descriptor)
-        return False
-    except BaseException:
-        os.close(descriptor)
-        raise
+        made = _name_new(half, path)
     finally:
         half.unlink(missing_ok=True)
-    _held[path.absolute()] = descriptor
+        if not made:
+            os.close(descriptor)
+    if made:
+        _held[path.absolute()] = descriptor
+    return made
+
+
+def _name_new(half: Path, path: Path) -> bool:
+    """Call the file at ``half`` ``path``, unless there is a file already."""
+    try:
+        os.link(half, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links
+        if path.exists():
+            return False
+        half.replace(path)
     return True
 
 
@@ -100,7 +104,7 @@ def claimed_for(path: Path) -> str | None:
 
 
 def lock_of_claim(path: Path) -> int | None:
-    """The descriptor with which this process has claimed ``path``, for the caller to close; ``None`` without a claim."""
+    """The descriptor with which this process has claimed ``path``, for the caller to close; ``None`` if it has not."""
     descriptor = _held.pop(path.absolute(), None)
     if descriptor is None:
         return None
@@ -112,23 +116,25 @@ def lock_of_claim(path: Path) -> int | None:
 
 
 def remove_claim(path: Path) -> None:
-    """Remove the claim at ``path`` if it is this process's own, or left over from a process that ended."""
+    """Remove the claim at ``path`` if it is this process's own, or left over."""
     descriptor = lock_of_claim(path)
-    with suppress(OSError):
-        if descriptor is None:
-            descriptor = _left_over(path)
-        if descriptor is not None and claimed_for(path) is not None:
-            path.unlink()
-    if descriptor is not None:
-        os.close(descriptor)
-
-
-def _left_over(path: Path) -> int | None:
-    """The claim at ``path``, open and locked, if no process held its lock; where there are no locks, nobody knows."""
-    if claimed_for(path) is None:
-        return None
-    descriptor = os.open(path, os.O_RDWR)
-    if lock_file(descriptor) and os.path.samestat(os.fstat(descriptor), path.stat()):
-        return descriptor
+    if descriptor is None:
+        remove_left_over(path)
+        return
+    path.unlink(missing_ok=True)
     os.close(descriptor)
-    return None
+
+
+def remove_left_over(path: Path) -> None:
+    """Remove the claim at ``path`` if its process has ended; where there are no locks, that is not known."""
+    if claimed_for(path) is None:
+        return
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            # A recording may have taken the claim's place before the file was opened, or before it was locked.
+            begins = os.pread(descriptor, len(_CLAIM), 0) if lock_file(descriptor) else b""
+            if begins == _CLAIM.encode() and os.path.samestat(os.fstat(descriptor), path.stat()):
+                path.unlink()
+        finally:
+            os.close(descriptor)

@@ -271,9 +271,10 @@ def test_who_asks_whether_a_file_is_written_keeps_nobody_from_writing_it(
         return found
 
     monkeypatch.setattr(files, "_only_looked_at", looked_at)
-    with closing(RecordingWriter(path, RUN, force=True)):
-        with pytest.raises(UsageError, match="another ampmem is writing it"):
-            RecordingWriter(path, RUN, force=True)
+    writer = RecordingWriter(path, RUN, force=True)
+    with pytest.raises(UsageError, match="another ampmem is writing it"):
+        RecordingWriter(path, RUN, force=True)
+    writer.close()
     os.close(asking)
 
 
