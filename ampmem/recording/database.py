@@ -181,8 +181,8 @@ def _bytes_in(path: Path) -> int:
 
 
 written_here: set[tuple[int, int]] = set()
-"""Device and inode of the files that this process writes. Closing any descriptor of a file lets go of all the locks that
-SQLite has on it in this process, so these files are opened through SQLite alone."""
+"""Device and inode of the files that this process writes. Closing any descriptor of a file lets go of all the locks
+that SQLite has on it in this process, so these files are opened through SQLite alone."""
 
 
 def is_written_here(path: Path) -> bool:
@@ -223,8 +223,9 @@ def _connected(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def _copied(path: Path) -> tuple[sqlite3.Connection | None, int]:
-    """The recording at ``path``, which is being written, in memory, and its size; ``None`` where it must be read itself.
+    """The recording at ``path``, which is being written, as a copy in memory, and its size.
 
+    ``None`` in place of the copy where the file itself must be read.
     It is opened for reading alone: its journal is its writer's, and nothing for this process to undo.
     """
     copy = sqlite3.connect(":memory:", isolation_level=None)

@@ -40,8 +40,8 @@ def check_recording(path: Path) -> None:
         raise RecordingError(f"{path} is being written, and nothing is recorded in it yet; try again")
     if claimed:
         raise RecordingError(
-            f"{path} has no recording: its rank ended before it recorded anything, and left only its claim of the name; "
-            "remove the file, or leave it to the next run"
+            f"{path} has no recording, only the claim of its name: the rank was killed before it recorded anything; "
+            "remove the file, or leave that to the next run"
         )
     if _begins(path) not in (_DATABASE, b""):  # a file that cannot be opened is told of when it is read
         raise RecordingError(f"{path} is not an ampmem recording, or it is damaged (file is not a database)")

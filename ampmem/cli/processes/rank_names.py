@@ -1,8 +1,8 @@
 """The name under which all ranks of a job record, each with its own rank in it; found without asking each other.
 
 A rank claims the name of its own file alone. It takes the first number at which a file of its job is there already, or
-no file of the machine's ranks at all. One rank of a machine after the other looks and claims, since the folder is locked
-meanwhile; so two ranks of a job cannot take different numbers, nor two jobs the same.
+no file of the machine's ranks at all. One rank of a machine after the other looks and claims, since the folder is
+locked meanwhile; so two ranks of a job cannot take different numbers, nor two jobs the same.
 """
 
 from __future__ import annotations
