@@ -17,7 +17,7 @@ from ampmem.cli.processes.guest import end_as, run_script
 from ampmem.cli.processes.messages import Audience, Parent, Person, StepEnded
 from ampmem.cli.processes.plan import Plan
 from ampmem.cli.processes.rank_ends import OfRank, exit_of_rank
-from ampmem.cli.processes.rank_names import beside, left, remove_claim, tell_name
+from ampmem.cli.processes.rank_names import beside, left, tell_name
 from ampmem.cli.ranks.launcher import check_ranks, launch_ranks, launches
 from ampmem.cli.ranks.spawned import Spawner, may_spawn
 from ampmem.errors import AmpmemError, NothingRecorded, UsageError
@@ -25,7 +25,7 @@ from ampmem.failure import FailureKind, FailureRecord, failure_of
 from ampmem.output.files import check_output, remove_empty, sized
 from ampmem.recorder.ranks.environment import launched
 from ampmem.recorder.script import Target
-from ampmem.recording import SUFFIX, add_plain_steps, rank_file, read
+from ampmem.recording import SUFFIX, add_plain_steps, rank_file, read, remove_claim
 from ampmem.vocabulary import Arm, Device
 
 if TYPE_CHECKING:

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from time import monotonic, sleep  # taken now: a script may put others in their place
 from typing import TextIO
 
 from ampmem.errors import UsageError
 from ampmem.output.terminal import Terminal
 from ampmem.units import format_bytes
 
+_POLL_S = 0.005
 _EXISTS = "{path} exists already; give another name with {option}, or --force to replace it"
 
 
@@ -43,7 +45,7 @@ def open_output(path: Path, *, force: bool) -> Iterator[TextIO]:
         with path.open("w", encoding="utf-8") as stream:
             yield stream
         return
-    with replaced(path, force=force) as half_written, half_written.open("x", encoding="utf-8") as stream:
+    with replaced(path, force=force) as half, half.open("x", encoding="utf-8") as stream:
         yield stream
 
 
@@ -55,39 +57,60 @@ def replaced(path: Path, *, force: bool) -> Iterator[Path]:
     """
     check_output(path, force=force)
     _refuse_special(path)
-    target = path.resolve()
-    half_written = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    half = half_written(path)
     try:
-        yield half_written
-        half_written.replace(target)
+        yield half
+        half.replace(path.resolve())
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error}") from error
     finally:
-        half_written.unlink(missing_ok=True)
+        half.unlink(missing_ok=True)
 
 
-def make_way(path: Path, *leftovers: Path, force: bool) -> int:
-    """Make ``path`` an empty file that grows in place from now on, and remove ``leftovers`` of the one before it.
+def half_written(path: Path) -> Path:
+    """The name under which this process makes the file that is then renamed to ``path``, beside it and hidden."""
+    target = path.resolve()
+    return target.with_name(f".{target.name}.{os.getpid()}.tmp")
 
-    Returns a descriptor; until that is closed, the file is refused to every other process that would replace it.
-    Raises :class:`UsageError` as :func:`replaced` does, and when another process is writing the file.
+
+def lock_output(path: Path, *, force: bool) -> int:
+    """Take the name ``path``: the file there, or a new empty one, is refused to every process that would replace it.
+
+    The lock is that of the file: whoever renames another file to ``path`` locks that one first. Closing the returned
+    descriptor lets go of it. Raises :class:`UsageError` as :func:`replaced` does, and when another process is writing
+    the file.
     """
     check_output(path, force=force)
     _refuse_special(path)
     try:
-        descriptor = _open_alone(path, force=force)
-        os.ftruncate(descriptor, 0)
-        for file in leftovers:
-            file.unlink(missing_ok=True)
+        return _open_alone(path, force=force)
     except FileExistsError:  # since it was looked for
         raise UsageError(_EXISTS.format(path=path, option="-o")) from None
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error}") from error
-    return descriptor
+
+
+def lock_file(descriptor: int, *, wait_s: float = 0.0) -> bool | None:
+    """Lock an open file or directory for this process alone; ``False`` while another process holds the lock.
+
+    ``None`` where the file system has no locks.
+    """
+    until = monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if monotonic() >= until:
+                return False
+            sleep(_POLL_S)
+        except OSError:
+            return None
+        else:
+            return True
 
 
 def being_written(path: Path) -> bool:
-    """Whether somebody has the file at ``path`` from :func:`make_way` and has not closed it; without locks, no."""
+    """Whether a process holds the lock of the file at ``path``; no where the file system has no locks."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -147,9 +170,9 @@ def say_written(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove the file at ``path``, if there is one. Raises :class:`UsageError` as :func:`make_way` does."""
+    """Remove the file at ``path``, if there is one. Raises :class:`UsageError` as :func:`lock_output` does."""
     if path.exists():
-        descriptor = make_way(path, force=True)
+        descriptor = lock_output(path, force=True)
         path.unlink(missing_ok=True)
         os.close(descriptor)
 
@@ -158,19 +181,28 @@ def _open_alone(path: Path, *, force: bool) -> int:
     """Open the file at ``path``, new unless ``force``, and lock it."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | (0 if force else os.O_EXCL), 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        locked = lock_file(descriptor)
+        if locked is None:
+            return descriptor
+        if not locked and not _only_looked_at(descriptor):
             os.close(descriptor)
             raise UsageError(
                 f"cannot write {path}: another ampmem is writing it; wait for its end, or give another name with -o"
-            ) from None
-        except OSError:  # a file system without locks
-            return descriptor
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), path.stat()):
-                return descriptor
-        os.close(descriptor)  # whoever had it before has removed it meanwhile
+            )
+        if locked:
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), path.stat()):
+                    return descriptor
+        os.close(descriptor)  # whoever had it before has removed it meanwhile, or looks at it for an instant
+
+
+def _only_looked_at(descriptor: int) -> bool:
+    """Whether the lock of a file is held by those alone who ask whether it is being written, as is over at once."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _refuse_special(path: Path) -> None:

@@ -213,7 +213,10 @@ class Session:
         finally:
             self._undo.close()
             if self.writer is not None:
-                self.writer.close()
+                try:
+                    self.writer.close()
+                except RecordingError as error:
+                    self.outcome.stopped_by = str(error)
 
     def forget(self) -> None:
         """This process is a child that was just forked: the recording is its parent's, and nothing of it stays here."""

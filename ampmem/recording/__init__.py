@@ -3,7 +3,17 @@
 from ampmem.recording.bounds import MOST_STEPS
 from ampmem.recording.kinds import check_recording, is_recording, taken_for_script
 from ampmem.recording.layout import FORMAT_VERSION, SUFFIX
-from ampmem.recording.rank_files import RankFile, rank_file, rank_of, rank_pattern, without_journals
+from ampmem.recording.rank_files import (
+    RankFile,
+    claimed_for,
+    make_claim,
+    rank_file,
+    rank_of,
+    rank_pattern,
+    remove_claim,
+    remove_left_over,
+    without_journals,
+)
 from ampmem.recording.reader import job_of, read, world_size_of
 from ampmem.recording.writer import Batch, Description, RecordingWriter, add_plain_steps
 
@@ -17,12 +27,16 @@ __all__ = [
     "RecordingWriter",
     "add_plain_steps",
     "check_recording",
+    "claimed_for",
     "is_recording",
     "job_of",
+    "make_claim",
     "rank_file",
     "rank_of",
     "rank_pattern",
     "read",
+    "remove_claim",
+    "remove_left_over",
     "taken_for_script",
     "without_journals",
     "world_size_of",

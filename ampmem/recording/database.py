@@ -19,6 +19,7 @@ import numpy as np
 
 from ampmem.errors import RecordingError
 from ampmem.events import Columns
+from ampmem.output.files import being_written
 from ampmem.recording.bounds import ROWS
 from ampmem.recording.layout import FORMAT_VERSION, schema
 
@@ -44,6 +45,9 @@ Source: "Database File Format", sqlite.org/fileformat2.html, and ``readSuperJour
 """
 
 _ROWS_AT_ONCE = 2048
+
+_COMMIT_S = 20.0
+"""How long to wait at most while the file's writer writes one step."""
 
 _STEPS_BETWEEN_LOOKS = 50_000
 _STEPS_FOR_ANY_FILE = 2_000_000
@@ -176,16 +180,76 @@ def _bytes_in(path: Path) -> int:
             size += place - start
 
 
+written_here: set[tuple[int, int]] = set()
+"""Device and inode of the files that this process writes. Closing any descriptor of a file lets go of all the locks
+that SQLite has on it in this process, so these files are opened through SQLite alone."""
+
+
+def is_written_here(path: Path) -> bool:
+    """Whether this process writes the recording at ``path``."""
+    return bool(written_here) and identity_of(path) in written_here
+
+
+def identity_of(path: Path) -> tuple[int, int] | None:
+    """Device and inode of the file at ``path``; ``None`` where there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[Database]:
-    """The recording at ``path``.
+    """The recording at ``path``, in one state: what is written meanwhile is not seen.
 
-    It is opened for writing, too: a run that was killed has left a journal, and SQLite undoes what that says.
+    Of a file that is being written a copy in memory is read, so that its writer waits for no more than the copying. Any
+    other file is opened for writing, too: a run that was killed has left a journal, and SQLite undoes what that says.
     """
-    _check_journal(path)
-    most = _bytes_in(path)  # before it is opened: closing a file lets go of the locks that SQLite has on it
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as connection:
+    growing = is_written_here(path) or being_written(path)
+    connection, most = _copied(path) if growing else (None, 0)
+    if connection is None:
+        _check_journal(path)
+        most = _bytes_in(path)  # before it is opened: closing a file lets go of the locks that SQLite has on it
+        connection = _connected(path, "rw")
+    with closing(connection):
+        connection.execute("BEGIN")  # or each statement would see what was committed before it
         yield Database(path, connection, most)
+
+
+def _connected(path: Path, mode: str) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    return sqlite3.connect(uri, uri=True, timeout=_COMMIT_S, isolation_level=None)
+
+
+def _copied(path: Path) -> tuple[sqlite3.Connection | None, int]:
+    """The recording at ``path``, which is being written, as a copy in memory, and its size.
+
+    ``None`` in place of the copy where the file itself must be read.
+    It is opened for reading alone: its journal is its writer's, and nothing for this process to undo.
+    """
+    copy = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        with closing(_connected(path, "ro")) as connection:
+            connection.execute("BEGIN")
+            size = 1
+            for pragma in (
+                "page_count",
+                "page_size",
+            ):  # the first takes the lock, for which copying would wait for ever
+                size *= int(connection.execute(f"PRAGMA {pragma}").fetchone()[0])
+            if size <= path.stat().st_size:  # else it was not ampmem that wrote it
+                connection.backup(copy)
+                return copy, size
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+            copy.close()
+            raise
+    except BaseException:
+        copy.close()
+        raise
+    copy.close()  # its writer was killed meanwhile, or it is no recording: reading it says which
+    return None, 0
 
 
 def _check_journal(path: Path) -> None:

@@ -8,7 +8,9 @@ from contextlib import closing
 from pathlib import Path
 
 from ampmem.errors import RecordingError, UsageError
+from ampmem.output.files import being_written
 from ampmem.recording.layout import SUFFIX
+from ampmem.recording.rank_files import claimed_for
 
 _PICKLES = tuple(bytes((0x80, protocol)) for protocol in range(2, 6))
 _DATABASE = b"SQLite format 3\0"
@@ -33,6 +35,14 @@ def check_recording(path: Path) -> None:
     mistaken = taken_for_recording(path)
     if mistaken is not None:
         raise RecordingError(mistaken)
+    claimed = claimed_for(path) is not None
+    if (claimed or path.stat().st_size == 0) and being_written(path):
+        raise RecordingError(f"{path} is being written, and nothing is recorded in it yet; try again")
+    if claimed:
+        raise RecordingError(
+            f"{path} has no recording, only the claim of its name: the rank was killed before it recorded anything; "
+            "remove the file, or leave that to the next run"
+        )
     if _begins(path) not in (_DATABASE, b""):  # a file that cannot be opened is told of when it is read
         raise RecordingError(f"{path} is not an ampmem recording, or it is damaged (file is not a database)")
 

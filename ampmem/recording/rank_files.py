@@ -1,14 +1,27 @@
-"""The names of the files that the ranks of one job write, each its own: ``train.rank3-of-8.ampmem``."""
+"""The files that the ranks of one job write, each its own: ``train.rank3-of-8.ampmem``.
+
+A rank claims its name before it records: the claim is a file of one line, with the job in it, whose lock the rank holds
+until a recording takes the file's place. The lock ends with the process, so a claim without a lock is left over.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ampmem.output.files import half_written, lock_file
 from ampmem.recording.layout import SUFFIX
+
+_CLAIM = "the recording of a rank begins here: "
+_LONGEST_CLAIM = 1000
+"""In bytes."""
+_held: dict[Path, int] = {}
+"""The claims of this process, by their absolute paths: the descriptors that hold the locks."""
 
 _NAME = re.compile(rf"(?P<job>.+)\.rank(?P<rank>\d+)-of-(?P<world_size>\d+){re.escape(SUFFIX)}", re.ASCII | re.DOTALL)
 
@@ -45,3 +58,83 @@ def without_journals(paths: Sequence[Path]) -> list[Path]:
     """``paths`` without the journals of those among them, which a killed run has left and ``train*`` finds."""
     journals = {path.with_name(f"{path.name}-journal") for path in paths if path.suffix == SUFFIX}
     return [path for path in paths if path not in journals]
+
+
+def make_claim(path: Path, job: str) -> bool:
+    """Make ``path`` this process's claim, for ``job``; ``False`` where there is a file already.
+
+    The claim appears whole and locked. Raises :class:`OSError` where a file cannot be made.
+    """
+    half = half_written(path)
+    descriptor = os.open(half, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+    made = False
+    try:
+        os.write(descriptor, (_CLAIM + job).encode())
+        lock_file(descriptor)
+        made = _name_new(half, path)
+    finally:
+        half.unlink(missing_ok=True)
+        if not made:
+            os.close(descriptor)
+    if made:
+        _held[path.absolute()] = descriptor
+    return made
+
+
+def _name_new(half: Path, path: Path) -> bool:
+    """Call the file at ``half`` ``path``, unless there is a file already."""
+    try:
+        os.link(half, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links
+        if path.exists():
+            return False
+        half.replace(path)
+    return True
+
+
+def claimed_for(path: Path) -> str | None:
+    """The job that the claim at ``path`` is for, left over or not; ``None`` where there is no claim."""
+    with suppress(OSError):
+        if path.is_file() and path.stat().st_size <= _LONGEST_CLAIM:
+            content = path.read_bytes().decode("utf-8", errors="replace")
+            return content.removeprefix(_CLAIM) if content.startswith(_CLAIM) else None
+    return None
+
+
+def lock_of_claim(path: Path) -> int | None:
+    """The descriptor with which this process has claimed ``path``, for the caller to close; ``None`` if it has not."""
+    descriptor = _held.pop(path.absolute(), None)
+    if descriptor is None:
+        return None
+    with suppress(OSError):
+        if os.path.samestat(os.fstat(descriptor), path.stat()):
+            return descriptor
+    os.close(descriptor)  # another file has the name by now
+    return None
+
+
+def remove_claim(path: Path) -> None:
+    """Remove the claim at ``path`` if it is this process's own, or left over."""
+    descriptor = lock_of_claim(path)
+    if descriptor is None:
+        remove_left_over(path)
+        return
+    path.unlink(missing_ok=True)
+    os.close(descriptor)
+
+
+def remove_left_over(path: Path) -> None:
+    """Remove the claim at ``path`` if its process has ended; where there are no locks, that is not known."""
+    if claimed_for(path) is None:
+        return
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            # A recording may have taken the claim's place before the file was opened, or before it was locked.
+            begins = os.pread(descriptor, len(_CLAIM), 0) if lock_file(descriptor) else b""
+            if begins == _CLAIM.encode() and os.path.samestat(os.fstat(descriptor), path.stat()):
+                path.unlink()
+        finally:
+            os.close(descriptor)

@@ -31,7 +31,7 @@ from ampmem.names import NOT_ENDED, STILL_WRITTEN
 from ampmem.output.files import being_written
 from ampmem.recording.bounds import MOST, check
 from ampmem.recording.cells import integer, parsed, record_of, text
-from ampmem.recording.database import Database, opened
+from ampmem.recording.database import Database, is_written_here, opened
 from ampmem.recording.kinds import check_recording
 from ampmem.recording.layout import ENDED, MESH, ROWS, UNCOUNTED
 from ampmem.vocabulary import Arm
@@ -69,17 +69,21 @@ class _Ending:
 def read(path: Path) -> Recording:
     """Read a whole recording. Raises :class:`RecordingError` when ``path`` is not one.
 
-    One that was not ended has a note that says so.
+    One that was not ended has a note that says so. One that is being written is read as it was after one of its steps.
     """
-    check_recording(path)
+    here = is_written_here(path)
+    if not here:
+        check_recording(path)
     try:
         recording = _checked(path)
-        if recording.ended is False and being_written(path):
+        if recording.ended is False and (here or being_written(path)):
             return _still_growing(recording)
         if recording.ended is False and _ended_meanwhile(path):
             return _checked(path)
         return recording
     except (sqlite3.Error, KeyError, TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, sqlite3.Error) and _is_locked(error):
+            raise RecordingError(f"{path} is locked by a program that is writing to it; try again") from error
         raise RecordingError(f"{path} is not an ampmem recording, or it is damaged ({_said(error)})") from error
 
 
@@ -100,6 +104,10 @@ def world_size_of(path: Path) -> int:
             return record_of(RunRecord, {**_header(database)["run"], "failure": None}).world_size
     except (sqlite3.Error, KeyError, TypeError, ValueError, OverflowError):
         return 1
+
+
+def _is_locked(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def _said(error: Exception) -> str:

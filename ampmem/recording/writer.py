@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from json import dumps  # taken now: a script may put another in its place
 from pathlib import Path
 
@@ -35,12 +36,18 @@ from ampmem.events import (
     StepRecord,
 )
 from ampmem.failure import FailureRecord
-from ampmem.output.files import make_way
+from ampmem.output.files import half_written, lock_file, lock_output, remove_empty
+from ampmem.recording.database import identity_of, written_here
 from ampmem.recording.layout import COLUMN_TABLES, ENDED, FORMAT_VERSION, MESH, ROWS, schema
+from ampmem.recording.rank_files import lock_of_claim
 from ampmem.recording.reader import read
 
 _VARIABLES = 999
 """So many a statement may have in every SQLite."""
+_PATIENCE_MS = 100
+"""How long a step waits for those who read the file; ampmem's own readers hold it for as long as copying it takes."""
+_LAST_PATIENCE_MS = 2000
+"""How long the end of the recording waits for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +86,8 @@ class Description:
 class RecordingWriter:
     """Appends to a new recording; every :meth:`append` is one transaction on disk.
 
-    Until :meth:`close`, no other process can replace the file.
+    Whoever reads the file hinders nobody: what cannot be written while a reader holds its lock is kept, and written
+    with what comes next. Until :meth:`close`, no other process can replace the file.
     """
 
     def __init__(self, path: Path, run: RunRecord, *, force: bool = False) -> None:
@@ -88,23 +96,54 @@ class RecordingWriter:
         self._description: Description | None = None
         self._rows = {"text": 1}
         """How many rows each table has."""
+        self._waiting: list[Callable[[], None]] = []
+        """What is to be written with the next transaction."""
         self._failed = self._withdrawn = False
         self._create(force=force)
 
     def _create(self, *, force: bool) -> None:
+        """Make the file beside its name, whole, and rename it: a reader has the file before or the new one.
+
+        Nor does a reader of the file before keep this one from being made.
+        """
         path = self.path
-        self._lock: int | None = make_way(path, path.with_name(f"{path.name}-journal"), force=force)
+        name = lock_of_claim(path)
+        if name is None:
+            name = lock_output(path, force=force)
+        half, self._lock = half_written(path), None
         try:
-            self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            # A killed process loses nothing that it handed to the kernel; only a power cut could.
-            self._database.execute("PRAGMA synchronous = OFF")
+            self._make(half)
+            target = path.resolve()
+            # Whatever its journal would undo was in the file before; SQLite would undo it in this one.
+            target.with_name(f"{target.name}-journal").unlink(missing_ok=True)
+            half.replace(target)
+            self._database = self._connected(path)
+            written_here.add(self._identity())
+        except (OSError, sqlite3.Error) as error:
+            remove_empty([path])
+            self._unlock()
+            raise UsageError(f"cannot write {path}: {error}") from error
+        finally:
+            half.unlink(missing_ok=True)
+            os.close(name)
+
+    def _make(self, file: Path) -> None:
+        """Make ``file`` an empty recording, locked."""
+        file.unlink(missing_ok=True)
+        self._lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        lock_file(self._lock)
+        with closing(self._connected(file)) as self._database:
+            self._database.execute("PRAGMA journal_mode = OFF")
             self._database.executescript("BEGIN;" + schema())
             header = {"format_version": FORMAT_VERSION, ROWS: self._rows, ENDED: _ending(ended=False)}
             self._write_meta(header | _run_rows(self._run))
             self._database.execute("COMMIT")
-        except (OSError, sqlite3.Error) as error:
-            self._unlock()
-            raise UsageError(f"cannot write {path}: {error}") from error
+
+    def _connected(self, file: Path) -> sqlite3.Connection:
+        database = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+        # A killed process loses nothing that it handed to the kernel; only a power cut could.
+        database.execute("PRAGMA synchronous = OFF")
+        return database
 
     def append(self, batch: Batch, description: Description | None = None) -> None:
         """Write ``batch`` and what is known of the run by now, and commit both as one.
@@ -115,35 +154,69 @@ class RecordingWriter:
             return
         if self._withdrawn:
             self._return()
-        with self._transaction():
-            self._insert("text", ((text,) for text in batch.texts), "(value) VALUES (?)")
-            columns = (batch.events, batch.facts, batch.phases, batch.segments)
-            for (table, _), part in zip(COLUMN_TABLES, columns, strict=True):
-                self._insert_columns(table, part)
-            if batch.step is not None:
-                self._insert_records("step", [batch.step])
-            self._insert_records("layers", batch.layers)
-            self._insert_records("oom", batch.ooms)
-            if description is not None:
-                self._replace_description(description)
+        self._write(partial(self._insert_batch, batch, description))
+
+    def _insert_batch(self, batch: Batch, description: Description | None) -> None:
+        self._insert("text", ((text,) for text in batch.texts), "(value) VALUES (?)")
+        columns = (batch.events, batch.facts, batch.phases, batch.segments)
+        for (table, _), part in zip(COLUMN_TABLES, columns, strict=True):
+            self._insert_columns(table, part)
+        if batch.step is not None:
+            self._insert_records("step", [batch.step])
+        self._insert_records("layers", batch.layers)
+        self._insert_records("oom", batch.ooms)
+        if description is not None:
+            self._replace_description(description)
 
     def describe(self, description: Description) -> None:
         """Replace what is known of the run as a whole, in a transaction of its own."""
-        with self._transaction():
-            self._replace_description(description)
+        self._write(partial(self._replace_description, description))
 
     def close(self) -> None:
-        """Say in the file that the recording was ended, and close it; appending afterwards is an error."""
-        with suppress(sqlite3.Error):  # a disk that is full has been told of
-            self._write_meta({ENDED: _ending(ended=True)})
-        self._database.close()
-        self._unlock()
+        """Say in the file that the recording was ended, and close it; appending afterwards is an error.
+
+        Raises :class:`RecordingError` when steps that waited for a reader cannot be written.
+        """
+        steps_wait = bool(self._waiting)
+        try:
+            if self._failed:
+                self._say_ended()
+            else:
+                self._waiting.append(self._say_ended)
+                if not self._commit(_LAST_PATIENCE_MS):
+                    self._move()
+        except (sqlite3.Error, RecordingError):  # a disk that is full has been told of
+            if steps_wait:
+                raise
+        finally:
+            self._shut()
+
+    def _say_ended(self) -> None:
+        self._write_meta({ENDED: _ending(ended=True)})
+
+    def _move(self) -> None:
+        """Write what waits into a copy, which takes the name: a reader that never ends keeps the file as it is."""
+        half = half_written(self.path)
+        try:
+            if self._identity() != identity_of(self.path):
+                return  # the file was removed or replaced
+            self._database.execute("SELECT 1 FROM meta").fetchone()  # raises where not even reading is possible
+            copy = self._connected(half)
+            self._database.backup(copy)
+            self._database.close()
+            self._database = copy
+            if self._commit(0):
+                half.replace(self.path.resolve())
+        except (OSError, sqlite3.Error) as error:
+            raise RecordingError(f"cannot append to {self.path}: {error}; what was written so far is kept") from error
+        finally:
+            half.unlink(missing_ok=True)
 
     def withdraw(self) -> None:
         """Remove a file in which nothing is yet; the first step makes it anew, unless another has taken the name."""
-        if not (self._withdrawn or self._failed or self._rows != {"text": 1}):
+        if not (self._withdrawn or self._failed or self._waiting or self._rows != {"text": 1}):
             self.path.unlink(missing_ok=True)
-            self.close()
+            self._shut()
             self._withdrawn = True
 
     def discard(self) -> None:
@@ -158,10 +231,24 @@ class RecordingWriter:
             raise RecordingError(str(error)) from error
         self._withdrawn = False
 
+    def _shut(self) -> None:
+        """Close the file; the second time do nothing."""
+        self._waiting.clear()
+        if self._lock is not None:
+            written_here.discard(self._identity())
+        self._database.close()
+        self._unlock()
+
     def _unlock(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _identity(self) -> tuple[int, int]:
+        """Which file this writes, whatever is called so by now."""
+        assert self._lock is not None
+        status = os.fstat(self._lock)
+        return status.st_dev, status.st_ino
 
     def _replace_description(self, description: Description) -> None:
         if description == self._description:
@@ -181,25 +268,51 @@ class RecordingWriter:
         self._insert("note", ((note,) for note in description.notes), "VALUES (?)")
         self._description = description
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """All of it or nothing on disk; after a failure nothing more, since texts are known by their order."""
+    def _write(self, insert: Callable[[], None]) -> None:
+        """Write what ``insert`` inserts, unless a reader holds the file: then with what comes next."""
         if self._failed:
             raise RecordingError(f"cannot append to {self.path}: an earlier write to it failed")
+        # The training waits for a reader once, and not again at each step while that reads on.
+        patience = 0 if self._waiting else _PATIENCE_MS
+        self._waiting.append(insert)
+        self._commit(patience)
+
+    def _commit(self, patience_ms: int) -> bool:
+        """All that waits in one transaction; ``False`` while a reader holds the file.
+
+        All of it or nothing is on disk; after a failure nothing more, since texts are known by their order.
+        """
         self._failed = True
         try:
-            self._database.execute("BEGIN")
+            self._database.execute(f"PRAGMA busy_timeout = {patience_ms}")
+            if not self._begun():
+                self._failed = False
+                return False
             try:
-                yield
+                for insert in self._waiting:
+                    insert()
                 self._write_meta({ROWS: self._rows})
                 self._database.execute("COMMIT")
             except BaseException:
+                self._waiting.clear()
                 with suppress(sqlite3.Error):
                     self._database.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
             raise RecordingError(f"cannot append to {self.path}: {error}; what was written so far is kept") from error
+        self._waiting.clear()
         self._failed = False
+        return True
+
+    def _begun(self) -> bool:
+        """Whether a transaction is open now, which no reader can keep from being committed."""
+        try:
+            self._database.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                raise
+            return False
+        return True
 
     def _insert(self, table: str, rows: Iterable[Sequence[object]], values: str) -> None:
         added = self._database.executemany(f"INSERT INTO {table} {values}", rows).rowcount

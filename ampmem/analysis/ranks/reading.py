@@ -14,7 +14,7 @@ from pathlib import Path
 from ampmem.analysis.ranks.ranks import MOST_NAMED
 from ampmem.analysis.ranks.runs import RankRun, rank_run
 from ampmem.errors import AmpmemError
-from ampmem.recording import rank_file, rank_of
+from ampmem.recording import claimed_for, rank_file, rank_of
 
 _ENOUGH_BYTES = 4 << 20
 """Files that are smaller together are read sooner than a process has started."""
@@ -91,7 +91,7 @@ def ranks_beside(runs: Sequence[RankRun]) -> dict[int, Path]:
     for job, world_size in names.items():
         for rank in range(min(world_size, MOST_NAMED)):
             path = rank_file(job, rank, world_size)
-            if rank not in given and path.is_file():
+            if rank not in given and path.is_file() and claimed_for(path) is None:
                 found[rank] = path
     return found
 

@@ -1,29 +1,35 @@
 """The name under which all ranks of a job record, each with its own rank in it; found without asking each other.
 
-The first rank of a machine that comes takes the first number of which none of the machine's names is there, by making
-the file of the machine's first rank, with the job in it. The others see by that whose the number is.
+A rank claims the name of its own file alone. It takes the first number at which a file of its job is there already, or
+no file of the machine's ranks at all. One rank of a machine after the other looks and claims, since the folder is
+locked meanwhile; so two ranks of a job cannot take different numbers, nor two jobs the same.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from time import monotonic, sleep
 
 from ampmem.errors import UsageError
-from ampmem.output.files import check_output
+from ampmem.output.files import check_output, lock_file
 from ampmem.recorder.ranks.environment import Launched
-from ampmem.recording import job_of, rank_file, rank_of, rank_pattern
+from ampmem.recording import (
+    claimed_for,
+    job_of,
+    make_claim,
+    rank_file,
+    rank_of,
+    rank_pattern,
+    remove_claim,
+    remove_left_over,
+)
 
-_CLAIM = "the recording of a rank begins here: "
-_SHORT = 1000
-"""Bytes of a file that is no recording yet."""
-_BEGINS_S = 2.0
-"""How long that may last when a rank has begun to write."""
+_PATIENCE_S = 30.0
+"""How long a rank waits for those that look for their names before it; each takes milliseconds."""
 
 
 def place_rank(job: Callable[[int], Path], launched: Launched, *, numbered: bool, force: bool) -> tuple[Path, str]:
@@ -101,68 +107,50 @@ def claim_rank(job: Callable[[int], Path], launched: Launched, *, only: bool = F
     :class:`UsageError` when that is taken, and when a file cannot be made.
     """
     place = launched.place
-    for number in count(1):
-        names = [rank_file(job(number), rank, place.world_size) for rank in launched.here]
-        own = rank_file(job(number), place.rank, place.world_size)
-        check_output(own, force=True)
-        try:
-            taken = _take(names, own, place.job)
-        except OSError as error:
-            raise UsageError(f"cannot write {own}: {error.strerror}") from error
-        if taken:
-            return own, number
-        if only:
-            there = next((name for name in names if name.exists()), own)
-            raise UsageError(f"{there} exists already; give another name with -o, or --force to replace it")
-    raise AssertionError("numbers have no end")
+    with _alone_in(job(1).absolute().parent):
+        for number in count(1):
+            names = [rank_file(job(number), rank, place.world_size) for rank in launched.here]
+            own = rank_file(job(number), place.rank, place.world_size)
+            check_output(own, force=True)
+            try:
+                taken = _take(names, own, place.job)
+            except OSError as error:
+                raise UsageError(f"cannot write {own}: {error.strerror}") from error
+            if taken:
+                return own, number
+            if only:
+                there = next((name for name in names if name.exists()), own)
+                raise UsageError(f"{there} exists already; give another name with -o, or --force to replace it")
+    raise AssertionError("unreachable")
 
 
-def remove_claim(path: Path) -> None:
-    """Remove the file at ``path`` where nothing was recorded in it since it was claimed."""
-    with suppress(OSError):
-        if _claimed_for(path) is not None:
-            path.unlink()
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """No other rank looks for its name in ``folder`` meanwhile; where folders cannot be locked, one may."""
+    descriptor = None
+    with suppress(OSError):  # of a folder that is not there, more is said where the file is made
+        descriptor = os.open(folder, os.O_RDONLY)
+        lock_file(descriptor, wait_s=_PATIENCE_S)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def _take(names: Sequence[Path], own: Path, job: str) -> bool:
-    """Make ``own``, unless one of ``names`` is another job's, or this rank has recorded there already."""
-    first = names[0]
-    if not any(name.exists() for name in names) and _make(first, job):
-        return own == first or _make(own, job)
-    if not job or _job_in(first) != job:
-        return False
-    return _claimed_for(first) is not None if own == first else _make(own, job)
+    """Claim ``own``, unless one of ``names`` is another job's alone, or this rank has recorded there already.
 
-
-def _make(path: Path, job: str) -> bool:
-    """Make ``path``, with the job in it; ``False`` where it is there."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    except FileExistsError:
+    Claims whose ranks are dead keep nobody from the names: they are removed.
+    """
+    ours = bool(job) and any(_job_in(name) == job for name in names if name.exists())
+    for name in names:
+        remove_left_over(name)
+    if not ours and any(name.exists() for name in names):
         return False
-    try:
-        os.write(descriptor, (_CLAIM + job).encode())
-    finally:
-        os.close(descriptor)
-    return True
+    return make_claim(own, job)
 
 
 def _job_in(path: Path) -> str:
     """The job whose file is at ``path``, claimed or recorded; empty where none is known."""
-    until = monotonic() + _BEGINS_S
-    while not (job := _claimed_for(path) or job_of(path)) and _may_begin(path) and monotonic() < until:
-        sleep(0.02)
-    return job
-
-
-def _may_begin(path: Path) -> bool:
-    """Whether the file is so short that its first transaction may just be written."""
-    return path.is_file() and path.stat().st_size <= _SHORT
-
-
-def _claimed_for(path: Path) -> str | None:
-    """The job that has claimed ``path`` and recorded nothing there; ``None`` where it is no claim."""
-    if not path.is_file() or path.stat().st_size > _SHORT:
-        return None
-    content = path.read_bytes().decode("utf-8", errors="replace")
-    return content.removeprefix(_CLAIM) if content.startswith(_CLAIM) else None
+    return claimed_for(path) or job_of(path)

@@ -11,7 +11,7 @@ from typing import Any
 from ampmem.cli.processes import afterwards
 from ampmem.cli.processes.messages import Audience, Parent, StepEnded
 from ampmem.cli.processes.rank_ends import OfRank
-from ampmem.cli.processes.rank_names import place_rank, remove_claim, tell_name
+from ampmem.cli.processes.rank_names import place_rank, tell_name
 from ampmem.cli.ranks.crew import Crew
 from ampmem.errors import AmpmemError
 from ampmem.events import PlaceRecord
@@ -24,6 +24,7 @@ from ampmem.recorder.script import stops_in
 from ampmem.recorder.session import Session
 from ampmem.recorder.steering.stopping import Stopper
 from ampmem.recorder.torch_private.distributed import GROUP_MADE
+from ampmem.recording import remove_claim
 
 
 class SpawnedRank:

@@ -10,6 +10,7 @@ from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.writing.describe import Describer
 from ampmem.recorder.writing.join import Joiner
 from ampmem.recording import Batch, RecordingWriter
+from ampmem.recording.database import written_here
 
 
 class StepWriter:
@@ -43,9 +44,14 @@ class StepWriter:
         self._file.discard()
 
     def close(self) -> None:
-        """The recording is whole."""
+        """The recording is whole.
+
+        Raises:
+            RecordingError: steps that waited for a reader of the file cannot be written.
+        """
         self._file.close()
 
     def forget(self) -> None:
         """In a forked child: leave the recording to the parent."""
         leave_to_parent(self._file, self._file.path)
+        written_here.clear()

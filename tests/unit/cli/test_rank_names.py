@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from build import RUN, small_run, write
 
-from ampmem.cli.processes.rank_names import beside, claim_rank, left, names_in, place_rank, remove_claim, tell_name
+from ampmem.cli.processes.rank_names import beside, claim_rank, left, names_in, place_rank, tell_name
 from ampmem.errors import UsageError
 from ampmem.events import PlaceRecord
 from ampmem.recorder.ranks.environment import Launched
+from ampmem.recording import remove_claim
 
 
 def rank(number: int, *, job: str = "a", here: range | None = None, world_size: int = 3) -> Launched:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import jsonschema
@@ -15,7 +16,8 @@ import ampmem
 from ampmem.analysis.ranks.ranks import ranks_schema
 from ampmem.errors import UsageError
 from ampmem.events import ArmRecord
-from ampmem.recording import rank_file
+from ampmem.recording import make_claim, rank_file
+from ampmem.recording.rank_files import lock_of_claim
 
 
 def written(folder: Path, *, arm: ArmRecord = FP32, job: str = "train", count: int = 3) -> list[str]:
@@ -131,3 +133,39 @@ def test_the_journal_that_a_killed_rank_left_is_none_of_the_files(tmp_path: Path
         assert code == 0 and "journal" not in said
     assert len(ampmem.ranks(*(tmp_path / name for name in given)).ranks) == 3
     ampmem.compare(*(tmp_path / name for name in given))
+
+
+CLAIM_LEFT = (
+    "train.rank0-of-3.ampmem has no recording, only the claim of its name: the rank was killed before it recorded "
+    "anything; remove the file, or leave that to the next run"
+)
+
+
+def test_the_claim_of_a_killed_rank_is_named_and_not_called_damaged(tmp_path: Path) -> None:
+    files = written(tmp_path)
+    claim = tmp_path / files[0]
+    claim.unlink()
+    assert make_claim(claim, "a job")
+    _, _, said = ampmem_here(tmp_path, "show", files[0])
+    assert said == f"ampmem: {files[0]} is being written, and nothing is recorded in it yet; try again\n"
+    lock = lock_of_claim(claim)
+    assert lock is not None
+    os.close(lock)
+    _, _, said = ampmem_here(tmp_path, "show", files[0])
+    assert said == f"ampmem: {CLAIM_LEFT}\n"
+    code, said, _ = ampmem_here(tmp_path, "show", *files)
+    assert code == 0 and f"rank 0 is left out: {CLAIM_LEFT}" in said.replace("\n", " ")
+    code, said, _ = ampmem_here(tmp_path, "show", "--check", *files)
+    assert code == 1 and said.splitlines()[0] == CLAIM_LEFT
+    code, _, _ = ampmem_here(tmp_path, "report", *files, "-o", "page.html")
+    assert code == 0 and "only the claim of its name" in (tmp_path / "page.html").read_text()
+    (missing,) = ampmem.ranks(*(tmp_path / name for name in files)).missing
+    assert missing.rank == 0 and missing.detail is not None and missing.detail.endswith(CLAIM_LEFT)
+
+
+def test_the_claim_of_a_killed_rank_is_no_file_beside_the_others(tmp_path: Path) -> None:
+    files = written(tmp_path)
+    (tmp_path / files[0]).unlink()
+    make_claim(tmp_path / files[0], "a job")
+    _, said, _ = ampmem_here(tmp_path, "show", *files[1:])
+    assert "rank 0 has no file" in said

@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 from ampmem.errors import UsageError
-from ampmem.output.files import claim, make_way, open_output, remove, remove_empty, replaced, say_written, sized
+from ampmem.output.files import (
+    being_written,
+    claim,
+    lock_output,
+    open_output,
+    remove,
+    remove_empty,
+    replaced,
+    say_written,
+    sized,
+)
 
 
 def test_an_output_file_appears_whole(tmp_path: Path) -> None:
@@ -85,16 +95,15 @@ def test_no_other_file_takes_the_place_of_a_device() -> None:
         pytest.fail("opened")
 
 
-def test_way_is_made_for_a_file_that_grows_in_place(tmp_path: Path) -> None:
-    path, leftover = tmp_path / "run.ampmem", tmp_path / "run.ampmem-journal"
-    for file in (path, leftover):
-        file.write_text("old")
+def test_the_name_of_a_file_that_is_there_is_taken_only_when_forced(tmp_path: Path) -> None:
+    path = tmp_path / "run.ampmem"
+    path.write_text("old")
     with pytest.raises(UsageError, match="--force"):
-        make_way(path, leftover, force=False)
-    assert path.exists() and leftover.exists()
-    with held(make_way(path, leftover, force=True)):
-        assert path.read_text() == ""
-        assert list(tmp_path.iterdir()) == [path]
+        lock_output(path, force=False)
+    with held(lock_output(path, force=True)):
+        assert path.read_text() == "old"
+    with held(lock_output(tmp_path / "new", force=False)):
+        assert (tmp_path / "new").read_text() == ""
 
 
 @contextmanager
@@ -106,47 +115,47 @@ def held(descriptor: int) -> Iterator[None]:
         os.close(descriptor)
 
 
-@pytest.mark.parametrize("take", [lambda path: os.close(make_way(path, force=True)), remove])
+@pytest.mark.parametrize("take", [lambda path: os.close(lock_output(path, force=True)), remove])
 def test_a_file_that_is_being_written_is_neither_replaced_nor_removed(
     tmp_path: Path, take: Callable[[Path], None]
 ) -> None:
     path = tmp_path / "run.ampmem"
-    with held(make_way(path, force=False)):
+    with held(lock_output(path, force=False)):
         path.write_text("growing")
         with pytest.raises(UsageError, match="another ampmem is writing it"):
             take(path)
         assert path.read_text() == "growing"
     take(path)
-    assert not path.exists() or path.read_text() == ""
+    assert not being_written(path)
 
 
 def test_a_file_that_appears_meanwhile_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.ampmem"
     monkeypatch.setattr("ampmem.output.files.check_output", lambda *_, **__: path.write_text("somebody else's"))
     with pytest.raises(UsageError, match="--force"):
-        make_way(path, force=False)
+        lock_output(path, force=False)
     assert path.read_text() == "somebody else's"
 
 
-def test_nothing_but_a_file_makes_way(tmp_path: Path) -> None:
+def test_nothing_but_a_file_is_locked(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     device = Path("/dev/null").stat()
     for path, why in ((pipe, "not a file"), (Path("/dev/null"), "not a file"), (tmp_path, "is a directory")):
-        for take in (make_way, lambda path, force: remove(path)):
+        for take in (lock_output, lambda path, force: remove(path)):
             with pytest.raises(UsageError, match=why):
                 take(path, force=True)
     assert pipe.is_fifo()
     assert os.path.samestat(device, Path("/dev/null").stat())
 
 
-def test_what_is_written_in_place_goes_through_a_link(tmp_path: Path) -> None:
+def test_the_lock_of_a_link_is_that_of_its_file(tmp_path: Path) -> None:
     path, link = tmp_path / "run.ampmem", tmp_path / "link.ampmem"
     path.write_text("old")
     link.symlink_to(path)
-    with held(make_way(link, force=True)):
+    with held(lock_output(link, force=True)):
         assert link.is_symlink()
-        assert path.read_text() == ""
+        assert being_written(path)
 
 
 def test_a_file_that_is_not_there_need_not_be_removed(tmp_path: Path) -> None:
