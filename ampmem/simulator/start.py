@@ -14,6 +14,7 @@ from ampmem.allocator.settings import GIB, settings_of_environment
 from ampmem.errors import UsageError
 from ampmem.events import PredictionRecord
 from ampmem.patching import InPlace, added, in_place
+from ampmem.signals import SIGNALS
 from ampmem.simulator import selftest
 from ampmem.simulator.assumed import NOTHING, Assumed
 from ampmem.simulator.device import SimulatedDevice
@@ -43,8 +44,10 @@ class Simulation:
         _check_process()
         settings = settings_of_environment(os.environ)
         roomy = replace(gpu, total_memory=gpu.total_memory + GIB)  # the trial is not to fail for want of memory
+        ungate = SIGNALS.hold()  # before what takes each error for a refusal
         try:
             with ExitStack() as undo:
+                undo.callback(ungate)
                 compiled.load()
                 undo.callback(general.install_cuda_device())
                 with ExitStack() as trial:  # on a device of its own: what it allocates is not the script's
