@@ -1,4 +1,4 @@
-"""Keeps the script's signal handlers waiting while code of ampmem runs, so that what a handler raises reaches the script.
+"""Keeps the script's signal handlers waiting while code of ampmem runs: what a handler raises reaches the script.
 
 Python runs a handler between any two instructions of the main thread, also between two of ampmem's; and handlers raise:
 ``KeyboardInterrupt``, a timeout by ``SIGALRM``. In a hook that would leave half a fact, or be taken for a fault of the
@@ -21,7 +21,7 @@ from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any, TypeAlias, TypeVar
 
-from ampmem.own_code import OWN_FOLDERS, RECORDING_CODE
+from ampmem.own_code import RECORDING_CODE
 from ampmem.patching import PASSED_OVER, Undo, patch
 
 _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])

@@ -276,6 +276,7 @@ class Session:
 
     def _begin(self) -> None:
         """Start the source and the hooks that only matter while it runs."""
+        self._hooks.compiled.show()
         if self._unskim is not None:
             self._unskim()
         self._source.check()
@@ -288,6 +289,7 @@ class Session:
         self._undo.callback(self._gradients.remove)
         for install in self._recording_hooks:
             self._undo.callback(install())
+        self._undo.callback(self._hooks.compiled.show)
         self._undo.callback(self._device.end)
         self._source.start(self._storages.baseline | self._hooks.data_parallel.blocks())
         self._device.begin()
