@@ -246,6 +246,11 @@ ENTER_SCOPE: Place = patched(
 )
 CONFIG_LOADER, STOP_THREAD = (f"_ZN9libkineto12ConfigLoader{name}Ev" for name in ("8instance", "10stopThread"))
 """Symbols of libtorch_cpu for the thread that kineto starts; without them a forked child hangs when it ends."""
+KINETO, REGISTER_CLIENT = (
+    "_ZN9libkineto3apiEv",
+    "_ZN9libkineto12LibkinetoApi14registerClientEPNS_15ClientInterfaceE",
+)
+"""Symbols of libtorch_cpu for who is told of kineto's start; without them one on a thread prints a line of kineto's."""
 LOG_LEVEL = "FLAGS_caffe2_log_level"
 """Symbol of libc10: how grave what torch's C++ prints has to be. Without it windows take longer to close."""
 PREPARE: Place = patched(
