@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from ampmem.analysis.budgets.budget import budgets_of, parse_allowance
 from ampmem.analysis.budgets.check import CheckResult
@@ -25,9 +26,6 @@ from ampmem.errors import UsageError
 from ampmem.events import Recording
 from ampmem.output.shown import Bundle, tables_by
 from ampmem.recording import read, without_journals
-
-if TYPE_CHECKING:
-    pass
 
 Run: TypeAlias = "str | Path | Recording | Summary | Profile"
 """What can be checked and compared: a run, or the file that it is in."""
@@ -66,11 +64,11 @@ def load(path: str | Path) -> Recording:
         UsageError: ``path`` does not exist.
         RecordingError: it is not a recording, or one of another format version.
     """
-    return read(Path(path))
+    return read(_path(path))
 
 
-def compare(*recordings: str | Path | Recording) -> Comparison:
-    """Lay recordings, or the files that hold them, side by side. Needs no torch.
+def compare(*recordings: str | Path | Recording | Profile) -> Comparison:
+    """Lay recordings, profiles, or the files that hold recordings, side by side. Needs no torch.
 
     The columns are labelled with the arms; recordings of the same arm get their file's name as well. Of the ranks of a
     job in several arms, the worst rank of each is a column.
@@ -82,7 +80,7 @@ def compare(*recordings: str | Path | Recording) -> Comparison:
     """
     if not recordings:
         raise UsageError("there is nothing to compare: give at least one recording")
-    given = _without_journals(recordings)
+    given = _given(recordings)
     runs = _runs(given)
     if are_ranks(runs) and (worst := merge_all(runs).comparison) is not None:
         return worst
@@ -125,9 +123,9 @@ def check(
         RecordingError: a file is not a recording, or one of another format version.
         NothingRecorded: one has no step, no backward or no model.
     """
-    limits, allowance = budgets_of({} if budgets is None else budgets), parse_allowance(allow)
+    limits, allowance = budgets_of({} if budgets is None else budgets), parse_allowance(allow, "allow")
     if baseline is None and allow != 0:
-        raise UsageError("allow is how much more than a baseline is no failure: give baseline, too")
+        raise UsageError("allow needs baseline")
     before = None if baseline is None else side_given(_recorded(baseline), "baseline")
     return check_run(run_given(_recorded(recording), "run"), limits, before, allowance)
 
@@ -136,7 +134,7 @@ def _recorded(run: Run) -> str | Path | Recording | Summary:
     return run.recording() if isinstance(run, Profile) else run
 
 
-def ranks(*recordings: str | Path | Recording) -> Ranks:
+def ranks(*recordings: str | Path | Recording | Profile) -> Ranks:
     """Merge the recordings of one job's ranks, or the files that hold them: the worst rank, and why. Needs no torch.
 
     Raises:
@@ -146,16 +144,27 @@ def ranks(*recordings: str | Path | Recording) -> Ranks:
     """
     if not recordings:
         raise UsageError("there is nothing to merge: give at least one recording")
-    jobs = merge_all(_runs(_without_journals(recordings))).jobs
+    jobs = merge_all(_runs(_given(recordings))).jobs
     if len(jobs) > 1:
         arms = ", ".join(job.job.arm.name for job in jobs)
         raise UsageError(f"these are jobs in several precisions ({arms}): merge each by itself, or compare() them")
     return jobs[0]
 
 
-def _without_journals(recordings: Sequence[str | Path | Recording]) -> Sequence[str | Path | Recording]:
-    kept = without_journals([Path(item) for item in recordings if not isinstance(item, Recording)])
-    return [item for item in recordings if isinstance(item, Recording) or Path(item) in kept]
+def _given(items: Sequence[str | Path | Recording | Profile]) -> Sequence[str | Path | Recording]:
+    """``items`` with the recording of each profile. Raises :class:`UsageError` for what has none."""
+    recorded = map(_recorded, items)
+    found = [item if isinstance(item, Recording) else _path(item) for item in recorded]
+    paths = [item for item in found if not isinstance(item, Recording)]
+    kept = without_journals(paths)
+    return [item for item in found if isinstance(item, Recording) or item in kept]
+
+
+def _path(given: object) -> Path:
+    """The path that ``given`` is."""
+    if not isinstance(given, str | PathLike):
+        raise UsageError(f"give a recording, or the path of a file that holds one, not {type(given).__name__}")
+    return Path(given)
 
 
 def _runs(recordings: Sequence[str | Path | Recording]) -> list[RankRun]:

@@ -18,10 +18,10 @@ from ampmem.analysis.summary import Summary, summarize
 from ampmem.errors import NothingRecorded, UsageError
 from ampmem.events import Recording
 from ampmem.failure import failure_of
-from ampmem.output.files import sized
+from ampmem.output.files import check_output, sized
 from ampmem.output.shown import Bundle, Shown, one_line
 from ampmem.recording import SUFFIX, read
-from ampmem.vocabulary import Arm
+from ampmem.vocabulary import Arm, Device
 
 if TYPE_CHECKING:
     from ampmem.recorder.models.live import Module, Optimizer
@@ -80,9 +80,9 @@ def profile(
             as ``FILE.py:FUNCTION`` or ``MODULE.FUNCTION``; found by itself when it is left out.
 
     Raises:
-        UsageError: on entering, when another ``profile`` is active, when ``output`` cannot be
-            written, when ``device`` cannot be recorded, when ``step_on`` says nothing that there is, or when
-            torch.profiler is running.
+        UsageError: at once, when an argument cannot be meant; on entering, when another ``profile`` is active, when
+            ``output`` exists or cannot be written, when ``device`` cannot be recorded, or when torch.profiler is
+            running.
     """
     return Profile(
         model,
@@ -97,6 +97,69 @@ def profile(
         assume=assume,
         step_on=step_on,
     )
+
+
+def _check_trained(model: object, optimizer: object) -> None:
+    """Raise :class:`UsageError` for what is neither a module nor an optimizer where one is to be."""
+    if model is None and optimizer is None:
+        return
+    from ampmem.recorder.models.live import Module
+
+    if model is not None and not isinstance(model, Module):
+        raise _wrong("model", "a torch.nn.Module", model)
+    # Those of other libraries have what an optimizer has, and need not be one of torch's.
+    if optimizer is not None and (isinstance(optimizer, Module) or not hasattr(optimizer, "param_groups")):
+        raise _wrong("optimizer", "a torch.optim.Optimizer", optimizer)
+
+
+def _check_count(name: str, value: object, least: int, wanted: str) -> None:
+    """Raise :class:`UsageError` for what is no whole number from ``least`` on; ``None`` is none for ``skip``."""
+    if value is None and name == "steps":
+        return
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _wrong(name, f"a whole number {wanted}", value)
+    if value < least:
+        raise UsageError(f"{name} must be a whole number {wanted}, not {value}")
+
+
+def _check_words(device: object, gpu: object, assume: object, step_on: object) -> None:
+    """Raise :class:`UsageError` for what cannot be meant by these arguments of :func:`profile`."""
+    from ampmem.recorder.marker import step_on_of
+    from ampmem.simulator.assumed import assumed_of
+
+    if not isinstance(device, str):
+        raise _wrong("device", f"one of {', '.join(Device)}", device)
+    if device not in tuple(Device):
+        raise UsageError(f"there is no device {device!r} to record; there are {', '.join(Device)}")
+    if gpu is not None and not isinstance(gpu, str):
+        raise _wrong("gpu", "a string such as 'h100' or '24GiB'", gpu)
+    if not isinstance(assume, Sequence) or not all(isinstance(each, str) for each in assume):
+        raise _wrong("assume", "a list of strings such as 'nonzero=0.5'", assume)
+    assumed_of(assume)
+    if step_on is not None and not isinstance(step_on, str):
+        raise _wrong("step_on", "a string such as 'backward' or 'train.py:train_step'", step_on)
+    step_on_of(step_on, option="step_on=")
+
+
+def _path_of(given: object, name: str) -> Path:
+    """The path that the argument ``name`` is. Raises :class:`UsageError` for what no file can be called."""
+    if not isinstance(given, str | os.PathLike):
+        raise _wrong(name, "a path", given)
+    path = Path(given)
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # said when it is to be written
+        pass
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"{name} cannot be the name of a file ({why}): {str(path)[:40]!r}") from None
+    return path
+
+
+def _wrong(name: str, wanted: str, given: object) -> UsageError:
+    """What is said of an argument of another type than ``wanted``."""
+    shown = repr(given) if isinstance(given, int | float | str) else type(given).__name__
+    return UsageError(f"{name} must be {wanted}, not {shown}")
 
 
 class Profile(Shown):
@@ -123,6 +186,10 @@ class Profile(Shown):
         """As :func:`profile` has it; ``arm`` is the precision to force, ``script`` what is recorded, in words, and
         ``first_step`` the number of the first step, which may be skipped.
         """
+        _check_trained(model, optimizer)
+        _check_count("steps", steps, 1, "from 1 on, or None for all")
+        _check_count("skip", skip, 0, "from 0 on")
+        _check_words(device, gpu, assume, step_on)
         self._model = model
         self._optimizer = optimizer
         self._steps = steps
@@ -140,7 +207,7 @@ class Profile(Shown):
             folder = tempfile.mkdtemp(prefix="ampmem-")
             weakref.finalize(self, _remove_folder, folder, os.getpid())
             output = Path(folder) / f"profile{SUFFIX}"
-        self.path = Path(output).absolute()
+        self.path = _path_of(output, "output").absolute()
         """The recording."""
         self._session: Session | None = None
         self._paper: OnPaper | None = None
@@ -148,6 +215,10 @@ class Profile(Shown):
         self._failure: NothingRecorded | None = None
 
     def __enter__(self) -> Self:
+        if self._session is not None:
+            state = "is recording already" if self.is_open else "has made its recording"
+            raise UsageError(f"this profile {state}: call ampmem.profile() again for another recording")
+        check_output(self.path, force=self._force, option="output=")
         from ampmem.recorder.marker import step_on_of
         from ampmem.recorder.on_paper import on_paper
         from ampmem.recorder.options import Options, device_named
@@ -166,7 +237,7 @@ class Profile(Shown):
             stacks=self._stacks,
             force=self._force,
             device=device_named(self._device),
-            step_on=step_on_of(self._step_on),
+            step_on=step_on_of(self._step_on, option="step_on="),
             place=None if known is None else known.place,
             arm=self._arm,
         )
@@ -180,7 +251,6 @@ class Profile(Shown):
         return self
 
     def _start(self, session: Session) -> None:
-        self._session = session
         try:
             if self._model is not None:
                 session.add_model(self._model)
@@ -191,6 +261,7 @@ class Profile(Shown):
         except BaseException as error:
             session.close(error)
             raise
+        self._session = session
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -224,16 +295,28 @@ class Profile(Shown):
         Raises:
             UsageError: outside the ``with`` block, or before any model ran forward.
         """
-        self._running().manual_step()
+        session = self._running()
+        if not self.is_open:
+            raise UsageError("prof.step() was called after the with block; call it inside, at the end of an iteration")
+        session.manual_step()
 
     def recording(self) -> Recording:
-        """What was recorded. Raises :class:`NothingRecorded` when there is no whole step."""
+        """What was recorded.
+
+        Raises:
+            NothingRecorded: there is no whole step.
+            UsageError: the recording has not begun, or goes on.
+        """
         if self._failure is not None:
             raise self._failure
+        if self._session is None and not self.path.exists():
+            raise UsageError("nothing is recorded yet: train inside the with block, then ask for the result")
+        if self._is_recording():
+            raise UsageError("the recording goes on: ask for the result after the with block")
         return read(self.path)
 
     def summary(self) -> Summary:
-        """The summary of the recording. Raises :class:`NothingRecorded` when there is no whole step."""
+        """The summary of the recording. Raises what :meth:`recording` raises."""
         return summarize(self.recording())
 
     def report(self, path: str | Path, *, force: bool = False) -> None:
@@ -241,16 +324,23 @@ class Profile(Shown):
         from ampmem.reporters.html import write
 
         self.recording()
-        write([self.path], Path(path), force=force)
+        page = _path_of(path, "path")
+        check_output(page, force=force, option="path=")
+        write([self.path], page, force=force)
 
-    def _in_short(self) -> str:
+    def _is_recording(self) -> bool:
+        if self._session is None:
+            return False
         from ampmem.recorder.process.active import active
 
+        return active() is self._session
+
+    def _in_short(self) -> str:
         if self._session is None:
             return "not started" if not self.path.exists() else f"the recording {sized(self.path)}"
         count = self._session.outcome.recorded
         steps = f"{count} step{'' if count == 1 else 's'}"
-        if active() is self._session:
+        if self._is_recording():
             return f"recording, {steps} so far"
         return f"{steps} recorded in {sized(self.path)}" if self._failure is None else str(self._failure)
 

@@ -42,7 +42,8 @@ class _Entry:
     former: Any = None
 
 
-_PASSED_OVER = " (importlib, _bootstrap)"
+PASSED_OVER = " (importlib, _bootstrap)"
+"""What the file of a function ends with that passes calls on to what it replaces."""
 _ABSENT = object()
 """What an owner has instead of an attribute that it inherits, or gets by asking elsewhere."""
 
@@ -77,8 +78,8 @@ def passed_over(function: _FunctionT) -> _FunctionT:
     """
     if isinstance(function, FunctionType):
         code = function.__code__
-        if not code.co_filename.endswith(_PASSED_OVER):
-            function.__code__ = code.replace(co_filename=code.co_filename + _PASSED_OVER)
+        if not code.co_filename.endswith(PASSED_OVER):
+            function.__code__ = code.replace(co_filename=code.co_filename + PASSED_OVER)
     return function
 
 

@@ -92,6 +92,9 @@ def profile(
     the tables too, goes to stderr; stdout is the script's alone. A script that fails keeps its own
     exit code, and the steps that had ended are kept; of one that runs out of memory all is kept.
 
+    SCRIPT is what Python runs: a file, - for standard input, a directory or a zip file (app.pyz) with
+    a __main__.py.
+
     \b
     ampmem profile train.py --epochs 1
     ampmem profile --arm amp --dtype bf16 train.py

@@ -17,7 +17,13 @@ from ampmem.output.terminal import Terminal
 from ampmem.units import format_bytes
 
 _POLL_S = 0.005
-_EXISTS = "{path} exists already; give another name with {option}, or --force to replace it"
+_EXISTS = "{path} exists already; give another name with {option}, or {force} to replace it"
+
+
+def _exists(path: Path, option: str) -> UsageError:
+    """``option`` is one of the command line's, or an argument in Python, such as ``output=``."""
+    python = option.endswith("=")
+    return UsageError(_EXISTS.format(path=path, option=option, force="force=True" if python else "--force"))
 
 
 def check_output(path: Path, *, force: bool, option: str = "-o") -> None:
@@ -25,7 +31,7 @@ def check_output(path: Path, *, force: bool, option: str = "-o") -> None:
     if path.is_dir():
         raise UsageError(f"cannot write {path}: it is a directory; give a file name with {option}")
     if path.exists() and not force:
-        raise UsageError(_EXISTS.format(path=path, option=option))
+        raise _exists(path, option)
     parent = path.absolute().parent
     if not parent.is_dir():
         raise UsageError(f"cannot write {path}: the directory {parent} does not exist")
@@ -85,7 +91,7 @@ def lock_output(path: Path, *, force: bool) -> int:
     try:
         return _open_alone(path, force=force)
     except FileExistsError:  # since it was looked for
-        raise UsageError(_EXISTS.format(path=path, option="-o")) from None
+        raise _exists(path, "-o") from None
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error}") from error
 

@@ -20,7 +20,6 @@ from ampmem.recorder.marker import Marker
 from ampmem.recorder.models.holders import Holders
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.outcome import Outcome
-from ampmem.recorder.process.signals import HELD
 from ampmem.recorder.rounds import Optimizers
 from ampmem.recorder.sources.cuda.late import LateNumber
 from ampmem.recorder.steering import depth
@@ -117,13 +116,11 @@ class Follower:
         return threading.get_ident() == self._thread
 
     def _observe_forward(self, *, recomputing: bool = False) -> None:
-        with HELD:
-            self._forward.enter(recomputing=recomputing)
+        self._forward.enter(recomputing=recomputing)
 
     def _leave_forward(self) -> None:
         if self._forward.active:
-            with HELD:
-                self._forward.leave()
+            self._forward.leave()
 
     def leave_forward(self) -> None:
         """What is active in forward only must be active no longer."""
@@ -164,8 +161,7 @@ class Follower:
         self._model_ran = True
         self._models.note()
         self._outcome.model |= bool(self._models.parameters_at)
-        with HELD:
-            self._gradients.watch()
+        self._gradients.watch()
         if evaluates:
             self._outcome.evaluations += 1
             self._before_evaluation, self._observed_before = self._log.phase, self._forward.active

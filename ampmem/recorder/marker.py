@@ -37,8 +37,11 @@ class Marker:
         return same_file and self.name in (qualified, code.co_name)
 
 
-def step_on_of(text: str | None) -> StepOn | Marker:
-    """What ``--step-on TEXT`` says; without one, ampmem finds the steps. Raises :class:`UsageError`."""
+def step_on_of(text: str | None, option: str = "--step-on ") -> StepOn | Marker:
+    """What ``--step-on TEXT`` says; without one, ampmem finds the steps. ``option`` is what a message says before it.
+
+    Raises :class:`UsageError` for what says nothing that there is.
+    """
     if text is None:
         return StepOn.FOUND
     if text in (StepOn.BACKWARD, StepOn.OPTIMIZER, StepOn.FORWARD):
@@ -48,5 +51,5 @@ def step_on_of(text: str | None) -> StepOn | Marker:
     names = name.split(".")
     said = file.endswith(".py") if colon else len(names) > 1 and names[-1] != "py"
     if not said or not all(map(str.isidentifier, names)):
-        raise UsageError(f"--step-on {text}: it takes {FORMS}")
+        raise UsageError(f"{option}{text}: it takes {FORMS}")
     return Marker(text=text, file=parts, name=name)

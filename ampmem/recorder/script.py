@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import importlib.util
 import os
+import pkgutil
 import sys
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import BuiltinImporter, ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType, TracebackType
 from typing import Any
@@ -17,6 +20,9 @@ from ampmem.errors import UsageError
 from ampmem.own_code import OWN_FOLDERS, RUNNER, RUNNER_LINE, is_torch
 
 _OP_CALLER = str(Path("torch", "_ops.py"))
+STDIN = "-"
+"""What Python, too, is told to run standard input."""
+_STDIN_FILE = "<stdin>"
 _WHAT = ("-c", "-m")
 """Options of Python's that say what it runs."""
 
@@ -50,20 +56,60 @@ class Target:
 
 
 def find_script(name: str) -> Target:
-    """The script at path ``name``. Raises :class:`UsageError` when it is no Python file."""
+    """The script at path ``name``: a file, ``-`` for standard input, a folder or a zip file with a ``__main__.py``.
+
+    Raises :class:`UsageError` when it is none of these.
+    """
+    if name == STDIN:
+        text = standard_input()
+        return Target(
+            code=_compiled(text, "standard input", _STDIN_FILE),
+            file=_STDIN_FILE,
+            argv0=name,
+            path0="",
+            spec=None,
+            title="stdin",
+        )
     path = Path(name)
     if not path.exists():
         raise UsageError(f"there is no script {name}")
-    if path.is_dir():
-        raise UsageError(f"{name} is a directory; name the script in it, or use -m for a package")
+    file = name if path.is_absolute() else os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118  # as it is named
+    if path.is_dir() or zipfile.is_zipfile(path):
+        return _find_application(name, path)
     try:
-        file = name if path.is_absolute() else os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118  # as it is named
-        code = compile(path.read_bytes(), file, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, UnicodeDecodeError) as error:
-        raise UsageError(f"{name} is not a Python script: {error}") from error
+        text = path.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror}") from error
+    code = _compiled(text, name, file)
     return Target(code=code, file=file, argv0=name, path0=str(path.resolve().parent), spec=None, title=path.stem)
+
+
+@functools.cache
+def standard_input() -> bytes:
+    """All that standard input has: it can be read once."""
+    return sys.stdin.buffer.read()
+
+
+def _compiled(text: bytes, name: str, file: str) -> CodeType:
+    try:
+        return compile(text, file, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, UnicodeDecodeError) as error:
+        raise UsageError(f"{name} is not a Python script: {error}") from error
+
+
+def _find_application(name: str, path: Path) -> Target:
+    """The ``__main__.py`` in the folder or zip file at ``path``, which Python runs as a module."""
+    place = os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118  # as Python makes it
+    kind = "directory" if path.is_dir() else "zip file"
+    try:
+        finder = pkgutil.get_importer(place)
+        spec = None if finder is None else finder.find_spec("__main__")
+        code = None if spec is None or spec.loader is None else spec.loader.get_code("__main__")  # type: ignore[attr-defined]
+    except (ImportError, SyntaxError, ValueError) as error:
+        raise UsageError(f"the __main__.py of {name} is not a Python script: {error}") from error
+    if spec is None or code is None or spec.origin is None:
+        raise UsageError(f"{name} is a {kind} without a __main__.py; name the script in it, or use -m for a package")
+    return Target(code=code, file=spec.origin, argv0=name, path0=place, spec=spec, title=path.resolve().stem)
 
 
 def find_module(name: str, arguments: Sequence[str] = ()) -> Target:
@@ -99,7 +145,8 @@ def prepare(target: Target, arguments: Sequence[str]) -> ModuleType:
     """
     main = _new_main(target)
     sys.modules["__main__"] = main
-    what = [target.argv0] if target.spec is None else ["-m", target.spec.name.removesuffix(".__main__")]
+    module = "__main__" if target.spec is None else target.spec.name
+    what = [target.argv0] if module == "__main__" else ["-m", module.removesuffix(".__main__")]
     sys.orig_argv[:] = [*_interpreter(sys.orig_argv), *what, *arguments]
     sys.argv[:] = [target.argv0, *arguments]
     sys.path[: not sys.flags.safe_path] = [target.path0]
@@ -111,7 +158,11 @@ def _new_main(target: Target) -> ModuleType:
     main = ModuleType("__main__")
     spec = target.spec
     main.__package__ = None if spec is None else spec.parent
-    main.__loader__ = SourceFileLoader("__main__", target.file) if spec is None else spec.loader
+    if spec is not None:
+        main.__loader__ = spec.loader
+    else:
+        typed = target.file == _STDIN_FILE
+        main.__loader__ = BuiltinImporter if typed else SourceFileLoader("__main__", target.file)
     main.__spec__ = spec
     if sys.version_info < (3, 14):
         main.__annotations__ = {}

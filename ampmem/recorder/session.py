@@ -31,7 +31,6 @@ from ampmem.recorder.options import Options
 from ampmem.recorder.outcome import Outcome
 from ampmem.recorder.process.active import active, claim, release
 from ampmem.recorder.process.forks import forked_since
-from ampmem.recorder.process.signals import HELD
 from ampmem.recorder.sources.base import RawEvents, Source
 from ampmem.recorder.sources.choose import check_torch, choose_source
 from ampmem.recorder.sources.cuda.oom import ended_with
@@ -44,6 +43,7 @@ from ampmem.recorder.writing.describe import Describer, Notes, run_record
 from ampmem.recorder.writing.join import Joiner
 from ampmem.recorder.writing.writer import StepWriter
 from ampmem.recording import MOST_STEPS, RecordingWriter
+from ampmem.signals import SIGNALS, opened
 from ampmem.vocabulary import Arm, StepOn
 
 
@@ -150,10 +150,12 @@ class Session:
         file = RecordingWriter(options.path, run_record(options, self._source), force=options.force)
         return StepWriter(file, Joiner(self.log, stacks, texts), texts, describer)
 
+    @opened  # a handler that had to wait raises here, where nothing is left of what was begun
     def start(self) -> None:
         """Install the hooks, to record at once or after some steps; where that fails, nothing and no file is left."""
         try:
-            with HELD:
+            self._undo.callback(SIGNALS.hold())
+            with SIGNALS:
                 if not self.options.timed:
                     self.writer = self._open_file()
                 self._install()
@@ -202,7 +204,7 @@ class Session:
                 self._follower.script_over()
         finally:
             if active() is self:  # else that was the last step
-                with HELD:
+                with SIGNALS:
                     self._end(failure)
 
     def _end(self, failure: BaseException | None) -> None:
@@ -277,6 +279,7 @@ class Session:
 
     def _begin(self) -> None:
         """Start the source and the hooks that only matter while it runs."""
+        self._hooks.compiled.show()
         if self._unskim is not None:
             self._unskim()
         self._source.check()
@@ -289,6 +292,7 @@ class Session:
         self._undo.callback(self._gradients.remove)
         for install in self._recording_hooks:
             self._undo.callback(install())
+        self._undo.callback(self._hooks.compiled.show)
         self._undo.callback(self._device.end)
         self._source.start(self._storages.baseline | self._hooks.data_parallel.blocks())
         self._device.begin()
@@ -314,7 +318,7 @@ class Session:
         self.outcome.steps += 1
         if self.outcome.steps == self.options.skip:
             try:
-                with HELD:
+                with SIGNALS:
                     self._begin()
             except UsageError as error:
                 self._give_up(str(error))
@@ -322,9 +326,9 @@ class Session:
     def _end_recorded_step(self) -> None:
         before = self.outcome.recorded
         try:
-            with HELD, collection_paused():
+            with SIGNALS, collection_paused():
                 self._append_step()
-        finally:  # a handler that had to wait may have raised
+        finally:
             if self.outcome.recorded > before:
                 self._step_recorded()
 

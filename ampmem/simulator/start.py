@@ -15,6 +15,7 @@ from ampmem.allocator.settings import GIB, settings_of_environment
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.events import PredictionRecord
 from ampmem.patching import InPlace, added, in_place
+from ampmem.signals import SIGNALS
 from ampmem.simulator import selftest
 from ampmem.simulator.assumed import NOTHING, Assumed
 from ampmem.simulator.device import SimulatedDevice
@@ -48,8 +49,10 @@ class Simulation:
         _check_process()
         settings = settings_of_environment(os.environ)
         roomy = replace(gpu, total_memory=gpu.total_memory + GIB)  # the trial is not to fail for want of memory
+        ungate = SIGNALS.hold()  # before what takes each error for a refusal
         try:
             with ExitStack() as undo:
+                undo.callback(ungate)
                 compiled.load()
                 undo.callback(_answer_for_cuda())
                 with ExitStack() as trial:  # on a device of its own: what it allocates is not the script's

@@ -16,7 +16,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
         "errors failure names own_code patching units version vocabulary",
-        "output allocator_records",
+        "output allocator_records signals",
         "events",
         "recording",
         "allocator",

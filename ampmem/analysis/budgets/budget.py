@@ -85,8 +85,11 @@ def budgets_of(limits: Mapping[str, str | int]) -> tuple[Budget, ...]:
     return tuple(budget_of(key, limit) for key, limit in limits.items())
 
 
-def parse_allowance(text: str | int) -> Allowance:
-    """``1%``, ``10MiB``, or whole bytes. Raises :class:`UsageError` for what is none of them, such as ``0.01``."""
+def parse_allowance(text: str | int, option: str = "--allow") -> Allowance:
+    """``1%``, ``10MiB``, or whole bytes; ``option`` is what messages call it.
+
+    Raises :class:`UsageError` for what is none of them, such as ``0.01``.
+    """
     given = str(text).strip()
     try:
         if given.isdecimal() and not isinstance(text, bool):
@@ -95,9 +98,9 @@ def parse_allowance(text: str | int) -> Allowance:
             return Allowance(bytes=_with_unit(given), text=given)
         fraction = Fraction(given[:-1].strip()) / 100
     except (ValueError, ZeroDivisionError):
-        raise UsageError(f"--allow: {given!r} is neither a share, such as 1%, nor a size, such as 10MiB") from None
+        raise UsageError(f"{option}: {given!r} is neither a share, such as 1%, nor a size, such as 10MiB") from None
     if fraction < 0:
-        raise UsageError(f"--allow: {given} is less than nothing; shrinking is never a failure")
+        raise UsageError(f"{option}: {given} is less than nothing; shrinking is never a failure")
     return Allowance(fraction=fraction, text=given)
 
 

@@ -15,6 +15,7 @@ from typing import IO
 
 from ampmem.cli.processes.messages import Inbox, StepEnded
 from ampmem.failure import FailureKind, FailureRecord
+from ampmem.recorder.script import STDIN, standard_input
 
 LINES = 10
 """How many of the last lines of a child's output are kept for people to read."""
@@ -69,19 +70,23 @@ def run(
     """Run ``ampmem profile`` with ``arguments`` and wait for it; ``on_step`` is told of each step that ends.
 
     ``on_start`` is given the process, so that another thread can end it.
-    The child reads nothing, and hashes as every other child does. Ctrl-C reaches it too, as it is in the
-    same process group: it is waited for, and ``KeyboardInterrupt`` comes out. A second Ctrl-C kills it.
+    The child reads nothing but a script from standard input, and hashes as every other child does. Ctrl-C reaches it
+    too, as it is in the same process group: it is waited for, and ``KeyboardInterrupt`` comes out. A second Ctrl-C kills it.
     """
     with (
+        TemporaryFile() as given,
         TemporaryFile() as output,
         TemporaryFile() as errors,
         NamedTemporaryFile(prefix="ampmem-") as messages,
         Inbox(Path(messages.name)) as inbox,
     ):
+        if "--" in arguments and arguments[arguments.index("--") + 1] == STDIN:
+            given.write(standard_input())
+            given.seek(0)
         child = subprocess.Popen(
             [sys.executable, "-c", _START, _ROOT, "profile", "--report-to", messages.name, *arguments],
             env={"PYTHONHASHSEED": "0"} | os.environ,
-            stdin=subprocess.DEVNULL,
+            stdin=given,
             stdout=output,
             stderr=errors,
         )

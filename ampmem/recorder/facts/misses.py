@@ -14,7 +14,6 @@ from typing import ParamSpec, TypeVar
 
 from ampmem.names import warning
 from ampmem.own_code import OWN_FOLDERS
-from ampmem.recorder.process.signals import of_handler
 from ampmem.recorder.torch_private.general import never_compiled, untraced, without_functions
 
 _P = ParamSpec("_P")
@@ -55,8 +54,8 @@ class Misses:
     def guarded(self, look: Callable[_P, _R]) -> Callable[_P, _R | None]:
         """``look``, but nothing that goes wrong in it comes out: ``None`` does.
 
-        It is ``Exception`` that is kept: what stops the script on purpose is none. What a signal's handler raises
-        goes on to the script, which may wait for it.
+        It is ``Exception`` that is kept: what stops the script on purpose is none. No handler of a signal runs
+        meanwhile (``ampmem.signals``).
         """
 
         @functools.wraps(look)
@@ -65,8 +64,6 @@ class Misses:
                 with without_functions():
                     return look(*args, **kwargs)
             except Exception as error:
-                if of_handler(error):
-                    raise
                 self.add(error)
                 return None
 

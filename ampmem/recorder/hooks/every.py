@@ -16,7 +16,7 @@ from ampmem.recorder.hooks.communication.data_parallel import DataParallelHooks
 from ampmem.recorder.hooks.communication.every import CommunicationHooks
 from ampmem.recorder.hooks.conflicts import memory_history, swaps, torch_profiler
 from ampmem.recorder.hooks.listener import Listener
-from ampmem.recorder.hooks.modules import ModuleHooks, quiet_compiled_modules
+from ampmem.recorder.hooks.modules import ModuleHooks, UnseenByCompiled, quiet_compiled_modules
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
 from ampmem.recorder.marker import Marker
 from ampmem.recorder.models.models import Models
@@ -50,12 +50,14 @@ class Hooks:
         self.data_parallel = DataParallelHooks(listener, log, texts)
         self.calls = Calls(step_on, listener) if isinstance(step_on, Marker) else None
         self.places = Places(options.place)
+        self.compiled = UnseenByCompiled(lambda: listener.recording and not self.modules.in_forward())
         self.early: list[Callable[[], Undo]] = [
             self.optimizers.install,
             BackwardHooks(listener, log.misses).install,
             partial(children.install, listener),
             self.places.install,
             quiet_compiled_modules,
+            self.compiled.install,
             self.data_parallel.install,
             CollectiveHooks(listener, log, texts).install,
             partial(swaps.install, (*hold_tensors, self.optimizers.let_go), log.misses),

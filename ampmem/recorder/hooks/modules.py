@@ -7,8 +7,10 @@ what a gradient goes through. Any other is a transform of the batch, and none of
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from threading import get_ident
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -27,7 +29,10 @@ from ampmem.recorder.models.anatomy import has_parameters
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.steering.arms import ArmSeen
 from ampmem.recorder.torch_private.general import (
+    COMPILE,
     HAS_HOOKS,
+    RUNS_COMPILED,
+    compiled_code,
     hooks_with_kwargs,
     in_backward,
     is_tracing,
@@ -37,6 +42,7 @@ from ampmem.recorder.torch_private.general import (
     on_new_buffer,
     on_new_module,
     on_new_parameter,
+    taken_out,
     tree_leaves,
 )
 
@@ -91,6 +97,10 @@ class ModuleHooks:
             undo.callback(hook(on_new_module, self._changed))
             return undo.pop_all().close
 
+    def in_forward(self) -> bool:
+        """Whether a forward is running."""
+        return self._started_at is not None
+
     def _changed(self, module: nn.Module, *_: object) -> None:
         if not torch.compiler.is_compiling():
             self._look_at_new(module)
@@ -121,7 +131,7 @@ class ModuleHooks:
             self._follow()
             try:
                 self._listener.forward_started(module, recomputing=in_backward() and torch.is_grad_enabled())
-            except BaseException:  # of a signal's handler: the module will not run
+            except BaseException:  # our stop: the module will not run
                 self._started_at = None
                 raise
             self._note_inputs(args)
@@ -194,6 +204,73 @@ def quiet_compiled_modules() -> Undo:
         return _has_any_global_hook
 
     return patch(*HAS_HOOKS, wrap)
+
+
+class UnseenByCompiled:
+    """Hides ampmem's hooks on all modules while compiled code runs, which dynamo would compile for them, and again
+    without them. What is seen then is seen by the modes, and by the hooks on the module that was compiled.
+
+    ``needed`` says whether the hooks are needed inside, as long as nothing else has seen that forward started.
+    """
+
+    def __init__(self, needed: Callable[[], bool]) -> None:
+        self._needed = needed
+        self._thread = get_ident()
+        self._put_back: Undo | None = None
+        self._runs_in = 0
+        """``id`` of the frame of dynamo's that runs the code for which they are hidden."""
+        self._unpatch: Undo | None = None
+
+    def install(self) -> Callable[[], None]:
+        """Patch where dynamo begins and ends to run compiled code; returns what undoes it."""
+        with ExitStack() as undo:
+            undo.callback(patch(*COMPILE, self._wrap_compile))
+            undo.callback(self._end)
+            self._look()
+            return undo.pop_all().close
+
+    def show(self) -> None:
+        """The hooks are to be where they were: some may be removed next."""
+        if self._put_back is not None:
+            self._put_back()
+            self._put_back, self._runs_in = None, 0
+
+    def _end(self) -> None:
+        self.show()
+        if self._unpatch is not None:
+            self._unpatch()
+            self._unpatch = None
+
+    def _look(self) -> None:
+        """Dynamo may have been imported."""
+        place = compiled_code()
+        if place is not None and self._unpatch is None:
+            self._unpatch = patch(*place, self._wrap)
+
+    def _wrap_compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def compile(*args: Any, **kwargs: Any) -> Any:
+            compiled = original(*args, **kwargs)
+            self._look()
+            return compiled
+
+        return compile
+
+    def _wrap(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        # Called in a frame of dynamo's before and after the code runs; meanwhile by the compiler, too, and by what
+        # is not to be compiled.
+        @functools.wraps(original)
+        def _maybe_set_eval_frame(callback: Any) -> Any:
+            if get_ident() == self._thread:
+                caller = id(sys._getframe(1))
+                if self._put_back is None and callback is not None and callback is not False:
+                    if sys._getframe(1).f_code.co_name == RUNS_COMPILED and not self._needed():
+                        self._put_back, self._runs_in = taken_out(_is_own), caller
+                elif caller == self._runs_in:
+                    self.show()
+            return original(callback)
+
+        return _maybe_set_eval_frame
 
 
 def _is_own(function: Any) -> bool:

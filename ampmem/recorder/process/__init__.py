@@ -1,1 +1,1 @@
-"""What a script may do to its process while it is recorded: fork, be sent signals, run threads."""
+"""What a script may do to its process while it is recorded: fork, run threads."""

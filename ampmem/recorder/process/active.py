@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ampmem.errors import UsageError
-from ampmem.recorder.process.signals import HELD
+from ampmem.signals import SIGNALS
 
 
 class Recording(Protocol):
@@ -84,7 +84,7 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    HELD.forget()
+    SIGNALS.forget()
     if (session := active()) is not None:
         session.forget()
 

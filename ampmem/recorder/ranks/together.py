@@ -15,6 +15,7 @@ from typing import Any
 from torch import distributed
 
 from ampmem.recorder.torch_private.distributed import default_store, world_size
+from ampmem.signals import SIGNALS
 
 _KEY = "ampmem"
 _STOP, _GO_ON = "stop", "go on"
@@ -85,7 +86,11 @@ class Together:
             if store.check([f"{_KEY}/agreed"]):
                 break
             waited = monotonic() - began
-            if waited > patience or (waited > _STRANGER_S and not store.check(_of_all("here", size))):
+            if (
+                waited > patience
+                or SIGNALS.waiting()
+                or (waited > _STRANGER_S and not store.check(_of_all("here", size)))
+            ):
                 return _not_stopped(store, size)
             sleep(_POLL_S)
         if _agreed(store, _STOP) == _GO_ON:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from time import monotonic
 
 import torch
 
-from ampmem.recorder.torch_private.general import CONFIG_LOADER, STOP_THREAD
+from ampmem.recorder.torch_private.general import CONFIG_LOADER, KINETO, REGISTER_CLIENT, STOP_THREAD
 
 _SIZE = 4096
 """More bytes than a ``ConfigLoader`` has."""
@@ -28,11 +29,33 @@ _PATIENCE_S = 1.0
 @contextmanager
 def thread_ended() -> Iterator[None]:
     """End the thread if the first profile of the process is started in here."""
+    _without_client()
     before = _threads()
     yield
     started = _threads() - before
     if len(started) == 1:
         _end(started.pop())
+
+
+def _without_client() -> None:
+    """Let kineto start on this thread without a line on stderr, which it prints where that is not the main one.
+
+    It would tell its client, torch, that it has started, on the thread alone that has loaded torch's libraries. Torch
+    does nothing with that unless a daemon may ask for profiles. Source: ``libkineto_api.cpp``.
+    """
+    if threading.get_ident() == threading.main_thread().ident or "KINETO_USE_DAEMON" in os.environ:
+        return
+    try:
+        library = _torch_cpu()
+        kineto, register = getattr(library, KINETO), getattr(library, REGISTER_CLIENT)
+    except (OSError, AttributeError):
+        return
+    kineto.restype, register.argtypes, register.restype = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_void_p), None
+    register(kineto(), None)
+
+
+def _torch_cpu() -> ctypes.CDLL:
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
 
 
 def _threads() -> set[str]:
@@ -43,7 +66,7 @@ def _threads() -> set[str]:
 def _end(thread: str) -> None:
     """Have kineto end its ``thread``. It goes on where this torch does not export how."""
     try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        library = _torch_cpu()
         instance, stop = getattr(library, CONFIG_LOADER), getattr(library, STOP_THREAD)
     except (OSError, AttributeError):
         return

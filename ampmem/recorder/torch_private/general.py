@@ -12,6 +12,7 @@ probe, run the tests.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from operator import attrgetter
 from types import SimpleNamespace
@@ -150,9 +151,48 @@ _HOOKS = tuple(
 )
 
 
+_ALWAYS_CALLED: dict[int, Any] = optional(
+    "torch.nn.modules.module",
+    "_global_forward_hooks_always_called",
+    "which hooks on all modules are called after an error, too",
+    without="",
+    otherwise={},
+)
+
+
 def module_hooks() -> list[Any]:
     """All hooks that are on all modules."""
     return [hook for hooks in _HOOKS for hook in hooks.values()]
+
+
+def taken_out(is_meant: Callable[[Any], bool]) -> Callable[[], None]:
+    """Take the hooks that are meant off all modules; returns what puts them back in their places."""
+    taken = []
+    for hooks in _HOOKS:
+        for key in [key for key, hook in hooks.items() if is_meant(hook)]:
+            taken += [(each, key, each.pop(key)) for each in (hooks, hooks_with_kwargs, _ALWAYS_CALLED) if key in each]
+
+    def put_back() -> None:
+        for hooks, key, value in taken:
+            later = [(other, hooks.pop(other)) for other in list(hooks) if other > key]
+            hooks[key] = value
+            hooks.update(later)
+
+    return put_back
+
+
+COMPILE: Place = patched("torch", "compile", "that dynamo is there", without="torch.compile may compile once more")
+_EVAL_FRAME, _SET_EVAL_FRAME, RUNS_COMPILED = "torch._dynamo.eval_frame", "_maybe_set_eval_frame", "compile_wrapper"
+"""The last is the function in which compiled code runs."""
+
+
+def compiled_code() -> Place | None:
+    """What dynamo calls before and after it runs compiled code; ``None`` where it is not imported, or has no such.
+
+    It was there in 2.11. Not asked for by the probe, since dynamo takes seconds to import.
+    """
+    module = sys.modules.get(_EVAL_FRAME)
+    return None if module is None or _SET_EVAL_FRAME not in vars(module) else (module, _SET_EVAL_FRAME)
 
 
 NEXT_BATCH: Place = patched(
@@ -206,6 +246,11 @@ ENTER_SCOPE: Place = patched(
 )
 CONFIG_LOADER, STOP_THREAD = (f"_ZN9libkineto12ConfigLoader{name}Ev" for name in ("8instance", "10stopThread"))
 """Symbols of libtorch_cpu for the thread that kineto starts; without them a forked child hangs when it ends."""
+KINETO, REGISTER_CLIENT = (
+    "_ZN9libkineto3apiEv",
+    "_ZN9libkineto12LibkinetoApi14registerClientEPNS_15ClientInterfaceE",
+)
+"""Symbols of libtorch_cpu for who is told of kineto's start; without them one on a thread prints a line of kineto's."""
 LOG_LEVEL = "FLAGS_caffe2_log_level"
 """Symbol of libc10: how grave what torch's C++ prints has to be. Without it windows take longer to close."""
 PREPARE: Place = patched(

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ampmem.patching import replace_all
+from ampmem.patching import passed_over, replace_all
 from ampmem.simulator.assumed import Assumed
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.private.compiled import CALL, on_call, run_uncompiled
@@ -82,6 +82,6 @@ def _stopping(original: Callable[..., Any], stops: str) -> Callable[..., Any]:
                 raise stop(stops)
             return compiled()(*args, **kwargs)  # the simulation has ended
 
-        return stopped
+        return passed_over(stopped)
 
     return compile

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import zipapp
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -79,3 +82,61 @@ def test_a_package_sees_the_programs_arguments_when_it_is_imported(tmp_path: Pat
         "package ['-m', '--steps', '9']",
         f"module {[main, '--steps', '9']} pkg pkg.__main__ True",
     ]
+
+
+LOOKS = """
+import sys
+print(__name__, globals().get("__file__"), __package__, type(__loader__), __spec__ and __spec__.origin)
+print(sys.argv, sys.path[0], sys.orig_argv[1:], sorted(globals()))
+raise ValueError(1)
+"""
+RUNPY = re.compile(r"  File \"<frozen runpy>.*\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["app", "./app", "app.pyz", "-"])
+def test_a_folder_a_zip_file_and_standard_input_run_as_python_runs_them(tmp_path: Path, what: str) -> None:
+    app = tmp_path / "app"
+    app.mkdir()
+    (app / "__main__.py").write_text(LOOKS)
+    zipapp.create_archive(app, tmp_path / "app.pyz")
+    plain = python(tmp_path, what, "-x", "1", fresh=True, given=LOOKS)
+    recorded = ampmem(tmp_path, "profile", what, "-x", "1", fresh=True, given=LOOKS)
+    ours = "".join(line for line in recorded.stderr.splitlines(True) if not line.startswith("ampmem: "))
+    assert (recorded.returncode, ours) == (1, RUNPY.sub("", plain.stderr))
+    assert recorded.stdout.replace("'-m', 'ampmem', 'profile', ", "") == plain.stdout
+
+
+TRAINS = """
+import torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_compare_gives_each_process_the_script_of_standard_input(tmp_path: Path) -> None:
+    done = ampmem(tmp_path, "compare", "--arms", "fp32,amp", "--steps", "1", "--no-times", "-", given=TRAINS)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.glob("*.ampmem")} == {"stdin.fp32.ampmem", "stdin.amp.ampmem"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--nproc-per-node", "2", "-"), "--nproc-per-node cannot run a script from standard input; save it to a file"),
+        (("empty",), "empty is a directory without a __main__.py; name the script in it, or use -m for a package"),
+        (
+            ("empty.zip",),
+            "empty.zip is a zip file without a __main__.py; name the script in it, or use -m for a package",
+        ),
+    ],
+)
+def test_what_cannot_be_run_is_refused(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with zipfile.ZipFile(tmp_path / "empty.zip", "w"):
+        pass
+    done = ampmem(tmp_path, "profile", *arguments, given="")
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"ampmem: {message}")

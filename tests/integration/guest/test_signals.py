@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import _signal
+import gc
 import signal
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -14,10 +17,17 @@ from guest import beside
 from torch import nn
 
 import ampmem
+from ampmem.own_code import RECORDING_CODE
 from ampmem.patching import in_place
-from ampmem.recorder.process.signals import HELD, Held
+from ampmem.recorder.facts.log import Log
+from ampmem.recorder.follower import Follower
+from ampmem.recorder.hooks.forward import ForwardMode
+from ampmem.recorder.hooks.optimizers import OptimizerHooks
+from ampmem.recorder.hooks.saved import SavedByNodes
 from ampmem.recorder.sources.cpu import ProfilerSource
+from ampmem.recorder.sources.storages import Storages
 from ampmem.recording import RecordingWriter
+from ampmem.simulator.device import SimulatedDevice
 
 
 class Timeout(Exception):
@@ -47,6 +57,8 @@ def sends(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[str]:
             signal.raise_signal(signal.SIGALRM)
         return original(*args, **kwargs)
 
+    ours = RECORDING_CODE[0] + "some.py"  # else the callback of a weak reference would be the test's
+    sending.__code__ = sending.__code__.replace(co_filename=ours)
     monkeypatch.setattr(owner, name, sending)
     return armed
 
@@ -121,8 +133,6 @@ def test_at_the_end(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
 
 @pytest.mark.parametrize("place", ["_begin_forward", "_observe_forward", "backward_started", "updated"])
 def test_in_what_follows_the_script(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    from ampmem.recorder.follower import Follower
-
     model, optimizer = make()
     with ampmem.profile() as prof:
         step(model, optimizer)
@@ -136,55 +146,80 @@ def test_in_what_follows_the_script(monkeypatch: pytest.MonkeyPatch, place: str)
     assert summary.conservation.residual_bytes == 0
 
 
-def test_handlers_run_in_order_after_what_is_held_and_are_told_where_the_script_was() -> None:
-    ran: list[tuple[int, str]] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        assert frame is not None
-        ran.append((number, frame.f_code.co_name))
-
-    before = [(number, signal.signal(number, note)) for number in (signal.SIGUSR1, signal.SIGUSR2)]
-    try:
-        with HELD:
-            with HELD:
-                signal.raise_signal(signal.SIGUSR2)
-            signal.raise_signal(signal.SIGUSR1)
-            assert ran == []
-        name = "test_handlers_run_in_order_after_what_is_held_and_are_told_where_the_script_was"
-        assert ran == [(signal.SIGUSR2, name), (signal.SIGUSR1, name)]
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
+SWALLOWING = (
+    (Log, "about"),
+    (Log, "_kind"),
+    (Storages, "_was_seen"),
+    (Storages, "_note_death"),
+    (ForwardMode, "_before"),
+    (ForwardMode, "_after"),
+    (SavedByNodes, "read"),
+    (OptimizerHooks, "note_gradients"),
+    (Follower, "optimizer_started"),
+)
+"""What runs where an ``Exception`` is kept from the script, or where Python only prints it."""
 
 
-def test_each_handler_runs_whatever_the_one_before_has_raised() -> None:
-    ran = []
-    before = signal.signal(signal.SIGUSR1, lambda *_: ran.append(1))
-    try:
-        with pytest.raises(Timeout), HELD:
+@pytest.mark.parametrize(("owner", "name"), SWALLOWING)
+def test_where_errors_are_kept_from_the_script(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+    sends(monkeypatch, owner, name).clear()
+    model, optimizer = make()
+    with ampmem.profile() as prof:
+        step(model, optimizer)
+        armed = sends(monkeypatch, owner, name)
+        with pytest.raises(Timeout):
+            step(model, optimizer)
+            gc.collect()
+        assert armed == []
+        step(model, optimizer)
+    assert prof.summary().conservation.residual_bytes == 0
+
+
+@pytest.mark.parametrize("name", ["storage_address", "_died"])
+def test_where_errors_are_kept_from_a_script_on_a_simulated_gpu(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    with pytest.warns(RuntimeWarning, match="no backward was seen"), ampmem.profile(device="sim", gpu="h100"):
+        model = nn.Linear(8, 8).cuda()
+        armed = sends(monkeypatch, SimulatedDevice, name)
+        with pytest.raises(Timeout):
+            model(torch.ones(2, 8, device="cuda"))
+            gc.collect()
+        assert armed == []
+
+
+def test_a_handler_runs_at_once_in_what_the_script_does_inside_a_backward_and_sees_no_frame_of_ampmems() -> None:
+    model, optimizer = make()
+    seen = []
+
+    def hook(gradient: torch.Tensor) -> None:
+        with pytest.raises(Timeout) as raised:
             signal.raise_signal(signal.SIGALRM)
-            signal.raise_signal(signal.SIGUSR1)
-        assert ran == [1]
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+        frames = [entry.name for entry in traceback.extract_tb(raised.value.__traceback__)]
+        seen.append((raised.value.args[1], frames))
+
+    model.weight.register_hook(hook)
+    with ampmem.profile():
+        step(model, optimizer)
+    assert seen == [("hook", ["hook", "handle"])]
 
 
-def test_a_handler_that_is_set_meanwhile_stays() -> None:
+def test_the_script_sees_its_own_handlers_while_it_is_recorded() -> None:
+    model, optimizer = make()
+    ran = []
     before = signal.getsignal(signal.SIGUSR1)
-    signal.signal(signal.SIGUSR1, handle)
-    try:
-        with HELD:
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-
-def test_a_handler_that_raises_before_anything_is_held_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = Held()
-    sends(monkeypatch, Held, "_put_in_place")
-    with pytest.raises(Timeout), held:
-        raise AssertionError("it was held")
+    with ampmem.profile():
+        assert signal.getsignal(signal.SIGALRM) is handle
+        assert signal.getsignal(signal.SIGUSR1) == before
+        mine = lambda *_: ran.append(1)  # noqa: E731
+        assert signal.signal(signal.SIGUSR1, mine) == before
+        assert signal.getsignal(signal.SIGUSR1) is mine
+        assert signal.signal(signal.SIGINT, signal.SIG_IGN) is signal.default_int_handler
+        step(model, optimizer)
+        signal.raise_signal(signal.SIGUSR1)
+    assert ran == [1]
+    assert _signal.getsignal(signal.SIGUSR1) is mine
+    assert _signal.getsignal(signal.SIGALRM) is handle
+    assert signal.signal(signal.SIGINT, signal.default_int_handler) == signal.SIG_IGN
+    assert signal.signal(signal.SIGUSR1, before) is mine
 
 
 def test_a_program_that_a_timer_interrupts_anywhere_ends_as_without_ampmem(tmp_path: Path) -> None:

@@ -258,3 +258,29 @@ def test_replicas_that_run_on_threads_are_said_to_be_missing() -> None:
             training.optimizer.step()
     assert recorded(prof) == (2, 0)
     assert [ELSEWHERE in note for note in prof.recording().remarks] == [True]
+
+
+ON_A_THREAD = """
+import threading
+import torch
+import ampmem
+
+def train():
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ampmem.profile() as prof:
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+    print(len(prof.summary().steps))
+
+for _ in range(2):
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+train()
+"""
+
+
+def test_the_first_recording_of_a_process_on_another_thread_prints_nothing(tmp_path: Path) -> None:
+    done = python(tmp_path, "-c", ON_A_THREAD)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n1\n1\n", "")

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from guest import beside
+from torch import nn
+from torch.nn.modules import module as torch_module
 
+import ampmem
 from ampmem.analysis.analyse import analyse
 from ampmem.events import Fact, Phase, Recording
 from ampmem.recording import read
@@ -81,3 +86,61 @@ def test_a_profiler_on_another_thread_ends_the_recording(tmp_path: Path) -> None
     analysis = analyse(recorded(tmp_path, "profiles_on_a_thread"))
     assert len(analysis.recording.steps) == 1
     assert analysis.conservation.residual_bytes == 0
+
+
+class Broken(nn.Module):
+    """Is compiled in two parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        batch = self.first(batch)
+        torch._dynamo.graph_break()
+        return self.last(batch)
+
+
+@pytest.mark.parametrize("first", ["before", "inside"])
+def test_nothing_is_compiled_again_when_a_recording_begins_or_ends(first: str) -> None:
+    torch._dynamo.reset()
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    model = Broken()
+    compiled = torch.compile(model, backend=backend)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        compiled(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+
+    others = dict(torch_module._global_forward_hooks)
+    if first == "before":
+        step()
+    with ampmem.profile() as prof:
+        step()
+        step()
+    with torch.compiler.set_stance("fail_on_recompile"):
+        step()
+    assert len(graphs) == 2
+    assert len(prof.summary().steps) == 2
+    assert dict(torch_module._global_forward_hooks) == others
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")
+def test_hooks_are_back_in_their_places_after_compiled_code() -> None:
+    torch._dynamo.reset()
+    seen: list[str] = []
+    with ampmem.profile(nn.Linear(8, 8)) as prof:
+        handle = torch_module.register_module_forward_pre_hook(lambda *_: seen.append("the script's"))
+        before = list(torch_module._global_forward_pre_hooks)
+        model = torch.compile(nn.Linear(8, 8), backend="eager")
+        model(torch.ones(2, 8)).sum().backward()
+        assert list(torch_module._global_forward_pre_hooks) == before
+        prof.step()
+        handle.remove()
+    assert seen
