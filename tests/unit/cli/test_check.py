@@ -88,7 +88,69 @@ def test_wrong_use_is_one_line(arguments: list[str], said: str, tmp_path: Path, 
 def test_a_cpu_run_against_a_gpus_baseline_is_wrong_use(tmp_path: Path, now: Path) -> None:
     write(tmp_path / "gpu.ampmem", replace(run(), run=replace(RUN, source=SourceKind.SIMULATED, device_type="cuda")))
     said = refused(tmp_path, "check", "now.ampmem", "--baseline", "gpu.ampmem")
-    assert "the baseline gpu.ampmem is of a simulated GPU, and now.ampmem of the CPU" in said
+    assert "the baseline gpu.ampmem is of a simulated a CPU, and now.ampmem of the CPU: devices" in said
+
+
+def test_that_the_baseline_is_of_another_gpu_is_said_before_the_script_runs(tmp_path: Path) -> None:
+    gpu = replace(RUN, source=SourceKind.SIMULATED, device_type="cuda", device_name="NVIDIA A40")
+    write(tmp_path / "main.ampmem", replace(run(), run=gpu))
+    (tmp_path / "train.py").write_text("raise SystemExit(9)")
+    said = refused(tmp_path, "check", "--device", "sim", "--gpu", "h100", "--baseline", "main.ampmem", "train.py")
+    assert said.startswith(
+        "ampmem: the baseline main.ampmem is of a simulated NVIDIA A40, and train.py of a simulated "
+    )
+    assert said.count("\n") == 1
+
+
+def test_the_budgets_of_a_recording_are_those_of_its_script(tmp_path: Path) -> None:
+    for folder, peak in (("here", "1GiB"), ("there", "1MiB")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.py").touch()
+        (tmp_path / folder / "pyproject.toml").write_text(f'[tool.ampmem.budgets]\npeak = "{peak}"\n')
+    here = tmp_path / "here"
+    for script, limit in (
+        ("train.py", "1.0 GiB"),
+        ("../there/train.py", "1.0 MiB"),
+        (str(tmp_path / "there" / "train.py"), "1.0 MiB"),
+        ("/not/there/train.py", "1.0 GiB"),
+        ("-m there.train", "1.0 GiB"),
+    ):
+        (here / "run.ampmem").unlink(missing_ok=True)
+        write(here / "run.ampmem", replace(run(), run=replace(RUN, script=script)))
+        _, output, _ = ampmem_here(here, "check", "run.ampmem")
+        assert f"budget of {limit}" in output or f"of {limit}" in output.split("\n")[0], script
+
+
+def test_the_budgets_of_a_script_are_looked_for_from_its_folder(tmp_path: Path) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "train.py").write_text("raise SystemExit(9)")
+    (tmp_path / "pyproject.toml").write_text("[tool.ampmem.budgets]\npaek = 1\n")
+    wrong = f"{tmp_path / 'pyproject.toml'}: [tool.ampmem.budgets] there is no budget 'paek'"
+    assert wrong in refused(Path("/"), "check", str(inner / "train.py"))
+    (inner / "pyproject.toml").write_text("[tool.ampmem.budgets]\npeek = 1\n")
+    assert f"{inner / 'pyproject.toml'}: " in refused(tmp_path, "check", "inner/train.py")
+
+
+def test_a_table_of_no_script_is_said_beside_a_broken_peak_and_refused_where_there_is_no_other(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    write(tmp_path / "now.ampmem", run(saved=3 * MIB))
+    table = '[tool.ampmem.budgets."trian.py"]\nactivations = 1\n'
+    file = tmp_path / "pyproject.toml"
+    wrong = f"[tool.ampmem.budgets.\"trian.py\"] of {file} is of no script and of no module; did you mean 'train.py'?"
+    file.write_text(table)
+    for name in ("train.py", "now.ampmem"):
+        assert refused(tmp_path, "check", name) == f"ampmem: {wrong}\n"
+    file.write_text(f'[tool.ampmem.budgets]\npeak = "1MiB"\n{table}')
+    code, output, _ = ampmem_here(tmp_path, "check", "now.ampmem")
+    said = " ".join(output.split())
+    assert code == 1
+    assert said.startswith("now.ampmem: broken: peak 4.0 MiB, 3.0 MiB over its budget of 1.0 MiB; not judged: ")
+    assert wrong.replace(" ", "") in said.replace(" ", "")
+    (result,) = [json.loads(ampmem_here(tmp_path, "check", "--json", "now.ampmem")[1])]
+    assert (result["ok"], result["problems"]) == (False, [wrong])
+    file.write_text(f'[tool.ampmem.budgets]\npeak = "1GiB"\n{table}')
+    assert ampmem_here(tmp_path, "check", "now.ampmem")[0] == 1
 
 
 def test_budgets_of_pyproject_and_those_of_the_command_line_win(tmp_path: Path, now: Path) -> None:
