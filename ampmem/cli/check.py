@@ -173,7 +173,8 @@ def _whole(script: str | None) -> str | None:
     """``script`` with its whole path, where it is a script that is there: recordings have it as it was typed."""
     if script is None or not Path(script).is_file():
         return script
-    return Path(script).absolute().as_posix()
+    # Not the script itself, which may be a link: the folders above `a/../train.py` are not those above `a`.
+    return (Path(script).parent.resolve() / Path(script).name).as_posix()
 
 
 def _allowance(allow: str | None, baseline: Path | None) -> Allowance:

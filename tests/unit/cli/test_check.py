@@ -130,6 +130,11 @@ def test_the_budgets_of_a_script_are_looked_for_from_its_folder(tmp_path: Path) 
     assert wrong in refused(Path("/"), "check", str(inner / "train.py"))
     (inner / "pyproject.toml").write_text("[tool.ampmem.budgets]\npeek = 1\n")
     assert f"{inner / 'pyproject.toml'}: " in refused(tmp_path, "check", "inner/train.py")
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    (beside / "pyproject.toml").write_text("[tool.ampmem.budgets]\npook = 1\n")
+    (tmp_path / "train.py").touch()
+    assert wrong in refused(beside, "check", "../train.py")
 
 
 def test_a_table_of_no_script_is_said_beside_a_broken_peak_and_refused_where_there_is_no_other(tmp_path: Path) -> None:
@@ -182,7 +187,7 @@ def test_a_baseline_is_a_recording_or_a_summary(tmp_path: Path, now: Path, main:
         assert ampmem_here(tmp_path, "check", "main.json", "--baseline", baseline)[0] == 0
 
 
-@pytest.mark.parametrize("name", ["base.ampmem", "base.json"])
+@pytest.mark.parametrize("name", ["base.ampmem", "base.json", "memory/of/base.json"])
 def test_a_baseline_is_written_anew_only_where_something_changed(
     name: str, tmp_path: Path, now: Path, main: Path
 ) -> None:
@@ -197,6 +202,12 @@ def test_a_baseline_is_written_anew_only_where_something_changed(
     code, _, errors = ampmem_here(tmp_path, "check", "now.ampmem", *update)
     assert code == 0 and "peak 4.0 MiB, was 2.0 MiB; activations 3.0 MiB, was 1.0 MiB" in errors
     assert ampmem_here(tmp_path, "check", "now.ampmem", "--baseline", name)[0] == 0
+
+
+def test_a_folder_that_cannot_be_made_for_a_baseline_is_one_line(tmp_path: Path, main: Path) -> None:
+    (tmp_path / "memory").touch()
+    said = refused(tmp_path, "check", "main.ampmem", "--baseline", "memory/base.json", "--update-baseline")
+    assert said == "ampmem: cannot write memory/base.json: File exists\n"
 
 
 @pytest.mark.parametrize(
