@@ -120,14 +120,14 @@ def check(
         allow: how much more than the baseline's is no failure: bytes, ``"10MiB"`` or ``"1%"``.
 
     Raises:
-        UsageError: a file does not exist, there is no such budget, the baseline is of another kind of device, or
+        UsageError: a file does not exist, there is no such budget, the baseline is of another device, or
             ``allow`` is given without one.
         RecordingError: a file is not a recording, or one of another format version.
         NothingRecorded: one has no step, no backward or no model.
     """
     limits, allowance = budgets_of({} if budgets is None else budgets), parse_allowance(allow)
     if baseline is None and allow != 0:
-        raise UsageError("allow is how much more than a baseline is no failure: give baseline, too")
+        raise UsageError("allow needs baseline")
     before = None if baseline is None else side_given(_recorded(baseline), "baseline")
     return check_run(run_given(_recorded(recording), "run"), limits, before, allowance)
 

@@ -30,7 +30,7 @@ from ampmem.reporters.text.check import render_checks
 from ampmem.reporters.text.common.layout import layout_for
 from ampmem.vocabulary import Arm, SourceKind
 
-_GIVE = ": give --budget peak=20GiB, or --baseline FILE, or write [tool.ampmem.budgets] in the script's pyproject.toml"
+_GIVE = "; give --budget peak=20GiB, or --baseline FILE, or write [tool.ampmem.budgets] in the script's pyproject.toml"
 _OF_FILES = {"budgets", "baseline", "allow", "update_baseline", "as_json", "script_or_module", "arguments"}
 """Parameters that say nothing of how a script is run."""
 
@@ -117,7 +117,7 @@ def check(
         update=update_baseline,
     )
     if update_baseline and baseline is None:
-        raise UsageError("--update-baseline writes the file that --baseline names: give it, too")
+        raise UsageError("--update-baseline needs --baseline, the file to write")
     if options.as_module or not is_recorded(Path(options.script_or_module)):
         context.exit(_check_script(asked, options, Arm(arm), seed, output, as_json=as_json))
     _refuse_options_of_scripts(context)
@@ -129,7 +129,7 @@ def check(
             raise UsageError(wrong[0])
         summary = next((subject.label for subject in subjects if subject.run and subject.run.side.groups is None), None)
         if summary is not None:
-            raise UsageError(f"there is nothing to hold {summary} against{_GIVE}")
+            raise UsageError(f"no budget and no baseline given for {summary}{_GIVE}")
         context.exit(1 if [path for path in files if not is_sound(path)] else 0)
     context.exit(0 if _judge(asked, subjects, as_json=as_json) else 1)
 
@@ -144,6 +144,8 @@ class _Asked:
     update: bool
     files: dict[Path, BudgetFile | None] = field(default_factory=dict)
     """The budget files that were looked for, by the folder from which upwards."""
+    wrong: dict[str | None, tuple[str, ...]] = field(default_factory=dict)
+    """What :meth:`mistaken` has found, by script: ranks have the same."""
 
     def of(self, script: str | None) -> tuple[Budget, ...]:
         """The budgets of ``script``. Raises :class:`UsageError` for a ``pyproject.toml`` that cannot be read."""
@@ -153,7 +155,9 @@ class _Asked:
     def mistaken(self, script: str | None) -> tuple[str, ...]:
         """What is wrong with the tables of the same file that are of no script."""
         file = self._file(script)
-        return () if file is None else tuple(file.of_no_script(_whole(script)))
+        if file is not None and script not in self.wrong:
+            self.wrong[script] = tuple(file.of_no_script(_whole(script)))
+        return self.wrong.get(script, ())
 
     def _file(self, script: str | None) -> BudgetFile | None:
         """The nearest from the script's folder upwards; of a module, and where there is no script, from the working
@@ -181,7 +185,7 @@ def _allowance(allow: str | None, baseline: Path | None) -> Allowance:
     if allow is None:
         return Allowance()
     if baseline is None:
-        raise UsageError("--allow is how much more than a baseline is no failure: give --baseline, too")
+        raise UsageError("--allow needs --baseline")
     return parse_allowance(allow)
 
 
@@ -189,7 +193,7 @@ def _refuse_options_of_scripts(context: click.Context) -> None:
     for param in context.command.params:
         name = param.name or ""
         if name not in _OF_FILES and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise UsageError(f"{param.opts[-1]} says how to run a script, and these are files: leave it out")
+            raise UsageError(f"{param.opts[-1]} says how to run a script, and these are files; leave it out")
 
 
 def _check_script(
@@ -198,7 +202,9 @@ def _check_script(
     script = options.name if options.as_module else Path(options.script_or_module).absolute().as_posix()
     if not asked.of(script) and asked.baseline is None:
         wrong = asked.mistaken(script)
-        raise UsageError(wrong[0] if wrong else f"there is nothing to hold {options.name} against{_instead(options)}")
+        raise UsageError(
+            wrong[0] if wrong else f"no budget and no baseline given for {options.name}{_instead(options)}"
+        )
     if asked.baseline is not None:
         _require_baseline(asked.baseline, options, update=asked.update)
     with recorded(options, arm, seed, output) as run:
@@ -216,7 +222,7 @@ def _instead(options: ScriptOptions) -> str:
     behind = [name for each in options.arguments if (name := each.partition("=")[0]) in ("--budget", "--baseline")]
     if not behind:
         return _GIVE
-    return f": what follows it is its own; write {behind[0]} before it: ampmem check {behind[0]} … {options.name}"
+    return f"; what follows it is its own: write {behind[0]} before it: ampmem check {behind[0]} … {options.name}"
 
 
 def _subjects(run: Recorded, options: ScriptOptions, script: str) -> list[Subject]:

@@ -79,7 +79,7 @@ def parse_budget(text: str) -> Budget:
     """``peak=20GiB``. Raises :class:`UsageError` as :func:`budget_of` does."""
     key, equals, limit = text.partition("=")
     if not equals:
-        raise UsageError(f"{text!r} is no budget; write KEY=SIZE, such as peak=20GiB")
+        raise UsageError(f"{text!r} is not a budget; write KEY=SIZE, such as peak=20GiB")
     return budget_of(key, limit)
 
 

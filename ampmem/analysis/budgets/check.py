@@ -162,7 +162,7 @@ def check(
 ) -> CheckResult:
     """Hold ``run`` against ``budgets``, and against ``baseline``, of which it may have ``allow`` more.
 
-    ``mistaken`` says which budgets are of no script: they are problems of the result. Raises
+    ``mistaken`` says which tables of budgets are of no script: these are problems of the result. Raises
     :class:`~ampmem.errors.UsageError` for a baseline of another device.
     """
     if baseline is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ def merged(*several: tuple[Budget, ...]) -> tuple[Budget, ...]:
 def find_budgets(folder: Path) -> BudgetFile | None:
     """The budgets of the nearest ``pyproject.toml`` with a table of ampmem's, from ``folder`` upwards.
 
-    Raises :class:`UsageError` for a file that is no TOML, or in which there is something else than budgets.
+    Raises :class:`UsageError` for a file that is not TOML, or in which there is something else than budgets.
     """
     for place in (folder, *folder.parents):
         path = place / NAME
@@ -83,19 +84,19 @@ def _read(path: Path) -> _Toml:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UsageError(f"{path} is no TOML: {error}") from error
+        raise UsageError(f"{path} is not a TOML file: {error}") from error
 
 
 def _table(of: _Toml, key: str, path: Path) -> _Toml:
     found = of.get(key, {})
     if not isinstance(found, dict):
-        raise UsageError(f"{path}: {key} is no table")
+        raise UsageError(f"{path}: {key} is not a table")
     return found
 
 
 def _budget_file(path: Path, ampmem: object) -> BudgetFile:
     if not isinstance(ampmem, dict):
-        raise UsageError(f"{path}: tool.ampmem is no table")
+        raise UsageError(f"{path}: tool.ampmem is not a table")
     for key in ampmem:
         if key != "budgets":
             raise UsageError(f"{path}: there is no tool.ampmem.{key}{nearest(key, ['budgets'])}; there is {TABLE}")
@@ -166,24 +167,31 @@ def _files(folder: Path) -> list[tuple[str, ...]] | None:
 
 def _is_there(name: str, folder: Path, files: Iterable[tuple[str, ...]]) -> bool:
     """Whether a script or a module called ``name`` is below ``folder``, or a module elsewhere that can be imported."""
-    module = name.removeprefix(_MODULE).strip()
-    wanted = [] if name.startswith(_MODULE) else [PurePosixPath(name).parts]
-    parts = tuple(module.split("."))
-    if all(part.isidentifier() for part in parts):
-        wanted += [(*parts[:-1], f"{parts[-1]}.py"), (*parts, "__main__.py")]
-    if any(_is_end_of(each, file) for each in wanted for file in files):
-        return True
-    if not name.startswith(_MODULE) and (folder / name).exists():  # where a link leads
+    if not name.startswith(_MODULE):
+        wanted = PurePosixPath(name).parts
+        if any(_is_end_of(wanted, file) for file in files) or (folder / name).exists():  # where a link leads
+            return True
+        if name.endswith(".py"):
+            return False
+    parts = tuple(name.removeprefix(_MODULE).strip().split("."))
+    if not all(part.isidentifier() for part in parts):
+        return False
+    ends = (*parts[:-1], f"{parts[-1]}.py"), (*parts, "__main__.py")
+    if any(_is_end_of(end, file) for end in ends for file in files):
         return True
     is_ours = any(parts[0] in file[:-1] or file[-1] == f"{parts[0]}.py" for file in files)
-    return parts[0].isidentifier() and not is_ours and find_spec(parts[0]) is not None
+    return not is_ours and (parts[0] in sys.modules or find_spec(parts[0]) is not None)
 
 
 def _meant(name: str, names: Iterable[str]) -> str:
-    """``; did you mean 'train.py'?``; suffixes make no names alike."""
-    by_stem = {each.removesuffix(".py"): each for each in names}
-    near = get_close_matches(name.removesuffix(".py"), list(by_stem), n=1)
+    """``; did you mean 'train.py'?``; that both end with ``.py`` makes names no more alike."""
+    by_stem = {_stem(each): each for each in names}
+    near = get_close_matches(_stem(name), list(by_stem), n=1)
     return f"; did you mean {by_stem[near[0]]!r}?" if near else ""
+
+
+def _stem(name: str) -> str:
+    return name.removeprefix(_MODULE).removesuffix(".py")
 
 
 def _names_like(name: str, files: Iterable[tuple[str, ...]], script: str | None) -> list[str]:

@@ -65,16 +65,16 @@ def test_a_run_that_cannot_be_judged_is_not_kept(tmp_path: Path, now: Path) -> N
     ("arguments", "said"),
     [
         (["now.ampmem", "--budget", "paek=1"], "there is no budget 'paek'; did you mean 'peak'?"),
-        (["now.ampmem", "--allow", "1%"], "give --baseline, too"),
-        (["now.ampmem", "--update-baseline"], "give it, too"),
+        (["now.ampmem", "--allow", "1%"], "ampmem: --allow needs --baseline\n"),
+        (["now.ampmem", "--update-baseline"], "--update-baseline needs --baseline, the file to write"),
         (["now.ampmem", "--baseline", "none.ampmem"], "none.ampmem does not exist; --update-baseline makes it"),
         (
             ["now.ampmem", "--device", "sim", "--budget", "peak=1"],
             "--device says how to run a script, and these are files",
         ),
         (["none.ampmem", "--budget", "peak=1"], "none.ampmem does not exist"),
-        (["train.py"], "there is nothing to hold train.py against: give --budget peak=20GiB"),
-        (["train.py", "--budget=peak=1"], "what follows it is its own; write --budget before it"),
+        (["train.py"], "no budget and no baseline given for train.py; give --budget peak=20GiB"),
+        (["train.py", "--budget=peak=1"], "what follows it is its own: write --budget before it"),
         (["--budget", "peak=1", "none.py"], "none.py"),
         (["now.ampmem", "--budget", "modules.encoder=1"], "modules.encoder: write what of the module is limited"),
         (["--baseline", "none.ampmem", "train.py"], "none.ampmem does not exist; --update-baseline makes it"),
@@ -175,7 +175,7 @@ def test_without_a_budget_a_recording_is_checked_as_by_show(tmp_path: Path, now:
     checked = ampmem_here(tmp_path, "check", "now.ampmem")
     assert checked == ampmem_here(tmp_path, "show", "--check", "now.ampmem")
     (tmp_path / "run.json").write_text(ampmem_here(tmp_path, "show", "--json", "now.ampmem")[1])
-    assert "there is nothing to hold run.json against" in refused(tmp_path, "check", "run.json")
+    assert "no budget and no baseline given for run.json" in refused(tmp_path, "check", "run.json")
 
 
 def test_a_baseline_is_a_recording_or_a_summary(tmp_path: Path, now: Path, main: Path) -> None:
@@ -312,7 +312,7 @@ def test_a_profile_and_a_summary_are_runs_in_python(now: Path, main: Path) -> No
 def test_what_cannot_be_meant_in_python_is_said(now: Path, main: Path) -> None:
     with pytest.raises(UsageError, match=r"'0\.01' is neither a share"):
         ampmem.check(now, baseline=main, allow=0.01)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="give baseline, too"):
+    with pytest.raises(UsageError, match="allow needs baseline"):
         ampmem.check(now, allow="1%")
     with pytest.raises(UsageError, match="budgets are a mapping"):
         ampmem.check(now, budgets=["peak=1"])  # type: ignore[arg-type]
