@@ -118,7 +118,7 @@ def check(
         allow: how much more than the baseline's is no failure: bytes, ``"10MiB"`` or ``"1%"``.
 
     Raises:
-        UsageError: a file does not exist, there is no such budget, the baseline is of another kind of device, or
+        UsageError: a file does not exist, there is no such budget, the baseline is of another device, or
             ``allow`` is given without one.
         RecordingError: a file is not a recording, or one of another format version.
         NothingRecorded: one has no step, no backward or no model.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import click
 from click.core import ParameterSource
 
-from ampmem.analysis.budgets.baseline import require_replaceable
+from ampmem.analysis.budgets.baseline import RunsOn, require_comparable, require_replaceable
 from ampmem.analysis.budgets.budget import Allowance, Budget, parse_allowance, parse_budget
 from ampmem.analysis.budgets.check import CheckResult, check_schema, not_judged
 from ampmem.analysis.budgets.check import check as judge
@@ -20,7 +20,7 @@ from ampmem.cli.checks.github import on_github, tell_github
 from ampmem.cli.checks.recording import Recorded, recorded
 from ampmem.cli.checks.subjects import Subject, is_recorded, subject_at
 from ampmem.cli.options.schema import schema_option
-from ampmem.cli.options.shared import ScriptCommand, ScriptOptions, choices, shared_options
+from ampmem.cli.options.shared import ScriptCommand, ScriptOptions, choices, shared_options, simulated_gpu
 from ampmem.cli.show import is_sound
 from ampmem.errors import UsageError
 from ampmem.output.terminal import Terminal
@@ -28,9 +28,9 @@ from ampmem.recording import without_journals
 from ampmem.reporters.export.github import harmless
 from ampmem.reporters.text.check import render_checks
 from ampmem.reporters.text.common.layout import layout_for
-from ampmem.vocabulary import Arm
+from ampmem.vocabulary import Arm, SourceKind
 
-_GIVE = ": give --budget peak=20GiB, or --baseline FILE, or write [tool.ampmem.budgets] in pyproject.toml"
+_GIVE = "; give --budget peak=20GiB, or --baseline FILE, or write [tool.ampmem.budgets] in the script's pyproject.toml"
 _OF_FILES = {"budgets", "baseline", "allow", "update_baseline", "as_json", "script_or_module", "arguments"}
 """Parameters that say nothing of how a script is run."""
 
@@ -96,7 +96,8 @@ def check(
 
     Give a script, which is run as ampmem profile does, or files: recordings, of several ranks too, or summaries
     (ampmem show --json). With --device sim the bytes are the same in every run: a memory test that needs neither a GPU
-    nor a tolerance. Budgets are also read from [tool.ampmem.budgets] in pyproject.toml.
+    nor a tolerance. Budgets are also read from [tool.ampmem.budgets] in pyproject.toml, the nearest from the script's
+    folder upwards.
 
     Exit codes: 0 kept; 1 broken, or the run could not be judged; 2 wrong usage. A script that fails keeps its own.
     Files without a budget and a baseline are checked as by ampmem show --check: whether the recording can be trusted.
@@ -111,22 +112,24 @@ def check(
     """
     asked = _Asked(
         budgets=tuple(map(parse_budget, budgets)),
-        file=find_budgets(Path.cwd()),
         baseline=baseline,
         allow=_allowance(allow, baseline),
         update=update_baseline,
     )
     if update_baseline and baseline is None:
-        raise UsageError("--update-baseline writes the file that --baseline names: give it, too")
+        raise UsageError("--update-baseline needs --baseline, the file to write")
     if options.as_module or not is_recorded(Path(options.script_or_module)):
         context.exit(_check_script(asked, options, Arm(arm), seed, output, as_json=as_json))
     _refuse_options_of_scripts(context)
     files = without_journals([Path(options.script_or_module), *map(Path, options.arguments)])
     subjects = [subject_at(path) for path in files]
     if not asked.holds(subjects) and not as_json:
+        wrong = [said for subject in subjects for said in asked.mistaken(subject.script)]
+        if wrong:
+            raise UsageError(wrong[0])
         summary = next((subject.label for subject in subjects if subject.run and subject.run.side.groups is None), None)
         if summary is not None:
-            raise UsageError(f"there is nothing to hold {summary} against{_GIVE}")
+            raise UsageError(f"no budget and no baseline given for {summary}{_GIVE}")
         context.exit(1 if [path for path in files if not is_sound(path)] else 0)
     context.exit(0 if _judge(asked, subjects, as_json=as_json) else 1)
 
@@ -136,25 +139,53 @@ class _Asked:
     """What a run is held against."""
 
     budgets: tuple[Budget, ...]
-    file: BudgetFile | None
     baseline: Path | None
     allow: Allowance
     update: bool
+    files: dict[Path, BudgetFile | None] = field(default_factory=dict)
+    """The budget files that were looked for, by the folder from which upwards."""
+    wrong: dict[str | None, tuple[str, ...]] = field(default_factory=dict)
+    """What :meth:`mistaken` has found, by script: ranks have the same."""
 
     def of(self, script: str | None) -> tuple[Budget, ...]:
-        """The budgets of ``script``."""
-        return merged(() if self.file is None else self.file.of(script), self.budgets)
+        """The budgets of ``script``. Raises :class:`UsageError` for a ``pyproject.toml`` that cannot be read."""
+        file = self._file(script)
+        return merged(() if file is None else file.of(_whole(script)), self.budgets)
+
+    def mistaken(self, script: str | None) -> tuple[str, ...]:
+        """What is wrong with the tables of the same file that are of no script."""
+        file = self._file(script)
+        if file is not None and script not in self.wrong:
+            self.wrong[script] = tuple(file.of_no_script(_whole(script)))
+        return self.wrong.get(script, ())
+
+    def _file(self, script: str | None) -> BudgetFile | None:
+        """The nearest from the script's folder upwards; of a module, and where there is no script, from the working
+        directory, in which Python looks for the module first."""
+        whole = _whole(script)
+        folder = Path(whole).parent if whole is not None and Path(whole).is_file() else Path.cwd()
+        if folder not in self.files:
+            self.files[folder] = find_budgets(folder)
+        return self.files[folder]
 
     def holds(self, subjects: Sequence[Subject]) -> bool:
         """Whether any of ``subjects`` is held against anything."""
         return self.baseline is not None or any(self.of(subject.script) for subject in subjects)
 
 
+def _whole(script: str | None) -> str | None:
+    """``script`` with its whole path, where it is a script that is there: recordings have it as it was typed."""
+    if script is None or not Path(script).is_file():
+        return script
+    # Not the script itself, which may be a link: the folders above `a/../train.py` are not those above `a`.
+    return (Path(script).parent.resolve() / Path(script).name).as_posix()
+
+
 def _allowance(allow: str | None, baseline: Path | None) -> Allowance:
     if allow is None:
         return Allowance()
     if baseline is None:
-        raise UsageError("--allow is how much more than a baseline is no failure: give --baseline, too")
+        raise UsageError("--allow needs --baseline")
     return parse_allowance(allow)
 
 
@@ -162,15 +193,18 @@ def _refuse_options_of_scripts(context: click.Context) -> None:
     for param in context.command.params:
         name = param.name or ""
         if name not in _OF_FILES and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise UsageError(f"{param.opts[-1]} says how to run a script, and these are files: leave it out")
+            raise UsageError(f"{param.opts[-1]} says how to run a script, and these are files; leave it out")
 
 
 def _check_script(
     asked: _Asked, options: ScriptOptions, arm: Arm, seed: int, output: Path | None, *, as_json: bool
 ) -> int:
     script = options.name if options.as_module else Path(options.script_or_module).absolute().as_posix()
-    if asked.baseline is None and not asked.of(script):
-        raise UsageError(f"there is nothing to hold {options.name} against{_instead(options)}")
+    if not asked.of(script) and asked.baseline is None:
+        wrong = asked.mistaken(script)
+        raise UsageError(
+            wrong[0] if wrong else f"no budget and no baseline given for {options.name}{_instead(options)}"
+        )
     if asked.baseline is not None:
         _require_baseline(asked.baseline, options, update=asked.update)
     with recorded(options, arm, seed, output) as run:
@@ -188,7 +222,7 @@ def _instead(options: ScriptOptions) -> str:
     behind = [name for each in options.arguments if (name := each.partition("=")[0]) in ("--budget", "--baseline")]
     if not behind:
         return _GIVE
-    return f": what follows it is its own; write {behind[0]} before it: ampmem check {behind[0]} … {options.name}"
+    return f"; what follows it is its own: write {behind[0]} before it: ampmem check {behind[0]} … {options.name}"
 
 
 def _subjects(run: Recorded, options: ScriptOptions, script: str) -> list[Subject]:
@@ -204,7 +238,9 @@ def _require_baseline(path: Path, options: ScriptOptions, *, update: bool) -> No
     if update:
         require_replaceable(path)
     elif path.exists() or options.nproc_per_node is None:
-        read_baseline(path)
+        side, gpu = read_baseline(path), simulated_gpu(options.device, options.gpu)
+        if gpu is not None:
+            require_comparable(side, RunsOn(source=SourceKind.SIMULATED, name=gpu.name), options.name)
 
 
 def _judge(asked: _Asked, subjects: Sequence[Subject], *, as_json: bool) -> bool:
@@ -231,7 +267,8 @@ def _result(asked: _Asked, subject: Subject, subjects: Sequence[Subject]) -> Che
     baseline = None
     if asked.baseline is not None and not asked.update:
         baseline = read_baseline(baseline_of(asked.baseline, subject, subjects))
-    return judge(subject.run, asked.of(subject.script), baseline, asked.allow)
+    mistaken = asked.mistaken(subject.script)
+    return judge(subject.run, asked.of(subject.script), baseline, asked.allow, mistaken=mistaken)
 
 
 def _update(baseline: Path, subject: Subject, result: CheckResult, subjects: Sequence[Subject]) -> None:

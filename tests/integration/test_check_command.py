@@ -58,7 +58,7 @@ def test_a_script_that_fails_keeps_its_exit_code_and_what_it_said(tmp_path: Path
     assert (done.returncode, done.stdout) == (7, "")
     assert "train.py failed: exit code 7" in done.stderr and "about to fail" in done.stderr
     done = ampmem(tmp_path, "check", "train.py", "--budget", "peak=1GiB")
-    assert done.returncode == 2 and "there is nothing to hold train.py against" in done.stderr
+    assert done.returncode == 2 and "no budget and no baseline given for train.py" in done.stderr
 
 
 def test_a_script_that_runs_out_of_memory_is_not_kept(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from ampmem.analysis.budgets.measures import OF_SUMMARY, of_summary
@@ -16,19 +17,48 @@ from ampmem.errors import UsageError
 from ampmem.recording import is_recording
 from ampmem.vocabulary import SourceKind
 
-__all__ = ["is_same", "read_baseline", "require_comparable", "require_replaceable"]
+__all__ = ["RunsOn", "is_same", "read_baseline", "require_comparable", "require_replaceable", "runs_on"]
 
+_NO_NAME = "a CUDA device"
+"""What a recording says of a GPU whose name could not be asked for."""
 _ANY_VERSION = f"{SCHEMA.rpartition('/')[0]}/"
 
 
-def require_comparable(before: Side, after: Side) -> None:
-    """Raise :class:`UsageError` where a comparison with ``before`` makes no sense."""
-    cpu = [side.summary.source is SourceKind.CPU for side in (before, after)]
-    if cpu[0] != cpu[1]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunsOn:
+    """The device of a run. ``name`` is empty where it is not known, and of CPUs, which are not told apart."""
+
+    source: SourceKind
+    name: str = ""
+
+    def __str__(self) -> str:
+        if self.source is SourceKind.CPU:
+            return "the CPU"
+        if self.source is SourceKind.SIMULATED:
+            return f"a simulated {self.name or 'GPU'}"
+        return f"the GPU {self.name}" if self.name else "a GPU"
+
+    def is_comparable(self, other: RunsOn) -> bool:
+        """Whether both are the same device, as far as that is known."""
+        return self.source is other.source and (self.name == other.name or not self.name or not other.name)
+
+
+def runs_on(summary: Summary) -> RunsOn:
+    """The device of the run. A snapshot is of a GPU and does not name it."""
+    if summary.source is SourceKind.CPU:
+        return RunsOn(source=SourceKind.CPU)
+    if summary.source is SourceKind.SNAPSHOT:
+        return RunsOn(source=SourceKind.CUDA)
+    return RunsOn(source=summary.source, name="" if summary.device.name == _NO_NAME else summary.device.name)
+
+
+def require_comparable(before: Side, device: RunsOn, label: str) -> None:
+    """Raise :class:`UsageError` where ``before`` is of another device than ``device``, that of the run ``label``."""
+    found = runs_on(before.summary)
+    if not found.is_comparable(device):
         raise UsageError(
-            f"the baseline {before.label} is of {_device(before.summary)}, and {after.label} of "
-            f"{_device(after.summary)}: they allocate differently, whatever the code is; make a baseline on the same "
-            "device"
+            f"the baseline {before.label} is of {found}, and {label} of {device}: devices allocate differently, "
+            "whatever the code is; make a baseline on the same device"
         )
 
 
@@ -61,7 +91,3 @@ def _is_summary(path: Path) -> bool:
         return False
     found = value[0] if isinstance(value, list) and value else value
     return isinstance(found, dict) and str(found.get("schema", "")).startswith(_ANY_VERSION)
-
-
-def _device(summary: Summary) -> str:
-    return {SourceKind.CPU: "the CPU", SourceKind.SIMULATED: "a simulated GPU"}.get(summary.source, "a GPU")

@@ -38,15 +38,23 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """How much more than the baseline's is no failure: a fraction of it, or so many bytes."""
+    """How much more than the baseline's is no failure: a fraction of it, or so many bytes.
+
+    A fraction of little is next to nothing, and of a category that was not there it is nothing. So each category may
+    also grow by :data:`FLOOR` of the same fraction of the baseline's peak.
+    """
 
     fraction: Fraction = Fraction(0)
     bytes: int = 0
     text: str = ""
 
-    def limit(self, before: int) -> int:
-        """The most that is allowed where the baseline has ``before`` bytes."""
-        return before + self.bytes + int(before * self.fraction)
+    def limit(self, before: int, peak: int) -> int:
+        """The most bytes that are allowed of what the baseline has ``before`` bytes of; its peak is ``peak`` bytes."""
+        return before + self.bytes + int(max(before * self.fraction, peak * self.fraction * FLOOR))
+
+
+FLOOR = Fraction(1, 10)
+"""Of what is allowed of the peak, what is allowed of each category at least."""
 
 
 NONE_ALLOWED = Allowance()
@@ -71,7 +79,7 @@ def parse_budget(text: str) -> Budget:
     """``peak=20GiB``. Raises :class:`UsageError` as :func:`budget_of` does."""
     key, equals, limit = text.partition("=")
     if not equals:
-        raise UsageError(f"{text!r} is no budget; write KEY=SIZE, such as peak=20GiB")
+        raise UsageError(f"{text!r} is not a budget; write KEY=SIZE, such as peak=20GiB")
     return budget_of(key, limit)
 
 

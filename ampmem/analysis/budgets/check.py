@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from ampmem.analysis.budgets.baseline import require_comparable
+from ampmem.analysis.budgets.baseline import require_comparable, runs_on
 from ampmem.analysis.budgets.budget import ALLOCATED, DEVICE, NONE_ALLOWED, PEAK, RESERVED, Allowance, Budget
 from ampmem.analysis.budgets.grown import Grown, grown
 from ampmem.analysis.budgets.measures import OF_SUMMARY, NotMeasured, before_of, least_of, measured, of_summary
@@ -153,20 +153,26 @@ def check_schema() -> dict[str, Json]:
 
 
 def check(
-    run: Run, budgets: Sequence[Budget], baseline: Side | None = None, allow: Allowance = NONE_ALLOWED
+    run: Run,
+    budgets: Sequence[Budget],
+    baseline: Side | None = None,
+    allow: Allowance = NONE_ALLOWED,
+    *,
+    mistaken: Sequence[str] = (),
 ) -> CheckResult:
     """Hold ``run`` against ``budgets``, and against ``baseline``, of which it may have ``allow`` more.
 
-    Raises :class:`~ampmem.errors.UsageError` for a baseline of another kind of device.
+    ``mistaken`` says which tables of budgets are of no script: these are problems of the result. Raises
+    :class:`~ampmem.errors.UsageError` for a baseline of another device.
     """
     if baseline is not None:
-        require_comparable(baseline, run.side)
+        require_comparable(baseline, runs_on(run.summary), run.side.label)
     judged = [*_budgets(run, budgets, baseline), *_compared(run, baseline, allow)]
     unknown = tuple(f"{each.key}: {each.unknown}" for each in judged if each.unknown is not None)
     broken = tuple(
         _broken(each, grown(run, baseline, each.key)) for each in judged if not each.kept and each.unknown is None
     )
-    problems = (*run.problems, *unknown)
+    problems = (*run.problems, *unknown, *mistaken)
     return CheckResult(
         schema=SCHEMA,
         ampmem=__version__,
@@ -235,7 +241,7 @@ def _compared(run: Run, baseline: Side | None, allow: Allowance) -> Iterator[Jud
         return
     for key in OF_SUMMARY:
         before, after = of_summary(baseline.summary, key), of_summary(run.summary, key)
-        limit = allow.limit(before)
+        limit = allow.limit(before, baseline.summary.peak.bytes)
         yield Judged(key=key, limit_of=Limit.BASELINE, limit=limit, before=before, after=after, kept=after <= limit)
 
 

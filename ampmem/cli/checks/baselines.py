@@ -59,6 +59,8 @@ def read_if_there(path: Path) -> Side | None:
 def update(path: Path, subject: Subject) -> str:
     """Write the baseline of ``subject`` to ``path``, unless it is the same already; says what was done.
 
+    Folders that are missing are made.
+
     Raises :class:`UsageError` where that cannot be written, or is another file than a baseline, and for a summary that
     is to become a recording.
     """
@@ -67,11 +69,15 @@ def update(path: Path, subject: Subject) -> str:
     side, before = subject.run.side, read_if_there(path)
     if before is not None and is_same(before, side):
         return f"{path} is as it was: nothing has changed"
+    if path.suffix != _JSON and side.groups is None:
+        raise UsageError(f"{subject.path} is a summary, of which no recording can be made; call the baseline main.json")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
     if path.suffix == _JSON:
         with open_output(path, force=True) as stream:
             stream.write(f"{side.summary.to_json()}\n")
-    elif side.groups is None:
-        raise UsageError(f"{subject.path} is a summary, of which no recording can be made; call the baseline main.json")
     else:
         with replaced(path, force=True) as file:
             shutil.copyfile(subject.path, file)

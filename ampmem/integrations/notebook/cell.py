@@ -47,8 +47,8 @@ class RecordedCell:
         )
         self.profile.__enter__()
 
-    def end(self, error: BaseException | None) -> None:
-        """End the recording, of a cell that may have failed with ``error``, and show what there is."""
+    def end(self, error: BaseException | None) -> bool:
+        """End the recording, of a cell that may have failed with ``error``, and show it; whether there is one."""
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             trace = None if error is None else error.__traceback__
@@ -56,18 +56,17 @@ class RecordedCell:
         ours = [text for one in said if (text := str(one.message)).startswith("ampmem: ")]
         if ours:
             _say(ours[0].removeprefix("ampmem: "))
-            return
+            return False
+        shown = False
         try:
-            self.show(error=error)
+            display(self.bundle(error=error))
+            shown = True
+            if self._options.html is not None:
+                self.profile.report(self._options.html, force=self._options.force)
+                _say(f"wrote {sized(self._options.html)}")
         except AmpmemError as problem:
             _say(str(problem))
-
-    def show(self, *, error: BaseException | None = None) -> None:
-        """Show the page under the cell that runs now. Raises what :meth:`bundle` raises."""
-        display(self.bundle(error=error))
-        if self._options.html is not None:
-            self.profile.report(self._options.html, force=self._options.force)
-            _say(f"wrote {sized(self._options.html)}")
+        return shown
 
     def bundle(self, *, error: BaseException | None = None) -> Bundle:
         """What is shown. Raises :class:`NothingRecorded` and what reading a recording raises."""

@@ -20,6 +20,7 @@ from ampmem.integrations.notebook.options import CellOptions
 from ampmem.integrations.notebook.script import script_of
 from ampmem.integrations.notebook.shell import display
 from ampmem.output.files import check_output, sized
+from ampmem.output.shown import Bundle
 from ampmem.output.terminal import printable
 from ampmem.recording import SUFFIX
 from ampmem.vocabulary import FORCED_ARMS
@@ -43,11 +44,10 @@ class Notebook:
     known: Sequence[str]
 
 
-def compare_cell(options: CellOptions, code: str, notebook: Notebook, name: str) -> Comparison:
-    """Record ``code`` in every precision, and show the comparison.
+def compare_cell(options: CellOptions, code: str, notebook: Notebook, name: str) -> tuple[Comparison, Bundle]:
+    """Record ``code`` in every precision, and show the comparison; returns it, and what was shown.
 
-    Raises :class:`UsageError` where the cell cannot run by
-    itself, or where no precision left a recording.
+    Raises :class:`UsageError` where the cell cannot run by itself, or where no precision left a recording.
     """
     import ampmem.api
 
@@ -70,7 +70,8 @@ def compare_cell(options: CellOptions, code: str, notebook: Notebook, name: str)
         _check_steps(reached, options.skip, chosen)
         comparison = ampmem.api.compare(*paths)
         said = _said(chosen, untold(code, notebook.before, chosen), name, paths if options.output is not None else [])
-        display(output.bundle(said, paths, comparison._repr_mimebundle_()))
+        shown = output.bundle(said, paths, comparison._repr_mimebundle_())
+        display(shown)
         if len(paths) < len(FORCED_ARMS):
             print(text, file=sys.stderr)
         if options.html is not None:
@@ -78,7 +79,7 @@ def compare_cell(options: CellOptions, code: str, notebook: Notebook, name: str)
 
             write(paths, options.html, force=options.force)
             print(f"ampmem: wrote {sized(options.html)}", file=sys.stderr)
-    return comparison
+    return comparison, shown
 
 
 def _chosen(options: CellOptions, code: str, notebook: Notebook) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from ampmem.errors import AmpmemError, UsageError
@@ -11,6 +12,7 @@ from ampmem.integrations.notebook.cell import RecordedCell
 from ampmem.integrations.notebook.compared import Notebook, compare_cell
 from ampmem.integrations.notebook.options import CellOptions, help_text, parse
 from ampmem.integrations.notebook.shell import Shell, display, usage_error
+from ampmem.output.shown import Bundle
 
 MAGIC = "ampmem"
 LAST = "_ampmem"
@@ -37,7 +39,8 @@ class Extension:
         self._depth = _Depth()
         self._running: tuple[RecordedCell, int, int] | None = None
         """What is recorded, on which thread and at which depth."""
-        self._last: RecordedCell | None = None
+        self._last: Callable[[], Bundle] | None = None
+        """Gives what was shown of the last recording or comparison."""
         self._failed: set[int] = set()
         """The numbers of cells that raised."""
 
@@ -98,7 +101,7 @@ class Extension:
         elif options.last:
             if self._last is None:
                 raise UsageError("nothing was recorded yet: write %%ampmem as the first line of a cell that trains")
-            display(self._last.bundle())
+            display(self._last())
         elif self._running is not None:
             raise UsageError("this cell is recorded already")
         else:
@@ -112,13 +115,14 @@ class Extension:
     def _compare(self, options: CellOptions, code: str) -> None:
         before = {number: cell for number, cell in enumerate(self._shell.user_ns.get("In", ())) if cell.strip()}
         before.pop(self._number(), None)
-        compared = compare_cell(
+        compared, shown = compare_cell(
             options,
             self._shell.transform_cell(code),
             Notebook(before=before, failed=frozenset(self._failed), known=tuple(self._shell.user_ns)),
             f"In [{self._number()}]",
         )
         self._shell.user_ns[LAST] = compared
+        self._last = lambda: shown
 
     def _cell_begins(self, _: Any) -> None:
         self._depth.cells += 1
@@ -132,9 +136,9 @@ class Extension:
     def _end(self, error: BaseException | None) -> None:
         assert self._running is not None
         recorded, self._running = self._running[0], None
-        self._last = recorded
-        self._shell.user_ns[LAST] = recorded.profile
-        recorded.end(error)
+        if recorded.end(error):
+            self._last = recorded.bundle
+            self._shell.user_ns[LAST] = recorded.profile
 
 
 _loaded: dict[int, Extension] = {}

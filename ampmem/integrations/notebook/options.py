@@ -55,7 +55,7 @@ def parse(line: str) -> CellOptions:
         raise UsageError("%%ampmem: --compare runs every precision, so --arm says nothing beside it")
     if options.compare and options.last:
         raise UsageError(
-            "%%ampmem: --last shows the last recording again and --compare makes new ones; say one of them"
+            "%%ampmem: --last shows what was recorded last and --compare makes new recordings; say one of them"
         )
     if options.cells is not None and not options.compare:
         raise UsageError("%%ampmem: --cells are those that --compare runs first; a cell that runs here needs none")
@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--html", type=Path, metavar="FILE", help="also write the page here")
     add("--force", action="store_true", help="replace files that exist")
-    add("--last", action="store_true", help="of %%ampmem as a line: show the last recording again")
+    add("--last", action="store_true", help="of %%ampmem as a line: show the last recording or comparison again")
     add("-h", "--help", action="store_true", help="this")
     return parser
 

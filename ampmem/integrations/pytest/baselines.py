@@ -32,7 +32,7 @@ class Baselines:
         self.allow: Allowance = parse_allowance(allow)
         self.update = update
         if folder.exists() and not folder.is_dir():
-            raise UsageError(f"--ampmem-baseline {named}: it is no directory")
+            raise UsageError(f"--ampmem-baseline {named}: it is not a directory")
         if not update and not folder.is_dir():
             raise UsageError(f"--ampmem-baseline {named}: there is no such directory; --ampmem-update makes it")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from ampmem.allocator.gpus import gpu_to_simulate
-from ampmem.analysis.budgets.budget import GROWTH, PEAK, Budget, budget_of
+from ampmem.analysis.budgets.budget import DEVICE, GROWTH, KEYS, MODULES, PEAK, Budget, budget_of, budgets_of, nearest
 from ampmem.errors import UsageError
 from ampmem.recorder.marker import step_on_of
 from ampmem.simulator.assumed import assumed_of
@@ -36,7 +36,7 @@ class How:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """All that the marks of a test say. ``steps`` is how many it has to make."""
+    """All that the marks of a test say. ``steps`` is how many it has to make, of growth at least two."""
 
     budgets: tuple[Budget, ...] = ()
     steps: int = 0
@@ -55,16 +55,55 @@ def limits_of(marks: Sequence[pytest.Mark]) -> Limits:
     steps, said = 0, How()
     for mark in marks:
         try:
-            budget, least, how = _READ[mark.name](*mark.args, **mark.kwargs)
+            read = _READ[mark.name](*mark.args, **mark.kwargs)
         except TypeError as error:
             raise UsageError(str(error).lstrip("_")) from None
         except UsageError as error:
             raise UsageError(f"{mark.name}: {error}") from None
-        if budget.key not in budgets:
-            budgets[budget.key] = budget
-            steps = max(steps, least)
-        said = _together(said, how, mark.name)
+        if any(budget.key == GROWTH and budget.key not in budgets for budget in read.budgets):
+            steps = read.steps
+        for budget in read.budgets:
+            budgets.setdefault(budget.key, budget)
+        said = _together(said, read.how, mark.name)
     return Limits(budgets=tuple(budgets.values()), steps=steps, how=_checked(said, marks[0].name))
+
+
+def _ampmem(
+    *positional: object,
+    budgets: Mapping[str, str | int] | None = None,
+    steps: int | None = None,
+    device: str | None = None,
+    gpu: str | None = None,
+    step_on: str | None = None,
+    assume: Sequence[str] = (),
+    **limits: str | int,
+) -> Limits:
+    if positional:
+        raise UsageError(f"name what {positional[0]!r} limits, such as peak={positional[0]!r}")
+    # `device` says what to record, so the budget of that name has to be in `budgets`.
+    for key in limits:
+        if key not in KEYS:
+            meant = nearest(key, (*KEYS, *_OPTIONS))
+            raise UsageError(
+                f"there is no limit {key!r}{meant}; limits of modules are given as "
+                f"budgets={{'{MODULES}.encoder.activations': '2 GiB'}}"
+            )
+    found = (*budgets_of(limits), *budgets_of({} if budgets is None else budgets))
+    if GROWTH not in (budget.key for budget in found):
+        if steps is not None:
+            raise UsageError("steps= is how many steps growth is measured over, so it needs growth=")
+    elif steps is None:
+        steps = LEAST_STEPS
+    elif not isinstance(steps, int) or steps < LEAST_STEPS:
+        raise UsageError(f"steps={steps!r}: growth takes {LEAST_STEPS} steps or more")
+    return Limits(budgets=found, steps=steps or 0, how=_how(device, gpu, assume, step_on))
+
+
+_OPTIONS = ("budgets", "steps", "device", "gpu", "step_on", "assume")
+"""What :func:`_ampmem` takes beside limits."""
+
+
+# The two marks of before `ampmem`. pytest-memray has a mark `limit_memory`, too.
 
 
 def _limit_memory(
@@ -75,11 +114,11 @@ def _limit_memory(
     category: str | None = None,
     step_on: str | None = None,
     assume: Sequence[str] = (),
-) -> tuple[Budget, int, How]:
+) -> Limits:
     budget = budget_of(PEAK if category is None else str(category), limit)
     if budget.key == GROWTH:
-        raise UsageError("what grows is limited by the mark limit_growth")
-    return budget, 0, _how(device, gpu, assume, step_on)
+        raise UsageError("what grows is limited by growth= of the mark ampmem")
+    return Limits(budgets=(budget,), how=_how(device, gpu, assume, step_on))
 
 
 def _limit_growth(
@@ -90,16 +129,25 @@ def _limit_growth(
     gpu: str | None = None,
     step_on: str | None = None,
     assume: Sequence[str] = (),
-) -> tuple[Budget, int, How]:
-    if not isinstance(steps, int) or steps < LEAST_STEPS:
-        raise UsageError(f"steps={steps!r}: growth takes {LEAST_STEPS} steps or more")
-    return budget_of(GROWTH, limit), steps, _how(device, gpu, assume, step_on)
+) -> Limits:
+    return _ampmem(growth=limit, steps=steps, device=device, gpu=gpu, step_on=step_on, assume=assume)
 
 
-_READ: dict[str, Callable[..., tuple[Budget, int, How]]] = {
+_READ: dict[str, Callable[..., Limits]] = {
+    "ampmem": _ampmem,
     "limit_memory": _limit_memory,
     "limit_growth": _limit_growth,
 }
+
+
+def new_spelling(mark: pytest.Mark) -> str:
+    """How the mark ``ampmem`` says what ``mark``, one of the two of before it, says."""
+    said = dict(mark.kwargs)
+    limit = mark.args[0] if mark.args else said.pop("limit", "2 GiB")
+    key = GROWTH if mark.name == "limit_growth" else str(said.pop("category", None) or PEAK)
+    limited = {key: limit} if key.isidentifier() and key != DEVICE else {"budgets": {key: limit}}
+    arguments = ", ".join(f"{name}={value!r}" for name, value in {**limited, **said}.items())
+    return f"@pytest.mark.ampmem({arguments})"
 
 
 def _how(device: str | None, gpu: str | None, assume: Sequence[str], step_on: str | None) -> How:

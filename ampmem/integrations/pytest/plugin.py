@@ -7,6 +7,8 @@ failure come first. What came of it goes with the report, from xdist's workers t
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,12 +21,19 @@ if TYPE_CHECKING:
     from ampmem.integrations.pytest.verdict import Judgement, Row
 
 FIXTURE = "ampmem"
-MARKS = {
-    "limit_memory": "limit_memory(limit, *, device=None, gpu=None, category=None, step_on=None, assume=()): "
-    "the most bytes, such as '2 GiB', that the test's steps may take, or one category of them",
-    "limit_growth": "limit_growth(limit, *, steps=2, device=None, gpu=None, step_on=None, assume=()): "
-    "the most bytes, such as '0 B', that may stay from one of the test's steps to the next, over so many steps or more",
+MARK = "ampmem"
+MARK_LINE = (
+    "ampmem(*, peak='2 GiB', growth='0 B', ..., budgets={}, steps=2, device='sim', gpu='h100', step_on=None, "
+    "assume=()): the most bytes that the test's training may take: at the peak, from step to step, of a category, or "
+    "of any budget of ampmem check; and how the test is recorded"
+)
+OF_BEFORE = {
+    "limit_memory": "limit_memory(limit, *, category=None, ...): deprecated, write ampmem(peak=limit)",
+    "limit_growth": "limit_growth(limit, *, steps=2, ...): deprecated, write ampmem(growth=limit)",
 }
+"""The marks of before :data:`MARK`."""
+_OF_MEMRAY = "limit_memory"
+"""The one of them that pytest-memray has, too."""
 _ON_REPORT = "ampmem"
 """The attribute of a report that says what came of each block, as values that xdist can send."""
 
@@ -57,8 +66,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the marks known, and the options one thing."""
-    for line in MARKS.values():
-        config.addinivalue_line("markers", line)
+    config.addinivalue_line("markers", MARK_LINE)
+    for name in _marks_of_before():
+        config.addinivalue_line("markers", OF_BEFORE[name])
     reports = config.stash[_reports] = _Reports()
     config.pluginmanager.register(reports, "ampmem-reports")
     folder, update = config.getoption("--ampmem-baseline"), config.getoption("--ampmem-update")
@@ -82,25 +92,62 @@ def _open(folder: Path, allow: str, *, update: bool) -> Baselines:
         raise pytest.UsageError(str(error).replace("--allow:", "--ampmem-allow:")) from None
 
 
+def memray_is_installed() -> bool:
+    """Whether ``limit_memory`` is pytest-memray's mark here, be that plugin used in this run or not."""
+    return find_spec("pytest_memray") is not None
+
+
+def _marks_of_before() -> list[str]:
+    """Those that are ampmem's in this environment."""
+    return [name for name in OF_BEFORE if name != _OF_MEMRAY or not memray_is_installed()]
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Read the marks of what is about to run."""
+    names = {MARK, *_marks_of_before()}
     for item in session.items:
-        if isinstance(item, pytest.Function) and any(item.get_closest_marker(name) for name in MARKS):
-            _read_marks(item)
+        if isinstance(item, pytest.Function):
+            marks = [mark for mark in item.iter_markers() if mark.name in names]
+            try:
+                _refuse_mixed_up(item, names)
+                if marks:
+                    _read_marks(item, marks)
+            except pytest.UsageError as error:
+                if not hasattr(item.config, "workerinput"):
+                    raise
+                item.stash[_wrong] = str(error)  # a worker of xdist that ends here would only be replaced by another
 
 
-def _read_marks(item: pytest.Function) -> None:
+def _read_marks(item: pytest.Function, marks: list[pytest.Mark]) -> None:
     from ampmem.errors import UsageError
-    from ampmem.integrations.pytest.limits import limits_of
+    from ampmem.integrations.pytest.limits import limits_of, new_spelling
 
-    marks = [mark for name in MARKS for mark in item.iter_markers(name)]
     try:
         item.stash[_limits] = limits_of(marks)
     except UsageError as error:
-        wrong = f"{item.nodeid}: {error}"
-        if not hasattr(item.config, "workerinput"):
-            raise pytest.UsageError(wrong) from None
-        item.stash[_wrong] = wrong  # a worker of xdist that ends here would only be replaced by another
+        raise pytest.UsageError(f"{item.nodeid}: {error}") from None
+    for mark in marks:
+        if mark.name in OF_BEFORE:
+            said = pytest.PytestDeprecationWarning(f"ampmem: {mark.name} is deprecated; write {new_spelling(mark)}")
+            try:
+                item.warn(said)
+            except pytest.PytestDeprecationWarning as error:  # where warnings are errors
+                raise pytest.UsageError(f"{item.nodeid}: {error}") from None
+
+
+def _refuse_mixed_up(item: pytest.Function, names: set[str]) -> None:
+    """Refuse ampmem's ``limit_memory`` where that name is pytest-memray's, which would end the run by an error."""
+    if _OF_MEMRAY in names:
+        return
+    ours = {"device", "gpu", "category", "step_on", "assume"}
+    for mark in item.iter_markers(_OF_MEMRAY):
+        if ours.intersection(mark.kwargs):
+            from ampmem.integrations.pytest.limits import new_spelling
+
+            raise pytest.UsageError(
+                f"{item.nodeid}: {_OF_MEMRAY} is a mark of pytest-memray, which is installed; write "
+                f"{new_spelling(mark)}"
+            )
 
 
 @pytest.fixture(name=FIXTURE)
@@ -167,16 +214,23 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         except (pytest.fail.Exception, Exception):  # a fault of ampmem's own is to end this test, not the whole run
             call.excinfo = pytest.ExceptionInfo.from_current()
     else:
+        from unittest import SkipTest
+
         item.stash[_failed] = True
+        if not call.excinfo.errisinstance((pytest.skip.Exception, SkipTest)):
+            # The failure is the test's: what ampmem finds, or cannot do, must not take its place.
+            with suppress(Exception):
+                item.stash[_rows] = [each.row for each in _judged(item, failed=True)]
     item.stash[_recorder].forget()
     del item.stash[_recorder]
 
 
-def _judged(item: pytest.Item) -> list[Judgement]:
+def _judged(item: pytest.Item, *, failed: bool = False) -> list[Judgement]:
+    """What came of the blocks. A test that ``failed`` by itself may have made less: its baseline is left alone."""
     from ampmem.integrations.pytest.verdict import judge
 
-    baselines, width = item.config.stash[_baselines], _width(item.config)
-    return judge(item.nodeid, str(item.path), item.stash[_recorder], baselines, width)
+    baselines, width = None if failed else item.config.stash[_baselines], _width(item.config)
+    return judge(item.nodeid, str(item.path), item.stash[_recorder], baselines, width, failed=failed)
 
 
 def _width(config: pytest.Config) -> int:

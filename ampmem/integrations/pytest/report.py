@@ -13,7 +13,7 @@ from ampmem.reporters.text.common.words import signed
 from ampmem.units import format_bytes
 
 NO_TESTS = (
-    "no test was recorded: mark one with @pytest.mark.limit_memory('2 GiB'), or have it take the fixture ampmem and "
+    "no test was recorded: mark one with @pytest.mark.ampmem(peak='2 GiB'), or have it take the fixture ampmem and "
     "record a block"
 )
 
@@ -44,7 +44,9 @@ def _table(rows: Sequence[Row], layout: Layout) -> str:
 
 
 def _lines_of(row: Row, *, compared: bool) -> Iterator[list[str]]:
-    name = row["test"] if row["block"] == 1 else f"{row['test']} (block {row['block']})"
+    said = [f"block {row['block']}"] if row["block"] > 1 else []
+    said += ["failed by itself"] if row["failed"] else []
+    name = f"{row['test']} ({', '.join(said)})" if said else row["test"]
     for i, size in enumerate(row["sizes"]):
         took, before = size["took"], size["before"]
         change = [ABSENT if took is None or before is None else signed(took - before)] if compared else []

@@ -47,6 +47,8 @@ class Row(TypedDict):
     largest: str
     """The largest category at the peak."""
     baseline: str
+    failed: bool
+    """Whether the test failed by itself: then there is what it made until it did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +59,19 @@ class Judgement:
     failure: str = ""
 
 
-def judge(test: str, file: str, recorder: Recorder, baselines: Baselines | None, width: int) -> list[Judgement]:
-    """Each block that ``recorder`` has of the ``test`` in ``file``, in order; messages have so many columns."""
+def judge(
+    test: str, file: str, recorder: Recorder, baselines: Baselines | None, width: int, *, failed: bool = False
+) -> list[Judgement]:
+    """Each block that ``recorder`` has of the ``test`` in ``file``, in order; messages have so many columns.
+
+    ``failed`` says that the test has failed by itself.
+    """
     blocks, limits = recorder.blocks(), recorder.limits()
     if not blocks and (limits.budgets or baselines is not None):
-        return [_nothing(test, 1, limits, f"memory: {_NO_BLOCK}")]
+        return [_nothing(_Block(test, file, 1, many=False, failed=failed), limits, f"memory: {_NO_BLOCK}")]
     layout = Layout(width=min(max(width, NARROWEST), WIDEST))
     return [
-        _judge_block(_Block(test, file, number, many=len(blocks) > 1), block, limits, baselines, layout)
+        _judge_block(_Block(test, file, number, many=len(blocks) > 1, failed=failed), block, limits, baselines, layout)
         for number, block in enumerate(blocks, start=1)
     ]
 
@@ -77,6 +84,7 @@ class _Block:
     file: str
     number: int
     many: bool
+    failed: bool
 
     @property
     def label(self) -> str:
@@ -93,14 +101,14 @@ def _judge_block(
         before, became = _baseline(which, run, baselines)
     except AmpmemError as error:
         if isinstance(error, NothingRecorded) and not held:
-            return _nothing(which.test, which.number, limits, "")  # the block has said it, and nothing was promised
-        return _nothing(which.test, which.number, limits, f"{which.label}: {error}")
+            return _nothing(which, limits, "")  # the block has said it, and nothing was promised
+        return _nothing(which, limits, f"{which.label}: {error}")
     too_few = _too_few(run.summary, limits)
     allow = NONE_ALLOWED if baselines is None else baselines.allow
     try:
         result = check(run, limits.budgets, before, allow)
     except UsageError as error:  # it is of another kind of device
-        return _nothing(which.test, which.number, limits, f"{which.label}: {error}")
+        return _nothing(which, limits, f"{which.label}: {error}")
     failure = "" if result.ok or not held else render_check(_of_test(result, which.file), layout)
     parts = [f"{which.label}: {too_few}" if too_few else "", failure]
     return Judgement(row=_row(which, run, result, before, became), failure="\n".join(part for part in parts if part))
@@ -121,7 +129,7 @@ def _too_few(summary: Summary, limits: Limits) -> str:
     if made >= limits.steps:
         return ""
     steps = "1 step" if made == 1 else f"{made} steps"
-    return f"limit_growth takes {limits.steps} steps, and {steps} ended; train for more, or say steps={max(made, 2)}"
+    return f"growth takes {limits.steps} steps, and {steps} ended; train for more, or say steps={max(made, 2)}"
 
 
 def _row(which: _Block, run: Run, result: CheckResult, before: Side | None, became: str) -> Row:
@@ -135,14 +143,22 @@ def _row(which: _Block, run: Run, result: CheckResult, before: Side | None, beca
         sizes.remove(at_peak)
     at_peak["before"] = None if before is None else before.summary.peak.bytes
     largest = max(peak.categories, key=lambda key: peak.categories[key])
-    return Row(test=which.test, block=which.number, sizes=[at_peak, *sizes], largest=str(largest), baseline=became)
+    return Row(
+        test=which.test,
+        block=which.number,
+        sizes=[at_peak, *sizes],
+        largest=str(largest),
+        baseline=became,
+        failed=which.failed,
+    )
 
 
-def _nothing(test: str, number: int, limits: Limits, failure: str) -> Judgement:
+def _nothing(which: _Block, limits: Limits, failure: str) -> Judgement:
     sizes = [Size(key=budget.key, took=None, limit=budget.limit, before=None) for budget in limits.budgets]
     if not sizes:
         sizes = [Size(key=PEAK, took=None, limit=None, before=None)]
-    return Judgement(row=Row(test=test, block=number, sizes=sizes, largest="", baseline=""), failure=failure)
+    row = Row(test=which.test, block=which.number, sizes=sizes, largest="", baseline="", failed=which.failed)
+    return Judgement(row=row, failure=failure)
 
 
 def _of_test(result: CheckResult, file: str) -> CheckResult:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TypeAlias
 
 from ampmem.analysis.budgets.budget import GROWTH
 from ampmem.analysis.budgets.check import Broken, CheckResult, Judged
-from ampmem.analysis.difference.changes import GroupChange, Run
+from ampmem.analysis.difference.changes import GroupChange, Run, changes_between
 from ampmem.analysis.difference.folds import Fold, folded
 from ampmem.output.terminal import printable
-from ampmem.reporters.text.check import MOVED, answer, noteworthy, over, remarks
+from ampmem.reporters.text.check import MOVED, answer, explained, instants, limit_row, noteworthy, remarks
+from ampmem.reporters.text.common.plain_text import ABSENT
 from ampmem.reporters.text.difference import what
-from ampmem.units import format_apart, format_bytes
+from ampmem.units import format_bytes
 
 CHANGES = 20
 """How many rows there are of what grew."""
@@ -39,12 +40,15 @@ _PLAIN = re.compile(r"[^A-Za-z0-9 .,/%+()-]")
 
 
 def markdown(results: Sequence[CheckResult], workspace: Path) -> str:
-    """The table of all limits, and of what grew; files below ``workspace`` are named as they are in the repository."""
+    """The table of all limits, and of what grew or is largest.
+
+    Files below ``workspace`` are named as they are in the repository.
+    """
     return "\n".join(line for result in results for line in _of_run(result, workspace))
 
 
 def commands(results: Sequence[CheckResult], workspace: Path) -> Iterator[str]:
-    """A command for each line of the user's own files, those below ``workspace``, at which most of it grew.
+    """A command for each line of the user's own files, those below ``workspace``, at which most of it grew or is.
 
     And one for each run before them.
     """
@@ -71,45 +75,69 @@ def _of_run(result: CheckResult, workspace: Path) -> Iterator[str]:
         yield from ("| | limit of | limit | there | |", "|---|---|--:|--:|---|")
         yield from map(_limit, noteworthy(result))
         yield ""
-    told: set[tuple[object, ...]] = set()
-    for broken in result.broken:
-        places = (broken.grew + broken.moved) or broken.held
-        yield from (f"**{_text(over(result, broken))}**", "")
-        if places not in told:
-            yield from _places(broken, workspace)
-            told.add(places)
+    for each in explained(result):
+        yield from (f"**{_text(each.caption)}**", "")
+        if each.is_new:
+            yield from _places(each.broken, workspace)
     for remark in remarks(result):
         yield from (f"- {_text(remark)}", "")
 
 
 def _limit(judged: Judged) -> str:
-    there, limit = (
-        ("?", format_bytes(judged.limit)) if judged.after is None else format_apart(judged.after, judged.limit)
-    )
-    step = " a step" if judged.key == GROWTH else ""
-    said = "kept" if judged.kept else "**not judged**" if judged.after is None else "**broken**"
-    return f"| {_text(judged.key)} | {judged.limit_of} | {limit}{step} | {there}{step} | {said} |"
+    *cells, said = limit_row(judged)
+    said = _text(said) if judged.kept else f"**{_text(said)}**"
+    return f"| {' | '.join(map(_text, cells))} | {said} |"
 
 
 def _places(broken: Broken, workspace: Path) -> Iterator[str]:
-    if broken.grew:
-        yield from ("| grew by | before | after | category | what | line |", "|--:|--:|--:|---|---|---|")
-        yield from (_fold(fold, workspace) for fold in folded(broken.grew)[:CHANGES])
-    if broken.moved:
-        size = sum(change.grown for change in broken.moved)
-        yield from ("", f"{format_bytes(size)} are {MOVED}.")
+    """Where it is, as in a terminal, with more rows."""
+    if instants(broken):
+        yield from (_text(instants(broken)), "")
     if broken.held:
-        yield from ("| bytes | category | module | name |", "|--:|---|---|---|")
-        for group in broken.held[:CHANGES]:
-            cells = (group.category, group.module or "", group.name or "")
-            yield f"| {format_bytes(group.bytes)} | {' | '.join(map(_text, cells))} |"
+        yield from ("| bytes | category | what | line |", "|--:|---|---|---|")
+        yield from _rows(_held(broken), lambda fold: _row(fold, workspace, [fold.after]))
+    elif not broken.grouped:
+        yield from ("| grew by | before | after | category | module |", "|--:|--:|--:|---|---|")
+        yield from _rows(folded(broken.grew), _module)
+    else:
+        head = ("| grew by | before | after | category | what | line |", "|--:|--:|--:|---|---|---|")
+        if broken.grew:
+            yield from head
+            yield from _rows(folded(broken.grew), lambda fold: _grown(fold, workspace))
+        if broken.moved:
+            size = sum(change.grown for change in broken.moved)
+            yield from (f"{format_bytes(size)} are {MOVED}:", "", *head)
+            yield from _rows(folded(broken.moved), lambda fold: _grown(fold, workspace))
+
+
+def _rows(folds: Sequence[Fold], row: Callable[[Fold], str]) -> Iterator[str]:
+    yield from map(row, folds[:CHANGES])
     yield ""
+    left = folds[CHANGES:]
+    if left:
+        yield from (f"… and {len(left)} smaller: {format_bytes(sum(fold.grown for fold in left))}", "")
 
 
-def _fold(fold: Fold, workspace: Path) -> str:
+def _held(broken: Broken) -> tuple[Fold, ...]:
+    """The groups that there are, as changes from nothing."""
+    return folded(changes_between((), broken.held))
+
+
+def _grown(fold: Fold, workspace: Path) -> str:
+    return _row(fold, workspace, [fold.grown, fold.before, fold.after])
+
+
+def _row(fold: Fold, workspace: Path, sizes: Sequence[int]) -> str:
     change = fold.largest
-    sizes = " | ".join(map(format_bytes, (fold.grown, fold.before, fold.after)))
-    return f"| {sizes} | {change.category} | {_text(what(fold))} | {_text(_line(change, workspace))} |"
+    cells = [*map(format_bytes, sizes), change.category, _text(what(fold)), _text(_line(change, workspace))]
+    return f"| {' | '.join(cells)} |"
+
+
+def _module(fold: Fold) -> str:
+    """Of a summary, which knows no lines."""
+    sizes = map(format_bytes, (fold.grown, fold.before, fold.after))
+    several = f" ({len(fold.changes)})" if len(fold.changes) > 1 else ""
+    return f"| {' | '.join(sizes)} | {fold.largest.category} | {_text((fold.module or ABSENT) + several)} |"
 
 
 def _lines(results: Sequence[CheckResult], workspace: Path) -> Iterator[tuple[_Place, str]]:
@@ -127,6 +155,8 @@ def _lines(results: Sequence[CheckResult], workspace: Path) -> Iterator[tuple[_P
 
 
 def _grew(broken: Broken, size: int) -> str:
+    if broken.held:
+        return f"{format_bytes(size)} of {broken.key} are allocated here"
     if broken.key == GROWTH:
         return f"{format_bytes(size)} stay here {broken.instant}"
     return f"{broken.key} grew by {format_bytes(size)} here"
@@ -141,10 +171,11 @@ def _named(folds: Sequence[Fold]) -> str:
 def _most_of(broken: Broken, workspace: Path) -> Iterator[tuple[_Place, list[Fold]]]:
     """The lines at which most of it grew, the first ones that are :data:`_ENOUGH` of it: no word of the few bytes left.
 
-    What grew in no line of the user's counts, too.
+    Where nothing grew, or there is no before, the lines at which most of it was allocated. What is of no line of the
+    user's counts, too.
     """
     places: dict[_Place | None, list[Fold]] = defaultdict(list)
-    for fold in folded(broken.grew):
+    for fold in _held(broken) if broken.held else folded(broken.grew):
         places[_place(fold.largest, workspace)].append(fold)
     sizes = {place: sum(fold.grown for fold in folds) for place, folds in places.items()}
     left = sum(sizes.values()) * (1 - _ENOUGH)

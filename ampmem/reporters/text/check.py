@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
 from ampmem.analysis.budgets.budget import GROWTH
@@ -53,14 +54,15 @@ def render_checks(results: Sequence[CheckResult], layout: Layout = PLAIN) -> str
 
 
 def answer(result: CheckResult) -> str:
-    """What came of it, in one sentence that begins with the label."""
-    if result.problems:
-        return f"{result.label}: not judged: {result.problems[0]}"
+    """What came of it, in one sentence that begins with the label: what is broken, and what could not be judged."""
+    parts = []
     if result.broken:
         more = len(result.broken) - 1
         others = f", and {format_count(more)} more limit{'' if more == 1 else 's'}" if more else ""
-        return f"{result.label}: broken: {over(result, result.broken[0])}{others}"
-    return f"{result.label}: kept: {_kept(result)}"
+        parts.append(f"broken: {over(result, result.broken[0])}{others}")
+    if result.problems:
+        parts.append(f"not judged: {result.problems[0]}")
+    return f"{result.label}: {'; '.join(parts) or f'kept: {_kept(result)}'}"
 
 
 def over(result: CheckResult, broken: Broken) -> str:
@@ -75,7 +77,8 @@ def over(result: CheckResult, broken: Broken) -> str:
     assert broken.before is not None and result.baseline is not None
     there, before = format_apart(broken.after, broken.before)
     more = format_bytes(broken.after - broken.before)
-    allowed = f", of which {result.baseline.allow} is allowed" if broken.limit > broken.before else ""
+    spare = broken.limit - broken.before
+    allowed = f", of which {format_bytes(spare)} are allowed ({result.baseline.allow})" if spare else ""
     return f"{broken.key} {there}, {more} more than the {before} of {result.baseline.label}{allowed}"
 
 
@@ -89,7 +92,7 @@ def remarks(result: CheckResult) -> Iterator[str]:
             yield f"less than in {baseline.label}: {', '.join(map(_less, result.shrunk))}"
         for condition in baseline.conditions:
             yield f"note: {_condition(condition, baseline.label)}"
-        if not baseline.grouped and any(broken.grew for broken in result.broken):
+        if any(broken.grew and not broken.grouped for broken in result.broken):
             yield "note: one of the two is a summary: what grew is told by category and module, and not by line"
     if TRIALS_NOT_JUDGED in result.notes:
         yield f"note: {TRIALS_NOT_JUDGED}"
@@ -140,10 +143,11 @@ def _limits(result: CheckResult, layout: Layout) -> str:
     if not shown:
         return ""
     columns = [words("", least=16), words("limit of", rank=2), number("limit"), number("there"), words("")]
-    return table(columns, [_limit_row(each) for each in shown], layout)
+    return table(columns, [limit_row(each) for each in shown], layout)
 
 
-def _limit_row(judged: Judged) -> list[str]:
+def limit_row(judged: Judged) -> list[str]:
+    """What is limited, by what, the limit, what there is, and what came of it."""
     of = str(judged.limit_of)
     if judged.after is None:
         return [judged.key, of, format_bytes(judged.limit), ABSENT, "not judged"]
@@ -161,26 +165,54 @@ def _limit_row(judged: Judged) -> list[str]:
     return [judged.key, of, f"{limit}{step}", f"{there}{step}", "kept"]
 
 
-def _details(result: CheckResult, layout: Layout) -> Iterator[str]:
-    """What grew, for each key once: it may be over its budget and its baseline, and for the same reasons as another."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explained:
+    """What explains a limit that is broken. ``is_new`` is false where the same has explained another one already."""
+
+    broken: Broken
+    caption: str
+    is_new: bool
+
+
+def explained(result: CheckResult) -> Iterator[Explained]:
+    """For each key once: it may be over its budget and its baseline, and for the same reasons as another.
+
+    What nothing is known about is left out.
+    """
     told: dict[tuple[object, ...], str] = {}
     for broken in {each.key: each for each in result.broken}.values():
         places = (broken.grew + broken.moved) or broken.held
-        title = _there(result, broken) if broken.held else _came(result, broken)
+        caption = _there(result, broken) if broken.held else _came(result, broken)
         if places and places in told:
-            yield "\n".join(wrapped(f"{title}, the same as of {told[places]}", layout.width))
+            yield Explained(broken=broken, caption=f"{caption}, the same as of {told[places]}", is_new=False)
         elif places:
             told[places] = broken.key
-            yield _largest(broken, title, layout) if broken.held else _grown(result, broken, title, layout)
+            yield Explained(broken=broken, caption=caption, is_new=True)
 
 
-def _grown(result: CheckResult, broken: Broken, caption: str, layout: Layout) -> str:
+def instants(broken: Broken) -> str:
+    """The two instants that are compared, where they are not the same one; empty otherwise."""
+    if broken.moment_before is None or broken.moment_after is None:
+        return ""
+    what = "peak" if broken.instant.startswith(AT_PEAK) else "most"
+    return elsewhere(what, broken.moment_before, broken.moment_after)
+
+
+def _details(result: CheckResult, layout: Layout) -> Iterator[str]:
+    for each in explained(result):
+        if not each.is_new:
+            yield "\n".join(wrapped(each.caption, layout.width))
+        elif each.broken.held:
+            yield _largest(each.broken, each.caption, layout)
+        else:
+            yield _grown(each.broken, each.caption, layout)
+
+
+def _grown(broken: Broken, caption: str, layout: Layout) -> str:
     """What grew, and the stack of the largest."""
     title = [layout.strong(line) for line in wrapped(caption, layout.width)]
-    if broken.moment_before is not None and broken.moment_after is not None:
-        what = "peak" if broken.instant.startswith(AT_PEAK) else "most"
-        title += wrapped(elsewhere(what, broken.moment_before, broken.moment_after), layout.width)
-    if broken.key != GROWTH and result.baseline is not None and not result.baseline.grouped:
+    title += wrapped(instants(broken), layout.width) if instants(broken) else []
+    if not broken.grouped:
         return "\n".join([*title, "", _by_module(broken.grew, layout)])
     rows = []
     if broken.grew:

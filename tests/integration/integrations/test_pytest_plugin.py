@@ -81,7 +81,7 @@ class Ran:
 
 def run(pytester: pytest.Pytester, source: str, *args: str, width: int = 160) -> Ran:
     pytester.makepyfile(test_it=MODEL + source)
-    named = () if INSTALLED else ("-p", PLUGIN)
+    named = ("-p", "no:memray", *(() if INSTALLED else ("-p", PLUGIN)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", str(width))
         done = pytester.runpytest_inprocess(
@@ -96,23 +96,23 @@ def test_a_limit_holds_to_the_byte(pytester: pytest.Pytester) -> None:
         f"""
 SIM = dict(device="sim", gpu="h100")
 
-@pytest.mark.limit_memory({PARAMETERS}, category="parameters", **SIM)
+@pytest.mark.ampmem(parameters={PARAMETERS}, **SIM)
 def test_as_many(): train()
 
-@pytest.mark.limit_memory({PARAMETERS - 1}, category="parameters", **SIM)
+@pytest.mark.ampmem(parameters={PARAMETERS - 1}, **SIM)
 def test_one_less(): train()
 
-@pytest.mark.limit_memory({2 * PARAMETERS}, category="optimizer_state", **SIM)
-@pytest.mark.limit_memory({PARAMETERS}, category="gradients", **SIM)
-@pytest.mark.limit_memory("80 MiB", **SIM)
+@pytest.mark.ampmem(optimizer_state={2 * PARAMETERS}, **SIM)
+@pytest.mark.ampmem(gradients={PARAMETERS}, **SIM)
+@pytest.mark.ampmem(peak="80 MiB", **SIM)
 def test_several(): train()
 
-@pytest.mark.limit_memory({2 * PARAMETERS}, category="optimizer_state", **SIM)
-@pytest.mark.limit_memory({PARAMETERS - 1}, category="gradients", **SIM)
-@pytest.mark.limit_memory("60 MiB", **SIM)
+@pytest.mark.ampmem(optimizer_state={2 * PARAMETERS}, **SIM)
+@pytest.mark.ampmem(gradients={PARAMETERS - 1}, **SIM)
+@pytest.mark.ampmem(peak="60 MiB", **SIM)
 def test_several_broken(): train()
 
-@pytest.mark.limit_memory({PARAMETERS - 1}, category="parameters", device="cpu")
+@pytest.mark.ampmem(parameters={PARAMETERS - 1}, device="cpu")
 def test_on_the_cpu(): train()
 """,
     )
@@ -135,14 +135,14 @@ def test_subtests_are_judged_with_their_test_and_not_one_by_one(pytester: pytest
         pytester,
         f"""
 class TestUnit(unittest.TestCase):
-    @pytest.mark.limit_memory({PARAMETERS - 1}, category="parameters", device="sim", gpu="h100")
+    @pytest.mark.ampmem(parameters={PARAMETERS - 1}, device="sim", gpu="h100")
     def test_second_is_larger(self):
         global WIDTH
         for WIDTH in (64, 256):
             with self.subTest(width=WIDTH):
                 train()
 
-    @pytest.mark.limit_growth("1 MiB", steps=6, device="sim", gpu="h100")
+    @pytest.mark.ampmem(growth="1 MiB", steps=6, device="sim", gpu="h100")
     def test_steps_of_both(self):
         for number in range(2):
             with self.subTest(number=number):
@@ -158,7 +158,7 @@ def test_the_tests_own_end_comes_first(pytester: pytest.Pytester) -> None:
     done = run(
         pytester,
         """
-pytestmark = pytest.mark.limit_memory("1 KiB", device="sim")
+pytestmark = pytest.mark.ampmem(peak="1 KiB", device="sim")
 
 def test_fails():
     train()
@@ -172,7 +172,7 @@ def test_skips():
 def test_expected(): train()
 
 @pytest.mark.xfail(strict=True)
-@pytest.mark.limit_memory("1 GiB")
+@pytest.mark.ampmem(peak="1 GiB")
 def test_not_expected_to_pass(): train()
 
 @pytest.mark.xfail(raises=ZeroDivisionError)
@@ -188,7 +188,7 @@ class TestCase(unittest.TestCase):
     def test_unit_expected(self):
         train()
         self.assertEqual(1, 2)
-    @pytest.mark.limit_memory("1 GiB")
+    @pytest.mark.ampmem(peak="1 GiB")
     def test_unit_holds(self): train()
 """,
     )
@@ -214,27 +214,27 @@ def test_nothing_recorded_is_a_failure_even_where_warnings_are_errors(pytester: 
         """
 pytestmark = pytest.mark.filterwarnings("error")
 
-@pytest.mark.limit_memory("1 GiB", device="cpu")
+@pytest.mark.ampmem(peak="1 GiB", device="cpu")
 def test_no_model(): pass
 
-@pytest.mark.limit_memory("1 GiB", device="sim")
+@pytest.mark.ampmem(peak="1 GiB", device="sim")
 def test_elsewhere():
     model = nn.Linear(4, 4)
     model(torch.ones(2, 4)).sum().backward()
     torch.optim.SGD(model.parameters()).step()
 
-@pytest.mark.limit_memory("1 GiB", device="cpu")
+@pytest.mark.ampmem(peak="1 GiB", device="cpu")
 def test_inference():
     with torch.no_grad(): nn.Linear(4, 4)(torch.ones(2, 4))
 
-@pytest.mark.limit_memory("1 GiB", device="cpu", step_on="forward")
+@pytest.mark.ampmem(peak="1 GiB", device="cpu", step_on="forward")
 def test_inference_asked_for():
     with torch.no_grad(): nn.Linear(4, 4)(torch.ones(2, 4))
 
-@pytest.mark.limit_memory("1 GiB", category="modules.encoder.activations", device="sim")
+@pytest.mark.ampmem(budgets={"modules.encoder.activations": "1 GiB"}, device="sim")
 def test_no_such_module(): train()
 
-@pytest.mark.limit_memory("1 GiB", device="cuda")
+@pytest.mark.ampmem(peak="1 GiB", device="cuda")
 def test_no_gpu(): train()
 """,
     )
@@ -262,16 +262,16 @@ def test_growth_is_of_what_stays_from_step_to_step(pytester: pytest.Pytester) ->
     done = run(
         pytester,
         """
-@pytest.mark.limit_growth("0 B", steps=4, device="sim")
+@pytest.mark.ampmem(growth="0 B", steps=4, device="sim")
 def test_none(): train(4)
 
-@pytest.mark.limit_growth("0 B", steps=4, device="sim")
+@pytest.mark.ampmem(growth="0 B", steps=4, device="sim")
 def test_losses_are_kept(): train(4, kept=[])
 
-@pytest.mark.limit_growth("4 B", steps=4, device="sim")
+@pytest.mark.ampmem(growth="4 B", steps=4, device="sim")
 def test_losses_may_be_kept(): train(4, kept=[])
 
-@pytest.mark.limit_growth("1 GiB", steps=10, device="sim")
+@pytest.mark.ampmem(growth="1 GiB", steps=10, device="sim")
 def test_too_few(): train(3)
 """,
     )
@@ -283,7 +283,7 @@ def test_too_few(): train(3)
     }
     assert "memory: broken: growth 4 B in each step, 4 B over its budget of 0 B" in done.text
     assert "growth: what grew from the end of step 0 to that of step 3: 12 B came" in done.text
-    assert "memory: limit_growth takes 10 steps, and 3 steps ended; train for more, or say steps=3" in done.text
+    assert "memory: growth takes 10 steps, and 3 steps ended; train for more, or say steps=3" in done.text
 
 
 def test_the_fixture_records_blocks_and_is_the_module(pytester: pytest.Pytester) -> None:
@@ -301,21 +301,21 @@ def test_call(ampmem):
     with ampmem(device="cpu") as prof: train()
     assert prof.summary().source == "cpu"
 
-@pytest.mark.limit_memory({PARAMETERS - 1}, category="parameters", device="sim", gpu="h100")
+@pytest.mark.ampmem(parameters={PARAMETERS - 1}, device="sim", gpu="h100")
 def test_each_block(ampmem):
     train(1)  # which no limit is about
     with ampmem.profile() as first: train()
     with ampmem.profile(device="cpu") as second: train()
     assert (first.summary().source, second.summary().source) == ("simulated", "cpu")
 
-@pytest.mark.limit_memory("1 GiB", device="sim")
+@pytest.mark.ampmem(peak="1 GiB", device="sim")
 def test_no_block(ampmem): train()
 
 @pytest.fixture
 def recorded(ampmem):
     with ampmem.profile(): train()
 
-@pytest.mark.limit_memory("1 KiB", device="sim")
+@pytest.mark.ampmem(peak="1 KiB", device="sim")
 def test_of_a_fixture(recorded): pass
 
 def test_nested_is_the_tests_own(ampmem):
@@ -357,7 +357,7 @@ def test_left_open(ampmem):
     HELD.append(block(ampmem))
     next(HELD[0])
 
-@pytest.mark.limit_memory("1 GiB", device="sim")
+@pytest.mark.ampmem(peak="1 GiB", device="sim")
 def test_after():
     HELD.clear()  # which leaves the block once more
     train(1)
@@ -374,7 +374,7 @@ def recorded(ampmem):
     with ampmem.profile(device="sim", gpu="h100") as prof: yield prof
     assert prof.summary().peak.bytes
 
-@pytest.mark.limit_memory("1 GiB")
+@pytest.mark.ampmem(peak="1 GiB")
 def test_a_fixture_may_end_it(recorded): train(1)
 """,
     )
@@ -394,13 +394,13 @@ def test_nearer_marks_hold_and_may_not_ask_for_another_recording(pytester: pytes
     done = run(
         pytester,
         """
-pytestmark = pytest.mark.limit_memory("1 KiB", device="sim", gpu="h100")
+pytestmark = pytest.mark.ampmem(peak="1 KiB", device="sim", gpu="h100")
 
-@pytest.mark.limit_memory("1 GiB")
+@pytest.mark.ampmem(peak="1 GiB")
 class TestNearer:
     @pytest.mark.parametrize("many", [1, 2])
     def test_holds(self, many): train(many)
-    @pytest.mark.limit_memory("1 MiB")
+    @pytest.mark.ampmem(peak="1 MiB")
     def test_breaks(self): train()
 """,
     )
@@ -409,11 +409,11 @@ class TestNearer:
         "TestNearer::test_holds[2]": "PASSED",
         "TestNearer::test_breaks": "FAILED",
     }
-    other = '\n@pytest.mark.limit_memory("1 GiB", device="cpu")\n@pytest.mark.limit_growth("0 B", device="sim")\n'
+    other = '\n@pytest.mark.ampmem(peak="1 GiB", device="cpu")\n@pytest.mark.ampmem(growth="0 B", device="sim")\n'
     done = run(pytester, other + "def test_both(): pass\n")
     assert done.code == pytest.ExitCode.USAGE_ERROR
     assert (
-        "ERROR: test_it.py::test_both: limit_growth: device='sim', and another mark says device='cpu'; a test is "
+        "ERROR: test_it.py::test_both: ampmem: device='cpu', and another mark says device='sim'; a test is "
         "recorded once"
     ) in done.text
 
@@ -421,18 +421,23 @@ class TestNearer:
 @pytest.mark.parametrize(
     ("mark", "message"),
     [
-        ("limit_memory", "limit_memory() missing 1 required positional argument: 'limit'"),
-        ('limit_memory("1 GiB", catgory="x")', "limit_memory() got an unexpected keyword argument 'catgory'"),
-        ('limit_memory("2 GBX")', "limit_memory: peak: '2 GBX' is no size"),
-        ("limit_memory(-1)", "limit_memory: peak: -1 is no size"),
-        ('limit_memory("1 GiB", category="activation")', "no budget 'activation'; did you mean 'activations'?"),
-        ('limit_memory("1 GiB", category="growth")', "what grows is limited by the mark limit_growth"),
-        ('limit_memory("1 GiB", device="sims")', "limit_memory: there is no device 'sims' to record"),
-        ('limit_memory("1 GiB", gpu="h100")', "limit_memory: gpu= and assume= are of a simulated GPU"),
-        ('limit_memory("1 GiB", device="sim", gpu="h1")', "limit_memory: unknown GPU 'h1'"),
-        ('limit_memory("1 GiB", device="sim", assume="x=1")', "limit_memory: assume=x=1: there is no op 'x'"),
-        ('limit_memory("1 GiB", step_on="x")', "limit_memory: --step-on x: it takes backward"),
-        ('limit_growth("0 B", steps=1)', "limit_growth: steps=1: growth takes 2 steps or more"),
+        ('ampmem("1 GiB")', "ampmem: name what '1 GiB' limits, such as peak='1 GiB'"),
+        ('ampmem(peek="1 GiB")', "ampmem: there is no limit 'peek'; did you mean 'peak'?; limits of modules are given"),
+        ('ampmem(peak="1 GiB", devise="cpu")', "ampmem: there is no limit 'devise'; did you mean 'device'?"),
+        ('ampmem(peak="2 GBX")', "ampmem: peak: '2 GBX' is no size"),
+        ("ampmem(peak=-1)", "ampmem: peak: -1 is no size"),
+        ("ampmem(peak=None)", "ampmem: peak: None is no size"),
+        ('ampmem(budgets={"activation": 1})', "there is no budget 'activation'; did you mean 'activations'?"),
+        ('ampmem(budgets=["peak"])', "ampmem: budgets are a mapping from keys to limits"),
+        ('ampmem(peak="1 GiB", device="sims")', "ampmem: there is no device 'sims' to record"),
+        ('ampmem(peak="1 GiB", gpu="h100")', "ampmem: gpu= and assume= are of a simulated GPU"),
+        ('ampmem(peak="1 GiB", device="sim", gpu="h1")', "ampmem: unknown GPU 'h1'"),
+        ('ampmem(peak="1 GiB", device="sim", assume="x=1")', "ampmem: assume=x=1: there is no op 'x'"),
+        ('ampmem(peak="1 GiB", step_on="x")', "ampmem: --step-on x: it takes backward"),
+        ('ampmem(growth="0 B", steps=1)', "ampmem: steps=1: growth takes 2 steps or more"),
+        ('ampmem(peak="1 GiB", steps=3)', "ampmem: steps= is how many steps growth is measured over"),
+        ("limit_growth", "limit_growth() missing 1 required positional argument: 'limit'"),
+        ('limit_growth("0 B", every=1)', "limit_growth() got an unexpected keyword argument 'every'"),
     ],
 )
 def test_a_mark_that_cannot_be_meant_is_a_usage_error(pytester: pytest.Pytester, mark: str, message: str) -> None:
@@ -441,12 +446,9 @@ def test_a_mark_that_cannot_be_meant_is_a_usage_error(pytester: pytest.Pytester,
     assert done.code == pytest.ExitCode.USAGE_ERROR
     errors = [line for line in done.lines if line.startswith("ERROR: ")]
     assert len(errors) == 1
-    assert errors[0].startswith("ERROR: test_it.py::test_wrong: limit_")
+    assert errors[0].startswith("ERROR: test_it.py::test_wrong: ")
     assert message in errors[0]
-    assert (
-        run(pytester, f"\n@pytest.mark.{mark}\ndef test_wrong(): pass\ndef test_other(): pass\n", "-k", "other").code
-        == 0
-    )
+    assert run(pytester, source, "-k", "other").code == 0
 
 
 @pytest.mark.parametrize(
@@ -466,8 +468,216 @@ def test_options_that_cannot_be_meant_are_a_usage_error(
     assert message in done.text
 
 
+WITHOUT_A_LIMIT = """
+pytestmark = pytest.mark.ampmem(device="sim", gpu="h100")
+
+def test_trains(): train()
+
+@pytest.mark.ampmem(parameters=1)
+def test_limited(): train()
+
+def test_does_not_train(): pass
+"""
+
+
+def test_a_mark_may_say_how_to_record_and_limit_nothing(pytester: pytest.Pytester) -> None:
+    done = run(pytester, WITHOUT_A_LIMIT, "--ampmem", "-W", "error::pytest.PytestDeprecationWarning")
+    assert done.outcomes() == {"test_trains": "PASSED", "test_limited": "FAILED", "test_does_not_train": "PASSED"}
+    rows = [line.split()[:2] for line in done.text.partition(" memory ")[2].splitlines() if "test_it.py::" in line]
+    assert ["test_it.py::test_trains", "peak"] in rows
+
+
+def test_one_mark_limits_several_and_any_budget(pytester: pytest.Pytester) -> None:
+    done = run(
+        pytester,
+        f"""
+SIM = dict(device="sim", gpu="h100")
+MODULE = {{"modules.(model).parameters": {PARAMETERS - 1}}}
+
+@pytest.mark.ampmem(peak="80 MiB", parameters={PARAMETERS}, growth=0, steps=3, budgets={{"device": "2 GiB"}}, **SIM)
+def test_kept(): train()
+
+@pytest.mark.ampmem(peak="60 MiB", parameters={PARAMETERS}, budgets={{**MODULE, "device": 1}}, **SIM)
+def test_broken(): train()
+""",
+    )
+    assert done.outcomes() == {"test_kept": "PASSED", "test_broken": "FAILED"}
+    assert "over its budget of 60.0 MiB, and 2 more limits" in done.text
+    said = {line.split()[0]: "BROKEN" in line for line in done.lines if "  budget  " in line}
+    assert said == {"peak": True, "parameters": False, "modules.(model).parameters": True, "device": True}
+
+
+OF_BEFORE = f"""
+@pytest.mark.limit_memory({PARAMETERS - 1}, category="parameters", device="sim", gpu="h100")
+def test_broken(): train()
+
+@pytest.mark.limit_memory("1 GiB", category="modules.(model).parameters", device="sim")
+@pytest.mark.limit_growth(limit="0 B", steps=3, device="sim")
+def test_kept(): train()
+
+@pytest.mark.limit_memory("1 KiB", device="sim")
+@pytest.mark.ampmem(peak="1 GiB")
+def test_nearer(): train()
+"""
+
+
+def test_the_marks_of_before_hold_and_say_what_to_write(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin, "memray_is_installed", lambda: False)
+    done = run(pytester, OF_BEFORE)
+    assert done.outcomes() == {"test_broken": "FAILED", "test_kept": "PASSED", "test_nearer": "PASSED"}
+    assert [line.partition(": ")[2] for line in done.lines if "deprecated; write" in line] == [
+        "PytestDeprecationWarning: ampmem: limit_memory is deprecated; write "
+        f"@pytest.mark.ampmem(parameters={PARAMETERS - 1}, device='sim', gpu='h100')",
+        "PytestDeprecationWarning: ampmem: limit_growth is deprecated; write "
+        "@pytest.mark.ampmem(growth='0 B', steps=3, device='sim')",
+        "PytestDeprecationWarning: ampmem: limit_memory is deprecated; write "
+        "@pytest.mark.ampmem(budgets={'modules.(model).parameters': '1 GiB'}, device='sim')",
+        "PytestDeprecationWarning: ampmem: limit_memory is deprecated; write "
+        "@pytest.mark.ampmem(peak='1 KiB', device='sim')",
+    ]
+    done = run(pytester, OF_BEFORE, "-W", "error::pytest.PytestDeprecationWarning")
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    errors = [line for line in done.lines if line.startswith("ERROR: ")]
+    assert len(errors) == 1
+    assert errors[0].startswith("ERROR: test_it.py::test_broken: ampmem: limit_memory is deprecated; write @pytest")
+
+
+def test_limit_memory_is_memrays_where_that_is_installed(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin, "memray_is_installed", lambda: True)
+    pytester.makeini("[pytest]\nmarkers =\n    limit_memory: of memray\n")
+    done = run(
+        pytester,
+        '\n@pytest.mark.limit_memory("1 KB")\ndef test_plain(): bytes(10_000)\n',
+        "-W",
+        "error::pytest.PytestDeprecationWarning",
+    )
+    assert (done.code, done.outcomes()) == (0, {"test_plain": "PASSED"})
+    done = run(pytester, OF_BEFORE)
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert (
+        "ERROR: test_it.py::test_broken: limit_memory is a mark of pytest-memray, which is installed; write "
+        f"@pytest.mark.ampmem(parameters={PARAMETERS - 1}, device='sim', gpu='h100')"
+    ) in done.lines
+
+
+def test_beside_memray_each_plugin_has_its_own_mark(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not plugin.memray_is_installed():
+        pytest.skip("pytest-memray is not installed")
+    monkeypatch.setattr(sys, "executable", ready_python())
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    monkeypatch.setenv("COLUMNS", "160")
+    source = f"""
+@pytest.mark.limit_memory("30 MB")
+def test_memray_kept(): bytearray(1024 * 1024)
+
+@pytest.mark.limit_memory("30 MB")
+def test_memray_broken(): bytearray(40 * 1024 * 1024)
+
+@pytest.mark.ampmem(parameters={PARAMETERS}, device="sim", gpu="h100")
+def test_ampmem_kept(): train()
+
+@pytest.mark.ampmem(parameters={PARAMETERS - 1}, device="sim", gpu="h100")
+def test_ampmem_broken(): train()
+
+@pytest.mark.limit_memory("1 GB")
+@pytest.mark.ampmem(parameters={PARAMETERS}, device="sim", gpu="h100")
+def test_both_kept(): train()
+
+@pytest.mark.limit_memory("1 GB")
+@pytest.mark.ampmem(parameters={PARAMETERS - 1}, device="sim", gpu="h100")
+def test_ampmem_of_both_broken(): train()
+
+@pytest.mark.limit_memory("30 MB")
+@pytest.mark.ampmem(parameters={PARAMETERS}, device="sim", gpu="h100")
+def test_memray_of_both_broken():
+    train()
+    bytearray(40 * 1024 * 1024)
+"""
+    pytester.makepyfile(test_it=MODEL + source)
+    named = () if INSTALLED else ("-p", PLUGIN)
+    options = (
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:randomly",
+        "--strict-markers",
+        "-W",
+        "error::pytest.PytestDeprecationWarning",
+        "-v",
+    )
+    ran = pytester.runpytest_subprocess(*named, *options, timeout=240)
+    done = Ran(int(ran.ret), ran.outlines)
+    assert done.outcomes() == {
+        "test_memray_kept": "PASSED",
+        "test_memray_broken": "MEMORY",
+        "test_ampmem_kept": "PASSED",
+        "test_ampmem_broken": "FAILED",
+        "test_both_kept": "PASSED",
+        "test_ampmem_of_both_broken": "FAILED",
+        "test_memray_of_both_broken": "MEMORY",
+    }
+    for said in (
+        "Test was limited to 30.0MiB but allocated",
+        "memory: broken: parameters 514.000 KiB, 1 B over its budget of 513.999 KiB",
+    ):
+        assert len([line for line in done.lines if line.startswith(said)]) == 2
+
+
+def test_what_failed_by_itself_is_listed_with_what_it_took_and_leaves_its_baseline(pytester: pytest.Pytester) -> None:
+    source = """
+import os
+pytestmark = pytest.mark.ampmem(parameters="1 GiB", device="sim", gpu="h100")
+
+def test_fails():
+    train()
+    assert "broken" not in os.environ
+
+def test_fails_at_once():
+    assert "broken" not in os.environ
+    train()
+
+def test_fails_with_a_block(ampmem):
+    for _ in range(2):
+        with ampmem.profile(): train()
+    assert "broken" not in os.environ
+
+def test_skips():
+    train()
+    if "broken" in os.environ: pytest.skip("not now")
+"""
+    compare = ("--ampmem", "--ampmem-baseline", "memory")
+    assert run(pytester, source, *compare, "--ampmem-update").code == 0
+    files = {path: path.read_bytes() for path in Path("memory").rglob("*.json")}
+    assert len(files) == 5
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("broken", "1")
+        for update in ((), ("--ampmem-update",)):
+            done = run(pytester, source, *compare, *update)
+            rows = {
+                line[: line.index("  ")]: line.split()
+                for line in done.text.partition(" memory ")[2].splitlines()
+                if line.startswith("test_it.py::")
+            }
+            name = "test_it.py::test_fails"
+            assert sorted(rows) == [
+                f"{name} (failed by itself)",
+                f"{name}_at_once (failed by itself)",
+                f"{name}_with_a_block (block 2, failed by itself)",
+                f"{name}_with_a_block (failed by itself)",
+            ]
+            assert rows[f"{name} (failed by itself)"][4:7] == rows[f"{name}_with_a_block (failed by itself)"][4:7]
+            assert "MiB" in rows[f"{name} (failed by itself)"]
+            assert "MiB" not in rows[f"{name}_at_once (failed by itself)"]
+            assert f"memory: {'0 written, 0 as they were' if update else '0 compared'}" in done.lines
+    assert {path: path.read_bytes() for path in Path("memory").rglob("*.json")} == files
+
+
 BASELINE = """
-@pytest.mark.limit_memory("100 MiB", device="sim", gpu="h100")
+@pytest.mark.ampmem(peak="100 MiB", device="sim", gpu="h100")
 @pytest.mark.parametrize("steps", [2, 3], ids=["two/2", "three"])
 def test_marked(steps): train(steps)
 
@@ -533,7 +743,7 @@ def test_a_baseline_that_cannot_be_written_fails_its_test_in_one_line(pytester: 
 
 
 def test_other_items_and_runs_without_memory_tests_are_left_alone(pytester: pytest.Pytester) -> None:
-    mark = 'import pytest\npytestmark = pytest.mark.limit_memory("1 KiB")\n'
+    mark = 'import pytest\npytestmark = pytest.mark.ampmem(peak="1 KiB")\n'
     pytester.makepyfile(documented=f'{mark}def f():\n    """\n    >>> 1\n    1\n    """\n')
     done = run(pytester, "\ndef test_plain(): pass\n", "--doctest-modules", "--ampmem")
     assert done.code == 0
@@ -577,14 +787,14 @@ def test_under_xdist_the_controller_reports_what_workers_found(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", ready_python())
-    pytester.makepyfile(test_it=MODEL + BASELINE + '\n@pytest.mark.limit_memory("x")\ndef test_wrong(): pass\n')
+    pytester.makepyfile(test_it=MODEL + BASELINE + '\n@pytest.mark.ampmem(peak="x")\ndef test_wrong(): pass\n')
     named = [] if INSTALLED else ["-p", PLUGIN]
     options = ["-n", "2", "--dist", "loadfile", "--ampmem", "--ampmem-baseline", "memory", "--ampmem-update"]
     done = pytester.runpytest_subprocess(*named, "-p", "no:cacheprovider", *options, timeout=240)
     text = done.stdout.str()
     assert "3 passed" in text or "4 passed" in text
     assert "1 error" in text
-    assert "test_it.py::test_wrong: limit_memory: peak: 'x' is no size" in text
+    assert "test_it.py::test_wrong: ampmem: peak: 'x' is no size" in text
     assert "memory: 3 written, 0 as they were" in text
     assert "test_it.py::test_recorded" in text.partition(" memory ")[2]
     assert len(list(Path("memory").rglob("*.json"))) == 3

@@ -65,16 +65,16 @@ def test_a_run_that_cannot_be_judged_is_not_kept(tmp_path: Path, now: Path) -> N
     ("arguments", "said"),
     [
         (["now.ampmem", "--budget", "paek=1"], "there is no budget 'paek'; did you mean 'peak'?"),
-        (["now.ampmem", "--allow", "1%"], "give --baseline, too"),
-        (["now.ampmem", "--update-baseline"], "give it, too"),
+        (["now.ampmem", "--allow", "1%"], "ampmem: --allow needs --baseline\n"),
+        (["now.ampmem", "--update-baseline"], "--update-baseline needs --baseline, the file to write"),
         (["now.ampmem", "--baseline", "none.ampmem"], "none.ampmem does not exist; --update-baseline makes it"),
         (
             ["now.ampmem", "--device", "sim", "--budget", "peak=1"],
             "--device says how to run a script, and these are files",
         ),
         (["none.ampmem", "--budget", "peak=1"], "none.ampmem does not exist"),
-        (["train.py"], "there is nothing to hold train.py against: give --budget peak=20GiB"),
-        (["train.py", "--budget=peak=1"], "what follows it is its own; write --budget before it"),
+        (["train.py"], "no budget and no baseline given for train.py; give --budget peak=20GiB"),
+        (["train.py", "--budget=peak=1"], "what follows it is its own: write --budget before it"),
         (["--budget", "peak=1", "none.py"], "none.py"),
         (["now.ampmem", "--budget", "modules.encoder=1"], "modules.encoder: write what of the module is limited"),
         (["--baseline", "none.ampmem", "train.py"], "none.ampmem does not exist; --update-baseline makes it"),
@@ -88,7 +88,74 @@ def test_wrong_use_is_one_line(arguments: list[str], said: str, tmp_path: Path, 
 def test_a_cpu_run_against_a_gpus_baseline_is_wrong_use(tmp_path: Path, now: Path) -> None:
     write(tmp_path / "gpu.ampmem", replace(run(), run=replace(RUN, source=SourceKind.SIMULATED, device_type="cuda")))
     said = refused(tmp_path, "check", "now.ampmem", "--baseline", "gpu.ampmem")
-    assert "the baseline gpu.ampmem is of a simulated GPU, and now.ampmem of the CPU" in said
+    assert "the baseline gpu.ampmem is of a simulated a CPU, and now.ampmem of the CPU: devices" in said
+
+
+def test_that_the_baseline_is_of_another_gpu_is_said_before_the_script_runs(tmp_path: Path) -> None:
+    gpu = replace(RUN, source=SourceKind.SIMULATED, device_type="cuda", device_name="NVIDIA A40")
+    write(tmp_path / "main.ampmem", replace(run(), run=gpu))
+    (tmp_path / "train.py").write_text("raise SystemExit(9)")
+    said = refused(tmp_path, "check", "--device", "sim", "--gpu", "h100", "--baseline", "main.ampmem", "train.py")
+    assert said.startswith(
+        "ampmem: the baseline main.ampmem is of a simulated NVIDIA A40, and train.py of a simulated "
+    )
+    assert said.count("\n") == 1
+
+
+def test_the_budgets_of_a_recording_are_those_of_its_script(tmp_path: Path) -> None:
+    for folder, peak in (("here", "1GiB"), ("there", "1MiB")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.py").touch()
+        (tmp_path / folder / "pyproject.toml").write_text(f'[tool.ampmem.budgets]\npeak = "{peak}"\n')
+    here = tmp_path / "here"
+    for script, limit in (
+        ("train.py", "1.0 GiB"),
+        ("../there/train.py", "1.0 MiB"),
+        (str(tmp_path / "there" / "train.py"), "1.0 MiB"),
+        ("/not/there/train.py", "1.0 GiB"),
+        ("-m there.train", "1.0 GiB"),
+    ):
+        (here / "run.ampmem").unlink(missing_ok=True)
+        write(here / "run.ampmem", replace(run(), run=replace(RUN, script=script)))
+        _, output, _ = ampmem_here(here, "check", "run.ampmem")
+        assert f"budget of {limit}" in output or f"of {limit}" in output.split("\n")[0], script
+
+
+def test_the_budgets_of_a_script_are_looked_for_from_its_folder(tmp_path: Path) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "train.py").write_text("raise SystemExit(9)")
+    (tmp_path / "pyproject.toml").write_text("[tool.ampmem.budgets]\npaek = 1\n")
+    wrong = f"{tmp_path / 'pyproject.toml'}: [tool.ampmem.budgets] there is no budget 'paek'"
+    assert wrong in refused(Path("/"), "check", str(inner / "train.py"))
+    (inner / "pyproject.toml").write_text("[tool.ampmem.budgets]\npeek = 1\n")
+    assert f"{inner / 'pyproject.toml'}: " in refused(tmp_path, "check", "inner/train.py")
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    (beside / "pyproject.toml").write_text("[tool.ampmem.budgets]\npook = 1\n")
+    (tmp_path / "train.py").touch()
+    assert wrong in refused(beside, "check", "../train.py")
+
+
+def test_a_table_of_no_script_is_said_beside_a_broken_peak_and_refused_where_there_is_no_other(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    write(tmp_path / "now.ampmem", run(saved=3 * MIB))
+    table = '[tool.ampmem.budgets."trian.py"]\nactivations = 1\n'
+    file = tmp_path / "pyproject.toml"
+    wrong = f"[tool.ampmem.budgets.\"trian.py\"] of {file} is of no script and of no module; did you mean 'train.py'?"
+    file.write_text(table)
+    for name in ("train.py", "now.ampmem"):
+        assert refused(tmp_path, "check", name) == f"ampmem: {wrong}\n"
+    file.write_text(f'[tool.ampmem.budgets]\npeak = "1MiB"\n{table}')
+    code, output, _ = ampmem_here(tmp_path, "check", "now.ampmem")
+    said = " ".join(output.split())
+    assert code == 1
+    assert said.startswith("now.ampmem: broken: peak 4.0 MiB, 3.0 MiB over its budget of 1.0 MiB; not judged: ")
+    assert wrong.replace(" ", "") in said.replace(" ", "")
+    (result,) = [json.loads(ampmem_here(tmp_path, "check", "--json", "now.ampmem")[1])]
+    assert (result["ok"], result["problems"]) == (False, [wrong])
+    file.write_text(f'[tool.ampmem.budgets]\npeak = "1GiB"\n{table}')
+    assert ampmem_here(tmp_path, "check", "now.ampmem")[0] == 1
 
 
 def test_budgets_of_pyproject_and_those_of_the_command_line_win(tmp_path: Path, now: Path) -> None:
@@ -108,7 +175,7 @@ def test_without_a_budget_a_recording_is_checked_as_by_show(tmp_path: Path, now:
     checked = ampmem_here(tmp_path, "check", "now.ampmem")
     assert checked == ampmem_here(tmp_path, "show", "--check", "now.ampmem")
     (tmp_path / "run.json").write_text(ampmem_here(tmp_path, "show", "--json", "now.ampmem")[1])
-    assert "there is nothing to hold run.json against" in refused(tmp_path, "check", "run.json")
+    assert "no budget and no baseline given for run.json" in refused(tmp_path, "check", "run.json")
 
 
 def test_a_baseline_is_a_recording_or_a_summary(tmp_path: Path, now: Path, main: Path) -> None:
@@ -120,7 +187,7 @@ def test_a_baseline_is_a_recording_or_a_summary(tmp_path: Path, now: Path, main:
         assert ampmem_here(tmp_path, "check", "main.json", "--baseline", baseline)[0] == 0
 
 
-@pytest.mark.parametrize("name", ["base.ampmem", "base.json"])
+@pytest.mark.parametrize("name", ["base.ampmem", "base.json", "memory/of/base.json"])
 def test_a_baseline_is_written_anew_only_where_something_changed(
     name: str, tmp_path: Path, now: Path, main: Path
 ) -> None:
@@ -135,6 +202,12 @@ def test_a_baseline_is_written_anew_only_where_something_changed(
     code, _, errors = ampmem_here(tmp_path, "check", "now.ampmem", *update)
     assert code == 0 and "peak 4.0 MiB, was 2.0 MiB; activations 3.0 MiB, was 1.0 MiB" in errors
     assert ampmem_here(tmp_path, "check", "now.ampmem", "--baseline", name)[0] == 0
+
+
+def test_a_folder_that_cannot_be_made_for_a_baseline_is_one_line(tmp_path: Path, main: Path) -> None:
+    (tmp_path / "memory").touch()
+    said = refused(tmp_path, "check", "main.ampmem", "--baseline", "memory/base.json", "--update-baseline")
+    assert said == "ampmem: cannot write memory/base.json: File exists\n"
 
 
 @pytest.mark.parametrize(
@@ -239,7 +312,7 @@ def test_a_profile_and_a_summary_are_runs_in_python(now: Path, main: Path) -> No
 def test_what_cannot_be_meant_in_python_is_said(now: Path, main: Path) -> None:
     with pytest.raises(UsageError, match=r"'0\.01' is neither a share"):
         ampmem.check(now, baseline=main, allow=0.01)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="give baseline, too"):
+    with pytest.raises(UsageError, match="allow needs baseline"):
         ampmem.check(now, allow="1%")
     with pytest.raises(UsageError, match="budgets are a mapping"):
         ampmem.check(now, budgets=["peak=1"])  # type: ignore[arg-type]

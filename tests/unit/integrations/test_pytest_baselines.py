@@ -48,7 +48,7 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such directory; --ampmem-update makes it"):
         Baselines(tmp_path / "none", named=Path("none"), allow="0%", update=False)
     for update in (False, True):
-        with pytest.raises(UsageError, match="it is no directory"):
+        with pytest.raises(UsageError, match="it is not a directory"):
             Baselines(file, named=Path("file"), allow="0%", update=update)
     with pytest.raises(UsageError, match="'much' is neither a share"):
         Baselines(tmp_path, named=Path(), allow="much", update=False)

@@ -39,7 +39,7 @@ def test_the_module_of_a_key() -> None:
         ("modules.encoder=1GiB", "such as modules.encoder.activations"),
         ("modules..peak=1GiB", "there is no budget 'modules..peak'"),
         ("modules.encoder.activation=1", "of a module there is no 'activation'; did you mean 'activations'?"),
-        ("peak", "'peak' is no budget; write KEY=SIZE"),
+        ("peak", "'peak' is not a budget; write KEY=SIZE"),
         ("peak=much", "peak: 'much' is no size"),
         ("peak=-1", "peak: '-1' is no size"),
         ("peak=", "peak: '' is no size"),
@@ -52,11 +52,24 @@ def test_what_is_no_budget_is_said_with_the_nearest(text: str, said: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "before", "limit"),
-    [("1%", 1000, 1010), ("0.1 %", 1999, 2000), ("10 B", 5, 15), ("0", 7, 7), ("250%", 2, 7), ("33%", 1, 1)],
+    ("text", "before", "peak", "limit"),
+    [
+        ("1%", 1000, 1000, 1010),
+        ("0.1 %", 1999, 1999, 2000),
+        ("10 B", 5, 1000, 15),
+        ("10 B", 0, 1000, 10),
+        ("0", 7, 1000, 7),
+        ("250%", 2, 2, 7),
+        ("33%", 1, 1, 1),
+        # What is little, or was not there at all, may grow by a tenth of what the peak may.
+        ("1%", 0, 100_000, 100),
+        ("1%", 500, 100_000, 600),
+        ("1%", 10_000, 100_000, 10_100),
+        ("1%", 20_000, 100_000, 20_200),
+    ],
 )
-def test_what_is_allowed_beside_a_baseline(text: str, before: int, limit: int) -> None:
-    assert parse_allowance(text).limit(before) == limit
+def test_what_is_allowed_beside_a_baseline(text: str, before: int, peak: int, limit: int) -> None:
+    assert parse_allowance(text).limit(before, peak) == limit
 
 
 @pytest.mark.parametrize("text", ["a bit", "%", "1/0%", "-1%", "-5", "nan%", "inf%", "", "0.01", 0.01, True])
@@ -70,7 +83,76 @@ def test_an_allowance_of_bytes_is_said_with_its_unit() -> None:
 
 
 def test_nothing_is_allowed_by_default() -> None:
-    assert Allowance().limit(12) == 12
+    assert Allowance().limit(12, 1000) == 12
+
+
+TABLES = """
+[tool.ampmem.budgets]
+peak = 1
+[tool.ampmem.budgets."train.py"]
+peak = 1
+[tool.ampmem.budgets."small/eval.py"]
+peak = 1
+[tool.ampmem.budgets."-m package.main"]
+peak = 1
+[tool.ampmem.budgets."package"]
+peak = 1
+[tool.ampmem.budgets."-m json.tool"]
+peak = 1
+"""
+
+
+def project(folder: Path) -> None:
+    for name in (
+        "train.py",
+        "small/eval.py",
+        "package/__main__.py",
+        "package/main.py",
+        ".venv/hidden.py",
+        "env/far.py",
+    ):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    (folder / "env" / "pyvenv.cfg").touch()
+
+
+def test_tables_of_other_scripts_and_modules_that_are_there_are_well(tmp_path: Path) -> None:
+    project(tmp_path)
+    found = pyproject(tmp_path, TABLES)
+    for script in (None, "-m package", "somewhere.py", str(tmp_path / "train.py")):
+        assert list(found.of_no_script(script)) == []
+
+
+@pytest.mark.parametrize(
+    ("table", "meant"),
+    [
+        ("trian.py", "; did you mean 'train.py'?"),
+        ("smal/eval.py", "; did you mean 'small/eval.py'?"),
+        ("-m package.mian", "; did you mean '-m package.main'?"),
+        ("package.mian", "; did you mean 'package.main'?"),
+        ("hidden.py", ""),
+        ("test.py", ""),
+        ("-m a/b", ""),
+        ("far.py", ""),
+        ("unheard_of/of.py", ""),
+    ],
+)
+def test_a_table_of_no_script_and_of_no_module_is_said_with_the_nearest(table: str, meant: str, tmp_path: Path) -> None:
+    project(tmp_path)
+    found = pyproject(tmp_path, f'[tool.ampmem.budgets."{table}"]\npeak = 1\n')
+    assert list(found.of_no_script(str(tmp_path / "train.py"))) == [
+        f'[tool.ampmem.budgets."{table}"] of {found.path} is of no script and of no module{meant}'
+    ]
+
+
+def test_in_a_folder_with_too_many_files_only_what_is_near_the_script_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ampmem.analysis.budgets.pyproject._MOST_FILES", 1)
+    project(tmp_path)
+    tables = '[tool.ampmem.budgets."trian.py"]\npeak = 1\n[tool.ampmem.budgets."unheard_of/of.py"]\npeak = 1\n'
+    (said,) = pyproject(tmp_path, tables).of_no_script(str(tmp_path / "train.py"))
+    assert said.endswith("; did you mean 'train.py'?")
 
 
 def pyproject(folder: Path, text: str) -> BudgetFile:
@@ -130,10 +212,10 @@ def test_the_nearest_file_with_a_table_of_ampmem_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("peak = [", "pyproject.toml is no TOML: "),
-        ("tool = 3", "tool is no table"),
-        ("tool.ampmem = 3", "tool.ampmem is no table"),
-        ("tool.ampmem.budgets = 3", "budgets is no table"),
+        ("peak = [", "pyproject.toml is not a TOML file: "),
+        ("tool = 3", "tool is not a table"),
+        ("tool.ampmem = 3", "tool.ampmem is not a table"),
+        ("tool.ampmem.budgets = 3", "budgets is not a table"),
         ('[tool.ampmem.budget]\npeak = "1"', "there is no tool.ampmem.budget; did you mean 'budgets'?"),
         ('[tool.ampmem.budgets]\npaek = "1"', "[tool.ampmem.budgets] there is no budget 'paek'; did you mean 'peak'?"),
         ("[tool.ampmem.budgets]\npeak = true", "[tool.ampmem.budgets] peak: True is no size"),

@@ -17,7 +17,7 @@ from ampmem.errors import UsageError
 from ampmem.events import Fact, Phase, PredictionRecord, Recording, TermsRecord
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.names import CUDNN_TRIALS
-from ampmem.reporters.text.check import render_check
+from ampmem.reporters.text.check import answer, render_check
 from ampmem.vocabulary import SourceKind
 
 SCHEMA = check_schema()
@@ -365,8 +365,55 @@ def test_less_is_never_a_failure_and_is_told() -> None:
 
 def test_a_cpu_run_and_a_gpu_are_not_compared() -> None:
     gpu = replace(recording(), run=replace(RUN, source=SourceKind.SIMULATED, device_type="cuda", device_name="H100"))
-    with pytest.raises(UsageError, match=r"main\.ampmem is of the CPU, and run\.ampmem of a simulated GPU"):
+    with pytest.raises(UsageError, match=r"main\.ampmem is of the CPU, and run\.ampmem of a simulated H100: devices"):
         judged(gpu, recording())
+
+
+def test_only_runs_of_the_same_device_are_compared() -> None:
+    def on(source: SourceKind, name: str) -> Recording:
+        return replace(recording(), run=replace(RUN, source=source, device_type="cuda", device_name=name))
+
+    cuda, simulated, snapshot = SourceKind.CUDA, SourceKind.SIMULATED, SourceKind.SNAPSHOT
+    for before, after, said in (
+        (on(simulated, "H100"), on(simulated, "A100"), "is of a simulated H100, and run.ampmem of a simulated A100"),
+        (on(cuda, "H100"), on(cuda, "A100"), "is of the GPU H100, and run.ampmem of the GPU A100"),
+        (on(simulated, "H100"), on(cuda, "H100"), "is of a simulated H100, and run.ampmem of the GPU H100"),
+        (on(simulated, "H100"), on(snapshot, "device 0"), "is of a simulated H100, and run.ampmem of a GPU"),
+    ):
+        with pytest.raises(UsageError) as error:
+            judged(after, before)
+        assert said in str(error.value)
+    for before, after in (
+        (on(simulated, "H100"), on(simulated, "H100")),
+        (on(cuda, "H100"), on(snapshot, "device 0 of a snapshot")),
+        (on(SourceKind.CPU, "x86_64"), on(SourceKind.CPU, "aarch64")),
+    ):
+        assert judged(after, before).ok
+
+
+def test_a_category_that_was_not_there_may_grow_by_a_share_of_the_peak() -> None:
+    # The peak has 3,300 B, of which 10 % of 10 % are 33 B.
+    for kept, ok in ((11, True), (12, False)):
+        result = judged(recording(kept=kept), recording(), parse_allowance("10%"))
+        assert (only(result, "other").limit, result.ok) == (33, ok) if not ok else result.ok
+    text = " ".join(render_check(result).split())
+    assert "other 36 B, 36 B more than the 0 B of main.ampmem, of which 33 B are allowed (10%)" in text
+
+
+def test_what_is_broken_is_said_beside_what_could_not_be_judged() -> None:
+    result = judged(recording(), peak=1, modules__encodr__activations=1)
+    assert answer(result) == (
+        "run.ampmem: broken: peak 3.2 KiB, 3.2 KiB over its budget of 1 B; not judged: modules.encodr.activations: no "
+        "module 'encodr' was seen; did you mean 'encoder'?"
+    )
+    assert not result.ok
+
+
+def test_lines_that_grew_from_step_to_step_are_told_though_the_baseline_is_a_summary() -> None:
+    baseline = replace(side_of(recording(), "main.json"), groups=None)
+    run = run_of(recording(kept=64), "run")
+    text = render_check(check(run, budgets_of({"growth": 0}), baseline, parse_allowance("1MiB")))
+    assert "/home/me/train.py:5 main" in text and "one of the two is a summary" not in text
 
 
 def test_what_else_differs_is_said() -> None:

@@ -6,14 +6,18 @@ import builtins
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from build import write
+from checked import run as trained_recording
 
 import ampmem
-from ampmem.integrations.notebook import output
+from ampmem.integrations.notebook import compared, output
+from ampmem.integrations.notebook.options import CellOptions
+from ampmem.vocabulary import FORCED_ARMS
 
 pytest.importorskip("IPython", reason="IPython is not installed")
 
@@ -172,6 +176,31 @@ def test_the_last_recording_can_be_shown_again(notebook: Notebook) -> None:
     )
     first = notebook.run("%%ampmem", train())
     assert notebook.run("%ampmem --last").shown == notebook.run("%%ampmem --last").shown == first.shown
+
+
+def test_a_cell_that_does_not_train_leaves_the_last_recording(notebook: Notebook) -> None:
+    first = notebook.run("%%ampmem", train())
+    recorded = notebook["_ampmem"]
+    assert "no model was seen" in notebook.run("%%ampmem", "1 + 1").stderr
+    assert notebook.run("%ampmem --last").shown == first.shown
+    assert notebook["_ampmem"] is recorded
+
+
+def test_after_a_comparison_that_is_the_last(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook.run("%%ampmem", train())
+
+    def run(options: CellOptions, script: str, prefix: str, folder: Path, name: str) -> str:
+        for arm in FORCED_ARMS:
+            recorded = trained_recording()
+            write(Path(f"{prefix}.{arm}.ampmem"), replace(recorded, arm=replace(recorded.arm, name=arm)))
+        (folder / "reached").write_text("0")
+        return ""
+
+    monkeypatch.setattr(compared, "_run", run)
+    shown = notebook.run("%%ampmem --compare", "pass").shown
+    assert isinstance(notebook["_ampmem"], ampmem.Comparison)
+    assert "Each precision ran" in shown[0]["text/plain"]
+    assert notebook.run("%ampmem --last").shown == shown
 
 
 @pytest.mark.parametrize(

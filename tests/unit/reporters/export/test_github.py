@@ -10,6 +10,7 @@ import pytest
 from checked import MIB, result, run
 
 from ampmem.reporters.export.github import ANNOTATIONS, commands, harmless, markdown
+from ampmem.reporters.text.check import render_check
 
 HOSTILE = "x`|](javascript:1)<b>\n::error::y\r%0A::stop-commands::z\x1b[2J, @me #1 ##[error]"
 
@@ -19,7 +20,7 @@ def test_a_table_of_limits_and_of_what_grew() -> None:
     lines = text.split("\n")
     assert lines[0].startswith("### ❌ run&#58; broken&#58; peak 4.0 MiB, 2.0 MiB more than the 2.0 MiB of main.ampmem")
     assert "| activations | budget | 5.0 MiB | 3.0 MiB | kept |" in lines
-    assert "| peak | baseline | 2.0 MiB | 4.0 MiB | **broken** |" in lines
+    assert "| peak | baseline | 2.0 MiB | 4.0 MiB | **BROKEN by 2.0 MiB** |" in lines
     grew = "| 2.0 MiB | 1.0 MiB | 3.0 MiB | activations | mm in encoder.0 | /repo/net.py&#58;7 Net.forward |"
     assert lines.count(grew) == 1
     assert "| net.py&#58;7 Net.forward |" in markdown([result(run(saved=3 * MIB), run())], Path("/repo"))
@@ -52,6 +53,38 @@ def test_all_that_grew_at_a_line_is_in_its_annotation_and_a_few_bytes_elsewhere_
     ]
     only_tiny = replace(changed, broken=(replace(peak, grew=(tiny,)),))
     assert "line=20,title=ampmem check::peak grew by 4 B here" in list(commands([only_tiny], Path("/repo")))[1]
+
+
+def test_without_a_baseline_there_are_the_module_and_the_line_of_what_is_largest() -> None:
+    found = result(run(saved=3 * MIB), peak="1MiB", activations="1MiB")
+    lines = markdown([found], Path("/repo")).split("\n")
+    assert "| 3.0 MiB | activations | mm in encoder.0 | net.py&#58;7 Net.forward |" in lines
+    # In a terminal it is in two lines.
+    told = " ".join(render_check(found).split())
+    assert "3.0 MiB activations mm in encoder.0 at /repo/net.py:7 Net.forward" in told
+    assert list(commands([found], Path("/repo")))[1:] == [
+        "::error file=net.py,line=7,title=ampmem check::3.0 MiB of peak are allocated here: activations, "
+        "mm in encoder.0"
+    ]
+
+
+def test_of_a_summary_there_are_the_modules() -> None:
+    lines = markdown([result(run(saved=3 * MIB), run(), summary=True)], Path("/repo")).split("\n")
+    at = lines.index("| grew by | before | after | category | module |")
+    assert lines[at + 2] == "| 2.0 MiB | 1.0 MiB | 3.0 MiB | activations | - |"
+    assert "| 2.0 MiB | 1.0 MiB | 3.0 MiB | activations | encoder.0 |" in lines
+
+
+def test_no_heading_is_empty() -> None:
+    found = result(run(saved=3 * MIB), run(), activations="2MiB")
+    nothing = replace(found, broken=tuple(replace(each, grew=()) for each in found.broken))
+    assert "**peak" not in markdown([nothing], Path("/repo"))
+    for each in (found, result(run(saved=3 * MIB), peak=1, activations=1), result(run(kept=1), run(), growth=0)):
+        lines = [line for line in markdown([each], Path("/repo")).split("\n") if line]
+        headings = [i for i, line in enumerate(lines) if line.startswith("**")]
+        assert headings
+        for i in headings:
+            assert "the same as of" in lines[i] or "|" in lines[i + 1] or "another instant" in lines[i + 1], lines[i]
 
 
 def test_what_has_only_moved_is_in_no_annotation() -> None:
