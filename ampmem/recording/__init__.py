@@ -3,13 +3,15 @@
 from ampmem.recording.bounds import MOST_STEPS
 from ampmem.recording.kinds import check_recording, is_recording, taken_for_script
 from ampmem.recording.layout import FORMAT_VERSION, SUFFIX
+from ampmem.recording.packed import PACKED, pack, unpack
 from ampmem.recording.rank_files import RankFile, rank_file, rank_of, rank_pattern, without_journals
 from ampmem.recording.reader import job_of, read, world_size_of
-from ampmem.recording.writer import Batch, Description, RecordingWriter, add_plain_steps
+from ampmem.recording.writer import Batch, Description, RecordingWriter, add_plain_steps, write_recording
 
 __all__ = [
     "FORMAT_VERSION",
     "MOST_STEPS",
+    "PACKED",
     "SUFFIX",
     "Batch",
     "Description",
@@ -19,11 +21,14 @@ __all__ = [
     "check_recording",
     "is_recording",
     "job_of",
+    "pack",
     "rank_file",
     "rank_of",
     "rank_pattern",
     "read",
     "taken_for_script",
+    "unpack",
     "without_journals",
     "world_size_of",
+    "write_recording",
 ]

@@ -2,6 +2,8 @@
 
 Every event has as ``user_metadata`` ampmem's category and name, and the category as ``category``, by which the viewer
 colours.
+The first entry, a marker, has as ``user_metadata`` the whole recording as a text, from which ``ampmem import`` gets back
+what PyTorch's format has no place for: steps, phases, facts, names, layers.
 A recording that knows no segments, as one of the CPU's memory, gets them here: stretches of memory that blocks lie in
 side by side.
 """
@@ -24,6 +26,7 @@ from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.events import Action, Column, SegmentAction
 from ampmem.output.files import open_output
+from ampmem.recording import pack
 from ampmem.reporters.export.pickling import Item, Once, PickleWriter
 
 _UNKNOWN: Final = "unknown"
@@ -89,7 +92,9 @@ def _trace(analysis: Analysis, frames: _Frames) -> Iterator[Item]:
     events, lives, times = analysis.recording.events, analysis.lifetimes, analysis.timeline.time_ns
     calls = _calls(analysis)
     if len(events):
-        yield _entry("snapshot", 0, 0, 0, int(times[0])) | {"category": _UNKNOWN}
+        # A marker, of which viewers show the word alone: ampmem import reads the recording from it.
+        marker: dict[str, Item] = {"category": _UNKNOWN, "user_metadata": pack(analysis.recording)}
+        yield _entry("snapshot", 0, 0, 0, int(times[0])) | marker
     owner = _owners(analysis)
     names, other = [str(category) for category in CATEGORIES], str(Category.OTHER)
     says = _Says(analysis)
