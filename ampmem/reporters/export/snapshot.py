@@ -2,8 +2,8 @@
 
 Every event has as ``user_metadata`` ampmem's category and name, and the category as ``category``, by which the viewer
 colours.
-The first entry, a marker, has as ``user_metadata`` the whole recording as a text, from which ``ampmem import`` gets back
-what PyTorch's format has no place for: steps, phases, facts, names, layers.
+The first entry, a marker, has as ``user_metadata`` the whole recording as a text, from which ``ampmem import`` gets
+back what PyTorch's format has no place for: steps, phases, facts, names, layers.
 A recording that knows no segments, as one of the CPU's memory, gets them here: stretches of memory that blocks lie in
 side by side.
 """

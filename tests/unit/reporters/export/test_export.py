@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import pickle
 import pickletools
 import tracemalloc
@@ -26,11 +25,12 @@ from ampmem.allocator.snapshots.snapshot import read_snapshot
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.analysis.timeline.lifetimes import ALIVE
+from ampmem.cli.export import FORMATS
 from ampmem.errors import UsageError
-from ampmem.events import Fact, Phase, Recording
+from ampmem.events import Phase, Recording
 from ampmem.importer.recording import recording_of
 from ampmem.importer.unpickle import load
-from ampmem.reporters.export.csv import HEADER, write_csv
+from ampmem.reporters.export.csv import write_csv
 from ampmem.reporters.export.perfetto import write_perfetto
 from ampmem.reporters.export.pickling import Item, Once, PickleWriter
 from ampmem.reporters.export.protobuf import field, key, message, varints, width_of
@@ -287,49 +287,6 @@ def test_fields_are_what_protobuf_reads(name: str, uuid: int) -> None:
     assert (track.uuid, track.name) == (uuid, name.encode("utf-8", "replace").decode())
 
 
-def test_a_table_has_a_row_per_allocation(tmp_path: Path) -> None:
-    subject = analysis()
-    path = tmp_path / "table.csv"
-    write_csv(subject, path)
-    with path.open(newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    assert tuple(rows[0]) == HEADER
-    assert len(rows) == len(subject.lifetimes)
-    for category in CATEGORIES:
-        total = sum(int(row["bytes"]) for row in rows if row["category"] == category)
-        assert total == int(subject.lifetimes.bytes[subject.classes.of(category)].sum())
-    assert [row["died_ns"] for row in rows].count("") == int((subject.lifetimes.died == ALIVE).sum())
-    cast = next(row for row in rows if row["category"] == "cast_copies")
-    assert (cast["name"], cast["module"], cast["op"]) == ("layers.0.weight", "layers.0", "aten::_to_copy")
-    assert (cast["step"], cast["phase"]) == ("0", "forward")
-    assert (rows[0]["step"], rows[0]["phase"]) == ("", "setup")
-
-
-def test_the_table_has_types_and_shapes(tmp_path: Path) -> None:
-    story = small_run()
-    story.alloc(0x70000, 8)
-    story.fact(Fact.OUTPUT, 0x70000, dtype="float32", shape="[1, 2]")
-    path = tmp_path / "table.csv"
-    write_csv(analyse(story.recording()), path)
-    with path.open(newline="") as stream:
-        first, *_, last = csv.DictReader(stream)
-    assert (first["dtype"], first["shape"], last["dtype"], last["shape"]) == ("", "", "float32", "[1, 2]")
-
-
-@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n"])
-def test_no_cell_of_the_table_is_a_formula(tmp_path: Path, start: str) -> None:
-    story = small_run()
-    story.alloc(0x70000, 8, op=f"{start}1+1", module=f"{start}cmd|' /C calc'!A0")
-    story.fact(Fact.HELD, 0x70000, f"{start}HYPERLINK(0)")
-    path = tmp_path / "table.csv"
-    write_csv(analyse(story.recording()), path)
-    with path.open(newline="") as stream:
-        *_, row = csv.DictReader(stream)
-    shown = f"'{start}" if start.isprintable() else repr(start)[1:-1]
-    assert row["op"] == f"{shown}1+1"
-    assert (row["name"], row["module"]) == (f"{shown}HYPERLINK(0)", f"{shown}cmd|' /C calc'!A0")
-
-
 def empty() -> Story:
     story = Story()
     story.begin(0)
@@ -338,7 +295,7 @@ def empty() -> Story:
     return story
 
 
-@pytest.mark.parametrize("format_", ["snapshot", "perfetto", "csv"])
+@pytest.mark.parametrize("format_", FORMATS)
 def test_a_recording_without_events(format_: str, tmp_path: Path) -> None:
     source = write(tmp_path / "empty.ampmem", empty().recording())
     assert ampmem(tmp_path, "export", source.name, "--format", format_, "-o", "out") == written(tmp_path / "out")
@@ -346,7 +303,7 @@ def test_a_recording_without_events(format_: str, tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     write(tmp_path / "run.ampmem", small_run().recording())
-    for format_ in ("snapshot", "perfetto", "csv"):
+    for format_ in FORMATS:
         first = ampmem(tmp_path, "export", "run.ampmem", "--format", format_, "-o", format_)
         assert first == written(tmp_path / format_)
         code, said = ampmem(tmp_path, "export", "run.ampmem", "--format", format_, "-o", format_)
@@ -368,7 +325,7 @@ def ampmem(folder: Path, *arguments: str) -> tuple[int, str]:
 
 
 def test_an_export_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    for write_format in (write_snapshot, write_perfetto, write_csv):
+    for write_format in FORMATS.values():
         with pytest.raises(UsageError):
             write_format(analysis(), tmp_path)
     assert list(tmp_path.iterdir()) == []
