@@ -58,7 +58,7 @@ def import_snapshot(path: Path, output: Path, *, device: int | None = None, forc
     Raises :class:`UsageError` when there is nothing to read or nowhere to write, :class:`RecordingError`
     when the file is no snapshot, is damaged, or has no trace.
     """
-    check_output(output, force=force)
+    check_output(output, force=force, source=path)
     data = load(path)
     try:
         snapshot = read_snapshot(data, device)

@@ -18,10 +18,15 @@ from ampmem.units import format_bytes
 _EXISTS = "{path} exists already; give another name with {option}, or --force to replace it"
 
 
-def check_output(path: Path, *, force: bool, option: str = "-o") -> None:
-    """Raise :class:`UsageError` when ``path``, given with ``option``, cannot become a file; touches nothing."""
+def check_output(path: Path, *, force: bool, option: str = "-o", source: Path | None = None) -> None:
+    """Raise :class:`UsageError` when ``path``, given with ``option``, cannot become a file; touches nothing.
+
+    Nor can it when it is ``source``, the file that is read: ``force`` would replace that by something else.
+    """
     if path.is_dir():
         raise UsageError(f"cannot write {path}: it is a directory; give a file name with {option}")
+    if source is not None and path.exists() and source.exists() and path.samefile(source):
+        raise UsageError(f"cannot write {path}: it is the file to be read; give another name with {option}")
     if path.exists() and not force:
         raise UsageError(_EXISTS.format(path=path, option=option))
     parent = path.absolute().parent

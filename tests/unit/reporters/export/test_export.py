@@ -314,6 +314,38 @@ def test_the_command(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize("format_", FORMATS)
+def test_a_recording_is_never_replaced_by_its_own_export(format_: str, tmp_path: Path) -> None:
+    source = write(tmp_path / "run.ampmem", small_run().recording())
+    before = source.read_bytes()
+    (tmp_path / "link").symlink_to(source)
+    for name in ("run.ampmem", "link"):
+        said = ampmem(tmp_path, "export", "run.ampmem", "--format", format_, "-o", name, "--force")
+        assert said == (2, f"ampmem: cannot write {name}: it is the file to be read; give another name with -o\n")
+    assert source.read_bytes() == before
+
+
+def test_a_snapshot_is_never_replaced_by_its_own_import(tmp_path: Path) -> None:
+    write_snapshot(analysis(), tmp_path / "run.pickle")
+    before = (tmp_path / "run.pickle").read_bytes()
+    code, said = ampmem(tmp_path, "import", "run.pickle", "-o", "run.pickle", "--force")
+    assert (code, said) == (
+        2,
+        "ampmem: cannot write run.pickle: it is the file to be read; give another name with -o\n",
+    )
+    assert (tmp_path / "run.pickle").read_bytes() == before
+
+
+def test_of_several_recordings_each_is_exported_by_itself(tmp_path: Path) -> None:
+    for rank in range(2):
+        write(tmp_path / f"my run.rank{rank}.ampmem", small_run().recording())
+    files = ("my run.rank0.ampmem", "my run.rank1.ampmem", "my run.rank1.ampmem-journal")
+    said = "export writes one recording, and 2 are given: export each with an -o of its own, such as ampmem export "
+    said += "'my run.rank0.ampmem' --format csv -o 'my run.rank0.csv'"
+    assert ampmem(tmp_path, "export", *files, "--format", "csv", "-o", "x") == (2, f"ampmem: {said}\n")
+    assert not (tmp_path / "x").exists()
+
+
 def written(file: Path) -> tuple[int, str]:
     """What ``ampmem`` says that has written ``file``, and no more."""
     return 0, f"ampmem: wrote {file.name}, {format_bytes(file.stat().st_size)}\n"
