@@ -32,7 +32,7 @@ from ampmem.reporters.export.pickling import Item, Once, PickleWriter
 _UNKNOWN: Final = "unknown"
 """What the viewer calls what has no category; it fails unless some event has this one."""
 
-_LINE: Final = re.compile(r"^(.*):(\d+) (.*)$", re.DOTALL)
+_LINE: Final = re.compile(r"^(.*):(\d{1,9}) (.*)$", re.DOTALL | re.ASCII)
 _US: Final = 1000
 
 
@@ -70,16 +70,24 @@ class _Says:
 
 
 class _Frames:
-    """The frames of each stack, innermost first; each is written once."""
+    """The frames of each stack, innermost first: the op that asked, as PyTorch's C++ frames are, then the script's own.
+
+    All that autograd's engine allocates has one line of the script; the node tells it apart. Each is written once.
+    """
 
     def __init__(self, analysis: Analysis) -> None:
         self._texts = analysis.recording.texts
         self.of = cache(self._of)
         self._frame = cache(self._parsed)
+        self._native = cache(self._named)
 
-    def _of(self, stack: int) -> Once:
+    def _of(self, stack: int, op: int) -> Once:
         lines = [line for line in self._texts[stack].split("\n") if line]
-        return Once([self._frame(line) for line in reversed(lines)])
+        native = [self._native(op)] if self._texts[op] else []
+        return Once([*native, *(self._frame(line) for line in reversed(lines))])
+
+    def _named(self, op: int) -> Once:
+        return Once({"name": self._texts[op], "filename": "??", "line": 0})
 
     def _parsed(self, line: str) -> Once:
         match = _LINE.match(line)
@@ -106,7 +114,7 @@ def _trace(analysis: Analysis, frames: _Frames) -> Iterator[Item]:
             "compile_context": "N/A",
             "user_metadata": says.of(allocation),
             "category": _UNKNOWN if category == other else category,
-            "frames": frames.of(int(events.stack[index])),
+            "frames": frames.of(int(events.stack[index]), int(events.op[index])),
         }
         born = events.action[index] != Action.FREE
         for action in ("alloc",) if born else ("free_requested", "free_completed"):
@@ -209,7 +217,7 @@ def _segment(analysis: Analysis, frames: _Frames, segment: SegmentMap) -> Item:
                 "size": piece.bytes,
                 "requested_size": asked,
                 "state": "active_allocated",
-                "frames": frames.of(int(lives.stack[piece.allocation])),
+                "frames": frames.of(int(lives.stack[piece.allocation]), int(lives.op[piece.allocation])),
                 "user_metadata": says.of(piece.allocation),
             }
         )

@@ -99,8 +99,19 @@ def test_a_snapshot_has_every_event_with_its_category(tmp_path: Path) -> None:
     assert trace[0]["category"] == "unknown"
     cast = next(event for event in trace if event.get("category") == "cast_copies")
     assert cast["user_metadata"] == "cast_copies: layers.0.weight"
-    assert [frame["name"] for frame in cast["frames"]] == ["forward", "main"]
-    assert cast["frames"][0] == {"name": "forward", "filename": "net.py", "line": 3}
+    assert cast["frames"] == [
+        {"name": "aten::_to_copy", "filename": "??", "line": 0},
+        {"name": "forward", "filename": "net.py", "line": 3},
+        {"name": "main", "filename": "train.py", "line": 9},
+    ]
+
+
+@pytest.mark.parametrize("number", ["9" * 30, "9" * 5000, "٣", "-1"])
+def test_a_line_that_is_no_number_is_part_of_the_files_name(tmp_path: Path, number: str) -> None:
+    story = small_run()
+    story.alloc(0x70000, 8, stack=f"train.py:{number} main")
+    last = as_snapshot(tmp_path, story.recording())["device_traces"][0][-1]
+    assert last["frames"] == [{"name": "", "filename": f"train.py:{number} main", "line": 0}]
 
 
 def test_the_segments_of_a_snapshot_cover_every_block_and_nothing_twice(tmp_path: Path) -> None:
@@ -122,14 +133,17 @@ def test_the_segments_of_a_snapshot_cover_every_block_and_nothing_twice(tmp_path
 
 def test_torchs_own_code_reads_a_snapshot(tmp_path: Path) -> None:
     viz = pytest.importorskip("torch.cuda._memory_viz")
-    data = as_snapshot(tmp_path)
+    story = small_run()
+    story.alloc(0x70000, 8, op="aten::mm", stack="train.py:9 main")
+    data = as_snapshot(tmp_path, story.recording())
     assert "segments" in viz.segsum(data)
-    births = int((small_run().recording().events.action != 3).sum())
+    births = int((story.recording().events.action != 3).sum())
     text = viz.trace(data)
     assert sum(" = " in line for line in text.splitlines()) == births
     for page in (viz.trace_plot(data), viz.segment_plot(data), viz.trace_plot(data, filter_freed=True)):
         assert "MemoryViz.js" in page
     assert "active_allocated" in viz.memory(data, format_flamegraph=lambda lines: lines)
+    assert "train.py:9:main;??:0:aten::mm 8\n" in viz.memory(data, format_flamegraph=lambda lines: lines)
     assert "stream_0" in viz.segments(data, format_flamegraph=lambda lines: lines)
 
 
