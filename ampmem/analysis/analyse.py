@@ -27,6 +27,13 @@ class Analysis(MemoryHistory):
     """A history, and what several readers need of it: each is derived when it is first asked for, and once."""
 
     @cached_property
+    def start_ns(self) -> int:
+        """When the recording starts: the instant of its first event, phase or step."""
+        columns = (self.timeline.time_ns, self.recording.phases.time_ns)
+        times = [int(column[0]) for column in columns if len(column)]
+        return min([*times, *(step.start_ns for step in self.recording.steps)], default=0)
+
+    @cached_property
     def peaks(self) -> tuple[int, ...]:
         """The position of each step's peak."""
         return tuple(self.timeline.peak_between(step.start_ns, step.end_ns) for step in self.recording.steps)

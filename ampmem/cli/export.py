@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from ampmem.analysis.analyse import analyse
-from ampmem.errors import RecordingError
+from ampmem.errors import RecordingError, UsageError
 from ampmem.output.files import check_output, say_written
-from ampmem.recording import check_recording, read
+from ampmem.recording import check_recording, read, without_journals
 from ampmem.reporters.export.csv import write_csv
 from ampmem.reporters.export.figure import write_figure
 from ampmem.reporters.export.perfetto import write_perfetto
@@ -26,25 +27,41 @@ FORMATS: dict[str, Callable[..., None]] = {
 
 
 @click.command("export", short_help="Write a recording in a format that other tools read.")
-@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, required=True, metavar="FILE", type=click.Path(path_type=Path))
 @click.option(
     "--format",
     "name",
     required=True,
     type=click.Choice(tuple(FORMATS)),
-    help="snapshot: for pytorch.org/memory_viz; perfetto: a .pftrace for ui.perfetto.dev (not chrome://tracing); "
-    "csv: one row per allocation; a text that a spreadsheet would take for a formula (it begins with = + - @) has an "
-    "apostrophe before it; plotly: the timeline as a figure in JSON, for plotly.io.read_json.",
+    help="snapshot: for pytorch.org/memory_viz; the recording is in it, and ampmem import gives it back; "
+    "perfetto: a .pftrace for ui.perfetto.dev (not chrome://tracing); "
+    "csv: one row for each allocation, for pandas.read_csv and spreadsheets; a text that one of them would take for a "
+    "formula, a number or a missing value has an apostrophe before it; "
+    "plotly: the timeline as a figure in JSON, for plotly.io.read_json.",
 )
 @click.option("-o", "--output", required=True, metavar="OUT", type=click.Path(path_type=Path), help="The new file.")
 @click.option("--force", is_flag=True, help="Replace the file when it exists already.")
-def export(file: Path, name: str, output: Path, force: bool) -> None:
+def export(files: tuple[Path, ...], name: str, output: Path, force: bool) -> None:
     """Write a recording in a format that other tools read, with ampmem's categories in it."""
+    file, *others = without_journals(files)
+    if others:
+        raise UsageError(
+            f"export writes one recording, and {1 + len(others)} are given: export each with an -o of its own, "
+            f"such as ampmem export {shlex.quote(str(file))} --format {name} -o {shlex.quote(_beside(file, name))}"
+        )
     check_recording(file)
-    check_output(output, force=force)
+    check_output(output, force=force, source=file)
     recording = read(file)
     try:
         FORMATS[name](analyse(recording), output, force=force)
     except RecordingError as error:
         raise RecordingError(f"{file}: {error}") from error
     say_written(output)
+
+
+def _beside(file: Path, name: str) -> str:
+    """A name for the export of ``file``: its own, with the ending of that format."""
+    return str(file.with_suffix(_ENDINGS[name]))
+
+
+_ENDINGS = {"snapshot": ".pickle", "perfetto": ".pftrace", "csv": ".csv", "plotly": ".json"}

@@ -25,7 +25,8 @@ def import_(snapshot: Path, output: Path, device: int | None, force: bool) -> No
 
     Needs neither torch nor a GPU, and runs nothing that the file holds. A snapshot names nothing, so what its
     blocks are is told by C++ frames where there are any (stacks="all"), and else concluded from Python frames,
-    sizes and lifetimes; the summary says how much was concluded.
+    sizes and lifetimes; the summary says how much was concluded. A snapshot that ampmem export wrote gives back
+    the recording that it was made from.
     """
     gc.disable()  # nothing here makes cycles, and looking for them takes a sixth of the time
     try:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from ampmem.allocator.model.layout import DEFAULT_POOL
 from ampmem.allocator.settings import Settings
-from ampmem.allocator.snapshots.snapshot import ALLOC, DeviceSnapshot, read_snapshot
+from ampmem.allocator.snapshots.snapshot import ALLOC, FREE_COMPLETED, DeviceSnapshot, SnapshotEvent, read_snapshot
 from ampmem.errors import RecordingError, UsageError
 from ampmem.events import (
     NO_STEP,
@@ -44,7 +43,7 @@ from ampmem.importer.segments import segments_of
 from ampmem.importer.unpickle import load
 from ampmem.names import NOT_KNOWN
 from ampmem.output.files import check_output, replaced
-from ampmem.recording import Batch, Description, RecordingWriter
+from ampmem.recording import PACKED, unpack, write_recording
 from ampmem.version import __version__
 from ampmem.vocabulary import Arm, Device, SourceKind
 
@@ -59,14 +58,49 @@ def import_snapshot(path: Path, output: Path, *, device: int | None = None, forc
     Raises :class:`UsageError` when there is nothing to read or nowhere to write, :class:`RecordingError`
     when the file is no snapshot, is damaged, or has no trace.
     """
-    check_output(output, force=force)
+    check_output(output, force=force, source=path)
     data = load(path)
     try:
-        recording = recording_of(read_snapshot(data, device), path.name)
+        snapshot = read_snapshot(data, device)
+        exported = snapshot.text.startswith(PACKED)
+        recording = _exported(snapshot, path.name) if exported else recording_of(snapshot, path.name)
     except (RecordingError, UsageError) as error:
         raise type(error)(f"{path}: {error}") from error
-    write(output, recording, force=force)
+    with replaced(output, force=force) as half_written:
+        write_recording(half_written, recording)
     return recording
+
+
+def _exported(snapshot: DeviceSnapshot, name: str) -> Recording:
+    """The recording that ``ampmem export`` has put into the snapshot; where that cannot be used, what the rest says.
+
+    The trace may have been changed since, and the recording may be of anybody's making.
+    """
+    events = [event for event in snapshot.events if event.action in (ALLOC, FREE_COMPLETED)]
+    try:
+        recording = unpack(snapshot.text, len(events))
+        if not _same(events, recording.events):
+            raise RecordingError("its events are not those of the trace")
+    except RecordingError as error:
+        concluded = recording_of(snapshot, name)
+        return replace(concluded, notes=(_NOT_USED.format(error), *concluded.notes))
+    return recording
+
+
+_NOT_USED: Final = (
+    "the snapshot has a recording of ampmem's in it that is not used: {}; what follows was concluded from the trace, "
+    "as for any snapshot"
+)
+
+
+def _same(trace: Sequence[SnapshotEvent], events: EventColumns) -> bool:
+    """Whether both say the same of blocks: what is born and dies where, in which order, and how large."""
+    if len(trace) != len(events):
+        return False
+    born, address, size = _table([(each.action == ALLOC, each.address, each.size) for each in trace], 3)
+    births = events.action != Action.FREE
+    same = np.array_equal(born, births) and np.array_equal(address, events.address)
+    return same and np.array_equal(size[births], events.bytes[births])
 
 
 def recording_of(snapshot: DeviceSnapshot, name: str) -> Recording:
@@ -104,49 +138,7 @@ def recording_of(snapshot: DeviceSnapshot, name: str) -> Recording:
         notes=(*notes_of(snapshot, lives, readings, course, found), *unknown),
         segments=segments,
         allocator=_allocator(snapshot),
-    )
-
-
-def write(path: Path, recording: Recording, *, force: bool = False) -> None:
-    """Write ``recording`` to ``path``: whole, or not at all."""
-    with replaced(path, force=force) as half_written:
-        _fill(half_written, recording)
-
-
-def _fill(path: Path, recording: Recording) -> None:
-    writer = RecordingWriter(path, recording.run)
-    with closing(writer):
-        first, *later = recording.steps or (None,)
-        writer.append(
-            Batch(
-                texts=recording.texts[1:],
-                events=recording.events,
-                facts=recording.facts,
-                phases=recording.phases,
-                segments=recording.segments,
-                step=first,
-            )
-        )
-        for step in later:
-            writer.append(_only(step))
-        writer.describe(
-            Description(
-                arm=recording.arm,
-                parameters=recording.parameters,
-                optimizers=recording.optimizers,
-                notes=recording.notes,
-                allocator=recording.allocator,
-            )
-        )
-
-
-def _only(step: StepRecord | None) -> Batch:
-    return Batch(
-        texts=(),
-        events=_columns(EventColumns, []),
-        facts=_columns(FactColumns, []),
-        phases=_columns(PhaseColumns, []),
-        step=step,
+        ended=True,
     )
 
 

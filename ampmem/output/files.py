@@ -26,10 +26,15 @@ def _exists(path: Path, option: str) -> UsageError:
     return UsageError(_EXISTS.format(path=path, option=option, force="force=True" if python else "--force"))
 
 
-def check_output(path: Path, *, force: bool, option: str = "-o") -> None:
-    """Raise :class:`UsageError` when ``path``, given with ``option``, cannot become a file; touches nothing."""
+def check_output(path: Path, *, force: bool, option: str = "-o", source: Path | None = None) -> None:
+    """Raise :class:`UsageError` when ``path``, given with ``option``, cannot become a file; touches nothing.
+
+    Nor can it when it is ``source``, the file that is read: ``force`` would replace that by something else.
+    """
     if path.is_dir():
         raise UsageError(f"cannot write {path}: it is a directory; give a file name with {option}")
+    if source is not None and path.exists() and source.exists() and path.samefile(source):
+        raise UsageError(f"cannot write {path}: it is the file to be read; give another name with {option}")
     if path.exists() and not force:
         raise _exists(path, option)
     parent = path.absolute().parent

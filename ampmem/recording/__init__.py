@@ -3,6 +3,7 @@
 from ampmem.recording.bounds import MOST_STEPS
 from ampmem.recording.kinds import check_recording, is_recording, taken_for_script
 from ampmem.recording.layout import FORMAT_VERSION, SUFFIX
+from ampmem.recording.packed import PACKED, pack, unpack
 from ampmem.recording.rank_files import (
     RankFile,
     claimed_for,
@@ -15,11 +16,12 @@ from ampmem.recording.rank_files import (
     without_journals,
 )
 from ampmem.recording.reader import job_of, read, world_size_of
-from ampmem.recording.writer import Batch, Description, RecordingWriter, add_plain_steps
+from ampmem.recording.writer import Batch, Description, RecordingWriter, add_plain_steps, write_recording
 
 __all__ = [
     "FORMAT_VERSION",
     "MOST_STEPS",
+    "PACKED",
     "SUFFIX",
     "Batch",
     "Description",
@@ -31,6 +33,7 @@ __all__ = [
     "is_recording",
     "job_of",
     "make_claim",
+    "pack",
     "rank_file",
     "rank_of",
     "rank_pattern",
@@ -38,6 +41,8 @@ __all__ = [
     "remove_claim",
     "remove_left_over",
     "taken_for_script",
+    "unpack",
     "without_journals",
     "world_size_of",
+    "write_recording",
 ]

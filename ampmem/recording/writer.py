@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from json import dumps  # taken now: a script may put another in its place
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -31,16 +32,22 @@ from ampmem.events import (
     PhaseColumns,
     PlaceRecord,
     PredictionRecord,
+    Recording,
     RunRecord,
     SegmentColumns,
     StepRecord,
 )
 from ampmem.failure import FailureRecord
+from ampmem.names import NOT_ENDED
 from ampmem.output.files import half_written, lock_file, lock_output, remove_empty
 from ampmem.recording.database import identity_of, written_here
 from ampmem.recording.layout import COLUMN_TABLES, ENDED, FORMAT_VERSION, MESH, ROWS, schema
 from ampmem.recording.rank_files import lock_of_claim
 from ampmem.recording.reader import read
+
+_ColumnsT = TypeVar("_ColumnsT", bound=Columns)
+
+_ROWS_AT_ONCE = 1 << 12
 
 _VARIABLES = 999
 """So many a statement may have in every SQLite."""
@@ -172,17 +179,18 @@ class RecordingWriter:
         """Replace what is known of the run as a whole, in a transaction of its own."""
         self._write(partial(self._replace_description, description))
 
-    def close(self) -> None:
-        """Say in the file that the recording was ended, and close it; appending afterwards is an error.
+    def close(self, *, ended: bool | None = True) -> None:
+        """Say in the file that the recording was ``ended``, and close it; appending afterwards is an error.
 
-        Raises :class:`RecordingError` when steps that waited for a reader cannot be written.
+        ``None`` says nothing of it, as :attr:`Recording.ended` has it. Raises :class:`RecordingError` when steps that
+        waited for a reader cannot be written.
         """
         steps_wait = bool(self._waiting)
         try:
             if self._failed:
-                self._say_ended()
+                self._say_ended(ended)
             else:
-                self._waiting.append(self._say_ended)
+                self._waiting.append(partial(self._say_ended, ended))
                 if not self._commit(_LAST_PATIENCE_MS):
                     self._move()
         except (sqlite3.Error, RecordingError):  # a disk that is full has been told of
@@ -191,8 +199,11 @@ class RecordingWriter:
         finally:
             self._shut()
 
-    def _say_ended(self) -> None:
-        self._write_meta({ENDED: _ending(ended=True)})
+    def _say_ended(self, ended: bool | None) -> None:
+        if ended is None:
+            self._database.execute("DELETE FROM meta WHERE key = ?", (ENDED,))
+        else:
+            self._write_meta({ENDED: _ending(ended=ended)})
 
     def _move(self) -> None:
         """Write what waits into a copy, which takes the name: a reader that never ends keeps the file as it is."""
@@ -375,12 +386,81 @@ def _cell(value: object) -> object:
     return dumps(value) if isinstance(value, (tuple, dict)) or value != value else value
 
 
+def write_recording(path: Path, recording: Recording) -> None:
+    """Write ``recording``, whole, to the new file ``path``, from which :func:`read` gives the same.
+
+    Raises :class:`UsageError` when ``path`` exists or cannot be written, :class:`RecordingError` when the disk refuses.
+    """
+    writer = RecordingWriter(path, recording.run)
+    try:
+        for batch in _batches(recording):
+            writer.append(batch)
+        writer.describe(_description(recording))
+    finally:
+        writer.close(ended=recording.ended)
+    if recording.plain_step_ns:
+        _write_plain_steps(path, recording.plain_step_ns)
+
+
+def _batches(recording: Recording) -> Iterator[Batch]:
+    """First what is short, then events and facts in pieces, since many rows at once take much memory."""
+    no_events, no_facts = _rows_of(recording.events, 0, 0), _rows_of(recording.facts, 0, 0)
+    no_phases = _rows_of(recording.phases, 0, 0)
+    first, *later = recording.steps or (None,)
+    yield Batch(
+        texts=recording.texts[1:],
+        events=no_events,
+        facts=no_facts,
+        phases=recording.phases,
+        step=first,
+        layers=recording.layers,
+        ooms=recording.ooms,
+        segments=recording.segments,
+    )
+    for step in later:
+        yield Batch(texts=(), events=no_events, facts=no_facts, phases=no_phases, step=step)
+    for start in range(0, max(len(recording.events), len(recording.facts)), _ROWS_AT_ONCE):
+        end = start + _ROWS_AT_ONCE
+        events, facts = _rows_of(recording.events, start, end), _rows_of(recording.facts, start, end)
+        yield Batch(texts=(), events=events, facts=facts, phases=no_phases, step=None)
+
+
+def _rows_of(columns: _ColumnsT, start: int, end: int) -> _ColumnsT:
+    return type(columns)(**{name: getattr(columns, name)[start:end] for name in columns.names()})
+
+
+def _description(recording: Recording) -> Description:
+    run = recording.run
+    return Description(
+        arm=recording.arm,
+        parameters=recording.parameters,
+        optimizers=recording.optimizers,
+        # The reader adds this one to what was not ended.
+        notes=tuple(note for note in recording.notes if recording.ended is not False or note != NOT_ENDED),
+        prediction=recording.prediction,
+        allocator=recording.allocator,
+        place=PlaceRecord(
+            rank=run.rank,
+            world_size=run.world_size,
+            local_rank=run.local_rank,
+            job=run.job,
+            mesh=recording.mesh,
+            stages=recording.stages,
+            stage_count=recording.stage_count,
+        ),
+    )
+
+
 def add_plain_steps(path: Path, durations_ns: Sequence[int]) -> None:
     """Add to the recording at ``path`` how long its steps take without instrumentation.
 
     Raises :class:`RecordingError` when it is no recording or cannot be written.
     """
     read(path)
+    _write_plain_steps(path, durations_ns)
+
+
+def _write_plain_steps(path: Path, durations_ns: Sequence[int]) -> None:
     try:
         with closing(sqlite3.connect(path)) as database, database:
             database.execute("DELETE FROM plain_step")

@@ -42,7 +42,7 @@ STRANGERS = {"recorder": "analysis", "analysis": "recorder"}
 
 INSIDE: dict[str, tuple[str, ...]] = {
     "output": ("shown terminal", "files"),
-    "recording": ("bounds layout", "cells database rank_files", "kinds", "reader", "writer"),
+    "recording": ("bounds layout", "cells database rank_files", "kinds", "reader", "writer", "packed"),
     "recorder": (
         "script seed marker process torch_private",
         "outcome options",

@@ -74,7 +74,8 @@ class DeviceSnapshot:
     ``failed`` are the sizes of the allocations that there was no memory for, ``settings`` is ``None`` where the
     snapshot does not have them, ``timed`` says whether times were recorded. ``left_out`` counts, by action, the events
     that say nothing of blocks and segments as far as this version of ampmem knows; ``host_events`` those of pinned host
-    memory, which is another allocator's.
+    memory, which is another allocator's. ``text`` is what the first entry of the trace says
+    beside it where that is a marker, as a snapshot of ``ampmem export`` begins.
     """
 
     segments: tuple[SnapshotSegment, ...]
@@ -87,6 +88,7 @@ class DeviceSnapshot:
     timed: bool = True
     left_out: tuple[tuple[str, int], ...] = ()
     host_events: int = 0
+    text: str = ""
 
     @property
     def has_strangers(self) -> bool:
@@ -116,6 +118,7 @@ def read_snapshot(data: object, device: int | None = None) -> DeviceSnapshot:
         timed=trace.timed,
         left_out=tuple(trace.left_out.items()),
         host_events=host_events,
+        text=trace.text,
     )
 
 
@@ -236,6 +239,7 @@ class _Trace:
         self.failed: list[int] = []
         self.timed = _timed(rows)
         self.left_out: dict[str, int] = {}
+        self.text = _text_of_marker(rows)
         self._by_list: dict[int, int] = {id(None): 0}
         self._by_frames: dict[tuple[int, ...], int] = {(): 0}
         self._frames: dict[int, Frame] = {}
@@ -297,6 +301,13 @@ class _Trace:
                 _one_line(name[:_MAX_TEXT]), _one_line(filename[-_MAX_TEXT:]), line if isinstance(line, int) else 0
             )
         return found
+
+
+def _text_of_marker(rows: list[Any]) -> str:
+    """The ``user_metadata`` of the first entry, where that is a marker."""
+    first = rows[0] if rows else None
+    text = first.get("user_metadata") if isinstance(first, dict) and first.get("action") == _MARKER else None
+    return text if isinstance(text, str) else ""
 
 
 def _timed(rows: list[Any]) -> bool:

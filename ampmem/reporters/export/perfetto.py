@@ -58,7 +58,7 @@ def _trace(analysis: Analysis) -> Iterator[bytes]:
     """The tracks, then all packets in the order of their times."""
     series = _series(analysis)
     yield from _tracks(analysis, list(series))
-    start = _start(analysis)
+    start = analysis.start_ns
     marks = sorted([*_steps(analysis, start), *_phases(analysis, start)], key=lambda mark: mark.time_ns)
     times = np.array([mark.time_ns for mark in marks], dtype=np.int64)
     written = 0
@@ -79,11 +79,6 @@ def _series(analysis: Analysis) -> _Series:
     series = {str(category): analysis.timeline.series(category) for category in CATEGORIES}
     layers = analysis.layers
     return series if layers is None else {**series, "reserved": layers.reserved}
-
-
-def _start(analysis: Analysis) -> int:
-    times = [int(column[0]) for column in (analysis.timeline.time_ns, analysis.recording.phases.time_ns) if len(column)]
-    return min([*times, *(step.start_ns for step in analysis.recording.steps)], default=0)
 
 
 def _tracks(analysis: Analysis, counters: list[str]) -> Iterator[bytes]:

@@ -2,6 +2,8 @@
 
 Every event has as ``user_metadata`` ampmem's category and name, and the category as ``category``, by which the viewer
 colours.
+The first entry, a marker, has as ``user_metadata`` the whole recording as a text, from which ``ampmem import`` gets
+back what PyTorch's format has no place for: steps, phases, facts, names, layers.
 A recording that knows no segments, as one of the CPU's memory, gets them here: stretches of memory that blocks lie in
 side by side.
 """
@@ -24,12 +26,13 @@ from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.events import Action, Column, SegmentAction
 from ampmem.output.files import open_output
+from ampmem.recording import pack
 from ampmem.reporters.export.pickling import Item, Once, PickleWriter
 
 _UNKNOWN: Final = "unknown"
 """What the viewer calls what has no category; it fails unless some event has this one."""
 
-_LINE: Final = re.compile(r"^(.*):(\d+) (.*)$", re.DOTALL)
+_LINE: Final = re.compile(r"^(.*):(\d{1,9}) (.*)$", re.DOTALL | re.ASCII)
 _US: Final = 1000
 
 
@@ -67,16 +70,24 @@ class _Says:
 
 
 class _Frames:
-    """The frames of each stack, innermost first; each is written once."""
+    """The frames of each stack, innermost first: the op that asked, as PyTorch's C++ frames are, then the script's own.
+
+    All that autograd's engine allocates has one line of the script; the node tells it apart. Each is written once.
+    """
 
     def __init__(self, analysis: Analysis) -> None:
         self._texts = analysis.recording.texts
         self.of = cache(self._of)
         self._frame = cache(self._parsed)
+        self._native = cache(self._named)
 
-    def _of(self, stack: int) -> Once:
+    def _of(self, stack: int, op: int) -> Once:
         lines = [line for line in self._texts[stack].split("\n") if line]
-        return Once([self._frame(line) for line in reversed(lines)])
+        native = [self._native(op)] if self._texts[op] else []
+        return Once([*native, *(self._frame(line) for line in reversed(lines))])
+
+    def _named(self, op: int) -> Once:
+        return Once({"name": self._texts[op], "filename": "??", "line": 0})
 
     def _parsed(self, line: str) -> Once:
         match = _LINE.match(line)
@@ -89,7 +100,9 @@ def _trace(analysis: Analysis, frames: _Frames) -> Iterator[Item]:
     events, lives, times = analysis.recording.events, analysis.lifetimes, analysis.timeline.time_ns
     calls = _calls(analysis)
     if len(events):
-        yield _entry("snapshot", 0, 0, 0, int(times[0])) | {"category": _UNKNOWN}
+        # A marker, of which viewers show the word alone: ampmem import reads the recording from it.
+        marker: dict[str, Item] = {"category": _UNKNOWN, "user_metadata": pack(analysis.recording)}
+        yield _entry("snapshot", 0, 0, 0, int(times[0])) | marker
     owner = _owners(analysis)
     names, other = [str(category) for category in CATEGORIES], str(Category.OTHER)
     says = _Says(analysis)
@@ -101,7 +114,7 @@ def _trace(analysis: Analysis, frames: _Frames) -> Iterator[Item]:
             "compile_context": "N/A",
             "user_metadata": says.of(allocation),
             "category": _UNKNOWN if category == other else category,
-            "frames": frames.of(int(events.stack[index])),
+            "frames": frames.of(int(events.stack[index]), int(events.op[index])),
         }
         born = events.action[index] != Action.FREE
         for action in ("alloc",) if born else ("free_requested", "free_completed"):
@@ -204,7 +217,7 @@ def _segment(analysis: Analysis, frames: _Frames, segment: SegmentMap) -> Item:
                 "size": piece.bytes,
                 "requested_size": asked,
                 "state": "active_allocated",
-                "frames": frames.of(int(lives.stack[piece.allocation])),
+                "frames": frames.of(int(lives.stack[piece.allocation]), int(lives.op[piece.allocation])),
                 "user_metadata": says.of(piece.allocation),
             }
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import pickle
 import pickletools
 import tracemalloc
@@ -26,11 +25,12 @@ from ampmem.allocator.snapshots.snapshot import read_snapshot
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.analysis.timeline.lifetimes import ALIVE
+from ampmem.cli.export import FORMATS
 from ampmem.errors import UsageError
-from ampmem.events import Fact, Phase, Recording
+from ampmem.events import Phase, Recording
 from ampmem.importer.recording import recording_of
 from ampmem.importer.unpickle import load
-from ampmem.reporters.export.csv import HEADER, write_csv
+from ampmem.reporters.export.csv import write_csv
 from ampmem.reporters.export.perfetto import write_perfetto
 from ampmem.reporters.export.pickling import Item, Once, PickleWriter
 from ampmem.reporters.export.protobuf import field, key, message, varints, width_of
@@ -99,8 +99,19 @@ def test_a_snapshot_has_every_event_with_its_category(tmp_path: Path) -> None:
     assert trace[0]["category"] == "unknown"
     cast = next(event for event in trace if event.get("category") == "cast_copies")
     assert cast["user_metadata"] == "cast_copies: layers.0.weight"
-    assert [frame["name"] for frame in cast["frames"]] == ["forward", "main"]
-    assert cast["frames"][0] == {"name": "forward", "filename": "net.py", "line": 3}
+    assert cast["frames"] == [
+        {"name": "aten::_to_copy", "filename": "??", "line": 0},
+        {"name": "forward", "filename": "net.py", "line": 3},
+        {"name": "main", "filename": "train.py", "line": 9},
+    ]
+
+
+@pytest.mark.parametrize("number", ["9" * 30, "9" * 5000, "٣", "-1"])
+def test_a_line_that_is_no_number_is_part_of_the_files_name(tmp_path: Path, number: str) -> None:
+    story = small_run()
+    story.alloc(0x70000, 8, stack=f"train.py:{number} main")
+    last = as_snapshot(tmp_path, story.recording())["device_traces"][0][-1]
+    assert last["frames"] == [{"name": "", "filename": f"train.py:{number} main", "line": 0}]
 
 
 def test_the_segments_of_a_snapshot_cover_every_block_and_nothing_twice(tmp_path: Path) -> None:
@@ -122,14 +133,17 @@ def test_the_segments_of_a_snapshot_cover_every_block_and_nothing_twice(tmp_path
 
 def test_torchs_own_code_reads_a_snapshot(tmp_path: Path) -> None:
     viz = pytest.importorskip("torch.cuda._memory_viz")
-    data = as_snapshot(tmp_path)
+    story = small_run()
+    story.alloc(0x70000, 8, op="aten::mm", stack="train.py:9 main")
+    data = as_snapshot(tmp_path, story.recording())
     assert "segments" in viz.segsum(data)
-    births = int((small_run().recording().events.action != 3).sum())
+    births = int((story.recording().events.action != 3).sum())
     text = viz.trace(data)
     assert sum(" = " in line for line in text.splitlines()) == births
     for page in (viz.trace_plot(data), viz.segment_plot(data), viz.trace_plot(data, filter_freed=True)):
         assert "MemoryViz.js" in page
     assert "active_allocated" in viz.memory(data, format_flamegraph=lambda lines: lines)
+    assert "train.py:9:main;??:0:aten::mm 8\n" in viz.memory(data, format_flamegraph=lambda lines: lines)
     assert "stream_0" in viz.segments(data, format_flamegraph=lambda lines: lines)
 
 
@@ -287,49 +301,6 @@ def test_fields_are_what_protobuf_reads(name: str, uuid: int) -> None:
     assert (track.uuid, track.name) == (uuid, name.encode("utf-8", "replace").decode())
 
 
-def test_a_table_has_a_row_per_allocation(tmp_path: Path) -> None:
-    subject = analysis()
-    path = tmp_path / "table.csv"
-    write_csv(subject, path)
-    with path.open(newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    assert tuple(rows[0]) == HEADER
-    assert len(rows) == len(subject.lifetimes)
-    for category in CATEGORIES:
-        total = sum(int(row["bytes"]) for row in rows if row["category"] == category)
-        assert total == int(subject.lifetimes.bytes[subject.classes.of(category)].sum())
-    assert [row["died_ns"] for row in rows].count("") == int((subject.lifetimes.died == ALIVE).sum())
-    cast = next(row for row in rows if row["category"] == "cast_copies")
-    assert (cast["name"], cast["module"], cast["op"]) == ("layers.0.weight", "layers.0", "aten::_to_copy")
-    assert (cast["step"], cast["phase"]) == ("0", "forward")
-    assert (rows[0]["step"], rows[0]["phase"]) == ("", "setup")
-
-
-def test_the_table_has_types_and_shapes(tmp_path: Path) -> None:
-    story = small_run()
-    story.alloc(0x70000, 8)
-    story.fact(Fact.OUTPUT, 0x70000, dtype="float32", shape="[1, 2]")
-    path = tmp_path / "table.csv"
-    write_csv(analyse(story.recording()), path)
-    with path.open(newline="") as stream:
-        first, *_, last = csv.DictReader(stream)
-    assert (first["dtype"], first["shape"], last["dtype"], last["shape"]) == ("", "", "float32", "[1, 2]")
-
-
-@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n"])
-def test_no_cell_of_the_table_is_a_formula(tmp_path: Path, start: str) -> None:
-    story = small_run()
-    story.alloc(0x70000, 8, op=f"{start}1+1", module=f"{start}cmd|' /C calc'!A0")
-    story.fact(Fact.HELD, 0x70000, f"{start}HYPERLINK(0)")
-    path = tmp_path / "table.csv"
-    write_csv(analyse(story.recording()), path)
-    with path.open(newline="") as stream:
-        *_, row = csv.DictReader(stream)
-    shown = f"'{start}" if start.isprintable() else repr(start)[1:-1]
-    assert row["op"] == f"{shown}1+1"
-    assert (row["name"], row["module"]) == (f"{shown}HYPERLINK(0)", f"{shown}cmd|' /C calc'!A0")
-
-
 def empty() -> Story:
     story = Story()
     story.begin(0)
@@ -338,7 +309,7 @@ def empty() -> Story:
     return story
 
 
-@pytest.mark.parametrize("format_", ["snapshot", "perfetto", "csv"])
+@pytest.mark.parametrize("format_", FORMATS)
 def test_a_recording_without_events(format_: str, tmp_path: Path) -> None:
     source = write(tmp_path / "empty.ampmem", empty().recording())
     assert ampmem(tmp_path, "export", source.name, "--format", format_, "-o", "out") == written(tmp_path / "out")
@@ -346,7 +317,7 @@ def test_a_recording_without_events(format_: str, tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     write(tmp_path / "run.ampmem", small_run().recording())
-    for format_ in ("snapshot", "perfetto", "csv"):
+    for format_ in FORMATS:
         first = ampmem(tmp_path, "export", "run.ampmem", "--format", format_, "-o", format_)
         assert first == written(tmp_path / format_)
         code, said = ampmem(tmp_path, "export", "run.ampmem", "--format", format_, "-o", format_)
@@ -354,6 +325,38 @@ def test_the_command(tmp_path: Path) -> None:
         assert ampmem(tmp_path, "export", "run.ampmem", "--format", format_, "-o", format_, "--force") == first
     assert ampmem(tmp_path, "export", "gone", "--format", "csv", "-o", "x") == (2, "ampmem: gone does not exist\n")
     assert ampmem(tmp_path, "export", "csv", "--format", "csv", "-o", "x")[0] == 1
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_a_recording_is_never_replaced_by_its_own_export(format_: str, tmp_path: Path) -> None:
+    source = write(tmp_path / "run.ampmem", small_run().recording())
+    before = source.read_bytes()
+    (tmp_path / "link").symlink_to(source)
+    for name in ("run.ampmem", "link"):
+        said = ampmem(tmp_path, "export", "run.ampmem", "--format", format_, "-o", name, "--force")
+        assert said == (2, f"ampmem: cannot write {name}: it is the file to be read; give another name with -o\n")
+    assert source.read_bytes() == before
+
+
+def test_a_snapshot_is_never_replaced_by_its_own_import(tmp_path: Path) -> None:
+    write_snapshot(analysis(), tmp_path / "run.pickle")
+    before = (tmp_path / "run.pickle").read_bytes()
+    code, said = ampmem(tmp_path, "import", "run.pickle", "-o", "run.pickle", "--force")
+    assert (code, said) == (
+        2,
+        "ampmem: cannot write run.pickle: it is the file to be read; give another name with -o\n",
+    )
+    assert (tmp_path / "run.pickle").read_bytes() == before
+
+
+def test_of_several_recordings_each_is_exported_by_itself(tmp_path: Path) -> None:
+    for rank in range(2):
+        write(tmp_path / f"my run.rank{rank}.ampmem", small_run().recording())
+    files = ("my run.rank0.ampmem", "my run.rank1.ampmem", "my run.rank1.ampmem-journal")
+    said = "export writes one recording, and 2 are given: export each with an -o of its own, such as ampmem export "
+    said += "'my run.rank0.ampmem' --format csv -o 'my run.rank0.csv'"
+    assert ampmem(tmp_path, "export", *files, "--format", "csv", "-o", "x") == (2, f"ampmem: {said}\n")
     assert not (tmp_path / "x").exists()
 
 
@@ -368,7 +371,7 @@ def ampmem(folder: Path, *arguments: str) -> tuple[int, str]:
 
 
 def test_an_export_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    for write_format in (write_snapshot, write_perfetto, write_csv):
+    for write_format in FORMATS.values():
         with pytest.raises(UsageError):
             write_format(analysis(), tmp_path)
     assert list(tmp_path.iterdir()) == []
