@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -21,7 +22,7 @@ from ampmem.failure import failure_of
 from ampmem.output.files import sized
 from ampmem.output.shown import Bundle, Shown, one_line
 from ampmem.recording import SUFFIX, read
-from ampmem.vocabulary import Arm
+from ampmem.vocabulary import Arm, Device
 
 if TYPE_CHECKING:
     from ampmem.recorder.models.live import Module, Optimizer
@@ -73,7 +74,8 @@ def profile(
         device: whose memory to record: ``cuda``, ``cpu``, or ``auto`` for the GPU where torch sees one. With ``sim``
             there is a simulated GPU inside the block, of which ``torch.cuda`` speaks; models that are made before may
             be moved to it, and cannot be used after the block: what is on the device has no values.
-        gpu: which GPU to simulate, such as ``h100``, or its memory, such as ``24GiB``.
+        gpu: which GPU to simulate, such as ``h100``, or its memory, such as ``24GiB``. Where torch sees no GPU, this
+            alone is enough, without ``device``; where torch sees one, ``device="sim"`` says that it is not meant.
         assume: what is said of data that a simulated GPU has not, such as ``["nonzero=0.5", "train.py:12=7"]``;
             ``compile=eager`` runs uncompiled what ``torch.compile`` compiles. One string is taken as one of them.
         step_on: what ends a step: ``backward``, ``optimizer``, ``forward`` for inference, or each return of a function,
@@ -81,7 +83,7 @@ def profile(
 
     Raises:
         UsageError: on entering, when another ``profile`` is active, when ``output`` cannot be
-            written, when ``device`` cannot be recorded, when ``step_on`` says nothing that there is, or when
+            written, when ``device`` cannot be recorded, when ``gpu`` is not known or contradicts ``device``, when ``step_on`` says nothing that there is, or when
             torch.profiler is running.
     """
     return Profile(
@@ -174,6 +176,7 @@ class Profile(Shown):
             paper = on_paper(options.device, self._gpu, self._assume)
             if paper is not None:
                 undo.callback(paper.end)
+                options = replace(options, device=Device.SIMULATED)
             self._paper = paper
             self._start(Session(options, source=None if paper is None else paper.source))
             self._undo, self.is_open = undo.pop_all(), True

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import click
 
-from ampmem.allocator.gpus import GpuSpec
+from ampmem.allocator.gpus import GpuSpec, gpu_to_simulate
 from ampmem.analysis.fit.document import document, fit_schema
 from ampmem.analysis.fit.fit import FitResult, arm_fits, break_evens
 from ampmem.analysis.fit.search import remaining, wanted
-from ampmem.cli.options.assume import assumed_data
 from ampmem.cli.options.schema import schema_option
-from ampmem.cli.options.shared import ScriptCommand, ScriptOptions, check_world, shared_options, simulated_gpu
+from ampmem.cli.options.shared import ScriptCommand, ScriptOptions, settled, shared_options
 from ampmem.cli.options.vary import OPTION, varied_arguments
 from ampmem.cli.processes.children import chosen_arms
 from ampmem.cli.processes.points import RunPlan, run_points
@@ -105,15 +104,12 @@ def fit(
     varied = varied_arguments(specs, options.arguments)
     if options.steps < STEPS:
         raise UsageError(f"--steps: at least {STEPS}, as the optimizer's state comes with the end of the first step")
-    assumed_data(Device.SIMULATED, options.assume)
-    check_world(Device.SIMULATED, options.world_size, options.rank)
-    gpu = simulated_gpu(Device.SIMULATED, options.gpu)
-    assert gpu is not None
+    # Their recordings are thrown away: there is nothing that they could replace.
+    script = settled(replace(options, device=Device.SIMULATED, stacks=False, force=False))
+    gpu = gpu_to_simulate(options.gpu)
     options.find()
     if html is not None:
         check_output(html, force=options.force)
-    # Their recordings are thrown away: there is nothing that they could replace.
-    script = replace(options, device=Device.SIMULATED, stacks=False, force=False)
     runs = RunPlan(script=script, varied=varied, seed=seed, jobs=jobs or min(os.cpu_count() or 1, JOBS))
     found = _search(runs, chosen, gpu, curve=points)
     click.echo(document(found).to_json() if as_json else render(found, layout_for(sys.stdout)))

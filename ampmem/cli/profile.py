@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from ampmem.cli.options.assume import assumed_data
-from ampmem.cli.options.shared import ScriptCommand, ScriptOptions, check_world, choices, shared_options, simulated_gpu
+from ampmem.cli.options.shared import ScriptCommand, ScriptOptions, choices, settled, shared_options
 from ampmem.cli.processes import afterwards
 from ampmem.cli.processes.guest import end_as, run_script
 from ampmem.cli.processes.messages import Audience, Parent, Person, StepEnded
@@ -132,12 +131,10 @@ def _audience(plan: Plan, report_to: Path | None) -> Audience:
 
 
 def _carry_out(plan: Plan, audience: Audience) -> None:
+    plan = replace(plan, script=settled(plan.script))
     script = plan.script
     if script.dtype is not None and not plan.arm.autocast:
         raise UsageError(f"--dtype is what autocast casts to, so it needs --arm amp or amp-nocache, not {plan.arm}")
-    simulated_gpu(script.device, script.gpu)
-    assumed_data(script.device, script.assume)
-    check_world(script.device, script.world_size, script.rank)
     check_ranks(plan)
     if launches(script):
         launch_ranks(plan)

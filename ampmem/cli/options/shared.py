@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
@@ -13,7 +14,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from ampmem.allocator.gpus import DEFAULT_GPU, GPUS, GpuSpec, gpu_to_simulate
+from ampmem.cli.options.assume import assumed_data
 from ampmem.errors import UsageError
+from ampmem.output.terminal import Terminal
 from ampmem.recorder import script
 from ampmem.recorder.marker import FORMS, step_on_of
 from ampmem.recorder.script import Target
@@ -65,7 +68,8 @@ _SHARED: tuple[Decorator, ...] = (
         type=click.Choice(choices(_DEVICES)),
         default=Device.AUTO.value,
         show_default=True,
-        help="Whose memory to record; auto takes the GPU where torch sees one, sim simulates the one that --gpu names.",
+        help="Whose memory to record; auto takes the GPU where torch sees one, sim simulates the one that --gpu names. "
+        "--gpu alone means sim where torch sees none.",
     ),
     click.option(
         "--gpu",
@@ -185,6 +189,25 @@ def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return decorated
 
 
+def settled(script: ScriptOptions) -> ScriptOptions:
+    """``script`` with the device that its options ask for: ``--gpu`` alone asks for a simulated one.
+
+    Raises :class:`UsageError` for options of a simulated device where another one is recorded, and for values that
+    cannot be meant. Where ``--gpu`` is given and ``--device`` is not, torch is imported, to ask it for a real GPU.
+    """
+    device = script.device
+    if device is Device.AUTO and script.gpu is not None:
+        gpu = gpu_to_simulate(script.gpu, "--gpu ")
+        from ampmem.recorder.sources.choose import meant_device
+
+        device = meant_device(device, gpu, option="--gpu", remedy="--device sim")
+        Terminal(sys.stderr).say(f"simulating an {gpu.name}, as --gpu asks for: torch sees no GPU here")
+    simulated_gpu(device, script.gpu)
+    assumed_data(device, script.assume)
+    check_world(device, script.world_size, script.rank)
+    return replace(script, device=device)
+
+
 def simulated_gpu(device: Device, gpu: str | None) -> GpuSpec | None:
     """The GPU to simulate; ``None`` for another device.
 
@@ -192,7 +215,7 @@ def simulated_gpu(device: Device, gpu: str | None) -> GpuSpec | None:
     """
     if device != Device.SIMULATED:
         if gpu is not None:
-            raise UsageError("--gpu names the GPU to simulate, so it needs --device sim")
+            raise UsageError(f"--gpu simulates a GPU, and --device {device} records a real device: leave one of them out")
         return None
     return gpu_to_simulate(gpu, "--gpu ")
 

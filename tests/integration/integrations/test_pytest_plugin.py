@@ -135,7 +135,7 @@ def test_subtests_are_judged_with_their_test_and_not_one_by_one(pytester: pytest
         pytester,
         f"""
 class TestUnit(unittest.TestCase):
-    @pytest.mark.limit_memory({PARAMETERS - 1}, category="parameters", device="sim", gpu="h100")
+    @pytest.mark.limit_memory({PARAMETERS - 1}, category="parameters", gpu="h100")
     def test_second_is_larger(self):
         global WIDTH
         for WIDTH in (64, 256):
@@ -301,7 +301,7 @@ def test_call(ampmem):
     with ampmem(device="cpu") as prof: train()
     assert prof.summary().source == "cpu"
 
-@pytest.mark.limit_memory({PARAMETERS - 1}, category="parameters", device="sim", gpu="h100")
+@pytest.mark.limit_memory({PARAMETERS - 1}, category="parameters", gpu="h100")
 def test_each_block(ampmem):
     train(1)  # which no limit is about
     with ampmem.profile() as first: train()
@@ -428,7 +428,8 @@ class TestNearer:
         ('limit_memory("1 GiB", category="activation")', "no budget 'activation'; did you mean 'activations'?"),
         ('limit_memory("1 GiB", category="growth")', "what grows is limited by the mark limit_growth"),
         ('limit_memory("1 GiB", device="sims")', "limit_memory: there is no device 'sims' to record"),
-        ('limit_memory("1 GiB", gpu="h100")', "limit_memory: gpu= and assume= are of a simulated GPU"),
+        ('limit_memory("1 GiB", gpu="h100", device="cpu")', "limit_memory: gpu= simulates a GPU, and device='cpu'"),
+        ('limit_memory("1 GiB", assume="unique=1")', "limit_memory: assume= is of a simulated GPU, so it needs"),
         ('limit_memory("1 GiB", device="sim", gpu="h1")', "limit_memory: unknown GPU 'h1'"),
         ('limit_memory("1 GiB", device="sim", assume="x=1")', "limit_memory: assume=x=1: there is no op 'x'"),
         ('limit_memory("1 GiB", step_on="x")', "limit_memory: --step-on x: it takes backward"),
