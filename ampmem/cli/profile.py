@@ -12,7 +12,8 @@ import click
 
 from ampmem.cli.options.shared import ScriptCommand, ScriptOptions, choices, settled, shared_options
 from ampmem.cli.processes import afterwards
-from ampmem.cli.processes.guest import end_as, run_script
+from ampmem.cli.processes.children import misplaced_option
+from ampmem.cli.processes.guest import end_as, run_script, usage_error
 from ampmem.cli.processes.messages import Audience, Parent, Person, StepEnded
 from ampmem.cli.processes.plan import Plan
 from ampmem.cli.processes.rank_ends import OfRank, exit_of_rank
@@ -278,7 +279,7 @@ class _Run:
         if failure is None:
             self._show()
         else:
-            self._show_failure()
+            self._show_failure(failure)
 
     def _check(self, simulation: Simulation | None) -> None:
         """As :func:`afterwards.check`; what is doubtful of a simulation may be why nothing was recorded."""
@@ -303,7 +304,7 @@ class _Run:
             afterwards.show(recording, self.path, self.audience)
         self._write_others()
 
-    def _show_failure(self) -> None:
+    def _show_failure(self, failure: BaseException) -> None:
         plan, recording = self.plan, self.session.options.path
         try:
             if self.session.outcome.unfinished is not None:
@@ -311,7 +312,8 @@ class _Run:
                     afterwards.show_shortage(recording, self.audience)
                 self._write_others()
         finally:
-            self.audience.complain(afterwards.kept(self.session, self.path, self.stopper))
+            why = misplaced_option(plan.script, usage_error(failure))
+            self.audience.complain(afterwards.kept(self.session, self.path, self.stopper) + why)
 
     def _write_others(self) -> None:
         """The page and the snapshot, where they are wanted."""
