@@ -82,9 +82,9 @@ def profile(
             as ``FILE.py:FUNCTION`` or ``MODULE.FUNCTION``; found by itself when it is left out.
 
     Raises:
-        UsageError: on entering, when another ``profile`` is active, when ``output`` cannot be
-            written, when ``device`` cannot be recorded, when ``gpu`` is not known or contradicts ``device``, when ``step_on`` says nothing that there is, or when
-            torch.profiler is running.
+        UsageError: on entering, when another ``profile`` is active, when ``output`` cannot be written, when ``device``
+            cannot be recorded, when ``gpu`` is not known or another ``device`` is named beside it, when ``step_on`` says
+            nothing that there is, or when torch.profiler is running.
     """
     return Profile(
         model,

@@ -124,9 +124,9 @@ Sources of the memory:
 - Out-of-memory messages, so within 5 MiB: "total capacity of 23.64 GiB" on an RTX 4090, and 22.07 GiB of an A10 under
   torch 2.7.0.
 
-Not confirmed: what torch reports on an RTX PRO 6000 Blackwell Workstation Edition. ``nvidia-smi`` shows 97,887 MiB, as on
-the Server Edition, whose figures stand for both. Of an RTX 6000 Ada the figure is that with ECC off: with ECC on it is
-some 3 GiB less (``nvidia-smi`` shows 46,068 MiB).
+Not confirmed: what torch reports on an RTX PRO 6000 Blackwell Workstation Edition. The figures of the Server Edition
+stand for both: ``nvidia-smi`` shows 97,887 MiB on the Workstation Edition, and both have 188 SMs. Where ``nvidia-smi``
+shows 46,068 MiB on an RTX 6000 Ada, torch has some 3 GiB less than here (44.43 GiB in an out-of-memory message).
 
 SM counts and capabilities: the same outputs, and NVIDIA's architecture white papers and data sheets.
 """

@@ -51,7 +51,9 @@ def on_paper(device: Device, gpu: str | None, assume: Sequence[str]) -> OnPaper 
     if device == Device.SIMULATED:
         return OnPaper(gpu, assume)
     if gpu is not None:
-        raise UsageError(f"gpu= simulates a GPU, and device={device.value!r} records a real device: leave one of them out")
+        raise UsageError(
+            f"gpu= simulates a GPU, and device={device.value!r} records a real device: leave one of them out"
+        )
     if assume:
         raise UsageError("assume= is of a simulated GPU, so it needs device='sim' or gpu=")
     return None

@@ -191,7 +191,10 @@ def test_a_real_gpu_that_is_used_is_not_stood_in_for(monkeypatch: pytest.MonkeyP
     ("options", "message"),
     [
         ({"gpu": "h100", "device": "cpu"}, "^gpu= simulates a GPU, and device='cpu' records a real device: leave one"),
-        ({"assume": ["nonzero=1"], "device": "cpu"}, "^assume= is of a simulated GPU, so it needs device='sim' or gpu="),
+        (
+            {"assume": ["nonzero=1"], "device": "cpu"},
+            "^assume= is of a simulated GPU, so it needs device='sim' or gpu=",
+        ),
         ({"device": "sim", "gpu": "h1000"}, "unknown GPU 'h1000'"),
         ({"device": "sim", "gpu": ""}, "gpu= is empty; give one of "),
         ({"device": "sim", "gpu": "10MiB"}, "gpu=10MiB leaves nothing"),

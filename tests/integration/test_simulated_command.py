@@ -122,7 +122,14 @@ def test_a_gpu_that_cannot_be_meant_is_refused(tmp_path: Path, options: tuple[st
 
 
 def test_a_gpu_s_name_alone_simulates_it_where_torch_sees_none(tmp_path: Path) -> None:
-    done = profile(tmp_path, MODEL + "model(torch.ones(2, 8).cuda()).sum().backward()\noptimizer.step()\n", "--gpu", "4090", "--steps", "1")
+    done = profile(
+        tmp_path,
+        MODEL + "model(torch.ones(2, 8).cuda()).sum().backward()\noptimizer.step()\n",
+        "--gpu",
+        "4090",
+        "--steps",
+        "1",
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith(
         "ampmem: simulating an NVIDIA GeForce RTX 4090, as --gpu asks for: torch sees no GPU here\n"

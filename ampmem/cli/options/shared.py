@@ -215,7 +215,9 @@ def simulated_gpu(device: Device, gpu: str | None) -> GpuSpec | None:
     """
     if device != Device.SIMULATED:
         if gpu is not None:
-            raise UsageError(f"--gpu simulates a GPU, and --device {device} records a real device: leave one of them out")
+            raise UsageError(
+                f"--gpu simulates a GPU, and --device {device} records a real device: leave one of them out"
+            )
         return None
     return gpu_to_simulate(gpu, "--gpu ")
 

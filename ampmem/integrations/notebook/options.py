@@ -61,7 +61,8 @@ def parse(line: str) -> CellOptions:
         raise UsageError("%%ampmem: --cells are those that --compare runs first; a cell that runs here needs none")
     if options.gpu is not None and options.device not in (Device.AUTO, Device.SIMULATED):
         raise UsageError(
-            f"%%ampmem: --gpu simulates a GPU, and --device {options.device} records a real device: leave one of them out"
+            f"%%ampmem: --gpu simulates a GPU, and --device {options.device} records a real device: leave one of them "
+            "out"
         )
     return options
 

@@ -50,7 +50,13 @@ def test_shared_memory_by_capability(name: str, capability: tuple[int, int], per
 
 @pytest.mark.parametrize(
     ("text", "total"),
-    [("24GiB", 24 * GIB), ("1.5 gib", 3 * GIB // 2), ("80GB", 80 * 10**9), ("4096MiB", 4 * GIB), ("4294967296", 4 * GIB)],
+    [
+        ("24GiB", 24 * GIB),
+        ("1.5 gib", 3 * GIB // 2),
+        ("80GB", 80 * 10**9),
+        ("4096MiB", 4 * GIB),
+        ("4294967296", 4 * GIB),
+    ],
 )
 def test_a_gpu_by_its_memory(text: str, total: int) -> None:
     spec = find_gpu(text)

@@ -379,7 +379,7 @@ def test_the_gpu_to_simulate() -> None:
     assert simulated_gpu(Device.AUTO, None) is None
     assert simulated_gpu("sim", None) is find_gpu("a100-80")
     assert simulated_gpu("sim", "H100") is find_gpu("h100")
-    with pytest.raises(UsageError, match="^--gpu simulates a GPU, and --device cuda records a real device: leave one"):
+    with pytest.raises(UsageError, match=r"^--gpu simulates a GPU, and --device cuda records a real device"):
         simulated_gpu("cuda", "h100")
 
 
@@ -396,8 +396,8 @@ def test_naming_a_gpu_asks_for_a_simulated_one_where_torch_sees_none(
     with pytest.raises(UsageError) as refused:
         meant_device(Device.AUTO, h100, option=option, remedy=remedy)
     assert str(refused.value) == (
-        f"{option} simulates a GPU, but torch sees a real one here: add {remedy} to simulate an NVIDIA H100 80GB HBM3, or "
-        f"leave {option} out to record the real GPU"
+        f"{option} simulates a GPU, but torch sees a real one here: add {remedy} to simulate an NVIDIA H100 80GB HBM3, "
+        f"or leave {option} out to record the real GPU"
     )
 
 
