@@ -83,7 +83,7 @@ def profile(
 
     Raises:
         UsageError: on entering, when another ``profile`` is active, when ``output`` cannot be written, when ``device``
-            cannot be recorded, when ``gpu`` is not known or another ``device`` is named beside it, when ``step_on`` says
+            cannot be recorded, when ``gpu`` is not known or ``device`` is a real one beside it, when ``step_on`` says
             nothing that there is, or when torch.profiler is running.
     """
     return Profile(

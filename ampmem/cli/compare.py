@@ -38,7 +38,7 @@ from ampmem.vocabulary import FORCED_ARMS, Arm, Device
     metavar="PRECISION,...",
     help=f"Which precisions to run, in this order: {', '.join(FORCED_ARMS)}, or {Arm.AS_IS} for the script as it is.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of every run's random numbers.")
+@click.option("--seed", type=int, metavar="N", default=0, show_default=True, help="Seed of every run's random numbers.")
 @click.option("--times/--no-times", default=True, show_default=True, help="Run each precision again to time its steps.")
 @click.option(
     "-o",

@@ -55,10 +55,11 @@ _NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node")
     metavar="PRECISION,...",
     help=f"Which precisions to run; {Arm.AS_IS} is the script's own.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of every run's random numbers.")
+@click.option("--seed", type=int, metavar="N", default=0, show_default=True, help="Seed of every run's random numbers.")
 @click.option(
     "--points",
     type=click.IntRange(min=0),
+    metavar="N",
     default=5,
     show_default=True,
     help="Over how many values the curve is drawn; 0 makes no run but those of the search.",
@@ -66,6 +67,7 @@ _NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node")
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
+    metavar="N",
     help=f"How many runs to make at once.  [default: one for each CPU, at most {JOBS}]",
 )
 @click.option("--html", type=click.Path(path_type=Path), help="Also write a page with the curves here.")
@@ -97,7 +99,7 @@ def fit(
     \b
     ampmem fit --gpu h100 train.py --vary --batch-size=1:512
     ampmem fit --gpu h100 train.py data --vary 1:512 --epochs 1
-    ampmem fit --gpu 24GiB --arms fp32,amp --html fit.html --vary --batch-size=1:64 -m my_package.train
+    ampmem fit --gpu 24GiB --vary --batch-size=1:64 -m my_package.train
     """
     chosen = chosen_arms(arms, options.dtype)
     if device_option != Device.SIMULATED:
@@ -137,6 +139,7 @@ def _search(runs: RunPlan, arms: Sequence[Arm], gpu: GpuSpec, *, curve: int) -> 
     points, notes, interrupted = run_points(runs, arms, following, lambda points: left(rest(points)))
     if interrupted:
         notes = (warning(f"interrupted before the search had ended{left(rest(points))}"), *notes)
+        points = {arm: found for arm, found in points.items() if found}
     result = FitResult(
         script=replace(runs.script, arguments=(*varied.before, *varied.after)).title,
         vary=varied.vary,

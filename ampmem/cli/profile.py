@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     type=click.Choice(choices(Arm)),
     default=Arm.AS_IS.value,
     show_default=True,
-    help="Force a precision on the script: fp32 switches autocast and GradScaler off; amp switches autocast on, "
-    "amp-nocache does so without its weight cache.",
+    help="Force a precision on the script: fp32 without autocast and GradScaler, amp with autocast, amp-nocache "
+    "with autocast without its weight cache.",
 )
-@click.option("--seed", type=int, help="Seed Python's, numpy's and torch's random numbers before the script starts.")
+@click.option("--seed", type=int, metavar="N", help="Seed Python's, numpy's and torch's random numbers first.")
 @click.option(
     "--run-to-end",
     is_flag=True,
@@ -55,14 +55,14 @@ if TYPE_CHECKING:
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help=f"The recording to write.  [default: the script's name with {SUFFIX}, in this directory; with the next "
-    f"number where that exists: train.2{SUFFIX}]",
+    help=f"The recording to write.  [default: train{SUFFIX} for train.py, in this directory; train.2{SUFFIX} where "
+    "that exists]",
 )
 @click.option("--html", type=click.Path(path_type=Path), help="Also write the HTML report here.")
 @click.option(
     "--snapshot",
     type=click.Path(path_type=Path),
-    help="Also write a memory snapshot here, for pytorch.org/memory_viz, with ampmem's categories and names.",
+    help="Also write a memory snapshot for pytorch.org/memory_viz here.",
 )
 @click.option("--quiet", is_flag=True, help="Print no tables.")
 @click.option("--report-to", type=click.Path(path_type=Path), hidden=True, help="Say all in this FILE, for ampmem.")
@@ -94,8 +94,6 @@ def profile(
 
     \b
     ampmem profile train.py --epochs 1
-    ampmem profile --arm amp --dtype bf16 train.py
-    ampmem profile --step-on forward generate.py
     ampmem profile --steps 5 -o run.ampmem -m ampmem.workloads.gpt --preset tiny
     """
     plan = Plan(

@@ -147,7 +147,19 @@ def interrupted(tmp_path: Path, when: str) -> tuple[str, str]:
     in_step = f"if {when}: {stubborn}; print(os.getpid(), file=open({str(reached)!r}, 'w'), flush=True); signal.pause()"
     (home / "train.py").write_text(TRAINING.format(in_step=in_step))
     process = subprocess.Popen(
-        [ready_python(), "-m", "ampmem", "fit", "--arms", "as-is", "train.py", "--vary", "--size 2:9"],
+        [
+            ready_python(),
+            "-m",
+            "ampmem",
+            "fit",
+            "--jobs",
+            "1",
+            "--arms",
+            "as-is,fp32",
+            "train.py",
+            "--vary",
+            "--size 2:9",
+        ],
         cwd=home,
         env=os.environ | {"TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
@@ -174,9 +186,11 @@ def test_ctrl_c_ends_the_runs_and_leaves_nothing(tmp_path: Path) -> None:
 def test_ctrl_c_prints_the_runs_that_have_ended(tmp_path: Path) -> None:
     stdout, stderr = interrupted(tmp_path, "size == 9")
     assert re.sub("[0-9.]+ MiB", "N MiB", stderr) == (
-        "run 1: as-is --size 2: fits, peak N MiB allocated, N MiB reserved; left: as-is above 2\nampmem: interrupted\n"
+        "run 1: as-is --size 2: fits, peak N MiB allocated, N MiB reserved; left: as-is above 2, fp32 not run yet\n"
+        "ampmem: interrupted\n"
     )
-    assert "warning interrupted before the search had ended; left: as-is above 2\n" in stdout
+    assert "warning interrupted before the search had ended; left: as-is above 2, fp32 not run yet\n" in stdout
     (row,) = [line.split() for line in stdout.splitlines() if re.match(" +2 ", line)]
     assert row[2::2] == ["MiB", "MiB"]
     assert "as-is: --size 2 fits (" in stdout
+    assert "fp32:" not in stdout  # no run of it had ended

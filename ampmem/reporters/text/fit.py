@@ -162,8 +162,12 @@ def of_whole(whole: int, *parts: int) -> str:
     """``1.98 of 2.00 GiB``, or ``1.9 to 2.1 of 2.0 GiB`` from what is known to the most that is assumed."""
     texts = [format_apart(part, whole) for part in parts]
     shown = texts[-1][1]
-    unit = shown.partition(" ")[2]
-    return f"{' to '.join(text.removesuffix(f' {unit}') for text, _ in texts)} of {shown}"
+    unit, alike = f" {shown.partition(' ')[2]}", format_alike((part, whole) for part in parts)
+    found = [
+        text if text.endswith(unit) or len(parts) == 1 else alike(part)
+        for part, (text, _) in zip(parts, texts, strict=True)
+    ]
+    return f"{' to '.join(text.removesuffix(unit) for text in found)} of {shown}"
 
 
 def _same(fit: FitResult, arm: ArmFit) -> str:

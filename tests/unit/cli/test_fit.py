@@ -25,7 +25,7 @@ from ampmem.cli.main import run
 from ampmem.cli.options.vary import varied_arguments
 from ampmem.errors import RecordingError, UsageError
 from ampmem.reporters.html.page.fit_page import fit_view
-from ampmem.reporters.text.fit import left, render
+from ampmem.reporters.text.fit import left, of_whole, render
 
 OUTSIDE = 512
 TOTAL = 100_000
@@ -303,6 +303,10 @@ def test_the_same_numbers_are_shown_once() -> None:
     assert head[3].split() == ["--batch-size", "allocated", "reserved", "allocated", "reserved"]
     searched_further = {**points, "as-is": {1: fp32[1]}}  # it may still come to another end
     assert "the same" not in render(result(searched_further, vary(1, 3)))
+
+
+def test_what_is_in_use_and_what_there_is_have_one_unit() -> None:
+    assert of_whole(3 * 1024**3, 826 * 1024**2, 1638 * 1024**2) == "0.8 to 1.6 of 3.0 GiB"
 
 
 def test_a_column_has_one_unit() -> None:
