@@ -121,7 +121,7 @@ _STEP = 16 * MIB
 
 def context_of(chip: str | None) -> Context:
     """What is assumed for a GPU of ``chip``; of one without readings, from the least of any chip to the most."""
-    if chip not in READINGS:
+    if chip is None or chip not in READINGS:
         every = [context_of(known) for known in READINGS]
         return Context(min(each.least for each in every), max(each.most for each in every))
     found = [reading.mib * MIB for reading in READINGS[chip]]

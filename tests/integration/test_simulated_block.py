@@ -72,7 +72,18 @@ def test_the_name_of_a_gpu_is_enough_where_torch_sees_none() -> None:
         module = model().cuda()
         train(module, torch.optim.AdamW(module.parameters()))
     assert (prof.summary().source, prof.summary().device.name) == ("simulated", "NVIDIA GeForce RTX 4090")
+    assert "(CUDA context; by readings on such GPUs)" in "\n".join(prof.recording().remarks)
     assert not torch.cuda.is_available()
+
+
+def test_a_gpu_without_readings_of_its_context_says_so() -> None:
+    with ampmem.profile(device="sim", gpu="p100") as prof:
+        module = model().cuda()
+        train(module, torch.optim.AdamW(module.parameters()))
+    assert (
+        "assumed: from 80.0 MiB to 896.0 MiB of the device is used outside of the allocator (CUDA context; of such "
+        "GPUs there are no readings: as on any)"
+    ) in prof.recording().remarks
 
 
 def test_a_block_is_recorded_after_backward_has_run_and_again() -> None:

@@ -296,7 +296,7 @@ def check_world(device: Device, world_size: int | None, rank: int | None) -> Non
     name = "--world-size" if world_size is not None else "--rank"
     if device != Device.SIMULATED and (world_size, rank) != (None, None):
         raise UsageError(
-            f"{name} says which ranks to simulate, so it needs --device sim; real ones start with torchrun"
+            f"{name} says which ranks to simulate, so it needs --device sim or --gpu; real ones start with torchrun"
         )
     if rank is not None and world_size is None:
         raise UsageError(f"--rank {rank} needs --world-size N")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,7 +23,7 @@ from torch_version import older_than  # noqa: E402
 from ampmem.allocator.gpus import find_gpu  # noqa: E402
 from ampmem.allocator.settings import MIB, Settings  # noqa: E402
 from ampmem.analysis.fit.estimate import Fit, prediction_of  # noqa: E402
-from ampmem.cli.options.shared import simulated_gpu  # noqa: E402
+from ampmem.cli.options.shared import ScriptOptions, settled, simulated_gpu  # noqa: E402
 from ampmem.errors import UsageError  # noqa: E402
 from ampmem.events import Action, TermsRecord  # noqa: E402
 from ampmem.recorder.sources import choose as choose_source  # noqa: E402
@@ -373,6 +374,33 @@ def test_wide_heads_train_without_flash_where_shared_memory_is_small(
     assert choose(device("a100-80"), query, key, value, None, causal=True, gqa=False, dropout=dropout) is (
         AttentionKernel.FLASH
     )
+
+
+def test_a_gpu_s_name_settles_the_device_of_a_script(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ScriptOptions(
+        script_or_module="train.py",
+        as_module=False,
+        arguments=(),
+        dtype=None,
+        gpu=None,
+        assume=(),
+        steps=3,
+        skip=0,
+        force=False,
+    )
+    assert settled(given) == given
+    monkeypatch.setattr(choose_source, "cuda_available", lambda: False)
+    named = replace(given, gpu="3090", world_size=2)
+    assert settled(named) == replace(named, device=Device.SIMULATED)
+    said = "ampmem: simulating an NVIDIA GeForce RTX 3090, as --gpu asks for: torch sees no GPU here\n"
+    assert capsys.readouterr().err == said
+    assert settled(replace(named, device=Device.SIMULATED)).device is Device.SIMULATED
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(choose_source, "cuda_available", lambda: True)
+    with pytest.raises(UsageError, match=r"^--gpu simulates a GPU, but torch sees a real one here: add --device sim "):
+        settled(named)
 
 
 def test_the_gpu_to_simulate() -> None:
