@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -73,14 +74,16 @@ def profile(
         device: whose memory to record: ``cuda``, ``cpu``, or ``auto`` for the GPU where torch sees one. With ``sim``
             there is a simulated GPU inside the block, of which ``torch.cuda`` speaks; models that are made before may
             be moved to it, and cannot be used after the block: what is on the device has no values.
-        gpu: which GPU to simulate, such as ``h100``, or its memory, such as ``24GiB``.
+        gpu: which GPU to simulate, such as ``h100``, or its memory, such as ``24GiB``. Where torch sees no GPU, this
+            alone is enough, without ``device``; where torch sees one, ``device="sim"`` says that it is not meant.
         assume: what is said of data that a simulated GPU has not, such as ``["nonzero=0.5", "train.py:12=7"]``;
             ``compile=eager`` runs uncompiled what ``torch.compile`` compiles. One string is taken as one of them.
         step_on: what ends a step: ``backward``, ``optimizer``, ``forward`` for inference, or each return of a function,
             as ``FILE.py:FUNCTION`` or ``MODULE.FUNCTION``; found by itself when it is left out.
 
     Raises:
-        UsageError: at once, when an argument cannot be meant; on entering, when another ``profile`` is active, when
+        UsageError: at once, when an argument cannot be meant, when ``gpu`` is not known, when ``device`` is a real one
+            beside it, or when ``step_on`` names nothing; on entering, when another ``profile`` is active, when
             ``output`` exists or cannot be written, when ``device`` cannot be recorded, or when torch.profiler is
             running.
     """
@@ -245,6 +248,7 @@ class Profile(Shown):
             paper = on_paper(options.device, self._gpu, self._assume)
             if paper is not None:
                 undo.callback(paper.end)
+                options = replace(options, device=Device.SIMULATED)
             self._paper = paper
             self._start(Session(options, source=None if paper is None else paper.source))
             self._undo, self.is_open = undo.pop_all(), True

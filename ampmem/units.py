@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -47,22 +48,51 @@ def format_apart(first: int, second: int) -> tuple[str, str]:
     return f"{first:,} B", f"{second:,} B"
 
 
+def format_alike(pairs: Iterable[tuple[int, int]]) -> Callable[[int], str]:
+    """What writes the sizes of ``pairs``, in bytes, for one column: all in the unit of the largest.
+
+    It has the fewest decimals with which the two of a pair read unequal where they are, and nothing but 0 reads as 0;
+    three where that takes more.
+    """
+    known = list(pairs)
+    power = _power_of(max((size for pair in known for size in pair), default=0))
+
+    def shown(size: int, decimals: int) -> str:
+        return _in_binary_units(size, decimals, power)
+
+    def tells(decimals: int) -> bool:
+        zero = shown(0, decimals)
+        return all(
+            (first == second or shown(first, decimals) != shown(second, decimals))
+            and all(not size or shown(size, decimals) != zero for size in (first, second))
+            for first, second in known
+        )
+
+    decimals = next((many for many in (1, 2) if tells(many)), 3)
+    return lambda size: shown(size, decimals)
+
+
 def format_close(first: int, second: int) -> tuple[str, str]:
     """Two sizes that hardly differ, with one decimal or two: those that agree to two read the same."""
     decimals = next((many for many in (1, 2) if _in_binary_units(first, many) != _in_binary_units(second, many)), 1)
     return _in_binary_units(first, decimals), _in_binary_units(second, decimals)
 
 
-def _in_binary_units(count: int, decimals: int) -> str:
-    size = float(abs(count))
-    for unit in _BINARY_UNITS:
-        if size < 1023.95 or unit == _BINARY_UNITS[-1]:
-            break
-        size /= 1024
+def _in_binary_units(count: int, decimals: int, power: int | None = None) -> str:
+    """``count`` in the unit of that ``power`` of 1024, or in its own."""
+    power = _power_of(count) if power is None else power
     sign = "-" if count < 0 else ""
-    if unit == "B":
+    if power == 0:
         return f"{sign}{abs(count)} B"
-    return f"{sign}{size:.{decimals}f} {unit}"
+    return f"{sign}{abs(count) / 1024**power:.{decimals}f} {_BINARY_UNITS[power]}"
+
+
+def _power_of(count: int) -> int:
+    """The power of 1024 whose unit ``count`` is written in."""
+    size, power = float(abs(count)), 0
+    while size >= 1023.95 and power < len(_BINARY_UNITS) - 1:
+        size, power = size / 1024, power + 1
+    return power
 
 
 def format_count(count: int | None) -> str:

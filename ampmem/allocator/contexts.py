@@ -109,7 +109,7 @@ READINGS: Mapping[str, Sequence[Reading]] = {
 
 Published in public repositories, and found by the capacity that each message names, which tells the GPU. Those of the
 RTX 4060 are of a GeForce with 8 GB whose model is not said, those of the A10 may be an A10G's, one of the L40S is an
-RTX 6000's of the same chip, and the H200, of the H100's chip, is with that.
+RTX 6000 Ada's of the same chip, and the H200, of the H100's chip, is with that.
 """
 
 _BEYOND = 0.1
@@ -120,8 +120,8 @@ _STEP = 16 * MIB
 
 
 def context_of(chip: str | None) -> Context:
-    """What is assumed for a GPU of ``chip``; where that is not known, from the least of any chip to the most."""
-    if chip is None:
+    """What is assumed for a GPU of ``chip``; of one without readings, from the least of any chip to the most."""
+    if chip is None or chip not in READINGS:
         every = [context_of(known) for known in READINGS]
         return Context(min(each.least for each in every), max(each.most for each in every))
     found = [reading.mib * MIB for reading in READINGS[chip]]

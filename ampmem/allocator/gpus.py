@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from ampmem.allocator.contexts import Context, context_of
 from ampmem.allocator.settings import KIB, MIB
@@ -15,8 +17,8 @@ from ampmem.units import format_bytes, parse_bytes
 class GpuSpec:
     """A GPU. ``total_memory`` is in bytes, as ``torch.cuda.get_device_properties`` reports it.
 
-    The SM count, the compute capability and the ``chip``, by which :mod:`~ampmem.allocator.contexts` knows it, are
-    ``None`` for a GPU of which only the memory is known.
+    The SM count and the compute capability are ``None`` for a GPU of which only the memory is known. ``chip`` is its
+    name in :data:`~ampmem.allocator.contexts.READINGS`, ``None`` where there are no readings of its CUDA context.
     """
 
     name: str
@@ -33,36 +35,51 @@ class GpuSpec:
     @property
     def threads_per_sm(self) -> int:
         """How many threads an SM holds at a time; an A100's where the GPU is not known."""
-        return _THREADS.get(self.compute_capability or (8, 0), 2048)
+        return _THREADS.get(self.compute_capability or _UNKNOWN, 2048)
 
     @property
     def shared_memory_per_sm(self) -> int:
-        """Bytes; an A100's where the GPU is not known."""
-        return _SHARED_MEMORY[self.compute_capability or (8, 0)]
+        """Bytes; an A100's where the GPU, or its compute capability, is not known."""
+        return _SHARED_MEMORY.get(self.compute_capability or _UNKNOWN, _SHARED_MEMORY[_UNKNOWN])
 
     @property
     def shared_memory_per_block(self) -> int:
-        """The most bytes that a kernel may ask for; CUDA keeps 1 KiB of an SM's for itself since Ampere."""
-        return self.shared_memory_per_sm - (KIB if (self.compute_capability or (8, 0)) >= (8, 0) else 0)
+        """The most bytes that a kernel may ask for.
+
+        Before Volta this was 48 KiB whatever an SM has; since Ampere CUDA keeps 1 KiB of an SM's for itself.
+        """
+        capability = self.compute_capability or _UNKNOWN
+        if capability < (7, 0):
+            return 48 * KIB
+        return self.shared_memory_per_sm - (KIB if capability >= (8, 0) else 0)
 
 
-_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (11, 0): 1536, (12, 0): 1536, (12, 1): 1536}
+_UNKNOWN = (8, 0)
+"""The compute capability that is assumed where none is known: an A100's."""
+
+_THREADS = {(7, 5): 1024} | dict.fromkeys(((8, 6), (8, 7), (8, 9), (11, 0), (12, 0), (12, 1)), 1536)
 """Threads that an SM holds, where that is not 2048 (CUDA programming guide, technical specifications)."""
 
 _SHARED_MEMORY = {
+    (6, 0): 64 * KIB,
+    (6, 1): 96 * KIB,
     (7, 0): 96 * KIB,
     (7, 5): 64 * KIB,
     (8, 0): 164 * KIB,
     (8, 6): 100 * KIB,
+    (8, 7): 164 * KIB,
     (8, 9): 100 * KIB,
     (9, 0): 228 * KIB,
     (10, 0): 228 * KIB,
+    (10, 3): 228 * KIB,
+    (11, 0): 228 * KIB,
     (12, 0): 100 * KIB,
+    (12, 1): 100 * KIB,
 }
-"""Of an SM, in bytes, likewise."""
+"""Shared memory of an SM, in bytes, by compute capability (the same table of the CUDA programming guide)."""
 
 
-def _gpu(name: str, total_memory: int, chip: str, sm_count: int, capability: tuple[int, int]) -> GpuSpec:
+def _gpu(name: str, total_memory: int, chip: str | None, sm_count: int, capability: tuple[int, int]) -> GpuSpec:
     return GpuSpec(name=name, total_memory=total_memory, sm_count=sm_count, compute_capability=capability, chip=chip)
 
 
@@ -72,10 +89,16 @@ GPUS = {
     "h100": _gpu("NVIDIA H100 80GB HBM3", 81_090 * MIB, "H100", 132, (9, 0)),
     "a100-80": _gpu("NVIDIA A100-SXM4-80GB", 85_094_825_984, "A100", 108, (8, 0)),
     "a100-40": _gpu("NVIDIA A100-SXM4-40GB", 42_298_834_944, "A100", 108, (8, 0)),
+    "rtxpro6000": _gpu("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97_250 * MIB, None, 188, (12, 0)),
+    "rtx6000ada": _gpu("NVIDIA RTX 6000 Ada Generation", 48_622 * MIB, "L40S", 142, (8, 9)),
+    "rtxa6000": _gpu("NVIDIA RTX A6000", 48_676 * MIB, None, 84, (8, 6)),
     "l40s": _gpu("NVIDIA L40S", 45_589 * MIB, "L40S", 142, (8, 9)),
+    "l4": _gpu("NVIDIA L4", 23_583_784_960, None, 58, (8, 9)),
     "a10": _gpu("NVIDIA A10", 22_600 * MIB, "A10", 72, (8, 6)),
+    "a10g": _gpu("NVIDIA A10G", 22_587 * MIB, "A10", 80, (8, 6)),
     "v100": _gpu("Tesla V100-SXM2-16GB", 16_151 * MIB, "V100", 80, (7, 0)),
     "v100-32": _gpu("Tesla V100-SXM2-32GB", 32_494 * MIB, "V100", 80, (7, 0)),
+    "p100": _gpu("Tesla P100-PCIE-16GB", 17_071_734_784, None, 56, (6, 0)),
     "t4": _gpu("Tesla T4", 15_095 * MIB, "T4", 40, (7, 5)),
     "rtx5090": _gpu("NVIDIA GeForce RTX 5090", 33_680_457_728, "RTX 5090", 170, (12, 0)),
     "rtx4090": _gpu("NVIDIA GeForce RTX 4090", 24_207 * MIB, "RTX 4090", 128, (8, 9)),
@@ -84,29 +107,56 @@ GPUS = {
     "rtx3060": _gpu("NVIDIA GeForce RTX 3060", 11_931 * MIB, "RTX 3060", 28, (8, 6)),
 }
 """What CUDA reports on such machines; the driver keeps some for itself, so the number differs by up to two
-percent between driver versions, and from the memory that is sold.
+percent between driver versions, and from the memory that is sold. A GPU whose chip is ``None`` has no readings of its
+CUDA context in :mod:`~ampmem.allocator.contexts`: the range of all chips is assumed for it.
 
-Sources of the memory: output of ``torch.cuda.get_device_properties`` published in public repositories (B200 182,642 MB,
-H200 143,156 MB, H100 81,090 MB, L40S 45,589 MB, V100 16,151 MB, T4 15,095 MB, RTX 3090 24,259 MB, RTX 3060 11,931 MB
-under torch 2.4.1) and by Ultralytics' trainers, which print the same (V100 32 GB 32,494 MiB under torch 2.6.0,
-RTX 4060 7,807 MiB under 2.5.1); a published inventory (A100 80 GB); CUDA's ``deviceQuery`` in
-bottlerocket-os/bottlerocket#3873 (A100 40 GB, 42,298,834,944 bytes) and in NVIDIA/nccl#1637 (RTX 5090, 33,680,457,728
-bytes); a "total capacity of 23.64 GiB" in an out-of-memory message on an RTX 4090, and 22.07 GiB of an A10 under torch
-2.7.0, so within 5 MiB. SM counts and capabilities: the same, and NVIDIA's architecture white papers and data sheets.
+Sources of the memory:
+
+- Output of ``torch.cuda.get_device_properties`` published in public repositories: B200 182,642 MB, H200 143,156 MB,
+  H100 81,090 MB, RTX PRO 6000 Blackwell Server Edition 97,250 MB (torch 2.7.1), L40S 45,589 MB, RTX 6000 Ada 48,622 MB
+  (2.3.0), RTX A6000 48,676 MB, A10G 22,587 MB (2.15), V100 16,151 MB, T4 15,095 MB, RTX 3090 24,259 MB, RTX 3060
+  11,931 MB (2.4.1).
+- Ultralytics' trainers, which print the same: V100 32 GB 32,494 MiB (torch 2.6.0), RTX 4060 7,807 MiB (2.5.1).
+- A published inventory: A100 80 GB.
+- CUDA's ``deviceQuery``: A100 40 GB, 42,298,834,944 bytes, in bottlerocket-os/bottlerocket#3873; L4, 23,583,784,960
+  bytes, in bottlerocket-os/bottlerocket-kernel-kit#139; RTX 5090, 33,680,457,728 bytes, in NVIDIA/nccl#1637; P100,
+  17,071,734,784 bytes, in public repositories, as NVML and ``get_device_properties`` (16,280 MB) have it, too.
+- Out-of-memory messages, so within 5 MiB: "total capacity of 23.64 GiB" on an RTX 4090, and 22.07 GiB of an A10 under
+  torch 2.7.0.
+
+Not confirmed: what torch reports on an RTX PRO 6000 Blackwell Workstation Edition. The figures of the Server Edition
+stand for both: ``nvidia-smi`` shows 97,887 MiB on the Workstation Edition, and both have 188 SMs. Where ``nvidia-smi``
+shows 46,068 MiB on an RTX 6000 Ada, torch has some 3 GiB less than here (44.43 GiB in an out-of-memory message).
+
+SM counts and capabilities: the same outputs, and NVIDIA's architecture white papers and data sheets.
 """
 
 _ROCM = re.compile(r"(amd|instinct|radeon|mi ?\d{2,3}|gfx\d|rx ?\d{4}|w\d{4}).*")
 """What AMD's GPUs are called."""
+
+_BESIDE = re.compile(r"nvidia|geforce|tesla|quadro|generation|blackwell|(workstation|server) ?edition|[\s_-]+")
+"""What may stand in a GPU's name, or be left out of it, and tells it from no other."""
+
+_SIZE_WITHOUT_UNIT = re.compile(r"(\d+(?:\.\d+)?) ?g?")
+"""An amount that says neither GiB nor GB."""
+
+_LEAST_MEMORY = 64 * MIB
+"""A plain number below that is not meant as bytes: no GPU has so little."""
 
 DEFAULT_GPU = "a100-80"
 """What is simulated unless somebody says otherwise."""
 
 
 def find_gpu(text: str) -> GpuSpec:
-    """The GPU called ``text``, or one with ``text`` bytes of memory (``24GiB``, ``80GB``, ``25769803776``)."""
+    """The GPU called ``text`` (``h100``, ``RTX 4090``, ``3090``), or one with ``text`` of memory (``24GiB``, ``80GB``).
+
+    A plain number is a card (``3090``) or bytes (``25769803776``). Raises :class:`UsageError` for an unknown GPU,
+    and names those with a similar name.
+    """
     wanted = text.strip().lower()
-    if wanted in GPUS:
-        return GPUS[wanted]
+    named = _named(wanted)
+    if named is not None:
+        return named
     if _ROCM.fullmatch(wanted):
         raise UsageError(
             f"{text.strip()} runs ROCm, whose kernels and libraries ask for other memory than CUDA's; ampmem can "
@@ -115,11 +165,41 @@ def find_gpu(text: str) -> GpuSpec:
     try:
         total = parse_bytes(wanted)
     except ValueError:
-        names = ", ".join(GPUS)
-        raise UsageError(f"unknown GPU {text!r}; give one of {names}, or its memory, such as 24GiB") from None
+        raise _unknown(text) from None
+    if wanted.isdigit() and total < _LEAST_MEMORY:
+        raise _unknown(text)
     if total < 1:
         raise UsageError(f"a GPU with {text} of memory cannot be simulated; give more than 0 bytes")
     return GpuSpec(name=text.strip(), total_memory=total)
+
+
+def _named(wanted: str) -> GpuSpec | None:
+    """The GPU that is called so in :data:`GPUS`, by CUDA, or in short: ``4090``, ``a6000``."""
+    short = _short(wanted)
+    return next((gpu for name, gpu in GPUS.items() if short in (_short(name), _short(gpu.name.lower()))), None)
+
+
+def _short(name: str) -> str:
+    return _BESIDE.sub("", name).removeprefix("rtx").removesuffix("gb")
+
+
+def _unknown(text: str) -> UsageError:
+    meant = _similar(text.strip().lower())
+    if not meant:
+        return UsageError(f"unknown GPU {text!r}; give one of {', '.join(GPUS)}, or its memory, such as 24GiB")
+    listed = " or ".join(filter(None, (", ".join(meant[:-1]), meant[-1])))
+    return UsageError(f"unknown GPU {text!r}; did you mean {listed}?")
+
+
+def _similar(wanted: str) -> Sequence[str]:
+    """What may be meant by ``wanted``: GPUs whose names contain it, or else resemble it, and an amount of memory."""
+    short, names = _short(wanted), {_short(name): name for name in GPUS}
+    found = [name for key, name in names.items() if len(short) > 1 and short in key]
+    found = found or [names[key] for key in get_close_matches(short, names, n=3, cutoff=0.65)]
+    size = _SIZE_WITHOUT_UNIT.fullmatch(wanted)
+    if size is not None and 1 <= float(size[1]) <= 1024:
+        found.append(f"{size[1]}GiB")
+    return found
 
 
 def gpu_to_simulate(text: str | None, option: str = "gpu=") -> GpuSpec:

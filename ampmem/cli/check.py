@@ -73,7 +73,9 @@ class CheckCommand(ScriptCommand):
     show_default=True,
     help="Force a precision on the script, as ampmem profile does.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the script's random numbers.")
+@click.option(
+    "--seed", type=int, metavar="N", default=0, show_default=True, help="Seed of the script's random numbers."
+)
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Keep the script's recording here.  [default: removed]"
 )
@@ -106,7 +108,7 @@ def check(
     modules.NAME.parameters, .activations, .cast_copies, .gradients.
 
     \b
-    ampmem check --device sim --gpu h100 --budget peak=20GiB train.py --batch-size 8
+    ampmem check --gpu h100 --budget peak=20GiB train.py --batch-size 8
     ampmem check --device sim --baseline main.json --allow 1% train.py
     ampmem check train.ampmem --budget activations=8GiB
     """

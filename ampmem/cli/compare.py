@@ -14,8 +14,7 @@ from ampmem.analysis.comparison.compare import Entry, entry_of
 from ampmem.analysis.comparison.compare import compare as compare_entries
 from ampmem.analysis.ranks.arms import merge_all
 from ampmem.analysis.ranks.reading import read_runs
-from ampmem.cli.options.assume import assumed_data
-from ampmem.cli.options.shared import ScriptCommand, ScriptOptions, check_world, shared_options, simulated_gpu
+from ampmem.cli.options.shared import ScriptCommand, ScriptOptions, settled, shared_options
 from ampmem.cli.processes import launch
 from ampmem.cli.processes.children import chosen_arms, misplaced, profile_arguments
 from ampmem.cli.processes.progress import Course, Progress
@@ -39,7 +38,7 @@ from ampmem.vocabulary import FORCED_ARMS, Arm, Device
     metavar="PRECISION,...",
     help=f"Which precisions to run, in this order: {', '.join(FORCED_ARMS)}, or {Arm.AS_IS} for the script as it is.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of every run's random numbers.")
+@click.option("--seed", type=int, metavar="N", default=0, show_default=True, help="Seed of every run's random numbers.")
 @click.option("--times/--no-times", default=True, show_default=True, help="Run each precision again to time its steps.")
 @click.option(
     "-o",
@@ -62,9 +61,7 @@ def compare(arms: str, seed: int, times: bool, output: str | None, html: Path | 
     ampmem compare --arms fp32,amp --dtype fp16 -o run -m my_package.train
     """
     chosen = chosen_arms(arms, options.dtype)
-    simulated_gpu(options.device, options.gpu)
-    assumed_data(options.device, options.assume)
-    check_world(options.device, options.world_size, options.rank)
+    options = settled(options)
     check_processes(options)
     target = options.find()
     prefix = (output or target.title).removesuffix(SUFFIX)

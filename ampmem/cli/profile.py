@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from ampmem.cli.options.assume import assumed_data
-from ampmem.cli.options.shared import ScriptCommand, ScriptOptions, check_world, choices, shared_options, simulated_gpu
+from ampmem.cli.options.shared import ScriptCommand, ScriptOptions, choices, settled, shared_options
 from ampmem.cli.processes import afterwards
-from ampmem.cli.processes.guest import end_as, run_script
+from ampmem.cli.processes.children import misplaced_option
+from ampmem.cli.processes.guest import end_as, run_script, usage_error
 from ampmem.cli.processes.messages import Audience, Parent, Person, StepEnded
 from ampmem.cli.processes.plan import Plan
 from ampmem.cli.processes.rank_ends import OfRank, exit_of_rank
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     type=click.Choice(choices(Arm)),
     default=Arm.AS_IS.value,
     show_default=True,
-    help="Force a precision on the script: fp32 switches autocast and GradScaler off; amp switches autocast on, "
-    "amp-nocache does so without its weight cache.",
+    help="Force a precision on the script: fp32 without autocast and GradScaler, amp with autocast, amp-nocache "
+    "with autocast without its weight cache.",
 )
-@click.option("--seed", type=int, help="Seed Python's, numpy's and torch's random numbers before the script starts.")
+@click.option("--seed", type=int, metavar="N", help="Seed Python's, numpy's and torch's random numbers first.")
 @click.option(
     "--run-to-end",
     is_flag=True,
@@ -55,14 +55,14 @@ if TYPE_CHECKING:
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help=f"The recording to write.  [default: the script's name with {SUFFIX}, in this directory; with the next "
-    f"number where that exists: train.2{SUFFIX}]",
+    help=f"The recording to write.  [default: train{SUFFIX} for train.py, in this directory; train.2{SUFFIX} where "
+    "that exists]",
 )
 @click.option("--html", type=click.Path(path_type=Path), help="Also write the HTML report here.")
 @click.option(
     "--snapshot",
     type=click.Path(path_type=Path),
-    help="Also write a memory snapshot here, for pytorch.org/memory_viz, with ampmem's categories and names.",
+    help="Also write a memory snapshot for pytorch.org/memory_viz here.",
 )
 @click.option("--quiet", is_flag=True, help="Print no tables.")
 @click.option("--report-to", type=click.Path(path_type=Path), hidden=True, help="Say all in this FILE, for ampmem.")
@@ -97,8 +97,6 @@ def profile(
 
     \b
     ampmem profile train.py --epochs 1
-    ampmem profile --arm amp --dtype bf16 train.py
-    ampmem profile --step-on forward generate.py
     ampmem profile --steps 5 -o run.ampmem -m ampmem.workloads.gpt --preset tiny
     """
     plan = Plan(
@@ -135,12 +133,10 @@ def _audience(plan: Plan, report_to: Path | None) -> Audience:
 
 
 def _carry_out(plan: Plan, audience: Audience) -> None:
+    plan = replace(plan, script=settled(plan.script))
     script = plan.script
     if script.dtype is not None and not plan.arm.autocast:
         raise UsageError(f"--dtype is what autocast casts to, so it needs --arm amp or amp-nocache, not {plan.arm}")
-    simulated_gpu(script.device, script.gpu)
-    assumed_data(script.device, script.assume)
-    check_world(script.device, script.world_size, script.rank)
     check_ranks(plan)
     if launches(script):
         launch_ranks(plan)
@@ -284,7 +280,7 @@ class _Run:
         if failure is None:
             self._show()
         else:
-            self._show_failure()
+            self._show_failure(failure)
 
     def _check(self, simulation: Simulation | None) -> None:
         """As :func:`afterwards.check`; what is doubtful of a simulation may be why nothing was recorded."""
@@ -309,7 +305,7 @@ class _Run:
             afterwards.show(recording, self.path, self.audience)
         self._write_others()
 
-    def _show_failure(self) -> None:
+    def _show_failure(self, failure: BaseException) -> None:
         plan, recording = self.plan, self.session.options.path
         try:
             if self.session.outcome.unfinished is not None:
@@ -317,7 +313,8 @@ class _Run:
                     afterwards.show_shortage(recording, self.audience)
                 self._write_others()
         finally:
-            self.audience.complain(afterwards.kept(self.session, self.path, self.stopper))
+            why = misplaced_option(plan.script, usage_error(failure))
+            self.audience.complain(afterwards.kept(self.session, self.path, self.stopper) + why)
 
     def _write_others(self) -> None:
         """The page and the snapshot, where they are wanted."""

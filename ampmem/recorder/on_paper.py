@@ -10,6 +10,7 @@ from ampmem.allocator.gpus import gpu_to_simulate
 from ampmem.errors import UsageError
 from ampmem.output.terminal import Terminal
 from ampmem.recorder.process.active import check_none
+from ampmem.recorder.sources.choose import meant_device
 from ampmem.recorder.sources.simulated import SimulatedSource
 from ampmem.simulator.assumed import assumed_of
 from ampmem.simulator.start import Simulation
@@ -40,9 +41,19 @@ class OnPaper:
 
 
 def on_paper(device: Device, gpu: str | None, assume: Sequence[str]) -> OnPaper | None:
-    """The simulated GPU that ``device`` asks for; raises ``UsageError`` where a real device was given one's options."""
+    """The simulated GPU that ``device`` or ``gpu`` asks for, ``None`` for a real device.
+
+    Raises ``UsageError`` where a real device was given a simulated one's options, and as :func:`meant_device` does.
+    """
+    if gpu is not None:
+        check_none()  # inside of a simulated block torch would see that block's GPU
+        device = meant_device(device, gpu_to_simulate(gpu), option="gpu=", remedy="device='sim'")
     if device == Device.SIMULATED:
         return OnPaper(gpu, assume)
-    if gpu is not None or assume:
-        raise UsageError("gpu= and assume= are of a simulated GPU, so they need device='sim'")
+    if gpu is not None:
+        raise UsageError(
+            f"gpu= simulates a GPU, and device={device.value!r} records a real device: leave one of them out"
+        )
+    if assume:
+        raise UsageError("assume= is of a simulated GPU, so it needs device='sim' or gpu=")
     return None

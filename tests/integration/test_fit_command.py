@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -136,16 +137,29 @@ def test_a_script_that_survives_running_out_of_memory_does_not_fit(tmp_path: Pat
     assert "as-is: --size 2 fits" in done.stdout and ", 3 does not" in done.stdout
 
 
-def test_ctrl_c_ends_the_runs_and_leaves_nothing(tmp_path: Path) -> None:
+def interrupted(tmp_path: Path, when: str) -> tuple[str, str]:
+    """What ``ampmem fit`` prints when a SIGINT comes as soon as a run has come so far; nothing is left of it."""
     home, reached = tmp_path / "home", tmp_path / "reached"
     home.mkdir()
     os.mkfifo(reached)
     descriptor = os.open(reached, os.O_RDONLY | os.O_NONBLOCK)
     stubborn = "signal.signal(signal.SIGINT, signal.SIG_IGN)"
-    in_step = f"{stubborn}; print(os.getpid(), file=open({str(reached)!r}, 'w'), flush=True); signal.pause()"
+    in_step = f"if {when}: {stubborn}; print(os.getpid(), file=open({str(reached)!r}, 'w'), flush=True); signal.pause()"
     (home / "train.py").write_text(TRAINING.format(in_step=in_step))
     process = subprocess.Popen(
-        [ready_python(), "-m", "ampmem", "fit", "--arms", "as-is", "train.py", "--vary", "--size 2:9"],
+        [
+            ready_python(),
+            "-m",
+            "ampmem",
+            "fit",
+            "--jobs",
+            "1",
+            "--arms",
+            "as-is,fp32",
+            "train.py",
+            "--vary",
+            "--size 2:9",
+        ],
         cwd=home,
         env=os.environ | {"TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
@@ -158,9 +172,25 @@ def test_ctrl_c_ends_the_runs_and_leaves_nothing(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)  # not to its group: the runs hear of it from ampmem
     stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert stdout == ""
-    assert stderr == "ampmem: interrupted\n"
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
     assert not list(tmp_path.glob("ampmem-fit-*"))
     assert [path.name for path in home.iterdir()] == ["train.py"]
+    return stdout, stderr
+
+
+def test_ctrl_c_ends_the_runs_and_leaves_nothing(tmp_path: Path) -> None:
+    assert interrupted(tmp_path, "True") == ("", "ampmem: interrupted\n")
+
+
+def test_ctrl_c_prints_the_runs_that_have_ended(tmp_path: Path) -> None:
+    stdout, stderr = interrupted(tmp_path, "size == 9")
+    assert re.sub("[0-9.]+ MiB", "N MiB", stderr) == (
+        "run 1: as-is --size 2: fits, peak N MiB allocated, N MiB reserved; left: as-is above 2, fp32 not run yet\n"
+        "ampmem: interrupted\n"
+    )
+    assert "warning interrupted before the search had ended; left: as-is above 2, fp32 not run yet\n" in stdout
+    (row,) = [line.split() for line in stdout.splitlines() if re.match(" +2 ", line)]
+    assert row[2::2] == ["MiB", "MiB"]
+    assert "as-is: --size 2 fits (" in stdout
+    assert "fp32:" not in stdout  # no run of it had ended

@@ -277,3 +277,30 @@ def test_what_is_not_recorded_leaves_no_file_of_its_name(tmp_path: Path) -> None
         assert ampmem(tmp_path, "profile", *arguments).returncode != 0
         assert sorted(path.name for path in tmp_path.iterdir()) == ["train.ampmem", "train.py"]
     assert (tmp_path / "train.ampmem").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("--steps", "5"), "; --steps is an option of ampmem's: write it before train.py"),
+        (("--gpu=h100",), "; --gpu is an option of ampmem's: write it before train.py"),
+        (("--bach-size", "5"), ""),
+        (("--step", "5"), ""),
+        (("--skip", "x"), ""),
+    ],
+    ids=" ".join,
+)
+def test_an_option_of_ampmems_after_the_script_is_told_where_the_script_refuses_it(
+    tmp_path: Path, arguments: tuple[str, ...], hint: str
+) -> None:
+    (tmp_path / "train.py").write_text(
+        "import argparse\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--batch-size', type=int)\n"
+        "parser.add_argument('--skip', type=int)\n"
+        "parser.parse_args()\n"
+    )
+    done = ampmem(tmp_path, "profile", "train.py", *arguments)
+    assert done.returncode == 2
+    said = f"ampmem: the script failed before a step had ended: nothing was recorded{hint}"
+    assert done.stderr.splitlines()[-1] == said

@@ -69,6 +69,25 @@ def in_a_forked_child() -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+def test_the_name_of_a_gpu_is_enough_where_torch_sees_none() -> None:
+    with ampmem.profile(gpu="4090") as prof:
+        module = model().cuda()
+        train(module, torch.optim.AdamW(module.parameters()))
+    assert (prof.summary().source, prof.summary().device.name) == ("simulated", "NVIDIA GeForce RTX 4090")
+    assert "(CUDA context; by readings on such GPUs)" in "\n".join(prof.recording().remarks)
+    assert not torch.cuda.is_available()
+
+
+def test_a_gpu_without_readings_of_its_context_says_so() -> None:
+    with ampmem.profile(device="sim", gpu="p100") as prof:
+        module = model().cuda()
+        train(module, torch.optim.AdamW(module.parameters()))
+    assert (
+        "assumed: from 80.0 MiB to 896.0 MiB of the device is used outside of the allocator (CUDA context; of such "
+        "GPUs there are no readings: as on any)"
+    ) in prof.recording().remarks
+
+
 def test_a_block_is_recorded_after_backward_has_run_and_again() -> None:
     torch.ones(1, requires_grad=True).sum().backward()
     first, second = simulated(), simulated()
@@ -284,8 +303,11 @@ def test_a_real_gpu_that_is_used_is_not_stood_in_for(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gpu": "h100"}, "they need device='sim'"),
-        ({"assume": ["nonzero=1"], "device": "cpu"}, "they need device='sim'"),
+        ({"gpu": "h100", "device": "cpu"}, "^gpu= simulates a GPU, and device='cpu' records a real device: leave one"),
+        (
+            {"assume": ["nonzero=1"], "device": "cpu"},
+            "^assume= is of a simulated GPU, so it needs device='sim' or gpu=",
+        ),
         ({"device": "sim", "gpu": "h1000"}, "unknown GPU 'h1000'"),
         ({"device": "sim", "gpu": ""}, "gpu= is empty; give one of "),
         ({"device": "sim", "gpu": "10MiB"}, "gpu=10MiB leaves nothing"),

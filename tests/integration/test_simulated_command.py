@@ -221,13 +221,31 @@ def test_a_parameter_that_cannot_be_moved_is_the_last_line(tmp_path: Path) -> No
     ("options", "message"),
     [
         (("--device", "sim", "--gpu", "voodoo"), "unknown GPU 'voodoo'"),
-        (("--device", "cpu", "--gpu", "h100"), "it needs --device sim"),
+        (("--device", "cpu", "--gpu", "h100"), "--device cpu records a real device: leave one of them out"),
     ],
 )
 def test_a_gpu_that_cannot_be_meant_is_refused(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
     (tmp_path / "train.py").write_text(MODEL)
     assert message in refused(tmp_path, "profile", *options, "--quiet", "train.py")
     assert not (tmp_path / "train.ampmem").exists()
+
+
+def test_a_gpu_s_name_alone_simulates_it_where_torch_sees_none(tmp_path: Path) -> None:
+    done = profile(
+        tmp_path,
+        MODEL + "model(torch.ones(2, 8).cuda()).sum().backward()\noptimizer.step()\n",
+        "--gpu",
+        "4090",
+        "--steps",
+        "1",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith(
+        "ampmem: simulating an NVIDIA GeForce RTX 4090, as --gpu asks for: torch sees no GPU here\n"
+        "ampmem: recording to train.ampmem\n"
+        "ampmem: NVIDIA GeForce RTX 4090 (simulated): peak "
+    )
+    assert read(tmp_path / "train.ampmem").run.source == "simulated"
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampmem.units import format_apart, format_bytes, format_close, parse_bytes
+from ampmem.units import format_alike, format_apart, format_bytes, format_close, parse_bytes
 
 GIB = 1024**3
 SIZES = st.one_of(
@@ -77,3 +77,25 @@ def test_a_size_is_read(text: str, size: int | None) -> None:
 @given(st.integers(min_value=0, max_value=2**62))
 def test_whole_bytes_are_read_as_they_are_written(size: int) -> None:
     assert parse_bytes(f"{size} B") == parse_bytes(str(size)) == size
+
+
+@pytest.mark.parametrize(
+    ("pairs", "texts"),
+    [
+        (
+            [(500 * 1024**2, 512 * 1024**2), (70 * 1024**3, 71 * 1024**3)],
+            ["0.49 GiB", "0.50 GiB", "70.00 GiB", "71.00 GiB"],
+        ),
+        ([(10 * 1024, 20 * 1024**2)], ["0.01 MiB", "20.00 MiB"]),
+        ([(1, 1024**4)], ["0.000 TiB", "1.000 TiB"]),
+        ([(0, 3 * 1024**2)], ["0.0 MiB", "3.0 MiB"]),
+        ([(5, 900)], ["5 B", "900 B"]),
+    ],
+)
+def test_sizes_of_one_column_have_one_unit(pairs: list[tuple[int, int]], texts: list[str]) -> None:
+    shown = format_alike(pairs)
+    assert [shown(size) for pair in pairs for size in pair] == texts
+
+
+def test_a_column_without_sizes() -> None:
+    assert format_alike([])(0) == "0 B"

@@ -23,7 +23,8 @@ BASELINE = Arm.FP32
 class Vary:
     """The argument that differs between runs, from ``low`` to ``high``; ``None``: as far as it fits.
 
-    ``separator`` is what stands before the value: ``=``, or a space for a value that is an argument of its own.
+    ``separator`` is what stands before the value: ``=``, or a space for a value that is an argument of its own. It is
+    empty for a positional argument, which is the value alone; ``name`` says which one: ``argument 2``.
     """
 
     name: str
@@ -32,11 +33,13 @@ class Vary:
     high: int | None
 
     def shown(self, value: int) -> str:
-        """``--batch-size=8``."""
-        return f"{self.name}{self.separator}{value}"
+        """``--batch-size=8``; ``argument 2 = 8``."""
+        return f"{self.name}{self.separator or ' = '}{value}"
 
     def words(self, value: int) -> tuple[str, ...]:
         """The script's arguments for ``value``."""
+        if not self.separator:
+            return (str(value),)
         return (self.name, str(value)) if self.separator == " " else (self.shown(value),)
 
 
@@ -162,12 +165,13 @@ class FitResult:
         return tuple(sorted({value for arm in self.arms for value in arm.points}))
 
     def same_as(self, arm: ArmFit) -> ArmFit | None:
-        """The first arm before ``arm`` with the peaks of ``arm`` at every value that was run in either.
+        """The first arm before ``arm`` that has the peaks of ``arm`` at every value that was run in ``arm``.
 
-        ``None`` also where nothing fits: no peak is known then.
+        The same value is the largest that fits in both; the other may have been run with further values. ``None`` also
+        where nothing fits: no peak is known then.
         """
         before = self.arms[: self.arms.index(arm)] if any(arm.points.values()) else ()
-        return next((other for other in before if other.points == arm.points), None)
+        return next((other for other in before if _contains(other.points, arm.points)), None)
 
     @property
     def outside(self) -> int | None:
@@ -180,6 +184,11 @@ class FitResult:
         """The same with the most that is assumed."""
         found = (memory for arm in self.arms for memory in arm.points.values() if memory is not None)
         return max((max(memory.used - memory.reserved, memory.outside_at_most) for memory in found), default=None)
+
+
+def _contains(points: Points, those: Points) -> bool:
+    """Whether ``points`` has the runs of ``those``, and both come to the same end."""
+    return bracket(points) == bracket(those) and those.items() <= points.items()
 
 
 def arm_fits(points: Mapping[Arm, Points]) -> tuple[ArmFit, ...]:

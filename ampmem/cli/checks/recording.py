@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ampmem.cli.options.assume import assumed_data
-from ampmem.cli.options.shared import ScriptOptions, check_world, simulated_gpu
+from ampmem.cli.options.shared import ScriptOptions, settled
 from ampmem.cli.processes import launch
 from ampmem.cli.processes.children import misplaced, profile_arguments
 from ampmem.cli.processes.progress import Progress
@@ -46,9 +45,7 @@ def recorded(script: ScriptOptions, arm: Arm, seed: int, output: Path | None) ->
     """
     if script.dtype is not None and not arm.autocast:
         raise UsageError(f"--dtype is what autocast casts to, so it needs --arm amp or amp-nocache, not {arm}")
-    simulated_gpu(script.device, script.gpu)
-    assumed_data(script.device, script.assume)
-    check_world(script.device, script.world_size, script.rank)
+    script = settled(script)
     check_processes(script)
     title = script.find().title
     if output is not None:

@@ -15,7 +15,9 @@ def assumed_data(device: Device, assume: tuple[str, ...]) -> Assumed | None:
     """What each ``--assume`` says; ``None`` for a real device. Raises :class:`UsageError` for what cannot be meant."""
     if device != Device.SIMULATED:
         if assume:
-            raise UsageError("--assume says what a simulated device takes for granted, so it needs --device sim")
+            raise UsageError(
+                "--assume says what a simulated device takes for granted, so it needs --device sim or --gpu"
+            )
         return None
     from ampmem.simulator.assumed import OPTION, assumed_of
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
@@ -13,7 +15,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from ampmem.allocator.gpus import DEFAULT_GPU, GPUS, GpuSpec, gpu_to_simulate
+from ampmem.cli.options.assume import assumed_data
 from ampmem.errors import UsageError
+from ampmem.output.terminal import Terminal
 from ampmem.recorder import script
 from ampmem.recorder.marker import FORMS, step_on_of
 from ampmem.recorder.script import Target
@@ -45,8 +49,61 @@ def _complete_gpu(_: click.Context, __: click.Parameter, incomplete: str) -> lis
     return [CompletionItem(name) for name in GPUS if name.startswith(incomplete)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """Options that ``--help`` lists together, by the names of their parameters, with options as an example.
+
+    Of several ``examples`` the first is shown whose options the command has.
+    """
+
+    title: str
+    names: frozenset[str]
+    examples: tuple[str, ...]
+
+
+def _group(title: str, names: str, *examples: str) -> _Group:
+    return _Group(title=title, names=frozenset(names.split()), examples=examples)
+
+
+_GROUPS = (
+    _group("Search", "specs points jobs", "--points 9 --jobs 2"),
+    _group("Limits", "budgets baseline allow update_baseline", "--baseline main.json"),
+    _group(
+        "Script and precision", "as_module arm arms dtype seed", "--arm amp --dtype fp16", "--arms fp32,amp --seed 1"
+    ),
+    _group("GPU", "device gpu assume", "--gpu h100"),
+    _group("Steps", "steps skip step_on synchronize stacks run_to_end times", "--steps 5 --skip 2"),
+    _group("Ranks", "nproc_per_node world_size rank", "--nproc-per-node 2", "--world-size 8 --rank 0"),
+    _group("Output", "output html snapshot quiet as_json schema force", "--html page.html", "--json"),
+)
+"""All groups, in the order of ``--help``; what is in none of them comes last."""
+
+_REST = {"check": "--budget peak=20GiB train.py", "fit": "train.py --vary --batch-size=1:64"}
+"""What follows the options of an example, by command, where that is not the script alone."""
+
+_COLUMN = 24
+"""How wide the column of options may be in ``--help``; the description of a longer one starts in a new line."""
+
+
 class ScriptCommand(click.Command):
     """A command that runs a script: what follows the script's name is the script's."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options of ``--help`` in groups, each with an example."""
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        shown = [(option.name, record) for option in options if (record := option.get_help_record(ctx))]
+        flags = {flag for option in options for flag in option.opts}
+        for group in _GROUPS:
+            records = [record for name, record in shown if name in group.names]
+            if not records:
+                continue
+            with formatter.section(group.title):
+                formatter.write_dl(records, col_max=_COLUMN)
+                example = next(each for each in group.examples if flags.issuperset(re.findall(r"--[a-z-]+", each)))
+                formatter.write_text(f"e.g. {ctx.command_path} {example} {_REST.get(self.name or '', 'train.py')}")
+        listed = frozenset[str]().union(*(group.names for group in _GROUPS))
+        with formatter.section("Other"):
+            formatter.write_dl([record for name, record in shown if name not in listed], col_max=_COLUMN)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """For a shell: ampmem's options, up to the script's name."""
@@ -65,30 +122,33 @@ _SHARED: tuple[Decorator, ...] = (
         type=click.Choice(choices(_DEVICES)),
         default=Device.AUTO.value,
         show_default=True,
-        help="Whose memory to record; auto takes the GPU where torch sees one, sim simulates the one that --gpu names.",
+        help="Whose memory to record: auto takes the GPU where torch sees one, sim simulates the one that --gpu names "
+        "(--gpu alone does so, too, where torch sees none).",
     ),
     click.option(
         "--gpu",
         metavar="NAME|BYTES",
         shell_complete=_complete_gpu,
-        help=f"The GPU to simulate ({', '.join(GPUS)}), or its memory, such as 24GiB.  [default: {DEFAULT_GPU}]",
+        help=f"The GPU to simulate: {', '.join(GPUS)}, or its memory, such as 24GiB.  [default: {DEFAULT_GPU}]",
     ),
     click.option(
         "--assume",
         multiple=True,
-        metavar="OP=FRACTION|FILE:LINE=NUMBER|compile=eager",
-        help="On a simulated device, which has no data: the fraction of the elements that an op finds "
-        f"({' or '.join(ASSUMABLE)}), or the number that a line of the script reads; compile=eager runs uncompiled "
-        "what torch.compile compiles. May be repeated.",
+        metavar="WHAT=VALUE",
+        help="What a simulated device, which has no data, takes for granted: OP=FRACTION of the elements that an op "
+        f"finds ({' or '.join(ASSUMABLE)}), FILE:LINE=NUMBER that a line reads, or compile=eager, which runs "
+        "uncompiled what torch.compile compiles. May be repeated.",
     ),
     click.option(
         "--world-size",
         type=click.IntRange(min=1),
-        help="With --device sim: let the script run as one rank of so many; collectives return at once.",
+        metavar="N",
+        help="On a simulated GPU: let the script run as one rank of so many; collectives return at once.",
     ),
     click.option(
         "--rank",
         type=click.IntRange(min=0),
+        metavar="N",
         help="Which rank of --world-size that is.  [default: 0]",
     ),
     click.option(
@@ -98,22 +158,35 @@ _SHARED: tuple[Decorator, ...] = (
         show_default=True,
         help="On a GPU, wait for it at the end of each step.",
     ),
-    click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="How many steps to record."),
+    click.option(
+        "--steps",
+        type=click.IntRange(min=1),
+        metavar="N",
+        default=3,
+        show_default=True,
+        help="How many steps to record.",
+    ),
     click.option(
         "--step-on",
         metavar="WHAT",
-        help=f"What ends a step: {FORMS}.  [default: updates, put together where several optimizers take turns; "
-        "backward where there is no optimizer]",
+        help=f"What ends a step: {FORMS}.  [default: updates of the optimizers, or backward where there is none]",
     ),
     click.option("--named", metavar="NAME", hidden=True, help="What recordings call the script, for ampmem."),
-    click.option("--skip", type=click.IntRange(min=0), default=0, show_default=True, help="Steps to let pass before."),
+    click.option(
+        "--skip",
+        type=click.IntRange(min=0),
+        metavar="N",
+        default=0,
+        show_default=True,
+        help="How many steps to let pass first.",
+    ),
     click.option("--stacks/--no-stacks", default=True, show_default=True, help="Record the Python stack of every op."),
     click.option("--force", is_flag=True, help="Replace files that exist."),
     click.option(
         "--nproc-per-node",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Run N processes of the script on this machine, as torchrun does, and record each into a file of its own: "
+        help="Run N processes of the script here, as torchrun does, each recorded into a file of its own: "
         f"{rank_file(Path('train'), 0, 2)}.",
     ),
     click.argument("script_or_module", metavar="SCRIPT|-m MODULE", shell_complete=_complete_script),
@@ -187,6 +260,25 @@ def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return decorated
 
 
+def settled(script: ScriptOptions) -> ScriptOptions:
+    """``script`` with the device that its options ask for: ``--gpu`` alone asks for a simulated one.
+
+    Raises :class:`UsageError` for options of a simulated device where another one is recorded, and for values that
+    cannot be meant. Where ``--gpu`` is given and ``--device`` is not, torch is imported, to ask it for a real GPU.
+    """
+    device = script.device
+    if device is Device.AUTO and script.gpu is not None:
+        gpu = gpu_to_simulate(script.gpu, "--gpu ")
+        from ampmem.recorder.sources.choose import meant_device
+
+        device = meant_device(device, gpu, option="--gpu", remedy="--device sim")
+        Terminal(sys.stderr).say(f"simulating an {gpu.name}, as --gpu asks for: torch sees no GPU here")
+    simulated_gpu(device, script.gpu)
+    assumed_data(device, script.assume)
+    check_world(device, script.world_size, script.rank)
+    return replace(script, device=device)
+
+
 def simulated_gpu(device: Device, gpu: str | None) -> GpuSpec | None:
     """The GPU to simulate; ``None`` for another device.
 
@@ -194,7 +286,9 @@ def simulated_gpu(device: Device, gpu: str | None) -> GpuSpec | None:
     """
     if device != Device.SIMULATED:
         if gpu is not None:
-            raise UsageError("--gpu names the GPU to simulate, so it needs --device sim")
+            raise UsageError(
+                f"--gpu simulates a GPU, and --device {device} records a real device: leave one of them out"
+            )
         return None
     return gpu_to_simulate(gpu, "--gpu ")
 
@@ -204,7 +298,7 @@ def check_world(device: Device, world_size: int | None, rank: int | None) -> Non
     name = "--world-size" if world_size is not None else "--rank"
     if device != Device.SIMULATED and (world_size, rank) != (None, None):
         raise UsageError(
-            f"{name} says which ranks to simulate, so it needs --device sim; real ones start with torchrun"
+            f"{name} says which ranks to simulate, so it needs --device sim or --gpu; real ones start with torchrun"
         )
     if rank is not None and world_size is None:
         raise UsageError(f"--rank {rank} needs --world-size N")

@@ -9,6 +9,9 @@ from ampmem.cli.processes.launch import Ended
 from ampmem.errors import UsageError
 from ampmem.vocabulary import Arm
 
+USAGE = 2
+"""The exit code of a command line that was used wrongly."""
+
 
 def chosen_arms(text: str, dtype: str | None) -> tuple[Arm, ...]:
     """The arms that ``--arms`` lists. Raises :class:`UsageError`, also for a ``dtype`` that none of them uses."""
@@ -55,15 +58,22 @@ def profile_arguments(script: ScriptOptions, arm: Arm, seed: int | None, *option
 
 
 def misplaced(script: ScriptOptions, ended: Ended) -> str:
+    """As :func:`misplaced_option` says it of a child that ended with 2; the last line that it printed is the reason."""
+    return misplaced_option(script, ended.tail[-1]) if ended.code == USAGE and ended.tail else ""
+
+
+def misplaced_option(script: ScriptOptions, reason: str) -> str:
     """``; --arms is an option of ampmem's: write it before train.py``, where the script ended for not knowing it.
 
-    That is seen by its exit code, 2, and the last line that it printed.
+    ``reason`` is why the script ended, in its own words: they name an option of the command that is running, and which
+    is among the script's arguments. Empty where that is not so.
     """
     context = click.get_current_context(silent=True)
-    if context is None or ended.code != 2 or not ended.tail:
+    if context is None:
         return ""
-    ours = {name for param in context.command.params for name in (*param.opts, *param.secondary_opts)}
+    options = [param for param in context.command.params if isinstance(param, click.Option) and not param.hidden]
+    ours = {name for option in options for name in (*option.opts, *option.secondary_opts)}
     given = {argument.partition("=")[0] for argument in script.arguments if argument.startswith("-")}
-    told = (word.partition("=")[0] for word in ended.tail[-1].split())
+    told = (word.strip("'\"[](),.").partition("=")[0] for word in reason.split())
     name = next((word for word in told if word in ours & given), None)
     return "" if name is None else f"; {name} is an option of ampmem's: write it before {script.name}"

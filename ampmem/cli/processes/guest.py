@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
+from ampmem.cli.processes.children import USAGE
 from ampmem.cli.processes.messages import Audience
 from ampmem.failure import failure_of
 from ampmem.recorder import script
@@ -145,6 +146,22 @@ def _stop_of_simulation(failure: BaseException) -> BaseException | None:
         return None if where is None else failure
     cause = script.cause_of(failure)
     return cause.with_traceback(failure.__traceback__) if isinstance(cause, where.NotSimulated) else None
+
+
+def usage_error(failure: BaseException | None) -> str:
+    """What argparse or click gave as the reason for exit code 2; empty where the script ended for another one.
+
+    argparse has printed it and keeps it in a local of ``ArgumentParser.error``; click exits while it handles its error.
+    """
+    if not isinstance(failure, SystemExit) or failure.code != USAGE:
+        return ""
+    trace = failure.__traceback__
+    while trace is not None:
+        message = trace.tb_frame.f_locals.get("message") if trace.tb_frame.f_code.co_name == "error" else None
+        if type(message) is str:
+            return message
+        trace = trace.tb_next
+    return "" if failure.__context__ is None else failure_of(failure.__context__).message
 
 
 def end_as(failure: BaseException | None) -> NoReturn:

@@ -71,11 +71,12 @@ class _Outcome:
 
 def run_points(
     plan: RunPlan, arms: Sequence[Arm], wanted: Callable[[Found], list[Run]], left: Callable[[Found], str]
-) -> tuple[dict[Arm, dict[int, Memory | None]], tuple[str, ...]]:
+) -> tuple[dict[Arm, dict[int, Memory | None]], tuple[str, ...], bool]:
     """Run what is ``wanted``, given what there is, until that is nothing; the points of each arm, and all notes.
 
-    ``left`` has words for what is left to do. Raises :class:`RunFailed` when a script fails for another reason than
-    memory; no run is left behind then.
+    The last of the three says whether Ctrl-C ended it before: the runs that had ended are there. ``left`` has words for
+    what is left to do. Raises :class:`RunFailed` when a script fails for another reason than memory. No run is left
+    behind, however it ends.
     """
     points: dict[Arm, dict[int, Memory | None]] = {arm: {} for arm in arms}
     notes: dict[str, None] = {}
@@ -92,12 +93,15 @@ def run_points(
                     if len(running) < plan.jobs and run not in running.values():
                         running[pool.submit(_make, plan, Path(folder), children, progress, run)] = run
                 if not running:
-                    return points, tuple(notes)
+                    return points, tuple(notes), False
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     run, outcome = running.pop(future), future.result()
                     points[run[0]][run[1]] = outcome.memory
                     progress.ended(plan.name(run), outcome, points)
                     notes |= dict.fromkeys(outcome.notes)
+        except KeyboardInterrupt:
+            children.end(running)
+            return points, tuple(notes), True
         except BaseException:
             children.end(running)
             raise

@@ -89,7 +89,7 @@ class RecordedCell:
             said = [f"All {count} {which} {were} recorded."]
         if options.arm != Arm.AS_IS:
             said.append(f"ampmem forced the precision {options.arm} on the cell.")
-        if options.device == Device.SIMULATED:
+        if options.device == Device.SIMULATED or options.gpu is not None:
             said.append("The GPU was simulated: what the cell left on it has no values, and other cells cannot use it.")
         if options.output is not None:
             said.append(f"The recording is {sized(options.output)}.")

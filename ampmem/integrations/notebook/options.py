@@ -59,8 +59,11 @@ def parse(line: str) -> CellOptions:
         )
     if options.cells is not None and not options.compare:
         raise UsageError("%%ampmem: --cells are those that --compare runs first; a cell that runs here needs none")
-    if options.gpu is not None and options.device != Device.SIMULATED:
-        raise UsageError("%%ampmem: --gpu names the GPU to simulate, so it needs --device sim")
+    if options.gpu is not None and options.device not in (Device.AUTO, Device.SIMULATED):
+        raise UsageError(
+            f"%%ampmem: --gpu simulates a GPU, and --device {options.device} records a real device: leave one of them "
+            "out"
+        )
     return options
 
 
@@ -82,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--device", choices=[device.value for device in _DEVICES], default=Device.AUTO.value, help="whose memory")
-    add("--gpu", metavar="NAME|BYTES", help="the GPU that --device sim simulates")
+    add("--gpu", metavar="NAME|BYTES", help="the GPU to simulate; without --device where torch sees no GPU")
     add("--steps", type=_count, default=STEPS, metavar="N", help=f"how many steps to record [default: {STEPS}]")
     add("--skip", type=_count_or_none, default=0, metavar="N", help="let so many steps pass first [default: 0]")
     add("--step-on", metavar="WHAT", help=f"what ends a step: {FORMS} [default: found by itself]")

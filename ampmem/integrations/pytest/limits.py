@@ -174,10 +174,14 @@ def _checked(how: How, name: str) -> How:
         raise UsageError(
             f"{name}: there is no device {how.device!r} to record; there are {', '.join(Device)}"
         ) from None
-    if device != Device.SIMULATED and (how.gpu is not None or how.assume):
-        raise UsageError(f"{name}: gpu= and assume= are of a simulated GPU, so they need device='sim'")
+    if how.gpu is not None and device not in (Device.AUTO, Device.SIMULATED):
+        raise UsageError(
+            f"{name}: gpu= simulates a GPU, and device={how.device!r} records a real device: leave one of them out"
+        )
+    if how.assume and how.gpu is None and device != Device.SIMULATED:
+        raise UsageError(f"{name}: assume= is of a simulated GPU, so it needs device='sim' or gpu=")
     try:
-        if device == Device.SIMULATED:
+        if how.gpu is not None or device == Device.SIMULATED:
             gpu_to_simulate(how.gpu)
             assumed_of(how.assume)
         step_on_of(how.step_on)

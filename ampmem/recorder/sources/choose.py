@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ampmem.allocator.gpus import GpuSpec
 from ampmem.errors import UsageError
 from ampmem.recorder.options import Options
 from ampmem.recorder.sources.base import Source
@@ -28,6 +29,22 @@ def choose_source(options: Options, storages: Storages) -> Source:
 def records_cuda(options: Options) -> bool:
     """Whether it is a real CUDA device whose memory is to be recorded."""
     return options.device == Device.CUDA or (options.device == Device.AUTO and cuda_available())
+
+
+def meant_device(device: Device, gpu: GpuSpec, *, option: str, remedy: str) -> Device:
+    """The device that naming ``gpu`` asks for: a simulated one instead of ``auto``, where torch sees no real GPU.
+
+    ``option`` is what named the GPU, ``remedy`` what asks for a simulated one in so many words. Raises ``UsageError``
+    where torch sees a real GPU: the name does not say whether that one is to be recorded.
+    """
+    if device is not Device.AUTO:
+        return device
+    if cuda_available():
+        raise UsageError(
+            f"{option} simulates a GPU, but torch sees a real one here: add {remedy} to simulate an {gpu.name}, or "
+            f"leave {option} out to record the real GPU"
+        )
+    return Device.SIMULATED
 
 
 def check_torch(options: Options) -> list[str]:

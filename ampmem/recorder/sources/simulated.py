@@ -7,6 +7,7 @@ from time import time_ns
 
 import numpy as np
 
+from ampmem.allocator.contexts import READINGS
 from ampmem.allocator.gpus import GpuSpec
 from ampmem.allocator.model.driver import DriverCall
 from ampmem.allocator.model.layout import DEFAULT_POOL
@@ -264,5 +265,6 @@ def _raw(events: list[Event], segments: SegmentColumns) -> RawEvents:
 
 def _context(gpu: GpuSpec) -> str:
     least, most = map(format_bytes, gpu.context)
-    known = "by readings on such GPUs" if gpu.chip else "the GPU's model is not known"
+    known = "by readings on such GPUs" if gpu.chip in READINGS else "of such GPUs there are no readings: as on any"
+    known = "the GPU's model is not known" if gpu.sm_count is None else known
     return f"assumed: from {least} to {most} of the device is used outside of the allocator (CUDA context; {known})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ampmem.analysis.fit.fit import BASELINE, ArmFit, BreakEven, FitResult, Verdict
 from ampmem.analysis.fit.search import Remaining
@@ -10,7 +10,7 @@ from ampmem.names import is_warning, said_in
 from ampmem.reporters.text.common.layout import PLAIN, Layout, number, side_by_side
 from ampmem.reporters.text.common.plain_text import ABSENT, wrapped
 from ampmem.reporters.text.common.words import between, signed, size_beside
-from ampmem.units import format_apart, format_bytes, format_count
+from ampmem.units import format_alike, format_apart, format_bytes, format_count
 
 DOES_NOT_FIT = "does not fit"
 
@@ -96,24 +96,35 @@ def _head(fit: FitResult, layout: Layout) -> str:
 
 
 def _points(fit: FitResult, layout: Layout) -> str:
-    first = number(fit.vary.name)
-    groups = [[number(f"{arm.name}\nallocated"), number("\nreserved")] for arm in fit.arms]
+    first, shown = number(fit.vary.name), sizes_of(fit)
+    alike = {arm.name: [arm.name] for arm in fit.arms if fit.same_as(arm) is None}
+    for arm in fit.arms:
+        if (other := fit.same_as(arm)) is not None:
+            alike[other.name].append(arm.name)
+    arms = [arm for arm in fit.arms if arm.name in alike]
+    groups = [[number(f"{', '.join(alike[arm.name])}\nallocated"), number("\nreserved")] for arm in arms]
     names = list(map(str, fit.values))
     tables = side_by_side(
-        first, names, groups, [[cells(arm, value) for value in fit.values] for arm in fit.arms], layout
+        first, names, groups, [[cells(arm, value, shown) for value in fit.values] for arm in arms], layout
     )
     return "\n\n".join([layout.strong("peak of each run"), *tables])
 
 
-def cells(arm: ArmFit, value: int) -> tuple[str, str]:
-    """Peak allocated and reserved of a run as words."""
+def sizes_of(fit: FitResult) -> Callable[[int], str]:
+    """What writes the peaks of all runs in one unit."""
+    found = (memory for arm in fit.arms for memory in arm.points.values() if memory is not None)
+    return format_alike((memory.allocated, memory.reserved) for memory in found)
+
+
+def cells(arm: ArmFit, value: int, shown: Callable[[int], str]) -> tuple[str, str]:
+    """Peak allocated and reserved of a run as words; ``shown`` writes a size in bytes."""
     if value not in arm.points:
         return ABSENT, ABSENT
     memory = arm.points[value]
     if memory is None:
         return DOES_NOT_FIT, ""
-    allocated, reserved = format_apart(memory.allocated, memory.reserved)
-    return allocated, reserved if memory.surely else f"{reserved}, may not fit"
+    reserved = shown(memory.reserved)
+    return shown(memory.allocated), reserved if memory.surely else f"{reserved}, may not fit"
 
 
 def _listed(title: str, lines: Sequence[str], layout: Layout) -> str:
@@ -151,8 +162,12 @@ def of_whole(whole: int, *parts: int) -> str:
     """``1.98 of 2.00 GiB``, or ``1.9 to 2.1 of 2.0 GiB`` from what is known to the most that is assumed."""
     texts = [format_apart(part, whole) for part in parts]
     shown = texts[-1][1]
-    unit = shown.partition(" ")[2]
-    return f"{' to '.join(text.removesuffix(f' {unit}') for text, _ in texts)} of {shown}"
+    unit, alike = f" {shown.partition(' ')[2]}", format_alike((part, whole) for part in parts)
+    found = [
+        text if text.endswith(unit) or len(parts) == 1 else alike(part)
+        for part, (text, _) in zip(parts, texts, strict=True)
+    ]
+    return f"{' to '.join(text.removesuffix(unit) for text in found)} of {shown}"
 
 
 def _same(fit: FitResult, arm: ArmFit) -> str:

@@ -135,7 +135,7 @@ def test_subtests_are_judged_with_their_test_and_not_one_by_one(pytester: pytest
         pytester,
         f"""
 class TestUnit(unittest.TestCase):
-    @pytest.mark.ampmem(parameters={PARAMETERS - 1}, device="sim", gpu="h100")
+    @pytest.mark.ampmem(parameters={PARAMETERS - 1}, gpu="h100")
     def test_second_is_larger(self):
         global WIDTH
         for WIDTH in (64, 256):
@@ -301,7 +301,7 @@ def test_call(ampmem):
     with ampmem(device="cpu") as prof: train()
     assert prof.summary().source == "cpu"
 
-@pytest.mark.ampmem(parameters={PARAMETERS - 1}, device="sim", gpu="h100")
+@pytest.mark.ampmem(parameters={PARAMETERS - 1}, gpu="h100")
 def test_each_block(ampmem):
     train(1)  # which no limit is about
     with ampmem.profile() as first: train()
@@ -430,7 +430,8 @@ class TestNearer:
         ('ampmem(budgets={"activation": 1})', "there is no budget 'activation'; did you mean 'activations'?"),
         ('ampmem(budgets=["peak"])', "ampmem: budgets are a mapping from keys to limits"),
         ('ampmem(peak="1 GiB", device="sims")', "ampmem: there is no device 'sims' to record"),
-        ('ampmem(peak="1 GiB", gpu="h100")', "ampmem: gpu= and assume= are of a simulated GPU"),
+        ('ampmem(peak="1 GiB", gpu="h100", device="cpu")', "ampmem: gpu= simulates a GPU, and device='cpu'"),
+        ('ampmem(peak="1 GiB", assume="unique=1")', "ampmem: assume= is of a simulated GPU, so it needs"),
         ('ampmem(peak="1 GiB", device="sim", gpu="h1")', "ampmem: unknown GPU 'h1'"),
         ('ampmem(peak="1 GiB", device="sim", assume="x=1")', "ampmem: assume=x=1: there is no op 'x'"),
         ('ampmem(peak="1 GiB", step_on="x")', "ampmem: --step-on x: it takes backward"),

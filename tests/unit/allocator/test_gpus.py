@@ -7,27 +7,40 @@ import re
 import pytest
 
 from ampmem.allocator.contexts import READINGS, context_of
-from ampmem.allocator.gpus import GPUS, find_gpu, gpu_to_simulate
+from ampmem.allocator.gpus import GPUS, GpuSpec, find_gpu, gpu_to_simulate
 from ampmem.allocator.settings import GIB, KIB, MIB
 from ampmem.errors import UsageError
 
-OLDER = {"h200", "h100", "a100-80", "a100-40", "l40s", "rtx4090", "rtx3090"}
-NEWER = {"b200", "a10", "v100", "v100-32", "t4", "rtx5090", "rtx4060", "rtx3060"}
+
+@pytest.mark.parametrize("spec", GPUS.values(), ids=list(GPUS))
+def test_what_is_known_of_a_named_gpu_can_be(spec: GpuSpec) -> None:
+    assert spec.sm_count is not None
+    assert 4 * GIB < spec.total_memory < 1024 * GIB
+    assert spec.shared_memory_per_sm >= 64 * KIB
+    assert spec.threads_per_sm in (1024, 1536, 2048)
+    assert 64 * MIB < spec.context.least < spec.context.most < 1024 * MIB
+    assert find_gpu(spec.name) is spec
 
 
-def test_named_gpus() -> None:
-    assert set(GPUS) == OLDER | NEWER
-    assert find_gpu(" H100 ").compute_capability == (9, 0)
-    for spec in GPUS.values():
-        assert spec.sm_count is not None
-        assert 4 * GIB < spec.total_memory < 1024 * GIB
-        assert spec.shared_memory_per_sm >= 64 * KIB
-        assert spec.threads_per_sm in (1024, 1536, 2048)
+def test_a_gpu_takes_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without readings of its context, and with a compute capability of which no table has heard."""
+    new = GpuSpec(name="NVIDIA X1", total_memory=48 * GIB, sm_count=10, compute_capability=(14, 2))
+    monkeypatch.setitem(GPUS, "x1", new)
+    assert find_gpu("x1") is new
+    assert new.context == find_gpu("24GiB").context
+    assert (new.threads_per_sm, new.shared_memory_per_sm) == (2048, 164 * KIB)
+    assert context_of("a chip of which there are no readings") == new.context
 
 
 @pytest.mark.parametrize(
     ("name", "capability", "per_sm", "per_block"),
-    [("t4", (7, 5), 64, 64), ("v100", (7, 0), 96, 96), ("a100-80", (8, 0), 164, 163), ("rtx5090", (12, 0), 100, 99)],
+    [
+        ("p100", (6, 0), 64, 48),
+        ("v100", (7, 0), 96, 96),
+        ("t4", (7, 5), 64, 64),
+        ("a100-80", (8, 0), 164, 163),
+        ("rtx5090", (12, 0), 100, 99),
+    ],
 )
 def test_shared_memory_by_capability(name: str, capability: tuple[int, int], per_sm: int, per_block: int) -> None:
     spec = find_gpu(name)
@@ -37,7 +50,13 @@ def test_shared_memory_by_capability(name: str, capability: tuple[int, int], per
 
 @pytest.mark.parametrize(
     ("text", "total"),
-    [("24GiB", 24 * GIB), ("1.5 gib", 3 * GIB // 2), ("80GB", 80 * 10**9), ("4096MiB", 4 * GIB), ("512", 512)],
+    [
+        ("24GiB", 24 * GIB),
+        ("1.5 gib", 3 * GIB // 2),
+        ("80GB", 80 * 10**9),
+        ("4096MiB", 4 * GIB),
+        ("4294967296", 4 * GIB),
+    ],
 )
 def test_a_gpu_by_its_memory(text: str, total: int) -> None:
     spec = find_gpu(text)
@@ -73,11 +92,52 @@ def test_every_reading_of_a_context_is_inside_of_what_is_assumed(chip: str) -> N
     assert 64 * MIB < least < most < 1024 * MIB
 
 
-def test_every_named_gpu_has_readings() -> None:
-    assert {spec.chip for spec in GPUS.values()} == set(READINGS)
-
-
 def test_where_the_gpu_is_not_known_any_context_may_be_there() -> None:
     unknown = find_gpu("24GiB").context
-    assert unknown.least == min(spec.context.least for spec in GPUS.values())
-    assert unknown.most == max(spec.context.most for spec in GPUS.values())
+    assert unknown.least == min(context_of(chip).least for chip in READINGS)
+    assert unknown.most == max(context_of(chip).most for chip in READINGS)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (" H100 ", "h100"),
+        ("4090", "rtx4090"),
+        ("rtx 4090", "rtx4090"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("3090", "rtx3090"),
+        ("A10G", "a10g"),
+        ("a100 80GB", "a100-80"),
+        ("V100-32GB", "v100-32"),
+        ("RTX 6000 Ada", "rtx6000ada"),
+        ("A6000", "rtxa6000"),
+        ("RTX PRO 6000", "rtxpro6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtxpro6000"),
+        ("Tesla T4", "t4"),
+    ],
+)
+def test_a_gpu_by_another_spelling_of_its_name(text: str, name: str) -> None:
+    assert find_gpu(text) is GPUS[name]
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("a100", "a100-80 or a100-40"),
+        ("6000", "rtxpro6000, rtx6000ada or rtxa6000"),
+        ("24G", "24GiB"),
+        ("24", "24GiB"),
+        ("rtx 3090 ti", "rtx3090"),
+        ("h100 pcie", "h100"),
+    ],
+)
+def test_what_may_be_meant_by_an_unknown_gpu_is_named(text: str, meant: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        find_gpu(text)
+    assert str(refused.value) == f"unknown GPU {text!r}; did you mean {meant}?"
+
+
+def test_where_nothing_resembles_an_unknown_gpu_all_are_named() -> None:
+    with pytest.raises(UsageError) as refused:
+        find_gpu("voodoo")
+    assert str(refused.value) == f"unknown GPU 'voodoo'; give one of {', '.join(GPUS)}, or its memory, such as 24GiB"

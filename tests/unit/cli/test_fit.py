@@ -20,11 +20,12 @@ from ampmem.analysis.fit.document import SCHEMA, fit_schema
 from ampmem.analysis.fit.document import document as fit_document
 from ampmem.analysis.fit.fit import FitResult, Memory, Vary, Verdict, arm_fits, break_evens, memory_of
 from ampmem.analysis.fit.search import DOUBLINGS, GUESSES, next_to_fit, remaining, wanted
+from ampmem.cli.fit import fit
 from ampmem.cli.main import run
 from ampmem.cli.options.vary import varied_arguments
 from ampmem.errors import RecordingError, UsageError
 from ampmem.reporters.html.page.fit_page import fit_view
-from ampmem.reporters.text.fit import left, render
+from ampmem.reporters.text.fit import left, of_whole, render
 
 OUTSIDE = 512
 TOTAL = 100_000
@@ -291,6 +292,45 @@ def test_an_arm_with_the_peaks_of_another_is_told_to_be_the_same() -> None:
     assert "the same" not in render(other)
 
 
+def test_the_same_numbers_are_shown_once() -> None:
+    """The baseline was run with further values, to find where another arm saves."""
+    fp32 = {1: memory(900), 2: memory(2000), 3: memory(3000)}
+    points = {"fp32": fp32, "amp": {1: memory(800), 3: memory(900)}, "as-is": {1: fp32[1], 3: fp32[3]}}
+    text = render(result(points, vary(1, 3)))
+    assert text.count("as-is: the same as fp32\n") == 2
+    head = text[text.index("peak of each run") : text.index("what fits")].splitlines()
+    assert head[2].split() == ["fp32,", "as-is", "amp"]
+    assert head[3].split() == ["--batch-size", "allocated", "reserved", "allocated", "reserved"]
+    searched_further = {**points, "as-is": {1: fp32[1]}}  # it may still come to another end
+    assert "the same" not in render(result(searched_further, vary(1, 3)))
+
+
+def test_what_is_in_use_and_what_there_is_have_one_unit() -> None:
+    assert of_whole(3 * 1024**3, 826 * 1024**2, 1638 * 1024**2) == "0.8 to 1.6 of 3.0 GiB"
+
+
+def test_a_column_has_one_unit() -> None:
+    text = render(result({"amp": {1: memory(300), 2: memory(900), 8: memory(90_000)}}, vary(1, 8)))
+    rows = [line.split() for line in text.splitlines() if re.match(" +[0-9]+ ", line)]
+    assert rows == [
+        ["1", "0.3", "KiB", "0.3", "KiB"],
+        ["2", "0.9", "KiB", "0.9", "KiB"],
+        ["8", "87.9", "KiB", "87.9", "KiB"],
+    ]
+
+
+def test_a_positional_argument_is_called_by_its_place() -> None:
+    varied = varied_arguments([], ["data", "--vary", "1:64"]).vary
+    text = render(result({"amp": {8: memory(2000), 9: None}}, varied))
+    assert "varied  argument 2 from 1 to 64" in text
+    assert "amp: argument 2 = 8 fits (2.5 of 97.7 KiB), 9 does not" in text
+
+
+def test_the_scripts_own_precision_is_tried_too() -> None:
+    (arms,) = [param.default for param in fit.params if param.name == "arms"]
+    assert arms == "fp32,amp,amp-nocache,as-is"
+
+
 def test_where_nothing_fits_no_peak_is_told_to_be_the_same() -> None:
     points: dict[str, dict[int, Memory | None]] = {"fp32": {1: None}, "amp": {1: None}, "amp-nocache": {1: None}}
     found = result(points, vary(1, 8))
@@ -338,6 +378,8 @@ def test_a_recording_of_no_simulated_gpu_says_nothing_of_what_fits() -> None:
         ([], ["--vary=--batch-size 1:64"], ("--batch-size", "8")),
         ([], ["--vary", "-b 1:64", "-x"], ("-b", "8", "-x")),
         (["+data.batch_size=1:"], ["name=x"], ("name=x", "+data.batch_size=8")),
+        ([], ["data", "--vary", "1:64", "-x"], ("data", "8", "-x")),
+        (["1:"], ["data"], ("data", "8")),
     ],
 )
 def test_the_argument_is_passed_on_as_it_is_written(

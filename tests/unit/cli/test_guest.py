@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from traceback import extract_tb
 from typing import cast
 
 import pytest
 
-from ampmem.cli.processes.guest import Ended, run_script
+from ampmem.cli.processes.guest import Ended, run_script, usage_error
 from ampmem.cli.processes.messages import StepEnded
 from ampmem.errors import UsageError
 from ampmem.failure import FailureRecord
@@ -140,3 +141,31 @@ def test_a_stop_of_the_simulation_is_told_without_torchs_frames() -> None:
     files = [Path(frame.filename).name for frame in extract_tb(trace)]
     assert files == ["test_guest.py", "train.py"]
     assert stopped.__traceback__ is trace and stopped.__context__ is None
+
+
+def _exits_while_it_handles(error: Exception) -> None:
+    try:
+        raise error
+    except type(error):
+        sys.exit(2)
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (lambda: ArgumentParser(prog="x").parse_args(["--steps", "5"]), "unrecognized arguments: --steps 5"),
+        (lambda: _exits_while_it_handles(ValueError("No such option: --steps")), "No such option: --steps"),
+        (lambda: sys.exit(2), ""),
+        (lambda: sys.exit(3), ""),
+        (lambda: sys.exit("--steps"), ""),
+    ],
+    ids=["argparse", "click", "without a reason", "another exit code", "a message"],
+)
+def test_why_a_command_line_was_refused_is_read_from_its_exit(end: Callable[[], object], reason: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        end()
+    assert usage_error(ended.value) == reason
+
+
+def test_what_is_not_an_exit_has_no_reason() -> None:
+    assert usage_error(None) == usage_error(ValueError("--steps")) == ""

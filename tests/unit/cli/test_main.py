@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from command_line import ampmem_here, refused
 
@@ -48,6 +51,25 @@ def test_every_subcommand_has_help(name: str, tmp_path: Path) -> None:
     code, stdout, stderr = ampmem_here(tmp_path, name, "--help")
     assert (code, stderr) == (0, "")
     assert f"ampmem {name}" in stdout
+
+
+@pytest.mark.parametrize("name", ["profile", "compare", "check", "fit"])
+def test_help_groups_the_options_of_commands_that_run_a_script(name: str) -> None:
+    command = group.get_command(click.Context(group), name)
+    assert command is not None
+    text = command.get_help(click.Context(command, info_name=f"ampmem {name}", terminal_width=80))
+    assert max(map(len, text.splitlines())) <= 80
+    parts = re.split(r"^(\w[\w ]*):\n", text, flags=re.MULTILINE)
+    sections = dict(zip(parts[1::2], parts[2::2], strict=True))
+    assert set(sections) >= {"Script and precision", "GPU", "Steps", "Ranks", "Output", "Other"}
+    assert sections.pop("Other").split()[:2] == ["-h,", "--help"]
+    listed = re.findall(r"^  (-{1,2}[a-z][a-z-]*)", "".join(sections.values()), re.MULTILINE)
+    options = [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
+    assert sorted(listed) == sorted(each.opts[0] for each in options)
+    for section in sections.values():
+        (example,) = re.findall(r"^  e\.g\. ampmem \w+ (.*)$", section, re.MULTILINE)
+        with command.make_context(name, shlex.split(example)) as context:
+            assert context.params["script_or_module"] == "train.py"
 
 
 def test_version(tmp_path: Path) -> None:

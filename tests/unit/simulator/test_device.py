@@ -6,6 +6,7 @@ import gc
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,14 +24,17 @@ from torch_version import older_than  # noqa: E402
 from ampmem.allocator.gpus import find_gpu  # noqa: E402
 from ampmem.allocator.settings import MIB, Settings  # noqa: E402
 from ampmem.analysis.fit.estimate import Fit, prediction_of  # noqa: E402
-from ampmem.cli.options.shared import simulated_gpu  # noqa: E402
+from ampmem.cli.options.shared import ScriptOptions, settled, simulated_gpu  # noqa: E402
 from ampmem.errors import UsageError  # noqa: E402
 from ampmem.events import Action, TermsRecord  # noqa: E402
+from ampmem.recorder.sources import choose as choose_source  # noqa: E402
+from ampmem.recorder.sources.choose import meant_device  # noqa: E402
 from ampmem.simulator.device import Event, SimulatedDevice  # noqa: E402
 from ampmem.simulator.selftest import refusal  # noqa: E402
 from ampmem.simulator.torch_cuda import attention  # noqa: E402
 from ampmem.simulator.torch_cuda.attention import AttentionKernel, choose  # noqa: E402
 from ampmem.simulator.where import NotSimulated, take_stops  # noqa: E402
+from ampmem.vocabulary import Device  # noqa: E402
 
 
 def device(gpu: str = "a100-80") -> SimulatedDevice:
@@ -414,12 +418,57 @@ def test_wide_heads_train_without_flash_where_shared_memory_is_small(
     )
 
 
+def test_a_gpu_s_name_settles_the_device_of_a_script(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ScriptOptions(
+        script_or_module="train.py",
+        as_module=False,
+        arguments=(),
+        dtype=None,
+        gpu=None,
+        assume=(),
+        steps=3,
+        skip=0,
+        force=False,
+    )
+    assert settled(given) == given
+    monkeypatch.setattr(choose_source, "cuda_available", lambda: False)
+    named = replace(given, gpu="3090", world_size=2)
+    assert settled(named) == replace(named, device=Device.SIMULATED)
+    said = "ampmem: simulating an NVIDIA GeForce RTX 3090, as --gpu asks for: torch sees no GPU here\n"
+    assert capsys.readouterr().err == said
+    assert settled(replace(named, device=Device.SIMULATED)).device is Device.SIMULATED
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(choose_source, "cuda_available", lambda: True)
+    with pytest.raises(UsageError, match=r"^--gpu simulates a GPU, but torch sees a real one here: add --device sim "):
+        settled(named)
+
+
 def test_the_gpu_to_simulate() -> None:
-    assert simulated_gpu("auto", None) is None
+    assert simulated_gpu(Device.AUTO, None) is None
     assert simulated_gpu("sim", None) is find_gpu("a100-80")
     assert simulated_gpu("sim", "H100") is find_gpu("h100")
-    with pytest.raises(UsageError, match="needs --device sim"):
+    with pytest.raises(UsageError, match=r"^--gpu simulates a GPU, and --device cuda records a real device"):
         simulated_gpu("cuda", "h100")
+
+
+@pytest.mark.parametrize(("option", "remedy"), [("--gpu", "--device sim"), ("gpu=", "device='sim'")])
+def test_naming_a_gpu_asks_for_a_simulated_one_where_torch_sees_none(
+    monkeypatch: pytest.MonkeyPatch, option: str, remedy: str
+) -> None:
+    h100 = find_gpu("h100")
+    monkeypatch.setattr(choose_source, "cuda_available", lambda: False)
+    assert meant_device(Device.AUTO, h100, option=option, remedy=remedy) is Device.SIMULATED
+    assert meant_device(Device.CPU, h100, option=option, remedy=remedy) is Device.CPU
+    monkeypatch.setattr(choose_source, "cuda_available", lambda: True)
+    assert meant_device(Device.SIMULATED, h100, option=option, remedy=remedy) is Device.SIMULATED
+    with pytest.raises(UsageError) as refused:
+        meant_device(Device.AUTO, h100, option=option, remedy=remedy)
+    assert str(refused.value) == (
+        f"{option} simulates a GPU, but torch sees a real one here: add {remedy} to simulate an NVIDIA H100 80GB HBM3, "
+        f"or leave {option} out to record the real GPU"
+    )
 
 
 @pytest.mark.parametrize("gpu", ["50MB", "80MiB"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from ampmem.analysis.timeline.categories import Category
 from ampmem.output.files import open_output
 from ampmem.reporters.html.page.page import PLOTLY_CONFIG, self_contained
 from ampmem.reporters.html.palette import FILLS, Fill
-from ampmem.reporters.text.fit import break_even_lines, cells, facts, fitting_lines, of_whole, remarks
+from ampmem.reporters.text.fit import break_even_lines, cells, facts, fitting_lines, of_whole, remarks, sizes_of
 from ampmem.units import format_apart, format_count
 from ampmem.version import __version__
 from ampmem.vocabulary import Arm
@@ -84,7 +85,7 @@ def render_fit(fit: FitResult) -> str:
 
 def fit_view(fit: FitResult) -> FitView:
     """What the page shows of ``fit``."""
-    capacity = None if fit.outside_at_most is None else fit.total - fit.outside_at_most
+    capacity, shown = None if fit.outside_at_most is None else fit.total - fit.outside_at_most, sizes_of(fit)
     return FitView(
         ampmem=__version__,
         config=PLOTLY_CONFIG,
@@ -101,7 +102,7 @@ def fit_view(fit: FitResult) -> FitView:
             for each in fit.break_even
             if each.verdict is Verdict.CROSSES and each.costs_at is not None and each.saves_at is not None
         ),
-        table=tuple((str(value), *(_cell(arm, value) for arm in fit.arms)) for value in fit.values),
+        table=tuple((str(value), *(_cell(arm, value, shown) for arm in fit.arms)) for value in fit.values),
     )
 
 
@@ -133,8 +134,8 @@ def _peaks(memory: Memory, capacity: int | None) -> tuple[str, str]:
     return f"{reserved} reserved", f"{allocated} allocated"
 
 
-def _cell(arm: ArmFit, value: int) -> str:
-    allocated, reserved = cells(arm, value)
+def _cell(arm: ArmFit, value: int, shown: Callable[[int], str]) -> str:
+    allocated, reserved = cells(arm, value, shown)
     if value not in arm.points:
         return "not run"
     return f"{reserved} ({allocated} allocated)" if reserved else allocated

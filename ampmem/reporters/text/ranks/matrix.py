@@ -67,8 +67,8 @@ def _peak(ranks: Ranks, alike: Alike) -> RankPeak:
 
 
 def _fitting(ranks: Ranks, shown: Sequence[Alike], unit: int, layout: Layout) -> str:
-    """The table with as many categories as there is room for: those that differ most stay, the rest is summed up."""
-    by_weight = sorted(ranks.categories, key=lambda each: (each.spread, each.max), reverse=True)
+    """The table with as many categories as there is room for: the largest stay, the rest is summed up."""
+    by_weight = sorted(ranks.categories, key=lambda each: (each.max, each.spread), reverse=True)
     for count in range(len(by_weight), -1, -1):
         kept = by_weight[:count]
         own = [each for each in ranks.categories if each in kept]

@@ -207,7 +207,7 @@ def test_after_a_comparison_that_is_the_last(notebook: Notebook, monkeypatch: py
     ("line", "said"),
     [
         ("%%ampmem --stepz 3", "unrecognized arguments: --stepz 3"),
-        ("%%ampmem --gpu h100", "--gpu names the GPU to simulate"),
+        ("%%ampmem --gpu h100 --device cpu", "--gpu simulates a GPU, and --device cpu records a real device"),
         ("%%ampmem -o /nowhere/a.ampmem", "the directory /nowhere does not exist"),
         ("%%ampmem --html /nowhere/a.html", "the directory /nowhere does not exist"),
         ("%ampmem --compare", "--compare is for a whole cell"),

@@ -46,7 +46,7 @@ def test_what_is_written_is_taken() -> None:
         "--steps -1",
         "--skip x",
         "--device tpu",
-        "--gpu h100",
+        "--gpu h100 --device cpu",
         "--compare --arm amp",
         "--compare --last",
         "--cells 1",

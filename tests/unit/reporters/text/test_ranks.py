@@ -264,3 +264,14 @@ def test_what_is_next_can_be_copied_and_is_aligned() -> None:
         "      ampmem show --all 'my run'.rank*-of-2.ampmem  every table",
         "      ampmem show 'my run.rank1-of-2.ampmem'        the worst rank by itself",
     ]
+
+
+def test_a_small_category_never_displaces_a_large_one() -> None:
+    """It alone differs between the ranks; where there is no room for all, it is the one that is summed up."""
+    merged = merge(runs_of(3, each={rank: {"copies": 4 * rank} for rank in (1, 2)}))
+    caption = "the ranks at their own peaks of step 1, in KiB\n\n"
+    lines = render_ranks(merged, layout=Layout(width=60)).partition(caption)[2].splitlines()
+    assert lines[0].split() == ["rank", "peak", "parameters", "activations", "all", "else"]
+    assert lines[2].split() == ["0", "1,568.0", "256.0", "800.0", "512.0"]
+    wide = render_ranks(merged, layout=Layout(width=100)).partition(caption)[2].splitlines()
+    assert "cast" in wide[0] and "all else" not in wide[1]
