@@ -126,7 +126,7 @@ def table(
     Columns that there is no room for follow in further tables, each with the first column again. Rows whose first cell
     is in ``strong`` stand out.
     """
-    texts = []
+    texts: list[str] = []
     left = list(range(1, len(columns)))
     while left or not texts:
         shown = _kept(columns, rows, [0, *left], layout.width)
@@ -174,13 +174,14 @@ def _laid(
     broken = [
         _lines([_fitted(cell, column, width) for cell, (column, width) in zip(row, sizes, strict=True)]) for row in rows
     ]
-    cells = [[filled(cell) for cell in line] for line in (*heads, *(line for lines in broken for line in lines), strict=True)]
+    texts = [*heads, *(line for lines in broken for line in lines)]
+    cells = [[filled(cell) for cell in line] for line in texts]
     # The heads are rows too: a head of tabulate's own makes its column two characters wider than it is.
     text = tabulate(cells, tablefmt="plain", disable_numparse=True, colalign=[column.align for column in columns])
     lines = iter([line.replace(FILLER, "").rstrip() for line in text.split("\n")] if cells else [])
     head = [next(lines) for _ in heads]
     # A text that is broken into lines may take less than there is room for.
-    taken = [max(map(columns_of, cells_of)) for cells_of in zip(*heads, *(line for lines in broken for line in lines), strict=True)]
+    taken = [max(map(columns_of, cells_of)) for cells_of in zip(*texts, strict=True)]
     rule = (" " * _GAP).join("-" * width for width in taken)
     body = []
     for row, parts in zip(rows, broken, strict=True):

@@ -33,6 +33,7 @@ from ampmem.reporters.text.fit import render as render_fit
 from ampmem.reporters.text.model import render_recipe, render_recipes
 from ampmem.reporters.text.ranks.arms import render_jobs
 from ampmem.reporters.text.ranks.matrix import render_matrix
+from ampmem.reporters.text.ranks.places import render_places
 from ampmem.reporters.text.table import render
 
 UNLIMITED = Layout(width=2000)
@@ -272,3 +273,18 @@ def test_layers_of_other_sizes_keep_their_rows() -> None:
     text = of_run(story.recording())(Layout(width=100))
     rows = [line.split() for line in text.splitlines() if line.startswith("net.")]
     assert [row[:3] for row in rows] == [["net.*", "(3)", "11.7"], ["net.1", "35.2", "KiB"]]
+
+
+def test_ranks_whose_peaks_are_in_equal_layers_are_one_row() -> None:
+    (job,) = merge_all(jobs()["ranks-pipeline"]).jobs
+    moved = []
+    for rank in job.ranks:
+        assert rank.peak is not None
+        module = "head" if rank.rank == 7 else f"layers.{rank.rank // 2}.mlp"
+        peak = replace(rank.peak, module=module)
+        moved.append(replace(rank, peak=peak, parameters=job.ranks[0].parameters))
+    lines = render_places(replace(job, ranks=tuple(moved)), Layout(width=100)).splitlines()
+    assert [line.split()[:5] for line in lines[4:]] == [
+        ["0-6", "backward", "layers.*.mlp", "(4)", "mm"],
+        ["7", "backward", "head", "mm", "51,200"],
+    ]
