@@ -102,7 +102,10 @@ def _points(fit: FitResult, layout: Layout) -> str:
         if (other := fit.same_as(arm)) is not None:
             alike[other.name].append(arm.name)
     arms = [arm for arm in fit.arms if arm.name in alike]
-    groups = [[number(f"{', '.join(alike[arm.name])}\nallocated"), number("\nreserved")] for arm in arms]
+    groups = [
+        [number(f"{', '.join(alike[arm.name])}\nallocated"), number("\nreserved", of=", ".join(alike[arm.name]))]
+        for arm in arms
+    ]
     names = list(map(str, fit.values))
     tables = side_by_side(
         first, names, groups, [[cells(arm, value, shown) for value in fit.values] for arm in arms], layout

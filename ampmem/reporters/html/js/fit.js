@@ -5,10 +5,10 @@ import { given } from "./common/given.js";
 import { shownTheme, startTheme } from "./common/theme.js";
 import { capacityShown, fitFigure } from "./figures/fitfigure.js";
 import { loadPlotly } from "./figures/plotly.js";
+import { drawBeforeLoaded, startPrinting } from "./sections/paper.js";
 /** @import { FitView } from "./common/page.js" */
 
 const HEIGHT = 420;
-const PRINT_WIDTH = 640;
 
 /**
  * @param {string} id
@@ -50,13 +50,14 @@ async function start() {
   await draw();
   startTheme(() => draw());
   window.addEventListener("resize", () => draw());
-  window.addEventListener("beforeprint", () => draw("light", PRINT_WIDTH));
-  window.addEventListener("afterprint", () => draw());
+  startPrinting(({ theme, width } = {}) => draw(theme, width));
   document.documentElement.dataset.drawn = "";
 }
 
-await start().catch((error) => {
-  byId("trouble").hidden = false;
-  byId("trouble").textContent = `This page could not be drawn: ${error.message}`;
-  throw error;
-});
+await drawBeforeLoaded(() =>
+  start().catch((error) => {
+    byId("trouble").hidden = false;
+    byId("trouble").textContent = `This page could not be drawn: ${error.message}`;
+    throw error;
+  }),
+);

@@ -19,7 +19,7 @@ import { drawJumps } from "./sections/jumps.js";
 import { PageLink } from "./sections/link.js";
 import { LiveList } from "./sections/livelist.js";
 import { showOutOfMemory } from "./sections/oom.js";
-import { startPrinting } from "./sections/paper.js";
+import { drawBeforeLoaded, startPrinting } from "./sections/paper.js";
 import { showFindings, showSummary } from "./sections/summary.js";
 import { showCasts, showPeak, showStatic, showSteps } from "./sections/tables.js";
 import { Trees } from "./sections/trees.js";
@@ -344,4 +344,4 @@ async function start() {
   else Object.assign(document.documentElement.dataset, { ready: "", drawn: "" });
 }
 
-await start().catch(trouble);
+await drawBeforeLoaded(() => start().catch(trouble));

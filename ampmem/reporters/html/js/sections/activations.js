@@ -55,7 +55,7 @@ function sizeOf(bar) {
  */
 function barList(title, { words }, bars, rest, pick) {
   const box = make("div", {});
-  const more = make("button", { type: "button" }, `Show all ${formatCount(bars.length)}`);
+  const more = make("button", { type: "button", class: "show-all" }, `Show all ${formatCount(bars.length)}`);
   /** @param {PrecisionBar} bar */
   const nameOf = (bar) => {
     const picked = bar === rest ? null : pick(bar);

@@ -1,7 +1,28 @@
-/** Printing: paper is light, narrow, and opens nothing. */
+/** Printing: paper is light and narrow, shows what is folded, and waits until the page is drawn. */
 /** @import { Theme } from "../common/theme.js" */
 
+/** The width of the charts on paper. */
 const PRINT_WIDTH = 640;
+
+/**
+ * Draws the page, and lets the browser take it for loaded only then.
+ *
+ * `chromium --print-to-pdf` prints as soon as the page is loaded, and what is drawn later is missing on the paper. No
+ * script can delay that but one that is fetched; a document in a frame that is still being written does.
+ * @param {() => Promise<void>} draw
+ */
+export async function drawBeforeLoaded(draw) {
+  const frame = document.createElement("iframe");
+  frame.hidden = true;
+  document.body.append(frame);
+  frame.contentDocument?.open();
+  try {
+    await draw();
+  } finally {
+    frame.contentDocument?.close();
+    frame.remove();
+  }
+}
 
 /** @param {(options?: {theme?: Theme, width?: number}) => void} redraw draws what depends on theme and width */
 export function startPrinting(redraw) {
@@ -12,6 +33,9 @@ export function startPrinting(redraw) {
     const closed = document.querySelectorAll("details:not([open])");
     opened = [...closed];
     for (const details of opened) details.open = true;
+    /** @type {NodeListOf<HTMLButtonElement>} */
+    const more = document.querySelectorAll("button.show-all");
+    for (const button of more) button.click();
     redraw({ theme: "light", width: PRINT_WIDTH });
   });
   window.addEventListener("afterprint", () => {

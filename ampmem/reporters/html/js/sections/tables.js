@@ -16,7 +16,7 @@ const FEW = 10;
  */
 export function longTable(table, left = 0) {
   const box = make("div", {});
-  const more = make("button", { type: "button" }, `Show all ${formatCount(table.rows.length)}`);
+  const more = make("button", { type: "button", class: "show-all" }, `Show all ${formatCount(table.rows.length)}`);
   const note = left
     ? make("p", { class: "quiet" }, `${formatCount(left)} smaller or earlier ones are left out of this page.`)
     : null;
