@@ -155,7 +155,7 @@ def test_what_is_guessed_is_the_same_however_it_is_read(tmp_path: Path) -> None:
     found, notes = run(tmp_path, GUESSED)
     assert found == {"copied": [1.0, 1.0, 1.0], "listed": [1.0, 1.0], "all": [True] * 4}
     assert any("copied to the CPU were taken as 1.0 at " in note and note.endswith(":12") for note in notes), notes
-    assert any("read from the device was taken as 1.0 at " in note and note.endswith(":13") for note in notes), notes
+    assert any("read from the device was taken as 1.0 at " in note and note.endswith(":14") for note in notes), notes
     assert any("copied to the CPU were taken as True" in note for note in notes)
 
 
