@@ -14,6 +14,8 @@ from ampmem.recording.rank_files import claimed_for
 
 _PICKLES = tuple(bytes((0x80, protocol)) for protocol in range(2, 6))
 _DATABASE = b"SQLite format 3\0"
+_STEPS = 1_000_000
+"""Of SQLite's own: a thousand times what it takes to look into a recording's header."""
 
 
 def taken_for_recording(path: Path) -> str | None:
@@ -60,6 +62,8 @@ def is_recording(path: Path) -> bool:
         return False
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            # The file may be anybody's, and what is called meta a view without an end.
+            connection.set_progress_handler(lambda: True, _STEPS)
             return connection.execute("SELECT 1 FROM meta WHERE key = 'format_version'").fetchone() is not None
     except sqlite3.Error:
         return False

@@ -175,6 +175,11 @@ class RecordingWriter:
         if description is not None:
             self._replace_description(description)
 
+    def add_steps(self, steps: Sequence[StepRecord]) -> None:
+        """Write ``steps``, whose events are there already or come later, all in one transaction."""
+        with self._transaction():
+            self._insert_records("step", steps)
+
     def describe(self, description: Description) -> None:
         """Replace what is known of the run as a whole, in a transaction of its own."""
         self._write(partial(self._replace_description, description))
@@ -395,6 +400,7 @@ def write_recording(path: Path, recording: Recording) -> None:
     try:
         for batch in _batches(recording):
             writer.append(batch)
+        writer.add_steps(recording.steps)
         writer.describe(_description(recording))
     finally:
         writer.close(ended=recording.ended)
@@ -406,19 +412,16 @@ def _batches(recording: Recording) -> Iterator[Batch]:
     """First what is short, then events and facts in pieces, since many rows at once take much memory."""
     no_events, no_facts = _rows_of(recording.events, 0, 0), _rows_of(recording.facts, 0, 0)
     no_phases = _rows_of(recording.phases, 0, 0)
-    first, *later = recording.steps or (None,)
     yield Batch(
         texts=recording.texts[1:],
         events=no_events,
         facts=no_facts,
         phases=recording.phases,
-        step=first,
+        step=None,
         layers=recording.layers,
         ooms=recording.ooms,
         segments=recording.segments,
     )
-    for step in later:
-        yield Batch(texts=(), events=no_events, facts=no_facts, phases=no_phases, step=step)
     for start in range(0, max(len(recording.events), len(recording.facts)), _ROWS_AT_ONCE):
         end = start + _ROWS_AT_ONCE
         events, facts = _rows_of(recording.events, start, end), _rows_of(recording.facts, start, end)

@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from build import ARM, RUN, as_batches, small_run, write
+from hostile.handmade import make
+from hostile.seeds import on_cpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ready_python import ready_python
@@ -42,7 +44,7 @@ from ampmem.events import (
 )
 from ampmem.failure import FailureKind, FailureRecord, failure_of
 from ampmem.names import NOT_ENDED, STILL_WRITTEN, shape_text
-from ampmem.recording import Description, RecordingWriter, read
+from ampmem.recording import Description, RecordingWriter, is_recording, read
 from ampmem.recording.bounds import IMPLEMENTATIONS, integers_of
 from ampmem.vocabulary import Arm, SourceKind
 
@@ -575,3 +577,9 @@ def test_a_recording_that_is_still_written_is_not_called_killed(tmp_path: Path) 
     with closing(RecordingWriter(path, RUN)) as writer:
         writer.append(as_batches(small_run().recording())[0])
         assert read(path).ended is None and STILL_WRITTEN in read(path).notes
+
+
+def test_whether_a_file_is_a_recording_is_found_out_in_time(tmp_path: Path) -> None:
+    path = make("a view without an end for the header", write(tmp_path / "whole.ampmem", on_cpu()), tmp_path / "view")
+    assert not is_recording(path)
+    assert is_recording(tmp_path / "whole.ampmem")

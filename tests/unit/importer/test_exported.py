@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from build import RUN, gpu_run, small_run
 from command_line import ampmem_here
-from hostile.seeds import on_cpu, on_gpu
+from hostile.handmade import make
+from hostile.seeds import on_cpu, on_gpu, write_whole
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.summary import summarize
@@ -156,6 +157,28 @@ def test_a_damaged_recording_in_a_snapshot_is_not_used_and_a_note_says_so(tmp_pa
     change(path, lambda text: "")
     foreign = import_snapshot(path, tmp_path / "foreign.ampmem")
     assert_same(replace(foreign, notes=(line.removeprefix("note: "), *foreign.notes)), after)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a view without an end for the header",
+        "a table of pages that hold each other",
+        "JSON that is nested without an end",
+        "names of 20,000 characters",
+        "escape sequences in the schema",
+    ],
+)
+def test_a_hostile_recording_in_a_snapshot_is_one_clear_line(tmp_path: Path, name: str) -> None:
+    hostile = make(name, write_whole(tmp_path / "whole.ampmem", on_cpu()), tmp_path / "hostile.ampmem").read_bytes()
+    path = tmp_path / "run.pickle"
+    write_snapshot(analyse(on_cpu()), path)
+    change(path, lambda text: packed(hostile))
+    code, said, error = ampmem_here(tmp_path, "import", path.name, "-o", "run.ampmem")
+    assert (code, error.count("\n")) == (0, 1)
+    (line,) = [line for line in said.splitlines() if "a recording of ampmem's" in line]
+    assert "that is not used: it is" in line and line.isprintable() and len(line) < 700
+    assert read(tmp_path / "run.ampmem").run.source == "snapshot"
 
 
 @pytest.mark.parametrize("index", [1, -1])

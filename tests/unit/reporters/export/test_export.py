@@ -17,6 +17,7 @@ import snapshots
 from build import RUN, Story, small_run, write
 from command_line import ampmem_here
 from google.protobuf.unknown_fields import UnknownFieldSet
+from hostile.seeds import on_gpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2
@@ -201,8 +202,17 @@ def assert_counter(packets: list[Any], name: str, subject: Analysis, values: Any
     assert last.tolist() == values[np.searchsorted(times, instants, side="right")].tolist()
 
 
+def imported() -> Recording:
+    """A stranger's snapshot as a recording."""
+    story = snapshots.Story()
+    story.before(old=700)
+    story.alloc("new", 1000, snapshots.FORWARD)
+    story.free("new")
+    return replace(recording_of(read_snapshot(story.snapshot()), "train.py"), run=RUN)
+
+
 def test_the_counters_of_a_trace_are_the_timeline(tmp_path: Path) -> None:
-    for subject in (analysis(), analyse(long_run(150))):
+    for subject in (analysis(), analyse(long_run(150)), analyse(on_gpu()), analyse(imported())):
         packets = as_trace(tmp_path, subject)
         for category in CATEGORIES:
             assert_counter(packets, str(category), subject, subject.timeline.series(category))

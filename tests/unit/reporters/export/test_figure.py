@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import plotly.io
 import pytest
 from build import RUN, small_run
+from hostile.seeds import on_cpu, on_gpu
 
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.timeline.categories import CATEGORIES
+from ampmem.events import Recording
 from ampmem.reporters.export import figure
 from ampmem.reporters.export.figure import timeline_figure, write_figure
 from ampmem.reporters.html.palette import label
@@ -23,8 +26,9 @@ def analysis() -> Analysis:
     return analyse(small_run().recording())
 
 
-def test_plotly_reads_every_category_at_every_event(tmp_path: Path) -> None:
-    found = analysis()
+@pytest.mark.parametrize("recording", [on_cpu, on_gpu])
+def test_plotly_reads_every_category_at_every_event(tmp_path: Path, recording: Callable[[], Recording]) -> None:
+    found = analyse(recording())
     write_figure(found, tmp_path / "run.json")
     areas = plotly.io.read_json(tmp_path / "run.json").data
     live = {label(category): found.timeline.series(category) for category in CATEGORIES}
