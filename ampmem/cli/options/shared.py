@@ -272,7 +272,7 @@ def settled(script: ScriptOptions) -> ScriptOptions:
         from ampmem.recorder.sources.choose import meant_device
 
         device = meant_device(device, gpu, option="--gpu", remedy="--device sim")
-        Terminal(sys.stderr).say(f"simulating an {gpu.name}, as --gpu asks for: torch sees no GPU here")
+        Terminal(sys.stderr).say(f"simulating a GPU ({gpu.name}), as --gpu asks for: torch sees no GPU here")
     simulated_gpu(device, script.gpu)
     assumed_data(device, script.assume)
     check_world(device, script.world_size, script.rank)

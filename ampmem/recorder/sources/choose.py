@@ -41,7 +41,7 @@ def meant_device(device: Device, gpu: GpuSpec, *, option: str, remedy: str) -> D
         return device
     if cuda_available():
         raise UsageError(
-            f"{option} simulates a GPU, but torch sees a real one here: add {remedy} to simulate an {gpu.name}, or "
+            f"{option} simulates a GPU, but torch sees a real one here: add {remedy} to simulate {gpu.name}, or "
             f"leave {option} out to record the real GPU"
         )
     return Device.SIMULATED

@@ -436,7 +436,7 @@ def test_a_gpu_s_name_settles_the_device_of_a_script(
     monkeypatch.setattr(choose_source, "cuda_available", lambda: False)
     named = replace(given, gpu="3090", world_size=2)
     assert settled(named) == replace(named, device=Device.SIMULATED)
-    said = "ampmem: simulating an NVIDIA GeForce RTX 3090, as --gpu asks for: torch sees no GPU here\n"
+    said = "ampmem: simulating a GPU (NVIDIA GeForce RTX 3090), as --gpu asks for: torch sees no GPU here\n"
     assert capsys.readouterr().err == said
     assert settled(replace(named, device=Device.SIMULATED)).device is Device.SIMULATED
     assert capsys.readouterr().err == ""
@@ -466,7 +466,7 @@ def test_naming_a_gpu_asks_for_a_simulated_one_where_torch_sees_none(
     with pytest.raises(UsageError) as refused:
         meant_device(Device.AUTO, h100, option=option, remedy=remedy)
     assert str(refused.value) == (
-        f"{option} simulates a GPU, but torch sees a real one here: add {remedy} to simulate an NVIDIA H100 80GB HBM3, "
+        f"{option} simulates a GPU, but torch sees a real one here: add {remedy} to simulate NVIDIA H100 80GB HBM3, "
         f"or leave {option} out to record the real GPU"
     )
 
