@@ -117,7 +117,8 @@ class RecordingWriter:
         name = lock_of_claim(path)
         if name is None:
             name = lock_output(path, force=force)
-        half, self._lock = half_written(path), None
+        half = half_written(path)
+        self._lock: int | None = None
         try:
             self._make(half)
             target = path.resolve()
@@ -137,8 +138,8 @@ class RecordingWriter:
     def _make(self, file: Path) -> None:
         """Make ``file`` an empty recording, locked."""
         file.unlink(missing_ok=True)
-        self._lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        lock_file(self._lock)
+        self._lock = lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        lock_file(lock)
         with closing(self._connected(file)) as self._database:
             self._database.execute("PRAGMA journal_mode = OFF")
             self._database.executescript("BEGIN;" + schema())
