@@ -71,7 +71,8 @@ def run(
 
     ``on_start`` is given the process, so that another thread can end it.
     The child reads nothing but a script from standard input, and hashes as every other child does. Ctrl-C reaches it
-    too, as it is in the same process group: it is waited for, and ``KeyboardInterrupt`` comes out. A second Ctrl-C kills it.
+    too, as it is in the same process group: it is waited for, and ``KeyboardInterrupt`` comes out. A second Ctrl-C
+    kills it.
     """
     with (
         TemporaryFile() as given,
