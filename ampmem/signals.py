@@ -28,6 +28,8 @@ _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
 Handler: TypeAlias = Callable[[int, FrameType | None], Any]
 
 _SIGNALS = tuple(sorted(_signal.valid_signals()))
+_ASKED_BY_SIGNAL = (signal, "_signal")
+"""Where Python's module ``signal`` has the one in C, which it asks and sets handlers by."""
 _NO_FILE = -1
 """What stands for no descriptor that Python writes the numbers of signals to."""
 
@@ -47,7 +49,8 @@ _WEAK_FILES = frozenset(
     kind.__init__.__code__.co_filename
     for kind in (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 )
-_WEAK_CALLBACKS = frozenset({"remove", "_remove"})
+_WEAK_CALLBACKS = frozenset({"remove", "_remove", "__call__"})
+"""The last is that of ``weakref.finalize``."""
 _ASKED_FOR_MODES = str(Path("torch", "_library", "simple_registry.py"))
 """Where torch's C++ asks for each op under a dispatch mode such as ampmem's: what is raised there ends the process."""
 
@@ -200,7 +203,7 @@ class Signals:
 
     def _put_in_place(self) -> None:
         if self._unpatch is None:
-            self._unpatch = patch(signal, "_signal", lambda _: _SignalModule(self))
+            self._unpatch = patch(*_ASKED_BY_SIGNAL, lambda _: _SignalModule(self))
         for number in _SIGNALS:
             handler = _signal.getsignal(number)
             if callable(handler) and type(handler) is not _Gate:

@@ -230,8 +230,6 @@ class ScriptOptions:
 
     def find(self) -> Target:
         """What to run. Raises :class:`UsageError` when there is no such thing."""
-        if self.nproc_per_node is not None and self.script_or_module == script.STDIN:
-            raise UsageError("--nproc-per-node cannot run a script from standard input; save it to a file")
         if self.as_module:
             return script.find_module(self.script_or_module, self.arguments)
         path = Path(self.script_or_module)

@@ -21,7 +21,7 @@ from ampmem.cli.processes.plan import Plan
 from ampmem.cli.processes.rank_names import left, names_in
 from ampmem.errors import NothingRecorded, UsageError
 from ampmem.output.terminal import Terminal
-from ampmem.recorder.script import find_module
+from ampmem.recorder.script import STDIN, find_module
 from ampmem.vocabulary import Device
 
 if TYPE_CHECKING:
@@ -78,6 +78,8 @@ def check_ranks(plan: Plan) -> None:
         )
     if plan.launched is None and not launches(script):
         return
+    if not script.as_module and script.script_or_module == STDIN:
+        raise UsageError("several processes cannot read one script from standard input; save it to a file")
     if script.device is Device.SIMULATED:
         raise UsageError(_ALONE)
     if plan.html is not None:

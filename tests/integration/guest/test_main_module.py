@@ -126,7 +126,10 @@ def test_compare_gives_each_process_the_script_of_standard_input(tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--nproc-per-node", "2", "-"), "--nproc-per-node cannot run a script from standard input; save it to a file"),
+        (
+            ("--nproc-per-node", "2", "-"),
+            "several processes cannot read one script from standard input; save it to a file",
+        ),
         (("empty",), "empty is a directory without a __main__.py; name the script in it, or use -m for a package"),
         (
             ("empty.zip",),
