@@ -45,14 +45,20 @@ _is_true = ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)
 """As a pending call it runs ``__bool__`` on the main thread, and what that raises comes out there."""
 
 _open: set[CodeType] = set()
-_WEAK_FILES = frozenset(
+_WEAK_FILES = tuple(
     kind.__init__.__code__.co_filename
     for kind in (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 )
-_WEAK_CALLBACKS = frozenset({"remove", "_remove", "__call__"})
-"""The last is that of ``weakref.finalize``."""
-_ASKED_FOR_MODES = str(Path("torch", "_library", "simple_registry.py"))
-"""Where torch's C++ asks for each op under a dispatch mode such as ampmem's: what is raised there ends the process."""
+_KEEPS_ERRORS: dict[str, tuple[str, ...]] = {
+    "remove": _WEAK_FILES,
+    "_remove": _WEAK_FILES,
+    "__call__": _WEAK_FILES,  # of weakref.finalize
+    # Torch's C++ asks it for each op under a dispatch mode, such as ampmem's: what is raised there ends the process.
+    "find_torch_dispatch_rule": (str(Path("torch", "_library", "simple_registry.py")),),
+    # It takes what is raised for a failed import.
+    "_maybe_cupti_monitor": (str(Path("torch", "autograd", "profiler.py")),),
+}
+"""Functions that are not ampmem's, by name and file, from which no exception reaches the script."""
 
 
 def opened(function: _FunctionT) -> _FunctionT:
@@ -253,7 +259,7 @@ def is_ours(frame: FrameType | None) -> bool:
                 return False
             if frame is innermost or not file.endswith(PASSED_OVER):
                 return True
-        elif (code.co_name in _WEAK_CALLBACKS and file in _WEAK_FILES) or file.endswith(_ASKED_FOR_MODES):
+        elif code.co_name in _KEEPS_ERRORS and file.endswith(_KEEPS_ERRORS[code.co_name]):
             return True
         frame = frame.f_back
     return False

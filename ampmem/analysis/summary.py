@@ -30,7 +30,7 @@ from ampmem.analysis.timeline.marks import Instants, failure_ns, phase_at, train
 from ampmem.analysis.timeline.timeline import ByPhase, PhaseName, most_of
 from ampmem.errors import NothingRecorded
 from ampmem.events import AllocatorRecord, MeshAxis, Phase, Recording, StepRecord
-from ampmem.names import is_warning
+from ampmem.names import STILL_WRITTEN, is_warning
 from ampmem.output.shown import Shown, in_short
 from ampmem.units import format_bytes
 from ampmem.vocabulary import Arm, SourceKind
@@ -297,6 +297,8 @@ def require_training(recording: Recording) -> None:
         return
     if recording.steps and not recording.steps[-1].finished:  # memory may run out before there is a model
         return
+    if not recording.steps and STILL_WRITTEN in recording.notes:
+        raise NothingRecorded("nothing to show yet: the recording is being written, and no step has ended; try again")
     if not recording.steps:
         raise NothingRecorded(
             "nothing to show: no step ended while it was recorded; "

@@ -27,8 +27,10 @@ RANK_OF_8 = f"{SIM} --world-size 8"
 
 CHANGED = "sed -i 's/width=64/width=96/; s/torch.relu/nn.functional.gelu/; s/default=64/default=96/' train.py"
 """A change of the script after which it takes other memory."""
+ON_A_CPU = "ampmem profile --arm amp train.py --batch-size 8"
+"""Under autocast, so that there are copies to ask for."""
 EARLIER: Mapping[str, str] = {
-    "train.ampmem": "ampmem profile train.py --batch-size 8",
+    "train.ampmem": ON_A_CPU,
     "run.ampmem": f"ampmem profile {SIM} -o run.ampmem train.py",
     "main.ampmem": f"ampmem check {SIM} --baseline main.ampmem --update-baseline train.py",
     "memory/main.json": f"mkdir memory && ampmem check {SIM} --baseline memory/main.json --update-baseline train.py",
@@ -97,9 +99,9 @@ class Cold:
 
     def copy(self, folder: Path, command: str, pattern: str, train: str = TRAIN.read_text(encoding="utf-8")) -> None:
         """Put into ``folder`` what of the files that ``command`` made is named like ``pattern``, or lies below that."""
-        if ".cuda()" in train:  # which no CPU runs
-            command = command.replace("ampmem profile train.py", f"ampmem profile {SIM} train.py")
-        made = self._made(command.removesuffix(" --batch-size 8") if ".cuda()" in train else command, train)
+        if ".cuda()" in train:  # a CPU does not run it
+            command = command.replace(ON_A_CPU, f"ampmem profile {SIM} train.py")
+        made = self._made(command, train)
         for path in made.rglob("*"):
             place = path.relative_to(made)
             if path.is_file() and (fnmatch(str(place), pattern) or pattern in map(str, place.parents)):

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from build import RUN, as_batches, described, small_run, write
 
-from ampmem.errors import RecordingError, UsageError
+from ampmem.analysis.summary import require_training
+from ampmem.errors import NothingRecorded, RecordingError, UsageError
 from ampmem.events import Recording
 from ampmem.names import NOT_ENDED, STILL_WRITTEN
 from ampmem.output import files
@@ -253,7 +254,11 @@ def test_a_file_that_is_just_made_is_said_to_be_written(
         return original(half, target)
 
     monkeypatch.setattr(Path, "replace", renamed)
-    RecordingWriter(path, RUN).close()
+    with (
+        closing(RecordingWriter(path, RUN)),
+        pytest.raises(NothingRecorded, match=r"nothing to show yet: .* try again"),
+    ):
+        require_training(read(path))
     assert read(path).steps == ()
 
 
