@@ -178,8 +178,7 @@ class RecordingWriter:
 
     def add_steps(self, steps: Sequence[StepRecord]) -> None:
         """Write ``steps``, whose events are there already or come later, all in one transaction."""
-        with self._transaction():
-            self._insert_records("step", steps)
+        self._write(partial(self._insert_records, "step", steps))
 
     def describe(self, description: Description) -> None:
         """Replace what is known of the run as a whole, in a transaction of its own."""
