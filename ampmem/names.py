@@ -3,10 +3,67 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 _OF = " of "
+_Item = TypeVar("_Item")
+
+_LAYER = re.compile(r"(?<![^.\s])\d+(?![^.\s])")
+"""A number that is a part of a name by itself, as of the modules in a list."""
+_DIGITS = re.compile(r"(\d+)")
+_ALIKE = 0.01
+"""Sizes that differ by no more than this share are those of equal layers."""
+
+
+def of_all_layers(name: str) -> str:
+    """``name`` with ``*`` for each number of a layer: ``blocks.*.mlp.up``."""
+    return _LAYER.sub("*", name)
+
+
+def natural(name: str) -> tuple[tuple[int, str], ...]:
+    """What to sort names by, so that ``h.2`` comes before ``h.10``."""
+    parts = _DIGITS.split(name)
+    return tuple((int(part), "") if i % 2 else (0, part) for i, part in enumerate(parts))
+
+
+def layers(
+    items: Iterable[_Item], *, what: Callable[[_Item], Sequence[str | None]], sizes: Callable[[_Item], Sequence[int]]
+) -> list[list[_Item]]:
+    """``items`` in groups of equal layers, each in natural order: what differs in numbers of layers alone.
+
+    Layers are equal where the texts in ``what`` are the same but for such numbers, and the ``sizes`` differ by at most
+    1 %. A group stands where the first of it stood.
+    """
+    found: dict[tuple[str | None, ...], list[list[_Item]]] = {}
+    groups: list[list[_Item]] = []
+    for item in items:
+        same = found.setdefault(tuple(text and of_all_layers(text) for text in what(item)), [])
+        group = next((each for each in same if _near(sizes(each[0]), sizes(item))), None)
+        if group is None:
+            group = []
+            same.append(group)
+            groups.append(group)
+        group.append(item)
+    for group in groups:
+        group.sort(key=lambda item: [natural(text or "") for text in what(item)])
+    return groups
+
+
+def _near(one: Sequence[int], other: Sequence[int]) -> bool:
+    return all(abs(a - b) <= _ALIKE * max(a, b) for a, b in zip(one, other, strict=True))
+
+
+def layers_named(names: Sequence[str], *, more: bool = False) -> str:
+    """What a group of equal layers is called: ``blocks.*.mlp.up (12)``; of one alone its name.
+
+    ``more`` says that there may be more layers than these.
+    """
+    if len(names) == 1 and not more:
+        return names[0]
+    name = names[0] if len(set(names)) == 1 else of_all_layers(names[0])
+    return f"{name} ({len(names):,}{' or more' if more else ''})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

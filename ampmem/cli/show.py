@@ -94,9 +94,10 @@ def show(
     what it differs from the others. Those of its ranks in several precisions are both, and compared is the worst rank
     of each. What else there is to see, the options below add; of a job, for its worst rank, unless --each is given.
 
-    On a terminal the tables are as wide as it is, from 60 columns to 160; in a pipe or a file, 100. What is too wide
-    gives way in this order: names are cut in the middle; columns are left out; recordings that were side by side
-    follow one another. There is colour on a terminal only, unless NO_COLOR is set or TERM is dumb.
+    On a terminal the tables are as wide as it is, from 40 columns to 160; in a pipe or a file, 100. Where a table is
+    too wide, names are cut in the middle, then columns follow below the others, then recordings that were side by
+    side follow one another. Equal layers are one row: blocks.*.mlp (24). There is colour on a terminal only, unless
+    NO_COLOR is set or TERM is dumb.
     """
     details = EVERYTHING if everything else frozenset(detail for detail in Detail if chosen[detail.replace("-", "_")])
     layout, files = layout_for(sys.stdout), tuple(without_journals(files))

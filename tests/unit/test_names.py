@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampmem.names import StateName, shape_of, shape_text
+from ampmem.names import StateName, layers, layers_named, natural, of_all_layers, shape_of, shape_text
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,21 @@ def test_a_shape_that_is_not_known_in_numbers_has_no_text(shape: tuple[object, .
 @pytest.mark.parametrize("text", ["", "[", "3", "[3,4]", "[3, ]", "[-1]", "[٣]", "[3]\n", str([1] * 65), f"[{10**19}]"])
 def test_what_is_no_shape_is_none(text: str) -> None:
     assert shape_of(text) is None
+
+
+def test_layers_are_told_by_numbers_that_stand_alone() -> None:
+    assert of_all_layers("h.11.attn.c_proj.weight") == "h.*.attn.c_proj.weight"
+    assert of_all_layers("exp_avg of layers.0.1.weight") == "exp_avg of layers.*.*.weight"
+    assert of_all_layers("layer1.conv2d.norm") == "layer1.conv2d.norm"
+
+
+def test_names_are_sorted_as_people_count() -> None:
+    assert sorted(["h.10.b", "h.2.b", "h.2.a", "h", "10"], key=natural) == ["10", "h", "h.2.a", "h.2.b", "h.10.b"]
+
+
+def test_equal_layers_are_grouped_where_the_first_stood() -> None:
+    items = [("h.10", 100), ("wte", 500), ("h.2", 101), ("h.3", 120), (None, 7), ("h.1", 100)]
+    groups = layers(items, what=lambda item: (item[0],), sizes=lambda item: (item[1],))
+    assert groups == [[("h.1", 100), ("h.2", 101), ("h.10", 100)], [("wte", 500)], [("h.3", 120)], [(None, 7)]]
+    assert [layers_named([name for name, _ in group if name]) for group in groups[:3]] == ["h.* (3)", "wte", "h.3"]
+    assert layers_named(["MmBackward0", "MmBackward0"], more=True) == "MmBackward0 (2 or more)"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 from ampmem.analysis.difference.changes import GroupChange
-
-_NUMBER = re.compile(r"(?<![^.\s])\d+(?![^.\s])")
-"""One that is a part of a name by itself, as of the modules in a list."""
+from ampmem.names import of_all_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +44,7 @@ def _alike(change: GroupChange) -> Hashable:
 
 
 def _pattern(name: str | None) -> str | None:
-    return None if name is None else _NUMBER.sub("*", name)
+    return None if name is None else of_all_layers(name)
 
 
 def _fold(changes: list[GroupChange]) -> Fold:

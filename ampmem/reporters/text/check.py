@@ -48,7 +48,8 @@ def render_checks(results: Sequence[CheckResult], layout: Layout = PLAIN) -> str
         return "\n".join(line for result in results for line in _answer(result, layout))
     worst = f"{format_count(len(failed))} of {format_count(len(results))} fail; the worst is {failed[0].label}."
     kept = [line for result in results if result.ok for line in _answer(result, layout)]
-    parts = [layout.alarm(shorten(worst, layout.width)), *(render_check(result, layout) for result in failed)]
+    said = "\n".join(map(layout.alarm, wrapped(worst, layout.width)))
+    parts = [said, *(render_check(result, layout) for result in failed)]
     return "\n\n".join([*parts, *(["\n".join(kept)] if kept else [])])
 
 
@@ -211,7 +212,8 @@ def _came(result: CheckResult, broken: Broken) -> str:
 def _by_module(changes: Sequence[GroupChange], layout: Layout) -> str:
     """What summaries know of it."""
     folds = folded(changes)
-    columns = [number("change"), number("before"), number("after"), words("category"), words("module", least=16)]
+    sizes = [number("change"), number("before", rank=1), number("after")]
+    columns = [*sizes, words("category"), words("module", least=16)]
     if all(fold.module is None for fold in folds):
         columns.pop()
     rows = [
@@ -242,10 +244,10 @@ def _largest(broken: Broken, caption: str, layout: Layout) -> str:
     rows = [[format_bytes(fold.after), str(fold.largest.category), what(fold)] for fold in folds[:CHANGES]]
     head, body = table_lines(columns, rows, layout)
     lines += ["", *head]
-    for line, fold in zip(body, folds, strict=False):
+    for row, fold in zip(body, folds, strict=False):
         frame = fold.largest.source_line
         at = [] if frame is None else [layout.faint(f"{'':{_INDENT}}{shorten(f'at {frame}', layout.width - _INDENT)}")]
-        lines += [line, *at]
+        lines += [*row, *at]
     left = folds[CHANGES:]
     if left:
         lines.append(f"… and {format_count(len(left))} smaller: {format_bytes(sum(fold.after for fold in left))}")

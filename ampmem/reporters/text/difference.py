@@ -146,15 +146,15 @@ def changes_table(changes: Sequence[GroupChange], layout: Layout, *, most: int |
     shown = folds[:most]
     columns = [
         number("change"),
-        words("", rank=2),
-        number("before", rank=1),
-        number("after"),
-        words("category"),
+        words("", rank=4),
+        number("before", rank=3),
+        number("after", rank=1),
+        words("category", rank=2),
         words("what", least=_WHAT),
     ]
     lines, body = table_lines(columns, [_row(fold) for fold in shown], layout)
-    for line, fold in zip(body, shown, strict=True):
-        lines.append(line)
+    for row, fold in zip(body, shown, strict=True):
+        lines += row
         lines += [layout.faint(f"{'':{_INDENT}}{each}") for each in _below(fold, layout.width - _INDENT)]
     return "\n".join([*lines, *_rest(folds[len(shown) :])])
 

@@ -97,7 +97,7 @@ def _head(fit: FitResult, layout: Layout) -> str:
 
 def _points(fit: FitResult, layout: Layout) -> str:
     first = number(fit.vary.name)
-    groups = [[number(f"{arm.name}\nallocated"), number("\nreserved")] for arm in fit.arms]
+    groups = [[number(f"{arm.name}\nallocated"), number("\nreserved", of=arm.name)] for arm in fit.arms]
     names = list(map(str, fit.values))
     tables = side_by_side(
         first, names, groups, [[cells(arm, value) for value in fit.values] for arm in fit.arms], layout

@@ -23,7 +23,7 @@ from ampmem.units import format_bytes, format_count
 
 _NAME = 12
 """So much of a recipe's name is left at least."""
-_TERMS = 30
+_TERMS = 20
 """So much of a component's terms."""
 _TOTAL = "total"
 _TRANSIENT = (
@@ -146,8 +146,8 @@ def _published(formulas: Iterable[Published], parameters: int, layout: Layout) -
     rows = [[formula.key, _number(formula.total), _size(formula.total, parameters)] for formula in shown]
     columns = [words("published, with Adam", least=_NAME), number("B/param"), number("bytes")]
     lines, body = table_lines(columns, rows, layout)
-    for line, formula in zip(body, shown, strict=True):
-        lines += [line, _wrap(f"{_sum(formula)}. {formula.counts}", layout, "  ", hang="")]
+    for row, formula in zip(body, shown, strict=True):
+        lines += [*row, _wrap(f"{_sum(formula)}. {formula.counts}", layout, "  ", hang="")]
     return "\n".join(lines)
 
 
@@ -168,7 +168,7 @@ def _terms(recipe: Recipe, parameters: int, layout: Layout) -> str:
         rows.append(
             ["with casts", _number(recipe.peak), _size(recipe.peak, parameters), "until backward has used every copy"]
         )
-    columns = [words("component"), number("B/param"), number("bytes", rank=1), words("terms", least=_TERMS)]
+    columns = [words("component"), number("B/param"), number("bytes", rank=1), words("terms", least=_TERMS, wraps=True)]
     text = table(columns, rows, layout, strong=(_TOTAL,))
     text += f"\n{_wrap(_TRANSIENT, layout)}" if recipe.precision.transient_casts else ""
     return text + _small_state(recipe, layout)
@@ -206,7 +206,7 @@ def _measurement(measured: Measured, layout: Layout) -> str:
         columns += [number("at the end\nof forward"), number("B/\nparam")]
     rows = [[component, *_cells([column[component] for column in shown], measured)] for component in COMPONENTS]
     rows.append([_TOTAL, *_cells([sum(column.values()) for column in shown], measured)])
-    caption = layout.strong(f"this run, step {measured.step}")
+    caption = layout.heading(f"this run, step {measured.step}")
     return f"{caption}\n\n{table(columns, rows, layout, strong=(_TOTAL,))}"
 
 

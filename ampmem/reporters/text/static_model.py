@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ampmem.analysis.static_model.terms import Term, TermKind
 from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent, StaticRecipe
 from ampmem.analysis.summary import Summary
+from ampmem.names import layers, layers_named
 from ampmem.reporters.text.common.layout import PLAIN, Layout, number, table, words
 from ampmem.reporters.text.common.plain_text import shorten, wrapped
 from ampmem.reporters.text.common.words import AT_MARK, share, signed, size_cells, trimmed
@@ -72,7 +73,7 @@ def _mark(when: str, rows: Sequence[StaticComponent], parameters: int, layout: L
     """What the rule says and what was measured, component by component; then why they differ."""
     columns = [words(when.replace("at the end of", "end of"))]
     for head in ("rule of\nthumb", "measured"):
-        columns += [number(head), *([number("B/\nparam")] if parameters else [])]
+        columns += [number(head), *([number("B/\nparam", rank=1, of=head)] if parameters else [])]
     cells = [
         [
             row.component,
@@ -111,14 +112,15 @@ def _term(row: StaticComponent, term: Term, layout: Layout) -> str:
 
 
 def tensors_of(term: Term, width: int) -> str:
-    """How many tensors a term is about, and the names of the largest: ``h.0.weight, h.1.weight and 10 more``.
+    """How many tensors a term is about, and the names of the largest: ``wte.weight, h.*.weight (2) and 10 more``.
 
     Each name has at most ``width`` characters.
     """
     more = term.tensors - len(term.names)
     if not term.names:
         return f"{format_count(more)} tensors" if more > 1 else ""
-    return ", ".join(shorten(name, width) for name in term.names) + (
+    groups = layers(term.names, what=lambda name: (name,), sizes=lambda _: ())
+    return ", ".join(shorten(layers_named(group), width) for group in groups) + (
         f" and {format_count(more)} more" if more > 0 else ""
     )
 

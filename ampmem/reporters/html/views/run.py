@@ -48,6 +48,7 @@ from ampmem.reporters.text.common.describe import (
 from ampmem.reporters.text.common.plain_text import per_parameter
 from ampmem.reporters.text.common.words import IN_SHORT, short
 from ampmem.reporters.text.estimate import fit_in_short, sentences
+from ampmem.reporters.text.sections.casts import parameters_in_layers
 from ampmem.reporters.text.sections.marks import has_copies
 from ampmem.reporters.text.warnings import warnings
 from ampmem.units import format_bytes, format_count, format_duration
@@ -278,13 +279,14 @@ def _row(key: str, live: Sequence[Breakdown | None], categories: Sequence[Catego
 def _casts(casts: Casts) -> CastsView | None:
     if not casts.copies:
         return None
+    groups = parameters_in_layers(casts.by_parameter)
     return CastsView(
         copies=casts.copies,
         bytes=casts.bytes,
         peak_bytes=casts.peak_bytes,
         cache_hits=casts.cache_hits,
-        by_parameter=casts.by_parameter[:MAX_PARAMETERS],
-        parameters_left_out=max(0, len(casts.by_parameter) - MAX_PARAMETERS),
+        by_parameter=tuple(together for _, together in groups[:MAX_PARAMETERS]),
+        parameters_left_out=sum(count for count, _ in groups[MAX_PARAMETERS:]),
         steps=casts.steps[-MAX_LEDGER_STEPS:],
         steps_left_out=max(0, len(casts.steps) - MAX_LEDGER_STEPS),
     )

@@ -37,7 +37,8 @@ def render_instant(comparison: Comparison, instant: Instant, layout: Layout) -> 
         return found if known[entry] or not any(known) else [*found, ABSENT]
 
     groups = [
-        [number(_header(entry)), *([number("B/\nparam", rank=1)] if any(known) else [])] for entry in comparison.entries
+        [number(_header(entry)), *([number("B/\nparam", rank=1, of=_header(entry))] if any(known) else [])]
+        for entry in comparison.entries
     ]
     tables = side_by_side(
         words("", least=_NAME),

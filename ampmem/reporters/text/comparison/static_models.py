@@ -44,7 +44,10 @@ def _tables(mark: Mark, judged: Sequence[tuple[str, Summary]], layout: Layout) -
     if not shown:
         return []
     first = words(AT_MARK[mark].replace("at the end of", "end of"))
-    groups = [[number(f"{shorten(label, _LABEL)}\nrule"), number("\nmeasured")] for label, _ in judged]
+    groups = [
+        [number(f"{shorten(label, _LABEL)}\nrule"), number("\nmeasured", of=shorten(label, _LABEL))]
+        for label, _ in judged
+    ]
     cells = [
         [_cells(rows.get(name), summary) for name in shown] for rows, (_, summary) in zip(found, judged, strict=True)
     ]

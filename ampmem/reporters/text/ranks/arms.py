@@ -65,7 +65,7 @@ def _peaks(jobs: Sequence[Ranks], layout: Layout) -> str:
         cells = tuple(format_bytes(of_job[rank]) if rank in of_job else ABSENT for of_job in peaks)
         rows.setdefault(cells, []).append(rank)
     tables = side_by_side(
-        words("rank", least=_NAME),
+        words("rank", least=_NAME, wraps=True),
         [numbers(ranks) for ranks in rows.values()],
         [[number(heading(job).replace(" ", "\n"))] for job in jobs],
         [[[cells[i]] for cells in rows] for i in range(len(jobs))],

@@ -85,7 +85,7 @@ def _table(
     assert ranks.peak is not None
     rest = len(own) < len(ranks.categories)
     places = len({_place(ranks, each) for each in shown}) > 1
-    columns = [words("rank", least=_NAME)]
+    columns = [words("rank", least=_NAME, wraps=True)]
     columns += [words("mesh", least=_NAME, rank=1)] * places
     columns += [number("peak"), *(number(_head(each.category)) for each in own), *([number(_REST)] * rest)]
     rows = [_row(ranks, each, own, unit, places=places, rest=rest) for each in shown]

@@ -7,6 +7,7 @@ from itertools import groupby
 
 from ampmem.analysis.ops import plain_op
 from ampmem.analysis.ranks.ranks import Group, Rank, RankPeak, Ranks
+from ampmem.names import layers_named, of_all_layers
 from ampmem.reporters.text.common.layout import Layout, number, table, words
 from ampmem.reporters.text.common.plain_text import ABSENT, wrapped
 from ampmem.reporters.text.ranks.names import group_name, numbers
@@ -18,15 +19,17 @@ _MOST_ROWS = 16
 
 def render_places(ranks: Ranks, layout: Layout, *, every: bool = False) -> str:
     """A row for all ranks whose peak is at the same place; empty where no rank can be compared."""
-    rows: dict[tuple[str, ...], list[int]] = {}
+    alike: dict[tuple[str, ...], list[Rank]] = {}
     for rank in ranks.compared:
         assert rank.peak is not None
-        rows.setdefault(_cells(rank, rank.peak), []).append(rank.rank)
-    shown = list(rows.items()) if every else list(rows.items())[:_MOST_ROWS]
+        phase, module, *others = _cells(rank, rank.peak)
+        alike.setdefault((phase, of_all_layers(module), *others), []).append(rank)
+    rows = [(_together(cells, those), [rank.rank for rank in those]) for cells, those in alike.items()]
+    shown = rows if every else rows[:_MOST_ROWS]
     if not shown:
         return ""
     columns = [
-        words("rank", least=_NAME),
+        words("rank", least=_NAME, wraps=True),
         words("peak in"),
         words("module", least=_NAME),
         words("op", least=_NAME, rank=2),
@@ -40,9 +43,16 @@ def render_places(ranks: Ranks, layout: Layout, *, every: bool = False) -> str:
     text = table([columns[i] for i in kept], [[line[i] for i in kept] for line in lines], layout)
     found = [layout.strong("where each peak is"), "", text]
     if len(shown) < len(rows):
-        count = sum(len(those) for those in list(rows.values())[_MOST_ROWS:])
+        count = sum(len(those) for _, those in rows[_MOST_ROWS:])
         found += wrapped(f"{count} more ranks; --all shows each", layout.width)
     return "\n".join(found)
+
+
+def _together(cells: tuple[str, ...], ranks: Sequence[Rank]) -> tuple[str, ...]:
+    """The cells of ranks whose peaks are in equal layers."""
+    modules = list(dict.fromkeys(rank.peak.module for rank in ranks if rank.peak is not None and rank.peak.module))
+    phase, _, *others = cells
+    return phase, layers_named(modules) if modules else ABSENT, *others
 
 
 def _cells(rank: Rank, peak: RankPeak) -> tuple[str, ...]:
@@ -80,7 +90,7 @@ def _groups(groups: Sequence[Group], layout: Layout) -> str:
     what = groups[0].axis or "stage"
     columns = [
         words(what, least=_NAME),
-        words("ranks", least=_NAME),
+        words("ranks", least=_NAME, wraps=True),
         number("least"),
         number("median"),
         number("most"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ampmem.analysis.activations import LOW_PRECISION, savings
 from ampmem.analysis.summary import Summary
 from ampmem.reporters.text.common.layout import Layout, number, table, words
-from ampmem.reporters.text.common.plain_text import ABSENT, wrapped
+from ampmem.reporters.text.common.plain_text import ABSENT
 from ampmem.reporters.text.common.words import share
 from ampmem.units import format_bytes, format_count
 
@@ -51,8 +51,7 @@ def render_activations(summary: Summary, layout: Layout) -> str:
     more = f"\n… and {format_count(left_out)} smaller group{'s' if left_out > 1 else ''}" if left_out else ""
     when = "at the end of forward" if summary.last_step.marks.after_forward else "when memory ran out"
     caption = f"activations {when}, {format_bytes(total)}: {_types(low, unknown, total)}"
-    head = "\n".join(map(layout.strong, wrapped(caption, layout.width)))
-    return f"{head}\n\n{text}{more}"
+    return f"{layout.heading(caption)}\n\n{text}{more}"
 
 
 def _types(low: int, unknown: int, total: int) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ampmem.analysis.casts import Casts, CopyCount, ParameterCasts, StepCasts
 from ampmem.analysis.summary import Summary
+from ampmem.names import layers, layers_named, natural
 from ampmem.reporters.text.common.layout import Layout, number, table, words
 from ampmem.reporters.text.common.plain_text import ABSENT, wrapped
 from ampmem.units import format_bytes, format_count
@@ -13,7 +14,7 @@ from ampmem.units import format_bytes, format_count
 PARAMETERS = 20
 """Parameters that are shown."""
 
-_NAME = 28
+_NAME = 24
 """So much of a parameter's name is left at least."""
 
 
@@ -31,7 +32,7 @@ def _caption(casts: Casts, layout: Layout) -> str:
         f"cast copies: {format_count(casts.copies)} made, {format_bytes(casts.bytes)}; "
         f"{format_count(casts.cache_hits)} uses served by the cache; at most {format_bytes(casts.peak_bytes)} at once"
     )
-    return "\n".join(map(layout.strong, wrapped(text, layout.width)))
+    return layout.heading(text)
 
 
 def _made(steps: Sequence[StepCasts], layout: Layout) -> str:
@@ -68,7 +69,7 @@ def _held(steps: Sequence[StepCasts], layout: Layout) -> str:
         number("peak", rank=1),
         number("alive at\nits end", rank=3),
     ]
-    caption = layout.strong("who holds them at the end of forward")
+    caption = layout.heading("who holds them at the end of forward")
     return f"{caption}\n\n{table(columns, rows, layout)}{_kinds(steps, layout)}"
 
 
@@ -91,7 +92,32 @@ def _count(count: CopyCount) -> str:
     return f"{format_count(count.copies)}: {format_bytes(count.bytes)}" if count.copies else "0"
 
 
+def parameters_in_layers(parameters: Sequence[ParameterCasts]) -> list[tuple[int, ParameterCasts]]:
+    """How many parameters each row is of, and their copies: those of equal layers together; the most bytes first."""
+
+    def counts(item: ParameterCasts) -> tuple[int, ...]:
+        held = item.held_by_cache, item.held_by_autograd, item.held_by_both
+        return (item.bytes, item.copies, item.cache_hits, *held)
+
+    groups = layers(parameters, what=lambda item: (item.name,), sizes=counts)
+    found = []
+    for group in groups:
+        size, copies, hits, cache, autograd, both = map(sum, zip(*map(counts, group), strict=True))
+        together = ParameterCasts(
+            name=layers_named([item.name for item in group]),
+            copies=copies,
+            bytes=size,
+            cache_hits=hits,
+            held_by_cache=cache,
+            held_by_autograd=autograd,
+            held_by_both=both,
+        )
+        found.append((len(group), together))
+    return sorted(found, key=lambda each: (-each[1].bytes, natural(each[1].name)))
+
+
 def _parameters(parameters: Sequence[ParameterCasts], layout: Layout) -> str:
+    groups = parameters_in_layers(parameters)
     rows = [
         [
             item.name,
@@ -99,7 +125,7 @@ def _parameters(parameters: Sequence[ParameterCasts], layout: Layout) -> str:
             *map(format_count, (item.held_by_cache, item.held_by_autograd, item.held_by_both)),
             format_bytes(item.bytes),
         ]
-        for item in parameters[:PARAMETERS]
+        for _, item in groups[:PARAMETERS]
     ]
     columns = [
         words("parameter", least=_NAME),
@@ -110,6 +136,6 @@ def _parameters(parameters: Sequence[ParameterCasts], layout: Layout) -> str:
         number("both", rank=2),
         number("bytes"),
     ]
-    left_out = len(parameters) - len(rows)
+    left_out = sum(count for count, _ in groups[PARAMETERS:])
     more = f"\n… and {format_count(left_out)} parameters with fewer bytes" if left_out else ""
     return table(columns, rows, layout) + more

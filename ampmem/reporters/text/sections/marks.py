@@ -16,7 +16,7 @@ from ampmem.units import format_bytes
 HOLDERS = 4
 TOTAL = "total"
 
-_NARROW = 12
+_NARROW = 16
 """So much of a category's name is left at least."""
 _HEADS = ("after\nforward", "after\nbackward", "after\nupdate", "peak")
 
@@ -37,7 +37,7 @@ def render_marks(step: Step, parameters: int, layout: Layout, *, casts: bool) ->
             if category == Category.COMMUNICATION:
                 rows.extend(_split("", step.peak.communication_by_part, parameters))
     rows.append([TOTAL, *cells(lambda live: sum(live.values()))])
-    caption = layout.strong(f"step {step.index} at its marks, peak in {step.peak.phase}")
+    caption = layout.heading(f"step {step.index} at its marks, peak in {step.peak.phase}")
     return f"{caption}\n\n{table(_columns(bool(parameters)), rows, layout, strong=(TOTAL,))}"
 
 
@@ -47,12 +47,12 @@ def has_copies(instants: Sequence[Breakdown | None]) -> bool:
 
 
 def _columns(known: bool) -> list[Column]:
-    """Where there is no room for all of them, the peak's bytes per parameter are the last to go."""
+    """Where there is no room for all of them, the peak's bytes per parameter are the last to go below."""
     found = [words("", least=_NARROW)]
     for head in _HEADS:
         found.append(number(head))
         if known:
-            found.append(number("B/\nparam", rank=1 if head == _HEADS[-1] else 2))
+            found.append(number("B/\nparam", rank=1 if head == _HEADS[-1] else 2, of=head))
     return found
 
 

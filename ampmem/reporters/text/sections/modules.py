@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampmem.analysis.frames import user_frame
-from ampmem.analysis.largest import LargeAllocation
+from ampmem.analysis.largest import LARGEST, LargeAllocation
 from ampmem.analysis.modules import ModuleMemory
 from ampmem.analysis.summary import Summary
+from ampmem.names import layers, layers_named, of_all_layers
 from ampmem.reporters.text.common.layout import Layout, number, table, table_lines, words
 from ampmem.reporters.text.common.plain_text import ABSENT, shorten
 from ampmem.units import format_bytes, format_count
@@ -15,22 +16,19 @@ from ampmem.units import format_bytes, format_count
 MODULES = 15
 ALLOCATIONS = 10
 
-_NAME, _SHORT = 28, 16
+_NAME, _SHORT = 24, 16
 """So much of a name is left at least: of names that end alike, less would be the same for all."""
-_INDENT = 12
+_INDENT = 4
 
 
 def render_modules(modules: Sequence[ModuleMemory], layout: Layout) -> str:
-    """The modules with the most bytes, in the order of the model; empty where there are none."""
+    """The modules with the most bytes, in the order of the model, equal layers as one; empty where there are none."""
     if not modules:
         return ""
-    ranked = sorted(modules, key=_sum, reverse=True)[:MODULES]
-    chosen = {module.name for module in ranked}
-    rows = [
-        [module.name, *map(format_bytes, (module.parameters, module.activations, module.cast_copies, module.gradients))]
-        for module in modules
-        if module.name in chosen
-    ]
+    groups = layers(modules, what=lambda module: (module.name,), sizes=_figures)
+    sums = [tuple(map(sum, zip(*map(_figures, group), strict=True))) for group in groups]
+    chosen = sorted(range(len(groups)), key=lambda i: -sum(sums[i]))[:MODULES]
+    rows = [[layers_named([module.name for module in groups[i]]), *map(format_bytes, sums[i])] for i in sorted(chosen)]
     columns = [
         words("module, with\nall below it", least=_NAME),
         number("parameters"),
@@ -38,37 +36,67 @@ def render_modules(modules: Sequence[ModuleMemory], layout: Layout) -> str:
         number("cast\ncopies", rank=1),
         number("gradients", rank=2),
     ]
-    left_out = len(modules) - len(rows)
+    left_out = len(modules) - sum(len(groups[i]) for i in chosen)
     more = f"\n… and {format_count(left_out)} smaller module{'' if left_out == 1 else 's'}" if left_out else ""
     return f"{layout.strong('modules')}\n\n{table(columns, rows, layout)}{more}"
 
 
-def _sum(module: ModuleMemory) -> int:
-    return module.parameters + module.activations + module.cast_copies + module.gradients
+def _figures(module: ModuleMemory) -> tuple[int, ...]:
+    return module.parameters, module.activations, module.cast_copies, module.gradients
 
 
 def render_largest(summary: Summary, layout: Layout) -> str:
-    """The largest allocations at the peak, each with the line of the script that asked; empty where there are none."""
-    shown = summary.top[:ALLOCATIONS]
+    """The largest allocations at the peak, each with the line of the script that asked; empty where there are none.
+
+    Those of equal layers are one row, with the size of the largest and their sum.
+    """
+    groups = layers(summary.top, what=_what, sizes=lambda item: (item.bytes,))
+    shown = sorted(groups, key=lambda group: -_largest(group))[:ALLOCATIONS]
     if not shown:
         return ""
-    rows = [
-        [format_bytes(item.bytes), str(item.category), item.name or ABSENT, item.module or ABSENT, item.op or ABSENT]
-        for item in shown
-    ]
+    # The summary ends with these: there may be more like them.
+    last = summary.top[-1] if len(summary.top) >= LARGEST else None
+    rows = [_row(group, more=last is not None and last in group) for group in shown]
+    several = any(len(group) > 1 for group in shown)
     columns = [
         number("bytes"),
-        words("category"),
+        number("in all"),
+        words("category", rank=1),
         words("name", least=_NAME),
-        words("module", least=_SHORT, rank=1),
-        words("op", least=_SHORT, rank=2),
+        words("module", least=_SHORT, rank=2),
+        words("op", least=_SHORT, rank=3),
     ]
-    lines, body = table_lines(columns, rows, layout)
+    kept = [i for i in range(len(columns)) if i != 1 or several]
+    lines, body = table_lines([columns[i] for i in kept], [[row[i] for i in kept] for row in rows], layout)
     # A frame is wider than any column could be: it has a line of its own.
-    for line, item in zip(body, shown, strict=True):
-        lines += [line, *_frame_line(item, layout)]
+    for row, group in zip(body, shown, strict=True):
+        lines += [*row, *_frame_line(group[0], layout)]
     caption = f"largest allocations at the peak (step {summary.peak.step}, {format_bytes(summary.peak.bytes)})"
-    return "\n".join([layout.strong(caption), "", *lines])
+    return "\n".join([layout.heading(caption), "", *lines])
+
+
+def _what(item: LargeAllocation) -> tuple[str | None, ...]:
+    """What equal layers have in common but for their numbers; the line is the same, too."""
+    return item.name, item.module, item.op, item.category, item.dtype, user_frame(item.stack)
+
+
+def _largest(group: Sequence[LargeAllocation]) -> int:
+    return max(item.bytes for item in group)
+
+
+def _row(group: Sequence[LargeAllocation], *, more: bool) -> list[str]:
+    """``more`` says that there may be others like these."""
+
+    def named(names: Sequence[str | None]) -> str:
+        known = [name for name in names if name]
+        return layers_named(known, more=more) if known else ABSENT
+
+    names, modules = [item.name for item in group], [item.module for item in group]
+    # How many there are is said once.
+    module = ABSENT if modules[0] is None else modules[0] if len(set(modules)) == 1 else of_all_layers(modules[0])
+    sizes = format_bytes(_largest(group)), format_bytes(sum(item.bytes for item in group))
+    said = named(names) if names[0] else ABSENT if len(group) == 1 else f"{ABSENT} ({format_count(len(group))})"
+    return [*sizes, str(group[0].category), said, module, group[0].op or ABSENT]
 
 
 def _frame_line(item: LargeAllocation, layout: Layout) -> list[str]:

@@ -13,6 +13,8 @@ from ampmem.reporters.text.common.words import share
 from ampmem.units import format_bytes
 
 TOTAL = "total"
+_NAME = 20
+"""So much of a category's name and its part's is left at least."""
 
 Parts: TypeAlias = Mapping[Category, Mapping[str, int]]
 """Bytes of the parts of those categories that have some, by name."""
@@ -29,7 +31,7 @@ def render_peak(summary: Summary, layout: Layout) -> str:
         Category.COMMUNICATION: {part.value: size for part, size in peak.communication_by_part.items()},
     }
     body = render_categories(peak.categories, parts, summary.parameters.known_count, layout)
-    return f"{layout.strong(caption)}\n\n{body}"
+    return f"{layout.heading(caption)}\n\n{body}"
 
 
 def render_categories(live: Breakdown, parts: Parts, parameters: int, layout: Layout) -> str:
@@ -39,7 +41,12 @@ def render_categories(live: Breakdown, parts: Parts, parameters: int, layout: La
         [name, format_bytes(size), share(size, total), *([per_parameter(size, parameters)] if parameters else [])]
         for name, size in [*_sizes(live, parts), (TOTAL, total)]
     ]
-    columns = [words("category"), number("bytes"), number("share"), *([number("B/param")] if parameters else [])]
+    columns = [
+        words("category", least=_NAME),
+        number("bytes"),
+        number("share"),
+        *([number("B/param", rank=1)] if parameters else []),
+    ]
     return table(columns, rows, layout, strong=(TOTAL,))
 
 

@@ -15,7 +15,7 @@ from ampmem.reporters.text.common.describe import (
     recognised,
 )
 from ampmem.reporters.text.common.layout import Layout
-from ampmem.reporters.text.common.plain_text import shorten, wrapped
+from ampmem.reporters.text.common.plain_text import wrapped
 from ampmem.reporters.text.static_model import judgement
 from ampmem.units import format_bytes, format_count
 
@@ -42,8 +42,12 @@ def render_run(summary: Summary, title: str, layout: Layout) -> str:
 
 
 def keyed(rows: Sequence[tuple[str, str]], layout: Layout) -> list[str]:
-    """A line for each of ``rows``: what it is about, and what is so."""
-    return [f"{key:<{KEY}}{shorten(value, layout.width - KEY)}" for key, value in rows]
+    """What each of ``rows`` is about, and beside it what is so, in as many lines as that takes."""
+    return [
+        f"{'' if i else key:<{KEY}}{line}".rstrip()
+        for key, value in rows
+        for i, line in enumerate(wrapped(value, layout.width - KEY, indent=""))
+    ]
 
 
 def describe_parameters(summary: Summary) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from build import ARM, RUN, Story, small_run
+from golden_texts import encoder
 
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.comparison.compare import Comparison, compare, distinct, entry_of
@@ -210,6 +211,16 @@ def test_the_ledger_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (casts.copies, len(casts.by_parameter), casts.parameters_left_out) == (2, 1, 0)
     assert ([step.index for step in casts.steps], casts.steps_left_out) == ([1], 1)
     assert MAX_LEDGER_STEPS > 1
+
+
+def test_the_copies_of_equal_layers_are_one_row() -> None:
+    recording = encoder()
+    casts, summary = view_of(recording).casts, summary_of(analyse(recording))
+    assert casts is not None
+    (row,) = casts.by_parameter
+    assert row.name == "encoder.layers.*.self_attention.in_projection.weight (12)"
+    assert (row.copies, row.bytes) == (24, casts.bytes)
+    assert len(summary.casts.by_parameter) == 12, "the JSON has each"
 
 
 def test_headlines_are_at_most_five_and_begin_with_the_peak() -> None:

@@ -199,7 +199,7 @@ def test_colour_is_for_terminals_that_want_it(environment: dict[str, str], colou
     assert layout_for(None, environment) == PLAIN
 
 
-@pytest.mark.parametrize(("asked", "width"), [("20", 60), ("60", 60), ("99", 99), ("160", 160), ("500", 160)])
+@pytest.mark.parametrize(("asked", "width"), [("20", 40), ("60", 60), ("99", 99), ("160", 160), ("500", 160)])
 def test_a_terminal_says_how_wide_it_is(monkeypatch: pytest.MonkeyPatch, asked: str, width: int) -> None:
     monkeypatch.setenv("COLUMNS", asked)
     assert layout_for(Screen()).width == width
