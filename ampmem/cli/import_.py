@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import sys
 from pathlib import Path
 
 import click
 
 from ampmem.importer.recording import import_snapshot
 from ampmem.output.files import say_written
+from ampmem.output.terminal import Terminal
 
 
 @click.command("import", short_help="Turn a memory snapshot of PyTorch's into a recording.")
@@ -34,6 +36,7 @@ def import_(snapshot: Path, output: Path, device: int | None, force: bool) -> No
         gc.enable()
     say_written(output)
     steps = len(recording.steps)
-    click.echo(f"{output}: {len(recording.events):,} events, {steps} step{'' if steps == 1 else 's'}")
-    for note in recording.notes:
-        click.echo(f"note: {note}")
+    said = [f"{output}: {len(recording.events):,} events, {steps} step{'' if steps == 1 else 's'}"]
+    screen = Terminal(sys.stdout)
+    for line in (*said, *(f"note: {note}" for note in recording.notes)):
+        click.echo("\n".join(screen.broken(line)))

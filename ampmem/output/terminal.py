@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import select
+import textwrap
 from contextlib import suppress
 from typing import TextIO
 
 # Taken now: a script may put others in their place.
-_write, _poll = os.write, select.poll
+_write, _poll, _size_of, _wrap = os.write, select.poll, os.get_terminal_size, textwrap.wrap
 
 _STYLE = re.compile(r"(\x1b\[[0-9;]*m)")
 """What makes the text after it bold or coloured, or plain again, and nothing else."""
@@ -35,8 +36,22 @@ class Terminal:
         self._stream = stream
 
     def say(self, message: str) -> None:
-        """One line, whose beginning says that it is ampmem's."""
-        self.write(f"ampmem: {printable(message)}\n")
+        """One line, whose beginning says that it is ampmem's; on a screen it is :meth:`broken`."""
+        self.write("\n".join(self.broken(f"ampmem: {printable(message)}")) + "\n")
+
+    def broken(self, line: str) -> list[str]:
+        """``line`` in lines that the screen has room for, as it would break numbers itself; elsewhere whole."""
+        width = self._columns()
+        if not width or len(line) <= width:
+            return [line]
+        return _wrap(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+    def _columns(self) -> int:
+        """How wide the screen is; 0 where that is not known, or where there is no screen."""
+        try:
+            return _size_of(self._stream.fileno()).columns if self._stream is not None and self.is_screen() else 0
+        except (OSError, ValueError):
+            return 0
 
     def show(self, text: str) -> None:
         """Lines that need no name before them."""

@@ -43,7 +43,10 @@ class Progress:
         What is ``left`` to do is said with it where there is no line that changes.
         """
         said = text if self._terminal.is_screen() else text + left
-        lines = [printable(said), *(f"    {shorten(line.expandtabs(), len(line) * 8)}" for line in tail)]
+        lines = [
+            *self._terminal.broken(printable(said)),
+            *(f"    {shorten(line.expandtabs(), len(line) * 8)}" for line in tail),
+        ]
         with self._lock:
             self._terminal.replace("")
             self._terminal.show("\n".join(lines))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
+import pty
+import struct
+import termios
 from pathlib import Path
 
 import pytest
@@ -59,3 +63,24 @@ def test_a_line_is_replaced_on_a_screen_only() -> None:
     Terminal(stream).replace("one\x1b")
     Terminal(stream).replace("")
     assert stream.getvalue() == "\r\x1b[Kone?\r\x1b[K"
+
+
+def test_a_screen_breaks_a_line_between_words_and_a_file_does_not(tmp_path: Path) -> None:
+    line = "recorded 3 steps in gpt.ampmem, 1,232.5 KiB, at /a/path/that/is/longer/than/a/line-0123456789.ampmem"
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+    with os.fdopen(theirs, "w") as screen:
+        Terminal(screen).say(line)
+        Terminal(screen).say("short")
+        said = os.read(ours, 4096).decode().split("\r\n")
+    os.close(ours)
+    assert said == [
+        "ampmem: recorded 3 steps in gpt.ampmem,",
+        "  1,232.5 KiB, at",
+        "  /a/path/that/is/longer/than/a/line-0123456789.ampmem",
+        "ampmem: short",
+        "",
+    ]
+    with (tmp_path / "log").open("w") as log:
+        Terminal(log).say(line)
+    assert (tmp_path / "log").read_text() == f"ampmem: {line}\n"

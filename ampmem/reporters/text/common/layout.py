@@ -123,11 +123,15 @@ def table(
 ) -> str:
     """A table with a rule under its head, no wider than the layout allows.
 
-    Columns that there is no room for follow in further tables, each with the first column again. Rows whose first cell
-    is in ``strong`` stand out.
+    Columns that there is no room for follow in further tables, each with the first column again; where that does not
+    tell the rows apart, below each row. Rows whose first cell is in ``strong`` stand out.
     """
-    texts: list[str] = []
     left = list(range(1, len(columns)))
+    if len({row[0] for row in rows}) < len(rows) and _kept(columns, rows, [0, *left], layout.width) != [0, *left]:
+        # Further tables would not say which of the rows with one name is which.
+        head, body = table_lines(columns, rows, layout, strong=strong)
+        return "\n".join([*head, *(line for lines in body for line in lines)])
+    texts: list[str] = []
     while left or not texts:
         shown = _kept(columns, rows, [0, *left], layout.width)
         left = [i for i in left if i not in shown]

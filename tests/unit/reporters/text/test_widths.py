@@ -288,3 +288,16 @@ def test_ranks_whose_peaks_are_in_equal_layers_are_one_row() -> None:
         ["0-6", "backward", "layers.*.mlp", "(4)", "mm"],
         ["7", "backward", "head", "mm", "51,200"],
     ]
+
+
+def test_rows_of_one_name_have_what_is_left_below_them() -> None:
+    shown = [words("saved for"), words("made by", rank=1), number("bytes")]
+    rows = [["addmm", "gelu", "128.0 KiB"], ["addmm", ".to()", "64.0 KiB"]]
+    assert table(shown, rows, Layout(width=22)).splitlines() == [
+        "saved for      bytes",
+        "---------  ---------",
+        "addmm      128.0 KiB",
+        "    made by gelu",
+        "addmm       64.0 KiB",
+        "    made by .to()",
+    ]
