@@ -66,7 +66,8 @@ def diff(
             "the job's own name, such as train.ampmem"
         )
     if page is not None:
-        check_output(page, force=force)  # before the work
+        for path in given:
+            check_output(page, force=force, option="--html", source=path)  # before the work
     before, after = map(read_side, given)
     found = difference(before, after, category=None if category is None else Category(category))
     layout = layout_for(sys.stdout)

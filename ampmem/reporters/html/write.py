@@ -37,7 +37,7 @@ def write(recordings: Sequence[Path], output: Path, *, force: bool = False) -> N
     """Write the page of ``recordings`` to ``output``; several of them are compared, and ranks of one job merged.
 
     Raises :class:`~ampmem.errors.UsageError` when there is no recording, one is missing or ``output``
-    cannot be written (it exists, without ``force``), and what reading and summing up a recording raises.
+    cannot be written (it exists, without ``force``, or is one of the recordings), and what reading and summing up a recording raises.
     """
     if not recordings:
         raise UsageError("there is nothing to report on: give at least one recording")
@@ -45,7 +45,8 @@ def write(recordings: Sequence[Path], output: Path, *, force: bool = False) -> N
     for path in recordings:
         if rank_of(path) is None or len(recordings) == 1:  # a rank that cannot be read is said to be missing
             check_recording(path)
-    check_output(output, force=force)
+    for path in recordings:
+        check_output(output, force=force, source=path)
     with Progress() as progress:
         view = _view(recordings, STREAMS_LIMIT, progress)
         progress.say(f"writing {output.name}")

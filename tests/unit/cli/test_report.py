@@ -43,6 +43,16 @@ def test_the_page_is_named_with_its_size_and_not_replaced(tmp_path: Path) -> Non
     assert page.read_text().startswith("<!DOCTYPE html>")
 
 
+def test_the_page_does_not_replace_a_recording_that_it_is_of(tmp_path: Path) -> None:
+    for name in ("a.ampmem", "b.ampmem"):
+        write(tmp_path / name, small_run().recording())
+    before = (tmp_path / "b.ampmem").read_bytes()
+    for command, option in ((["report"], "-o"), (["diff"], "--html")):
+        said = refused(tmp_path, *command, "a.ampmem", "b.ampmem", option, "b.ampmem", "--force")
+        assert said == f"ampmem: cannot write b.ampmem: it is the file to be read; give another name with {option}\n"
+    assert (tmp_path / "b.ampmem").read_bytes() == before
+
+
 def test_a_second_page_takes_the_next_number(tmp_path: Path) -> None:
     write(tmp_path / "gpt.ampmem", small_run().recording())
     (tmp_path / "gpt.html").write_text("precious")
