@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MethodType
 from typing import TYPE_CHECKING, NoReturn
 
 from ampmem.cli.processes.children import USAGE
@@ -151,7 +152,8 @@ def _stop_of_simulation(failure: BaseException) -> BaseException | None:
 def usage_error(failure: BaseException | None) -> str:
     """What argparse or click gave as the reason for exit code 2; empty where the script ended for another one.
 
-    argparse has printed it and keeps it in a local of ``ArgumentParser.error``; click exits while it handles its error.
+    argparse has printed it and keeps it in a local of ``ArgumentParser.error``; click exits while it handles its error, or, since
+    8.5, later, with the error's ``show`` in a local of ``Command.main``.
     """
     if not isinstance(failure, SystemExit) or failure.code != USAGE:
         return ""
@@ -160,6 +162,9 @@ def usage_error(failure: BaseException | None) -> str:
         message = trace.tb_frame.f_locals.get("message") if trace.tb_frame.f_code.co_name == "error" else None
         if type(message) is str:
             return message
+        report = trace.tb_frame.f_locals.get("report") if trace.tb_frame.f_code.co_name == "main" else None
+        if type(report) is MethodType and isinstance(report.__self__, BaseException):
+            return failure_of(report.__self__).message
         trace = trace.tb_next
     return "" if failure.__context__ is None else failure_of(failure.__context__).message
 

@@ -166,6 +166,51 @@ def expanded(changed: bool) -> None:
         optimizer.zero_grad()
 
 
+def gan(changed: bool) -> None:
+    """Between the two updates of a step the critic's gradients are there, whatever is dropped at the step's end."""
+    generator = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 512))
+    critic = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 1))
+    ours, theirs = (torch.optim.SGD(model.parameters(), 0.1) for model in (generator, critic))
+    for _ in range(STEPS):
+        real, noise = torch.randn(16, 512), torch.randn(128, 64)
+        with torch.no_grad():
+            fake = generator(noise[:16])
+        loss = critic(real).mean() - critic(fake).mean()
+        if not changed:
+            theirs.zero_grad()
+        loss.backward()
+        del fake, loss
+        theirs.step()
+        fake = generator(noise)
+        loss = -critic(fake).mean()
+        large = (fake.repeat(8, 1) * 1.0).cos()
+        del fake, large
+        if not changed:
+            ours.zero_grad()
+        loss.backward()
+        del loss
+        ours.step()
+        if changed:
+            ours.zero_grad()
+            theirs.zero_grad()
+
+
+def one_of_two_optimizers(changed: bool) -> None:
+    """The update of the second optimizer is the peak once the first has no temporaries."""
+    wide, less = (nn.ModuleList(nn.Linear(128, 128) for _ in range(layers)) for layers in (6, 1))
+    how = {"fused": True} if changed else {"foreach": True}
+    optimizers = (torch.optim.Adam(wide.parameters(), **how), torch.optim.AdamW(less.parameters(), foreach=True))
+    for _ in range(STEPS):
+        hidden = torch.randn(4, 128)
+        for layer in (*wide, *less):
+            hidden = layer(hidden)
+        hidden.square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+
+
 class Case(NamedTuple):
     train: Callable[[bool], None]
     code: str
@@ -182,6 +227,8 @@ CASES = (
     Case(cache_on, "cache-on-saves", exact=False),
     Case(backward_inside, "autocast-in-backward", exact=False),
     Case(expanded, "expanded-buffer-cast"),
+    Case(gan, "gradients-through-forward"),
+    Case(one_of_two_optimizers, "foreach-temporaries"),
 )
 
 

@@ -426,7 +426,7 @@ def test_batches_that_were_loaded_before_the_recording_make_room_for_others(befo
         ("aten::native_layer_norm", "norms", None),
         ("aten::_log_softmax", "each under torch.utils.checkpoint", 4375),
         ("aten::nll_loss_forward", "each under torch.utils.checkpoint", 4375),
-        ("aten::_softmax", "scaled_dot_product_attention", 5000),
+        ("aten::_softmax", "autocast itself runs aten::_softmax in float32", None),
         ("aten::mm", "where the input of aten::mm becomes float32", None),
         ("aten::exp", "autocast itself runs aten::exp in float32", None),
     ],
@@ -449,6 +449,22 @@ def test_what_to_do_about_float32_activations(op: str, word: str, off_peak: int 
     assert found.off_peak == off_peak
     assert found.severity == ("info" if off_peak is None else "advice")
     assert fp32_activations.check(TrainingRun(analysis=analyse(story.recording(arm=FP32)))) is None
+
+
+@pytest.mark.parametrize(("op", "attention"), [("aten::bmm", True), ("aten::mm", False)])
+def test_only_a_softmax_before_a_product_of_batches_is_taken_for_attention(op: str, attention: bool) -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    for address, size, saver, dtype in ((0x2000, 5000, "aten::_softmax", "float32"), (0x3000, 2500, op, "bfloat16")):
+        story.alloc(address, size)
+        story.fact(Fact.SAVED, address, saver, dtype=dtype)
+    story.enter(Phase.BACKWARD)
+    story.end()
+    found = told(story.recording())["fp32-activations"]
+    assert ("scaled_dot_product_attention" in found.change) == attention
+    assert found.off_peak == (5000 if attention else None)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import cast
 
+import click
 import pytest
 
 from ampmem.cli.processes.guest import Ended, run_script, usage_error
@@ -150,16 +151,21 @@ def _exits_while_it_handles(error: Exception) -> None:
         sys.exit(2)
 
 
+def _refused_by_click() -> None:
+    click.Command("x").main(["--steps"])
+
+
 @pytest.mark.parametrize(
     ("end", "reason"),
     [
+        (_refused_by_click, "No such option '--steps'."),
         (lambda: ArgumentParser(prog="x").parse_args(["--steps", "5"]), "unrecognized arguments: --steps 5"),
         (lambda: _exits_while_it_handles(ValueError("No such option: --steps")), "No such option: --steps"),
         (lambda: sys.exit(2), ""),
         (lambda: sys.exit(3), ""),
         (lambda: sys.exit("--steps"), ""),
     ],
-    ids=["argparse", "click", "without a reason", "another exit code", "a message"],
+    ids=["click", "argparse", "an error that is handled", "without a reason", "another exit code", "a message"],
 )
 def test_why_a_command_line_was_refused_is_read_from_its_exit(end: Callable[[], object], reason: str) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -30,6 +30,8 @@ class _Kind:
     saves: tuple[int, int] | None = None
 
 
+_SOFTMAX = "softmax"
+_MATMULS = ("aten::bmm", "aten::baddbmm")
 _IN_CHUNKS = f"compute the loss in {_CHUNKS} chunks, each under torch.utils.checkpoint (chunks alone save nothing)"
 _FLOAT32 = "autocast itself runs {op} in float32, so a {low} input changes nothing"
 _RECOMPUTE = "torch.utils.checkpoint around the function that calls it recomputes these bytes in backward"
@@ -46,7 +48,7 @@ _KINDS = (
     # This one is what F.scaled_dot_product_attention runs where no kernel does all of it.
     _Kind(words=("_safe_softmax",), text=f"{_FLOAT32}; {_RECOMPUTE}"),
     _Kind(
-        words=("softmax",),
+        words=(_SOFTMAX,),
         text="F.scaled_dot_product_attention(q, k, v) instead of softmax(q @ k.transpose(-2, -1)) @ v",
         saves=(1, 1),
     ),
@@ -64,6 +66,8 @@ _KINDS = (
         text=f"{_FLOAT32}; {_RECOMPUTE}",
     ),
 )
+_NO_ATTENTION = _Kind(words=(), text=f"{_FLOAT32}; {_RECOMPUTE}")
+_ON_CPU = " (the CPU's kernels take neither dropout nor a learned bias)"
 _OTHER = _Kind(words=(), text="find out where the input of {op} becomes float32; where {low} will do, cast it there")
 _STATISTICS = "batch_norm"
 """What this op keeps in float32 beside its input are a few numbers for each channel, whatever the input is."""
@@ -78,9 +82,11 @@ def check(run: TrainingRun) -> Finding | None:
     size, activations = int(sum(sizes.sum() for sizes in by_op.values())), run.bytes_of(kept)
     if size <= _SHARE * activations or not run.notable(size):
         return None
+    attends = _attends(run, by_op)
     groups: dict[_Kind, list[str]] = {}
     for op in sorted(by_op, key=lambda op: (-int(by_op[op].sum()), op)):
-        groups.setdefault(_kind(op), []).append(op)
+        kind = _kind(op)
+        groups.setdefault(_NO_ATTENTION if _SOFTMAX in kind.words and not attends else kind, []).append(op)
     found = [_finding(run, kind, {op: by_op[op] for op in ops}, activations) for kind, ops in groups.items()]
     return max(found, key=lambda finding: (finding.off_peak or 0, finding.bytes or 0))
 
@@ -102,7 +108,9 @@ def _finding(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], activation
             *(f"kept for {op}: {share}" for op, share in each[:4]),
             *(_fused_loss(run) if kind is _KINDS[0] else ()),
         ),
-        off_peak=None if kind.saves is None else run.off_peak(_everywhere(run, by_op) * kind.saves[0] // kind.saves[1]),
+        off_peak=None
+        if kind.saves is None or (_on_cpu(run, kind) and _drops(run))
+        else run.off_peak(_everywhere(run, by_op) * kind.saves[0] // kind.saves[1]),
     )
 
 
@@ -141,10 +149,29 @@ def _kind(op: str) -> _Kind:
     return _KINDS[-1] if name in _KINDS[-1].words else _OTHER
 
 
+def _attends(run: TrainingRun, by_op: dict[str, Column]) -> bool:
+    """Whether a product of batches keeps a tensor as large as one of a softmax, in its type or in 16 bit: attention."""
+    saved, bytes_ = run.analysis.saved_as, run.analysis.lifetimes.bytes
+    of_matmul = np.array([text in _MATMULS for text in run.recording.texts])[saved.op]
+    softmax = np.concatenate([sizes[sizes > 0] for op, sizes in by_op.items() if _SOFTMAX in op] or [bytes_[:0]])
+    return bool(np.isin(bytes_[of_matmul], [*softmax, *(softmax // 2)]).any())
+
+
+def _on_cpu(run: TrainingRun, kind: _Kind) -> bool:
+    """Whether the kernels of the CPU would be the ones for attention."""
+    return _SOFTMAX in kind.words and run.recording.run.device_type == "cpu"
+
+
+def _drops(run: TrainingRun) -> bool:
+    """Whether the run has dropout, which may be that of attention."""
+    return any(word in text for text in run.recording.texts for word in ("dropout", "bernoulli", "Dropout"))
+
+
 def _text(run: TrainingRun, kind: _Kind, op: str) -> str:
     embedding = any("embedding" in text.lower() for text in run.recording.texts)
     place = " after the embedding" if embedding else " before the norm"
-    return kind.text.format(op=op, low=f"torch.{run.recording.arm.dtype}", place=place)
+    text = kind.text + _ON_CPU * _on_cpu(run, kind)
+    return text.format(op=op, low=f"torch.{run.recording.arm.dtype}", place=place)
 
 
 def _fused_loss(run: TrainingRun) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 from ampmem.analysis.findings.base import NOTABLE_BYTES, Finding, Section, TrainingRun
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.lifetimes import Mask
-from ampmem.events import OptimizerRecord, Phase
+from ampmem.events import Column, OptimizerRecord, Phase
 from ampmem.units import format_bytes
 
 _AT_ONCE = {"Adam": 2, "AdamW": 2}
@@ -43,6 +43,9 @@ def check(run: TrainingRun) -> Finding | None:
     one_by_one = _one_by_one(run, number, optimizer)
     if one_by_one is not None:
         choices.append(("foreach=False", peak - max(outside, peak - temporaries + one_by_one)))
+    if len(run.recording.optimizers) > 1:  # the update of another one may be the peak then
+        most = run.off_peak(_temporaries_of(run, optimizer)) or 0
+        choices = [(option, min(size, most)) for option, size in choices]
     best, saved = max(choices, key=lambda choice: choice[1], default=("foreach=False", 0))
     return Finding(
         code="foreach-temporaries",
@@ -59,6 +62,14 @@ def check(run: TrainingRun) -> Finding | None:
         ),
         off_peak=saved if saved > 0 else None,
     )
+
+
+def _temporaries_of(run: TrainingRun, optimizer: OptimizerRecord) -> Column:
+    """For each allocation its bytes, where it is a temporary of an update of this class of optimizers."""
+    lifetimes, classes = run.analysis.lifetimes, run.analysis.classes
+    of_class = np.array([text == f"{optimizer.class_name}.step" for text in run.recording.texts])
+    mine = classes.of(Category.TEMPORARIES) & (lifetimes.phase == Phase.OPTIMIZER) & of_class[lifetimes.op]
+    return lifetimes.bytes * mine
 
 
 def _effect(saved: int) -> str:

@@ -106,7 +106,7 @@ def _spans(run: TrainingRun, gradients: _Gradients) -> tuple[Column, Column, Col
     """The first and the last position of every span in which a gradient is idle, and its bytes.
 
     One is idle from the end of the first update after a backward wrote into it, until the next backward has written or
-    it is freed. Where the next backward would make it anew, it makes it of what it adds to it otherwise.
+    it is freed; with several optimizers from the end of the step's last update, which is where all are dropped. Where the next backward would make it anew, it makes it of what it adds to it otherwise.
     """
     lifetimes, timeline = run.analysis.lifetimes, run.analysis.timeline
     mine = np.isin(gradients.touched[0], gradients.allocation)
@@ -118,7 +118,7 @@ def _spans(run: TrainingRun, gradients: _Gradients) -> tuple[Column, Column, Col
     again = np.append(allocation[1:] == allocation[:-1], False)
     last[again] = timeline.time_ns.searchsorted(since[1:][again[:-1]], side="left")
     starts, ends = _updates(run)
-    update = np.searchsorted(starts, since, side="right")
+    update = _dropped_after(run, starts)[np.searchsorted(starts, since, side="right")]
     first = timeline.time_ns.searchsorted(np.append(ends, FOREVER)[update], side="left") + 1
     # What was there before the recording and goes before an update reads it was used before.
     there = run.recording.events.action[lifetimes.born[allocation]] == Action.BASELINE
@@ -126,7 +126,19 @@ def _spans(run: TrainingRun, gradients: _Gradients) -> tuple[Column, Column, Col
     used = there & (first > last) & (~again | _one_backward_per_step(run))
     first[used] = lifetimes.born[allocation[used]] + 1
     some = first <= last
+    if len(run.recording.optimizers) > 1 and not _one_backward_per_step(run):
+        some &= ~again  # a backward for another optimizer wrote there before the end of the step
     return first[some], last[some], lifetimes.bytes[allocation[some]]
+
+
+def _dropped_after(run: TrainingRun, starts: Column) -> Column:
+    """For each update the one after which the change drops its gradients; one number more stands for no update."""
+    updates = np.arange(len(starts))
+    if len(run.recording.optimizers) > 1:
+        ends = np.array([step.end_ns for step in run.recording.steps])
+        step = ends.searchsorted(starts, side="left")
+        updates = step.searchsorted(step, side="right") - 1
+    return np.append(updates, len(starts))
 
 
 def _updates(run: TrainingRun) -> tuple[Column, Column]:
