@@ -20,7 +20,7 @@ from ampmem.cli.checks.github import on_github, tell_github
 from ampmem.cli.checks.recording import Recorded, recorded
 from ampmem.cli.checks.subjects import Subject, is_recorded, subject_at
 from ampmem.cli.options.schema import schema_option
-from ampmem.cli.options.shared import ScriptCommand, ScriptOptions, choices, shared_options, simulated_gpu
+from ampmem.cli.options.shared import ScriptCommand, ScriptOptions, choices, settled, shared_options, simulated_gpu
 from ampmem.cli.show import is_sound
 from ampmem.errors import UsageError
 from ampmem.output.terminal import Terminal
@@ -207,6 +207,7 @@ def _check_script(
         raise UsageError(
             wrong[0] if wrong else f"no budget and no baseline given for {options.name}{_instead(options)}"
         )
+    options = settled(options)
     if asked.baseline is not None:
         _require_baseline(asked.baseline, options, update=asked.update)
     with recorded(options, arm, seed, output) as run:
