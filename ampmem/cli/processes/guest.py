@@ -152,8 +152,8 @@ def _stop_of_simulation(failure: BaseException) -> BaseException | None:
 def usage_error(failure: BaseException | None) -> str:
     """What argparse or click gave as the reason for exit code 2; empty where the script ended for another one.
 
-    argparse has printed it and keeps it in a local of ``ArgumentParser.error``; click exits while it handles its error, or, since
-    8.5, later, with the error's ``show`` in a local of ``Command.main``.
+    argparse has printed it and keeps it in a local of ``ArgumentParser.error``; click exits while it handles
+    its error, or, since 8.5, later, with the error's ``show`` in a local of ``Command.main``.
     """
     if not isinstance(failure, SystemExit) or failure.code != USAGE:
         return ""

@@ -37,7 +37,8 @@ def write(recordings: Sequence[Path], output: Path, *, force: bool = False) -> N
     """Write the page of ``recordings`` to ``output``; several of them are compared, and ranks of one job merged.
 
     Raises :class:`~ampmem.errors.UsageError` when there is no recording, one is missing or ``output``
-    cannot be written (it exists, without ``force``, or is one of the recordings), and what reading and summing up a recording raises.
+    cannot be written (it exists, without ``force``, or is one of the recordings), and what reading and summing up a
+    recording raises.
     """
     if not recordings:
         raise UsageError("there is nothing to report on: give at least one recording")

@@ -69,7 +69,7 @@ def _temporaries_of(run: TrainingRun, optimizer: OptimizerRecord) -> Column:
     lifetimes, classes = run.analysis.lifetimes, run.analysis.classes
     of_class = np.array([text == f"{optimizer.class_name}.step" for text in run.recording.texts])
     mine = classes.of(Category.TEMPORARIES) & (lifetimes.phase == Phase.OPTIMIZER) & of_class[lifetimes.op]
-    return lifetimes.bytes * mine
+    return np.where(mine, lifetimes.bytes, 0)
 
 
 def _effect(saved: int) -> str:

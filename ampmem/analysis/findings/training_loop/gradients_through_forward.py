@@ -106,7 +106,8 @@ def _spans(run: TrainingRun, gradients: _Gradients) -> tuple[Column, Column, Col
     """The first and the last position of every span in which a gradient is idle, and its bytes.
 
     One is idle from the end of the first update after a backward wrote into it, until the next backward has written or
-    it is freed; with several optimizers from the end of the step's last update, which is where all are dropped. Where the next backward would make it anew, it makes it of what it adds to it otherwise.
+    it is freed; with several optimizers from the end of the step's last update, which is where all are dropped.
+    Where the next backward would make it anew, it makes it of what it adds to it otherwise.
     """
     lifetimes, timeline = run.analysis.lifetimes, run.analysis.timeline
     mine = np.isin(gradients.touched[0], gradients.allocation)

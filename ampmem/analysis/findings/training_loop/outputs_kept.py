@@ -12,8 +12,8 @@ from ampmem.events import Fact, Phase
 from ampmem.units import format_bytes
 
 _CHANGE = (
-    "del the variable (outputs, logits) as soon as the loss is there, if nothing reads it later; of losses keep numbers, "
-    "loss.item()"
+    "del the variable (outputs, logits) as soon as the loss is there, if nothing reads it later; "
+    "of losses keep numbers, loss.item()"
 )
 _OR_SCHEDULE = ", or the schedule of its pipeline,"
 _CHANGE_OF_PIPELINE = "what the script holds (outputs, losses): del it after the update; what the schedule holds stays"
