@@ -305,18 +305,16 @@ class Profile(Shown):
         session.manual_step()
 
     def recording(self) -> Recording:
-        """What was recorded.
+        """What was recorded; inside the block, the steps that have ended.
 
         Raises:
             NothingRecorded: there is no whole step.
-            UsageError: the recording has not begun, or goes on.
+            UsageError: the recording has not begun.
         """
         if self._failure is not None:
             raise self._failure
         if self._session is None and not self.path.exists():
             raise UsageError("nothing is recorded yet: train inside the with block, then ask for the result")
-        if self._is_recording():
-            raise UsageError("the recording goes on: ask for the result after the with block")
         return read(self.path)
 
     def summary(self) -> Summary:

@@ -335,18 +335,18 @@ def test_norms_on_a_float32_stream() -> None:
     def step(_: int) -> None:
         optimizer.zero_grad()
         with autocast():
-            loss = model(torch.randint(10, (4, 8))).square().mean()
+            loss = model(torch.randint(10, (64, 8))).square().mean()
         loss.backward()
         optimizer.step()
 
     found = findings(profiled(step))["fp32-activations"]
-    rows = 4 * 8
+    rows = 64 * 8
     norms = 4 * (rows * 64 + 2 * rows) * 4  # the inputs, and a mean and a deviation per row
     assert found.evidence[0].startswith("kept for aten::native_layer_norm")
     assert found.bytes is not None and norms <= found.bytes <= norms + 4 * rows * 4 + 16
     assert "norms" in found.change
-    in_part = findings(recorded("gpt", "amp"))["fp32-activations"]
-    assert in_part.evidence[0].startswith("kept for aten::native_layer_norm")
+    # The peak of this one is in the update, where no activations are alive.
+    assert "fp32-activations" not in findings(recorded("gpt", "amp"))
     assert "fp32-activations" not in findings(recorded("gpt", "fp32"))
 
 

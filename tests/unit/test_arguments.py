@@ -77,8 +77,7 @@ def test_a_profile_makes_one_recording_and_says_so(tmp_path: Path) -> None:
         step(prof)
         with pytest.raises(UsageError, match=r"^this profile is recording already: "):
             prof.__enter__()
-        with pytest.raises(UsageError, match=r"^the recording goes on: ask for the result after the with block$"):
-            prof.summary()
+        assert len(prof.summary().steps) == 1
     with pytest.raises(UsageError, match=r"^prof.step\(\) was called after the with block; "):
         prof.step()
     with pytest.raises(UsageError, match=r"^this profile has made its recording: call ampmem.profile\(\) again"), prof:

@@ -155,7 +155,8 @@ def usage_error(failure: BaseException | None) -> str:
     argparse has printed it and keeps it in a local of ``ArgumentParser.error``; click exits while it handles
     its error, or, since 8.5, later, with the error's ``show`` in a local of ``Command.main``.
     """
-    if not isinstance(failure, SystemExit) or failure.code != USAGE:
+    # A script may exit with anything, such as a tensor, which is not compared with a number.
+    if not isinstance(failure, SystemExit) or type(failure.code) is not int or failure.code != USAGE:
         return ""
     trace = failure.__traceback__
     while trace is not None:

@@ -89,6 +89,8 @@ def is_master(key: str, state: torch.Tensor, parameter: torch.Tensor) -> bool:
     Either its name says so, as ``master_param`` of Apex and TransformerEngine does, or, on the CPU, its values: after
     an update the parameter is what the master copy rounds to.
     """
+    if type(state) not in PLAIN or type(parameter) not in PLAIN:  # asking others runs code of the script's
+        return False
     if state.dtype == parameter.dtype or state.numel() != parameter.numel():
         return False
     if not (state.is_floating_point() and parameter.is_floating_point()):

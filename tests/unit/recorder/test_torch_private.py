@@ -72,7 +72,8 @@ def damage(owner, name):
         torch.Tensor.grad_fn = SimpleNamespace()
     elif isinstance(found, ModuleType):
         if hasattr(found, name):  # torch's own code goes on finding it
-            setattr(builtins, name, getattr(found, name))
+            if not hasattr(builtins, name):  # as Python's own compile
+                setattr(builtins, name, getattr(found, name))
             delattr(found, name)
     elif isinstance(found, type) and found is not getattr(torch._C, "_FunctionBase", None):
         setattr(found, name, Absent())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ampmem.analysis.findings.base import Finding, Section, TrainingRun
+from ampmem.analysis.findings.base import NOTABLE_BYTES, Finding, Section, TrainingRun
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
 from ampmem.analysis.timeline.marks import Instants
@@ -85,6 +85,7 @@ def _unused_in_backward(run: TrainingRun, position: int) -> Mask:
         return np.zeros(len(lifetimes), dtype=np.bool_)
     unused: Mask = ~(run.with_fact(Fact.SAVED) + run.with_fact(Fact.RECOMPUTED) > 0)
     unused &= lifetimes.alive_at(run.analysis.timeline.position(marks.after_backward))
+    unused &= lifetimes.bytes >= NOTABLE_BYTES  # a loss that backward was called on is no variable of the script's
     return unused & (position > run.analysis.timeline.position(marks.after_forward))
 
 
