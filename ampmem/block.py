@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from ampmem.allocator.gpus import gpu_to_simulate
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.errors import NothingRecorded, UsageError
 from ampmem.events import Recording
@@ -83,9 +84,9 @@ def profile(
 
     Raises:
         UsageError: at once, when an argument cannot be meant, when ``gpu`` is not known, when ``device`` is a real one
-            beside it, or when ``step_on`` names nothing; on entering, when another ``profile`` is active, when
-            ``output`` exists or cannot be written, when ``device`` cannot be recorded, or when torch.profiler is
-            running.
+            beside ``gpu`` or ``assume``, or when ``step_on`` names nothing; on entering, when another ``profile`` is
+            active, when ``output`` exists or cannot be written, when ``device`` cannot be recorded, when ``gpu`` is
+            given without ``device`` where torch sees a GPU, or when torch.profiler is running.
     """
     return Profile(
         model,
@@ -139,6 +140,14 @@ def _check_words(device: object, gpu: object, assume: object, step_on: object) -
     if not isinstance(assume, Sequence) or not all(isinstance(each, str) for each in assume):
         raise _wrong("assume", "a list of strings such as 'nonzero=0.5'", assume)
     assumed_of(assume)
+    if gpu is not None:
+        gpu_to_simulate(gpu)
+        if device not in (Device.AUTO, Device.SIMULATED):
+            raise UsageError(
+                f"gpu= simulates a GPU, and device={device!r} records a real device: leave one of them out"
+            )
+    elif assume and device != Device.SIMULATED:
+        raise UsageError("assume= is of a simulated GPU, so it needs device='sim' or gpu=")
     if step_on is not None and not isinstance(step_on, str):
         raise _wrong("step_on", "a string such as 'backward' or 'train.py:train_step'", step_on)
     step_on_of(step_on, option="step_on=")

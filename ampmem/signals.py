@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # what ``signal`` itself asks, which makes an enum of each number
 import ctypes
+import os
 import signal
 import sys
 import threading
@@ -122,6 +123,8 @@ class Signals:
         """Those of them for which nobody asks before the outermost ``with`` ends."""
         self._wakeup = _NO_FILE
         """The script's descriptor for signals, as long as Python asks again and again: it was told once."""
+        self._untold: set[int] = set()
+        """Numbers of signals that have arrived since it was taken away: it is told when it is back."""
         self._unpatch: Undo | None = None
 
     def hold(self) -> Undo:
@@ -153,7 +156,9 @@ class Signals:
     def forget(self) -> None:
         """In a child that was forked, maybe by another thread while the main thread was in here."""
         self._depth = 0
-        self._silent.clear()
+        for numbers in (self._waiting, self._silent, self._untold):  # Python forgets there what has arrived
+            numbers.clear()
+        self._tell()
 
     def _soon(self) -> None:
         """Have ``__bool__`` called on the main thread."""
@@ -184,6 +189,8 @@ class Signals:
 
     def choose(self, number: int, handler: Handler, frame: FrameType | None) -> Handler:
         """What to call of the signal that has arrived at ``frame``."""
+        if self._wakeup != _NO_FILE and number not in self._waiting:
+            self._untold.add(number)
         if not is_ours(frame):
             self._waiting.discard(number)
             self._tell()
@@ -206,6 +213,9 @@ class Signals:
             wakeup, self._wakeup = self._wakeup, _NO_FILE
             with suppress(OSError, ValueError):  # the script has closed it
                 _signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+                untold, self._untold = self._untold, set()
+                for number in untold:
+                    os.write(wakeup, bytes([number]))
 
     def _put_in_place(self) -> None:
         if self._unpatch is None:

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Sequence
 
 from ampmem.allocator.gpus import gpu_to_simulate
-from ampmem.errors import UsageError
 from ampmem.output.terminal import Terminal
 from ampmem.recorder.process.active import check_none
 from ampmem.recorder.sources.choose import meant_device
@@ -43,17 +42,9 @@ class OnPaper:
 def on_paper(device: Device, gpu: str | None, assume: Sequence[str]) -> OnPaper | None:
     """The simulated GPU that ``device`` or ``gpu`` asks for, ``None`` for a real device.
 
-    Raises ``UsageError`` where a real device was given a simulated one's options, and as :func:`meant_device` does.
+    What cannot be meant together is refused before. Raises ``UsageError`` as :func:`meant_device` does.
     """
     if gpu is not None:
         check_none()  # inside of a simulated block torch would see that block's GPU
         device = meant_device(device, gpu_to_simulate(gpu), option="gpu=", remedy="device='sim'")
-    if device == Device.SIMULATED:
-        return OnPaper(gpu, assume)
-    if gpu is not None:
-        raise UsageError(
-            f"gpu= simulates a GPU, and device={device.value!r} records a real device: leave one of them out"
-        )
-    if assume:
-        raise UsageError("assume= is of a simulated GPU, so it needs device='sim' or gpu=")
-    return None
+    return OnPaper(gpu, assume) if device == Device.SIMULATED else None

@@ -87,6 +87,8 @@ def find_script(name: str) -> Target:
 @functools.cache
 def standard_input() -> bytes:
     """All that standard input has: it can be read once."""
+    if sys.stdin is None:
+        raise UsageError("standard input is closed: there is no script to read from it")
     return sys.stdin.buffer.read()
 
 

@@ -35,6 +35,18 @@ OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
         ({"device": "tpu"}, "there is no device 'tpu' to record; there are auto, cpu, cuda, sim"),
         ({"device": None}, "device must be one of auto, cpu, cuda, sim, not NoneType"),
         ({"device": "sim", "gpu": 24}, "gpu must be a string such as 'h100' or '24GiB', not 24"),
+        ({"gpu": "h1000"}, "unknown GPU 'h1000'; did you mean h100, a100-80 or a100-40?"),
+        ({"device": "sim", "gpu": ""}, "gpu= is empty; give one of b200, "),
+        (
+            {"device": "cpu", "gpu": "h100"},
+            "gpu= simulates a GPU, and device='cpu' records a real device: leave one of them out",
+        ),
+        (
+            {"device": "cuda", "gpu": "h100"},
+            "gpu= simulates a GPU, and device='cuda' records a real device: leave one of them out",
+        ),
+        ({"device": "cpu", "assume": ["nonzero=0.5"]}, "assume= is of a simulated GPU, so it needs device='sim' or "),
+        ({"assume": ["nonzero=0.5"]}, "assume= is of a simulated GPU, so it needs device='sim' or gpu="),
         ({"step_on": 5}, "step_on must be a string such as 'backward' or 'train.py:train_step', not 5"),
         (
             {"step_on": "train.py"},

@@ -169,6 +169,51 @@ def test_the_scripts_descriptor_gets_the_number_once() -> None:
         os.close(writing)
 
 
+def test_the_scripts_descriptor_gets_the_number_of_a_signal_that_arrives_while_another_waits() -> None:
+    @ours
+    def sends_two() -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR2)
+
+    reading, writing = os.pipe2(os.O_NONBLOCK)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda *_: None)  # as asyncio's, which looks at its descriptor alone
+    before = signal.set_wakeup_fd(writing)
+    try:
+        sends_two()
+        (lambda: None)()  # Python looks for signals where a function starts
+        assert os.read(reading, 100) == bytes([signal.SIGUSR1, signal.SIGUSR2])
+    finally:
+        assert signal.set_wakeup_fd(before) == writing
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, handle)
+        os.close(reading)
+        os.close(writing)
+
+
+def test_in_a_forked_child_nothing_waits_that_the_parent_was_sent() -> None:
+    @ours
+    def forks() -> None:
+        with SIGNALS:
+            signal.raise_signal(signal.SIGUSR1)
+            told.append(SIGNALS.waiting())
+            child = os.fork()
+            if child == 0:
+                os._exit(SIGNALS.waiting())
+            told.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0)
+
+    def script() -> None:
+        forks()
+        raise AssertionError("not reached")
+
+    import ampmem.recorder.process.active  # noqa: F401  # which is told of forks
+
+    told: list[bool] = []
+    with pytest.raises(Timeout):
+        script()
+    assert told == [True, False]
+
+
 def test_a_handler_that_is_set_meanwhile_stays() -> None:
     assert signal.signal(signal.SIGUSR2, signal.SIG_IGN) is handle
     assert signal.getsignal(signal.SIGUSR2) == signal.SIG_IGN

@@ -16,7 +16,7 @@ from ampmem.cli.processes.guest import Ended, run_script, usage_error
 from ampmem.cli.processes.messages import StepEnded
 from ampmem.errors import UsageError
 from ampmem.failure import FailureRecord
-from ampmem.recorder.script import find_script, own_traceback, script_alone, stops_in
+from ampmem.recorder.script import find_script, own_traceback, script_alone, standard_input, stops_in
 from ampmem.recorder.session import Session
 from ampmem.recorder.steering.stopping import Stopper
 from ampmem.simulator.where import NotSimulated
@@ -175,3 +175,10 @@ def test_why_a_command_line_was_refused_is_read_from_its_exit(end: Callable[[], 
 
 def test_what_is_not_an_exit_has_no_reason() -> None:
     assert usage_error(None) == usage_error(ValueError("--steps")) == ""
+
+
+def test_a_standard_input_that_is_closed_has_no_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    standard_input.cache_clear()
+    with pytest.raises(UsageError, match=r"^standard input is closed: there is no script to read from it$"):
+        find_script("-")
