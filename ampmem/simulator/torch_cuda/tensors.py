@@ -23,6 +23,8 @@ from ampmem.simulator.torch_cuda import traced
 from ampmem.simulator.where import stop
 from ampmem.simulator.world import check_index, here
 
+aten = torch.ops.aten
+
 
 def install(mode: SimulatedMode) -> Callable[[], None]:
     """Put all of it in place; returns what undoes it."""
@@ -114,7 +116,7 @@ def _typed_storage_writes(mode: SimulatedMode) -> dict[str, Any]:
 
 def _read(mode: SimulatedMode, tensor: torch.Tensor) -> Any:
     """The number in ``tensor``, of which ``torch.tensor([tensor])`` makes another tensor."""
-    return mode.__torch_dispatch__(torch.ops.aten._local_scalar_dense.default, (FakeTensor,), (tensor,))
+    return mode.__torch_dispatch__(aten._local_scalar_dense.default, (FakeTensor,), (tensor,))
 
 
 def _copy(tensor: FakeTensor) -> torch.Tensor:

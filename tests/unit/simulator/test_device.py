@@ -93,7 +93,7 @@ def test_the_settings_are_those_of_the_environment_at_the_first_request() -> Non
         (
             "PYTORCH_NO_CUDA_MEMORY_CACHING",
             "1",
-            "PYTORCH_NO_CUDA_MEMORY_CACHING=1 turns PyTorch's caching allocator off",
+            "PYTORCH_NO_CUDA_MEMORY_CACHING=1 turns off PyTorch's caching allocator",
         ),
     ],
 )
