@@ -168,7 +168,7 @@ class Signals:
         """Put the gates in place, or away once nobody needs them. Always false."""
         if self._users:
             self._put_in_place()
-        elif is_ours(sys._getframe().f_back):
+        elif is_ours(sys._getframe().f_back) and not _traced():
             self._soon()
         else:
             self._put_back()
@@ -199,6 +199,9 @@ class Signals:
         if self._depth:
             self._silent.add(number)
             return _nothing
+        if _traced():
+            self._waiting.discard(number)
+            return handler
         self._hush()
         return _again
 
@@ -248,6 +251,14 @@ SIGNALS = Signals()
 
 def _on_main_thread() -> bool:
     return threading.get_ident() == threading.main_thread().ident
+
+
+def _traced() -> bool:
+    """Whether a debugger, coverage or a profiler follows this thread: then Python must not be asked again and again.
+
+    Python 3.11 starts the function at hand anew until it has nothing more to run, so it would never go on.
+    """
+    return sys.gettrace() is not None or sys.getprofile() is not None
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:

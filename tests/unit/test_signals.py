@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType, FunctionType, SimpleNamespace
@@ -212,6 +213,24 @@ def test_in_a_forked_child_nothing_waits_that_the_parent_was_sent() -> None:
     with pytest.raises(Timeout):
         script()
     assert told == [True, False]
+
+
+def test_under_a_debugger_a_handler_runs_at_once_and_the_end_comes() -> None:
+    """Python 3.11 would ask again for ever: a traced function starts anew until there is nothing more to run."""
+
+    @ours
+    def ampmem_ends() -> str:
+        end()
+        return sends()
+
+    end = SIGNALS.hold()
+    before = sys.gettrace()
+    sys.settrace(lambda frame, event, argument: None)
+    try:
+        assert ampmem_ends() == "swallowed"
+    finally:
+        sys.settrace(before)
+    assert not SIGNALS.waiting()
 
 
 def test_a_handler_that_is_set_meanwhile_stays() -> None:

@@ -62,7 +62,7 @@ def test_help_groups_the_options_of_commands_that_run_a_script(name: str) -> Non
     parts = re.split(r"^(\w[\w ]*):\n", text, flags=re.MULTILINE)
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))
     assert set(sections) >= {"Script and precision", "GPU", "Steps", "Ranks", "Output", "Other"}
-    assert sections.pop("Other").split()[:2] == ["-h,", "--help"]
+    assert "--help" in sections.pop("Other").split()
     listed = re.findall(r"^  (-{1,2}[a-z][a-z-]*)", "".join(sections.values()), re.MULTILINE)
     options = [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
     assert sorted(listed) == sorted(each.opts[0] for each in options)
