@@ -37,6 +37,9 @@ EARLIER: Mapping[str, str] = {
     "now.ampmem": f"{CHANGED} && ampmem profile {SIM} -o now.ampmem train.py",
     "gelu.ampmem": f"{CHANGED} && ampmem profile {SIM} -o gelu.ampmem train.py",
     "snapshot.pickle": f"ampmem profile {SIM} --snapshot snapshot.pickle train.py",
+    "run.csv": f"ampmem profile {SIM} -o run.ampmem train.py && ampmem export run.ampmem --format csv -o run.csv",
+    "run.pickle": f"ampmem profile {SIM} -o run.ampmem train.py && "
+    "ampmem export run.ampmem --format snapshot -o run.pickle",
     "train.fp32.ampmem": "ampmem compare --no-times --arms fp32,amp train.py",
     "train.amp.ampmem": "ampmem compare --no-times --arms fp32,amp train.py",
     "train.rank*": "ampmem profile --nproc-per-node 2 train.py",
