@@ -48,8 +48,15 @@ EXCEPTIONS: Mapping[str, NotAsItStands] = {
         why=_BF16, instead="ampmem compare -m ampmem.workloads.reuse --preset tiny"
     ),
     "ampmem fit --gpu 24GiB train.py --vary --batch-size=1:512": NotAsItStands(
-        why="a minute, and docs/simulation.md has the same for another GPU; here one precision and no curve",
+        why="minutes for all precisions and the curve; here one precision and no curve",
         instead="ampmem fit --gpu 24GiB --arms amp --points 0 train.py --vary --batch-size=1:512",
+    ),
+    "ampmem fit --gpu h100 train.py --vary --batch-size=1:512": NotAsItStands(
+        why="minutes for all precisions and the curve; here one precision and no curve",
+        instead="ampmem fit --gpu h100 --arms as-is --points 0 train.py --vary --batch-size=1:64",
+    ),
+    "ampmem compare --nproc-per-node 2 train.py": NotAsItStands(
+        why="half of it is runs to time the steps", instead="ampmem compare --no-times --nproc-per-node 2 train.py"
     ),
     "ampmem check --device sim --gpu h100 train.py": NotAsItStands(
         why="it shows what is said of a misspelled table, and ends with 1",
