@@ -165,18 +165,20 @@ class TrainingRun:
         """The index of that step, as allocations and phases have it."""
         return self.recording.steps[self.peak_step].index if self.recording.steps else NO_STEP
 
-    def off_peak(self, sizes: Column, since: Column | None = None, *, but: int = 0) -> int | None:
+    def off_peak(
+        self, sizes: Column, since: Column | None = None, *, but: int = 0, place: int | None = None
+    ) -> int | None:
         """How much lower the peak of :attr:`peak_step` is if each allocation is ``sizes`` bytes smaller.
 
         ``sizes`` and ``since`` have one entry per allocation: it is smaller as long as it lives, or only from the
         position ``since`` on. At no event all of them together are smaller by more than their sum less ``but`` bytes.
-        ``None`` where the peak is as high.
+        ``None`` where the peak is as high. ``place`` is as in :meth:`off_peak_of_spans`.
         """
         lifetimes, events = self.analysis.lifetimes, len(self.recording.events)
         born, died = lifetimes.born + 1, np.where(lifetimes.died == ALIVE, events, lifetimes.died)
         first = born if since is None else np.maximum(born, since)
         mine = (sizes != 0) & (first <= died)
-        return self.off_peak_of_spans(first[mine], died[mine], sizes[mine], but=but)
+        return self.off_peak_of_spans(first[mine], died[mine], sizes[mine], but=but, place=place)
 
     def off_peak_of_spans(
         self, first: Column, last: Column, sizes: Column, *, but: int = 0, place: int | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ampmem.analysis.findings.base import Finding, Section, TrainingRun
+from ampmem.analysis.findings.copies.weight_cache import per_allocation
 from ampmem.events import Column
 from ampmem.units import format_bytes
 
@@ -38,11 +39,9 @@ def check(run: TrainingRun) -> Finding | None:
 def _idle(run: TrainingRun) -> tuple[Column, Column]:
     """Bytes of the copies that only the cache holds when the last backward starts, and from which position on."""
     start = run.analysis.marks[run.peak_step].after_forward
-    sizes = np.zeros(len(run.analysis.lifetimes), dtype=np.int64)
-    since = np.zeros(len(run.analysis.lifetimes), dtype=np.int64)
-    if start is not None:
-        ledger, position = run.analysis.ledger, run.analysis.timeline.position(start)
-        mine = ledger.alive_at(run.analysis, position) & ledger.in_cache(run.analysis, start) & (ledger.saves == 0)
-        sizes[ledger.allocation[mine]] = ledger.bytes[mine]
-        since[ledger.allocation[mine]] = position
-    return sizes, since
+    nothing = np.zeros(len(run.analysis.lifetimes), dtype=np.int64)
+    if start is None:
+        return nothing, nothing
+    ledger, position = run.analysis.ledger, run.analysis.timeline.position(start)
+    mine = ledger.alive_at(run.analysis, position) & ledger.in_cache(run.analysis, start) & (ledger.saves == 0)
+    return per_allocation(run, ledger.bytes * mine), nothing + position

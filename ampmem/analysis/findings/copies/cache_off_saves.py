@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ampmem.analysis.findings.base import Finding, Section, TrainingRun
+from ampmem.analysis.findings.copies.weight_cache import per_allocation
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.lifetimes import Mask
 from ampmem.events import Column, Phase
@@ -51,10 +52,8 @@ def _off_peak(run: TrainingRun, idle: Mask) -> int | None:
     So at each event the idle copies are gone, all but the largest of the run, and the further copies are there.
     """
     ledger = run.analysis.ledger
-    further = np.zeros(len(run.analysis.lifetimes), dtype=np.int64)
-    np.add.at(further, ledger.allocation, np.maximum(ledger.saves - 1, 0) * ledger.bytes * ledger.cached)
-    np.subtract.at(further, ledger.allocation, ledger.bytes * idle)
-    return run.off_peak(-further, but=int((ledger.bytes * idle).max(initial=0)))
+    gone, further = ledger.bytes * idle, np.maximum(ledger.saves - 1, 0) * ledger.bytes * ledger.cached
+    return run.off_peak(per_allocation(run, gone - further), but=int(gone.max(initial=0)))
 
 
 def _most_needed(run: TrainingRun, sizes: Column) -> int:

@@ -50,14 +50,10 @@ def check(run: TrainingRun) -> Finding | None:
 def _off_peak(run: TrainingRun, position: int) -> int | None:
     """Without what is left over at each event of the last step that it is left over at."""
     lifetimes, marks = run.analysis.lifetimes, run.marks[-1]
-    born, died = lifetimes.born + 1, np.where(lifetimes.died == ALIVE, len(run.recording.events), lifetimes.died)
-    mine = _left_over(run, position)
-    since = born.copy()
+    since = np.zeros(len(lifetimes), dtype=np.int64)
     if marks.after_forward is not None:  # until then the script uses its own results
-        own = lifetimes.step == run.steps[-1].index
-        since[own] = np.maximum(born, run.analysis.timeline.position(marks.after_forward))[own]
-    mine &= since <= died
-    return run.off_peak_of_spans(since[mine], died[mine], lifetimes.bytes[mine], place=len(run.steps) - 1)
+        since[lifetimes.step == run.steps[-1].index] = run.analysis.timeline.position(marks.after_forward)
+    return run.off_peak(lifetimes.bytes * _left_over(run, position), since, place=len(run.steps) - 1)
 
 
 def _left_over(run: TrainingRun, position: int) -> Mask:
@@ -83,7 +79,7 @@ def _unused_in_backward(run: TrainingRun, position: int) -> Mask:
     marks, lifetimes = run.marks[-1], run.analysis.lifetimes
     if marks.after_forward is None or marks.after_backward is None:
         return np.zeros(len(lifetimes), dtype=np.bool_)
-    unused: Mask = ~(run.with_fact(Fact.SAVED) + run.with_fact(Fact.RECOMPUTED) > 0)
+    unused: Mask = ~run.ever_kept_by_autograd
     unused &= lifetimes.alive_at(run.analysis.timeline.position(marks.after_backward))
     unused &= lifetimes.bytes >= NOTABLE_BYTES  # a loss that backward was called on is no variable of the script's
     return unused & (position > run.analysis.timeline.position(marks.after_forward))
