@@ -56,6 +56,9 @@ _KEEPS_ERRORS: dict[str, tuple[str, ...]] = {
     "__call__": _WEAK_FILES,  # of weakref.finalize
     # Torch's C++ asks it for each op under a dispatch mode, such as ampmem's: what is raised there ends the process.
     "find_torch_dispatch_rule": (str(Path("torch", "_library", "simple_registry.py")),),
+    # The callbacks of dynamo's own weak dictionary, which has tensors, modules and code, and of its set.
+    "<lambda>": (str(Path("torch", "_dynamo", "utils.py")), str(Path("torch", "_dynamo", "convert_frame.py"))),
+    "_remove_id": (str(Path("torch", "_dynamo", "utils.py")),),
     # It takes what is raised for a failed import.
     "_maybe_cupti_monitor": (str(Path("torch", "autograd", "profiler.py")),),
 }

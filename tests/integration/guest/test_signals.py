@@ -6,6 +6,7 @@ import _signal
 import gc
 import signal
 import traceback
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -15,6 +16,7 @@ import pytest
 import torch
 from guest import beside
 from torch import nn
+from torch._dynamo.utils import ExactWeakKeyDictionary
 
 import ampmem
 from ampmem.own_code import RECORDING_CODE
@@ -27,6 +29,7 @@ from ampmem.recorder.hooks.saved import SavedByNodes
 from ampmem.recorder.sources.cpu import ProfilerSource
 from ampmem.recorder.sources.storages import Storages
 from ampmem.recording import RecordingWriter
+from ampmem.signals import SIGNALS
 from ampmem.simulator.device import SimulatedDevice
 
 
@@ -178,8 +181,32 @@ def test_where_errors_are_kept_from_the_script(monkeypatch: pytest.MonkeyPatch, 
     assert prof.summary().conservation.residual_bytes == 0
 
 
+def test_where_dynamo_follows_what_ampmem_follows() -> None:
+    class Kept:
+        pass
+
+    def died(_: object) -> None:
+        signal.raise_signal(signal.SIGALRM)
+
+    died.__code__ = died.__code__.replace(co_filename=RECORDING_CODE[0] + "some.py")
+    before, after = ExactWeakKeyDictionary(), ExactWeakKeyDictionary()  # on either side, whichever is called first
+    undo = SIGNALS.hold()
+    try:
+        with pytest.raises(Timeout) as raised:
+            kept = Kept()
+            before[kept] = None
+            reference = weakref.ref(kept, died)
+            after[kept] = None
+            del kept
+            assert reference() is None
+    finally:
+        undo()
+    assert raised.value.args[1] == "test_where_dynamo_follows_what_ampmem_follows"
+
+
 @pytest.mark.parametrize("name", ["storage_address", "_died"])
 def test_where_errors_are_kept_from_a_script_on_a_simulated_gpu(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    gc.collect()  # what earlier tests left has callbacks of its own
     with pytest.warns(RuntimeWarning, match="no backward was seen"), ampmem.profile(device="sim", gpu="h100"):
         model = nn.Linear(8, 8).cuda()
         armed = sends(monkeypatch, SimulatedDevice, name)
