@@ -298,10 +298,13 @@ class SimulatedDevice:
                 return False
             return True
 
-    def assume_scratch(self, what: str, most: int) -> None:
-        """``what`` is not known; here it is taken to be at most ``most`` bytes, given back at once."""
+    def assume_scratch(self, what: str, most: int, asker: object = None) -> None:
+        """``what`` is not known; here it is taken to be at most ``most`` bytes, given back at once.
+
+        ``asker`` is equal for requests of the same size for the same work, such as one pass of a convolution.
+        """
         with self._at_work():
-            self._highest.assume(what, most)
+            self._highest.assume(what, most, (what, asker))
 
     def assume_all_that_is_free(self, what: str, limit: int | None) -> None:
         """The same for what may take all memory that is free, or ``limit`` bytes of it."""
