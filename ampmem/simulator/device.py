@@ -135,8 +135,8 @@ class SimulatedDevice:
             return list(self.warnings)
         read = ", ".join(f"{self.made_up[line][0]} at {line}" for line in lines)
         told = (
-            f"before it failed the script read made-up numbers, as the device has no data: {read}. If the failure comes "
-            f"from one of them, say what is read there: {self.made_up[lines[0]][1]}"
+            f"before it failed the script read made-up numbers, as the device has no data: {read}. If the failure "
+            f"comes from one of them, say what is read there: {self.made_up[lines[0]][1]}"
         )
         warned = tuple(warning(f"{line}: ") for line in lines)
         return [told, *(text for text in self.warnings if not text.startswith(warned))]
