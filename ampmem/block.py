@@ -288,7 +288,7 @@ class Profile(Shown):
         with self._undo:
             session.close(error)
         if self._paper is not None:
-            self._paper.tell_doubts()
+            self._paper.tell_doubts(failed=isinstance(error, Exception))
             self._paper = None
         from ampmem.recorder.process.active import active  # late, since it imports torch
 

@@ -9,6 +9,7 @@ from fractions import Fraction
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 # Two sizes that agree to this many decimals are told apart in bytes, which are then no longer than the decimals.
 _MOST_DECIMALS = 6
+_GIB = _BINARY_UNITS.index("GiB")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)")
 _FACTORS: dict[str, int] = {"": 1, "b": 1} | {
     f"{letter}{unit}": base**power
@@ -33,6 +34,22 @@ def format_bytes(count: int | None) -> str:
     if count is None:
         return "?"
     return _in_binary_units(count, decimals=1)
+
+
+def format_peak(count: int) -> str:
+    """``count`` bytes as headlines have them: as ``format_bytes``, but three decimals from a GiB on."""
+    return _in_binary_units(count, _decimals_of_peak(count))
+
+
+def peaks_apart(first: int, second: int) -> tuple[str, str]:
+    """Two sizes as headlines have them, with as many further decimals as make unequal sizes read unequal."""
+    decimals = max(_decimals_of_peak(first), _decimals_of_peak(second))
+    texts = _in_binary_units(first, decimals), _in_binary_units(second, decimals)
+    return texts if first == second or (decimals > 1 and texts[0] != texts[1]) else format_apart(first, second)
+
+
+def _decimals_of_peak(count: int) -> int:
+    return 3 if _power_of(count) >= _GIB else 1
 
 
 def format_apart(first: int, second: int) -> tuple[str, str]:
@@ -76,6 +93,13 @@ def format_close(first: int, second: int) -> tuple[str, str]:
     """Two sizes that hardly differ, with one decimal or two: those that agree to two read the same."""
     decimals = next((many for many in (1, 2) if _in_binary_units(first, many) != _in_binary_units(second, many)), 1)
     return _in_binary_units(first, decimals), _in_binary_units(second, decimals)
+
+
+def peaks_close(first: int, second: int) -> tuple[str, str]:
+    """Two sizes that hardly differ, as headlines have them."""
+    if _decimals_of_peak(max(first, second)) == 1:
+        return format_close(first, second)
+    return format_peak(first), format_peak(second)
 
 
 def _in_binary_units(count: int, decimals: int, power: int | None = None) -> str:

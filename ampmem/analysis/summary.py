@@ -6,7 +6,7 @@ The dataclasses have the names and the order of the JSON. ``None`` is what could
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Literal
 
 from ampmem.analysis.activations import ActivationGroup, activation_groups
@@ -32,7 +32,7 @@ from ampmem.errors import NothingRecorded
 from ampmem.events import AllocatorRecord, MeshAxis, Phase, Recording, StepRecord
 from ampmem.names import STILL_WRITTEN, is_warning
 from ampmem.output.shown import Shown, in_short
-from ampmem.units import format_bytes
+from ampmem.units import format_peak
 from ampmem.vocabulary import Arm, SourceKind
 
 SCHEMA = "ampmem.summary/1"
@@ -93,6 +93,14 @@ class Peak:
     communication_by_part: ByPart
     op: str | None = None
     module: str | None = None
+    allocated: int | None = None
+    """The most that a caching allocator had handed out during the step, blocks with their rounding: what
+    ``torch.cuda.max_memory_allocated()`` says. ``None`` where no such allocator was recorded."""
+
+    @property
+    def said(self) -> int:
+        """The number that is called the peak: ``allocated`` where that is known, else ``bytes``."""
+        return self.bytes if self.allocated is None else self.allocated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +135,7 @@ class Step(Shown):
     """The most that the allocator had taken from the device during the step, which ``nvidia-smi`` counts as used."""
 
     def _in_short(self) -> str:
-        return f"step {self.index}, peak {format_bytes(self.peak.bytes)} in {self.peak.phase}"
+        return f"step {self.index}, peak {format_peak(self.peak.said)} in {self.peak.phase}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +216,7 @@ class Summary(Shown):
     def _in_short(self) -> str:
         arm, place = (self.arm.name, self.arm.dtype), (self.rank, self.world_size)
         run = in_short(self.source, self.device.name, arm, len(self.steps), place)
-        return f"{run}, peak {format_bytes(self.peak.bytes)} in {self.peak.phase} of step {self.peak.step}"
+        return f"{run}, peak {format_peak(self.peak.said)} in {self.peak.phase} of step {self.peak.step}"
 
 
 def summary_schema() -> dict[str, Json]:
@@ -317,7 +325,8 @@ def require_training(recording: Recording) -> None:
 
 
 def _step(analysis: Analysis, step: StepRecord, marks: Instants, position: int) -> Step:
-    layers, between = analysis.layers, map(analysis.timeline.position, (step.start_ns, step.end_ns))
+    layers, between = analysis.layers, tuple(map(analysis.timeline.position, (step.start_ns, step.end_ns)))
+    allocated = None if layers is None else layers.allocated_between(*between)
     return Step(
         index=step.index,
         finished=step.finished,
@@ -335,7 +344,7 @@ def _step(analysis: Analysis, step: StepRecord, marks: Instants, position: int) 
             after_backward=_breakdown(analysis, marks.after_backward),
             after_optimizer=_breakdown(analysis, marks.after_optimizer),
         ),
-        peak=_peak(analysis, step, position),
+        peak=replace(_peak(analysis, step, position), allocated=allocated),
         peak_reserved=None if layers is None else layers.peak_between(*between),
     )
 

@@ -26,7 +26,7 @@ from ampmem.recording import SUFFIX, rank_file, read
 from ampmem.reporters.text.common.layout import layout_for
 from ampmem.reporters.text.compare import render
 from ampmem.reporters.text.ranks.arms import render_jobs
-from ampmem.units import format_bytes
+from ampmem.units import format_peak
 from ampmem.vocabulary import FORCED_ARMS, Arm, Device
 
 
@@ -214,7 +214,7 @@ def _said(entry: Entry, paths: list[Path]) -> str:
     words = [] if entry.failure is None else [f"failed: {entry.failure}"]
     if entry.summary is not None:
         count = sum(step.finished for step in entry.summary.steps)
-        peak = format_bytes(entry.summary.peak.bytes)
+        peak = format_peak(entry.summary.peak.said)
         worst = f" on rank {entry.summary.rank}" if len(paths) > 1 else ""
         where = ", ".join(map(sized, paths))
         words.append(f"{count} step{'' if count == 1 else 's'}, peak {peak}{worst}, in {where}")

@@ -13,7 +13,7 @@ import click
 from ampmem.cli.options.shared import ScriptCommand, ScriptOptions, choices, settled, shared_options
 from ampmem.cli.processes import afterwards
 from ampmem.cli.processes.children import misplaced_option
-from ampmem.cli.processes.guest import end_as, run_script, usage_error
+from ampmem.cli.processes.guest import end_as, run_script, stop_of_simulation, usage_error
 from ampmem.cli.processes.messages import Audience, Parent, Person, StepEnded
 from ampmem.cli.processes.plan import Plan
 from ampmem.cli.processes.rank_ends import OfRank, exit_of_rank
@@ -275,7 +275,7 @@ class _Run:
             self._check(simulation)  # of what was not recorded nothing is predicted
         if simulation is not None and predicted is not None:
             if plan.quiet or failure is not None:  # or the tables do
-                self._doubt(simulation)
+                self._doubt(simulation, failure)
             say(predicted)
         if failure is None:
             self._show()
@@ -290,8 +290,14 @@ class _Run:
             self._doubt(simulation)
             raise
 
-    def _doubt(self, simulation: Simulation | None) -> None:
-        for doubt in () if simulation is None else simulation.device.warnings:
+    def _doubt(self, simulation: Simulation | None, failure: BaseException | None = None) -> None:
+        if simulation is None:
+            return
+        refused = failure is not None and stop_of_simulation(failure) is not None
+        if refused and not self.session.outcome.recorded:
+            return  # the refusal says it all
+        explained = refused or self.session.outcome.unfinished is not None
+        for doubt in simulation.device.doubts(failed=isinstance(failure, Exception) and not explained):
             self.audience.say(doubt)
 
     def _show(self) -> None:

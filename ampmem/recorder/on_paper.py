@@ -28,9 +28,9 @@ class OnPaper:
         self._simulation = Simulation(gpu_to_simulate(gpu), assumed=assumed_of(assume))
         self.source = SimulatedSource(self._simulation.device)
 
-    def tell_doubts(self) -> None:
+    def tell_doubts(self, *, failed: bool) -> None:
         """Say on standard error what makes the numbers doubtful, as the command line does."""
-        for doubt in self._simulation.device.warnings:
+        for doubt in self._simulation.device.doubts(failed=failed):
             Terminal(sys.stderr).say(doubt)
 
     def end(self) -> None:

@@ -33,6 +33,8 @@ KEEPS_UP = (
     "assumed: the device keeps up with the script, so a block that other streams used is free again at the next "
     "allocation after its tensor died; up to: they use it until the script waits for them"
 )
+_NAMED = 3
+"""So many lines are named that read made-up numbers before the script failed."""
 _CROSSING = "gradients that wait for another stream in backward"
 
 
@@ -95,6 +97,9 @@ class SimulatedDevice:
         """What this run took for granted, in the order in which it came up."""
         self.warnings: dict[str, None] = {}
         """What makes its numbers doubtful, likewise."""
+        self.made_up: dict[str, tuple[float, str]] = {}
+        """The lines of the script that read a number that nobody knows, the last one last: which number was read, and
+        how a user says another one."""
         self.unmodelled: dict[str, None] = {}
         """What it left out, likewise."""
         self._libraries: dict[str, tuple[int, int]] = {}
@@ -122,6 +127,19 @@ class SimulatedDevice:
     def retract(self, text: str) -> None:
         """What :meth:`warn` was given is true no longer."""
         self.warnings.pop(warning(text), None)
+
+    def doubts(self, *, failed: bool) -> list[str]:
+        """What makes the run's numbers doubtful; of a script that ``failed``, first which numbers it was told."""
+        lines = list(self.made_up)[: -_NAMED - 1 : -1] if failed else []
+        if not lines:
+            return list(self.warnings)
+        read = ", ".join(f"{self.made_up[line][0]} at {line}" for line in lines)
+        told = (
+            f"before it failed the script read made-up numbers, as the device has no data: {read}. If the failure "
+            f"comes from one of them, say what is read there: {self.made_up[lines[0]][1]}"
+        )
+        warned = tuple(warning(f"{line}: ") for line in lines)
+        return [told, *(text for text in self.warnings if not text.startswith(warned))]
 
     def leave_out(self, what: str) -> None:
         """``what`` a GPU would have allocated is in none of the numbers."""
@@ -298,10 +316,13 @@ class SimulatedDevice:
                 return False
             return True
 
-    def assume_scratch(self, what: str, most: int) -> None:
-        """``what`` is not known; here it is taken to be at most ``most`` bytes, given back at once."""
+    def assume_scratch(self, what: str, most: int, asker: object = None) -> None:
+        """``what`` is not known; here it is taken to be at most ``most`` bytes, given back at once.
+
+        ``asker`` is equal for requests of the same size for the same work, such as one pass of a convolution.
+        """
         with self._at_work():
-            self._highest.assume(what, most)
+            self._highest.assume(what, most, (what, asker))
 
     def assume_all_that_is_free(self, what: str, limit: int | None) -> None:
         """The same for what may take all memory that is free, or ``limit`` bytes of it."""

@@ -108,7 +108,7 @@ class Extras:
                 device.assume(f"{CUDNN_CONVOLUTIONS}, where the shape is known: {self._table.source}")
                 self._with_workspace(str(func), known)
                 continue
-            device.assume_scratch(CUDNN_CONVOLUTIONS, convolution.most(os.environ))
+            device.assume_scratch(CUDNN_CONVOLUTIONS, convolution.most(os.environ), convolution.key(name))
             device.assume(_ASSUMED)
 
     def _try_all(self, convolution: Convolution, name: str) -> None:

@@ -261,6 +261,7 @@ class Guesses:
             self.note_integer(f"an integer that the script read from the device was taken as {number}")
         else:
             self.note(f"a number that the script read from the device was taken as {number}")
+        self._keep(number)
         return number
 
     def copied(self, dtype: torch.dtype, likely: Number | None = None) -> Number:
@@ -268,7 +269,19 @@ class Guesses:
         number = guess(dtype) if likely is None else likely
         note = self.note_integer if type(number) is int else self.note
         note(f"the values that the script copied to the CPU were taken as {number}")
+        self._keep(number)
         return number
+
+    def _keep(self, number: Number) -> None:
+        """The line that runs has read ``number``, which may be why the script fails later."""
+        line = script_line()
+        self._device.made_up.pop(line, None)
+        self._device.made_up[line] = number, self._advice(line)
+
+    def _advice(self, line: str) -> str:
+        """How a user says which number is read on ``line``."""
+        path, _, number = line.rpartition(":")
+        return self._assumed.advice(f"{Path(path).name}:{number}=NUMBER")
 
     def note_integer(self, what: str) -> None:
         """The same of integers. Before the first backward one may well be a size, such as a number of classes."""
@@ -281,11 +294,9 @@ class Guesses:
             self._count_more(line)
             return
         self._warned[line] += 1
-        path, _, number = line.rpartition(":")
-        advice = self._assumed.advice(f"{Path(path).name}:{number}=NUMBER")
         self._device.warn(
             f"{line}: {what}, as the device has no data. If a size depends on it, the numbers here are of a wrong "
-            f"size: {advice} says what is read there"
+            f"size: {self._advice(line)} says what is read there"
         )
         self._see_whether_it_waits(line, self._warned[line], what)
 

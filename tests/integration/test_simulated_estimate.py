@@ -55,7 +55,8 @@ def test_the_terms_of_a_run(tmp_path: Path) -> None:
     done = profiled(tmp_path, "rtx4090")
     assert done.returncode == 0, done.stderr
     assert "it fits, with" in done.stderr
-    told: Any = json.loads(ampmem(tmp_path, "show", "--json", "net.ampmem").stdout)["prediction"]
+    whole: Any = json.loads(ampmem(tmp_path, "show", "--json", "net.ampmem").stdout)
+    told = whole["prediction"]
     for terms in (told["at_peak_allocated"], told["at_peak_reserved"]):
         asked = terms["tensors"] + sum(terms["workspaces"].values()) + sum(terms["scratch"].values())
         assert asked + terms["rounding"] == terms["allocated"]
@@ -64,6 +65,7 @@ def test_the_terms_of_a_run(tmp_path: Path) -> None:
         assert terms["workspaces"] == {"cuBLAS": 2 * 8_519_680}  # one for each thread
     layers = read(tmp_path / "net.ampmem").layers
     assert told["at_peak_allocated"]["allocated"] == max(each.allocated for each in layers if each.mark is Mark.PEAK)
+    assert told["at_peak_allocated"]["allocated"] == whole["peak"]["allocated"] > whole["peak"]["bytes"]
     assert told["highest"]["bounds"] == {"cuDNN's workspaces in convolutions": CONVOLUTION}
     highest, allocated = told["highest"], told["at_peak_allocated"]["allocated"]
     assert allocated <= highest["least_reserved"] <= highest["likely_reserved"] <= highest["reserved"]

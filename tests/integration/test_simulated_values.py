@@ -167,3 +167,37 @@ def test_threads_that_the_script_starts_see_the_device(tmp_path: Path) -> None:
 def test_a_tensor_on_the_device_is_no_fake_one_for_the_script(tmp_path: Path) -> None:
     found, _ = run(tmp_path, FAKE)
     assert found == {"simulated": False, "traced": [True, True], "stream": 0}
+
+
+FAILS = """
+import torch
+count = torch.randint(9, (1,), device="cuda").item()
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    loss = model(torch.ones(4, 8, device="cuda")).sum()
+    loss.backward()
+    optimizer.step()
+    if loss.item() > 0.5:
+        {end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("print(loss.cpu().no_such)", True),
+        ("torch.cuda.CUDAGraph()", False),  # has its own reason
+    ],
+)
+def test_a_script_that_fails_is_told_which_numbers_were_made_up(tmp_path: Path, end: str, said: bool) -> None:
+    (tmp_path / "train.py").write_text(FAILS.format(end=end))
+    done = ampmem(tmp_path, "profile", "--gpu", "h100", "--quiet", "train.py")
+    assert done.returncode == 1
+    lines = [line for line in done.stderr.splitlines() if "before it failed" in line]
+    assert len(lines) == said
+    if said:
+        read = ", ".join(f"{number} at {tmp_path}/train.py:{line}" for number, line in ((1.0, 11), (1.0, 10), (1, 3)))
+        assert f": {read}. " in lines[0]
+        assert lines[0].endswith("--assume train.py:11=NUMBER")
+        assert done.stderr.count("train.py:3") == 1  # the warning of that line would say the same again

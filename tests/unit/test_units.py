@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampmem.units import format_alike, format_apart, format_bytes, format_close, parse_bytes
+from ampmem.units import (
+    format_alike,
+    format_apart,
+    format_bytes,
+    format_close,
+    format_peak,
+    parse_bytes,
+    peaks_apart,
+    peaks_close,
+)
 
 GIB = 1024**3
 SIZES = st.one_of(
@@ -99,3 +108,15 @@ def test_sizes_of_one_column_have_one_unit(pairs: list[tuple[int, int]], texts: 
 
 def test_a_column_without_sizes() -> None:
     assert format_alike([])(0) == "0 B"
+
+
+def test_peaks_have_three_decimals_from_a_gib_on() -> None:
+    assert [format_peak(size) for size in (700, 10 << 20, 1023 << 20, GIB, 7180 << 20)] == [
+        *("700 B", "10.0 MiB", "1023.0 MiB", "1.000 GiB", "7.012 GiB"),
+    ]
+    assert peaks_apart(2 * GIB, 3 * GIB // 2) == ("2.000 GiB", "1.500 GiB")
+    assert peaks_apart(2 * GIB, 700 << 20) == ("2.000 GiB", "700.000 MiB")
+    assert peaks_apart(2 * GIB, 2 * GIB + 1000) == ("2.000000 GiB", "2.000001 GiB")
+    assert peaks_apart(2 * GIB, 2 * GIB) == ("2.000 GiB", "2.000 GiB")
+    assert peaks_apart(20 << 20, 30 << 20) == ("20.0 MiB", "30.0 MiB")
+    assert peaks_close(2 * GIB, 2 * GIB + 1000) == ("2.000 GiB", "2.000 GiB")

@@ -49,6 +49,10 @@ class Layers:
         between = (self.position >= first) & (self.position < last)
         return int(max(self.level[between].max(initial=0), self.reserved[first]))
 
+    def allocated_between(self, first: int, last: int) -> int:
+        """The most that was allocated from one position to another, blocks with their rounding."""
+        return int(self.allocated[first : last + 1].max())
+
 
 def layers_of(history: MemoryHistory) -> Layers | None:
     """``None`` where no segments are known. Raises :class:`RecordingError` for segments that contradict each other."""

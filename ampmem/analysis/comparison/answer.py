@@ -33,6 +33,7 @@ class PeakOf:
     """The peak of one recording, in the step that is compared.
 
     ``phase`` is when it was; ``op`` and ``module`` are those of the alloc that reached it, where they are known.
+    ``bytes`` were requested; ``allocated`` is what the allocator had handed out at most, where that is known.
     """
 
     label: str
@@ -40,6 +41,12 @@ class PeakOf:
     phase: PhaseName
     op: str | None
     module: str | None
+    allocated: int | None = None
+
+    @property
+    def said(self) -> int:
+        """The number that is called the peak: ``allocated`` where that is known, else ``bytes``."""
+        return self.bytes if self.allocated is None else self.allocated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +86,12 @@ class Answer:
     @property
     def ratio(self) -> float:
         """The peak under autocast, as a share of the baseline's."""
-        return self.mixed.bytes / self.baseline.bytes
+        return self.mixed.said / self.baseline.said
 
     @property
     def effect(self) -> Effect:
         """What became of the peak."""
-        return effect_of(self.baseline.bytes, self.mixed.bytes)
+        return effect_of(self.baseline.said, self.mixed.said)
 
     @property
     def same_phase(self) -> bool:
@@ -203,7 +210,7 @@ def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed:
     parts = [Part(category=category, bytes=live[category]) for category in CATEGORIES]
     helpful = [finding for finding in summary.findings if finding.off_peak]
     return Composition(
-        peak=replace(_peak_of(label, peak), bytes=sum(live.values())),
+        peak=replace(_peak_of(label, peak), bytes=sum(live.values()), allocated=None if short else peak.allocated),
         step=step,
         parts=tuple(sorted((part for part in parts if part.bytes), key=lambda part: -part.bytes)),
         saving=max(helpful, key=lambda finding: finding.off_peak or 0, default=None),
@@ -253,7 +260,9 @@ def _peak(comparison: Comparison, index: int) -> PeakOf | None:
 
 
 def _peak_of(label: str, peak: Peak) -> PeakOf:
-    return PeakOf(label=label, bytes=peak.bytes, phase=peak.phase, op=peak.op, module=peak.module)
+    return PeakOf(
+        label=label, bytes=peak.bytes, phase=peak.phase, op=peak.op, module=peak.module, allocated=peak.allocated
+    )
 
 
 def _changes(comparison: Comparison, mark: Mark, base: int, mixed: int) -> tuple[Change, ...]:

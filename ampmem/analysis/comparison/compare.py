@@ -15,7 +15,7 @@ from ampmem.analysis.summary import Step, Summary, summarize
 from ampmem.analysis.timeline.categories import Breakdown, Category
 from ampmem.events import Recording
 from ampmem.output.shown import Shown
-from ampmem.units import format_bytes, format_count
+from ampmem.units import format_bytes, format_count, format_peak
 from ampmem.vocabulary import AUTOCAST_ARMS, Arm, Mark
 
 _T = TypeVar("_T")
@@ -45,7 +45,7 @@ class Entry(Shown):
 
     def _in_short(self) -> str:
         said = "" if self.failure is None else ", failed"
-        peak = "nothing recorded" if self.summary is None else f"peak {format_bytes(self.summary.peak.bytes)}"
+        peak = "nothing recorded" if self.summary is None else f"peak {format_peak(self.summary.peak.said)}"
         return f"{self.label}, {peak}{said}"
 
 

@@ -94,7 +94,7 @@ def _run(target: Target, arguments: tuple[str, ...], stopper: Stopper) -> BaseEx
         script.execute(target.code, main)
     except BaseException as error:  # whatever it is, it is the script's, and end_as passes it on
         stopper.ended(error)
-        return None if script.stops_in(error) or _exits_well(error) else _stop_of_simulation(error) or error
+        return None if script.stops_in(error) or _exits_well(error) else stop_of_simulation(error) or error
     finally:
         as_deep()
     stopper.ended(None)
@@ -119,7 +119,7 @@ def _told(failure: BaseException | None) -> BaseException | None:
     """
     if failure is None or isinstance(failure, SystemExit):
         return failure
-    stopped = _stop_of_simulation(failure) is failure
+    stopped = stop_of_simulation(failure) is failure
     trace = script.script_alone(failure) if stopped else script.own_traceback(failure)
     sys.last_type, sys.last_value, sys.last_traceback = type(failure), failure, trace
     if sys.version_info >= (3, 12):
@@ -137,7 +137,7 @@ def _told(failure: BaseException | None) -> BaseException | None:
     return failure
 
 
-def _stop_of_simulation(failure: BaseException) -> BaseException | None:
+def stop_of_simulation(failure: BaseException) -> BaseException | None:
     """The simulation's own error that ended the script and says what to do, if one did.
 
     Torch makes another error of it where it moves a parameter, which tells nothing more.

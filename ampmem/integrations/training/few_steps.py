@@ -19,7 +19,7 @@ from ampmem.integrations.training.scalars import Row, rows
 from ampmem.output.files import sized
 from ampmem.output.terminal import Terminal
 from ampmem.recording import SUFFIX, rank_file, rank_of
-from ampmem.units import format_bytes
+from ampmem.units import format_peak
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +253,7 @@ def _told(file: Path, page: Path | None, summary: Summary, wanted: int) -> str:
     steps = "1 step" if finished == 1 else f"{finished} steps"
     fewer = f" of {wanted}" if finished < wanted else ""
     where = f"; the page is {page}" if page is not None else ""
-    return f"recorded {steps}{fewer}, {format_bytes(summary.peak.bytes)} at the peak, in {sized(file)}{where}"
+    return f"recorded {steps}{fewer}, {format_peak(summary.peak.said)} at the peak, in {sized(file)}{where}"
 
 
 def _renumbered(numbers: Mapping[int, int]) -> str:

@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 from ampmem.events import Fact, Phase
-from ampmem.names import warning
 from ampmem.own_code import OWN_FOLDERS
 from ampmem.patching import Undo, added, hook, patch
 from ampmem.recorder.facts.guests import is_parameter, is_tensor
@@ -47,9 +46,8 @@ from ampmem.recorder.torch_private.general import (
 )
 
 _FSDP1 = "FullyShardedDataParallel"
-NOT_SHOWN = warning(
-    f"{_FSDP1} (FSDP1) runs on GPUs only, where ampmem was not tried with it: its flat parameters, and what it "
-    "gathers, may be in the wrong categories"
+WHOLE_GRADIENTS = (
+    f"{_FSDP1} (FSDP1): the parameters are this rank's shards; a whole gradient counts as gradients until it is reduced"
 )
 
 
@@ -125,7 +123,7 @@ class ModuleHooks:
                 self._transform(module)
                 return
             if any(base.__name__ == _FSDP1 for base in type(module).__mro__):
-                self._listener.remark(NOT_SHOWN)
+                self._listener.remark(WHOLE_GRADIENTS)
             path = self._models.path_id(module)
             self._started_at, self._feeds_batch = len(self._running), owned
             self._follow()

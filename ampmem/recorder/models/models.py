@@ -21,7 +21,7 @@ from ampmem.recorder.models.covered import Covered
 from ampmem.recorder.models.live import live_objects
 from ampmem.recorder.models.sharded import Sharded
 from ampmem.recorder.torch_private.general import BUFFERS, PARAMETERS
-from ampmem.recorder.torch_private.sharded import is_part_of_whole
+from ampmem.recorder.torch_private.sharded import flat_wholes, is_part_of_whole
 
 ROOT = "(model)"
 """Path of the only model's root module; with several models each has its class name instead."""
@@ -233,6 +233,7 @@ class Models:
         """Every parameter ever seen, by name, with the first that lies in the same memory."""
         first: dict[tuple[tuple[int, int], ...], str] = {}
         covered = Covered(self._log.data_address)
+        wholes = {id(parameter): elements for parameter, elements in self._flat_wholes()}
         for slot, parameter in self.parameters():
             place = covered.place(parameter)
             owner = first.setdefault(place, slot.name) if place else slot.name
@@ -244,8 +245,17 @@ class Models:
             padding = self.sharded.padding(parameter) if shares is None else 0
             if overlap or padding:
                 record = replace(record, overlap=overlap, padding=padding)
+            if id(parameter) in wholes:
+                record = replace(record, global_elements=wholes[id(parameter)])
             self._records[slot.name] = record
         return list(self._records.values())
+
+    def _flat_wholes(self) -> Iterator[tuple[torch.Tensor, int]]:
+        """What FSDP1 shards, with the elements on all ranks together."""
+        for reference, prefix in self._roots:
+            root = reference()
+            for _, module in () if root is None else tree(root, prefix):
+                yield from flat_wholes(module)
 
     def _is_part(self, module: nn.Module) -> bool:
         return id(module) in self._parts and self._known_path(module) is not None

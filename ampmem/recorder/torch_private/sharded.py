@@ -1,4 +1,6 @@
-"""The private names of torch by which sharded training is seen: FSDP2's parameters and groups, DTensor's collectives.
+"""The private names of torch by which sharded training is seen.
+
+They are FSDP2's parameters and groups, the flat parameters of FSDP1, and DTensor's collectives.
 
 None of it is imported before the script has done so. :func:`fully_sharded` and :func:`functional` say whether it has.
 Versions differ: what one of them lacks is left out, and a note says what is not seen then.
@@ -88,6 +90,23 @@ _PADDED = _of_param("padded_sharded_param_size", "the padding of a shard", "padd
 _SIZE = _of_param("sharded_size", "the padding of a shard", "padding of shards is not told")
 _OFFLOADED = _of_param("offload_to_cpu", "which shards wait on the CPU", "offloaded shards count as not recorded")
 _PARTLY_WHOLE = ("_sharded_post_forward_param_data", "_sharded_post_forward_param")
+_FLAT = "torch.distributed.fsdp._flat_param"
+_NO_WHOLE = "of FSDP1's parameters only this rank's elements are known"
+_FLAT_SIZE, _FLAT_SHAPES, _FLAT_PARAMS = (
+    attribute(
+        f"{_FLAT}.FlatParameter",
+        name,
+        why,
+        without=_NO_WHOLE,
+        use=Use.SHARDED,
+        example=lambda: _with_attributes_of(f"{_FLAT}.FlatParameter"),
+    )
+    for name, why in (
+        ("_unpadded_unsharded_size", "how many elements a flat parameter of FSDP1 has on all ranks together"),
+        ("_shapes", "the same of the parameters in it"),
+        ("_params", "the parameters in it that modules keep (use_orig_params)"),
+    )
+)
 _ACCUMULATED = "unsharded_accumulated_grad"
 """Where a version of torch has these; others have no such memory."""
 
@@ -177,6 +196,21 @@ def padding_of(param: Any) -> int:
     """So many elements of the shard's memory are no parameter's."""
     padded, size = getattr(param, _PADDED, None), getattr(param, _SIZE, None)
     return 0 if padded is None or size is None else int(padded.numel() - size.numel())
+
+
+def flat_wholes(module: nn.Module) -> Iterator[tuple[torch.Tensor, int]]:
+    """Each parameter that FSDP1 shards for ``module``, and its elements on all ranks together; none elsewhere."""
+    handle = vars(module).get("_handle")
+    if handle is None or _FLAT not in sys.modules or not isinstance(handle, at(_FLAT).FlatParamHandle):
+        return
+    flat = handle.flat_param
+    size = getattr(flat, _FLAT_SIZE, None)
+    if size is None or not handle.uses_sharded_strategy:
+        return
+    yield flat, size.numel()
+    shapes = getattr(flat, _FLAT_SHAPES, ())
+    for parameter, shape in zip(getattr(flat, _FLAT_PARAMS, None) or (), shapes, strict=False):
+        yield parameter, shape.numel()
 
 
 def is_offloaded(param: Any) -> bool:

@@ -10,7 +10,7 @@ from ampmem.analysis.findings import Finding
 from ampmem.analysis.ops import plain_op
 from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.text.common.words import signed, times
-from ampmem.units import format_apart, format_bytes, format_close
+from ampmem.units import format_bytes, format_close, format_peak, peaks_apart, peaks_close
 
 _HALF = 0.55
 """What falls to this share or less has about halved."""
@@ -86,11 +86,11 @@ def _answered(answer: Answer) -> Wording:
 
 
 def _headline(answer: Answer) -> str:
-    before, after = format_apart(answer.baseline.bytes, answer.mixed.bytes)
+    before, after = peaks_apart(answer.baseline.said, answer.mixed.said)
     if before == after:
         return f"Mixed precision does not change the peak, {before}"
     if answer.effect is Effect.NONE:
-        before, after = format_close(answer.baseline.bytes, answer.mixed.bytes)
+        before, after = peaks_close(answer.baseline.said, answer.mixed.said)
         sizes = f"{before} without and with it" if before == after else f"{before} without it and {after} with it"
         return f"Mixed precision hardly changes the peak, {sizes}"
     sizes = f"{_from_to(before, after)}, {percent_of(answer.ratio - 1)}"
@@ -235,13 +235,21 @@ def _cache(answer: Answer) -> list[str]:
 def _of_one(found: Composition | None) -> Wording:
     if found is None:
         return Wording(headline="Nothing was recorded")
-    size = format_bytes(found.peak.bytes)
+    size = format_peak(found.peak.said)
     if found.short:
         headline = f"Out of memory at {size}"
     else:
         until = "Until the script failed, the peak" if found.failed else "The peak"
-        headline = f"{until} is {size}, {when(found.peak, found.step)}"
+        headline = f"{until} is {size}{_of_it(found.peak)}, {when(found.peak, found.step)}"
     return Wording(headline=headline, why=_made_of(found), more=_help(found.saving))
+
+
+def _of_it(peak: PeakOf) -> str:
+    """What of an allocator's peak was requested, where that reads as less."""
+    if peak.allocated is None:
+        return ""
+    requested = format_peak(peak.bytes)
+    return " allocated" if requested == format_peak(peak.allocated) else f" allocated, {requested} of it requested"
 
 
 def _made_of(found: Composition) -> str:
@@ -283,7 +291,7 @@ def _of_several(verdict: Verdict) -> Wording:
 def _in_short(label: str, found: Composition | None) -> str:
     if found is None:
         return f"{label} has none, nothing was recorded"
-    size = format_bytes(found.peak.bytes)
+    size = format_peak(found.peak.said)
     if found.short:
         return f"{label} ran out of memory at {size}"
     return f"{label} {size}{' until it failed' if found.failed else ''}"

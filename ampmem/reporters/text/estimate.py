@@ -9,7 +9,7 @@ from ampmem.names import CUDNN_TRIALS, is_warning, not_modelled
 from ampmem.reporters.text.common.layout import PLAIN, Layout, number, table, words
 from ampmem.reporters.text.common.plain_text import wrapped
 from ampmem.reporters.text.common.words import between, size_beside
-from ampmem.units import format_bytes
+from ampmem.units import format_bytes, format_peak
 
 _LAYERS = ("rounding", "allocated", "cached", "reserved", "outside", "total")
 _SUMS = {
@@ -34,7 +34,7 @@ def headline(prediction: Prediction, gpu: str, *, failure: str = "") -> str:
     """
     low = (prediction.at_peak_allocated.allocated, prediction.least_reserved)
     high = (prediction.most_allocated, prediction.most_reserved)
-    allocated, taken = map(between, low, high)
+    allocated, taken = (between(*ends, format_peak) for ends in zip(low, high, strict=True))
     peaks = f"{gpu} (simulated): peak {allocated} allocated, {taken} reserved"
     if prediction.fit is Fit.DOES_NOT_FIT and prediction.margin is None:
         return f"{peaks}; it does not fit: {failure or 'out of memory'}"

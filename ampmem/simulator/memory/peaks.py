@@ -12,14 +12,18 @@ from ampmem.allocator.model.caching import DeviceCachingAllocator
 from ampmem.allocator.model.driver import UNLIMITED
 from ampmem.allocator.model.oom import OutOfMemory
 from ampmem.allocator.model.statistics import Counters
-from ampmem.allocator.rounding import round_up
-from ampmem.allocator.settings import MIN_BLOCK_SIZE, Settings
+from ampmem.allocator.rounding import get_allocation_size, round_size, round_up
+from ampmem.allocator.settings import MIB, MIN_BLOCK_SIZE, Settings
 from ampmem.events import PredictionRecord, TermsRecord
 
-LESS, MORE = 5, 22
-"""By how many percent what is reserved may be below and above what a run without workspaces reserves. One that finds
-room in the cache adds nothing, or leaves a block there that later tensors use; one that does not adds a segment. Which
-it is depends on sizes that only cuDNN knows. ``docs/simulation.md`` has the published runs that this is of."""
+LESS, MORE = 17, 22
+"""By how many percent what is reserved may be below and above what a run without workspaces reserves, where the
+workspaces are large enough for that. A workspace that finds room in the cache adds nothing, or leaves a block there
+that later tensors use; one that does not adds a segment. Which it is depends on sizes that only cuDNN knows.
+``docs/simulation.md`` has the published runs that these percentages come from."""
+_TWO_WORKSPACES = 260 * MIB
+"""So much may be above it however little the run reserves: some engines ask for 128 MiB and a little more, by pass
+(up to 130 MiB in a snapshot of ResNet-50), so the larger workspace finds no room in the segment of the smaller one."""
 _TIGHT = 105
 """A run whose peak of allocated memory is so many percent below the device's is taken to fit where it did here: the
 allocator gives back what it has cached before it gives up."""
@@ -87,11 +91,14 @@ class Highest:
 
     def __init__(self, settings: Settings, room: int, *, sure: int) -> None:
         self._allocator = DeviceCachingAllocator(settings)
+        self._settings = settings
         self._room = room
         self._sure = sure
         self._blocks: dict[Block, Block] = {}
         self.bounds: dict[str, int] = {}
         """The largest single request that was assumed, by what it is for."""
+        self._segments: dict[object, int] = {}
+        """The segment that each request would have of its own, by who asks."""
         self.most_allocated = self.most_filled = 0
         """The most that was allocated while each request that was assumed took all that it may; the second of requests
         that may take all that is free."""
@@ -100,6 +107,7 @@ class Highest:
 
     def configure(self, settings: Settings) -> None:
         """The first allocator has these settings from now on."""
+        self._settings = settings
         self._allocator.configure(settings)
 
     @property
@@ -127,13 +135,19 @@ class Highest:
         for stream, events in until.items():
             self._allocator.complete_events_until(stream, events)
 
-    def assume(self, what: str, most: int) -> None:
-        """At most ``most`` bytes are asked for now, and are given back at once.
+    def assume(self, what: str, most: int, asker: object) -> None:
+        """``asker`` asks for at most ``most`` bytes now, and gives them back at once.
 
-        Who asks does without where there is no memory.
+        Who asks does without where there is no memory. The same asker asks for the same again.
         """
         if most > 0:
             self.most_allocated = max(self.most_allocated, self._note(what, most, self._sure))
+            self._segments[asker] = get_allocation_size(round_size(most, self._settings), self._settings)
+
+    @property
+    def workspaces(self) -> int:
+        """Bytes of all requests that were assumed if each had a segment of its own."""
+        return sum(self._segments.values())
 
     def fill(self, what: str, room: int, limit: int | None) -> None:
         """The same of all that is left of ``room`` bytes, or ``limit`` of them."""
@@ -191,11 +205,9 @@ def prediction(
     assumed = bool(bounds)
     if counters.awaiting_bytes_peak > peaks.awaiting_peak and counters.reserved_peak > lowest[1]:
         bounds[WAITING] = counters.awaiting_bytes_peak
-    there = (counters.allocated_peak, counters.reserved_peak) if bounds else lowest
-    reserved = Range(least=lowest[1], likely=None, most=max(there[1], lowest[1]))
-    if assumed:
-        reserved = reserved_range(highest, lowest[0], total - context.most)
-    allocated, filled = max(there[0], lowest[0], highest.most_allocated), highest.most_filled
+    reserved = reserved_range(highest, *lowest, total - context.most) if bounds else Range(lowest[1], None, lowest[1])
+    there = counters.allocated_peak if bounds else lowest[0]
+    allocated, filled = max(there, lowest[0], highest.most_allocated), highest.most_filled
     return PredictionRecord(
         total=total,
         outside=context.least,
@@ -212,17 +224,26 @@ def prediction(
         libraries={what: least for what, (least, _) in libraries.items()},
         libraries_at_most={what: most for what, (_, most) in libraries.items()},
         least_reserved=reserved.least if assumed else None,
-        likely_reserved=reserved.likely,
+        likely_reserved=reserved.likely if assumed else None,
     )
 
 
-def reserved_range(highest: Highest, allocated: int, room: int) -> Range:
-    """Between which amounts the peak of reserved memory is taken to be; never below that of ``allocated`` memory."""
-    likely = max(highest.counters.reserved_peak, allocated)
-    most = max(likely * (100 + MORE) // 100, highest.most_allocated)
+def reserved_range(highest: Highest, allocated: int, reserved: int, room: int) -> Range:
+    """Between which amounts the peak of reserved memory is taken to be; never below that of ``allocated`` memory.
+
+    ``reserved`` is what a run reserves that has no workspaces and whose device keeps up; ``room`` is what the device
+    has at least. The range is no wider on either side than all workspaces together.
+    """
+    behind = highest.counters.reserved_peak
+    likely = max(min(behind, reserved), allocated)
+    whole = highest.workspaces
+    less = min(likely * LESS // 100, whole)
+    behind = max(behind, likely)
+    more = min(max(behind * MORE // 100, _TWO_WORKSPACES), whole)
+    most = max(behind + more, highest.most_allocated)
     if not highest.exceeded and max(allocated, highest.counters.allocated_peak) * _TIGHT // 100 <= room:
         most = max(min(most, room), likely)
-    return Range(least=max(allocated, likely * (100 - LESS) // 100), likely=likely, most=most)
+    return Range(least=max(allocated, likely - less), likely=likely, most=most)
 
 
 def _allocated(terms: TermsRecord) -> int:

@@ -24,7 +24,8 @@ _GEMM = 128 * MIB
 a snapshot of ResNet-50 at batch size 1."""
 _MARGIN = 4 * MIB
 """What engines ask for beside copies of tensors, at most: up to 2.3 MiB in that snapshot, for partial gradients."""
-_HALF = (torch.float16, torch.bfloat16)
+_LEAST_CHANNELS = 32
+"""Depthwise convolutions in float16 with fewer channels are PyTorch's own kernels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +49,25 @@ class Convolution:
     def by_cudnn(self) -> bool:
         """Whether cuDNN may be asked at all.
 
-        PyTorch has kernels of its own for depthwise convolutions of contiguous tensors, which are used but for some in
-        half precision (``use_cudnn_depthwise``).
+        PyTorch has kernels of its own for depthwise convolutions of contiguous tensors. They are used for all dtypes
+        but float16, and for some shapes of that (``use_cudnn_depthwise``, seen in PyTorch 2.14).
         """
         if not torch.backends.cudnn.enabled:
             return False
-        own_kernel = self.depthwise and self.format is torch.contiguous_format and self.source.dtype not in _HALF
-        return not own_kernel
+        return not self.depthwise or self.format is not torch.contiguous_format or self._suits_cudnn_depthwise()
+
+    def _suits_cudnn_depthwise(self) -> bool:
+        """Whether cuDNN may be asked for this depthwise convolution of contiguous tensors.
+
+        In two dimensions PyTorch asks for more than that (``check_cudnn_depthwise_workload_with_filter``): then this
+        says yes where it may be no.
+        """
+        source, kernel = self.source, self.weight.shape[2:]
+        if source.dtype != torch.float16 or source.shape[1] < _LEAST_CHANNELS or set(self.dilation) != {1}:
+            return False
+        if source.dim() == 3:
+            return self.stride == (1,)
+        return source.dim() == 4 and len(set(self.stride)) == len(set(kernel)) == 1 and kernel[0] in (1, 3, 5)
 
     @property
     def depthwise(self) -> bool:
@@ -139,7 +152,7 @@ def memory_format(source: torch.Tensor, weight: torch.Tensor) -> torch.memory_fo
 
 
 def _is_in(tensor: torch.Tensor, wanted: torch.memory_format) -> bool:
-    return tensor.dim() not in (4, 5) or tensor.is_contiguous(memory_format=wanted)
+    return tensor.is_contiguous(memory_format=wanted)
 
 
 def _bytes(tensor: torch.Tensor) -> int:

@@ -1,4 +1,4 @@
-"""torch's older FullyShardedDataParallel, which runs on GPUs only: that is said, and nothing is claimed."""
+"""torch's older FullyShardedDataParallel, which runs on GPUs only, real or simulated ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import torch
 from torch import nn
 
 import ampmem
-from ampmem.recorder.hooks.modules import NOT_SHOWN
+from ampmem.analysis.summary import summarize
+from ampmem.analysis.timeline.categories import Category
+from ampmem.recorder.hooks.modules import WHOLE_GRADIENTS
+from ampmem.recording import read
 
 pytestmark = pytest.mark.slow
 SCRIPT = """
@@ -41,4 +44,39 @@ def test_where_it_runs_the_recording_is_marked() -> None:
     model = FullyShardedDataParallel(nn.Linear(4, 4))
     with ampmem.profile(step_on="backward") as prof:
         model(torch.ones(2, 4)).sum().backward()
-    assert NOT_SHOWN in prof.recording().remarks
+    assert WHOLE_GRADIENTS in prof.recording().remarks
+
+
+ON_PAPER = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+dist.init_process_group("nccl")
+model = FullyShardedDataParallel(
+    nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8)), device_id=0, use_orig_params="orig" in sys.argv,
+    sharding_strategy=ShardingStrategy.NO_SHARD if "whole" in sys.argv else None,
+)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(2):
+    model(torch.ones(4, 64, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+WHOLE = 64 * 64 + 64 + 64 * 8 + 8
+
+
+@pytest.mark.parametrize(("how", "on_all_ranks"), [("flat", WHOLE), ("orig", WHOLE), ("whole", None)])
+def test_the_shards_of_a_rank_stand_beside_the_whole(tmp_path: Path, how: str, on_all_ranks: int | None) -> None:
+    (tmp_path / "train.py").write_text(ON_PAPER)
+    options = ("--gpu", "h100", "--world-size", "4", "--quiet", "-o", "out.ampmem", "train.py", how)
+    done = commands.ampmem(tmp_path, "profile", *options)
+    assert done.returncode == 0, done.stderr
+    found = summarize(read(next(tmp_path.glob("out*.ampmem"))))
+    own = WHOLE if how == "whole" else WHOLE // 4
+    assert (found.parameters.count, found.parameters.global_count) == (own, on_all_ranks)
+    marks = found.steps[-1].marks
+    assert marks.after_backward is not None and marks.after_optimizer is not None
+    assert marks.after_backward[Category.GRADIENTS] == marks.after_backward[Category.PARAMETERS] == 4 * own
+    assert marks.after_optimizer[Category.OPTIMIZER_STATE] == 8 * own
+    assert not found.warnings

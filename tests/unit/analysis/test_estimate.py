@@ -62,11 +62,12 @@ def test_the_terms_add_up() -> None:
 @pytest.mark.parametrize(
     ("record", "fit", "words"),
     [
-        (RECORD, Fit.FITS, "3.0 GiB allocated, 3.2 GiB reserved of 4.0 GiB; it fits, with 284.0 MiB to spare"),
+        (RECORD, Fit.FITS, "3.027 GiB allocated, 3.223 GiB reserved of 4.0 GiB; it fits, with 284.0 MiB to spare"),
         (
             replace(BOUNDED, highest_reserved=3500 * MIB, highest_allocated=3300 * MIB),
             Fit.FITS,
-            "3.0 GiB to 3.2 GiB allocated, 3.2 GiB to 3.4 GiB reserved of 4.0 GiB; it fits, with 84.0 MiB to 284.0 MiB",
+            "3.027 GiB to 3.223 GiB allocated, 3.223 GiB to 3.418 GiB reserved of 4.0 GiB; it fits, with 84.0 MiB to "
+            "284.0 MiB",
         ),
         (
             replace(BOUNDED, highest_reserved=3600 * MIB),
@@ -76,7 +77,7 @@ def test_the_terms_add_up() -> None:
         (
             JOINED,
             Fit.FITS,
-            "3.2 GiB reserved of 4.0 GiB; it fits, with 84.0 MiB to 280.0 MiB to spare beside the 512.0 MiB",
+            "3.223 GiB reserved of 4.0 GiB; it fits, with 84.0 MiB to 280.0 MiB to spare beside the 512.0 MiB",
         ),
         (
             replace(JOINED, libraries_at_most={"NCCL's buffers": 285 * MIB}),
@@ -103,7 +104,7 @@ def test_the_terms_add_up() -> None:
             Fit.DOES_NOT_FIT,
             "it does not fit: it lacks 1.0 MiB to 4.0 MiB beside the 797.0 MiB to 800.0 MiB",
         ),
-        (replace(BOUNDED, ran_out=True), Fit.DOES_NOT_FIT, "3.2 GiB reserved; it does not fit: 1 GiB were asked for"),
+        (replace(BOUNDED, ran_out=True), Fit.DOES_NOT_FIT, "3.223 GiB reserved; it does not fit: 1 GiB were asked for"),
     ],
 )
 def test_it_fits_or_not_or_maybe(record: PredictionRecord, fit: Fit, words: str) -> None:
@@ -124,8 +125,8 @@ TRIED = replace(
 
 def test_trials_that_take_what_is_free_are_told_apart() -> None:
     assert headline(prediction_of(TRIED), "a GPU") == (
-        "a GPU (simulated): peak 3.0 GiB to 3.2 GiB allocated, 3.2 GiB to 3.4 GiB reserved of 4.0 GiB; it fits, with "
-        "84.0 MiB to 284.0 MiB to spare beside the 512.0 MiB that the CUDA context is assumed to use; "
+        "a GPU (simulated): peak 3.027 GiB to 3.223 GiB allocated, 3.223 GiB to 3.418 GiB reserved of 4.0 GiB; it "
+        "fits, with 84.0 MiB to 284.0 MiB to spare beside the 512.0 MiB that the CUDA context is assumed to use; "
         "cudnn.benchmark's trials may take what is free, up to 700.0 MiB, once, at each convolution's first call"
     )
 

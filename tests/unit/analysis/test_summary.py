@@ -83,6 +83,7 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
         "communication_by_part": dict.fromkeys(Communication, 0),
         "op": None,
         "module": None,
+        "allocated": None,
     }
     second_peak = first_peak | {
         "bytes": first_peak["bytes"] + 800,

@@ -88,7 +88,12 @@ def test_channels_last_tensors_are_taken_as_they_are() -> None:
 
 @pytest.mark.parametrize(
     ("channels_last", "dtype", "asked"),
-    [(False, torch.float32, False), (False, torch.float16, True), (True, torch.float32, True)],
+    [
+        (False, torch.float32, False),
+        (False, torch.bfloat16, False),
+        (False, torch.float16, True),
+        (True, torch.float32, True),
+    ],
 )
 def test_pytorch_has_its_own_depthwise_kernels(channels_last: bool, dtype: torch.dtype, asked: bool) -> None:
     found = convolution(
@@ -96,6 +101,42 @@ def test_pytorch_has_its_own_depthwise_kernels(channels_last: bool, dtype: torch
     )
     assert found.depthwise and found.by_cudnn is asked
     assert (found.most({}) > 0) is asked
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "image", "stride", "dilation", "asked"),
+    [  # as the host side of PyTorch 2.14 decided on a device that says yes to everything
+        (64, (4,), (128,), 1, 1, True),
+        (64, (4,), (128,), 2, 1, False),
+        (64, (3, 3), (28, 28), 1, 1, True),
+        (512, (3, 3), (28, 28), 1, 1, True),
+        (16, (3, 3), (28, 28), 1, 1, False),
+        (512, (7, 7), (28, 28), 1, 1, False),
+        (512, (3, 3), (28, 28), 1, 2, False),
+        (64, (3, 3, 3), (8, 8, 8), 1, 1, False),
+    ],
+)
+def test_cudnn_is_asked_for_some_depthwise_convolutions_in_float16(
+    channels: int, size: tuple[int, ...], image: tuple[int, ...], stride: int, dilation: int, asked: bool
+) -> None:
+    made = torch.empty(2, channels, *image, dtype=torch.float16, device="meta")
+    weight = torch.empty(channels, 1, *size, dtype=torch.float16, device="meta")
+    found = replace(
+        PLAIN,
+        source=made,
+        weight=weight,
+        target=made,
+        stride=(stride,) * len(size),
+        dilation=(dilation,) * len(size),
+        groups=channels,
+    )
+    assert found.depthwise and found.by_cudnn is asked
+
+
+def test_a_gradient_of_one_dimension_that_was_expanded_is_copied() -> None:
+    x, w, y = torch.empty(1, 4, 8), torch.empty(4, 1, 3), torch.empty(()).expand(1, 4, 6)
+    args = (y, x, w, [0], [1], [0], [1], False, [0], 4, [True, True, False])
+    assert convolution_of(aten.convolution_backward.default, args, (x, w, None)).copies() == (4 * 6 * 4,)
 
 
 def test_a_backward_computes_what_it_is_asked_for() -> None:

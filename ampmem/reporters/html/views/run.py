@@ -51,7 +51,7 @@ from ampmem.reporters.text.estimate import fit_in_short, sentences
 from ampmem.reporters.text.sections.casts import parameters_in_layers
 from ampmem.reporters.text.sections.marks import has_copies
 from ampmem.reporters.text.warnings import warnings
-from ampmem.units import format_bytes, format_count, format_duration
+from ampmem.units import format_bytes, format_count, format_duration, format_peak
 from ampmem.vocabulary import AUTOCAST_ARMS, STEP_MARKS, Mark, SourceKind
 
 MAX_PHASE_RUNS = 20_000
@@ -127,7 +127,9 @@ def _facts(summary: Summary) -> Iterator[str]:
 
 def _headlines(summary: Summary, to_baseline: Headline | None) -> Iterator[Headline]:
     peak, allocator, count = summary.peak, summary.allocator, summary.parameters.known_count
-    yield _size("Peak", peak.bytes, f"step {peak.step}, in {peak.phase}")
+    requested = "" if peak.allocated is None else f", {format_bytes(peak.bytes)} of it requested"
+    when = f"step {peak.step}, in {peak.phase}{requested}"
+    yield Headline(label="Peak", value=format_peak(peak.said), detail=when, bytes=peak.said)
     if summary.prediction is not None:
         value, detail = fit_in_short(summary.prediction)
         yield Headline(label="On the GPU", value=value, detail=detail, bytes=summary.prediction.margin)

@@ -15,7 +15,7 @@ from ampmem.reporters.html.safety import MAX_PROSE, visible
 from ampmem.reporters.html.views.bars import Bar, End, falls, paint, stacked
 from ampmem.reporters.text.answer import Wording, capital, listed, when, wording
 from ampmem.reporters.text.common.words import signed
-from ampmem.units import format_apart, format_bytes
+from ampmem.units import format_bytes, peaks_apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +81,14 @@ def _bars(verdict: Verdict) -> Iterable[Bar]:
 
 
 def _bar(name: str, item: Composition, most: int, answer: Answer | None) -> Bar:
-    size = item.peak.bytes
-    difference = 0 if answer is None else size - answer.baseline.bytes
+    size = item.peak.said
+    difference = 0 if answer is None else size - answer.baseline.said
     # The baseline reads as it does beside the peak under autocast.
-    other = size if answer is None else answer.baseline.bytes if difference else answer.mixed.bytes
+    other = size if answer is None else answer.baseline.said if difference else answer.mixed.said
     end = "out of memory" if item.short else "failed" if item.failed else ""
     return Bar(
         label=name,
-        value=format_apart(size, other)[0],
+        value=peaks_apart(size, other)[0],
         change=end or (signed(difference) if difference else ""),
         pieces=stacked({part.category: part.bytes for part in item.parts}, most),
     )

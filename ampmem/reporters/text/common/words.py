@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from ampmem.reporters.text.common.plain_text import ABSENT, per_parameter
 from ampmem.units import format_bytes
@@ -82,7 +83,7 @@ def size_cells(size: int | None, parameters: int) -> list[str]:
     return [format_bytes(size), *([per_parameter(size, parameters)] if parameters else [])]
 
 
-def between(low: int, high: int) -> str:
-    """One size, or two that differ."""
-    first, last = format_bytes(low), format_bytes(high)
+def between(low: int, high: int, shown: Callable[[int], str] = format_bytes) -> str:
+    """One size, or two that differ, as ``shown`` writes them."""
+    first, last = shown(low), shown(high)
     return first if first == last else f"{first} to {last}"

@@ -12,7 +12,7 @@ from ampmem.reporters.text.common.plain_text import ABSENT, shorten, wrapped
 from ampmem.reporters.text.common.words import AT_MARK, percent, share, short, signed, size_cells, times
 from ampmem.reporters.text.estimate import fit_in_short
 from ampmem.reporters.text.sections.marks import TOTAL, indented
-from ampmem.units import format_bytes, format_duration
+from ampmem.units import format_bytes, format_duration, format_peak
 from ampmem.vocabulary import AUTOCAST_ARMS, Mark
 
 FIRST_LOSSES = 5
@@ -94,19 +94,22 @@ def _per_entry(comparison: Comparison, rows: Sequence[tuple[str, Sequence[str]]]
 def render_figures(comparison: Comparison, layout: Layout) -> str:
     """Peaks, times and ratios, a row each; then the rule of thumb that the activations are held against."""
     peak = comparison.instant(Mark.PEAK)
-    whole = [None if entry.summary is None else entry.summary.peak.bytes for entry in comparison.entries]
+    whole = [None if entry.summary is None else entry.summary.peak.said for entry in comparison.entries]
     predictions = [None if entry.summary is None else entry.summary.prediction for entry in comparison.entries]
-    rows: list[tuple[str, list[str]]] = [("peak", list(map(_size, peak.total)))]
+    said = _said(comparison)
+    rows: list[tuple[str, list[str]]] = [("peak", [ABSENT if size is None else format_peak(size) for size in said])]
 
     def add(name: str, cells: Sequence[str]) -> None:
         if any(cell != ABSENT for cell in cells):
             rows.append((name, list(cells)))
 
-    add(f"peak vs {BASELINE}", list(map(signed, comparison.peak_difference)))
+    if tuple(said) != peak.total:
+        add("peak requested", list(map(_size, peak.total)))
+    add(f"peak vs {BASELINE}", list(map(signed, _differences(comparison, said))))
     add("peak reserved", list(map(_size, comparison.peak_reserved)))
     for name, predicted in _PREDICTED:
         add(name, [ABSENT if prediction is None else predicted(prediction) for prediction in predictions])
-    if tuple(whole) != peak.total:
+    if whole != said:
         add("peak of all steps", list(map(_size, whole)))
     add(f"activations vs {BASELINE}", list(map(times, comparison.activation_ratio)))
     if any(comparison.low_precision):
@@ -151,6 +154,22 @@ _PREDICTED: tuple[tuple[str, Callable[[Prediction], str]], ...] = (
     ("which means that it", lambda prediction: fit_in_short(prediction)[0]),
 )
 """For simulated runs; what is outside of the allocator is in the first."""
+
+
+def _said(comparison: Comparison) -> list[int | None]:
+    """The peak of each compared step: what its allocator had handed out, where that is known."""
+    found = []
+    for index, requested in enumerate(comparison.instant(Mark.PEAK).total):
+        step = comparison.ended_step(index)
+        found.append(requested if step is None else step.peak.said)
+    return found
+
+
+def _differences(comparison: Comparison, said: Sequence[int | None]) -> list[int | None]:
+    """The peaks less that of the baseline, where the comparison has a difference."""
+    before = None if comparison.baseline is None else said[comparison.baseline]
+    known = zip(comparison.peak_difference, said, strict=True)
+    return [None if None in (difference, size, before) else (size or 0) - (before or 0) for difference, size in known]
 
 
 def _size(size: int | None) -> str:

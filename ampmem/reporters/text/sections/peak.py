@@ -10,9 +10,10 @@ from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.reporters.text.common.layout import Layout, number, table, words
 from ampmem.reporters.text.common.plain_text import per_parameter
 from ampmem.reporters.text.common.words import share
-from ampmem.units import format_bytes
+from ampmem.units import format_bytes, format_peak
 
 TOTAL = "total"
+_ROUNDING, ALLOCATED = "rounding", "allocated"
 _NAME = 20
 """So much of a category's name and its part's is left at least."""
 
@@ -30,24 +31,32 @@ def render_peak(summary: Summary, layout: Layout) -> str:
         Category.TEMPORARIES: {f"in {phase}": size for phase, size in peak.temporaries_by_phase.items()},
         Category.COMMUNICATION: {part.value: size for part, size in peak.communication_by_part.items()},
     }
-    body = render_categories(peak.categories, parts, summary.parameters.known_count, layout)
+    body = render_categories(peak.categories, parts, summary.parameters.known_count, layout, peak.allocated)
     return f"{layout.heading(caption)}\n\n{body}"
 
 
-def render_categories(live: Breakdown, parts: Parts, parameters: int, layout: Layout) -> str:
-    """What is alive at one instant, by category, the largest first; those that have ``parts`` by those, too."""
+def render_categories(
+    live: Breakdown, parts: Parts, parameters: int, layout: Layout, allocated: int | None = None
+) -> str:
+    """What is alive at one instant, by category, the largest first; those that have ``parts`` by those, too.
+
+    ``allocated`` is what the allocator has handed out for it, with its rounding.
+    """
     total = sum(live.values())
     rows = [
         [name, format_bytes(size), share(size, total), *([per_parameter(size, parameters)] if parameters else [])]
         for name, size in [*_sizes(live, parts), (TOTAL, total)]
     ]
+    if allocated is not None:
+        rows.append([_ROUNDING, format_bytes(allocated - total), *[""] * (len(rows[0]) - 2)])
+        rows.append([ALLOCATED, format_peak(allocated), *[""] * (len(rows[0]) - 2)])
     columns = [
         words("category", least=_NAME),
         number("bytes"),
         number("share"),
         *([number("B/param", rank=1)] if parameters else []),
     ]
-    return table(columns, rows, layout, strong=(TOTAL,))
+    return table(columns, rows, layout, strong=(TOTAL, ALLOCATED))
 
 
 def _sizes(live: Breakdown, parts: Parts) -> Iterator[tuple[str, int]]:

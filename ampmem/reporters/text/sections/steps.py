@@ -10,7 +10,7 @@ from ampmem.names import has_times
 from ampmem.reporters.text.common.describe import describe_loss, describe_update
 from ampmem.reporters.text.common.layout import Column, Layout, number, table, words
 from ampmem.reporters.text.common.plain_text import ABSENT
-from ampmem.units import format_bytes, format_duration
+from ampmem.units import format_bytes, format_duration, format_peak
 from ampmem.vocabulary import SourceKind
 
 
@@ -33,7 +33,7 @@ def render_steps(summary: Summary, notes: Sequence[str], layout: Layout) -> str:
         _Figure(number("loss", rank=2), describe_loss, any(step.loss is not None for step in steps)),
         _Figure(number("loss\nscale", rank=3), _scale, any(step.loss_scale is not None for step in steps)),
         _Figure(words("update"), describe_update, updated),
-        _Figure(number("peak"), lambda step: format_bytes(step.peak.bytes)),
+        _Figure(number("peak"), lambda step: format_peak(step.peak.said)),
         _Figure(words("in"), lambda step: step.peak.phase),
         _Figure(number("peak\nreserved", rank=1), _reserved, any(step.peak_reserved is not None for step in steps)),
         _Figure(number("took", rank=4), lambda step: format_duration(step.duration_ns), timed),

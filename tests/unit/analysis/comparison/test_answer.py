@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -17,11 +18,15 @@ from ampmem.analysis.timeline.categories import Category
 from ampmem.events import ArmRecord, Fact, OomRecord, Phase, Recording
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.reporters.text.answer import percent_of, share, wording
+from ampmem.reporters.text.common.layout import PLAIN
 from ampmem.reporters.text.common.words import percent
+from ampmem.reporters.text.comparison.figures import render_figures
+from ampmem.reporters.text.sections.peak import render_peak
 
 FP32 = ArmRecord(name="fp32", dtype=None, cache=None, scaler=False)
 NO_CACHE = replace(ARM, name="amp-nocache", cache=False)
 KIB = 1024
+MIB = 1024 * KIB
 
 
 def run(
@@ -277,6 +282,32 @@ def test_one_recording_is_told_what_its_peak_is_made_of() -> None:
     (made,) = found.compositions
     assert made is not None
     assert sum(part.bytes for part in made.parts) == made.peak.bytes == 1240 * KIB
+
+
+def test_the_peak_of_an_allocator_is_what_it_has_handed_out() -> None:
+    """The number that ``torch.cuda.max_memory_allocated()`` prints stands first, what was requested as its part."""
+    entries = []
+    for recording, allocated in zip(SAVES, (2048 * MIB, 1536 * MIB), strict=True):
+        entry = entry_of(recording)
+        assert entry.summary is not None
+        of_all = replace(entry.summary.peak, allocated=allocated)
+        steps = tuple(replace(step, peak=replace(step.peak, allocated=allocated)) for step in entry.summary.steps)
+        entries.append(replace(entry, summary=replace(entry.summary, peak=of_all, steps=steps)))
+    told = wording(verdict_of_one(entries[1].summary)).text
+    assert told.startswith("The peak is 1.500 GiB allocated, 1.2 MiB of it requested, in backward of step 0, at Addmm")
+    comparison = compare(entries)
+    told = wording(verdict_of(comparison)).text
+    assert told.startswith("Mixed precision takes the peak from 2.000 to 1.500 GiB, -25 %, not to half: activations ")
+    rows = dict(re.findall(r"^(peak(?: \S+)*?)  +(.*)$", render_figures(comparison, PLAIN), re.MULTILINE))
+    assert rows["peak"].split() == ["2.000", "GiB", "1.500", "GiB"]
+    assert rows["peak requested"].split() == ["1.4", "MiB", "1.2", "MiB"]
+    assert "-512.0 MiB" in rows["peak vs fp32"]
+    table = render_peak(replace(entries[1].summary, parameters=replace(entries[1].summary.parameters, count=0)), PLAIN)
+    assert [line.split() for line in table.splitlines()[-3:]] == [
+        ["total", "1.2", "MiB", "100", "%"],
+        ["rounding", "1.5", "GiB"],
+        ["allocated", "1.500", "GiB"],
+    ]
 
 
 def test_the_largest_saving_is_that_of_a_finding_about_the_peak() -> None:
