@@ -125,9 +125,8 @@ class TrainingRun:
 
     @cached_property
     def peak(self) -> int:
-        """The position of the run's peak; of the first of several."""
-        total = self.analysis.timeline.total
-        return max(self.analysis.peaks, key=lambda position: int(total[position]), default=0)
+        """The position of the run's peak; of the last of several."""
+        return self.analysis.peak
 
     @property
     def peak_in_update(self) -> bool:
