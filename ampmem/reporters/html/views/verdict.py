@@ -20,7 +20,7 @@ from ampmem.units import format_apart, format_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waterfall:
-    """From the baseline to the run under autocast, at their peaks or at another instant of both: ``when`` says which."""
+    """From the baseline to the run under autocast, at their peaks or another instant of both, which ``when`` names."""
 
     title: str
     when: str
