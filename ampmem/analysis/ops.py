@@ -41,14 +41,15 @@ def plain_op(op: str) -> str:
     return _WORDS.get(name) or _trimmed(name).replace("_", " ")
 
 
-def result_of(op: str, dtype: str | None = None, shape: str = "") -> str:
+def result_of(op: str, dtype: str | None = None, shape: str = "", *, mask: bool = False) -> str:
     """What the tensor that ``op`` made is, as far as it is known: ``float32 log-probabilities [8192, 50304]``.
 
-    ``dtype`` and ``shape`` are its own, in torch's words. What is not torch's op is called as it is.
+    ``dtype`` and ``shape`` are its own, in torch's words; ``mask`` says that it holds yes or no. An op that is not
+    torch's has its own name.
     """
     if not op.startswith(_ATEN):
         what = op
-    elif dtype == "bool":
+    elif mask or dtype == "bool":
         what = "mask"
     else:
         what = _RESULTS.get(op.removeprefix(_ATEN), f"output of {plain_op(op)}")

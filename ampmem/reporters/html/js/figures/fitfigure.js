@@ -90,6 +90,7 @@ function reservedOf(curve, theme, under) {
       symbol: curve.surely.map((fits) => (fits ? curve.symbol : `${curve.symbol}-open`)),
       size: curve.surely.map((fits) => (fits ? size : size + 2)),
       color: curve[theme],
+      opacity: 1,
       line: { width: curve.surely.map((fits) => (fits ? 1 : 2)), color: INKS[theme].back },
     },
     text: curve.texts.map((lines) => lines.map((line) => plotlyText(line)).join("<br>")),
