@@ -173,7 +173,9 @@ def _in_float32(answer: Answer) -> tuple[str, bool]:
         return "", False
     words = listed([f"{format_bytes(group.bytes)} of {group.kind}" for group in shown])
     all_of_it = sum(group.bytes for group in answer.in_float32)
-    return f"{words} are FP32 at the end of forward", all_of_it >= _MOST * (2 * change.after - change.before)
+    # Where the end of forward is what the sentence is about, its name is there already.
+    when_that_is = "" if answer.by_forward else " at the end of forward"
+    return f"{words} are FP32{when_that_is}", all_of_it >= _MOST * (2 * change.after - change.before)
 
 
 def _instants(answer: Answer) -> list[str]:

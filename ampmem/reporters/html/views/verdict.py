@@ -107,7 +107,7 @@ def _waterfall(answer: Answer) -> Waterfall:
     sizes, changes, alike = (before.bytes, after.bytes), answer.changes, answer.unchanged
     if answer.by_forward and answer.forward is not None:
         sizes, changes, alike = answer.forward, answer.forward_changes, answer.forward_unchanged
-        instants = "at the end of forward, which both have; the peaks are two instants"
+        instants = "at the end of forward, an instant of both"
     elif answer.same_phase and answer.fewer_gradients:
         instants = f"between two instants, both {when(before, where=False)}"
     elif answer.same_phase:

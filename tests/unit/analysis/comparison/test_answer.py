@@ -140,7 +140,7 @@ def test_a_peak_that_moves_into_the_update() -> None:
 
 def test_peaks_in_two_phases_are_not_compared_with_each_other() -> None:
     shown = verdict_view(verdict(*DIFFERENT_INSTANTS)).waterfall
-    assert shown is not None and shown.when == "at the end of forward, which both have; the peaks are two instants"
+    assert shown is not None and shown.when == "at the end of forward, an instant of both"
     assert [(row.label, row.value) for row in shown.rows] == [
         ("fp32", "1.2 MiB"),
         ("Cast copies", "+100.0 KiB"),
