@@ -18,7 +18,8 @@ LOW_PRECISION = ("bfloat16", "float16")
 FULL_PRECISION = ("float32", "float64")
 MASKS, INDICES, WORKSPACE, UNSAVED = "masks", "indices", "workspace of", "unsaved"
 """Words of a group's kind."""
-UNSAVED_IN_WORDS = "not seen saved"
+UNSAVED_IN_WORDS = "saved by no op"
+"""A variable of the script holds them, such as the logits, or a checkpoint its input; or what no hook can look into."""
 _KINDS = (("norm", "norms"), ("softmax", "softmax"), ("loss", "loss"), ("cross_entropy", "loss"))
 _MASKED = ("dropout", "mask", "where")
 """In the names of ops whose saved bytes are a mask."""

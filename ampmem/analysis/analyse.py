@@ -39,6 +39,21 @@ class Analysis(MemoryHistory):
         return tuple(self.timeline.peak_between(step.start_ns, step.end_ns) for step in self.recording.steps)
 
     @cached_property
+    def top(self) -> int:
+        """The place, among the recording's steps, of the one with the run's peak: of equal steps the last.
+
+        The last step is the one that a comparison shows and that the page opens on, so every text names the same step.
+        A step that only begins with what the one before it reached does not have that one's peak. 0 without a step.
+        """
+        total, peaks = self.timeline.total, self.peaks
+        return max(range(len(peaks)), key=lambda place: (int(total[peaks[place]]), peaks[place], -place), default=0)
+
+    @cached_property
+    def peak(self) -> int:
+        """The position of the run's peak, which is that of the step :attr:`top`; 0 without a step."""
+        return self.peaks[self.top] if self.peaks else 0
+
+    @cached_property
     def ledger(self) -> Ledger:
         """The cast copies, one by one."""
         return ledger_of(self)

@@ -10,6 +10,16 @@ _WORDS = {
     "_log_softmax": "log-softmax",
     "nll_loss2d_forward": "nll loss",
 }
+_RESULTS = {
+    "_log_softmax": "log-probabilities",
+    "_softmax": "probabilities",
+    "embedding": "embeddings",
+    "nll_loss_forward": "loss",
+    "nll_loss2d_forward": "loss",
+    "_to_copy": "cast",
+    "clone": "copy",
+}
+"""What an op's result is called, where the field has a word for it."""
 _LOSSES = ("loss", "log_softmax", "cross_entropy", "kl_div")
 _NORM_LAYERS = ("layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm", "rmsnorm", "layernorm")
 _MATMULS = frozenset(
@@ -29,6 +39,21 @@ def plain_op(op: str) -> str:
     if "attention" in name:
         return "attention"
     return _WORDS.get(name) or _trimmed(name).replace("_", " ")
+
+
+def result_of(op: str, dtype: str | None = None, shape: str = "", *, mask: bool = False) -> str:
+    """What the tensor that ``op`` made is, as far as it is known: ``float32 log-probabilities [8192, 50304]``.
+
+    ``dtype`` and ``shape`` are its own, in torch's words; ``mask`` says that it holds yes or no. An op that is not
+    torch's has its own name.
+    """
+    if not op.startswith(_ATEN):
+        what = op
+    elif mask or dtype == "bool":
+        what = "mask"
+    else:
+        what = _RESULTS.get(op.removeprefix(_ATEN), f"output of {plain_op(op)}")
+    return " ".join(filter(None, (dtype, what, shape)))
 
 
 def plain_kind(op: str) -> str:

@@ -247,8 +247,7 @@ def summary_of(analysis: Analysis) -> Summary:
         _step(analysis, step, marks, position)
         for step, marks, position in zip(recording.steps, analysis.marks, analysis.peaks, strict=True)
     )
-    top = max(range(len(steps)), key=lambda index: steps[index].peak.bytes)
-    position = analysis.peaks[top]
+    top, position = analysis.top, analysis.peak
     return Summary(
         schema=SCHEMA,
         ampmem=run.ampmem,

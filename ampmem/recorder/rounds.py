@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import combinations
@@ -179,12 +180,12 @@ class Optimizers:
     def end(self) -> str | None:
         """The step is over; what there is to know of it where it puts several updates together."""
         waited = [self._names[key] for key in self._rounds.beside]
-        parts = [f"{name} {_times(count)}" for name, count in self._counted()]
-        total = sum(self._rounds.updates.values())
+        parts = list(self._counted())
+        optimizers, total = len(self._rounds.updates), sum(self._rounds.updates.values())
         self._rounds.end()
         if total <= 1:
             return None
-        if len(parts) > 1:
+        if optimizers > 1:
             return f"the updates of several optimizers are put together into one step: {', '.join(parts)}"
         if total < PATIENCE or not waited:
             return f"several updates of one optimizer are put together into one step: {parts[0]}"
@@ -193,13 +194,17 @@ class Optimizers:
             f"{' and '.join(waited)}, whose model ran too; from then on nothing waits for that"
         )
 
-    def _counted(self) -> Iterator[tuple[str, int]]:
-        """The optimizers that have updated in this step, in words, and how often."""
+    def _counted(self) -> Iterator[str]:
+        """The optimizers that have updated in this step and how often, those of a class that did so alike as one."""
+        alike = Counter((self._names.get(key, "an optimizer"), count) for key, count in self._rounds.updates.items())
         said: set[str] = set()
-        for key, count in self._rounds.updates.items():
-            name = self._names.get(key, "an optimizer")
-            yield (f"another {name}" if name in said else name), count
+        for (name, count), optimizers in alike.items():
+            other = name in said
             said.add(name)
+            if optimizers > 1:
+                yield f"{name} {_times(count)} each ({optimizers} {'other ' if other else ''}optimizers)"
+            else:
+                yield f"{'another ' if other else ''}{name} {_times(count)}"
 
     def _holders(self, module: nn.Module) -> frozenset[int]:
         known = self._held.get(id(module))

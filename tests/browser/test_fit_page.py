@@ -56,7 +56,7 @@ def test_the_curves_are_the_runs(page: Any) -> None:
     assert fp32["x"] == [1, 2, 3, 4, 16, 24]
     assert fp32["y"] == [(26 + 10 * value) * MIB for value in fp32["x"]]
     assert (amp["x"][-1], amp["y"][-1]) == (64, 179 * MIB)
-    assert amp["text"][0] == "amp, --batch-size 1<br>53.0 of 288.0 MiB reserved<br>47.0 MiB allocated"
+    assert amp["text"][0] == "amp, --batch-size 1: fits<br>53.0 MiB reserved<br>47.0 MiB allocated"
     assert failing["x"] == [25, 64]
     assert min(failing["y"]) > 288 * MIB, "above the line"
     assert traces["amp does not fit"]["x"] == [], "128 is far beside the picture"
@@ -64,7 +64,42 @@ def test_the_curves_are_the_runs(page: Any) -> None:
     assert [(shape["type"], shape.get("y0")) for shape in shapes] == [("line", 288 * MIB), ("rect", 0)]
     assert (shapes[1]["x0"], shapes[1]["x1"]) == (3, 4)
     assert "amp: less allocated than fp32 from 4" in page.locator("#chart").inner_text()
-    assert "288.0 MiB for the allocator" in page.locator("#chart").inner_text()
+    assert "below 288.0 MiB: fits" in page.locator("#chart").inner_text()
+
+
+def test_what_may_fit_is_neither_what_fits_nor_what_does_not(tmp_path: Path, open_page: Open) -> None:
+    """The axes begin near the data, the zone between is shaded, and a mark of each kind looks like no other."""
+
+    def at(reserved: int) -> Memory:
+        used, most = reserved + 80, reserved + 896
+        return Memory(
+            allocated=(reserved - 20) * MIB,
+            reserved=reserved * MIB,
+            used=used * MIB,
+            highest=most * MIB,
+            surely=most <= 2048,
+            outside_at_most=896 * MIB,
+        )
+
+    points = {"fp32": {16: at(700), 32: at(1100), 33: at(1170), 64: None}, "amp": {16: at(520), 43: at(1140)}}
+    found = replace(made(2048 * MIB), gpu="2GiB", arms=arm_fits(points), break_even=break_evens(points))
+    write_fit(found, tmp_path / "fit.html")
+    page = open_page(tmp_path / "fit.html")
+    assert page.locator("h1").inner_text() == "On 2 GiB AMP trains 43 or more a batch, FP32 32."
+    symbols = "Object.fromEntries(document.getElementById('chart').data.map((one) => [one.name, one.marker?.symbol]))"
+    drawn = page.evaluate(symbols)
+    assert drawn["fp32"] == ["circle", "circle", "circle-open"]
+    assert drawn["fp32 does not fit"] == "x"
+    layout = page.evaluate("document.getElementById('chart').layout")
+    zone = [(one["y0"], one["y1"]) for one in layout["shapes"] if one["type"] == "rect"]
+    assert zone == [(1152 * MIB, 1968 * MIB)]
+    assert 13 < layout["xaxis"]["range"][0] < 16
+    assert 400 * MIB < layout["yaxis"]["range"][0] < 500 * MIB
+    assert page.locator("#room").inner_text() == (
+        "Of the 2.00 GiB that the device has, 0.08 to 0.88 GiB is in use outside of the allocator, such as the CUDA "
+        "context: the allocator can surely take 1.12 GiB, and at most 1.92 GiB. What lies between is the shaded zone, "
+        "in which a run may fit."
+    )
 
 
 def test_what_is_allocated_is_faint_under_what_is_reserved(page: Any) -> None:
@@ -87,7 +122,7 @@ def test_equal_precisions_are_both_seen(tmp_path: Path, open_page: Open) -> None
     assert under["y"] == over["y"]
     assert (under["line"]["dash"], traces["fp32"]["line"]["dash"]) == ("solid", "solid")
     assert "," in over["line"]["dash"], "there are gaps, through which the other shows"
-    assert over["size"] < under["size"]
+    assert over["size"][0] < under["size"][0]
     assert page.locator("#chart .legendtext").all_text_contents() == ["fp32", "amp", same]
     assert page.locator("#fitting li").all_inner_texts()[-1] == same
     assert page.locator("#break-even li").all_inner_texts()[-1] == same
@@ -102,7 +137,7 @@ def test_a_mark_can_be_read_with_the_mouse(page: Any) -> None:
     page.locator("#chart .points path.point").first.hover(force=True)
     hover = page.locator("#chart .hoverlayer")
     hover.locator("text").first.wait_for()
-    assert "fp32, --batch-size 136.0 of 288.0 MiB reserved30.0 MiB allocated" in hover.text_content()
+    assert "fp32, --batch-size 1: fits36.0 MiB reserved30.0 MiB allocated" in hover.text_content()
 
 
 def test_no_width_cuts_the_page(page: Any) -> None:

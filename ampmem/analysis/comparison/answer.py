@@ -69,7 +69,8 @@ class Answer:
 
     ``changes`` are the categories that differ between the two peaks, the largest first: all of them add up to the
     difference. ``unchanged`` are the others that there are, in bytes. ``forward`` is what is live in all at the end of
-    forward and ``activations`` what of it autograd holds, before and after; ``None`` where a run has no such instant.
+    forward, before and after, ``forward_changes`` and ``forward_unchanged`` are the categories there, and
+    ``activations`` what of them autograd holds; ``None``, or empty, where a run has no such instant.
     ``groups`` are the activations under autocast by kind in words and type, the largest first. ``without_cache`` is the
     peak without autocast's cache of weights; ``None`` where that was not recorded.
     """
@@ -79,6 +80,8 @@ class Answer:
     changes: tuple[Change, ...]
     unchanged: tuple[Change, ...]
     forward: tuple[int, int] | None
+    forward_changes: tuple[Change, ...]
+    forward_unchanged: tuple[Change, ...]
     activations: Change | None
     groups: tuple[PlainGroup, ...]
     without_cache: PeakOf | None
@@ -97,6 +100,15 @@ class Answer:
     def same_phase(self) -> bool:
         """Whether both peaks are in the same phase of the step."""
         return self.baseline.phase == self.mixed.phase
+
+    @property
+    def by_forward(self) -> bool:
+        """Whether the end of forward says what mixed precision changed.
+
+        Peaks in two phases of the step hold different things, whatever the precision: between them the activations may
+        fall to nothing and all gradients come. The end of forward is one instant of both runs.
+        """
+        return not self.same_phase and self.forward is not None
 
     @property
     def fewer_gradients(self) -> int:
@@ -235,9 +247,11 @@ def _answer(comparison: Comparison) -> Answer | None:
     return Answer(
         baseline=before,
         mixed=after,
-        changes=tuple(sorted((item for item in changes if item.difference), key=lambda item: -abs(item.difference))),
-        unchanged=tuple(item for item in changes if item.before and not item.difference),
+        changes=_differing(changes),
+        unchanged=_alike(changes),
         forward=None if whole[0] is None or whole[1] is None else (whole[0], whole[1]),
+        forward_changes=_differing(of_forward),
+        forward_unchanged=_alike(of_forward),
         activations=next((item for item in of_forward if item.category is Category.ACTIVATIONS), None),
         groups=plain_groups(summary.activations),
         without_cache=None if other is None else _peak(comparison, other),
@@ -271,6 +285,14 @@ def _changes(comparison: Comparison, mark: Mark, base: int, mixed: int) -> tuple
     if before is None or after is None:
         return ()
     return tuple(_change(category, before, after) for category in CATEGORIES)
+
+
+def _differing(changes: Sequence[Change]) -> tuple[Change, ...]:
+    return tuple(sorted((item for item in changes if item.difference), key=lambda item: -abs(item.difference)))
+
+
+def _alike(changes: Sequence[Change]) -> tuple[Change, ...]:
+    return tuple(item for item in changes if item.before and not item.difference)
 
 
 def _change(category: Category, before: Breakdown, after: Breakdown) -> Change:

@@ -62,10 +62,9 @@ class Groups:
 
 def groups_of(analysis: Analysis) -> Groups:
     """The groups of a run."""
-    total = analysis.timeline.total
     most = largest_positions(analysis.timeline, analysis.recording.steps)
     return Groups(
-        peak=groups_at(analysis, max(analysis.peaks, key=lambda position: int(total[position]))),
+        peak=groups_at(analysis, analysis.peak),
         most={category: groups_at(analysis, position, category) for category, position in most.items()},
         moments={category: _moment(analysis, position) for category, position in most.items()},
         analysis=analysis,

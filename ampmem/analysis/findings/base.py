@@ -14,6 +14,7 @@ from ampmem.analysis.activations import LOW_PRECISION
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.casts import StepCasts
 from ampmem.analysis.json.jsonable import NOT_IN_JSON, Signed
+from ampmem.analysis.ops import plain_op, result_of
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.communication import PARTS
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
@@ -125,9 +126,8 @@ class TrainingRun:
 
     @cached_property
     def peak(self) -> int:
-        """The position of the run's peak; of the first of several."""
-        total = self.analysis.timeline.total
-        return max(self.analysis.peaks, key=lambda position: int(total[position]), default=0)
+        """The position of the run's peak; of the last of several."""
+        return self.analysis.peak
 
     @property
     def peak_in_update(self) -> bool:
@@ -278,14 +278,16 @@ class TrainingRun:
         lifetimes, classes = self.analysis.lifetimes, self.analysis.classes
         op, name = self.text(lifetimes.op[allocation]), self.text(classes.name[allocation])
         saved = name not in ("", op) and classes.of(Category.ACTIVATIONS)[allocation]
-        words = [op] if saved else list(dict.fromkeys((op, name)))
+        tensors = self.analysis.tensors
+        tensor = self.text(tensors.dtype[allocation]), self.text(tensors.shape[allocation])
+        words = [result_of(op, *tensor) if op else ""] if saved or name in ("", op) else [op, name]
         module, stack = self.text(lifetimes.module[allocation]), self.text(lifetimes.stack[allocation])
         if module:
             words.append(f"in {module}")
         if stack:
             words.append(f"at {own_frame(stack)}")
         made = " ".join(word for word in words if word)
-        return ", ".join(filter(None, (made, f"saved for {name}" if saved else ""))) or "unknown"
+        return ", ".join(filter(None, (made, f"saved for {plain_op(name)}" if saved else ""))) or "unknown"
 
     def largest(self, mine: Mask, limit: int = 3) -> tuple[str, ...]:
         """The largest allocations in ``mine``, in words, with their bytes."""

@@ -23,7 +23,7 @@ class ComparedStep:
 
 
 def compared_step(summaries: Sequence[Summary | None], index: int | None = None) -> ComparedStep:
-    """The step in which any rank needed the most, or that of ``index``; the first such, as of a recording alone.
+    """The step in which any rank needed the most, or that of ``index``; the last such, as of a recording alone.
 
     Of the steps that more than half of the ranks ended that ended any: in what a few did alone there is nothing to
     compare.
@@ -65,4 +65,4 @@ def _by_step(ended: Sequence[Mapping[int, Step]]) -> dict[int, list[Step]]:
 
 def _largest(ended: Sequence[Mapping[int, Step]]) -> int | None:
     most = {number: max(step.peak.bytes for step in those) for number, those in _by_step(ended).items()}
-    return max(most, key=lambda number: most[number]) if most else None
+    return max(most, key=lambda number: (most[number], number)) if most else None

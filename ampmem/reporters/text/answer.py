@@ -109,25 +109,29 @@ def _why(answer: Answer) -> str:
     """What differs between the two peaks, the largest first, with the reason for the activations."""
     if answer.in_update:
         return "both peaks are in the optimizer's update, which autocast does not touch"
-    notable, rest = _notable(answer)
+    before, after = answer.baseline, answer.mixed
+    if answer.by_forward:
+        first, then = (in_phase(each.phase).removeprefix("in ").removeprefix("while ") for each in (before, after))
+        untouched = ", which autocast does not touch" if after.phase == _UPDATE else ""
+        return f"the peak moves from {first} to {then}{untouched}"
+    return _all_changed(answer, answer.changes)
+
+
+def _all_changed(answer: Answer, changes: Sequence[Change]) -> str:
+    """What differs in ``changes``, the largest first; empty where nothing is worth a word."""
+    notable, rest = _notable(answer, changes)
     parts = [_changed(answer, change) for change in notable]
     if rest:
         parts.append(f"all else {'adds' if rest > 0 else 'falls by'} {format_bytes(abs(rest))}")
-    said = "; ".join(parts)
-    before, after = answer.baseline, answer.mixed
-    if answer.same_phase or _UPDATE not in (before.phase, after.phase):
-        return said
-    first, then = (in_phase(each.phase).removeprefix("in ").removeprefix("while ") for each in (before, after))
-    moved = f"the peak moves from {first} to {then}"
-    return f"{moved}, where {said}" if said else moved
+    return "; ".join(parts)
 
 
-def _notable(answer: Answer) -> tuple[Sequence[Change], int]:
+def _notable(answer: Answer, changes: Sequence[Change]) -> tuple[Sequence[Change], int]:
     """The changes that are worth a word, and what the others come to; 0 where that is none, or one that is named."""
-    whole = abs(answer.mixed.bytes - answer.baseline.bytes)
+    whole = abs(sum(change.difference for change in changes))
     least = min(answer.least_notable, _SHARE_OF_DIFFERENCE * whole) or answer.least_notable
-    shown = [change for change in answer.changes if abs(change.difference) >= least][:_CHANGES]
-    others = [change for change in answer.changes if change not in shown]
+    shown = [change for change in changes if abs(change.difference) >= least][:_CHANGES]
+    others = [change for change in changes if change not in shown]
     rest = sum(change.difference for change in others)
     if abs(rest) < least:
         return shown, 0
@@ -169,14 +173,16 @@ def _in_float32(answer: Answer) -> tuple[str, bool]:
         return "", False
     words = listed([f"{format_bytes(group.bytes)} of {group.kind}" for group in shown])
     all_of_it = sum(group.bytes for group in answer.in_float32)
-    return f"{words} are FP32 at the end of forward", all_of_it >= _MOST * (2 * change.after - change.before)
+    # Where the end of forward is what the sentence is about, its name is there already.
+    when_that_is = "" if answer.by_forward else " at the end of forward"
+    return f"{words} are FP32{when_that_is}", all_of_it >= _MOST * (2 * change.after - change.before)
 
 
 def _instants(answer: Answer) -> list[str]:
     before, after = answer.baseline, answer.mixed
     if answer.same_phase:
         fewer = answer.fewer_gradients
-        if not any(change.category is Category.GRADIENTS for change in _notable(answer)[0]):
+        if not any(change.category is Category.GRADIENTS for change in _notable(answer, answer.changes)[0]):
             return []
         earlier = (
             f"{format_bytes(abs(fewer))} {'fewer' if fewer > 0 else 'more'} gradients are there at {after.label}'s"
@@ -189,7 +195,7 @@ def _instants(answer: Answer) -> list[str]:
 
 def _at_the_peaks(answer: Answer) -> list[str]:
     """What differs all the same where the peaks are in the update: there it is no reason."""
-    notable, rest = _notable(answer)
+    notable, rest = _notable(answer, answer.changes)
     least = _VISIBLE * answer.baseline.bytes
     notable = [change for change in notable if abs(change.difference) >= least]
     if not answer.in_update or not notable:
@@ -209,8 +215,8 @@ def _unchanged(answer: Answer) -> list[str]:
 
 
 def _forward(answer: Answer) -> list[str]:
-    """What becomes of the end of forward, where that is not the peak and mixed precision does not pay."""
-    if answer.forward is None or answer.effect is Effect.SAVES:
+    """What becomes of the end of forward, where it shows what changed, or where mixed precision does not pay."""
+    if answer.forward is None or (answer.effect is Effect.SAVES and not answer.by_forward):
         return []
     before, after = answer.forward
     if before == after:
@@ -218,7 +224,8 @@ def _forward(answer: Answer) -> list[str]:
     first, second = format_close(before, after)
     if first == second:
         return [f"At the end of forward the total is the same but for {format_bytes(abs(after - before))}: {first}."]
-    return [f"At the end of forward the total goes from {_from_to(first, second)}."]
+    why = _all_changed(answer, answer.forward_changes) if answer.by_forward else ""
+    return [f"At the end of forward the total goes from {_from_to(first, second)}{f': {why}' if why else ''}."]
 
 
 def _cache(answer: Answer) -> list[str]:

@@ -23,6 +23,8 @@ from ampmem.units import format_apart, format_bytes, format_count
 CHANGES = 10
 """How many are shown unless more are asked for."""
 _PARTS, _NAMES = 3, 3
+_SHARE = 0.02
+"""What is less than this share of the largest change is not in the headline; the table below has it."""
 _INDENT = 4
 _NAMED_BY_OPS = (Category.ACTIVATIONS, Category.TEMPORARIES)
 """Whose name is that of an op, such as the one that saved an activation."""
@@ -56,16 +58,23 @@ def headline(found: Difference) -> str:
 
 
 def _parts(found: Difference) -> str:
-    """What the difference is of: `` of activations``, ``: activations +1.0 GiB, gradients -0.2 GiB``."""
+    """What the difference is of: `` of activations``, ``: activations +1.0 GiB, gradients -0.2 GiB``.
+
+    What is small beside the largest change is left out: 128 KiB of inputs do not explain 2.3 GiB.
+    """
     if found.category is not None:
         return ""
     sizes = sorted(_differences(found).items(), key=lambda each: -abs(each[1]))
     if len(sizes) == 1:
         return f" of {name(sizes[0][0])}"
-    shown = sizes if len(sizes) == _PARTS + 1 else sizes[:_PARTS]
+    least = _SHARE * abs(sizes[0][1]) if sizes else 0
+    notable = [(category, size) for category, size in sizes if abs(size) >= least]
+    shown = notable if len(notable) == _PARTS + 1 else notable[:_PARTS]
     rest = sum(size for _, size in sizes[len(shown) :])
+    if len(shown) == 1 and abs(rest) < least:
+        return f", nearly all of it {name(shown[0][0])}"
     words = [f"{name(category)} {signed(size)}" for category, size in shown]
-    return f": {', '.join([*words, *([f'all else {signed(rest)}'] if len(sizes) > len(shown) else [])])}"
+    return f": {', '.join([*words, *([f'all else {signed(rest)}'] if abs(rest) >= least and rest else [])])}"
 
 
 def _differences(found: Difference) -> dict[Category, int]:

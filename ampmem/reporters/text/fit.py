@@ -9,15 +9,26 @@ from ampmem.analysis.fit.search import Remaining
 from ampmem.names import is_warning, said_in
 from ampmem.reporters.text.common.layout import PLAIN, Layout, number, side_by_side
 from ampmem.reporters.text.common.plain_text import ABSENT, wrapped
-from ampmem.reporters.text.common.words import between, signed, size_beside
-from ampmem.units import format_alike, format_apart, format_bytes, format_count
+from ampmem.reporters.text.common.words import signed, size_beside
+from ampmem.units import format_alike, format_apart, format_bytes, format_count, parse_bytes
+from ampmem.vocabulary import Arm
 
 DOES_NOT_FIT = "does not fit"
+_ARMS = {
+    Arm.FP32: "FP32",
+    Arm.AMP: "AMP",
+    Arm.AMP_NOCACHE: "AMP without the weight cache",
+    Arm.AS_IS: "the script as it is",
+}
+"""The precisions in the headline."""
+_SMALL = 0.1
+"""Of a unit: what is less has one of its own."""
 
 
 def render(fit: FitResult, layout: Layout = PLAIN) -> str:
     """The runs as a table, then what they say."""
     sections = [
+        "\n".join(layout.strong(line) for line in wrapped(headline(fit), layout.width, indent="")),
         _head(fit, layout),
         _points(fit, layout),
         _listed("what fits: all that the device has in use at most, of its memory", fitting_lines(fit), layout),
@@ -27,12 +38,35 @@ def render(fit: FitResult, layout: Layout = PLAIN) -> str:
     return "\n\n".join(section for section in sections if section)
 
 
+def headline(fit: FitResult) -> str:
+    """The answer in one sentence: ``On 2 GiB AMP trains 43 a batch, FP32 32.``; equal precisions are named once.
+
+    A value is the largest that was run and surely fits.
+    """
+    device = fit.gpu if size_beside(fit.gpu) else format_bytes(fit.total).replace(".0 ", " ")
+    different = [arm for arm in fit.arms if fit.same_as(arm) is None]
+    different.sort(key=lambda arm: -(arm.largest_fitting or 0))
+    fitting = [(arm, arm.largest_fitting) for arm in different if arm.largest_fitting is not None]
+    batch = "batch" in fit.vary.name.lower()
+    if not fitting:
+        return f"Nothing that was run surely fits on {device}."
+    said = []
+    for i, (arm, most) in enumerate(fitting):
+        value = f"{format_count(most)}{' or more' if arm.smallest_not_fitting is None else ''}"
+        if batch:
+            said.append(f"{_ARMS[arm.name]} {'' if i else 'trains '}{value}{'' if i else ' a batch'}")
+        else:
+            said.append(f"{_ARMS[arm.name]} {'' if i else 'fits with '}{f'{fit.vary.name} ' * (not i)}{value}")
+    said += [f"{_ARMS[arm.name]} none that was run" for arm in different if arm.largest_fitting is None]
+    return f"On {device} {', '.join(said)}."
+
+
 def facts(fit: FitResult) -> list[tuple[str, str]]:
     """What was run, as names and texts, and what makes its numbers doubtful."""
     vary = fit.vary
     outside = ""
     if fit.outside is not None and fit.outside_at_most is not None:
-        assumed = between(fit.outside, fit.outside_at_most)
+        assumed = _range(fit, fit.outside, fit.outside_at_most)
         outside = f", {assumed} of it assumed in use outside of the allocator"
     gpu = f"{fit.gpu} (simulated), {format_bytes(fit.total)}"
     if not size_beside(fit.gpu):
@@ -119,6 +153,38 @@ def sizes_of(fit: FitResult) -> Callable[[int], str]:
     return format_alike((memory.allocated, memory.reserved) for memory in found)
 
 
+def room(fit: FitResult) -> tuple[int, int] | None:
+    """What the device leaves to the allocator, in bytes: with the most that is in use outside of it, and the least.
+
+    ``None`` where no run says what is in use there, since nothing fits.
+    """
+    if fit.outside is None or fit.outside_at_most is None:
+        return None
+    return fit.total - fit.outside_at_most, fit.total - fit.outside
+
+
+def room_in_words(fit: FitResult) -> str:
+    """What the allocator can take, and why; empty where that is not known."""
+    found = room(fit)
+    if found is None or fit.outside is None or fit.outside_at_most is None:
+        return ""
+    whole, outside = sizes_of(fit)(fit.total), _range(fit, fit.outside, fit.outside_at_most)
+    said = f"Of the {whole} that the device has, {outside} is in use outside of the allocator, such as the CUDA context"
+    if found[0] == found[1]:
+        return f"{said}: the allocator can take {_range(fit, *found)}."
+    return (
+        f"{said}: the allocator can surely take {_range(fit, found[0], found[0])}, and at most "
+        f"{_range(fit, found[1], found[1])}. What lies between is the shaded zone, in which a run may fit."
+    )
+
+
+def _range(fit: FitResult, low: int, high: int) -> str:
+    """One size, or two that differ, in the unit of the runs' peaks."""
+    shown = sizes_of(fit)
+    first, last = shown(low), shown(high)
+    return first if first == last else f"{first.rpartition(' ')[0]} to {last}"
+
+
 def cells(arm: ArmFit, value: int, shown: Callable[[int], str]) -> tuple[str, str]:
     """Peak allocated and reserved of a run as words; ``shown`` writes a size in bytes."""
     if value not in arm.points:
@@ -185,23 +251,28 @@ def _break_even(fit: FitResult, each: BreakEven) -> str:
         case Verdict.UNKNOWN:
             return "no value fits in both"
         case Verdict.ALWAYS:
-            return f"allocates less at every value that was run in both ({_span(each)})"
+            return f"allocates less at every value that was run in both ({_span(fit, each)})"
         case Verdict.NEVER:
-            return f"allocates no less at any value that was run in both ({_span(each)})"
+            return f"allocates no less at any value that was run in both ({_span(fit, each)})"
         case _:
             assert each.costs_at is not None and each.saves_at is not None
-            cost, save = _at(each, each.costs_at), _at(each, each.saves_at)
+            cost, save = _at(fit, each, each.costs_at), _at(fit, each, each.saves_at)
             more = "as much" if each.differences[each.costs_at] == 0 else "more"
             if each.verdict is Verdict.REVERSED:
                 return f"allocates less at {shown(each.saves_at)} ({save}), but {more} at {each.costs_at} ({cost})"
             return f"allocates {more} at {shown(each.costs_at)} ({cost}), less at {each.saves_at} ({save})"
 
 
-def _at(each: BreakEven, value: int) -> str:
-    return signed(each.differences[value])
+def _at(fit: FitResult, each: BreakEven, value: int) -> str:
+    """A difference in the unit of the peaks, unless it is small in that."""
+    difference, shown = each.differences[value], sizes_of(fit)
+    unit = parse_bytes(f"1 {shown(0).rpartition(' ')[2]}")
+    if abs(difference) < _SMALL * unit:
+        return signed(difference)
+    return f"{'+' if difference > 0 else ''}{shown(difference)}"
 
 
-def _span(each: BreakEven) -> str:
+def _span(fit: FitResult, each: BreakEven) -> str:
     values = list(each.differences)
-    parts = [f"{_at(each, value)} at {value}" for value in dict.fromkeys((values[0], values[-1]))]
+    parts = [f"{_at(fit, each, value)} at {value}" for value in dict.fromkeys((values[0], values[-1]))]
     return ", ".join(parts)

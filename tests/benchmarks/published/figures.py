@@ -59,7 +59,7 @@ def scatter(rows: Sequence[dict[str, Any]]) -> str:
         for each in dict.fromkeys(row["family"] for row in rows)
     )
     legend = (
-        f"<p class=dim>{families}</p>\n<p class=dim>Circles: without autocast "
+        f"<p class=quiet>{families}</p>\n<p class=quiet>Circles: without autocast "
         "(FP32, TF32 and 16-bit weights); squares: under autocast; bars: the range given.</p>"
     )
     return "\n".join([*parts, legend])

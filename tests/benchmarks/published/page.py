@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ampmem.allocator.settings import MIB
+from ampmem.reporters.html.page.template import FOLDER
 from published.claims import ABOVE_HALF, BERT, CLAIMED, NEAREST, RESNET50
 from published.figures import scatter
 from published.savings import SAVINGS, Saving
@@ -15,32 +16,40 @@ from published.summaries import below_the_least, larger_misses, others_beside, s
 from published.wording import percent, signed
 
 STYLE = """
-:root { color-scheme: light dark; --text: #1a1d21; --dim: #596069; --line: #d5d9de; --back: #ffffff; --shade: #00000055;
-  --transformer: #2f6fb3; --cnn: #b3552f; --mlp: #4a7d3a; --other: #75509b; }
-@media (prefers-color-scheme: dark) { :root { --text: #e6e8ea; --dim: #a2a9b1; --line: #3a4048; --back: #15181c;
-  --shade: #ffffff66; --transformer: #76aee6; --cnn: #e69a76; --mlp: #8fc47e; --other: #b896dc; } }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back); margin: 0 auto;
-  max-width: 68rem; padding: 1rem 1.25rem 4rem; }
-h1 { font-size: 1.6rem; line-height: 1.25; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
-p, li { max-width: 46rem; } .dim { color: var(--dim); }
-.wide { overflow-x: auto; background: linear-gradient(to right, var(--back) 40%, transparent) left / 2.5rem 100%,
-  linear-gradient(to left, var(--back) 40%, transparent) right / 2.5rem 100%,
+:root { --shade: light-dark(#00000055, #ffffff66); --transformer: light-dark(#3958d1, #7f9bff);
+  --cnn: light-dark(#ec6f00, #ff9a4d); --mlp: light-dark(#0d6d46, #4fae7f); --other: light-dark(#532d74, #b07cc0); }
+nav { flex-wrap: wrap; }
+.card > p, .card li { max-width: 66rem; margin-top: 8px; } .card h3 { margin-top: 18px; }
+.card h2 { margin-bottom: 4px; }
+.card ul { padding-left: 20px; } code { font-family: var(--mono); font-size: 12.5px; overflow-wrap: anywhere; }
+.across { overflow-x: auto; margin-top: 8px;
+  background: linear-gradient(to right, var(--card) 40%, transparent) left / 2.5rem 100%,
+  linear-gradient(to left, var(--card) 40%, transparent) right / 2.5rem 100%,
   linear-gradient(to right, var(--shade), transparent) left / 1rem 100%,
   linear-gradient(to left, var(--shade), transparent) right / 1rem 100%;
   background-repeat: no-repeat; background-attachment: local, local, scroll, scroll; }
-table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
-caption { text-align: left; color: var(--dim); padding-bottom: .4rem; }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
+.across thead th { white-space: normal; vertical-align: bottom; }
+.across table { width: auto; min-width: 60%; font-size: 13px; }
+.across th, .across td { padding-right: 18px; }
 th.n, td.n { text-align: right; white-space: nowrap; } thead th { border-bottom-width: 2px; }
 th.long, td.long { min-width: 11.5rem; overflow-wrap: anywhere; }
-svg { display: block; width: 100%; max-width: 44rem; height: auto; } svg text { fill: var(--dim); font-size: 12px; }
-svg .grid { stroke: var(--line); } svg .same { stroke: var(--text); stroke-dasharray: 4 3; }
-svg .dot { stroke: var(--back); stroke-width: 1; } svg .span { stroke-width: 2; opacity: .5; }
-svg .dot:hover { stroke: var(--text); stroke-width: 2.5; } a { color: inherit; }
+.card svg { display: block; width: 100%; max-width: 44rem; height: auto; }
+.card svg text { fill: var(--quiet); font-size: 12px; }
+svg .grid { stroke: var(--edge); } svg .same { stroke: var(--ink); stroke-dasharray: 4 3; }
+svg .dot { stroke: var(--card); stroke-width: 1; } svg .span { stroke-width: 2; opacity: .5; }
+svg .dot:hover { stroke: var(--ink); stroke-width: 2.5; }
 .transformer { fill: var(--transformer); stroke: var(--transformer); } .cnn { fill: var(--cnn); stroke: var(--cnn); }
 .mlp, .recurrent { fill: var(--mlp); stroke: var(--mlp); } .other { fill: var(--other); stroke: var(--other); }
+@media print { .bar { position: static; } nav { display: none; } .across { overflow: visible; background: none; }
+  .across table { font-size: 9px; } .across th, .across td { padding-right: 6px; white-space: normal; } }
 """
-"""A wide table scrolls in its own box; a shade at an edge says that it goes on there."""
+"""What the page has beside the style of ampmem's other pages. A wide table scrolls in a box of its own; a shade at
+an edge says that it goes on there."""
+BRAND = (
+    '<a class="brand" href="#main"><svg viewBox="0 0 24 24" width="24" height="24" aria-hidden="true"><rect width="24" '
+    'height="24" rx="6" fill="#2b50c8"></rect><path d="M4 18v-4h4v-3h2.5V6h3v5H16v3h4v4z" fill="#fff"></path></svg>'
+    "ampmem</a>"
+)
 COMMAND = (
     "python tests/benchmarks/published.py --jobs 2 --json reports/published.json --html reports/published.html "
     "--docs docs/simulation.md"
@@ -58,10 +67,6 @@ def page_of(document: dict[str, Any]) -> str:
     rows: list[dict[str, Any]] = document["rows"]
     sized = [row for row in rows if row["error"] is not None]
     parts = [
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
-        f"<title>ampmem: predictions beside published runs</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>",
         opening(rows, document),
         "<h2>Predicted and real</h2>",
         scatter(sized),
@@ -72,9 +77,30 @@ def page_of(document: dict[str, Any]) -> str:
         saved(),
         every_run(rows),
         left_out(document["left_out"]),
-        "</main>\n</body>\n</html>\n",
     ]
-    return "\n".join(parts)
+    first, *sections = "\n".join(parts).split("<h2>")
+    titles = [section.partition("</h2>")[0] for section in sections]
+    links = "".join(f'<a href="#{_anchor(title)}">{title}</a>' for title in titles)
+    cards = [f'<section class="card">\n{first}</section>']
+    cards += [
+        f'<section class="card" id="{_anchor(title)}">\n<h2>{section}</section>'
+        for title, section in zip(titles, sections, strict=True)
+    ]
+    head = [
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
+        "<title>ampmem: predictions beside published runs</title>",
+        f"<style>\n{(FOLDER / 'page.css').read_text(encoding='utf-8')}{STYLE}</style>\n</head>\n<body>",
+        f'<header class="bar"><div class="bar-inner">{BRAND}<nav aria-label="Sections">{links}</nav></div></header>',
+        '<main id="main">',
+    ]
+    return "\n".join([*head, *cards, "</main>\n</body>\n</html>\n"])
+
+
+def _anchor(title: str) -> str:
+    """The name of the section with that heading, in addresses."""
+    return "".join(each if each.isalnum() else "-" for each in title.lower()).strip("-")
 
 
 def opening(rows: Sequence[dict[str, Any]], document: dict[str, Any]) -> str:
@@ -89,7 +115,7 @@ def opening(rows: Sequence[dict[str, Any]], document: dict[str, Any]) -> str:
         f"autocast; allocated and reserved of one run are two figures. ampmem ran each on a simulated GPU: "
         f"the median error of the peak is {text(percent(every.median))}, the worst {text(percent(every.worst))}. "
         f"The runs were chosen by hand{not_run}.</p>\n"
-        f'<p class="dim">ampmem {text(document["ampmem"])}, torch {text(document["torch"])}. Made anew by '
+        f'<p class="quiet">ampmem {text(document["ampmem"])}, torch {text(document["torch"])}. Made anew by '
         f"<code>{COMMAND}</code>; the allocations of recordings are compared where <code>AMPMEM_SNAPSHOTS</code> names "
         "their folder. The figures are those of the sources; the scripts that repeat the runs are ampmem's own, in "
         "<code>tests/benchmarks/published/scripts/</code>.</p>"
@@ -336,7 +362,7 @@ def table(
         "<tr>" + "".join(cell("td", place, each) for place, each in enumerate(line)) + "</tr>" for line in lines
     )
     return (
-        f'<div class="wide" tabindex="0" role="region" aria-label="{text(caption)}"><table><caption>{text(caption)}'
+        f'<div class="across" tabindex="0" role="region" aria-label="{text(caption)}"><table><caption>{text(caption)}'
         f"</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
     )
 

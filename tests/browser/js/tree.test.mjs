@@ -3,6 +3,7 @@ import { test } from "node:test";
 import {
   Kinds,
   aliveRows,
+  inLayers,
   kindMatcher,
   matchedStacks,
   moduleRows,
@@ -10,6 +11,7 @@ import {
   shortFrame,
   stackRows,
 } from "../../../ampmem/reporters/html/js/data/alive.js";
+import { Cells } from "../../../ampmem/reporters/html/js/data/rows.js";
 import { icicleBoxes, treemapBoxes } from "../../../ampmem/reporters/html/js/data/boxes.js";
 import { moduleBranch, numbered, stackBranch } from "../../../ampmem/reporters/html/js/data/fold.js";
 import { matchedNodes, nodesOf, prunedTree, treeOf } from "../../../ampmem/reporters/html/js/data/tree.js";
@@ -243,6 +245,7 @@ const header = {
     name: [1, 0, 4],
     module: [2, 2, 0],
     op: [0, 3, 0],
+    what: [0, 0, 0],
     stack: [1, 0, 1],
     phase: [0, 2, 3],
     dtype: [5, 0, 0],
@@ -266,6 +269,32 @@ test("rows are the largest first, without the dead", () => {
   const paths = (libraries) => [...stackRows(kinds, Int32Array.of(0, 1, 1), libraries)].map((row) => row.path);
   assert.deepEqual(paths(true), [["(no stack)"], header.frames]);
   assert.deepEqual(paths(false), [["(no stack)"], header.frames.slice(0, 1)]);
+});
+
+test("equal layers are one row, which stands where its largest stood", () => {
+  const texts = ["", "h.0.weight", "h.1.weight", "h.10.weight", "head.weight", "h.0", "h.1", "h.10", "head"];
+  const column = { op: [0, 0, 0, 0], what: [0, 0, 0, 0], stack: [0, 0, 0, 0], phase: [0, 0, 0, 0] };
+  const names = { name: [1, 2, 3, 4], module: [5, 6, 7, 8], dtype: [0, 0, 0, 0], shape: [0, 0, 0, 0] };
+  const sizes = { category: [0, 0, 0, 0], bytes: [1000, 995, 700, 998] };
+  const layered = new Kinds({ ...header, texts, kinds: { ...column, ...names, ...sizes } }, kinds.categories);
+  const groups = inLayers(layered, aliveRows(layered, Int32Array.of(1, 2, 1, 1)));
+  assert.deepEqual(
+    groups.map(({ rows, count, bytes, sum }) => [rows.map((row) => row.kind), count, bytes, sum]),
+    [
+      [[0, 1], 3, 1000, 2990],
+      [[3], 1, 998, 998],
+      [[2], 1, 700, 700],
+    ],
+  );
+  const cells = new Cells(layered);
+  assert.deepEqual(
+    groups.map((group) => [cells.value("what", group), cells.value("module", group)]),
+    [
+      ["h.*.weight", "h.*"],
+      ["head.weight", "head"],
+      ["h.10.weight", "h.10"],
+    ],
+  );
 });
 
 test("a stack of library frames only is not one without frames", () => {

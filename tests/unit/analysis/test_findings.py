@@ -470,9 +470,9 @@ def test_only_a_softmax_before_a_product_of_batches_is_taken_for_attention(op: s
 @pytest.mark.parametrize(
     ("op", "saved_for", "words"),
     [
-        ("aten::addmm", "aten::pow", "aten::addmm in fc at net.py:3 forward, saved for aten::pow"),
-        ("aten::sigmoid", "aten::sigmoid", "aten::sigmoid in fc at net.py:3 forward"),
-        ("", "aten::pow", "in fc at net.py:3 forward, saved for aten::pow"),
+        ("aten::addmm", "aten::pow", "output of addmm in fc at net.py:3 forward, saved for pow"),
+        ("aten::sigmoid", "aten::sigmoid", "output of sigmoid in fc at net.py:3 forward"),
+        ("", "aten::pow", "in fc at net.py:3 forward, saved for pow"),
     ],
 )
 def test_what_made_a_tensor_is_told_from_what_it_was_saved_for(op: str, saved_for: str, words: str) -> None:

@@ -73,9 +73,9 @@ def test_the_median_of_an_even_number_is_a_ranks_own() -> None:
 
 def test_the_step_is_that_of_the_jobs_peak_as_the_worst_rank_alone_has_it() -> None:
     merged = merge([run_of(rank_recording(rank, 4, steps=1 if rank == 2 else 3)) for rank in range(4)])
-    assert merged.step == 1
+    assert merged.step == 2
     assert merged.worst is not None and merged.worst.bytes == max(rank.largest.bytes for rank in merged.ranks)
-    assert {rank.largest.step for rank in merged.compared} == {1}
+    assert {rank.largest.step for rank in merged.compared} == {2}
     assert [rank.rank for rank in merged.compared] == [0, 1, 3]
     (missing,) = merged.missing
     assert (missing.rank, missing.why, missing.step, missing.detail) == (2, Absence.ENDED_EARLY, 0, None)

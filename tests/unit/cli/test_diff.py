@@ -41,7 +41,7 @@ def test_the_answer_comes_first_and_the_changes_have_their_lines(folder: Path) -
     assert (
         printed(folder, "a.ampmem", "b.ampmem")
         == """\
-The peak grew from 8.3 KiB to 12.3 KiB, +4.0 KiB: activations +4.0 KiB, inputs +8 B.
+The peak grew from 8.3 KiB to 12.3 KiB, +4.0 KiB, nearly all of it activations.
 
 at the peak   before     after    change
 -----------  -------  --------  --------

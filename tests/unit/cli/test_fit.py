@@ -235,7 +235,7 @@ def test_the_text_and_the_json_say_what_was_run() -> None:
     assert "fp32: --batch-size=64 fits (63.0 of 97.7 KiB); nothing larger was run" in text
     assert "amp: --batch-size=4 fits (4.3 of 97.7 KiB), 64 may fit (96.7 to 98.7 of 97.7 KiB); nothing larger" in text
     assert "9.7 KiB, may not fit" in text
-    assert "amp: allocates more at --batch-size=3 (+800 B), less at 4 (-100 B)" in text
+    assert "amp: allocates more at --batch-size=3 (+0.8 KiB), less at 4 (-100 B)" in text
     assert text.endswith("note: a note")
     document = json.loads(fit_document(found).to_json())
     jsonschema.Draft202012Validator(fit_schema()).validate(document)
@@ -348,7 +348,9 @@ def test_what_allocates_less_is_not_said_to_need_less_of_the_gpu() -> None:
     amp = {1: Memory(allocated=8000, reserved=30_000, used=30_512)}
     found = result({"fp32": fp32, "amp": amp}, vary(1, 1))
     text = render(found)
-    assert "peak allocated against fp32\namp: allocates less at every value that was run in both (-1000 B at 1)" in text
+    assert (
+        "peak allocated against fp32\namp: allocates less at every value that was run in both (-1.0 KiB at 1)" in text
+    )
     assert fit_view(found).break_even[0] in text
     assert "needs" not in text
 

@@ -123,7 +123,7 @@ def test_one_backward_for_two_optimizers_is_one_step() -> None:
     optimizers.updated(id(made[1]))
     assert optimizers.over()
     assert optimizers.end() == (
-        "the updates of several optimizers are put together into one step: SGD once, another SGD once"
+        "the updates of several optimizers are put together into one step: SGD once each (2 optimizers)"
     )
 
 

@@ -27,12 +27,13 @@ function showTexts(data) {
   listed("break-even", data.break_even);
   byId("notes").hidden = data.remarks.length === 0;
   listed("remarks", data.remarks);
-  const columns = [data.argument, ...data.curves.map((curve) => curve.arm)].map((head) => ({ head, number: true }));
+  const columns = [data.argument, ...data.columns].map((head) => ({ head, number: true }));
   fill(byId("runs"), tableOf({ caption: "Peak reserved of each run, and peak allocated", columns, rows: data.table }));
   const above = data.capacity !== null && !capacityShown(data);
   byId("capacity").textContent = above
     ? `The ${formatBytes(data.capacity)} that the allocator can take are above the picture.`
     : "";
+  byId("room").textContent = data.room;
   byId("foot").textContent = `Made by ampmem ${data.ampmem}. This page loads nothing from the network.`;
 }
 

@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.json.jsonable import Json
+from ampmem.analysis.ops import result_of
+from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.events import Column
-from ampmem.reporters.html.safety import distinct
+from ampmem.reporters.html.safety import distinct, visible
 
 _LARGEST = 1 << 62
 """Keys below this stay within an ``int64``."""
@@ -130,24 +132,37 @@ def tables_of(kinds: Kinds, texts: Sequence[str]) -> Tables:
 def kinds_header(kinds: Kinds, texts: Sequence[str]) -> dict[str, Json]:
     """The kinds and their texts as both modes of the stream have them."""
     tables = tables_of(kinds, texts)
+    words, what = _what(kinds, texts, len(tables.texts))
     columns = {
         "category": kinds.category,
         "bytes": kinds.bytes,
         "name": tables.name,
         "module": tables.module,
         "op": tables.op,
+        "what": what,
         "stack": tables.stack,
         "phase": kinds.phase - 1,  # phases count from 1
         "dtype": tables.dtype,
         "shape": tables.shape,
     }
     return {
-        "texts": [*tables.texts],
+        "texts": [*tables.texts, *words],
         "frames": [*tables.frames],
         "stacks": [[*stack] for stack in tables.stacks],
         "shapes": [*tables.shapes],
         "kinds": {name: column.tolist() for name, column in columns.items()},
     }
+
+
+def _what(kinds: Kinds, texts: Sequence[str], first: int) -> tuple[list[str], Column]:
+    """What the tensors without a name of their own are, as texts from number ``first`` on, and by kind; 0 of others."""
+    found: dict[str, int] = {}
+    column = np.zeros(len(kinds), dtype=np.int64)
+    unnamed = [CATEGORIES.index(category) for category in (Category.ACTIVATIONS, Category.TEMPORARIES)]
+    for kind in np.flatnonzero(np.isin(kinds.category, unnamed) & (kinds.op != 0)).tolist():
+        words = result_of(texts[kinds.op[kind]], mask=texts[kinds.dtype[kind]] == "bool")
+        column[kind] = found.setdefault(visible(words), first + len(found))
+    return [*found], column
 
 
 def _used(*columns: Column) -> tuple[list[int], list[Column]]:

@@ -15,6 +15,7 @@ from ampmem.analysis.activations import (
 from ampmem.analysis.modules import ROOT
 from ampmem.analysis.ops import plain_kind, plain_op
 from ampmem.analysis.summary import Summary
+from ampmem.names import natural
 from ampmem.reporters.html.data import ActivationsView, PrecisionBar, PrecisionWords
 from ampmem.units import format_count
 
@@ -37,7 +38,8 @@ def activations_view(summary: Summary, position: int) -> ActivationsView | None:
     if not parts:
         return None
     seen = any(part.saved_for for _, part in parts)
-    modules = _largest_first(_by_module(parts)) if any(part.module for _, part in parts) else ()
+    names = [module.name for module in summary.modules]
+    modules = _largest_first(_by_module(parts, names)) if any(part.module for _, part in parts) else ()
     pairs = savings(summary.activations)
     return ActivationsView(
         when="at the end of forward" if summary.last_step.marks.after_forward else "when memory ran out",
@@ -70,7 +72,8 @@ def _by_kind(parts: Iterable[_Part]) -> Iterator[PrecisionBar]:
     for kind, mine in kinds.items():
         ops = _largest_ops((part.saved_for, part.bytes) for _, part in mine)
         made = _largest_ops((part.made_by, part.bytes) for _, part in mine)
-        detail = f"made by {_named(made, '')}" if ops == [None] else _named(ops, kind)
+        held = f"a variable or a checkpoint holds them; made by {_named(made, '')}"
+        detail = held if ops == [None] else _named(ops, kind)
         yield _bar(kind, detail, mine, ops=((part.saved_for, group.dtype) for group, part in mine))
 
 
@@ -99,12 +102,15 @@ def _named(ops: Sequence[str | None], kind: str) -> str:
     return ", ".join(words[:_OPS]) + (", …" if len(words) > _OPS else "")
 
 
-def _by_module(parts: Iterable[_Part]) -> Iterator[PrecisionBar]:
-    """One bar for each module, and one for repeated ones: ``blocks.0`` to ``blocks.11`` are ``blocks.*``."""
+def _by_module(parts: Iterable[_Part], names: Iterable[str]) -> Iterator[PrecisionBar]:
+    """One bar for each module, and one for repeated ones: ``blocks.0`` to ``blocks.11`` are ``blocks.*``.
+
+    ``names`` are those of all modules: where blocks are checkpointed nothing is kept of what is below them.
+    """
     mine: dict[str | None, list[_Part]] = {}
     for group, part in parts:
         mine.setdefault(part.module, []).append((group, part))
-    above = {".".join(path[:end]) for path in map(_path, mine) for end in range(1, len(path))}
+    above = {".".join(path[:end]) for path in map(_path, [*mine, *names]) for end in range(1, len(path))}
     folded: dict[str | None, list[str | None]] = {}
     for module in mine:
         folded.setdefault(_folded(module, above), []).append(module)
@@ -150,7 +156,7 @@ def _bar(
 
 
 def _largest_first(bars: Iterable[PrecisionBar]) -> tuple[PrecisionBar, ...]:
-    return tuple(sorted(bars, key=lambda bar: (-(bar.full + bar.low + bar.other), bar.label)))
+    return tuple(sorted(bars, key=lambda bar: (-(bar.full + bar.low + bar.other), natural(bar.label))))
 
 
 def _together(bars: Sequence[PrecisionBar]) -> PrecisionBar | None:

@@ -139,7 +139,10 @@ def _instant(instant: Instant) -> InstantView:
 
 
 def _waterfalls(comparison: Comparison, labels: Sequence[str]) -> Iterator[WaterfallView]:
-    """From the baseline to each other recording, unless another is the same, or the verdict has it."""
+    """From the baseline to each other recording, unless another is the same, or the verdict has it.
+
+    A way between two peaks in different phases is not shown where the verdict has the end of forward instead.
+    """
     if comparison.baseline is None:
         return
     told = verdict_of(comparison).answer
@@ -149,7 +152,8 @@ def _waterfalls(comparison: Comparison, labels: Sequence[str]) -> Iterator[Water
             start, end = live[comparison.baseline], live[index]
             if start is None or end is None or end in live[:index] or index == comparison.baseline:
                 continue
-            if told is None or (name, label) != (Mark.PEAK, told.mixed.label):
+            of_verdict = told is not None and label == told.mixed.label
+            if not of_verdict or (name != Mark.PEAK and told is not None and not told.by_forward):
                 yield _waterfall(labels[comparison.baseline], label, name, start, end)
 
 

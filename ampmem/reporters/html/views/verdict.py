@@ -20,7 +20,7 @@ from ampmem.units import format_bytes, peaks_apart
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waterfall:
-    """From the baseline's peak to that under autocast; ``when`` says which instants those are."""
+    """From the baseline to the run under autocast, at their peaks or another instant of both, which ``when`` names."""
 
     title: str
     when: str
@@ -104,7 +104,11 @@ def _legend(known: Sequence[Composition]) -> Iterable[Bar]:
 
 def _waterfall(answer: Answer) -> Waterfall:
     before, after = answer.baseline, answer.mixed
-    if answer.same_phase and answer.fewer_gradients:
+    sizes, changes, alike = (before.bytes, after.bytes), answer.changes, answer.unchanged
+    if answer.by_forward and answer.forward is not None:
+        sizes, changes, alike = answer.forward, answer.forward_changes, answer.forward_unchanged
+        instants = "at the end of forward, an instant of both"
+    elif answer.same_phase and answer.fewer_gradients:
         instants = f"between two instants, both {when(before, where=False)}"
     elif answer.same_phase:
         instants = f"at the peaks, both {when(before, where=before.op == after.op)}"
@@ -114,11 +118,11 @@ def _waterfall(answer: Answer) -> Waterfall:
         title=visible(f"From {before.label} to {after.label}"),
         when=visible(instants),
         rows=falls(
-            End(label=visible(before.label), bytes=before.bytes),
-            End(label=visible(after.label), bytes=after.bytes),
-            {change.category: change.difference for change in answer.changes},
+            End(label=visible(before.label), bytes=sizes[0]),
+            End(label=visible(after.label), bytes=sizes[1]),
+            {change.category: change.difference for change in changes},
         ),
-        unchanged=unchanged({change.category: change.before for change in answer.unchanged}),
+        unchanged=unchanged({change.category: change.before for change in alike}),
     )
 
 

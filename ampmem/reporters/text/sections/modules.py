@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from ampmem.analysis.frames import user_frame
 from ampmem.analysis.largest import LARGEST, LargeAllocation
 from ampmem.analysis.modules import ModuleMemory
+from ampmem.analysis.ops import plain_op, result_of
 from ampmem.analysis.summary import Summary
-from ampmem.names import layers, layers_named, of_all_layers
+from ampmem.analysis.timeline.categories import Category
+from ampmem.names import layers, layers_named, of_all_layers, shape_text
 from ampmem.reporters.text.common.layout import Layout, number, table, table_lines, words
 from ampmem.reporters.text.common.plain_text import ABSENT, shorten
+from ampmem.reporters.text.common.plain_text import columns as columns_of
 from ampmem.units import format_bytes, format_count
 
 MODULES = 15
@@ -22,13 +25,19 @@ _INDENT = 4
 
 
 def render_modules(modules: Sequence[ModuleMemory], layout: Layout) -> str:
-    """The modules with the most bytes, in the order of the model, equal layers as one; empty where there are none."""
+    """The modules with the most bytes, in the order of the model, equal layers as one; empty where there are none.
+
+    Layers that differ, such as the last one of a checkpointed model, stand beside the others and not below their parts.
+    """
     if not modules:
         return ""
     groups = layers(modules, what=lambda module: (module.name,), sizes=_figures)
     sums = [tuple(map(sum, zip(*map(_figures, group), strict=True))) for group in groups]
     chosen = sorted(range(len(groups)), key=lambda i: -sum(sums[i]))[:MODULES]
-    rows = [[layers_named([module.name for module in groups[i]]), *map(format_bytes, sums[i])] for i in sorted(chosen)]
+    patterns = [of_all_layers(group[0].name) for group in groups]
+    place = list(map(patterns.index, patterns))
+    chosen.sort(key=lambda i: (place[i], i))
+    rows = [[layers_named([module.name for module in groups[i]]), *map(format_bytes, sums[i])] for i in chosen]
     columns = [
         words("module, with\nall below it", least=_NAME),
         number("parameters"),
@@ -70,7 +79,7 @@ def render_largest(summary: Summary, layout: Layout) -> str:
     lines, body = table_lines([columns[i] for i in kept], [[row[i] for i in kept] for row in rows], layout)
     # A frame is wider than any column could be: it has a line of its own.
     for row, group in zip(body, shown, strict=True):
-        lines += [*row, *_frame_line(group[0], layout)]
+        lines += [*row, *_below(group[0], layout)]
     caption = f"largest allocations at the peak (step {summary.peak.step}, {format_bytes(summary.peak.bytes)})"
     return "\n".join([layout.heading(caption), "", *lines])
 
@@ -91,7 +100,7 @@ def _row(group: Sequence[LargeAllocation], *, more: bool) -> list[str]:
         known = [name for name in names if name]
         return layers_named(known, more=more) if known else ABSENT
 
-    names, modules = [item.name for item in group], [item.module for item in group]
+    names, modules = [_name(item) for item in group], [item.module for item in group]
     # How many there are is said once.
     module = ABSENT if modules[0] is None else modules[0] if len(set(modules)) == 1 else of_all_layers(modules[0])
     sizes = format_bytes(_largest(group)), format_bytes(sum(item.bytes for item in group))
@@ -99,8 +108,24 @@ def _row(group: Sequence[LargeAllocation], *, more: bool) -> list[str]:
     return [*sizes, str(group[0].category), said, module, group[0].op or ABSENT]
 
 
-def _frame_line(item: LargeAllocation, layout: Layout) -> list[str]:
-    frame = user_frame(item.stack)
-    if frame is None:
-        return []
-    return [layout.faint(f"{'':{_INDENT}}at {shorten(frame, layout.width - _INDENT - 3)}")]
+def _name(item: LargeAllocation) -> str | None:
+    """What the tensor is; of an activation the name in the recording is only the op that saved it."""
+    if item.category not in (Category.ACTIVATIONS, Category.TEMPORARIES):
+        return item.name
+    if item.op is None:
+        return item.dtype and f"{item.dtype} {shape_text(item.shape or ())}".strip()
+    return result_of(item.op, item.dtype, "" if item.shape is None else shape_text(item.shape))
+
+
+def _below(item: LargeAllocation, layout: Layout) -> list[str]:
+    """The script's own line, and the op that saved an activation if another one made it."""
+    frame, room = user_frame(item.stack), layout.width - _INDENT
+    parts = [] if frame is None else [f"at {shorten(frame, room - 3)}"]
+    if item.category is Category.ACTIVATIONS and item.name not in (None, item.op):
+        parts.append(f"saved for {plain_op(item.name or '')}")
+    together = ", ".join(parts)
+    return [
+        layout.faint(f"{'':{_INDENT}}{shorten(each, room)}")
+        for each in ([together] if columns_of(together) <= room else parts)
+        if each
+    ]

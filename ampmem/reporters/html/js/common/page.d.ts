@@ -373,6 +373,11 @@ export interface FitView {
   break_even: Array<string>;
   remarks: Array<string>;
   capacity: number | null;
+  may: number | null;
+  capacity_text: string;
+  may_text: string;
+  room: string;
+  columns: Array<string>;
   curves: Array<CurveView>;
   crossings: Array<CrossingView>;
   table: Array<Array<string>>;
@@ -388,6 +393,7 @@ export interface CurveView {
   reserved: Array<number>;
   allocated: Array<number>;
   texts: Array<Array<string>>;
+  surely: Array<boolean>;
   failing: Array<number>;
 }
 

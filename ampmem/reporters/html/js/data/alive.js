@@ -5,7 +5,33 @@ import { isLibraryFrame } from "./frames.js";
 /** @import { KindsHeader } from "./stream.js" */
 /** @import { PathRow } from "./tree.js" */
 
-/** @typedef {{kind: number, count: number, bytes: number}} AliveRow bytes are those of one */
+/**
+ * @typedef {{kind: number, count: number, bytes: number}} AliveRow bytes are those of one
+ * @typedef {{rows: AliveRow[], count: number, bytes: number, sum: number}} LayerRow what is alike in several layers:
+ *   `bytes` are those of the largest, `sum` those of all
+ */
+
+/** A number that is a part of a name by itself, as of the modules in a list. */
+const LAYER = /(?<![^.\s])\d+(?![^.\s])/g;
+/** Sizes that differ by no more than this share are those of equal layers. */
+const NEAR = 0.01;
+
+/**
+ * `name` with `*` for each number of a layer: `blocks.*.mlp.up`.
+ * @param {string} name
+ */
+export function ofAllLayers(name) {
+  return name.replace(LAYER, "*");
+}
+
+/**
+ * What several names are called together.
+ * @param {string[]} names
+ */
+export function together(names) {
+  const first = names[0] ?? "";
+  return names.every((name) => name === first) ? first : ofAllLayers(first);
+}
 
 const TORCH = ["/torch/", "<frozen "];
 const LIBRARIES = ["/site-packages/", "/dist-packages/", ...TORCH];
@@ -44,14 +70,41 @@ export class Kinds {
     this.categories = categories;
     this.count = header.kinds.bytes.length;
     this.shapes = header.shapes.map(formatShape);
+    /** @type {string[]} */
+    this.patterns = [];
   }
 
   /**
-   * @param {"name"|"module"|"op"|"dtype"} column
+   * What the kinds of equal layers have in common, their sizes apart.
+   * @param {number} kind
+   */
+  pattern(kind) {
+    const known = this.patterns[kind];
+    if (known !== undefined) return known;
+    const texts = ["name", "module", "op", "what", "dtype"].map((column) =>
+      ofAllLayers(this.text(/** @type {"name"} */ (column), kind)),
+    );
+    const found = JSON.stringify([this.category(kind), this.phase(kind), ownFrame(this.frames(kind)), ...texts]);
+    this.patterns[kind] = found;
+    return found;
+  }
+
+  /**
+   * @param {"name"|"module"|"op"|"dtype"|"what"} column
    * @param {number} kind
    */
   text(column, kind) {
     return this.header.texts[this.header.kinds[column][kind]] ?? "";
+  }
+
+  /**
+   * What an allocation is: of a tensor without a name of its own what was computed, else its name with the operator.
+   * @param {number} kind
+   */
+  what(kind) {
+    const name = this.text("name", kind);
+    const op = this.text("op", kind);
+    return this.text("what", kind) || (name && op ? `${name} (${op})` : name || op);
   }
 
   /**
@@ -103,6 +156,34 @@ export function aliveRows(kinds, counts) {
     if (counts[kind] > 0) rows.push({ kind, count: counts[kind], bytes: kinds.bytes(kind) });
   }
   return rows.sort((one, two) => two.bytes - one.bytes || two.count - one.count || one.kind - two.kind);
+}
+
+/**
+ * `rows`, the largest first, in groups of equal layers, as the tables of the terminal have them: what is alike but for
+ * the numbers of layers in its names, and as large. A group stands where the first of it stood.
+ * @param {Kinds} kinds
+ * @param {AliveRow[]} rows
+ * @returns {LayerRow[]}
+ */
+export function inLayers(kinds, rows) {
+  /** @type {Map<string, LayerRow[]>} */
+  const known = new Map();
+  /** @type {LayerRow[]} */
+  const groups = [];
+  for (const row of rows) {
+    const alike = known.get(kinds.pattern(row.kind)) ?? [];
+    let group = alike.find((each) => Math.abs(each.bytes - row.bytes) <= NEAR * Math.max(each.bytes, row.bytes));
+    if (!group) {
+      group = { rows: [], count: 0, bytes: row.bytes, sum: 0 };
+      known.set(kinds.pattern(row.kind), [...alike, group]);
+      groups.push(group);
+    }
+    group.rows.push(row);
+    group.count += row.count;
+    group.sum += row.count * row.bytes;
+    group.bytes = Math.max(group.bytes, row.bytes);
+  }
+  return groups;
 }
 
 /**
@@ -187,7 +268,7 @@ export function kindMatcher(kinds, query) {
     const stacks = header.stacks.map((stack) => stack.some((frame) => frames[frame]));
     const labels = kinds.categories.map((each) => each.label.toLowerCase().includes(word));
     const shapes = hitsOf(kinds.shapes, word.replace(/(?<=\d)x(?=\d)/g, "×"));
-    const columns = [header.kinds.name, header.kinds.module, header.kinds.op, header.kinds.dtype];
+    const columns = [header.kinds.name, header.kinds.module, header.kinds.op, header.kinds.what, header.kinds.dtype];
     return (/** @type {number} */ kind) =>
       columns.some((column) => texts[column[kind]]) ||
       stacks[header.kinds.stack[kind]] ||

@@ -1,6 +1,6 @@
 /** The rows of the allocation table: what each column says of a kind, and in which order they come. */
-import { ownFrame, shortFrame } from "./alive.js";
-/** @import { AliveRow, Kinds } from "./alive.js" */
+import { ownFrame, shortFrame, together } from "./alive.js";
+/** @import { Kinds, LayerRow } from "./alive.js" */
 
 /** @typedef {"size"|"count"|"category"|"dtype"|"shape"|"module"|"what"|"code"|"made"} Field */
 /** @typedef {{field: Field, reversed: boolean}} Order `reversed` is against the way that is natural for the column */
@@ -44,23 +44,16 @@ export class Cells {
   }
 
   /**
-   * The name of a kind, with the operator that made it.
-   * @param {number} kind
-   */
-  what(kind) {
-    const name = this.kinds.text("name", kind);
-    const op = this.kinds.text("op", kind);
-    return name && op ? `${name} (${op})` : name || op;
-  }
-
-  /**
    * What is in a column; empty where it is not known.
    * @param {Field} field
-   * @param {AliveRow} row
+   * @param {LayerRow} row
    * @returns {string|number}
    */
-  value(field, { kind, count, bytes }) {
+  value(field, { rows, count, bytes }) {
     const { kinds } = this;
+    const { kind } = rows[0];
+    /** @param {(each: number) => string} text */
+    const ofAll = (text) => together(rows.map((each) => text(each.kind)));
     switch (field) {
       case "size":
         return bytes;
@@ -71,7 +64,9 @@ export class Cells {
       case "shape":
         return kinds.shape(kind);
       case "what":
-        return this.what(kind);
+        return ofAll((each) => kinds.what(each));
+      case "module":
+        return ofAll((each) => kinds.text("module", each));
       case "code":
         return shortFrame(this.ownFrame(kind));
       case "made":
@@ -83,7 +78,7 @@ export class Cells {
 
   /**
    * `rows`, the largest first, in another order; those that are equal in it stay, and what is not known is last.
-   * @param {AliveRow[]} rows
+   * @param {LayerRow[]} rows
    * @param {Order} order
    */
   sorted(rows, order) {

@@ -2,7 +2,7 @@
 
 /**
  * One entry per kind of allocation: indices into `texts`, `stacks` and `shapes`, bytes, and numbers of categories and
- * phases. `dtype` and `shape` are those of the tensor that fills the allocation.
+ * phases. `what` says what an unnamed tensor is. `dtype` and `shape` are those of the tensor that fills the allocation.
  */
 export interface KindColumns {
   category: number[];
@@ -10,6 +10,7 @@ export interface KindColumns {
   name: number[];
   module: number[];
   op: number[];
+  what: number[];
   stack: number[];
   phase: number[];
   dtype: number[];

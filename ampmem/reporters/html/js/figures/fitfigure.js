@@ -1,12 +1,13 @@
 /** The curves of a fit as a plotly figure. Pure: everything it needs comes in. */
-import { formatBytes, formatCount, plotlyText } from "../common/format.js";
+import { formatCount, plotlyText } from "../common/format.js";
 import { INKS } from "../common/theme.js";
 import { byteTicks } from "./ticks.js";
 /** @import { CurveView, FitView } from "../common/page.js" */
 /** @import { Theme } from "../common/theme.js" */
 /** @import { Figure } from "./figures.js" */
 
-const HEADROOM = 1.06;
+/** Beside the first and the last value, and above and below all that is drawn, this part of the picture is free. */
+const MARGIN = 0.06;
 const FAR = 2;
 const BEYOND = 1.5;
 /** Curves that are as near as this part of the picture's height look like one. */
@@ -23,6 +24,11 @@ const ROW = 0.04;
 /** @param {FitView} data */
 function largest(data) {
   return Math.max(1, ...data.curves.flatMap((curve) => curve.reserved));
+}
+
+/** @param {FitView} data */
+function smallest(data) {
+  return Math.min(...data.curves.flatMap((curve) => [...curve.reserved, ...curve.allocated]), data.capacity ?? Infinity);
 }
 
 /**
@@ -80,7 +86,13 @@ function reservedOf(curve, theme, under) {
     x: curve.values,
     y: curve.reserved,
     line: { color: curve[theme], width: 2.5, dash },
-    marker: { symbol: curve.symbol, size, color: curve[theme], line: { width: 1, color: INKS[theme].back } },
+    marker: {
+      symbol: curve.surely.map((fits) => (fits ? curve.symbol : `${curve.symbol}-open`)),
+      size: curve.surely.map((fits) => (fits ? size : size + 2)),
+      color: curve[theme],
+      opacity: 1,
+      line: { width: curve.surely.map((fits) => (fits ? 1 : 2)), color: INKS[theme].back },
+    },
     text: curve.texts.map((lines) => lines.map((line) => plotlyText(line)).join("<br>")),
     hoverinfo: "text",
   };
@@ -134,21 +146,46 @@ function capacityOf(data, theme) {
   if (!capacityShown(data)) return { shapes: [], annotations: [] };
   const ink = INKS[theme];
   const line = { color: ink.ink, width: 1.5, dash: "dash" };
-  return {
-    shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: data.capacity, y1: data.capacity, line }],
-    annotations: [
-      {
-        xref: "paper",
-        x: 0,
-        y: data.capacity,
-        xanchor: "left",
-        yanchor: "bottom",
-        showarrow: false,
-        text: `${formatBytes(data.capacity)} for the allocator`,
-        font: { size: 12, color: ink.ink },
-      },
-    ],
-  };
+  const across = { xref: "paper", x0: 0, x1: 1 };
+  /**
+   * @param {number} y
+   * @param {"top"|"bottom"} yanchor
+   * @param {string} text
+   */
+  const said = (y, yanchor, text) => ({
+    xref: "paper",
+    x: 0,
+    y,
+    xanchor: "left",
+    yanchor,
+    showarrow: false,
+    text: plotlyText(text),
+    font: { size: 12, color: ink.ink },
+  });
+  const shapes = [{ type: "line", ...across, y0: data.capacity, y1: data.capacity, line }];
+  const annotations = [said(data.capacity, "top", data.capacity_text)];
+  if (data.may !== null && data.may > data.capacity) {
+    const high = Math.min(data.may, topOf(data));
+    const zone = { y0: data.capacity, y1: high, fillcolor: ink.quiet, opacity: 0.12, line: { width: 0 }, layer: "below" };
+    shapes.push({ type: "rect", ...across, ...zone });
+    if (data.may === high) {
+      shapes.push({ type: "line", ...across, y0: high, y1: high, line });
+      annotations.push(said(high, "bottom", data.may_text));
+    }
+    annotations.push(said(data.capacity, "bottom", "shaded: may fit"));
+  }
+  return { shapes, annotations };
+}
+
+/**
+ * The highest of the curves and the lines that are in the picture, in bytes.
+ * @param {FitView} data
+ */
+function topOf(data) {
+  const most = largest(data);
+  if (!capacityShown(data)) return most;
+  const high = Math.max(most, data.capacity);
+  return data.may !== null && data.may <= FAR * most ? Math.max(high, data.may) : high;
 }
 
 /**
@@ -200,9 +237,13 @@ function crossingsOf(data, theme) {
  */
 export function fitFigure(data, theme, width, height) {
   const ink = INKS[theme];
-  const line = capacityShown(data) ? Math.max(data.capacity, largest(data)) : largest(data);
-  const most = line * (HEADROOM + ROW * data.curves.length);
-  const ticks = byteTicks(most, 6);
+  const line = topOf(data);
+  const floor = smallest(data);
+  const span = line - floor || line;
+  // Crosses stand above all that is drawn, one row for each arm.
+  const most = line + span * (MARGIN + ROW * (data.curves.length + 1));
+  const least = Math.max(0, floor - span * MARGIN);
+  const ticks = byteTicks(most, 6, least);
   const capacity = capacityOf(data, theme);
   const crossings = crossingsOf(data, theme);
   const reached = Math.max(...data.curves.flatMap((curve) => curve.values));
@@ -211,12 +252,14 @@ export function fitFigure(data, theme, width, height) {
     ...curve,
     failing: curve.failing.filter((value) => value <= BEYOND * reached),
   }));
+  const values = failing.flatMap((curve) => [...curve.values, ...curve.failing]);
+  const [first, last] = [Math.min(...values), Math.max(...values)];
   const axis = { gridcolor: ink.grid, zeroline: false, linecolor: ink.grid, tickfont: { size: 12, color: ink.quiet } };
   return {
     data: [
       ...data.curves.map((curve) => allocatedOf(curve, theme)),
-      ...data.curves.map((curve) => reservedOf(curve, theme, countUnder(curve, data.curves, most * NEAR))),
-      ...failing.map((curve, i) => failingOf(curve, data.argument, theme, line * (1 + ROW * (i + 1)))),
+      ...data.curves.map((curve) => reservedOf(curve, theme, countUnder(curve, data.curves, (most - least) * NEAR))),
+      ...failing.map((curve, i) => failingOf(curve, data.argument, theme, line + span * (MARGIN + ROW * i))),
     ],
     layout: {
       width,
@@ -232,12 +275,12 @@ export function fitFigure(data, theme, width, height) {
       hoverlabel: { bgcolor: ink.note, bordercolor: ink.quiet, font: { color: ink.ink } },
       xaxis: {
         ...axis,
-        rangemode: "tozero",
+        range: [first - (last - first || 1) * MARGIN, last + (last - first || 1) * MARGIN],
         showspikes: false,
         fixedrange: true,
         title: { text: plotlyText(data.argument), font: { size: 12 }, standoff: 8 },
       },
-      yaxis: { ...axis, range: [0, most], fixedrange: true, tickvals: ticks.values, ticktext: ticks.labels },
+      yaxis: { ...axis, range: [least, most], fixedrange: true, tickvals: ticks.values, ticktext: ticks.labels },
       shapes: [...capacity.shapes, ...crossings.shapes],
       annotations: [...capacity.annotations, ...crossings.annotations],
     },

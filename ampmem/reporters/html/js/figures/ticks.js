@@ -31,18 +31,18 @@ export function timeTicks({ low, high }, atMost = 8) {
 }
 
 /**
- * Values and labels of the ticks of a byte axis from 0 to `most`.
+ * Values and labels of the ticks of a byte axis from `low` to `most`.
  * @param {number} most
  */
-export function byteTicks(most, atMost = 6) {
+export function byteTicks(most, atMost = 6, low = 0) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
   let unit = 0;
   while (most / 1024 ** unit >= 1024 && unit < units.length - 1) unit += 1;
   const size = 1024 ** unit;
-  const step = roundStep(most / size / atMost || 1);
+  const step = roundStep((most - low) / size / atMost || 1);
   const values = [];
   const labels = [];
-  for (let i = 0; i * step * size <= most * 1.000001; i += 1) {
+  for (let i = Math.ceil(low / size / step - 1e-9); i * step * size <= most * 1.000001; i += 1) {
     values.push(i * step * size);
     labels.push(`${Number((i * step).toPrecision(6))} ${units[unit]}`);
   }

@@ -79,7 +79,7 @@ function barList(title, { words }, bars, rest, pick) {
 function savingsTable(view) {
   const total = sizeOf(view.whole);
   const rows = view.savings.map((each) => [
-    each.saved_for ?? "not seen saved",
+    each.saved_for ?? "saved by no op",
     each.made_by ?? "-",
     each.dtype ?? "?",
     formatCount(each.tensors),

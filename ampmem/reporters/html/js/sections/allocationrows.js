@@ -2,9 +2,10 @@
 import { make, named } from "../common/dom.js";
 import { formatBytes, formatCount } from "../common/format.js";
 import { isLibraryFrame } from "../data/frames.js";
+import { together } from "../data/alive.js";
 import { ascends } from "../data/rows.js";
 /** @import { Child } from "../common/dom.js" */
-/** @import { AliveRow } from "../data/alive.js" */
+/** @import { LayerRow } from "../data/alive.js" */
 /** @import { Cells, Field, Order } from "../data/rows.js" */
 
 /** @type {Array<{field: Field, head: string, class: string}>} */
@@ -89,12 +90,13 @@ export class StackSwitch {
 
 /**
  * A row, which opens to its details.
- * @param {AliveRow} each
+ * @param {LayerRow} each
  * @param {Cells} cells
  * @param {StackSwitch} stacks
  */
 export function rowOf(each, cells, stacks) {
-  const { kind, bytes } = each;
+  const { bytes } = each;
+  const { kind } = each.rows[0];
   const category = cells.kinds.categories[cells.kinds.category(kind)];
   const open = make(
     "button",
@@ -134,7 +136,7 @@ export function rowOf(each, cells, stacks) {
 
 /**
  * @param {typeof COLUMNS[number]} column
- * @param {AliveRow} each
+ * @param {LayerRow} each
  * @param {Cells} cells
  */
 function cellOf({ field, class: kind }, each, cells) {
@@ -142,32 +144,36 @@ function cellOf({ field, class: kind }, each, cells) {
   const value = cells.value(field, each);
   const name = `${kind} field-${field}${value === "" ? " unknown" : ""}`.trim();
   if (field === "size") return make("th", { scope: "row", role: "rowheader", class: name }, formatBytes(each.bytes));
-  const title = field === "code" ? cells.ownFrame(each.kind) || null : null;
+  const title = field === "code" ? cells.ownFrame(each.rows[0].kind) || null : null;
   const label = STACKED.get(field) ?? null;
   return make("td", { role: "cell", class: name, title, "data-label": label }, ...inside());
 
   /** @returns {Child[]} */
   function inside() {
     if (field === "count") return [each.count > 1 ? `× ${formatCount(each.count)}` : ""];
-    if (field === "category") return [named(kinds.categories[kinds.category(each.kind)])];
+    if (field === "category") return [named(kinds.categories[kinds.category(each.rows[0].kind)])];
     const text = String(value) || "-";
     return [text];
   }
 }
 
 /**
- * @param {AliveRow} row
+ * @param {LayerRow} row
  * @param {Cells} cells
  * @param {StackSwitch} stacks
  */
-function detailsOf({ kind, count, bytes }, { kinds }, stacks) {
+function detailsOf({ rows, count, bytes, sum }, { kinds }, stacks) {
+  const { kind } = rows[0];
+  const each = count * bytes === sum ? "each" : "the largest";
+  /** @param {"name"|"module"} column */
+  const all = (column) => together(rows.map((row) => kinds.text(column, row.kind)));
   const frames = kinds.frames(kind);
   const facts = [
-    ["Bytes", count > 1 ? `${formatCount(bytes)} each, ${formatCount(bytes * count)} together` : formatCount(bytes)],
+    ["Bytes", count > 1 ? `${formatCount(bytes)} ${each}, ${formatCount(sum)} together` : formatCount(bytes)],
     ["Dtype", kinds.text("dtype", kind)],
     ["Shape", kinds.shape(kind)],
-    ["Name", kinds.text("name", kind)],
-    ["Module", kinds.text("module", kind)],
+    [kinds.text("what", kind) ? "Saved for" : "Name", all("name")],
+    ["Module", all("module")],
     ["Operator", kinds.text("op", kind)],
     ["Made in", kinds.phase(kind)],
   ].filter(([, text]) => text);

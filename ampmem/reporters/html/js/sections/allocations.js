@@ -1,10 +1,10 @@
 /** The table of the largest allocations. */
 import { byId, choices, fill, make, scroller } from "../common/dom.js";
 import { formatBytes, formatCount, visible } from "../common/format.js";
-import { aliveRows, kindMatcher } from "../data/alive.js";
+import { aliveRows, inLayers, kindMatcher } from "../data/alive.js";
 import { Cells, LARGEST_FIRST } from "../data/rows.js";
 import { COLUMNS, StackSwitch, headOf, rowOf } from "./allocationrows.js";
-/** @import { AliveRow, Kinds } from "../data/alive.js" */
+/** @import { Kinds, LayerRow } from "../data/alive.js" */
 /** @import { Field, Order } from "../data/rows.js" */
 
 const FIRST_ROWS = 25;
@@ -139,7 +139,8 @@ export class AllocationTable {
     const rows = aliveRows(kinds, counts).filter(
       ({ kind }) => (category === "all" || kinds.category(kind) === Number(category)) && keep(kind) && matches(kind),
     );
-    return this.#order === LARGEST_FIRST ? rows : cells.sorted(rows, this.#order);
+    const groups = inLayers(kinds, rows);
+    return this.#order === LARGEST_FIRST ? groups : cells.sorted(groups, this.#order);
   }
 
   draw() {
@@ -163,10 +164,10 @@ export class AllocationTable {
     byId("more").textContent = `Show more (${formatCount(rows.length - this.#limit)} left)`;
   }
 
-  /** @param {AliveRow[]} rows */
+  /** @param {LayerRow[]} rows */
   #say(rows) {
     const count = rows.reduce((sum, row) => sum + row.count, 0);
-    const bytes = rows.reduce((sum, row) => sum + row.count * row.bytes, 0);
+    const bytes = rows.reduce((sum, row) => sum + row.sum, 0);
     /** @type {Record<string, string>} */
     const where = {
       peak: "alive at the peak",

@@ -1,8 +1,9 @@
 /** What one instant of the timeline is: the event that led to it, and every allocation that lives then. */
 import { byId, choices, fill, make, swatch } from "../common/dom.js";
 import { formatBytes, formatCount } from "../common/format.js";
+import { inLayers, together } from "../data/alive.js";
 import { StackSwitch } from "./allocationrows.js";
-/** @import { Kinds } from "../data/alive.js" */
+/** @import { AliveRow, Kinds, LayerRow } from "../data/alive.js" */
 /** @import { Live, LiveEvent } from "../data/stream.js" */
 
 /** Rows of the list while the cursor moves, which are as many as can be seen, and at rest; more come when asked for. */
@@ -10,24 +11,13 @@ const LISTED_MOVING = 15;
 const LISTED = 200;
 
 /**
- * `aten::mm`, or `h.0.weight (aten::mm)`.
- * @param {Kinds} kinds
- * @param {number} kind
- */
-function nameOf(kinds, kind) {
-  const name = kinds.text("name", kind);
-  const op = kinds.text("op", kind);
-  return name && op ? `${name} (${op})` : name || op;
-}
-
-/**
- * `alloc 2.0 MiB, activations, aten::addmm in h.3.mlp`
+ * `alloc 2.0 MiB, activations, output of addmm in h.3.mlp`
  * @param {Kinds} kinds
  * @param {LiveEvent} event
  */
 export function eventInWords(kinds, { kind, free }) {
   const module = kinds.text("module", kind);
-  const name = nameOf(kinds, kind) || "nothing known of it";
+  const name = kinds.what(kind) || "nothing known of it";
   const category = kinds.categories[kinds.category(kind)]?.label.toLowerCase() ?? "";
   const what = `${free ? "free" : "alloc"} ${formatBytes(kinds.bytes(kind))}`;
   return [what, category, module ? `${name} in ${module}` : name].filter(Boolean).join(", ");
@@ -130,26 +120,32 @@ export class LiveList {
     byId("live-note").textContent = counts
       ? sumInWords(kinds, counts, there)
       : "This page holds single allocations at the peak only.";
-    fill(byId("live-rows"), ...there.slice(0, limit).map((kind) => this.#row(kinds, kind, counts?.[kind] ?? 0)));
-    byId("live-more").hidden = there.length <= limit;
-    byId("live-more").textContent = `List more (${formatCount(there.length - limit)} left)`;
+    /** @type {AliveRow[]} */
+    const rows = there.map((kind) => ({ kind, count: counts?.[kind] ?? 0, bytes: kinds.bytes(kind) }));
+    const groups = inLayers(kinds, rows);
+    fill(byId("live-rows"), ...groups.slice(0, limit).map((group) => this.#row(kinds, group)));
+    byId("live-more").hidden = groups.length <= limit;
+    byId("live-more").textContent = `List more (${formatCount(groups.length - limit)} left)`;
   }
 
   /**
    * @param {Kinds} kinds
-   * @param {number} kind
-   * @param {number} count
+   * @param {LayerRow} group
    */
-  #row(kinds, kind, count) {
-    const category = kinds.categories[kinds.category(kind)];
-    const name = kinds.text("name", kind) || kinds.text("op", kind);
-    const module = kinds.text("module", kind);
+  #row(kinds, group) {
+    const { rows, count, bytes } = group;
+    const category = kinds.categories[kinds.category(rows[0].kind)];
+    /** @param {"name"|"module"} column */
+    const all = (column) => together(rows.map(({ kind }) => kinds.text(column, kind)));
+    const { kind } = rows[0];
+    const name = kinds.text("what", kind) || all("name") || kinds.text("op", kind);
+    const module = all("module");
     const times = count > 1 ? make("span", { class: "quiet" }, ` × ${formatCount(count)}`) : null;
     const row = make(
       "button",
       { type: "button", class: "live-row", "aria-expanded": "false" },
       swatch(category),
-      make("b", {}, formatBytes(kinds.bytes(kind))),
+      make("b", {}, formatBytes(bytes)),
       make("span", { class: "live-name" }, name || "-", times),
       make("span", { class: "live-module" }, name.includes(module) ? "" : module),
     );
@@ -159,7 +155,7 @@ export class LiveList {
     row.addEventListener("click", () => {
       const open = row.getAttribute("aria-expanded") !== "true";
       row.setAttribute("aria-expanded", String(open));
-      if (!details) item.append((details = this.#details(kinds, kind, count)));
+      if (!details) item.append((details = this.#details(kinds, group)));
       details.hidden = !open;
     });
     return item;
@@ -167,15 +163,15 @@ export class LiveList {
 
   /**
    * @param {Kinds} kinds
-   * @param {number} kind
-   * @param {number} count
+   * @param {LayerRow} group
    */
-  #details(kinds, kind, count) {
-    const bytes = kinds.bytes(kind);
+  #details(kinds, { rows, count, bytes, sum }) {
+    const { kind } = rows[0];
+    const each = count * bytes === sum ? "each" : "the largest";
     const category = kinds.categories[kinds.category(kind)]?.label ?? "";
     const op = kinds.text("op", kind);
     const facts = [
-      `${formatCount(bytes)} bytes${count > 1 ? ` each, ${formatCount(bytes * count)} together` : ""}`,
+      `${formatCount(bytes)} bytes${count > 1 ? ` ${each}, ${formatCount(sum)} together` : ""}`,
       category,
       [kinds.text("dtype", kind), kinds.shape(kind)].filter(Boolean).join(" "),
       `made in ${[kinds.phase(kind), op].filter(Boolean).join(" by ")}`,
@@ -186,8 +182,10 @@ export class LiveList {
       : make("p", { class: "quiet" }, "No Python stack was recorded for it.");
     const lead = make("button", { type: "button" }, "Show in the table");
     lead.addEventListener("click", () => {
-      const label = `${nameOf(kinds, kind) || category}, ${formatBytes(bytes)}`;
-      const keep = (/** @type {number} */ each) => each === kind;
+      const named = together(rows.map((row) => kinds.what(row.kind)));
+      const label = `${named || category}${count > 1 ? ` × ${formatCount(count)}` : ""}, ${formatBytes(bytes)}`;
+      const mine = new Set(rows.map((row) => row.kind));
+      const keep = (/** @type {number} */ other) => mine.has(other);
       this.#pin(this.#index);
       document.dispatchEvent(new CustomEvent("narrow", { detail: { label, keep } }));
       this.#show();
