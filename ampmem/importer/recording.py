@@ -35,7 +35,7 @@ from ampmem.events import (
 )
 from ampmem.importer.claims import Conclusions
 from ampmem.importer.frames import Purpose, Reading, read_stack
-from ampmem.importer.infer import conclude, from_forward
+from ampmem.importer.infer import conclude
 from ampmem.importer.notes import notes_of
 from ampmem.importer.phases import Course, course_of
 from ampmem.importer.replay import BEFORE, Allocation, TracedBlocks, replay
@@ -112,12 +112,12 @@ def recording_of(snapshot: DeviceSnapshot, name: str) -> Recording:
     course = course_of(lives, readings, snapshot.spans)
     found = conclude(lives, readings, course)
     texts = _Texts()
-    events = _events(lives, readings, course, texts)
+    events = _events(lives, readings, course, found, texts)
     facts = _facts(lives, found, texts)
     segments, unknown = segments_of(snapshot, lives, _start(lives) - 1)
     return Recording(
         run=_run(snapshot, name),
-        arm=_arm(lives, readings),
+        arm=_arm(lives, readings, found),
         texts=texts.all(),
         events=events,
         facts=facts,
@@ -165,13 +165,15 @@ def _start(lives: TracedBlocks) -> int:
     return lives.events[0].time_ns if lives.events else 0
 
 
-def _events(lives: TracedBlocks, readings: Sequence[Reading], course: Course, texts: _Texts) -> EventColumns:
+def _events(
+    lives: TracedBlocks, readings: Sequence[Reading], course: Course, found: Conclusions, texts: _Texts
+) -> EventColumns:
     """What was alive before the trace first, an instant before it; then its allocs and frees."""
     address, size, block_bytes, stream, birth, _ = _table(lives.allocations, len(Allocation._fields))
     time_ns, own_size, born, op, stack = _table(list(_calls(lives, readings, texts)), 5)
     before = np.flatnonzero(birth == BEFORE)
     owner = np.concatenate([before, _column(lives.allocation)])
-    forward = np.isin(before, list(from_forward(lives.allocations, course)))
+    forward = np.isin(before, list(found.from_forward))
     nothing = np.zeros_like(before)
     # A free counts with the size that its own event has: only then is the sum a check.
     total = np.cumsum(np.concatenate([size[before], np.where(born, own_size, -own_size)]))
@@ -251,8 +253,8 @@ def _allocator(snapshot: DeviceSnapshot) -> AllocatorRecord:
     )
 
 
-def _arm(lives: TracedBlocks, readings: Sequence[Reading]) -> ArmRecord:
-    cast = any(readings[event.stack].purpose in (Purpose.CAST, Purpose.PROMOTION) for event in lives.events)
+def _arm(lives: TracedBlocks, readings: Sequence[Reading], found: Conclusions) -> ArmRecord:
+    cast = found.half or any(readings[event.stack].purpose in (Purpose.CAST, Purpose.PROMOTION) for event in lives.events)
     # Sizes do not tell bfloat16 from float16.
     return ArmRecord(name=Arm.AMP if cast else Arm.AS_IS, dtype="16-bit" if cast else None, cache=None, scaler=False)
 
