@@ -6,21 +6,29 @@ from collections.abc import Sequence
 from typing import Final
 
 from ampmem.allocator.snapshots.snapshot import ALLOC, DeviceSnapshot
+from ampmem.events import ArmRecord
 from ampmem.importer.claims import Conclusions
 from ampmem.importer.frames import Reading
 from ampmem.importer.phases import Course
 from ampmem.importer.replay import BEFORE, TracedBlocks
 from ampmem.names import NO_TIMES
 from ampmem.units import format_bytes, format_count
+from ampmem.vocabulary import Arm
 
 _KINDS: Final = 5
 """How many kinds of events that were left out are named."""
 
 
 def notes_of(
-    snapshot: DeviceSnapshot, lives: TracedBlocks, readings: Sequence[Reading], course: Course, found: Conclusions
+    snapshot: DeviceSnapshot,
+    lives: TracedBlocks,
+    readings: Sequence[Reading],
+    course: Course,
+    found: Conclusions,
+    arm: ArmRecord,
+    dtype: str,
 ) -> tuple[str, ...]:
-    """The notes, in order of weight."""
+    """The notes, in order of weight; ``dtype`` is the type as which parameters were counted."""
     return (
         *_beginning(lives),
         *_checked(snapshot, lives),
@@ -28,7 +36,8 @@ def notes_of(
         *_stacks(lives, readings),
         *_course(course),
         *found.notes,
-        *_types(found),
+        *_types(found, arm, dtype),
+        *_autocast(lives, readings, arm),
         *_clock(snapshot),
         *_left_out(snapshot),
     )
@@ -89,16 +98,24 @@ def _course(course: Course) -> list[str]:
     return []
 
 
-def _types(found: Conclusions) -> list[str]:
+def _types(found: Conclusions, arm: ArmRecord, dtype: str) -> list[str]:
     if not found.parameters:
         return []
     numbered = (
         "a snapshot has no names: parameters are numbered among those of one size, "
         "and which gradient is whose is not known"
     )
-    if found.half:
+    if found.half or arm.name is Arm.FP32:
         return [numbered]
+    if dtype != "float32":
+        return [numbered, f"C++ frames show products of {dtype} matrices and no cast: parameters were counted as {dtype}"]
     return [numbered, "a snapshot has no types either: parameters were counted as float32"]
+
+
+def _autocast(lives: TracedBlocks, readings: Sequence[Reading], arm: ArmRecord) -> list[str]:
+    if arm.name is Arm.AMP or not any(readings[event.stack].autocast for event in lives.events):
+        return []
+    return ["stacks go through torch.autocast, but no cast was recognised: whether autocast was on is not known"]
 
 
 def _clock(snapshot: DeviceSnapshot) -> list[str]:

@@ -26,6 +26,8 @@ class Trace:
         self._readings = readings
         self.native = any(readings[event.stack].native for event in replay.events if event.action == ALLOC)
         """Whether any stack of an alloc has C++ frames."""
+        self.autocast = any(readings[event.stack].autocast for event in replay.events)
+        """Whether autocast's own Python code called any of it."""
         backward = [phase == Phase.BACKWARD for phase in course.phase]
         self._passes = list(accumulate(now != before for before, now in pairwise([False, *backward])))
         self.standing: dict[int, list[int]] = defaultdict(list)
