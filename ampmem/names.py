@@ -123,8 +123,8 @@ def has_times(notes: Sequence[str]) -> bool:
 
 
 LEFT_OVER = (
-    "are alive throughout and have no gradient and no cast: buffers, inputs, frozen parameters, or results of an earlier "
-    "forward that a variable holds, such as logits; they are in other"
+    "are alive throughout and have no gradient and no cast: buffers, inputs, frozen parameters, workspaces, or results "
+    "of an earlier forward that a variable holds, such as logits; they are in other"
 )
 """The end of the note that a snapshot may have more parameters than were recognised."""
 

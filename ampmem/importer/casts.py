@@ -45,10 +45,10 @@ def copies_in_low_precision(trace: Trace, there: Mapping[int, int]) -> list[int]
 def _by_their_sizes(trace: Trace, there: Mapping[int, int]) -> list[int]:
     """The blocks of forward that have half a parameter's size, where it is autocast that makes them.
 
-    Autocast makes one copy of each weight in a pass, and then, for the same line of Python, the result of the op. A size
-    fits where a pass makes no more such blocks than there are parameters, for more than half of them, and each on the
-    way to something else. Activations may do so by chance in one size; in two, with a quarter of the bytes, hardly. One
-    is enough where autocast's own code is in the stacks.
+    Autocast makes one copy of each weight in a pass, and then, for the same line of Python, the result of the op. A
+    size fits where a pass makes no more such blocks than there are parameters, makes them for half of those at least,
+    and each is followed by a result. Activations may do so by chance in one size, but hardly in two, with a quarter of
+    the parameters' bytes. One size is enough where autocast's own code is in the stacks.
     """
     on_the_way: list[int] = []
     results: set[int] = set()
@@ -64,14 +64,12 @@ def _by_their_sizes(trace: Trace, there: Mapping[int, int]) -> list[int]:
         if size not in results and there[2 * size] <= 2 * max(counts.values()) <= 2 * there[2 * size]
     }
     fit = sum(2 * size * there[2 * size] for size in fitting)
-    if len(fitting) < (1 if trace.autocast else _SIZES) or _SHARE * fit < sum(size * count for size, count in there.items()):
+    if len(fitting) < (1 if trace.autocast else _SIZES) or _SHARE * fit < sum(
+        size * count for size, count in there.items()
+    ):
         return []
     codes = {_code(trace, index) for index in on_the_way if trace.allocations[index].bytes in fitting}
-    return [
-        index
-        for index in on_the_way
-        if trace.allocations[index].bytes in fitting or _code(trace, index) in codes
-    ]
+    return [index for index in on_the_way if trace.allocations[index].bytes in fitting or _code(trace, index) in codes]
 
 
 def _before_a_result(trace: Trace, index: int) -> bool:

@@ -44,10 +44,9 @@ class Reading:
 
     ``op`` is the torch op that asked (``aten::bmm``), ``implementation`` how the optimizer runs, where it is
     one of torch's, and ``optimizing`` whether the innermost Python code is an optimizer's. ``leaving_autocast`` says
-    that a region of autocast is being left, ``autocast`` that code of autocast called it (whether autocast was on it does
-    not say), ``scaling`` that a GradScaler asked, ``known`` that there is a stack at all,
-    ``native`` that it has C++ frames. ``multiplies`` is the type in which it multiplies matrices (``bfloat16``), where
-    the name of cuBLAS' caller says so, else empty.
+    that a region of autocast is being left, ``autocast`` that code of autocast called it, which does not say whether
+    autocast was on, ``scaling`` that a GradScaler asked, ``known`` that there is a stack at all, ``native`` that it has
+    C++ frames. ``multiplies`` is the type in which cuBLAS multiplies matrices (``bfloat16``), where a name says so.
     """
 
     place: CallSite | None

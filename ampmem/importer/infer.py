@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Final
 
 from ampmem.events import Fact, Phase
@@ -14,7 +14,7 @@ from ampmem.importer.parameters import new_states, parameters_of
 from ampmem.importer.phases import Course
 from ampmem.importer.replay import ALIVE, BEFORE, TracedBlocks
 from ampmem.importer.trace import Trace
-from ampmem.importer.workspaces import earlier_workspaces, workspace_claims
+from ampmem.importer.workspaces import earlier_workspaces, workspace_claims, workspaces_by_size
 from ampmem.names import StateName
 
 _STATE_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -27,7 +27,8 @@ _STATE_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
 def conclude(replay: TracedBlocks, readings: Sequence[Reading], course: Course) -> Conclusions:
     """Say of every block what can be said of it."""
     trace = Trace(replay, readings, course)
-    gradients = list(_gradients(trace))
+    made = workspaces_by_size(trace)
+    gradients = list(_gradients(trace, frozenset(made)))
     low = copies_in_low_precision(trace, _parameters_there(trace, gradients))
     workspaces = earlier_workspaces(trace, gradients)
     results = _earlier_results(trace, gradients, low)
@@ -42,7 +43,7 @@ def conclude(replay: TracedBlocks, readings: Sequence[Reading], course: Course) 
         *(Claim(at, Fact.OTHER_CAST, "", True) for at in casts.others),
         *_state_claims(trace, found.states, names),
         *_state_claims(trace, new_states(trace, found.parameters), names),
-        *workspace_claims(trace, workspaces),
+        *workspace_claims(trace, [*workspaces, *made]),
     ]
     settled = {claim.allocation for claim in claims if claim.fact != Fact.OTHER_CAST}
     from_forward = {*results, *_freed_by_backward(trace)}
@@ -56,14 +57,14 @@ def conclude(replay: TracedBlocks, readings: Sequence[Reading], course: Course) 
     )
 
 
-def _gradients(trace: Trace) -> Iterator[int]:
+def _gradients(trace: Trace, workspaces: Set[int]) -> Iterator[int]:
     """Born in backward, as large as a block that is always there, and left by it; or freed by ``zero_grad``."""
     for index, allocation in enumerate(trace.allocations):
         if allocation.born == BEFORE and allocation.bytes in trace.standing and trace.zeroed(allocation):
             yield index
     for index, allocation in trace.born_in(Phase.BACKWARD):
         purpose = trace.birth(allocation).purpose
-        if purpose is Purpose.WORKSPACE or not trace.leaves(allocation, Phase.BACKWARD):
+        if purpose is Purpose.WORKSPACE or index in workspaces or not trace.leaves(allocation, Phase.BACKWARD):
             continue
         if purpose is Purpose.GRADIENT or allocation.bytes in trace.standing:
             yield index
@@ -153,5 +154,7 @@ def _earlier_results(trace: Trace, gradients: Sequence[int], low: Sequence[int])
         if allocation.born == BEFORE and allocation.bytes in kept and trace.given_up_by_script(allocation):
             there[allocation.bytes].append(index)
     # The script gives up what is older first; what stays may be something else of that size.
-    dead_first = {size: sorted(blocks, key=lambda index: trace.allocations[index].throughout) for size, blocks in there.items()}
+    dead_first = {
+        size: sorted(blocks, key=lambda index: trace.allocations[index].throughout) for size, blocks in there.items()
+    }
     return [index for size, blocks in dead_first.items() for index in blocks[: kept[size]]]

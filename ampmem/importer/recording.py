@@ -247,7 +247,9 @@ def _allocator(snapshot: DeviceSnapshot) -> AllocatorRecord:
     changed = [each.name for each in fields(Settings) if getattr(settings, each.name) != getattr(default, each.name)]
     return AllocatorRecord(
         variable="",
-        settings=",".join(f"{name}:{getattr(settings, name)}" for name in changed),
+        settings=NOT_KNOWN
+        if snapshot.settings is None
+        else ",".join(f"{name}:{getattr(settings, name)}" for name in changed),
         expandable_segments=any(segment.expandable for segment in snapshot.segments),
         streams=len({segment.stream for segment in snapshot.segments}),
         private_pools=len({segment.pool_id for segment in snapshot.segments} - {DEFAULT_POOL}),

@@ -95,10 +95,13 @@ class Trace:
         return self._passes[-1 if died == ALIVE else died] >= self.pass_of(index) + 2
 
     def given_up_by_script(self, allocation: Allocation) -> bool:
-        """Whether a block from before the trace is never freed, or by neither a backward nor an update nor zero_grad."""
+        """Whether a block from before the trace stays, or is freed by neither backward nor update nor zero_grad."""
         if allocation.died == ALIVE:
             return True
-        return not self.zeroed(allocation) and self.course.phase[allocation.died] not in (Phase.BACKWARD, Phase.OPTIMIZER)
+        return not self.zeroed(allocation) and self.course.phase[allocation.died] not in (
+            Phase.BACKWARD,
+            Phase.OPTIMIZER,
+        )
 
     def most_at_once(self, blocks: Iterable[int]) -> dict[int, int]:
         """The most of ``blocks`` of each size that are alive at one instant."""

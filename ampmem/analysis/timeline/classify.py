@@ -165,7 +165,7 @@ def is_held(view: View) -> Mask:
 
 
 def is_temporary(view: View) -> Mask:
-    """Seen to be born, and dead soon: within its step or the next ones; or in use by the backward or the update in which memory ran out."""
+    """Seen to be born, and dead soon: within its step or the next ones; or in use by what ran out of memory."""
     soon: Mask = (view.died_ns != FOREVER) & (view.died_step - view.step <= view.soon) & ~view.unseen
     in_use = view.born_in(Phase.BACKWARD, Phase.OPTIMIZER) & view.outlives(view.failure_ns)
     return soon | in_use
