@@ -128,7 +128,10 @@ LEFT_OVER = (
 )
 """The end of the note that a snapshot may have more parameters than were recognised."""
 
-TAKEN_FOR_PARAMETERS = "that are alive throughout were taken for parameters, buffers and inputs too"
+TAKEN_FOR_PARAMETERS = (
+    "that are alive throughout were taken for parameters; buffers, inputs and what an earlier forward left may be "
+    "among them"
+)
 """The end of the note that what was taken for parameters may be something else."""
 
 

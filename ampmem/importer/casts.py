@@ -117,10 +117,21 @@ def casts_of(trace: Trace, low: Sequence[int], there: Mapping[int, int]) -> Cast
 
 
 def _earlier(trace: Trace, there: Mapping[int, int]) -> Iterator[int]:
-    """Copies from before the trace: autocast's cache held them until a region was left, and holds nothing else."""
+    """Copies from before the trace.
+
+    Autocast's cache held them until a region was left, and holds nothing else. Or backward frees them, and makes as many
+    gradients of twice their size in the backward of casts; one of those may lie before the trace, too.
+    """
     for index, allocation in enumerate(trace.allocations):
         if allocation.born == BEFORE and 2 * allocation.bytes in there and trace.held_by_cache(allocation):
             yield index
+    born = Counter(each.bytes for _, each in trace.born_in(Phase.BACKWARD) if trace.birth(each).casting_back)
+    freed: dict[int, list[int]] = defaultdict(list)
+    for index in trace.freed_by_first_backward():
+        freed[2 * trace.allocations[index].bytes].append(index)
+    for size, copies in freed.items():
+        if size in there and size in born and len(copies) <= min(born[size] + 1, there[size]):
+            yield from copies
 
 
 def _in_each_pass(trace: Trace, casts: Sequence[int]) -> dict[int, Counter[int]]:

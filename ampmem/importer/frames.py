@@ -46,7 +46,8 @@ class Reading:
     one of torch's, and ``optimizing`` whether the innermost Python code is an optimizer's. ``leaving_autocast`` says
     that a region of autocast is being left, ``autocast`` that code of autocast called it, which does not say whether
     autocast was on, ``scaling`` that a GradScaler asked, ``known`` that there is a stack at all, ``native`` that it has
-    C++ frames. ``multiplies`` is the type in which cuBLAS multiplies matrices (``bfloat16``), where a name says so.
+    C++ frames, ``casting_back`` that it is the backward of a cast. ``multiplies`` is the type in which cuBLAS multiplies
+    matrices (``bfloat16``), where a name says so.
     """
 
     place: CallSite | None
@@ -59,6 +60,7 @@ class Reading:
     autocast: bool
     scaling: bool
     multiplies: str
+    casting_back: bool
     implementation: str
     known: bool
     native: bool
@@ -85,6 +87,7 @@ _ENGINE: Final = "torch::autograd::Engine::"
 _IMPLEMENTATIONS: Final = (("_multi_tensor_", "foreach"), ("_fused_", "fused"), ("_single_tensor_", "for-loop"))
 
 _AUTOCAST: Final = "torch/amp/autocast_mode.py"
+_CAST_BACKWARD: Final = "::ToCopyBackward"
 _SCALER: Final = "/amp/grad_scaler.py"
 _TYPES: Final = {"float": "float32", "double": "float64", "c10::BFloat16": "bfloat16", "c10::Half": "float16"}
 _PRODUCT: Final = re.compile(r"\bat::cuda::blas::\w*gemm\w*<(float|double|c10::BFloat16|c10::Half)\b")
@@ -120,6 +123,7 @@ def read_stack(stack: tuple[Frame, ...]) -> Reading:
         autocast=any(frame.filename.endswith(_AUTOCAST) for frame in python),
         scaling=any(frame.filename.endswith(_SCALER) for frame in python),
         multiplies=next((_TYPES[match[1]] for match in map(_PRODUCT.search, names) if match), ""),
+        casting_back=any(_CAST_BACKWARD in name for name in names),
         implementation=next(
             (word for mark, word in _IMPLEMENTATIONS if any(frame.name.startswith(mark) for frame in python)), ""
         ),

@@ -46,7 +46,7 @@ def conclude(replay: TracedBlocks, readings: Sequence[Reading], course: Course) 
         *workspace_claims(trace, [*workspaces, *made]),
     ]
     settled = {claim.allocation for claim in claims if claim.fact != Fact.OTHER_CAST}
-    from_forward = {*results, *_freed_by_backward(trace)}
+    from_forward = {*results, *trace.freed_by_first_backward()}
     claims += _outputs(trace, settled, sorted(from_forward))
     return Conclusions(
         claims=tuple(claims),
@@ -123,17 +123,6 @@ def _outputs(trace: Trace, settled: set[int], from_forward: Sequence[int]) -> It
     for index in from_forward:
         if index not in settled:
             yield Claim(index, Fact.SAVED, "", False)
-
-
-def _freed_by_backward(trace: Trace) -> Iterator[int]:
-    """Blocks from before the trace that the first backward frees: a forward made them that the ring has lost."""
-    course = trace.course
-    first = next((stretch.step for stretch in course.stretches if stretch.phase == Phase.BACKWARD), None)
-    for index, allocation in enumerate(trace.allocations):
-        if allocation.born != BEFORE or allocation.died == ALIVE:
-            continue
-        if course.phase[allocation.died] == Phase.BACKWARD and course.step[allocation.died] == first:
-            yield index
 
 
 def _earlier_results(trace: Trace, gradients: Sequence[int], low: Sequence[int]) -> list[int]:

@@ -103,6 +103,16 @@ class Trace:
             Phase.OPTIMIZER,
         )
 
+    def freed_by_first_backward(self) -> Iterator[int]:
+        """Blocks from before the trace that the first backward frees: a forward made them that the ring has lost."""
+        course = self.course
+        first = next((stretch.step for stretch in course.stretches if stretch.phase == Phase.BACKWARD), None)
+        for index, allocation in enumerate(self.allocations):
+            if allocation.born != BEFORE or allocation.died == ALIVE:
+                continue
+            if course.phase[allocation.died] == Phase.BACKWARD and course.step[allocation.died] == first:
+                yield index
+
     def most_at_once(self, blocks: Iterable[int]) -> dict[int, int]:
         """The most of ``blocks`` of each size that are alive at one instant."""
         changes = []

@@ -224,7 +224,8 @@ def _unseen(lifetimes: Lifetimes, recording: Recording) -> Mask:
         return before
     without_stack = (lifetimes.stack == 0) & (lifetimes.op == 0)
     no_phases = not np.isin(recording.phases.phase, _PLACES).any()
-    return before | ((lifetimes.phase == Phase.BETWEEN) & (without_stack | no_phases))
+    unseen: Mask = before | ((lifetimes.phase == Phase.BETWEEN) & (without_stack | no_phases))
+    return unseen
 
 
 def _failures(lifetimes: Lifetimes, recording: Recording) -> Column:

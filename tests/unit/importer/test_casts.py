@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from snapshots import ACCUMULATE, ENGINE, FORWARD, MIB, SCRIPT, Frames, Story, imported, native, op, python
+from snapshots import ACCUMULATE, ENGINE, FORWARD, KIB, MIB, SCRIPT, Frames, Story, imported, native, op, python
 
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.summary import Summary, summary_of
@@ -240,3 +240,20 @@ def test_who_uses_and_holds_a_copy_is_not_said_to_be_nobody(tmp_path: Path) -> N
     text = render_casts(summary_of(imported(tmp_path, without_cpp(model(3), 3, copies=True).snapshot())), Layout())
     assert "cast copies: 6 made, 30.0 MiB; at most 30.0 MiB at once" in text
     assert not any(word in text for word in ("served", "hits", "neither", "autograd"))
+
+
+def test_copies_from_before_the_trace_that_backward_frees(tmp_path: Path) -> None:
+    """The ring has lost the forward; the backward of each cast makes a gradient in the weight's own type."""
+    cast_back: Frames = [*TO_COPY, native("torch::autograd::generated::ToCopyBackward0::apply(...)"), *ENGINE]
+    for frames, halves in ((cast_back, 2), (cast_back, 4), ([op("mm"), *ENGINE], 2)):
+        story = model(2)
+        blocks = {f"half {number}": 8 * MIB for number in range(halves)} | {"activation": 8 * KIB}
+        story.before(**blocks)
+        story.alloc("seed", 4, [python("backward", "/env/torch/_tensor.py"), SCRIPT])
+        for number in range(2):
+            story.alloc(f"gradient {number}", 16 * MIB, frames)
+        story.free(*blocks, frames=ENGINE)
+        analysis = imported(tmp_path, story.snapshot())
+        expected = 2 * 8 * MIB if frames is cast_back and halves == 2 else 0
+        assert analysis.timeline.series(Category.CAST_COPIES).max() == expected
+        assert analysis.timeline.series(Category.ACTIVATIONS).max() == halves * 8 * MIB + 8 * KIB - expected
