@@ -123,11 +123,15 @@ def has_times(notes: Sequence[str]) -> bool:
 
 
 LEFT_OVER = (
-    "are alive throughout and have no gradient and no cast: buffers, inputs or frozen parameters; they are in other"
+    "are alive throughout and have no gradient and no cast: buffers, inputs, frozen parameters, workspaces, or results "
+    "of an earlier forward that a variable holds, such as logits; they are in other"
 )
 """The end of the note that a snapshot may have more parameters than were recognised."""
 
-TAKEN_FOR_PARAMETERS = "that are alive throughout were taken for parameters, buffers and inputs too"
+TAKEN_FOR_PARAMETERS = (
+    "that are alive throughout were taken for parameters; buffers, inputs and what an earlier forward left may be "
+    "among them"
+)
 """The end of the note that what was taken for parameters may be something else."""
 
 

@@ -12,6 +12,7 @@ from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import Mask
 from ampmem.analysis.timeline.marks import failure_ns
 from ampmem.events import Column
+from ampmem.vocabulary import SourceKind
 
 ROOT = "(model)"
 """Name of the row that includes all others."""
@@ -32,10 +33,11 @@ def modules(history: MemoryHistory) -> tuple[ModuleMemory, ...]:
     """The modules at the last step with a backward, each parent before its children; of inference, at the last step.
 
     Where memory ran out before there was one, they are as of then.
-    Activations made outside every module (a loss function called by the script) are nobody's.
+    Activations made outside every module (a loss function called by the script) are nobody's. Snapshots have no
+    modules.
     """
     positions = _positions(history)
-    if positions is None:
+    if positions is None or history.recording.run.source is SourceKind.SNAPSHOT:
         return ()
     after_forward, after_backward = positions
     tables = {

@@ -33,9 +33,13 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conclusions:
-    """All claims, and the parameters. ``half`` says that half-size casts show the parameters to be float32."""
+    """All claims, and the parameters. ``half`` says that half-size casts show the parameters to be float32.
+
+    ``from_forward`` are the allocations from before the trace that a forward has made.
+    """
 
     claims: tuple[Claim, ...]
     parameters: tuple[Parameter, ...]
     notes: tuple[str, ...]
     half: bool
+    from_forward: frozenset[int]

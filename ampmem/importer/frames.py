@@ -44,7 +44,10 @@ class Reading:
 
     ``op`` is the torch op that asked (``aten::bmm``), ``implementation`` how the optimizer runs, where it is
     one of torch's, and ``optimizing`` whether the innermost Python code is an optimizer's. ``leaving_autocast`` says
-    that a region of autocast is being left, ``known`` that there is a stack at all, ``native`` that it has C++ frames.
+    that a region of autocast is being left, ``autocast`` that code of autocast called it, which does not say whether
+    autocast was on, ``scaling`` that a GradScaler asked, ``known`` that there is a stack at all, ``native`` that it has
+    C++ frames, ``casting_back`` that it is the backward of a cast. ``multiplies`` is the type in which cuBLAS multiplies
+    matrices (``bfloat16``), where a name says so.
     """
 
     place: CallSite | None
@@ -54,6 +57,10 @@ class Reading:
     zeroing: bool
     optimizing: bool
     leaving_autocast: bool
+    autocast: bool
+    scaling: bool
+    multiplies: str
+    casting_back: bool
     implementation: str
     known: bool
     native: bool
@@ -78,6 +85,12 @@ _POLICY: Final = re.compile(r"\(at::autocast::CastPolicy\)([1-9])")
 """The policies of autocast but for the first, which is that of ops that run in low precision."""
 _ENGINE: Final = "torch::autograd::Engine::"
 _IMPLEMENTATIONS: Final = (("_multi_tensor_", "foreach"), ("_fused_", "fused"), ("_single_tensor_", "for-loop"))
+
+_AUTOCAST: Final = "torch/amp/autocast_mode.py"
+_CAST_BACKWARD: Final = "::ToCopyBackward"
+_SCALER: Final = "/amp/grad_scaler.py"
+_TYPES: Final = {"float": "float32", "double": "float64", "c10::BFloat16": "bfloat16", "c10::Half": "float16"}
+_PRODUCT: Final = re.compile(r"\bat::cuda::blas::\w*gemm\w*<(float|double|c10::BFloat16|c10::Half)\b")
 
 _OP: Final = re.compile(r"\bat::_ops::(\w+)::(?:call|redispatch)")
 # An overload is joined to its op by an underscore; these are those that are no part of a name.
@@ -107,6 +120,10 @@ def read_stack(stack: tuple[Frame, ...]) -> Reading:
         zeroing=any(frame.name == "zero_grad" for frame in python),
         optimizing=bool(python) and "optim" in python[0].filename.lower(),
         leaving_autocast=bool(python) and _leaves_autocast(python[0]),
+        autocast=any(frame.filename.endswith(_AUTOCAST) for frame in python),
+        scaling=any(frame.filename.endswith(_SCALER) for frame in python),
+        multiplies=next((_TYPES[match[1]] for match in map(_PRODUCT.search, names) if match), ""),
+        casting_back=any(_CAST_BACKWARD in name for name in names),
         implementation=next(
             (word for mark, word in _IMPLEMENTATIONS if any(frame.name.startswith(mark) for frame in python)), ""
         ),
@@ -161,7 +178,7 @@ def _steps(frame: Frame) -> bool:
 
 
 def _leaves_autocast(frame: Frame) -> bool:
-    return frame.name == "__exit__" and frame.filename.endswith("torch/amp/autocast_mode.py")
+    return frame.name == "__exit__" and frame.filename.endswith(_AUTOCAST)
 
 
 def _goes_back(frame: Frame) -> bool:

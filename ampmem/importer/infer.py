@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Final
 
 from ampmem.events import Fact, Phase
@@ -12,9 +12,9 @@ from ampmem.importer.claims import Claim, Conclusions, Parameter
 from ampmem.importer.frames import Purpose, Reading
 from ampmem.importer.parameters import new_states, parameters_of
 from ampmem.importer.phases import Course
-from ampmem.importer.replay import ALIVE, BEFORE, Allocation, TracedBlocks
+from ampmem.importer.replay import ALIVE, BEFORE, TracedBlocks
 from ampmem.importer.trace import Trace
-from ampmem.importer.workspaces import earlier_workspaces, workspace_claims
+from ampmem.importer.workspaces import earlier_workspaces, workspace_claims, workspaces_by_size
 from ampmem.names import StateName
 
 _STATE_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -27,9 +27,12 @@ _STATE_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
 def conclude(replay: TracedBlocks, readings: Sequence[Reading], course: Course) -> Conclusions:
     """Say of every block what can be said of it."""
     trace = Trace(replay, readings, course)
-    gradients, low = list(_gradients(trace)), copies_in_low_precision(trace)
+    made = workspaces_by_size(trace)
+    gradients = list(_gradients(trace, frozenset(made)))
+    low = copies_in_low_precision(trace, _parameters_there(trace, gradients))
     workspaces = earlier_workspaces(trace, gradients)
-    found = parameters_of(trace, gradients, low, workspaces)
+    results = _earlier_results(trace, gradients, low)
+    found = parameters_of(trace, gradients, low, {*workspaces, *results})
     names = _names(found.parameters)
     casts = casts_of(trace, low, {size: len(known) for size, known in names.items()})
     claims = [
@@ -40,29 +43,36 @@ def conclude(replay: TracedBlocks, readings: Sequence[Reading], course: Course) 
         *(Claim(at, Fact.OTHER_CAST, "", True) for at in casts.others),
         *_state_claims(trace, found.states, names),
         *_state_claims(trace, new_states(trace, found.parameters), names),
-        *workspace_claims(trace, workspaces),
+        *workspace_claims(trace, [*workspaces, *made]),
     ]
     settled = {claim.allocation for claim in claims if claim.fact != Fact.OTHER_CAST}
-    claims += _outputs(trace, settled)
+    from_forward = {*results, *trace.freed_by_first_backward()}
+    claims += _outputs(trace, settled, sorted(from_forward))
     return Conclusions(
         claims=tuple(claims),
         parameters=found.parameters,
         notes=(*found.notes, *casts.notes),
         half=bool(casts.of_parameters),
+        from_forward=frozenset(from_forward),
     )
 
 
-def _gradients(trace: Trace) -> Iterator[int]:
+def _gradients(trace: Trace, workspaces: Set[int]) -> Iterator[int]:
     """Born in backward, as large as a block that is always there, and left by it; or freed by ``zero_grad``."""
     for index, allocation in enumerate(trace.allocations):
         if allocation.born == BEFORE and allocation.bytes in trace.standing and trace.zeroed(allocation):
             yield index
     for index, allocation in trace.born_in(Phase.BACKWARD):
         purpose = trace.birth(allocation).purpose
-        if purpose is Purpose.WORKSPACE or not trace.leaves(allocation, Phase.BACKWARD):
+        if purpose is Purpose.WORKSPACE or index in workspaces or not trace.leaves(allocation, Phase.BACKWARD):
             continue
         if purpose is Purpose.GRADIENT or allocation.bytes in trace.standing:
             yield index
+
+
+def _parameters_there(trace: Trace, gradients: Sequence[int]) -> Mapping[int, int]:
+    """How many parameters of each size there may be: as many as gradients, or blocks that are always there."""
+    return trace.most_at_once(gradients) or {size: len(blocks) for size, blocks in trace.standing.items()}
 
 
 def _held_by_cache(trace: Trace, copies: Sequence[int]) -> Iterator[int]:
@@ -98,7 +108,7 @@ def _state_claims(trace: Trace, states: Sequence[int], names: Mapping[int, Seque
             yield Claim(index, Fact.OPTIMIZER_STATE, str(name), False)
 
 
-def _outputs(trace: Trace, settled: set[int]) -> Iterator[Claim]:
+def _outputs(trace: Trace, settled: set[int], from_forward: Sequence[int]) -> Iterator[Claim]:
     """What forward left behind is what its ops returned; kept for a backward, where the trace ends before one."""
     backward = [at for at, phase in enumerate(trace.course.phase) if phase == Phase.BACKWARD]
     last = backward[-1] if backward else -1
@@ -110,16 +120,30 @@ def _outputs(trace: Trace, settled: set[int]) -> Iterator[Claim]:
             yield Claim(index, Fact.OUTPUT, op, True)
         if allocation.died == ALIVE and allocation.born > last:
             yield Claim(index, Fact.SAVED, op, False)
-    for index in from_forward(trace.allocations, trace.course):
+    for index in from_forward:
         if index not in settled:
             yield Claim(index, Fact.SAVED, "", False)
 
 
-def from_forward(allocations: Sequence[Allocation], course: Course) -> Iterator[int]:
-    """Blocks from before the trace that the first backward frees: a forward made them that the ring has lost."""
-    first = next((stretch.step for stretch in course.stretches if stretch.phase == Phase.BACKWARD), None)
-    for index, allocation in enumerate(allocations):
-        if allocation.born != BEFORE or allocation.died == ALIVE:
-            continue
-        if course.phase[allocation.died] == Phase.BACKWARD and course.step[allocation.died] == first:
-            yield index
+def _earlier_results(trace: Trace, gradients: Sequence[int], low: Sequence[int]) -> list[int]:
+    """Blocks from before the trace that are what an earlier forward returned, such as logits that a variable holds.
+
+    The trace's own forwards make a block of that size that outlives its backward. The script gives the older one up
+    when the variable gets its next value, or holds it to the end. What has a parameter's size may be one.
+    """
+    taken = {*trace.most_at_once(gradients), *(2 * trace.allocations[index].bytes for index in low)}
+    copies = set(low)
+    kept = trace.most_in_a_step(
+        index
+        for index, allocation in trace.born_in(Phase.FORWARD)
+        if index not in copies and allocation.bytes not in taken and trace.outlives_backward(index)
+    )
+    there: dict[int, list[int]] = defaultdict(list)
+    for index, allocation in enumerate(trace.allocations):
+        if allocation.born == BEFORE and allocation.bytes in kept and trace.given_up_by_script(allocation):
+            there[allocation.bytes].append(index)
+    # The script gives up what is older first; what stays may be something else of that size.
+    dead_first = {
+        size: sorted(blocks, key=lambda index: trace.allocations[index].throughout) for size, blocks in there.items()
+    }
+    return [index for size, blocks in dead_first.items() for index in blocks[: kept[size]]]

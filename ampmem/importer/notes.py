@@ -5,22 +5,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ampmem.allocator.snapshots.snapshot import ALLOC, DeviceSnapshot
+from ampmem.allocator.snapshots.snapshot import ALLOC, DeviceSnapshot, Frame
+from ampmem.events import ArmRecord
 from ampmem.importer.claims import Conclusions
-from ampmem.importer.frames import Reading
+from ampmem.importer.frames import Reading, read_stack
 from ampmem.importer.phases import Course
 from ampmem.importer.replay import BEFORE, TracedBlocks
 from ampmem.names import NO_TIMES
 from ampmem.units import format_bytes, format_count
+from ampmem.vocabulary import Arm
 
+_LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/torch/")
 _KINDS: Final = 5
 """How many kinds of events that were left out are named."""
 
 
 def notes_of(
-    snapshot: DeviceSnapshot, lives: TracedBlocks, readings: Sequence[Reading], course: Course, found: Conclusions
+    snapshot: DeviceSnapshot,
+    lives: TracedBlocks,
+    readings: Sequence[Reading],
+    course: Course,
+    found: Conclusions,
+    arm: ArmRecord,
+    dtype: str,
 ) -> tuple[str, ...]:
-    """The notes, in order of weight."""
+    """The notes, in order of weight; ``dtype`` is the type as which parameters were counted."""
     return (
         *_beginning(lives),
         *_checked(snapshot, lives),
@@ -28,7 +37,8 @@ def notes_of(
         *_stacks(lives, readings),
         *_course(course),
         *found.notes,
-        *_types(found),
+        *_types(found, arm, dtype),
+        *_autocast(lives, readings, arm),
         *_clock(snapshot),
         *_left_out(snapshot),
     )
@@ -61,12 +71,33 @@ def _checked(snapshot: DeviceSnapshot, lives: TracedBlocks) -> list[str]:
 
 
 def _failed(snapshot: DeviceSnapshot) -> list[str]:
-    if not snapshot.failed:
-        return []
-    count, last = len(snapshot.failed), snapshot.failed[-1]
-    return [
-        f"there was no memory for {format_count(count)} allocations; the last of them asked for {format_bytes(last)}"
-    ]
+    """That memory ran out: on the device that is shown, and on others, of which a failure ends the script as well."""
+    said = []
+    for failed in sorted(snapshot.failed, key=lambda each: each.device != snapshot.device):
+        here = failed.device == snapshot.device
+        which = "" if here else f" on device {failed.device}, which is not the one shown"
+        count = f"{format_count(failed.failures)} allocation{'' if failed.failures == 1 else 's'}"
+        text = f"there was no memory for {count}{which}; the last of them asked for {format_bytes(failed.asked)}"
+        if failed.free is not None:
+            text += f" while the device had {format_bytes(failed.free)} free"
+        text += _asked_by(failed.stack)
+        if not here and failed.reserved:
+            text += (
+                f"; of device {failed.device} the allocator holds {format_bytes(failed.reserved)} at the end, "
+                f"{format_bytes(failed.allocated)} of that in tensors"
+            )
+        if not here and failed.traced:
+            text += f"; --device {failed.device} imports that device"
+        said.append(text)
+    return said
+
+
+def _asked_by(stack: tuple[Frame, ...]) -> str:
+    """The op and the script's innermost line, as the end of a message."""
+    reading = read_stack(stack)
+    lines = list(reversed(reading.text.splitlines()))
+    own = next((line for line in lines if not any(part in line for part in _LIBRARIES)), next(iter(lines), ""))
+    return (f", in {reading.op}" if reading.op else "") + (f", at {own}" if own else "")
 
 
 def _stacks(lives: TracedBlocks, readings: Sequence[Reading]) -> list[str]:
@@ -89,16 +120,27 @@ def _course(course: Course) -> list[str]:
     return []
 
 
-def _types(found: Conclusions) -> list[str]:
+def _types(found: Conclusions, arm: ArmRecord, dtype: str) -> list[str]:
     if not found.parameters:
         return []
     numbered = (
         "a snapshot has no names: parameters are numbered among those of one size, "
         "and which gradient is whose is not known"
     )
-    if found.half:
+    if found.half or arm.name is Arm.FP32:
         return [numbered]
+    if dtype != "float32":
+        return [
+            numbered,
+            f"C++ frames show products of {dtype} matrices and no cast: parameters were counted as {dtype}",
+        ]
     return [numbered, "a snapshot has no types either: parameters were counted as float32"]
+
+
+def _autocast(lives: TracedBlocks, readings: Sequence[Reading], arm: ArmRecord) -> list[str]:
+    if arm.name is Arm.AMP or not any(readings[event.stack].autocast for event in lives.events):
+        return []
+    return ["stacks go through torch.autocast, but no cast was recognised: whether autocast was on is not known"]
 
 
 def _clock(snapshot: DeviceSnapshot) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
@@ -43,9 +43,12 @@ class _Candidates:
     trained: int | None
 
 
-def parameters_of(trace: Trace, gradients: Sequence[int], casts: Sequence[int], workspaces: Sequence[int]) -> Found:
-    """As many blocks of each size as there are gradients of it at once; without gradients, those of a cast's size."""
-    standing = {size: [index for index in blocks if index not in workspaces] for size, blocks in trace.standing.items()}
+def parameters_of(trace: Trace, gradients: Sequence[int], casts: Sequence[int], known: Set[int]) -> Found:
+    """As many blocks of each size as there are gradients of it at once; without gradients, those of a cast's size.
+
+    Of what is ``known`` to be something else, such as workspaces, none is a parameter.
+    """
+    standing = {size: [index for index in blocks if index not in known] for size, blocks in trace.standing.items()}
     trained = trace.most_at_once(gradients)
     cast = {2 * size: count for size, count in trace.most_in_a_step(casts).items()}
     sizes = sorted((size for size in {*trained, *cast} if standing.get(size)), reverse=True)
@@ -63,8 +66,8 @@ def parameters_of(trace: Trace, gradients: Sequence[int], casts: Sequence[int], 
         most = len(each.blocks) if each.trained is None else each.trained
         count = min(max(len(each.blocks) // (1 + copies), 1), most)
         for number, index in enumerate(each.blocks[:count], start=1):
-            known = not trained or number <= (each.trained or 0)
-            parameters.append(Parameter(heirs.line(index), _name(each.size, number), each.size, known))
+            updated = not trained or number <= (each.trained or 0)
+            parameters.append(Parameter(heirs.line(index), _name(each.size, number), each.size, updated))
         rest = each.blocks[count:]
         # Without an optimizer, what is as large as the parameters may be a frozen twin.
         kept = [index for index in rest if index in each.earlier][: count * copies] if optimized else []

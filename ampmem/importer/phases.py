@@ -74,9 +74,9 @@ def _class_of(span: Span) -> str:
 def _phases(replay: TracedBlocks, readings: Sequence[Reading], updates: Sequence[Span]) -> list[Phase]:
     """One phase per event. Frees often have no stack, and then go with what is before them.
 
-    The engine's thread has no Python frames: where other allocs have them, an alloc without any is its.
+    The engine's thread has no Python frames: where other events have them, an alloc without any is its.
     """
-    traced = any(readings[event.stack].text for event in replay.events if event.action == ALLOC)
+    traced = any(readings[event.stack].text for event in replay.events)
     now = Phase.BETWEEN
     found: list[Phase] = []
     pending = iter(updates)

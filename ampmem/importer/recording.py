@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +34,8 @@ from ampmem.events import (
     StepRecord,
 )
 from ampmem.importer.claims import Conclusions
-from ampmem.importer.frames import Purpose, Reading, read_stack
-from ampmem.importer.infer import conclude, from_forward
+from ampmem.importer.frames import CallSite, Purpose, Reading, read_stack
+from ampmem.importer.infer import conclude
 from ampmem.importer.notes import notes_of
 from ampmem.importer.phases import Course, course_of
 from ampmem.importer.replay import BEFORE, Allocation, TracedBlocks, replay
@@ -49,7 +49,8 @@ from ampmem.vocabulary import Arm, Device, SourceKind
 
 _ColumnsT = TypeVar("_ColumnsT", bound=Columns)
 
-_ITEMSIZE: Final = 4
+_WITH_BIAS: Final = "aten::addmm"
+_ITEMSIZES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def import_snapshot(path: Path, output: Path, *, device: int | None = None, force: bool = False) -> Recording:
@@ -111,13 +112,15 @@ def recording_of(snapshot: DeviceSnapshot, name: str) -> Recording:
     readings = [read_stack(stack) for stack in snapshot.stacks]
     course = course_of(lives, readings, snapshot.spans)
     found = conclude(lives, readings, course)
+    arm, dtype = _precision(lives, readings, found)
     texts = _Texts()
-    events = _events(lives, readings, course, texts)
-    facts = _facts(lives, found, texts)
+    events = _events(lives, readings, course, found, texts)
+    typed = dtype if found.half or arm.name is Arm.FP32 else ""
+    facts = _facts(lives, found, texts, typed)
     segments, unknown = segments_of(snapshot, lives, _start(lives) - 1)
     return Recording(
         run=_run(snapshot, name),
-        arm=_arm(lives, readings),
+        arm=arm,
         texts=texts.all(),
         events=events,
         facts=facts,
@@ -133,9 +136,9 @@ def recording_of(snapshot: DeviceSnapshot, name: str) -> Recording:
             )
             for step in course.steps
         ),
-        parameters=_parameters(found, bool(course.optimizer_names) or _updates(course)),
+        parameters=_parameters(found, dtype, bool(course.optimizer_names) or _updates(course)),
         optimizers=_optimizers(course, lives, readings),
-        notes=(*notes_of(snapshot, lives, readings, course, found), *unknown),
+        notes=(*notes_of(snapshot, lives, readings, course, found, arm, dtype), *unknown),
         segments=segments,
         allocator=_allocator(snapshot),
         ended=True,
@@ -165,13 +168,15 @@ def _start(lives: TracedBlocks) -> int:
     return lives.events[0].time_ns if lives.events else 0
 
 
-def _events(lives: TracedBlocks, readings: Sequence[Reading], course: Course, texts: _Texts) -> EventColumns:
+def _events(
+    lives: TracedBlocks, readings: Sequence[Reading], course: Course, found: Conclusions, texts: _Texts
+) -> EventColumns:
     """What was alive before the trace first, an instant before it; then its allocs and frees."""
     address, size, block_bytes, stream, birth, _ = _table(lives.allocations, len(Allocation._fields))
     time_ns, own_size, born, op, stack = _table(list(_calls(lives, readings, texts)), 5)
     before = np.flatnonzero(birth == BEFORE)
     owner = np.concatenate([before, _column(lives.allocation)])
-    forward = np.isin(before, list(from_forward(lives.allocations, course)))
+    forward = np.isin(before, list(found.from_forward))
     nothing = np.zeros_like(before)
     # A free counts with the size that its own event has: only then is the sum a check.
     total = np.cumsum(np.concatenate([size[before], np.where(born, own_size, -own_size)]))
@@ -206,10 +211,10 @@ def _column(values: Sequence[int]) -> Column:
     return np.array(values, dtype=np.int64)
 
 
-def _facts(lives: TracedBlocks, found: Conclusions, texts: _Texts) -> FactColumns:
-    """Each fact at the birth of what it is about; a conclusion is marked as one."""
+def _facts(lives: TracedBlocks, found: Conclusions, texts: _Texts, typed: str) -> FactColumns:
+    """Each fact at the birth of what it is about; a conclusion is marked as one. ``typed`` is the parameters' type."""
     rows: list[tuple[int, ...]] = []
-    dtype = texts.id("float32") if found.half else 0
+    dtype = texts.id(typed)
     for claim in found.claims:
         allocation = lives.allocations[claim.allocation]
         when = _start(lives) - 1 if allocation.born == BEFORE else lives.events[allocation.born].time_ns
@@ -242,7 +247,9 @@ def _allocator(snapshot: DeviceSnapshot) -> AllocatorRecord:
     changed = [each.name for each in fields(Settings) if getattr(settings, each.name) != getattr(default, each.name)]
     return AllocatorRecord(
         variable="",
-        settings=",".join(f"{name}:{getattr(settings, name)}" for name in changed),
+        settings=NOT_KNOWN
+        if snapshot.settings is None
+        else ",".join(f"{name}:{getattr(settings, name)}" for name in changed),
         expandable_segments=any(segment.expandable for segment in snapshot.segments),
         streams=len({segment.stream for segment in snapshot.segments}),
         private_pools=len({segment.pool_id for segment in snapshot.segments} - {DEFAULT_POOL}),
@@ -251,19 +258,39 @@ def _allocator(snapshot: DeviceSnapshot) -> AllocatorRecord:
     )
 
 
-def _arm(lives: TracedBlocks, readings: Sequence[Reading]) -> ArmRecord:
-    cast = any(readings[event.stack].purpose in (Purpose.CAST, Purpose.PROMOTION) for event in lives.events)
-    # Sizes do not tell bfloat16 from float16.
-    return ArmRecord(name=Arm.AMP if cast else Arm.AS_IS, dtype="16-bit" if cast else None, cache=None, scaler=False)
+def _precision(
+    lives: TracedBlocks, readings: Sequence[Reading], found: Conclusions
+) -> tuple[ArmRecord, Literal["float32", "bfloat16", "float16"]]:
+    """The precision, and the type of the parameters.
+
+    It is autocast where that cast something, and FP32 where C++ frames have no cast, and products of float32 matrices
+    alone, in a backward or with a bias: a model in bfloat16 may have others, such as that of rotary positions. Products
+    of 16-bit matrices without a cast have parameters of 16 bits.
+    """
+    asked = [readings[event.stack] for event in lives.events if event.action == ALLOC]
+    scaler = any(reading.scaling for reading in asked)
+    types = {reading.multiplies for reading in asked} - {""}
+    low = sorted(types & {"bfloat16", "float16"})
+    left = any(readings[event.stack].leaving_autocast for event in lives.events)
+    if left or found.half or any(reading.purpose in (Purpose.CAST, Purpose.PROMOTION) for reading in asked):
+        # Sizes do not tell bfloat16 from float16.
+        dtype = low[0] if len(low) == 1 else "16-bit"
+        return ArmRecord(name=Arm.AMP, dtype=dtype, cache=None, scaler=scaler), "float32"
+    of_weights = any(each.multiplies and (each.place is CallSite.BACKWARD or each.op == _WITH_BIAS) for each in asked)
+    name = Arm.FP32 if types == {"float32"} and of_weights else Arm.AS_IS
+    arm = ArmRecord(name=name, dtype=None, cache=None, scaler=scaler)
+    if types == {"bfloat16"}:
+        return arm, "bfloat16"
+    return arm, "float16" if types == {"float16"} else "float32"
 
 
-def _parameters(found: Conclusions, optimized: bool) -> tuple[ParameterRecord, ...]:
+def _parameters(found: Conclusions, dtype: str, optimized: bool) -> tuple[ParameterRecord, ...]:
     return tuple(
         ParameterRecord(
             name=parameter.name,
-            elements=parameter.bytes // _ITEMSIZE,
+            elements=parameter.bytes // _ITEMSIZES[dtype],
             bytes=parameter.bytes,
-            dtype="float32",
+            dtype=dtype,
             trainable=parameter.trained,
             optimizer=0 if optimized and parameter.trained else None,
         )

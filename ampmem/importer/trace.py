@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Final
 
+from ampmem.allocator.snapshots.snapshot import ALLOC
 from ampmem.events import Phase
 from ampmem.importer.frames import Reading
 from ampmem.importer.phases import Course
@@ -23,6 +24,10 @@ class Trace:
         self.course = course
         self._replay = replay
         self._readings = readings
+        self.native = any(readings[event.stack].native for event in replay.events if event.action == ALLOC)
+        """Whether any stack of an alloc has C++ frames."""
+        self.autocast = any(readings[event.stack].autocast for event in replay.events)
+        """Whether autocast's own Python code called any of it."""
         backward = [phase == Phase.BACKWARD for phase in course.phase]
         self._passes = list(accumulate(now != before for before, now in pairwise([False, *backward])))
         self.standing: dict[int, list[int]] = defaultdict(list)
@@ -83,6 +88,30 @@ class Trace:
             return True
         course = self.course
         return course.phase[allocation.died] != phase or course.step[allocation.died] != course.step[allocation.born]
+
+    def outlives_backward(self, index: int) -> bool:
+        """Whether what a forward made is still there when the backward after it has ended."""
+        died = self.allocations[index].died
+        return self._passes[-1 if died == ALIVE else died] >= self.pass_of(index) + 2
+
+    def given_up_by_script(self, allocation: Allocation) -> bool:
+        """Whether a block from before the trace stays, or is freed by neither backward nor update nor zero_grad."""
+        if allocation.died == ALIVE:
+            return True
+        return not self.zeroed(allocation) and self.course.phase[allocation.died] not in (
+            Phase.BACKWARD,
+            Phase.OPTIMIZER,
+        )
+
+    def freed_by_first_backward(self) -> Iterator[int]:
+        """Blocks from before the trace that the first backward frees: a forward made them that the ring has lost."""
+        course = self.course
+        first = next((stretch.step for stretch in course.stretches if stretch.phase == Phase.BACKWARD), None)
+        for index, allocation in enumerate(self.allocations):
+            if allocation.born != BEFORE or allocation.died == ALIVE:
+                continue
+            if course.phase[allocation.died] == Phase.BACKWARD and course.step[allocation.died] == first:
+                yield index
 
     def most_at_once(self, blocks: Iterable[int]) -> dict[int, int]:
         """The most of ``blocks`` of each size that are alive at one instant."""

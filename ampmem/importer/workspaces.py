@@ -32,12 +32,27 @@ def earlier_workspaces(trace: Trace, gradients: Sequence[int]) -> list[int]:
     return blocks[len(blocks) - max(min(spare, missing), 0) :]
 
 
-def workspace_claims(trace: Trace, earlier: Sequence[int]) -> Iterator[Claim]:
-    """Those that a frame names, and the ``earlier`` ones."""
+def workspaces_by_size(trace: Trace) -> list[int]:
+    """Those of cuBLAS that the trace has made without C++ frames to say so: each thread makes one, and keeps it."""
+    if trace.native:
+        return []
+    kept = [index for index, each in enumerate(trace.allocations) if each.born != BEFORE and each.died == ALIVE]
+    sure = [index for index in kept if trace.allocations[index].bytes == CUBLAS_WORKSPACE]
+    if sure or LARGE_CUBLAS_WORKSPACE in trace.standing:
+        return sure
+    large = [index for index in kept if trace.allocations[index].bytes == LARGE_CUBLAS_WORKSPACE]
+    phases = [trace.course.phase[trace.allocations[index].born] for index in large]
+    # More than one in a thread are something else.
+    alone = len(set(phases)) == len(phases) and {*phases} <= {Phase.FORWARD, Phase.BACKWARD}
+    return large if alone else []
+
+
+def workspace_claims(trace: Trace, concluded: Sequence[int]) -> Iterator[Claim]:
+    """Those that a frame names, and the ``concluded`` ones."""
     for index, allocation in enumerate(trace.allocations):
         if allocation.born != BEFORE and trace.birth(allocation).purpose is Purpose.WORKSPACE:
             yield Claim(index, Fact.WORKSPACE, "", True)
-    for index in earlier:
+    for index in concluded:
         yield Claim(index, Fact.WORKSPACE, "", False)
 
 

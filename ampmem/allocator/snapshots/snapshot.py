@@ -5,6 +5,7 @@ Versions differ: there may be no times, no ``free_requested``, no addresses and 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -68,10 +69,30 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailedAllocation:
+    """An allocation on ``device`` that there was no memory for: the last of so many ``failures`` of that device.
+
+    ``asked`` is the block that was needed, ``free`` what the driver had left (``None`` where the trace does not say),
+    both in bytes; ``stack`` is who asked, innermost frame first. ``reserved`` and ``allocated`` are what the allocator
+    held of the device when the snapshot was taken, in segments and in tensors. ``traced`` says whether the device can
+    be imported.
+    """
+
+    device: int
+    failures: int
+    asked: int
+    free: int | None
+    stack: tuple[Frame, ...]
+    reserved: int
+    allocated: int
+    traced: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSnapshot:
     """One device of a snapshot. Stacks are innermost frame first, each once; the first one is empty.
 
-    ``failed`` are the sizes of the allocations that there was no memory for, ``settings`` is ``None`` where the
+    ``failed`` are the failed allocations, the last of each device of the snapshot, ``settings`` is ``None`` where the
     snapshot does not have them, ``timed`` says whether times were recorded. ``left_out`` counts, by action, the events
     that say nothing of blocks and segments as far as this version of ampmem knows; ``host_events`` those of pinned host
     memory, which is another allocator's. ``text`` is what the first entry of the trace says
@@ -84,7 +105,7 @@ class DeviceSnapshot:
     device: int = 0
     stacks: tuple[tuple[Frame, ...], ...] = ((),)
     spans: tuple[Span, ...] = ()
-    failed: tuple[int, ...] = ()
+    failed: tuple[FailedAllocation, ...] = ()
     timed: bool = True
     left_out: tuple[tuple[str, int], ...] = ()
     host_events: int = 0
@@ -114,7 +135,7 @@ def read_snapshot(data: object, device: int | None = None) -> DeviceSnapshot:
         device=device,
         stacks=tuple(trace.stacks),
         spans=_spans(top.get("external_annotations"), device),
-        failed=tuple(trace.failed),
+        failed=tuple(_failed(top["segments"], traces)),
         timed=trace.timed,
         left_out=tuple(trace.left_out.items()),
         host_events=host_events,
@@ -207,6 +228,8 @@ def _host_events(traces: object) -> int:
 
 def _chosen(traces: list[Any], device: int | None, host_events: int) -> int:
     traced = [index for index, trace in enumerate(traces[:_MAX_DEVICES]) if isinstance(trace, list) and trace]
+    # A trace of failures alone has nothing to show.
+    traced = [index for index in traced if _has_events(traces[index])] or traced
     if not traced and host_events:
         raise RecordingError(
             "the snapshot has a trace of pinned host memory alone, which ampmem does not read: "
@@ -220,11 +243,58 @@ def _chosen(traces: list[Any], device: int | None, host_events: int) -> int:
     names = ", ".join(map(str, traced[:16]))
     if device is None:
         if len(traced) > 1:
-            raise UsageError(f"the snapshot has traces of the devices {names}; choose one with --device")
+            raise UsageError(
+                f"the snapshot has traces of the devices {names}; choose one with --device{_out_of_memory(traces)}"
+            )
         return traced[0]
     if device not in traced:
         raise UsageError(f"the snapshot has no trace of device {device}, only of {names}")
     return device
+
+
+def _out_of_memory(traces: list[Any]) -> str:
+    """Which devices ran out of memory, as the end of a message."""
+    short = [
+        str(index)
+        for index, rows in enumerate(traces[:_MAX_DEVICES])
+        if isinstance(rows, list) and any(isinstance(row, dict) and row.get("action") == _OUT_OF_MEMORY for row in rows)
+    ]
+    if not short:
+        return ""
+    return f" (out of memory: device{'' if len(short) == 1 else 's'} {', '.join(short[:16])})"
+
+
+def _failed(segments: object, traces: list[Any]) -> Iterator[FailedAllocation]:
+    """The last failed allocation of each device; what cannot be read is left out, as it may be of another device."""
+    for device, rows in enumerate(traces[:_MAX_DEVICES]):
+        if not isinstance(rows, list):
+            continue
+        found = [row for row in rows if isinstance(row, dict) and row.get("action") == _OUT_OF_MEMORY]
+        if not found or not isinstance(found[-1].get("size"), int):
+            continue
+        last, frames = found[-1], found[-1].get("frames")
+        try:
+            held = read_segments(segments, device)
+            stack = _Trace([{**last, "action": ALLOC, "addr": 0, "time_us": 0, "frames": frames}]).stacks[-1]
+            asked = _number(last["size"], "")
+        except RecordingError:
+            continue
+        free = last.get("device_free")
+        yield FailedAllocation(
+            device=device,
+            failures=len(found),
+            asked=asked,
+            free=free if isinstance(free, int) and 0 <= free < _MAX_NUMBER else None,
+            stack=stack,
+            reserved=sum(segment.size for segment in held),
+            allocated=sum(block.requested for segment in held for block in segment.blocks if block.allocated),
+            traced=_has_events(rows),
+        )
+
+
+def _has_events(rows: object) -> bool:
+    """Whether a trace has allocs, frees or segments, and not only markers and failures."""
+    return isinstance(rows, list) and any(isinstance(row, dict) and row.get("action") in _PLACED for row in rows)
 
 
 class _Trace:
@@ -236,7 +306,6 @@ class _Trace:
     def __init__(self, rows: list[Any]) -> None:
         self.stacks: list[tuple[Frame, ...]] = [()]
         self.events: list[SnapshotEvent] = []
-        self.failed: list[int] = []
         self.timed = _timed(rows)
         self.left_out: dict[str, int] = {}
         self.text = _text_of_marker(rows)
@@ -273,7 +342,7 @@ class _Trace:
 
     def _count(self, action: str, row: _Row, index: int) -> None:
         if action == _OUT_OF_MEMORY:
-            self.failed.append(_number(row.get("size"), _event(index)))
+            _number(row.get("size"), _event(index))
         elif action != _MARKER:
             kind = _one_line(action[:_MAX_KIND])
             self.left_out[kind] = self.left_out.get(kind, 0) + 1

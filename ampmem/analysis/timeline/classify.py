@@ -13,7 +13,10 @@ import numpy as np
 from ampmem.analysis.timeline.categories import CODES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, JoinedFacts, Lifetimes, Mask
 from ampmem.analysis.timeline.marks import failure_ns, trains
-from ampmem.events import OTHER_THREADS, Column, Fact, Phase, Recording, StepRecord
+from ampmem.events import OTHER_THREADS, Action, Column, Fact, Phase, Recording, StepRecord
+from ampmem.vocabulary import SourceKind
+
+_PLACES = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.EVALUATION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,8 @@ class View:
     facts: Column
     elsewhere: Mask
     """Which are the block that stands for the other threads."""
+    unseen: Mask
+    """Of which nothing says in which phase they were born: there before the recording, or of a trace without phases."""
     phase: Column
     step: Column
     died_step: Column
@@ -160,8 +165,8 @@ def is_held(view: View) -> Mask:
 
 
 def is_temporary(view: View) -> Mask:
-    """Dead soon: within its step or the next ones; or in use by the backward or the update in which memory ran out."""
-    soon: Mask = (view.died_ns != FOREVER) & (view.died_step - view.step <= view.soon)
+    """Seen to be born, and dead soon: within its step or the next ones; or in use by what ran out of memory."""
+    soon: Mask = (view.died_ns != FOREVER) & (view.died_step - view.step <= view.soon) & ~view.unseen
     in_use = view.born_in(Phase.BACKWARD, Phase.OPTIMIZER) & view.outlives(view.failure_ns)
     return soon | in_use
 
@@ -196,6 +201,7 @@ def view_of(lifetimes: Lifetimes, facts: JoinedFacts, recording: Recording) -> V
     return View(
         facts=bits,
         elsewhere=lifetimes.address == OTHER_THREADS,
+        unseen=_unseen(lifetimes, recording),
         phase=lifetimes.phase,
         step=lifetimes.step,
         died_step=lifetimes.died_step,
@@ -209,6 +215,17 @@ def view_of(lifetimes: Lifetimes, facts: JoinedFacts, recording: Recording) -> V
         failure_ns=_failures(lifetimes, recording),
         soon=1 if trains(recording) else 2,
     )
+
+
+def _unseen(lifetimes: Lifetimes, recording: Recording) -> Mask:
+    """What was there when the recording started; of a snapshot also what has no stack, or a stack without a phase."""
+    before: Mask = recording.events.action[lifetimes.born] == Action.BASELINE
+    if recording.run.source != SourceKind.SNAPSHOT:
+        return before
+    without_stack = (lifetimes.stack == 0) & (lifetimes.op == 0)
+    no_phases = not np.isin(recording.phases.phase, _PLACES).any()
+    unseen: Mask = before | ((lifetimes.phase == Phase.BETWEEN) & (without_stack | no_phases))
+    return unseen
 
 
 def _failures(lifetimes: Lifetimes, recording: Recording) -> Column:

@@ -10,7 +10,7 @@ from build import Story
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.timeline.categories import CATEGORIES, CODES, Category
 from ampmem.analysis.timeline.classify import RULES
-from ampmem.events import OTHER_THREADS, Fact, Phase
+from ampmem.events import OTHER_THREADS, Action, Fact, Phase
 
 IT = 0x10
 """The address of the allocation that a test is about; it is always the first."""
@@ -99,6 +99,15 @@ def test_the_rules_have_one_order() -> None:
         Category.OTHER,
         Category.TEMPORARIES,
     ]
+
+
+def test_what_was_there_before_the_recording_is_no_temporary() -> None:
+    story = Story()
+    story.alloc(IT, 8, action=Action.BASELINE)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    story.free(IT)
+    assert category_of(story) == Category.OTHER
 
 
 def test_the_first_of_several_names_is_kept() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from snapshots import ACCUMULATE, ENGINE, FORWARD, MIB, SCRIPT, Frames, Story, imported, native, op, python
+from snapshots import ACCUMULATE, ENGINE, FORWARD, KIB, MIB, SCRIPT, Frames, Story, imported, native, op, python
 
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.summary import Summary, summary_of
+from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.text.common.layout import Layout
 from ampmem.reporters.text.sections.activations import render_activations
+from ampmem.reporters.text.sections.casts import render_casts
 
 _MODULE = "/env/torch/nn/modules/module.py"
 TO_COPY: Frames = [op("empty_strided"), op("_to_copy")]
@@ -161,3 +163,97 @@ def test_types_that_are_not_known_are_said_to_be_unknown(tmp_path: Path) -> None
     text = render_activations(summary_of(imported(tmp_path, story.snapshot())), Layout(width=80))
     assert "their types are unknown" in text
     assert "low precision" not in text
+
+
+def python_only(file: str, line: int) -> Frames:
+    """The stack of an op in a module, as a snapshot without C++ frames has it."""
+    return [python("forward", file, line), python("_call_impl", _MODULE), *FORWARD]
+
+
+def without_cpp(story: Story, layers: int, *, copies: bool) -> Story:
+    """A forward of the model on 8 MiB of input, and its backward; with ``copies`` the weights are cast."""
+    for number in range(layers):
+        for name, size, line in (("narrow", 2 * MIB, 22), ("wide", 8 * MIB, 23)):
+            if copies:
+                story.alloc(f"{name} copy {number}", size, python_only(LINEAR, line))
+            story.alloc(f"{name} out {number}", 3 * MIB if copies else size, python_only(LINEAR, line))
+        story.alloc(f"scores {number}", 5 * MIB, python_only(ATTENTION, 24))
+    story.alloc("seed", 4, [python("backward", "/env/torch/_tensor.py"), SCRIPT])
+    for number in range(layers):
+        story.alloc(f"narrow gradient {number}", 4 * MIB, [])
+        story.alloc(f"wide gradient {number}", 16 * MIB, [])
+    return story
+
+
+def test_without_cpp_frames_copies_are_told_by_their_sizes_and_lines(tmp_path: Path) -> None:
+    analysis = imported(tmp_path, without_cpp(model(3), 3, copies=True).snapshot())
+    casts, recording = summary_of(analysis).casts, analysis.recording
+    assert (casts.copies, casts.bytes, len(casts.by_parameter)) == (6, 3 * (2 + 8) * MIB, 6)
+    assert (recording.arm.name, recording.arm.dtype) == ("amp", "16-bit")
+    assert sum(record.elements for record in recording.parameters) == 3 * (4 + 16) * MIB // 4
+    assert summary_of(analysis).inferred["cast_copies"] == summary_of(analysis).peak.categories["cast_copies"]
+    assert any(note.startswith("blocks of half a parameter's size") for note in recording.notes)
+
+
+def test_results_of_half_a_weights_size_are_no_copies(tmp_path: Path) -> None:
+    """In FP32, half as many tokens as the width give results of half the weights' sizes, each as often."""
+    analysis = imported(tmp_path, without_cpp(model(3), 3, copies=False).snapshot())
+    assert (summary_of(analysis).casts.copies, analysis.recording.arm.name) == (0, "as-is")
+    assert analysis.timeline.series(Category.ACTIVATIONS).max() == 3 * (2 + 8 + 5) * MIB
+
+
+def test_one_size_is_enough_where_autocasts_own_code_calls(tmp_path: Path) -> None:
+    decorated = [*python_only(LINEAR, 22), python("decorate_autocast", "/env/torch/amp/autocast_mode.py")]
+    for frames, copies in ((python_only(LINEAR, 22), 0), (decorated, 2)):
+        story = Story()
+        story.before(weight=4 * MIB, other=4 * MIB)
+        for number in range(2):
+            story.alloc(f"copy {number}", 2 * MIB, frames)
+            story.alloc(f"out {number}", 1 * MIB, frames)
+        assert summary_of(imported(tmp_path, story.snapshot())).casts.copies == copies
+
+
+def test_that_autocasts_code_was_there_is_not_that_it_was_on(tmp_path: Path) -> None:
+    story = Story()
+    story.before(weight=4 * MIB)
+    story.alloc("out", 1 * MIB, [*FORWARD, python("decorate_autocast", "/env/torch/amp/autocast_mode.py")])
+    recording = imported(tmp_path, story.snapshot()).recording
+    assert recording.arm.name == "as-is"
+    assert any(note.endswith("whether autocast was on is not known") for note in recording.notes)
+
+
+def test_copies_from_before_the_trace_that_leaving_autocast_frees(tmp_path: Path) -> None:
+    story = model(1)
+    story.before(copy=8 * MIB, same_size=8 * MIB)
+    story.alloc("out", 1 * MIB, FORWARD)
+    story.alloc("narrow gradient", 4 * MIB, ACCUMULATE)
+    story.alloc("wide gradient", 16 * MIB, ACCUMULATE)
+    story.free("copy", frames=EXIT)
+    analysis = imported(tmp_path, story.snapshot())
+    (copy,) = summary_of(analysis).casts.by_parameter
+    assert (copy.bytes, copy.held_by_cache) == (8 * MIB, 1)
+    assert analysis.timeline.series(Category.CAST_COPIES).max() == 8 * MIB
+    assert analysis.recording.arm.name == "amp"
+
+
+def test_who_uses_and_holds_a_copy_is_not_said_to_be_nobody(tmp_path: Path) -> None:
+    text = render_casts(summary_of(imported(tmp_path, without_cpp(model(3), 3, copies=True).snapshot())), Layout())
+    assert "cast copies: 6 made, 30.0 MiB; at most 30.0 MiB at once" in text
+    assert not any(word in text for word in ("served", "hits", "neither", "autograd"))
+
+
+def test_copies_from_before_the_trace_that_backward_frees(tmp_path: Path) -> None:
+    """The ring has lost the forward; the backward of each cast makes a gradient in the weight's own type."""
+    cast_back: Frames = [*TO_COPY, native("torch::autograd::generated::ToCopyBackward0::apply(...)"), *ENGINE]
+    for frames, halves in ((cast_back, 2), (cast_back, 4), ([op("mm"), *ENGINE], 2)):
+        story = model(2)
+        blocks = {f"half {number}": 8 * MIB for number in range(halves)} | {"activation": 8 * KIB}
+        story.before(**blocks)
+        story.alloc("seed", 4, [python("backward", "/env/torch/_tensor.py"), SCRIPT])
+        for number in range(2):
+            story.alloc(f"gradient {number}", 16 * MIB, frames)
+        story.free(*blocks, frames=ENGINE)
+        analysis = imported(tmp_path, story.snapshot())
+        expected = 2 * 8 * MIB if frames is cast_back and halves == 2 else 0
+        assert analysis.timeline.series(Category.CAST_COPIES).max() == expected
+        assert analysis.timeline.series(Category.ACTIVATIONS).max() == halves * 8 * MIB + 8 * KIB - expected

@@ -6,9 +6,11 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import numpy as np
+import pytest
 from snapshots import (
     ACCUMULATE,
     BACKWARD,
@@ -26,6 +28,7 @@ from snapshots import (
     Frames,
     Story,
     imported,
+    native,
     op,
     python,
     training_step,
@@ -37,8 +40,14 @@ from ampmem.analysis.summary import summarize, summary_of, summary_schema
 from ampmem.analysis.timeline.categories import CATEGORIES, CODES, Category
 from ampmem.events import Fact, Phase
 from ampmem.importer.frames import CallSite, Purpose, Reading, read_stack
-from ampmem.importer.workspaces import CUBLAS_WORKSPACE
-from ampmem.reporters.text.common.describe import describe_optimizers, optimizers_or_none, parameters_in_short
+from ampmem.importer.workspaces import CUBLAS_WORKSPACE, LARGE_CUBLAS_WORKSPACE
+from ampmem.names import LEFT_OVER
+from ampmem.reporters.text.common.describe import (
+    describe_allocator,
+    describe_optimizers,
+    optimizers_or_none,
+    parameters_in_short,
+)
 from ampmem.reporters.text.details import Detail
 from ampmem.reporters.text.static_model import render_static_model
 from ampmem.reporters.text.table import render
@@ -361,3 +370,134 @@ def test_frozen_weights_are_known_by_their_casts(tmp_path: Path) -> None:
         (16 * MIB, False),
         (64 * KIB, True),
     ]
+
+
+def test_what_was_there_before_the_trace_and_dies_is_no_temporary(tmp_path: Path) -> None:
+    story = Story()
+    story.before(weight=4 * MIB, unknown=5 * MIB)
+    story.alloc("out", 1 * MIB, [op("mm"), *FORWARD])
+    story.free("unknown", frames=FORWARD)
+    story.alloc("gradient", 4 * MIB, ACCUMULATE)
+    story.free("out", frames=ENGINE)
+    analysis = imported(tmp_path, story.snapshot())
+    assert (born(analysis, Category.TEMPORARIES), born(analysis, Category.OTHER)) == (0, 5 * MIB)
+
+
+def test_without_a_phase_nothing_is_a_temporary(tmp_path: Path) -> None:
+    for frames in ([], [python("foo", "/path/to/bar.py")]):
+        story = Story()
+        story.before(weight=4 * MIB)
+        story.alloc("born", 3 * MIB, frames)
+        story.free("born", frames=frames)
+        analysis = imported(tmp_path, story.snapshot())
+        assert (born(analysis, Category.TEMPORARIES), born(analysis, Category.OTHER)) == (0, 7 * MIB)
+
+
+def test_the_engine_is_known_where_frees_alone_have_stacks(tmp_path: Path) -> None:
+    """A ring that lost the forward: Python frees the loss and the gradients, the engine has no Python frames."""
+    story = Story()
+    story.before(weight=4 * MIB, activation=3 * MIB)
+    story.alloc("gradient", 4 * MIB, [])
+    story.free("activation")
+    story.free("gradient", frames=ZERO)
+    analysis = imported(tmp_path, story.snapshot())
+    assert born(analysis, Category.GRADIENTS) == born(analysis, Category.PARAMETERS) == 4 * MIB
+    assert born(analysis, Category.ACTIVATIONS) == 3 * MIB
+
+
+@pytest.mark.parametrize("rebound", [True, False])
+def test_the_logits_of_the_step_before(rebound: bool, tmp_path: Path) -> None:
+    """The script gives them up when the variable gets its next value, or keeps them to the end."""
+    story = Story()
+    story.before(weight=4 * MIB, logits=2 * MIB, mask=7 * KIB)
+    story.alloc("activation", 3 * MIB, [op("mm"), *FORWARD])
+    story.alloc("logits of now", 2 * MIB, [op("mm"), *FORWARD])
+    if rebound:
+        story.free("logits", frames=[SCRIPT])
+    story.alloc("gradient", 4 * MIB, ACCUMULATE)
+    story.free("activation", frames=ENGINE)
+    story.free("gradient", frames=ZERO)
+    analysis = imported(tmp_path, story.snapshot())
+    assert born(analysis, Category.ACTIVATIONS) == (2 + 3 + 2) * MIB
+    assert (born(analysis, Category.TEMPORARIES), born(analysis, Category.OTHER)) == (0, 7 * KIB)
+    assert any(note.startswith("1 blocks of 7.0 KiB are alive throughout") for note in analysis.recording.notes)
+
+
+def test_what_is_left_over_may_be_a_result_of_an_earlier_forward() -> None:
+    assert "or results of an earlier forward that a variable holds, such as logits" in LEFT_OVER
+
+
+def product(dtype: str, *frames: dict[str, Any]) -> Frames:
+    return [native(f"void at::cuda::blas::gemm_internal_cublas<{dtype}>(char, long)"), *frames]
+
+
+FLOAT_BACKWARD = product("float", op("mm"), *ENGINE)
+HALF_FORWARD = product("c10::BFloat16", op("mm"), *FORWARD)
+POSITIONS = product("float", op("bmm"), *FORWARD)
+
+
+@pytest.mark.parametrize(
+    ("asked", "arm", "dtype", "weights"),
+    [
+        ([FLOAT_BACKWARD], "fp32", None, "float32"),
+        ([product("float", op("addmm"), *FORWARD)], "fp32", None, "float32"),
+        ([POSITIONS], "as-is", None, "float32"),  # the first product of a model in bfloat16 may be such
+        ([POSITIONS, HALF_FORWARD], "as-is", None, "float32"),
+        ([HALF_FORWARD], "as-is", None, "bfloat16"),
+        ([product("c10::Half", op("mm"), *ENGINE)], "as-is", None, "float16"),
+        ([CAST], "amp", "16-bit", "float32"),
+        ([CAST, HALF_FORWARD, POSITIONS], "amp", "bfloat16", "float32"),
+        ([CAST, product("c10::Half", op("mm"), *FORWARD)], "amp", "float16", "float32"),
+        ([CAST, HALF_FORWARD, product("c10::Half", op("mm"), *FORWARD)], "amp", "16-bit", "float32"),
+    ],
+)
+def test_the_precision_that_frames_show(
+    asked: list[Frames], arm: str, dtype: str | None, weights: str, tmp_path: Path
+) -> None:
+    story = Story()
+    story.before(weight=4 * MIB)
+    for number, frames in enumerate(asked):
+        story.alloc(f"asked {number}", 2 * MIB, frames)
+    story.alloc("gradient", 4 * MIB, ACCUMULATE)
+    recording = imported(tmp_path, story.snapshot()).recording
+    assert (recording.arm.name, recording.arm.dtype) == (arm, dtype)
+    (parameter,) = recording.parameters
+    assert (parameter.dtype, parameter.elements) == (weights, 4 * MIB // (4 if weights == "float32" else 2))
+    told = f"parameters were counted as {weights}"
+    assert any(note.endswith(told) for note in recording.notes) == (arm == "as-is")
+
+
+def test_a_scaler_is_seen_in_the_stacks(tmp_path: Path) -> None:
+    story = Story()
+    story.before(weight=4 * MIB)
+    story.alloc("scaled", 4, [op("mul_Tensor"), python("scale", "/env/torch/amp/grad_scaler.py"), SCRIPT])
+    assert imported(tmp_path, story.snapshot()).recording.arm.scaler
+
+
+@pytest.mark.parametrize("size", [CUBLAS_WORKSPACE, LARGE_CUBLAS_WORKSPACE])
+def test_workspaces_of_cublas_without_cpp_frames(size: int, tmp_path: Path) -> None:
+    story = Story()
+    story.before(weight=4 * MIB, older=CUBLAS_WORKSPACE if size == CUBLAS_WORKSPACE else KIB)
+    story.alloc("main", size, FORWARD)
+    story.alloc("out", 1 * MIB, FORWARD)
+    story.alloc("seed", 4, BACKWARD)
+    story.alloc("engine", size, [])
+    story.alloc("gradient", 4 * MIB, [])
+    story.free("out")
+    analysis = imported(tmp_path, story.snapshot())
+    older = CUBLAS_WORKSPACE if size == CUBLAS_WORKSPACE else 0
+    assert born(analysis, Category.WORKSPACE) == 2 * size + older
+    assert born(analysis, Category.GRADIENTS) == 4 * MIB
+    assert inferred(analysis) == {"parameters", "gradients", "workspace"}
+
+
+def test_settings_that_a_snapshot_does_not_have_are_not_called_the_default(tmp_path: Path) -> None:
+    story = Story()
+    story.alloc("out", 1 * MIB, FORWARD)
+    for more, said in (
+        ({}, "settings not known, 1 stream"),
+        ({"allocator_settings": {}}, "default settings, 1 stream"),
+    ):
+        allocator = imported(tmp_path, story.snapshot(**more)).recording.allocator
+        assert allocator is not None
+        assert describe_allocator(allocator) == said

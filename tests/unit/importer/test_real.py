@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from snapshots import real
 
 from ampmem.allocator.snapshots.snapshot import read_snapshot
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.summary import summarize, summary_of
-from ampmem.analysis.timeline.categories import Category
-from ampmem.events import Fact
+from ampmem.analysis.timeline.categories import CATEGORIES, Category
+from ampmem.events import Action, Fact
 from ampmem.importer.recording import import_snapshot, recording_of
 from ampmem.importer.unpickle import load
-from ampmem.vocabulary import SourceKind
+from ampmem.vocabulary import Arm, SourceKind
 
 pytestmark = pytest.mark.slow
 
@@ -37,6 +40,7 @@ NAMES = (
 )
 
 
+@cache
 def analysis_of(name: str) -> Analysis:
     path = real(name)
     return analyse(recording_of(read_snapshot(load(path)), path.name))
@@ -168,6 +172,74 @@ def test_copies_that_a_region_around_three_steps_keeps_in_its_cache() -> None:
     assert "autocast stays open across the update" in finding.message
     problems = [term.why for part in summary.static_model for term in part.terms if part.component == "cast_copies"]
     assert not any("no cache served it" in why for why in problems)
+
+
+COPIES = {
+    "lm2700m_ctx128_bf16_forward": 32 * 9 + 2,
+    "lm2700m_ctx512_amp_fwdbwd": 32 * 7 + 1,
+    "lm_medium_ctx512_bf16_inference": 24 * 7 + 1,
+    "lm_small_ctx200_amp_3steps": 4 * 7 + 1,
+    "lm_medium_ctx128_fp32_step": 0,  # its activations have half the size of its weights
+    "resnet50_fp32_3steps": 0,
+}
+
+
+def without_cpp_frames(data: Any) -> Any:
+    """As ``stacks="python"`` records; stacks that events share stay shared."""
+    kept: dict[int, list[Any]] = {}
+    events = [event for trace in data["device_traces"] for event in trace if "frames" in event]
+    for stack in [event["frames"] for event in events]:
+        if id(stack) not in kept:
+            kept[id(stack)] = [frame for frame in stack if frame["filename"].endswith((".py", ">"))]
+    for event in events:
+        event["frames"] = kept[id(event["frames"])]
+    return data
+
+
+@pytest.mark.parametrize(("name", "copies"), COPIES.items())
+def test_without_cpp_frames_the_same_is_found(name: str, copies: int) -> None:
+    """But for workspaces of cuBLAS from before the trace and of cuDNN, which only C++ frames tell."""
+    snapshot = read_snapshot(without_cpp_frames(load(real(name))))
+    summary, known = summarize(recording_of(snapshot, name)), summary_of(analysis_of(name))
+    assert (summary.casts.copies, summary.casts.bytes) == (copies, known.casts.bytes)
+    assert summary.conservation.residual_bytes == 0
+    peak, expected = summary.peak.categories, known.peak.categories
+    for category in (*CATEGORIES[:6], Category.CAST_COPIES, Category.ACTIVATIONS):
+        assert peak[category] == expected[category]
+    lost = {
+        "lm2700m_ctx512_amp_fwdbwd": 2 * 32 << 20,
+        "resnet50_fp32_3steps": expected[Category.WORKSPACE] - 2 * 8_519_680,
+    }
+    assert expected[Category.WORKSPACE] - peak[Category.WORKSPACE] == lost.get(name, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "arm", "dtype"),
+    [
+        ("lm2700m_ctx128_bf16_forward", Arm.AMP, "bfloat16"),
+        ("lm_small_ctx200_amp_3steps", Arm.AMP, "bfloat16"),
+        ("lm2700m_ctx512_amp_fwdbwd", Arm.AMP, "16-bit"),
+        ("lm2700m_ctx128_fp32_step", Arm.FP32, None),
+        ("resnet50_fp32_3steps", Arm.FP32, None),
+        ("lm_medium_ctx128_fp32_step", Arm.AS_IS, None),
+    ],
+)
+def test_the_precision_that_frames_show(name: str, arm: Arm, dtype: str | None) -> None:
+    recording = analysis_of(name).recording
+    assert (recording.arm.name, recording.arm.dtype) == (arm, dtype)
+
+
+@pytest.mark.parametrize(("name", "itemsize"), [("lm2700m_ctx512_amp_fwdbwd", 2), ("lm2700m_ctx512_fp32_fwdbwd", 4)])
+def test_the_logits_of_the_step_before(name: str, itemsize: int) -> None:
+    analysis = analysis_of(name)
+    before = np.flatnonzero((analysis.recording.events.action == Action.BASELINE)[analysis.lifetimes.born])
+    logits = before[analysis.lifetimes.bytes[before] == 4 * 512 * 10_000 * itemsize]
+    assert [CATEGORIES[code] for code in analysis.classes.category[logits]] == [Category.ACTIVATIONS]
+
+
+def test_a_trace_without_phases_has_no_temporaries() -> None:
+    peak = summary_of(analysis_of("old_no_free_requested")).peak
+    assert peak.categories[Category.OTHER] == peak.bytes
 
 
 @pytest.mark.parametrize("name", ["lm2700m_ctx512_amp_fwdbwd", "lm2700m_ctx512_fp32_fwdbwd"])

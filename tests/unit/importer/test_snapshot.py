@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from snapshots import FORWARD, KIB, MIB, Story, dump, imported, training_step, without
+from snapshots import FORWARD, KIB, MIB, SCRIPT, Story, dump, imported, op, python, training_step, without
 
 from ampmem.analysis.summary import summarize
 from ampmem.errors import AmpmemError, RecordingError, UsageError
@@ -154,9 +154,35 @@ def test_segments_give_the_peak_of_what_was_reserved(tmp_path: Path) -> None:
 
 def test_an_allocation_that_failed(tmp_path: Path) -> None:
     data = small()
-    trace_of(data).append({"action": "oom", "size": 3 * MIB, "device_free": 1, "stream": 0, "frames": []})
+    frames = [op("mm"), python("linear", "/env/site-packages/torch/nn/functional.py"), *FORWARD]
+    trace_of(data).append({"action": "oom", "size": 3 * MIB, "device_free": MIB, "stream": 0, "frames": frames})
     notes = imported(tmp_path, data).recording.notes
-    assert "there was no memory for 1 allocations; the last of them asked for 3.0 MiB" in notes
+    assert (
+        "there was no memory for 1 allocation; the last of them asked for 3.0 MiB while the device had 1.0 MiB free, "
+        "in aten::mm, at /home/net.py:9 forward"
+    ) in notes
+
+
+def test_an_allocation_that_failed_on_another_device(tmp_path: Path) -> None:
+    """As a model that is spread over several devices dies; the device may have no other events."""
+    oom = {"action": "oom", "size": 3 * MIB, "stream": 0, "frames": [SCRIPT]}
+    data, other = small(), small()
+    data["device_traces"] += [[], [oom, {**oom, "size": 2 * MIB, "device_free": MIB}]]
+    data["segments"] += [{**segment, "device": 2} for segment in other["segments"]]
+    held = format_bytes(other["segments"][0]["total_size"])
+    blocks = [block for block in other["segments"][0]["blocks"] if block["state"] == "active_allocated"]
+    tensors = format_bytes(sum(block["requested_size"] for block in blocks))
+    said = (
+        "there was no memory for 2 allocations on device 2, which is not the one shown; the last of them asked for 2.0 "
+        "MiB while the device had 1.0 MiB free, at /home/train.py:40 <module>; of device 2 the allocator holds "
+        f"{held} at the end, {tensors} of that in tensors"
+    )
+    recording = imported(tmp_path, data).recording
+    assert recording.run.device_name == "device 0 of a snapshot"
+    assert said in recording.notes
+    data["device_traces"][2] += trace_of(other)
+    assert "choose one with --device (out of memory: device 2)" in refused(tmp_path, data, UsageError)
+    assert f"{said}; --device 2 imports that device" in imported(tmp_path, data, device=0).recording.notes
 
 
 def test_the_start_that_the_ring_lost(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ampmem.analysis.summary import ArmSummary, Step, Summary
 from ampmem.events import AllocatorRecord
+from ampmem.names import NOT_KNOWN
 from ampmem.reporters.text.common.plain_text import ABSENT
 from ampmem.units import format_bytes, format_count
 from ampmem.vocabulary import Arm, SourceKind
@@ -34,6 +35,8 @@ def describe_allocator(allocator: AllocatorRecord) -> str:
     """How the caching allocator was set and used: ``PYTORCH_ALLOC_CONF=max_split_size_mb:64, 2 streams``."""
     variable = f"{allocator.variable}=" if allocator.variable else ""
     words = [f"{variable}{allocator.settings}" if allocator.settings else "default settings"]
+    if allocator.settings == NOT_KNOWN:
+        words = ["settings not known"]
     if allocator.expandable_segments and "expandable_segments" not in allocator.settings:
         words.append("expandable segments")
     words.append(counted(allocator.streams, "stream"))

@@ -10,6 +10,7 @@ from ampmem.names import layers, layers_named, natural
 from ampmem.reporters.text.common.layout import Layout, number, table, words
 from ampmem.reporters.text.common.plain_text import ABSENT, wrapped
 from ampmem.units import format_bytes, format_count
+from ampmem.vocabulary import SourceKind
 
 PARAMETERS = 20
 """Parameters that are shown."""
@@ -19,39 +20,45 @@ _NAME = 24
 
 
 def render_casts(summary: Summary, layout: Layout) -> str:
-    """The copies of each step, who holds them, and those of each parameter."""
+    """The copies of each step, who holds them, and those of each parameter.
+
+    A snapshot has neither the uses of a copy nor who holds it; only what autocast's cache gives up is seen.
+    """
     casts = summary.casts
     if not casts.copies:
         return "cast copies: none"
-    made, held = _made(casts.steps, layout), _held(casts.steps, layout)
-    return "\n\n".join([_caption(casts, layout), made, held, _parameters(casts.by_parameter, layout)])
+    seen = summary.source is not SourceKind.SNAPSHOT
+    parts = [_caption(casts, layout, uses=seen), _made(casts.steps, layout, uses=seen)]
+    parts += [_held(casts.steps, layout, all_holders=seen), _parameters(casts.by_parameter, layout, uses=seen)]
+    return "\n\n".join(parts)
 
 
-def _caption(casts: Casts, layout: Layout) -> str:
+def _caption(casts: Casts, layout: Layout, *, uses: bool) -> str:
+    served = f"; {format_count(casts.cache_hits)} uses served by the cache" if uses else ""
     text = (
-        f"cast copies: {format_count(casts.copies)} made, {format_bytes(casts.bytes)}; "
-        f"{format_count(casts.cache_hits)} uses served by the cache; at most {format_bytes(casts.peak_bytes)} at once"
+        f"cast copies: {format_count(casts.copies)} made, {format_bytes(casts.bytes)}{served}; "
+        f"at most {format_bytes(casts.peak_bytes)} at once"
     )
     return layout.heading(text)
 
 
-def _made(steps: Sequence[StepCasts], layout: Layout) -> str:
+def _made(steps: Sequence[StepCasts], layout: Layout, *, uses: bool) -> str:
     rows = [
         [
             str(step.index),
             phase,
             format_count(made.copies),
             format_bytes(made.bytes),
-            format_count(made.cache_hits),
+            *([format_count(made.cache_hits)] if uses else []),
         ]
         for step in steps
         for phase, made in step.phases.items()
     ]
-    columns = [number("step"), words("made in"), number("copies"), number("bytes"), number("cache hits")]
-    return table(columns, rows, layout)
+    columns = [number("step"), words("made in"), number("copies"), number("bytes")]
+    return table([*columns, *([number("cache hits")] if uses else [])], rows, layout)
 
 
-def _held(steps: Sequence[StepCasts], layout: Layout) -> str:
+def _held(steps: Sequence[StepCasts], layout: Layout, *, all_holders: bool) -> str:
     """The copies at the end of forward; who else holds them goes first where there is no room."""
     rows = []
     for step in steps:
@@ -59,13 +66,14 @@ def _held(steps: Sequence[StepCasts], layout: Layout) -> str:
         holders = [ABSENT] * 4 if held is None else [_count(held.cache), _count(held.autograd), _count(held.both)]
         if held is not None:
             holders.append(_count(held.neither))
+        if not all_holders:  # what the cache was not seen to give up may have been in it, too
+            holders = [_count(held.cache) if held is not None and held.cache.copies else ABSENT]
         rows.append([str(step.index), *holders, format_bytes(step.peak_bytes), _count(step.surviving)])
+    others = [number("by\nautograd"), number("by\nboth"), number("by\nneither", rank=2)]
     columns = [
         number("step"),
         number("held by the\ncache"),
-        number("by\nautograd"),
-        number("by\nboth"),
-        number("by\nneither", rank=2),
+        *(others if all_holders else []),
         number("peak", rank=1),
         number("alive at\nits end", rank=3),
     ]
@@ -116,24 +124,31 @@ def parameters_in_layers(parameters: Sequence[ParameterCasts]) -> list[tuple[int
     return sorted(found, key=lambda each: (-each[1].bytes, natural(each[1].name)))
 
 
-def _parameters(parameters: Sequence[ParameterCasts], layout: Layout) -> str:
+def _uses_and_holders(item: ParameterCasts) -> tuple[int, ...]:
+    return item.cache_hits, item.held_by_cache, item.held_by_autograd, item.held_by_both
+
+
+def _parameters(parameters: Sequence[ParameterCasts], layout: Layout, *, uses: bool) -> str:
     groups = parameters_in_layers(parameters)
     rows = [
         [
             item.name,
-            *map(format_count, (item.copies, item.cache_hits)),
-            *map(format_count, (item.held_by_cache, item.held_by_autograd, item.held_by_both)),
+            format_count(item.copies),
+            *(map(format_count, _uses_and_holders(item)) if uses else ()),
             format_bytes(item.bytes),
         ]
         for _, item in groups[:PARAMETERS]
     ]
-    columns = [
-        words("parameter", least=_NAME),
-        number("copies"),
+    of_uses = [
         number("cache\nhits", rank=1),
         number("in cache\nonly", rank=3),
         number("autograd\nonly", rank=3),
         number("both", rank=2),
+    ]
+    columns = [
+        words("parameter", least=_NAME),
+        number("copies"),
+        *(of_uses if uses else []),
         number("bytes"),
     ]
     left_out = sum(count for count, _ in groups[PARAMETERS:])
