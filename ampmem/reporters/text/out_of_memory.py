@@ -8,17 +8,28 @@ from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.findings import Finding
 from ampmem.analysis.findings.remedies import Remedy, remedies
 from ampmem.analysis.frames import user_frames
+from ampmem.analysis.largest import LargeAllocation
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import Category
-from ampmem.reporters.text.common.layout import PLAIN, Layout
-from ampmem.reporters.text.common.plain_text import wrapped
+from ampmem.names import layers, of_all_layers, shape_text
+from ampmem.output.terminal import printable
+from ampmem.reporters.text.common.layout import PLAIN, Layout, number, table, words
+from ampmem.reporters.text.common.plain_text import ABSENT, wrapped
 from ampmem.reporters.text.sections.peak import render_categories
-from ampmem.units import format_bytes
+from ampmem.units import format_bytes, format_count
 
 FRAMES = 5
 """How many frames of the script are shown, the innermost ones."""
 
 _KEY = 12
+_NAME = 20
+"""So much of a name is left at least."""
+_LARGEST = 5
+"""So many of the largest tensors are listed."""
+_HOW_TO_FIT = (
+    "ampmem fit finds the largest batch size that fits: name the argument of the script that says it, as in "
+    "ampmem fit SCRIPT --vary --batch-size=1:"
+)
 
 
 def render_out_of_memory(summary: Summary, layout: Layout = PLAIN) -> str:
@@ -32,7 +43,63 @@ def render_out_of_memory(summary: Summary, layout: Layout = PLAIN) -> str:
         lines += [f"{key if i == 0 else '':<{_KEY}}{line}" for i, line in enumerate(shown)]
     parts = {Category.TEMPORARIES: {f"in {phase}": size for phase, size in oom.temporaries_by_phase.items()}}
     alive = render_categories(oom.alive, parts, summary.parameters.known_count, layout)
-    return "\n".join([*lines, "", layout.strong("alive when the request failed"), "", alive])
+    lines += ["", layout.strong("alive when the request failed"), "", alive]
+    if oom.largest:
+        lines += ["", layout.strong("the largest tensors then"), "", _largest(oom.largest, layout)]
+    if commands := next_lines(oom):
+        lines += ["", layout.strong("to run next"), "", *(line for each in commands for line in _command(each, layout))]
+    return "\n".join(lines)
+
+
+def _command(line: str, layout: Layout) -> Sequence[str]:
+    """A command is never broken, so that it can be copied."""
+    return wrapped(line, layout.width) if line == _HOW_TO_FIT else [printable(line)]
+
+
+def largest_rows(found: Sequence[LargeAllocation], limit: int) -> list[tuple[int, int, str, str, str]]:
+    """The largest tensors: bytes of each, how many there are, type with shape, category, name and module.
+
+    Those of equal layers are one row.
+    """
+    groups = layers(found, what=lambda item: (item.name, item.module, item.op, item.dtype), sizes=_size)
+    return [
+        (
+            group[0].bytes,
+            len(group),
+            " ".join(filter(None, (group[0].dtype, shape_text(group[0].shape or ())))),
+            str(group[0].category),
+            _called(group),
+        )
+        for group in sorted(groups, key=lambda group: -group[0].bytes)[:limit]
+    ]
+
+
+def _size(item: LargeAllocation) -> tuple[int]:
+    return (item.bytes,)
+
+
+def _called(group: Sequence[LargeAllocation]) -> str:
+    """The name of one tensor, or of equal layers, and the module where the name does not say it."""
+    first = group[0]
+    name, module = (
+        of_all_layers(text or "") if len(group) > 1 else text or "" for text in (first.name or first.op, first.module)
+    )
+    return name if not module or name.startswith(module) else f"{name or ABSENT} in {module}"
+
+
+def _largest(found: Sequence[LargeAllocation], layout: Layout) -> str:
+    rows = [
+        [format_bytes(size), format_count(count), kind or ABSENT, category, name or ABSENT]
+        for size, count, kind, category, name in largest_rows(found, _LARGEST)
+    ]
+    columns = [
+        number("bytes each"),
+        number("tensors"),
+        words("type and shape", least=_NAME),
+        words("category", rank=1),
+        words("name", least=_NAME),
+    ]
+    return table(columns, rows, layout)
 
 
 def headline(oom: FailedRequest) -> str:
@@ -66,13 +133,52 @@ def asked_by(oom: FailedRequest) -> str:
     return " in ".join(part for part in (oom.op or "an op that is not known", oom.module) if part)
 
 
+def lacking(oom: FailedRequest) -> str:
+    """How much more the device would have had to give, and what it had; empty where it refused what it had."""
+    if not oom.lacking:
+        return ""
+    if oom.allowed is None:
+        return f"{format_bytes(oom.lacking)}: the device had {format_bytes(oom.device_free)} free"
+    left = max(oom.allowed - oom.reserved, 0)
+    if left > oom.device_free:
+        return f"{format_bytes(oom.lacking)}: the device had {format_bytes(oom.device_free)} free"
+    return f"{format_bytes(oom.lacking)}: {format_bytes(left)} were left of what this process may take"
+
+
 def device(oom: FailedRequest) -> str:
     """Who had the device's memory."""
-    others = "" if oom.outside is None else f", {format_bytes(oom.outside)} outside of its allocator"
-    return (
-        f"{format_bytes(oom.device_free)} of {format_bytes(oom.device_total)} were free; "
-        f"{format_bytes(oom.reserved)} were reserved by this process{others}"
-    )
+    others = "" if oom.outside is None else f", {format_bytes(oom.outside)} used outside of its allocator"
+    limit = "" if oom.allowed is None else f", which may take {format_bytes(oom.allowed)}"
+    free = f"{format_bytes(oom.device_free)} were free"
+    whole = free if oom.outside is None else f"of {format_bytes(oom.device_total)}, {free}"
+    index = "" if oom.recorded else f"cuda:{oom.device}, and not the device that was recorded; "
+    return f"{index}{whole}, {format_bytes(oom.reserved)} reserved by this process{limit}{others}"
+
+
+def to_come(oom: FailedRequest) -> str:
+    """What the step would still have made; empty where that is nothing, or not known."""
+    found = oom.to_come
+    if found is None:
+        return ""
+    parts = []
+    if found.gradients:
+        parts.append(f"{format_bytes(found.gradients)} of gradients ({format_count(found.parameters)} parameters)")
+    if found.optimizer_state:
+        parts.append(f"{format_bytes(found.optimizer_state)} of optimizer state ({', '.join(found.optimizers)})")
+    elif found.optimizer_state is None:
+        parts.append("optimizer state, of which it is not known how much")
+    return " and ".join(parts) if found.gradients or found.optimizer_state else ""
+
+
+def next_lines(oom: FailedRequest) -> tuple[str, ...]:
+    """Commands to run next, or how to write one."""
+    if not oom.next_commands or oom.phase == "setup" or any(_is_fit(line) for line in oom.next_commands):
+        return oom.next_commands
+    return (*oom.next_commands, _HOW_TO_FIT)
+
+
+def _is_fit(line: str) -> bool:
+    return line.startswith("ampmem fit ")
 
 
 def free_blocks(oom: FailedRequest) -> str:
@@ -85,14 +191,18 @@ def free_blocks(oom: FailedRequest) -> str:
 
 
 def _rows(oom: FailedRequest, findings: Sequence[Finding]) -> list[tuple[str, Sequence[str]]]:
+    found = remedies(oom, findings)
     rows: list[tuple[str, Sequence[str]]] = [
         ("asked", [asked(oom)]),
+        ("lacking", [text for text in (lacking(oom),) if text]),
         ("by", [text for text in (asked_by(oom),) if text]),
         ("at", user_frames(oom.stack)[-FRAMES:]),
         ("device", [device(oom)]),
         ("cached", [f"{format_bytes(oom.cached)}: {oom.explanation}"]),
         ("free blocks", [f"largest: {free_blocks(oom)}"]),
-        ("to change", [_change(remedy) for remedy in remedies(oom, findings)]),
+        ("to come", [text for text in (to_come(oom),) if text]),
+        ("to change", [_change(remedy) for remedy in found if remedy.bytes is not None]),
+        ("may help", [_change(remedy) for remedy in found if remedy.bytes is None]),
     ]
     if oom.residual_bytes:
         rows.append(("residual", [f"{format_bytes(oom.residual_bytes)} between the categories and the allocator"]))
@@ -100,4 +210,6 @@ def _rows(oom: FailedRequest, findings: Sequence[Finding]) -> list[tuple[str, Se
 
 
 def _change(remedy: Remedy) -> str:
-    return f"- {remedy.change}" if remedy.bytes is None else f"- {format_bytes(remedy.bytes)}: {remedy.change}"
+    if remedy.bytes is None:
+        return f"- {remedy.change}"
+    return f"- {format_bytes(remedy.bytes)} less at the failure: {remedy.change}"
