@@ -26,8 +26,8 @@ from ampmem.analysis.timeline.marks import Instants, phase_at
 from ampmem.analysis.timeline.tensors import Tensors
 from ampmem.analysis.timeline.timeline import ByPhase, PhaseName
 from ampmem.errors import RecordingError
-from ampmem.events import NO_STEP, Fact, OomRecord, Phase, Recording, StepRecord
-from ampmem.vocabulary import Arm, AutocastDtype, Device, StepOn
+from ampmem.events import NO_STEP, Fact, OomRecord, Phase, Recording, RunRecord, StepRecord
+from ampmem.vocabulary import Arm, AutocastDtype, Device, SourceKind, StepOn
 
 _REASONS = {
     Reason.OVERSIZE: "raise max_split_size_mb in PYTORCH_ALLOC_CONF, or leave it out",
@@ -52,6 +52,8 @@ _STEPS = 3
 """So many steps are recorded unless more are asked for."""
 _BATCH_SIZE = re.compile(r"-b|(--?)?([\w-]+[._-])?(batch[_-]?size|bs|bsz)|--?batch", re.IGNORECASE)
 """How scripts call the argument that says their batch size."""
+_WITHOUT_BATCH = (Phase.SETUP, Phase.OPTIMIZER)
+"""Phases whose memory a smaller batch hardly changes."""
 _MODEL = "make the model smaller, or spread it over several GPUs"
 _FOREACH = "let the optimizer take one parameter at a time (foreach=False)"
 _OR_FUSED = f"{_FOREACH}, or use fused=True"
@@ -172,7 +174,12 @@ def failed_request(history: MemoryHistory, tensors: Tensors) -> FailedRequest | 
         usable=largest(free.usable), other_streams=largest(free.other_stream), other_pools=largest(free.other_pool)
     )
     expandable = any(segment.expandable for segment in segments)
-    options = (*_against(reason, expandable=expandable), *_against_the_largest(recording, alive, phase))
+    coming = _to_come(history, position, phase) if recorded else None
+    updating = phase is Phase.OPTIMIZER and (temporaries["optimizer"] > 0 or _has_all_state(coming))
+    options = (
+        *_against(reason, expandable=expandable),
+        *_against_the_largest(recording, alive, phase, updating=updating),
+    )
     return FailedRequest(
         step=_step(recording, oom),
         phase=phase.name.lower(),
@@ -191,7 +198,7 @@ def failed_request(history: MemoryHistory, tensors: Tensors) -> FailedRequest | 
         stack=tuple(line for line in oom.stack.split("\n") if line),
         alive=alive,
         temporaries_by_phase=temporaries,
-        to_come=_to_come(history, position, phase) if recorded else None,
+        to_come=coming,
         largest=largest_allocations(history, tensors, position) if recorded else (),
         reserved=reserved,
         cached=cached,
@@ -223,6 +230,10 @@ def _limit(oom: OomRecord, reserved: int) -> tuple[int | None, int]:
 
 def _all_other(size: int) -> Breakdown:
     return {category: size if category is Category.OTHER else 0 for category in CATEGORIES}
+
+
+def _has_all_state(coming: ToCome | None) -> bool:
+    return coming is not None and coming.optimizer_state == 0
 
 
 def _to_come(history: MemoryHistory, position: int, phase: Phase) -> ToCome | None:
@@ -293,10 +304,10 @@ def _against(reason: Reason, *, expandable: bool) -> Iterator[Option]:
         yield Option(change=_EXPANDABLE)
 
 
-def _against_the_largest(recording: Recording, alive: Breakdown, phase: Phase) -> Iterator[Option]:
-    """What may help against what takes the most."""
+def _against_the_largest(recording: Recording, alive: Breakdown, phase: Phase, *, updating: bool) -> Iterator[Option]:
+    """What may help against what takes the most; ``updating`` says that an update makes temporaries."""
     foreach = [record for record in (*recording.optimizers, *recording.waiting) if record.implementation == "foreach"]
-    if phase == Phase.OPTIMIZER and foreach:
+    if updating and foreach:
         change = _OR_FUSED if any(record.takes_fused for record in foreach) else _FOREACH
         yield Option(change=change, finding="foreach-temporaries")
     most = max(alive, key=lambda category: alive[category])
@@ -305,9 +316,7 @@ def _against_the_largest(recording: Recording, alive: Breakdown, phase: Phase) -
         yield Option(change=_LARGEST[Category.ACTIVATIONS])
         otherwise = _MODEL
     if most in _LARGEST:
-        yield Option(
-            change=_LARGEST[most], finding="gradients-through-forward" if most is Category.GRADIENTS else None
-        )
+        yield Option(change=_LARGEST[most], finding="gradients-through-forward" if most is Category.GRADIENTS else None)
     elif most is Category.PARAMETERS:
         yield Option(change=_IN_SETUP if phase == Phase.SETUP else otherwise)
     else:
@@ -316,7 +325,7 @@ def _against_the_largest(recording: Recording, alive: Breakdown, phase: Phase) -
 
 def _commands(recording: Recording, oom: OomRecord, phase: Phase) -> tuple[str, ...]:
     """Lines to run next; none of what no command line has started, as a cell of a notebook."""
-    run, gpu = recording.run, _gpu(recording.run.device_name, oom.total)
+    run = recording.run
     script = run.script.split(" ", 1) if run.script.startswith("-m ") else [run.script]
     if len(script) == 1 and not script[0].endswith(".py"):
         return ()
@@ -328,9 +337,9 @@ def _commands(recording: Recording, oom: OomRecord, phase: Phase) -> tuple[str, 
     forced = recording.arm.name if recording.arm.forced else None
     lines = []
     varied = _varied(run.arguments)
-    if varied is not None and phase is not Phase.SETUP:
+    if varied is not None and phase not in _WITHOUT_BATCH:
         arms = ["--arms", str(forced or Arm.AS_IS)]
-        lines.append(["ampmem", "fit", "--gpu", gpu, *arms, *shared, *script, *varied])
+        lines.append(["ampmem", "fit", "--gpu", _gpu(run, oom.total), *arms, *shared, *script, *varied])
     arm = [] if forced is None else ["--arm", str(forced)]
     steps = ["--steps", str(oom.step + 1)] if oom.step >= _STEPS else []
     larger = ["ampmem", "profile", "--device", str(Device.SIMULATED), "--gpu", _larger(oom.total)]
@@ -344,10 +353,10 @@ def _precision(recording: Recording, option: str) -> list[str]:
     return [option, str(dtype)] if recording.arm.forced and dtype is not None else []
 
 
-def _gpu(name: str, total: int) -> str:
-    """What ``--gpu`` calls this device: a name that it knows, else its memory."""
-    known = next((key for key, gpu in GPUS.items() if gpu.name == name), None)
-    return known or f"{total // MIB}MiB"
+def _gpu(run: RunRecord, total: int) -> str:
+    """What ``--gpu`` calls this device: a name that it knows, what it was called, else its memory."""
+    known = next((key for key, gpu in GPUS.items() if gpu.name == run.device_name), None)
+    return known or (run.device_name if run.source is SourceKind.SIMULATED else f"{total // MIB}MiB")
 
 
 def _larger(total: int) -> str:
@@ -363,7 +372,7 @@ def _varied(arguments: Sequence[str]) -> list[str] | None:
         rest = i + 1
         if not equals and rest < len(arguments):
             value, rest = arguments[rest], rest + 1
-        if _BATCH_SIZE.fullmatch(name) and value.isdecimal() and int(value) > 1:
+        if _BATCH_SIZE.fullmatch(name) and value.isdecimal() and int(value) > 0:
             spec = f"{name}{equals or ' '}1:{int(value)}"
             return [*arguments[:i], *arguments[rest:], "--vary", spec]
     return None

@@ -83,16 +83,16 @@ def _checked(run: TrainingRun) -> dict[str, Finding]:
 
 
 def _at_failure(found: Mapping[str, Finding], then: Mapping[str, Finding], *, ended: bool) -> dict[str, Finding]:
-    """``found`` at the peak, with the bytes of ``then``, which were found at the failure; in its words if that ended it."""
+    """``found`` at the peak with the bytes of ``then``, at the failure; no others where that ``ended`` the run."""
     if not ended:
         return {
             code: replace(each, off_failure=then[code].off_peak if code in then else None)
             for code, each in found.items()
         }
     return {
-        code: replace(then[code], off_peak=found[code].off_peak if code in found else None, off_failure=then[code].off_peak)
+        code: replace(then[code], off_peak=None, off_failure=then[code].off_peak)
         if code in then
-        else found[code]
+        else replace(found[code], off_peak=None)
         for code in dict.fromkeys((*then, *found))
     }
 

@@ -55,8 +55,8 @@ class Finding:
     ``section`` is where the page shows it. ``bytes`` is ``None`` where the matter has no size. ``off_peak`` is how many
     bytes the change takes off the peak of this run, computed event by event; ``None`` where the change does not lower
     the peak, or where that cannot be computed. ``off_failure`` is the same of what was alive when the last request
-    failed for want of memory. Only a finding with ``off_peak`` is advice, and with ``off_failure`` where the run ended
-    with that request.
+    failed for want of memory; a run that ended with that request has no ``off_peak``. Only a finding with one of the
+    two is advice.
     """
 
     code: str

@@ -13,7 +13,7 @@ _OF_ITSELF = "out-of-memory"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """Something to change, ``why``, and the bytes that this change saves at the failure; ``None`` where they are not known.
+    """Something to change, ``why``, and the bytes that this change saves at the failure; ``None`` where not known.
 
     ``finding`` is the one that says so; ``None`` where the failed request does.
     """

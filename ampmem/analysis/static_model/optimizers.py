@@ -90,19 +90,16 @@ def state_to_come(history: MemoryHistory, position: int, parameters: Collection[
     no optimizer is known, or not what it keeps.
     """
     recording = history.recording
-    classes = (*recording.optimizers, *recording.waiting)
-    if not classes:
+    if not (recording.optimizers or recording.waiting):
         return None
-    known, masters, there = optimizers_of(history), _masters(history), _states_at(history, position)
+    models, masters, there = _models_by_number(history), _masters(history), _states_at(history, position)
     size = 0
     for record in recording.parameters:
-        if record.name not in parameters or record.optimizer is None or record.optimizer >= len(classes):
+        if record.name not in parameters or record.optimizer not in models:
             continue
-        stepped = record.optimizer < len(recording.optimizers)
-        model = known.model_of(record) if stepped else _named(classes[record.optimizer])
-        if model.key == _AS_SEEN and not model.states:
+        model, keys = models[record.optimizer], there.get(record.name, set())
+        if model is None:
             return None
-        keys = there.get(record.name, frozenset())
         if model in (ADAFACTOR, ADAM_8BIT):
             size += 0 if keys else _whole_state(model, record)
         else:
@@ -110,6 +107,22 @@ def state_to_come(history: MemoryHistory, position: int, parameters: Collection[
             per_element = replace(model, states=missing).bytes_per_element(masters.get(record.name, itemsize(record)))
             size += round(per_element * own_elements(record))
     return size
+
+
+def _models_by_number(history: MemoryHistory) -> Mapping[int | None, OptimizerModel | None]:
+    """What each optimizer keeps of a parameter once it has updated it, those that wait after those that stepped.
+
+    In the middle of a first update the state of most parameters is all that tells; ``None`` where that says nothing.
+    """
+    recording, of = history.recording, optimizers_of(history).of
+    found: dict[int | None, OptimizerModel | None] = {}
+    for number, optimizer in enumerate((*recording.optimizers, *recording.waiting)):
+        named = _named(optimizer)
+        mine = [of[record.name] for record in recording.parameters if record.optimizer == number and record.name in of]
+        most = max((named, *mine), key=lambda model: len(model.states))
+        updated = any(marks.after_optimizer is not None for marks in history.marks)
+        found[number] = None if most.key == _AS_SEEN and not (most.states and updated) else most
+    return found
 
 
 def _whole_state(model: OptimizerModel, record: ParameterRecord) -> int:

@@ -8,13 +8,14 @@ from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.findings import Finding
 from ampmem.analysis.findings.remedies import Remedy, remedies
 from ampmem.analysis.frames import user_frames
-from ampmem.analysis.largest import LargeAllocation
+from ampmem.analysis.largest import LARGEST, LargeAllocation
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import Category
 from ampmem.names import layers, of_all_layers, shape_text
 from ampmem.output.terminal import printable
 from ampmem.reporters.text.common.layout import PLAIN, Layout, number, table, words
 from ampmem.reporters.text.common.plain_text import ABSENT, wrapped
+from ampmem.reporters.text.common.shortage import asked, asked_by, device, free_blocks, lacking, left, to_come
 from ampmem.reporters.text.sections.peak import render_categories
 from ampmem.units import format_bytes, format_count
 
@@ -26,6 +27,7 @@ _NAME = 20
 """So much of a name is left at least."""
 _LARGEST = 5
 """So many of the largest tensors are listed."""
+_WITHOUT_BATCH = ("setup", "optimizer")
 _HOW_TO_FIT = (
     "ampmem fit finds the largest batch size that fits: name the argument of the script that says it, as in "
     "ampmem fit SCRIPT --vary --batch-size=1:"
@@ -56,16 +58,17 @@ def _command(line: str, layout: Layout) -> Sequence[str]:
     return wrapped(line, layout.width) if line == _HOW_TO_FIT else [printable(line)]
 
 
-def largest_rows(found: Sequence[LargeAllocation], limit: int) -> list[tuple[int, int, str, str, str]]:
+def largest_rows(found: Sequence[LargeAllocation], limit: int) -> list[tuple[int, str, str, str, str]]:
     """The largest tensors: bytes of each, how many there are, type with shape, category, name and module.
 
     Those of equal layers are one row.
     """
-    groups = layers(found, what=lambda item: (item.name, item.module, item.op, item.dtype), sizes=_size)
+    groups = layers(found, what=lambda item: (item.name, item.module, item.op, item.dtype, item.category), sizes=_size)
+    last = found[-1] if len(found) >= LARGEST else None  # there may be more like it
     return [
         (
             group[0].bytes,
-            len(group),
+            f"{format_count(len(group))}{' or more' if last is not None and last.bytes == group[0].bytes else ''}",
             " ".join(filter(None, (group[0].dtype, shape_text(group[0].shape or ())))),
             str(group[0].category),
             _called(group),
@@ -84,12 +87,12 @@ def _called(group: Sequence[LargeAllocation]) -> str:
     name, module = (
         of_all_layers(text or "") if len(group) > 1 else text or "" for text in (first.name or first.op, first.module)
     )
-    return name if not module or name.startswith(module) else f"{name or ABSENT} in {module}"
+    return name if not module or module in name else f"{name or ABSENT} in {module}"
 
 
 def _largest(found: Sequence[LargeAllocation], layout: Layout) -> str:
     rows = [
-        [format_bytes(size), format_count(count), kind or ABSENT, category, name or ABSENT]
+        [format_bytes(size), count, kind or ABSENT, category, name or ABSENT]
         for size, count, kind, category, name in largest_rows(found, _LARGEST)
     ]
     columns = [
@@ -116,78 +119,19 @@ def in_short(oom: FailedRequest) -> str:
     end = "" if oom.ended_the_run else "; the script went on"
     return (
         f"{oom.where}: {asked(oom)} was asked for{who}; {format_bytes(sum(oom.alive.values()))} in tensors, "
-        f"{format_bytes(oom.cached)} cached, {format_bytes(oom.device_free)} free: {oom.explanation}{end}"
+        f"{format_bytes(oom.cached)} cached, {left(oom)}: {oom.explanation}{end}"
     )
-
-
-def asked(oom: FailedRequest) -> str:
-    """How much was asked for."""
-    wanted = f"a block of {format_bytes(oom.asked)}"
-    return wanted if oom.asked == oom.segment else f"{wanted} in a new segment of {format_bytes(oom.segment)}"
-
-
-def asked_by(oom: FailedRequest) -> str:
-    """The op and the module; empty where neither is known."""
-    if not oom.op and not oom.module:
-        return ""
-    return " in ".join(part for part in (oom.op or "an op that is not known", oom.module) if part)
-
-
-def lacking(oom: FailedRequest) -> str:
-    """How much more the device would have had to give, and what it had; empty where it refused what it had."""
-    if not oom.lacking:
-        return ""
-    if oom.allowed is None:
-        return f"{format_bytes(oom.lacking)}: the device had {format_bytes(oom.device_free)} free"
-    left = max(oom.allowed - oom.reserved, 0)
-    if left > oom.device_free:
-        return f"{format_bytes(oom.lacking)}: the device had {format_bytes(oom.device_free)} free"
-    return f"{format_bytes(oom.lacking)}: {format_bytes(left)} were left of what this process may take"
-
-
-def device(oom: FailedRequest) -> str:
-    """Who had the device's memory."""
-    others = "" if oom.outside is None else f", {format_bytes(oom.outside)} used outside of its allocator"
-    limit = "" if oom.allowed is None else f", which may take {format_bytes(oom.allowed)}"
-    free = f"{format_bytes(oom.device_free)} were free"
-    whole = free if oom.outside is None else f"of {format_bytes(oom.device_total)}, {free}"
-    index = "" if oom.recorded else f"cuda:{oom.device}, and not the device that was recorded; "
-    return f"{index}{whole}, {format_bytes(oom.reserved)} reserved by this process{limit}{others}"
-
-
-def to_come(oom: FailedRequest) -> str:
-    """What the step would still have made; empty where that is nothing, or not known."""
-    found = oom.to_come
-    if found is None:
-        return ""
-    parts = []
-    if found.gradients:
-        parts.append(f"{format_bytes(found.gradients)} of gradients ({format_count(found.parameters)} parameters)")
-    if found.optimizer_state:
-        parts.append(f"{format_bytes(found.optimizer_state)} of optimizer state ({', '.join(found.optimizers)})")
-    elif found.optimizer_state is None:
-        parts.append("optimizer state, of which it is not known how much")
-    return " and ".join(parts) if found.gradients or found.optimizer_state else ""
 
 
 def next_lines(oom: FailedRequest) -> tuple[str, ...]:
     """Commands to run next, or how to write one."""
-    if not oom.next_commands or oom.phase == "setup" or any(_is_fit(line) for line in oom.next_commands):
+    if not oom.next_commands or oom.phase in _WITHOUT_BATCH or any(_is_fit(line) for line in oom.next_commands):
         return oom.next_commands
     return (*oom.next_commands, _HOW_TO_FIT)
 
 
 def _is_fit(line: str) -> bool:
     return line.startswith("ampmem fit ")
-
-
-def free_blocks(oom: FailedRequest) -> str:
-    """The largest free blocks in what was cached."""
-    free = oom.largest_free
-    return (
-        f"{format_bytes(free.usable)} that it could use, {format_bytes(free.other_streams)} of other streams, "
-        f"{format_bytes(free.other_pools)} of other pools"
-    )
 
 
 def _rows(oom: FailedRequest, findings: Sequence[Finding]) -> list[tuple[str, Sequence[str]]]:
