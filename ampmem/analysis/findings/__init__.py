@@ -89,11 +89,13 @@ def _at_failure(found: Mapping[str, Finding], then: Mapping[str, Finding], *, en
             code: replace(each, off_failure=then[code].off_peak if code in then else None)
             for code, each in found.items()
         }
+    # What is to be changed at the peak, and not at the failure, would not have helped.
+    told = [code for code, each in found.items() if code in then or each.severity != "advice"]
     return {
         code: replace(then[code], off_peak=None, off_failure=then[code].off_peak)
         if code in then
         else replace(found[code], off_peak=None)
-        for code in dict.fromkeys((*then, *found))
+        for code in dict.fromkeys((*then, *told))
     }
 
 

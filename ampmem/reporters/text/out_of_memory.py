@@ -69,7 +69,7 @@ def largest_rows(found: Sequence[LargeAllocation], limit: int) -> list[tuple[int
         (
             group[0].bytes,
             f"{format_count(len(group))}{' or more' if last is not None and last.bytes == group[0].bytes else ''}",
-            " ".join(filter(None, (group[0].dtype, shape_text(group[0].shape or ())))),
+            " ".join(filter(None, (group[0].dtype, None if group[0].shape is None else shape_text(group[0].shape)))),
             str(group[0].category),
             _called(group),
         )

@@ -25,6 +25,14 @@ function where(frames) {
 }
 
 /**
+ * @param {string} title
+ * @param {HTMLElement[]} items
+ */
+function listOf(title, items) {
+  return items.length ? [make("h3", {}, title), make("ol", { class: "remedies" }, ...items)] : [];
+}
+
+/**
  * All that may be changed: first what saves the most at the failure, then what has no number; call it when the sections that it points to are there.
  * @param {RemedyView[]} remedies
  * @param {(id: string) => void} jump
@@ -55,7 +63,13 @@ function changes(remedies, jump) {
       ),
     );
   });
-  return make("div", {}, make("h3", {}, "What to change"), make("ol", { class: "remedies" }, ...items));
+  const known = remedies.filter((remedy) => remedy.bytes !== null).length;
+  return make(
+    "div",
+    {},
+    ...listOf("What to change, and what it saves at the failure", items.slice(0, known)),
+    ...listOf("What may help", items.slice(known)),
+  );
 }
 
 /**

@@ -143,7 +143,7 @@ function failureMarks(failure, view, theme) {
       ...{ type: "rect", xref: "x", yref: "y", x0, x1, y0: used, y1: top },
       ...{ line: { color: ink.warn, width: 1.5 }, fillcolor: ink.warn, opacity: 0.35 },
     });
-    marks.annotations.push({ ...label, yref: "y", y: top, text: plotlyText(block), yanchor: "top", x: right ? x0 : x1 });
+    marks.annotations.push({ ...label, y: 0.14, text: plotlyText(block) });
   }
   marks.annotations.push(label);
   return marks;
