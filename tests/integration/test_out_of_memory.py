@@ -158,7 +158,7 @@ def test_in_forward_what_forward_made_are_activations(tmp_path: Path) -> None:
     assert sum(group.bytes for group in summary.activations) == 4 * BATCH * MANY
     assert oom.to_come is not None
     assert (oom.to_come.gradients, oom.to_come.optimizer_state) == (PARAMETERS, 2 * PARAMETERS)
-    sizes = [(item.bytes, item.dtype, item.shape) for item in oom.largest]
+    sizes = [(item.bytes, item.dtype, item.shape) for item in oom.largest if item.category != "workspace"]
     assert sizes[:2] == [(4 * WIDE * MANY, "float32", (MANY, WIDE)), (4 * WIDE * MANY, "float32", (WIDE, MANY))]
 
 
