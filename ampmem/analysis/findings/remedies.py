@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ampmem.analysis.allocator.out_of_memory import FailedRequest
@@ -40,8 +40,12 @@ def remedies(oom: FailedRequest, findings: Iterable[Finding]) -> tuple[Remedy, .
     return tuple(sorted(found, key=lambda remedy: -(remedy.bytes or 0)))
 
 
-def told_elsewhere(oom: FailedRequest | None, findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Those of ``findings`` that the section of the failed request does not have already."""
+def told_elsewhere(oom: FailedRequest | None, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Those of ``findings`` that the section of the failed request does not have already.
+
+    Where the script went on, what to change at the peak is told beside what would have helped at the failure.
+    """
     if oom is None:
         return tuple(findings)
-    return tuple(finding for finding in findings if finding.code != _OF_ITSELF and not finding.off_failure)
+    own = (_OF_ITSELF, *((each.code for each in findings if each.off_failure) if oom.ended_the_run else ()))
+    return tuple(finding for finding in findings if finding.code not in own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from ampmem.analysis.allocator.out_of_memory import FailedRequest
@@ -27,6 +28,7 @@ _NAME = 20
 """So much of a name is left at least."""
 _LARGEST = 5
 """So many of the largest tensors are listed."""
+_CONTINUED = "  "
 _WITHOUT_BATCH = ("setup", "optimizer")
 _HOW_TO_FIT = (
     "ampmem fit finds the largest batch size that fits: name the argument of the script that says it, as in "
@@ -54,8 +56,17 @@ def render_out_of_memory(summary: Summary, layout: Layout = PLAIN) -> str:
 
 
 def _command(line: str, layout: Layout) -> Sequence[str]:
-    """A command is never broken, so that it can be copied."""
-    return wrapped(line, layout.width) if line == _HOW_TO_FIT else [printable(line)]
+    """A command can be copied: one that is too wide goes on after a backslash, between two words."""
+    if line == _HOW_TO_FIT:
+        return wrapped(line, layout.width)
+    lines = [""]
+    for word in map(shlex.quote, shlex.split(printable(line))):
+        if lines[-1].strip() and len(f"{lines[-1]} {word} \\") > layout.width:
+            lines[-1] += " \\"
+            lines.append(f"{_CONTINUED}{word}")
+        else:
+            lines[-1] = f"{lines[-1]} {word}" if lines[-1] else word
+    return lines
 
 
 def largest_rows(found: Sequence[LargeAllocation], limit: int) -> list[tuple[int, str, str, str, str]]:
@@ -63,18 +74,30 @@ def largest_rows(found: Sequence[LargeAllocation], limit: int) -> list[tuple[int
 
     Those of equal layers are one row.
     """
-    groups = layers(found, what=lambda item: (item.name, item.module, item.op, item.dtype, item.category), sizes=_size)
+    groups = layers(found, what=_what, sizes=_size)
     last = found[-1] if len(found) >= LARGEST else None  # there may be more like it
+    sizes = [max(item.bytes for item in group) for group in groups]
+    order = sorted(range(len(groups)), key=lambda i: -sizes[i])[:limit]
     return [
         (
-            group[0].bytes,
-            f"{format_count(len(group))}{' or more' if last is not None and last.bytes == group[0].bytes else ''}",
-            " ".join(filter(None, (group[0].dtype, None if group[0].shape is None else shape_text(group[0].shape)))),
-            str(group[0].category),
-            _called(group),
+            sizes[i],
+            f"{format_count(len(groups[i]))}{' or more' if last in groups[i] else ''}",
+            _kind(groups[i][0]),
+            str(groups[i][0].category),
+            _called(groups[i]),
         )
-        for group in sorted(groups, key=lambda group: -group[0].bytes)[:limit]
+        for i in order
     ]
+
+
+def _what(item: LargeAllocation) -> tuple[str | None, ...]:
+    """What equal tensors have in common but for the numbers of their layers."""
+    return item.name, item.module, item.op, item.category, _kind(item)
+
+
+def _kind(item: LargeAllocation) -> str:
+    """Type and shape, as far as they are known."""
+    return " ".join(filter(None, (item.dtype, None if item.shape is None else shape_text(item.shape))))
 
 
 def _size(item: LargeAllocation) -> tuple[int]:

@@ -15,6 +15,7 @@ from ampmem.analysis.allocator.out_of_memory import FailedRequest, ToCome
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.cli.options.vary import varied_arguments
 from ampmem.events import AllocatorRecord, ArmRecord, Fact, OptimizerRecord, Phase, Recording
+from ampmem.reporters.text.common.layout import Layout
 from ampmem.reporters.text.table import render
 from ampmem.vocabulary import SourceKind
 
@@ -221,6 +222,9 @@ def test_the_commands_run_the_same_script_with_the_same_options(
     ]
     fit = ["ampmem", "fit", "--gpu", "h100", "--arms", "amp", *shared, "my train.py", *varied]
     assert commands[:-1] == ([fit] if varied else [])
+    narrow = render(summarize(replace(recording, run=run, arm=forced, ooms=(oom,))), (), layout=Layout(width=40))
+    printed = narrow.partition("to run next\n\n")[2].partition("\n\n")[0].replace("\\\n", " ")
+    assert [shlex.split(line) for line in printed.splitlines()][: len(commands)] == commands
     if varied:
         varied_arguments((), varied)  # it is understood
     else:
