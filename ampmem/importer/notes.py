@@ -61,12 +61,19 @@ def _checked(snapshot: DeviceSnapshot, lives: TracedBlocks) -> list[str]:
 
 
 def _failed(snapshot: DeviceSnapshot) -> list[str]:
-    if not snapshot.failed:
-        return []
-    count, last = len(snapshot.failed), snapshot.failed[-1]
-    return [
-        f"there was no memory for {format_count(count)} allocations; the last of them asked for {format_bytes(last)}"
-    ]
+    notes = []
+    if snapshot.failed:
+        count, last = len(snapshot.failed), snapshot.failed[-1]
+        notes.append(
+            f"there was no memory for {format_count(count)} allocations; the last of them asked for "
+            f"{format_bytes(last)}"
+        )
+    for device, size in snapshot.failed_elsewhere:
+        notes.append(
+            f"memory ran out on device {device}: the last request that failed there asked for {format_bytes(size)}; "
+            f"ampmem import --device {device} shows that device"
+        )
+    return notes
 
 
 def _stacks(lives: TracedBlocks, readings: Sequence[Reading]) -> list[str]:

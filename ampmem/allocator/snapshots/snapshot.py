@@ -5,6 +5,7 @@ Versions differ: there may be no times, no ``free_requested``, no addresses and 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -75,7 +76,8 @@ class DeviceSnapshot:
     snapshot does not have them, ``timed`` says whether times were recorded. ``left_out`` counts, by action, the events
     that say nothing of blocks and segments as far as this version of ampmem knows; ``host_events`` those of pinned host
     memory, which is another allocator's. ``text`` is what the first entry of the trace says
-    beside it where that is a marker, as a snapshot of ``ampmem export`` begins.
+    beside it where that is a marker, as a snapshot of ``ampmem export`` begins. ``failed_elsewhere`` has each other
+    device that ran out of memory, and the size of its last failed allocation.
     """
 
     segments: tuple[SnapshotSegment, ...]
@@ -89,6 +91,7 @@ class DeviceSnapshot:
     left_out: tuple[tuple[str, int], ...] = ()
     host_events: int = 0
     text: str = ""
+    failed_elsewhere: tuple[tuple[int, int], ...] = ()
 
     @property
     def has_strangers(self) -> bool:
@@ -119,7 +122,16 @@ def read_snapshot(data: object, device: int | None = None) -> DeviceSnapshot:
         left_out=tuple(trace.left_out.items()),
         host_events=host_events,
         text=trace.text,
+        failed_elsewhere=tuple(_failed_elsewhere(traces, device)),
     )
+
+
+def _failed_elsewhere(traces: list[Any], device: int) -> Iterator[tuple[int, int]]:
+    for index, rows in enumerate(traces[:_MAX_DEVICES]):
+        if index != device and isinstance(rows, list):
+            sizes = [row.get("size") for row in rows if isinstance(row, dict) and row.get("action") == _OUT_OF_MEMORY]
+            if sizes:
+                yield index, _number(sizes[-1], f"the trace of device {index}")
 
 
 def read_segments(data: object, device: int) -> tuple[SnapshotSegment, ...]:

@@ -114,19 +114,19 @@ class FailedRequest:
     failures: Positive
     asked: int
     segment: int
-    lacking: int
-    device: int
-    recorded: bool
+    lacking: int = 0
+    device: int = 0
+    recorded: bool = True
     device_total: int
     device_free: int
-    allowed: int | None
+    allowed: int | None = None
     op: str | None
     module: str | None
     stack: tuple[str, ...]
     alive: Breakdown
     temporaries_by_phase: ByPhase
-    to_come: ToCome | None
-    largest: tuple[LargeAllocation, ...]
+    to_come: ToCome | None = None
+    largest: tuple[LargeAllocation, ...] = ()
     reserved: int
     cached: int
     outside: int | None
@@ -135,7 +135,7 @@ class FailedRequest:
     explanation: str
     changes: Annotated[tuple[str, ...], AtLeast(1)]
     options: tuple[Option, ...] = field(metadata=NOT_IN_JSON)
-    next_commands: tuple[str, ...]
+    next_commands: tuple[str, ...] = ()
     residual_bytes: int
 
     @property

@@ -159,6 +159,14 @@ def test_an_allocation_that_failed(tmp_path: Path) -> None:
     assert "there was no memory for 1 allocations; the last of them asked for 3.0 MiB" in notes
 
 
+def test_a_failure_on_another_device_is_told(tmp_path: Path) -> None:
+    data = small()
+    data["device_traces"].append([{"action": "oom", "size": 5 * MIB, "device_free": 1, "stream": 0, "frames": []}])
+    notes = imported(tmp_path, data, device=0).recording.notes
+    said = "memory ran out on device 1: the last request that failed there asked for 5.0 MiB; ampmem import --device 1"
+    assert any(note.startswith(said) for note in notes)
+
+
 def test_the_start_that_the_ring_lost(tmp_path: Path) -> None:
     story = Story()
     story.before(weight=4 * KIB)
