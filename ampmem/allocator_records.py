@@ -32,7 +32,8 @@ class OomRecord:
     """One request that there was no memory for.
 
     ``asked`` is the block that was needed, the request rounded up; ``segment`` what the device was asked for.
-    ``total`` is the device's memory, or what the process may take of it; ``free`` what the driver had left.
+    ``total`` is the device's memory, ``free`` what the driver had left of it, and ``limit`` what the process may take
+    (``set_per_process_memory_fraction``), ``None`` without a limit: older recordings have the limit as ``total``.
     ``op``, ``module`` and ``stack`` say who asked; empty where not known. ``segments`` has the allocator's
     segments at that moment, as :func:`ampmem.allocator.shortage.pack` writes them.
     """
@@ -50,6 +51,7 @@ class OomRecord:
     module: str
     stack: str
     segments: str
+    limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -263,15 +263,17 @@ class ParameterRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerRecord:
-    """One optimizer that stepped; ``implementation`` is ``foreach``, ``fused`` or ``for-loop``.
+    """One optimizer; ``implementation`` is ``foreach``, ``fused`` or ``for-loop``.
 
-    ``bases`` are its base classes, nearest first; ``settings`` the options of its first parameter group.
+    ``bases`` are its base classes, nearest first; ``settings`` the options of its first parameter group. ``stepped``
+    is false for an optimizer that existed when memory ran out and had made no update.
     """
 
     class_name: str
     implementation: str
     bases: tuple[str, ...] = ()
     settings: Mapping[str, Setting] = field(default_factory=dict)
+    stepped: bool = True
 
     @property
     def takes_fused(self) -> bool:
@@ -315,6 +317,8 @@ class RunRecord:
     """Which of its machine's ranks this is, where it is known."""
     job: str = ""
     """What tells the ranks of one job from those of another, where there are several."""
+    assume: tuple[str, ...] = ()
+    """What a simulated device was told to take for granted (``--assume``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,7 +351,8 @@ class Recording(Shown):
     empty unless such a run was made. ``layers``, ``ooms`` and ``segments`` are empty where the source has no
     allocator with layers, as the CPU has none; ``prediction`` is there for a simulated GPU only. ``mesh`` has the axes
     of the script's device mesh, outermost first, where it made one, ``stages`` the stages of a pipeline that this
-    process has, of ``stage_count``.
+    process has, of ``stage_count``. ``optimizers`` are those that stepped, ``waiting`` those that had not when memory
+    ran out: a parameter's ``optimizer`` counts through both.
     """
 
     run: RunRecord
@@ -371,6 +376,7 @@ class Recording(Shown):
     """Whether its recorder got to end it; ``None`` where that is not known (yet)."""
     stages: tuple[int, ...] = ()
     stage_count: int = 0
+    waiting: tuple[OptimizerRecord, ...] = ()
 
     @property
     def remarks(self) -> tuple[str, ...]:

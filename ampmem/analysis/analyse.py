@@ -96,7 +96,7 @@ class Analysis(MemoryHistory):
     @cached_property
     def failed_request(self) -> FailedRequest | None:
         """The last request that failed for want of memory; ``None`` when none did."""
-        return failed_request(self)
+        return failed_request(self, self.tensors)
 
 
 def analyse(recording: Recording) -> Analysis:

@@ -209,6 +209,12 @@ class Summary(Shown):
         return text_of(self)
 
     @property
+    def ended_by(self) -> FailedRequest | None:
+        """The request for want of whose memory the run ended; then all is said of that instant, not of the peak."""
+        oom = self.out_of_memory
+        return oom if oom is not None and oom.ended_the_run else None
+
+    @property
     def last_step(self) -> Step:
         """The last step that ended; the one in which memory ran out when none did."""
         return ([step for step in self.steps if step.finished] or self.steps)[-1]

@@ -25,7 +25,8 @@ class Options:
     script is running already, so storages may be alive. ``arm`` is the precision to force on the
     script, ``dtype`` what autocast is to cast to; ``None`` for what the script says. ``device`` is whose
     memory to record. ``synchronize`` waits for a CUDA device at each step's end. ``step_on`` is what ends a step.
-    ``place`` is which process of a job this is, where a launcher says so.
+    ``place`` is which process of a job this is, where a launcher says so. ``assume`` is what a simulated device takes
+    for granted, as it was said.
     """
 
     path: Path
@@ -44,6 +45,7 @@ class Options:
     synchronize: bool = True
     step_on: StepOn | Marker = StepOn.FOUND
     place: PlaceRecord | None = None
+    assume: tuple[str, ...] = ()
 
 
 def device_named(name: str) -> Device:

@@ -395,6 +395,7 @@ class Session:
         self.models.add_registered()
         for optimizer in self._follower.optimizers:
             self._hooks.optimizers.note_kept(optimizer)
+        self.log.misses.guarded(self._hooks.optimizers.note_waiting)(self._follower.optimizers)
         if self.log.phase == Phase.OPTIMIZER:
             self._update.end()
         self.outcome.unfinished = self.outcome.number

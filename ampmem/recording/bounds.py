@@ -115,7 +115,7 @@ def check(recording: Recording) -> None:
     steps = [step.index for step in recording.steps]
     if any(second <= first for first, second in pairwise(steps)):
         raise ValueError("its steps do not follow each other")
-    if any(record.implementation not in IMPLEMENTATIONS for record in recording.optimizers):
+    if any(record.implementation not in IMPLEMENTATIONS for record in (*recording.optimizers, *recording.waiting)):
         raise ValueError("an optimizer updates in a way that there is not")
     if any(record.overlap > record.bytes for record in recording.parameters):
         raise ValueError("a parameter shares more memory than it has")

@@ -136,6 +136,7 @@ def _recording_of(database: Database, header: Mapping[str, Mapping[str, object]]
     notes = tuple(text(message) for (message,) in database.rows("note", "message"))
     place = _optional(_Place, header.get(MESH)) or _Place()
     ended = _ended(header)
+    optimizers = [record_of(OptimizerRecord, row) for row in database.records("optimizer")]
     return Recording(
         run=replace(_run(header["run"], header.get("failure"), notes), local_rank=place.local_rank, job=place.job),
         arm=_arm(header.get("arm")),
@@ -145,7 +146,8 @@ def _recording_of(database: Database, header: Mapping[str, Mapping[str, object]]
         phases=database.columns("phase", PhaseColumns),
         steps=tuple(record_of(StepRecord, row) for row in database.records("step")),
         parameters=tuple(record_of(ParameterRecord, row) for row in database.records("parameter")),
-        optimizers=tuple(record_of(OptimizerRecord, row) for row in database.records("optimizer")),
+        optimizers=tuple(record for record in optimizers if record.stepped),
+        waiting=tuple(record for record in optimizers if not record.stepped),
         notes=(*notes, NOT_ENDED) if ended is False else notes,
         plain_step_ns=tuple(integer(each, (0, MOST)) for (each,) in database.rows("plain_step", "duration_ns")),
         layers=tuple(record_of(LayersRecord, row) for row in database.records("layers")),

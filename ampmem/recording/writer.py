@@ -373,6 +373,8 @@ def _run_rows(run: RunRecord, place: PlaceRecord | None = None) -> dict[str, obj
     failure = rows.pop("failure")
     if not run.step_on:
         del rows["step_on"]
+    if not run.assume:
+        del rows["assume"]
     later: dict[str, object] = {"local_rank": rows.pop("local_rank"), "job": rows.pop("job")}
     if place is not None:
         later["axes"] = [asdict(axis) for axis in place.mesh]
@@ -437,7 +439,7 @@ def _description(recording: Recording) -> Description:
     return Description(
         arm=recording.arm,
         parameters=recording.parameters,
-        optimizers=recording.optimizers,
+        optimizers=(*recording.optimizers, *recording.waiting),
         # The reader adds this one to what was not ended.
         notes=tuple(note for note in recording.notes if recording.ended is not False or note != NOT_ENDED),
         prediction=recording.prediction,

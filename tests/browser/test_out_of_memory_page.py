@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from failures import late_zero_grad
-from pages import Open, Written, changed, written
+from pages import Open, Written, written
 from story import long_run
 
 from ampmem.allocator.shortage import pack
@@ -87,8 +86,10 @@ def test_what_to_change_is_one_list_with_bytes(open_page: Open, tmp_path: Path) 
     expected = remedies(summary.out_of_memory, summary.findings)
     items = page.locator("#out-of-memory .remedies > li")
     assert [item.locator("b").inner_text() for item in items.all()] == [
-        "" if each.bytes is None else format_bytes(each.bytes) for each in expected
+        "" if each.bytes is None else f"\N{MINUS SIGN}{format_bytes(each.bytes)}" for each in expected
     ]
+    known = sum(each.bytes is not None for each in expected)
+    assert page.locator("#out-of-memory .remedies").first.locator("> li").count() == known
     assert [item.locator("p").first.inner_text() for item in items.all()] == [each.change for each in expected]
     assert len(expected) >= 2
     assert expected[0].finding is not None
@@ -100,17 +101,46 @@ def test_what_to_change_is_one_list_with_bytes(open_page: Open, tmp_path: Path) 
     assert page.evaluate("document.activeElement.id") == "timeline-title"
 
 
-def test_what_was_alive_is_left_out_where_it_is_what_the_peak_is_made_of(
-    open_page: Open, failed_page: Written, tmp_path: Path
-) -> None:
-    def same(data: dict[str, Any]) -> None:
-        (run,) = data["runs"]
-        run["composition"] = run["out_of_memory"]["alive"]
+def test_heading_tiles_bar_and_timeline_are_of_the_failure(open_page: Open, failed_page: Written) -> None:
+    page = open_page(failed_page.path)
+    summary = summary_of(failed_page.analyses[0])
+    oom = summary.ended_by
+    assert oom is not None
+    alive = format_bytes(sum(oom.alive.values()))
+    assert alive != format_bytes(summary.peak.bytes), "the peak was another instant"
+    assert page.locator("#verdict-title").inner_text() == f"Out of memory at {alive}."
+    assert page.locator("#verdict h2").first.inner_text() == "At the failure in forward of step 2, at mm"
+    bar = page.locator("#verdict .bars tr").first.inner_text()
+    assert alive in bar and "out of memory" in bar
+    tiles = page.locator("#headlines .headline").evaluate_all("all => all.map((each) => each.innerText.split('\\n'))")
+    assert [tile[:2] for tile in tiles] == [
+        ["At the failure", alive],
+        ["Lacking", format_bytes(oom.lacking)],
+        ["Reserved", "0 B"],
+        ["Free on the device", "1000 B"],
+        ["Still to come", format_bytes(oom.to_come.gradients + (oom.to_come.optimizer_state or 0))],  # type: ignore[union-attr]
+    ]
+    assert page.locator("#peak").is_hidden()
+    layout = page.evaluate("document.getElementById('chart').layout")
+    (size,) = [each for each in layout["shapes"] if each.get("line", {}).get("dash") == "dash"]
+    assert (size["y0"], size["y1"]) == (1 << 30, 1 << 30)
+    (block,) = [each for each in layout["shapes"] if each["type"] == "rect"]
+    assert (block["y0"], block["y1"]) == ((1 << 30) - 1000, (1 << 30) - 1000 + 2_097_152)
+    assert layout["yaxis"]["range"][1] > block["y1"]
+    texts = [note["text"] for note in layout["annotations"]]
+    assert "1.0 GiB in all" in texts
+    assert "a block of 683.6 KiB in a new segment of 2.0 MiB: 2.0 MiB lacking" in texts
 
-    page = open_page(changed(failed_page.path, tmp_path / "same.html", same))
-    assert page.locator("#peak .bars").count() == 1
-    assert page.locator("#out-of-memory .bars").count() == 0
-    assert page.locator("#out-of-memory").get_by_text("What was alive").count() == 0
+
+def test_the_largest_tensors_and_what_to_run_next(open_page: Open, failed_page: Written) -> None:
+    section = open_page(failed_page.path).locator("#out-of-memory")
+    oom = summary_of(failed_page.analyses[0]).ended_by
+    assert oom is not None
+    first = section.locator(".scroll tbody tr").first.locator("td").all_inner_texts()
+    assert first[0] == format_bytes(oom.largest[0].bytes)
+    assert section.locator("pre").all_inner_texts() == list(oom.next_commands)
+    assert "ampmem profile --device sim --gpu rtx4060 train.py --epochs 1" in oom.next_commands
+    assert "name the argument of the script" in section.inner_text()
 
 
 @pytest.mark.parametrize("width", [390, 900, 1440])

@@ -10,7 +10,7 @@ from subprocess import CompletedProcess
 import pytest
 from commands import ampmem
 
-from ampmem.analysis.allocator.out_of_memory import FailedRequest
+from ampmem.analysis.allocator.out_of_memory import FailedRequest, ToCome
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.events import Recording
@@ -30,7 +30,7 @@ step = None
 
 def boom(where):
     if mode == where:
-        torch.empty(1 << 32, dtype=torch.uint8, device="cuda")
+        torch.empty(1 << (33 if mode == "limit" else 32), dtype=torch.uint8, device="cuda")
 
 class Boom(torch.autograd.Function):
     @staticmethod
@@ -58,9 +58,12 @@ def train(model, optimizer, x):
     loss.backward()
     optimizer.step()
 
+if mode == "limit":
+    torch.cuda.set_per_process_memory_fraction(0.25)
 model = Net().cuda()
 optimizer = torch.optim.Adam(model.parameters())
 boom("setup")
+boom("limit")
 if mode == "optimizer":
     big = nn.Linear(8192, 8192, bias=False)  # 256 MiB: its gradient still fits, its state does not
     model.down, model.up = nn.Identity(), nn.Sequential(model.up, nn.Linear({MANY}, 8192), big).cuda()
@@ -107,6 +110,8 @@ def failed(folder: Path, *arguments: str, gpu: str = "592MiB") -> tuple[Recordin
 
 def alive(oom: FailedRequest) -> dict[Category, int]:
     """What was alive, but for cuBLAS's workspaces, which differ between GPUs."""
+    assert sum(oom.alive.values()) <= oom.reserved
+    assert oom.device_total == oom.device_free + oom.reserved + (oom.outside or 0)
     return {category: oom.alive[category] for category in CATEGORIES if oom.alive[category] and category != "workspace"}
 
 
@@ -122,9 +127,25 @@ def test_in_setup_there_is_a_step_that_never_began(tmp_path: Path) -> None:
     assert (oom.where, oom.step, oom.module) == ("setup", 0, None)
     assert oom.stack[-1] == f"{tmp_path / 'train.py'}:{line('torch.empty')} boom"
     assert (oom.asked, oom.reason) == (1 << 32, "exhausted")
+    assert oom.lacking == (1 << 32) - oom.device_free
+    assert oom.to_come == ToCome(
+        gradients=PARAMETERS, parameters=4, optimizer_state=2 * PARAMETERS, optimizers=("Adam",)
+    )
     assert (summary.steps[0].peak.bytes, summary.steps[0].peak.phase) == (PARAMETERS, "setup")
     assert summary.static_recipe is None and summary.parameters.bytes == PARAMETERS
     assert [finding.code for finding in summary.findings] == ["out-of-memory"]
+
+
+def test_a_limit_of_the_process_is_told_apart_from_the_device(tmp_path: Path) -> None:
+    done = run(tmp_path, "limit", gpu="32GiB")
+    assert done.returncode == 1, done.stderr
+    oom = summarize(read(tmp_path / "train.ampmem")).out_of_memory
+    assert oom is not None
+    assert (oom.device_total, oom.allowed, oom.reason) == (32 << 30, 8 << 30, "limited")
+    assert oom.lacking == oom.reserved  # all of the limit was asked for
+    text = " ".join(done.stderr.split())
+    assert "0 B" not in text.partition("lacking")[2].partition(" by ")[0] and "that this process may take" in text
+    assert alive(oom) == {"parameters": PARAMETERS}
 
 
 def test_in_forward_what_forward_made_are_activations(tmp_path: Path) -> None:
@@ -135,6 +156,10 @@ def test_in_forward_what_forward_made_are_activations(tmp_path: Path) -> None:
     assert summary.steps[0].marks.after_forward is None
     assert {module.name: module.parameters for module in summary.modules}["(model)"] == PARAMETERS
     assert sum(group.bytes for group in summary.activations) == 4 * BATCH * MANY
+    assert oom.to_come is not None
+    assert (oom.to_come.gradients, oom.to_come.optimizer_state) == (PARAMETERS, 2 * PARAMETERS)
+    sizes = [(item.bytes, item.dtype, item.shape) for item in oom.largest if item.category != "workspace"]
+    assert sizes[:2] == [(4 * WIDE * MANY, "float32", (MANY, WIDE)), (4 * WIDE * MANY, "float32", (WIDE, MANY))]
 
 
 def test_in_backward_the_gradients_that_are_there_count(tmp_path: Path) -> None:
@@ -148,6 +173,8 @@ def test_in_backward_the_gradients_that_are_there_count(tmp_path: Path) -> None:
         "temporaries": 4 * BATCH * MANY + 4,  # what flows back, and the gradient of the loss itself
     }
     assert oom.temporaries_by_phase["backward"] == found[Category.TEMPORARIES]
+    assert oom.to_come is not None
+    assert (oom.to_come.gradients, oom.to_come.optimizer_state) == (4 * (WIDE * MANY + MANY), 2 * PARAMETERS)
     assert oom.op == "BoomBackward" and oom.where == "backward of step 0"
     assert summary.steps[0].marks.after_forward is not None
     assert summary.steps[0].marks.after_backward is None
@@ -168,6 +195,8 @@ def test_in_the_first_update_the_state_that_is_there_counts(tmp_path: Path) -> N
         "optimizer_state": 2 * (first + middle),
     }
     assert oom.asked == big and oom.op == "Adam.step" and oom.where == "optimizer of step 0"
+    assert oom.to_come is not None
+    assert (oom.to_come.gradients, oom.to_come.optimizer_state) == (0, 2 * big)
     assert [record.class_name for record in recording.optimizers] == ["Adam"]
     marks = summary.steps[0].marks
     assert marks.after_backward is not None and marks.after_optimizer is None
@@ -184,6 +213,8 @@ def test_in_a_later_step_the_steps_before_are_whole(tmp_path: Path) -> None:
         "activations": 4 * BATCH * MANY,
     }
     assert oom.step == 1
+    assert oom.to_come is not None
+    assert (oom.to_come.gradients, oom.to_come.optimizer_state) == (PARAMETERS, 0)
     assert summary.last_step.index == 0
     assert {row.mark for row in summary.static_model} == {"after_forward", "after_backward", "after_optimizer"}
     shown = ampmem(tmp_path, "show", "train.ampmem")

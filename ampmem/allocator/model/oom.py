@@ -74,6 +74,10 @@ class OutOfMemoryReport:
     largest_other_pool: int
 
     @property
+    def _allowed(self) -> str:
+        return "" if self.allowed is None else f" (this process may take {format_bytes(self.allowed)})"
+
+    @property
     def _beside(self) -> str:
         if not self.outside:
             return ""
@@ -83,8 +87,9 @@ class OutOfMemoryReport:
     def __str__(self) -> str:
         return (
             f"out of memory: {format_bytes(self.asked)} were asked for and {format_bytes(self.segment)} of "
-            f"{format_bytes(self.device_total)} requested from the device, which has {format_bytes(self.device_free)} "
-            f"free{self._beside}; {format_bytes(self.allocated)} are allocated and {format_bytes(self.cached)} cached "
+            f"{format_bytes(self.device_total)}{self._allowed} requested from the device, which has "
+            f"{format_bytes(self.device_free)} free{self._beside}; "
+            f"{format_bytes(self.allocated)} are allocated and {format_bytes(self.cached)} cached "
             f"(largest usable block {format_bytes(self.largest_free)}): "
             f"{explanation(self.reason, self.rounded, self.cached)}"
         )

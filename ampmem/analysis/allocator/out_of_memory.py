@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
+import numpy as np
+
+from ampmem.allocator.gpus import GPUS
 from ampmem.allocator.model.layout import SnapshotSegment
 from ampmem.allocator.model.oom import Candidates, Reason, explanation, largest
+from ampmem.allocator.settings import MIB
 from ampmem.allocator.shortage import candidates, unpack
 from ampmem.analysis.json.jsonable import NOT_IN_JSON, AtLeast, Positive
-from ampmem.analysis.timeline.categories import Breakdown, Category
+from ampmem.analysis.largest import LargeAllocation
+from ampmem.analysis.largest import largest as largest_allocations
+from ampmem.analysis.parameters import own_bytes
+from ampmem.analysis.static_model.optimizers import state_to_come
+from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.analysis.timeline.history import MemoryHistory
-from ampmem.analysis.timeline.marks import phase_at
+from ampmem.analysis.timeline.marks import Instants, phase_at
+from ampmem.analysis.timeline.tensors import Tensors
 from ampmem.analysis.timeline.timeline import ByPhase, PhaseName
 from ampmem.errors import RecordingError
-from ampmem.events import NO_STEP, OomRecord, Phase, Recording
+from ampmem.events import NO_STEP, Fact, OomRecord, Phase, Recording, RunRecord, StepRecord
+from ampmem.vocabulary import Arm, AutocastDtype, Device, SourceKind, StepOn
 
 _REASONS = {
     Reason.OVERSIZE: "raise max_split_size_mb in PYTORCH_ALLOC_CONF, or leave it out",
@@ -23,7 +35,6 @@ _REASONS = {
     Reason.WRONG_POOL: "drop CUDA graphs and memory pools that are no longer used, then call torch.cuda.empty_cache()",
     Reason.LIMITED: "allow the process more with torch.cuda.set_per_process_memory_fraction",
 }
-_FREE = "cached, in free blocks"
 _MOST = 1 << 62
 _EXPANDABLE = "set PYTORCH_ALLOC_CONF=expandable_segments:True"
 _LARGEST = {
@@ -35,6 +46,14 @@ _LARGEST = {
 _OTHERWISE = "make the batch or the model smaller, or spread the model over several GPUs"
 _IN_SETUP = "make the model smaller, or use a larger GPU"
 """There is no batch yet."""
+_INFERENCE = (StepOn.FORWARD,)
+"""What ends the steps of a script that makes neither gradients nor updates."""
+_STEPS = 3
+"""So many steps are recorded unless more are asked for."""
+_BATCH_SIZE = re.compile(r"-b|(--?)?([\w-]+[._-])?(batch[_-]?size|bs|bsz)|--?batch", re.IGNORECASE)
+"""How scripts call the argument that says their batch size."""
+_WITHOUT_BATCH = (Phase.SETUP, Phase.OPTIMIZER)
+"""Phases whose memory a smaller batch hardly changes."""
 _MODEL = "make the model smaller, or spread it over several GPUs"
 _FOREACH = "let the optimizer take one parameter at a time (foreach=False)"
 _OR_FUSED = f"{_FOREACH}, or use fused=True"
@@ -51,15 +70,24 @@ class LargestFree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """Something to change. ``bytes`` of ``about`` are what it is about; both are unknown where it has no size.
-
-    ``finding`` is the code of the finding that says the same, and better, where there is one.
-    """
+    """Something that may help, by how much is not known; ``finding`` is the code of the finding that may know."""
 
     change: str
-    bytes: int | None = None
-    about: str = ""
     finding: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToCome:
+    """What the step would still have made after the failed request, which may be for a part of it; in bytes.
+
+    ``gradients`` are those of the ``parameters`` that have none yet. ``optimizer_state`` is what ``optimizers``, by
+    their classes, still lack; ``None`` where no optimizer is known, or not what it keeps.
+    """
+
+    gradients: int
+    parameters: int
+    optimizer_state: int | None
+    optimizers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +96,16 @@ class FailedRequest:
 
     ``step`` is ``None`` outside of every step. ``ended_the_run`` is false where the script went on. ``failures``
     counts the requests of the recording that failed. ``asked`` is the block that was needed, ``segment`` what the
-    device was asked for it. ``op``, ``module`` and ``stack`` (outermost call first) say who asked, where that is
-    known. ``alive`` are the tensors, ``reserved`` is what the allocator held, ``cached`` the part of it in free
-    blocks. ``outside`` is what others hold of the device, at least: all of it, unless the process is limited to a
-    part of the device. ``options`` are the ``changes`` with what each is about. ``residual_bytes`` is how far ``alive``
-    is from the allocator's own blocks.
+    device was asked for it, and ``lacking`` how much more the device would have had to give; 0 where it refused what
+    it had. ``device`` is its index, and ``recorded`` is false where another device was recorded: then ``alive`` has
+    all of its tensors as ``other``. ``allowed`` is what the process may take of ``device_total``; ``None`` without a
+    limit. ``op``, ``module`` and ``stack`` (outermost call first) say who asked, where that is known.
+    ``alive`` are the tensors, and ``largest`` the largest of them. ``reserved`` is what the allocator held, ``cached``
+    the part of it in free blocks. ``outside`` is what others hold of the device; ``None`` where the device's size is
+    not known. ``to_come`` is ``None`` where nothing is known of it. ``options`` are the ``changes``, with the
+    findings that know more. ``next_commands`` are lines for a shell that tell more: the largest batch size that fits,
+    where the command line of the script says which that is, and the whole step on a larger simulated GPU.
+    ``residual_bytes`` is how far ``alive`` is from the allocator's own blocks.
     """
 
     step: int | None
@@ -81,13 +114,19 @@ class FailedRequest:
     failures: Positive
     asked: int
     segment: int
+    lacking: int = 0
+    device: int = 0
+    recorded: bool = True
     device_total: int
     device_free: int
+    allowed: int | None = None
     op: str | None
     module: str | None
     stack: tuple[str, ...]
     alive: Breakdown
     temporaries_by_phase: ByPhase
+    to_come: ToCome | None = None
+    largest: tuple[LargeAllocation, ...] = ()
     reserved: int
     cached: int
     outside: int | None
@@ -96,6 +135,7 @@ class FailedRequest:
     explanation: str
     changes: Annotated[tuple[str, ...], AtLeast(1)]
     options: tuple[Option, ...] = field(metadata=NOT_IN_JSON)
+    next_commands: tuple[str, ...] = ()
     residual_bytes: int
 
     @property
@@ -108,33 +148,37 @@ class FailedRequest:
         return f"{self.phase} of step {self.step}"
 
 
-def failed_request(history: MemoryHistory) -> FailedRequest | None:
+def failed_request(history: MemoryHistory, tensors: Tensors) -> FailedRequest | None:
     """The last failure, the one that a script dies of; ``None`` when no request failed.
 
-    Raises :class:`RecordingError` when the allocator's state cannot be read.
+    ``tensors`` are those of ``history``. Raises :class:`RecordingError` when the allocator's state cannot be read.
     """
     recording = history.recording
     if not recording.ooms:
         return None
     oom = recording.ooms[-1]
     segments, free = _state(oom)
-    position = history.timeline.position(oom.time_ns)
-    alive = history.timeline.breakdown(position)
+    position = failure_position(history)
     blocks = [block for segment in segments for block in segment.blocks]
     reserved = sum(segment.size for segment in segments)
-    outside = oom.total - oom.free - reserved
-    # A total below the device's is a limit of the process's; else this never is what stops a request.
-    reason = free.reason(oom.asked, oom.segment, oom.free, max(oom.total - reserved, 0))
+    requested = sum(block.requested for block in blocks if block.allocated)
+    recorded = recording.allocator is None or recording.allocator.device == oom.device
+    alive = history.timeline.breakdown(position) if recorded else _all_other(requested)
+    limit, total = _limit(oom, reserved)
+    left = None if limit is None else max(limit - reserved, 0)
+    reason = free.reason(oom.asked, oom.segment, oom.free, left)
     phase = phase_at(recording.phases, oom.time_ns)
     cached = sum(block.size for block in blocks if not block.allocated and not block.awaiting)
-    temporaries = history.timeline.temporaries_by_phase(position)
+    temporaries = history.timeline.temporaries_by_phase(position if recorded else 0)
     largest_free = LargestFree(
         usable=largest(free.usable), other_streams=largest(free.other_stream), other_pools=largest(free.other_pool)
     )
     expandable = any(segment.expandable for segment in segments)
+    coming = _to_come(history, position, phase) if recorded else None
+    updating = phase is Phase.OPTIMIZER and (temporaries["optimizer"] > 0 or _has_all_state(coming))
     options = (
-        *_against(reason, oom.asked, cached, largest_free, expandable=expandable),
-        *_against_the_largest(recording, alive, temporaries, phase),
+        *_against(reason, expandable=expandable),
+        *_against_the_largest(recording, alive, phase, updating=updating),
     )
     return FailedRequest(
         step=_step(recording, oom),
@@ -143,23 +187,85 @@ def failed_request(history: MemoryHistory) -> FailedRequest | None:
         failures=len(recording.ooms),
         asked=oom.asked,
         segment=oom.segment,
-        device_total=oom.total,
+        lacking=max(oom.segment - (oom.free if left is None else min(oom.free, left)), 0),
+        device=oom.device,
+        recorded=recorded,
+        device_total=total,
         device_free=oom.free,
+        allowed=limit,
         op=oom.op or None,
         module=oom.module or None,
         stack=tuple(line for line in oom.stack.split("\n") if line),
         alive=alive,
         temporaries_by_phase=temporaries,
+        to_come=coming,
+        largest=largest_allocations(history, tensors, position) if recorded else (),
         reserved=reserved,
         cached=cached,
-        outside=outside if outside >= 0 else None,
+        outside=None if limit == oom.total else max(total - oom.free - reserved, 0),
         largest_free=largest_free,
         reason=reason,
         explanation=explanation(reason, oom.asked, cached),
         changes=tuple(option.change for option in options),
         options=options,
-        residual_bytes=abs(sum(alive.values()) - sum(block.requested for block in blocks if block.allocated)),
+        next_commands=_commands(recording, oom, phase) if recorded else (),
+        residual_bytes=abs(sum(alive.values()) - requested),
     )
+
+
+def failure_position(history: MemoryHistory) -> int:
+    """The position at which the last request failed, of a recording in which one did."""
+    return history.timeline.position(history.recording.ooms[-1].time_ns)
+
+
+def _limit(oom: OomRecord, reserved: int) -> tuple[int | None, int]:
+    """What the process may take, and the device's memory.
+
+    Older recordings have the limit as the total: then more is free and reserved than there is in all.
+    """
+    if oom.limit is None and oom.free + reserved > oom.total:
+        return oom.total, oom.free + reserved
+    return oom.limit, oom.total
+
+
+def _all_other(size: int) -> Breakdown:
+    return {category: size if category is Category.OTHER else 0 for category in CATEGORIES}
+
+
+def _has_all_state(coming: ToCome | None) -> bool:
+    return coming is not None and coming.optimizer_state == 0
+
+
+def _to_come(history: MemoryHistory, position: int, phase: Phase) -> ToCome | None:
+    """The gradients and the state that the trainable parameters do not have yet."""
+    recording, facts, texts = history.recording, history.facts, history.recording.texts
+    optimizers = (*recording.optimizers, *recording.waiting)
+    runs = (recording.phases.phase == Phase.FORWARD) | (recording.phases.phase == Phase.BACKWARD)
+    trained = [record for record in recording.parameters if record.trainable]
+    if not trained or not (optimizers or runs.any()) or recording.run.step_on in _INFERENCE:
+        return None
+    of_gradients = facts.fact == Fact.GRADIENT
+    alive = history.lifetimes.alive_at(position)
+    there = {texts[name] for name in np.unique(facts.name[of_gradients & alive[facts.allocation]]).tolist()}
+    if any(marks.after_backward is not None for marks, step in _with_steps(history) if step.finished):
+        # A parameter that had no gradient in a whole step gets none.
+        ever = {texts[name] for name in np.unique(facts.name[of_gradients]).tolist()}
+        trained = [record for record in trained if record.name in ever]
+    oom = recording.ooms[-1]
+    last = next((marks.after_backward for marks, step in _with_steps(history) if step.index == oom.step), None)
+    over = phase is Phase.OPTIMIZER or (last is not None and last <= oom.time_ns)
+    without = [] if over else [record for record in trained if record.name not in there]
+    updated = [record for record in trained if not over or record.name in there]
+    return ToCome(
+        gradients=sum(map(own_bytes, without)),
+        parameters=len(without),
+        optimizer_state=state_to_come(history, position, {record.name for record in updated}),
+        optimizers=tuple(dict.fromkeys(record.class_name for record in optimizers)),
+    )
+
+
+def _with_steps(history: MemoryHistory) -> Iterator[tuple[Instants, StepRecord]]:
+    return zip(history.marks, history.recording.steps, strict=True)
 
 
 def _ended(recording: Recording) -> bool:
@@ -190,40 +296,83 @@ def _check_sizes(segments: Sequence[SnapshotSegment]) -> None:
         raise ValueError("a size that no block has")
 
 
-def _against(reason: Reason, asked: int, cached: int, free: LargestFree, *, expandable: bool) -> Iterator[Option]:
+def _against(reason: Reason, *, expandable: bool) -> Iterator[Option]:
     """What may help against the reason: the free blocks that the request could not use."""
     if reason in _REASONS:
-        sizes = {Reason.WRONG_STREAM: free.other_streams, Reason.WRONG_POOL: free.other_pools, Reason.OVERSIZE: cached}
-        size = sizes.get(reason)
-        yield Option(change=_REASONS[reason], bytes=size, about="" if size is None else _FREE)
+        yield Option(change=_REASONS[reason])
     elif reason is Reason.FRAGMENTED and not expandable:
-        # The free blocks are what it is about where they are enough; else the device's free memory is, too.
-        yield Option(change=_EXPANDABLE, bytes=cached, about=_FREE) if cached >= asked else Option(change=_EXPANDABLE)
+        yield Option(change=_EXPANDABLE)
 
 
-def _against_the_largest(
-    recording: Recording, alive: Breakdown, temporaries: ByPhase, phase: Phase
-) -> Iterator[Option]:
-    """What may help against what takes the most."""
-    foreach = [record for record in recording.optimizers if record.implementation == "foreach"]
-    if phase == Phase.OPTIMIZER and foreach:
-        size = temporaries["optimizer"]
+def _against_the_largest(recording: Recording, alive: Breakdown, phase: Phase, *, updating: bool) -> Iterator[Option]:
+    """What may help against what takes the most; ``updating`` says that an update makes temporaries."""
+    foreach = [record for record in (*recording.optimizers, *recording.waiting) if record.implementation == "foreach"]
+    if updating and foreach:
         change = _OR_FUSED if any(record.takes_fused for record in foreach) else _FOREACH
-        yield Option(change=change, bytes=size, about="temporaries of the update", finding="foreach-temporaries")
+        yield Option(change=change, finding="foreach-temporaries")
     most = max(alive, key=lambda category: alive[category])
     otherwise = _OTHERWISE
     if phase in (Phase.FORWARD, Phase.BACKWARD) and most is not Category.ACTIVATIONS and alive[Category.ACTIVATIONS]:
-        yield _option(_LARGEST[Category.ACTIVATIONS], Category.ACTIVATIONS, alive)
+        yield Option(change=_LARGEST[Category.ACTIVATIONS])
         otherwise = _MODEL
     if most in _LARGEST:
-        yield _option(_LARGEST[most], most, alive)
+        yield Option(change=_LARGEST[most], finding="gradients-through-forward" if most is Category.GRADIENTS else None)
     elif most is Category.PARAMETERS:
-        yield _option(_IN_SETUP if phase == Phase.SETUP else otherwise, most, alive)
+        yield Option(change=_IN_SETUP if phase == Phase.SETUP else otherwise)
     else:
         yield Option(change=otherwise)
 
 
-def _option(change: str, category: Category, alive: Breakdown) -> Option:
-    words = category.value.replace("_", " ")
-    finding = "gradients-through-forward" if category is Category.GRADIENTS else None
-    return Option(change=change, bytes=alive[category], about=f"{words} alive then", finding=finding)
+def _commands(recording: Recording, oom: OomRecord, phase: Phase) -> tuple[str, ...]:
+    """Lines to run next; none of what no command line has started, as a cell of a notebook."""
+    run = recording.run
+    script = run.script.split(" ", 1) if run.script.startswith("-m ") else [run.script]
+    if len(script) == 1 and not script[0].endswith(".py"):
+        return ()
+    shared = [*(word for each in run.assume for word in ("--assume", each)), *_precision(recording, "--dtype")]
+    if run.world_size > 1:
+        shared += ["--world-size", str(run.world_size), "--rank", str(run.rank)]
+    if run.step_on:
+        shared += ["--step-on", run.step_on]
+    forced = recording.arm.name if recording.arm.forced else None
+    lines = []
+    varied = _varied(run.arguments)
+    if varied is not None and phase not in _WITHOUT_BATCH:
+        arms = ["--arms", str(forced or Arm.AS_IS)]
+        lines.append(["ampmem", "fit", "--gpu", _gpu(run, oom.total), *arms, *shared, *script, *varied])
+    arm = [] if forced is None else ["--arm", str(forced)]
+    steps = ["--steps", str(oom.step + 1)] if oom.step >= _STEPS else []
+    larger = ["ampmem", "profile", "--device", str(Device.SIMULATED), "--gpu", _larger(oom.total)]
+    lines.append([*larger, *arm, *shared, *steps, *script, *run.arguments])
+    return tuple(map(shlex.join, lines))
+
+
+def _precision(recording: Recording, option: str) -> list[str]:
+    """What autocast casts to, where the command said so."""
+    dtype = {"bfloat16": AutocastDtype.BF16, "float16": AutocastDtype.FP16}.get(recording.arm.dtype or "")
+    return [option, str(dtype)] if recording.arm.forced and dtype is not None else []
+
+
+def _gpu(run: RunRecord, total: int) -> str:
+    """What ``--gpu`` calls this device: a name that it knows, what it was called, else its memory."""
+    known = next((key for key, gpu in GPUS.items() if gpu.name == run.device_name), None)
+    return known or (run.device_name if run.source is SourceKind.SIMULATED else f"{total // MIB}MiB")
+
+
+def _larger(total: int) -> str:
+    """The smallest GPU that ``--gpu`` knows with twice as much memory, else so much memory."""
+    enough = {key: gpu.total_memory for key, gpu in GPUS.items() if gpu.total_memory >= 2 * total}
+    return min(enough, key=lambda key: enough[key], default=f"{-(-total // (512 * MIB))}GiB")
+
+
+def _varied(arguments: Sequence[str]) -> list[str] | None:
+    """``arguments`` with the batch size to be varied from 1 to what failed; ``None`` where none of them says it."""
+    for i, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        rest = i + 1
+        if not equals and rest < len(arguments):
+            value, rest = arguments[rest], rest + 1
+        if _BATCH_SIZE.fullmatch(name) and value.isdecimal() and int(value) > 0:
+            spec = f"{name}{equals or ' '}1:{int(value)}"
+            return [*arguments[:i], *arguments[rest:], "--vary", spec]
+    return None

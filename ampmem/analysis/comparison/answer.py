@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ampmem.analysis.activations import PlainGroup, plain_groups
+from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.comparison.compare import Comparison
 from ampmem.analysis.findings.base import Finding
 from ampmem.analysis.summary import Peak, Summary
@@ -143,8 +144,9 @@ class Part:
 class Composition:
     """What the peak of a recording is made of, the largest part first; ``step`` is the one that it is in.
 
-    ``saving`` is the finding whose change would take the most off the peak; ``None`` where no finding says so.
-    ``failed`` says that the script did not get to its end, ``short`` that it ran out of memory.
+    ``saving`` is the finding whose change would take the most off the peak, or off what was alive when memory ran out;
+    ``None`` where no finding says so. ``failed`` says that the script did not get to its end. ``short`` is the request
+    that ended it for want of memory: then ``peak``, ``step`` and ``parts`` are of that instant.
     """
 
     peak: PeakOf
@@ -152,7 +154,7 @@ class Composition:
     parts: tuple[Part, ...]
     saving: Finding | None
     failed: bool
-    short: bool
+    short: FailedRequest | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,17 +217,17 @@ def effect_of(before: int, after: int) -> Effect:
 
 
 def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed: bool) -> Composition:
-    oom, live = summary.out_of_memory, peak.categories
-    short = oom is not None and oom.ended_the_run
-    if oom is not None and short:
-        live = oom.alive  # what there was when the request failed, which need not be the peak
+    short, live, at = summary.ended_by, peak.categories, _peak_of(label, peak)
+    if short is not None:  # what there was then need not be the peak
+        live, step = short.alive, step if short.step is None else short.step
+        at = replace(at, phase=short.phase, op=short.op, module=short.module)
     parts = [Part(category=category, bytes=live[category]) for category in CATEGORIES]
-    helpful = [finding for finding in summary.findings if finding.off_peak]
+    off = {finding: (finding.off_failure if short else finding.off_peak) or 0 for finding in summary.findings}
     return Composition(
-        peak=replace(_peak_of(label, peak), bytes=sum(live.values()), allocated=None if short else peak.allocated),
+        peak=replace(at, bytes=sum(live.values()), allocated=None if short else at.allocated),
         step=step,
         parts=tuple(sorted((part for part in parts if part.bytes), key=lambda part: -part.bytes)),
-        saving=max(helpful, key=lambda finding: finding.off_peak or 0, default=None),
+        saving=max((finding for finding in off if off[finding]), key=lambda finding: off[finding], default=None),
         failed=failed,
         short=short,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ampmem.analysis.analyse import Analysis
@@ -59,14 +60,49 @@ SEVERITIES = ("warning", "advice", "info")
 
 
 def findings(analysis: Analysis) -> tuple[Finding, ...]:
-    """What the checks found: warnings, then advice by what it takes off the peak, then what is worth knowing."""
-    run = TrainingRun(analysis=analysis)
-    of_steps = CHECKS if trains(analysis.recording) else OF_INFERENCE
+    """What the checks found: warnings, then advice by what it takes off, then what is worth knowing.
+
+    Of a run that ended with a failed request all is said of that instant.
+    """
+    found = _checked(TrainingRun(analysis=analysis))
+    oom = analysis.failed_request
+    if oom is not None:
+        found = _at_failure(found, _checked(TrainingRun(analysis=analysis, at_failure=True)), ended=oom.ended_the_run)
+    ended = oom is not None and oom.ended_the_run
+    proven = [_proven(finding, _taken_off(finding, ended=ended)) for finding in found.values()]
+    return tuple(
+        sorted(proven, key=lambda each: (SEVERITIES.index(each.severity), -(_taken_off(each, ended=ended) or 0)))
+    )
+
+
+def _checked(run: TrainingRun) -> dict[str, Finding]:
+    """What the checks find in ``run``, by code."""
+    of_steps = CHECKS if trains(run.recording) else OF_INFERENCE
     checks = (out_of_memory.check, residual.check, *(of_steps if run.steps else ()))
-    found = [_proven(finding) for check in checks if (finding := check(run)) is not None]
-    return tuple(sorted(found, key=lambda finding: (SEVERITIES.index(finding.severity), -(finding.off_peak or 0))))
+    return {finding.code: finding for check in checks if (finding := check(run)) is not None}
 
 
-def _proven(finding: Finding) -> Finding:
-    """``finding``, as information where its change was not seen to lower the peak."""
-    return replace(finding, severity="info") if finding.severity == "advice" and not finding.off_peak else finding
+def _at_failure(found: Mapping[str, Finding], then: Mapping[str, Finding], *, ended: bool) -> dict[str, Finding]:
+    """``found`` at the peak with the bytes of ``then``, at the failure; no others where that ``ended`` the run."""
+    if not ended:
+        return {
+            code: replace(each, off_failure=then[code].off_peak if code in then else None)
+            for code, each in found.items()
+        }
+    # What is to be changed at the peak, and not at the failure, would not have helped.
+    told = [code for code, each in found.items() if code in then or each.severity != "advice"]
+    return {
+        code: replace(then[code], off_peak=None, off_failure=then[code].off_peak)
+        if code in then
+        else replace(found[code], off_peak=None)
+        for code in dict.fromkeys((*then, *told))
+    }
+
+
+def _taken_off(finding: Finding, *, ended: bool) -> int | None:
+    return finding.off_failure if ended else finding.off_peak
+
+
+def _proven(finding: Finding, taken_off: int | None) -> Finding:
+    """``finding``, as information where its change was not seen to lower what counts."""
+    return replace(finding, severity="info") if finding.severity == "advice" and not taken_off else finding

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from ampmem.analysis.activations import LOW_PRECISION
+from ampmem.analysis.allocator.out_of_memory import failure_position
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.casts import StepCasts
 from ampmem.analysis.json.jsonable import NOT_IN_JSON, Signed
@@ -18,7 +19,7 @@ from ampmem.analysis.ops import plain_op, result_of
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.communication import PARTS
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
-from ampmem.analysis.timeline.marks import Instants
+from ampmem.analysis.timeline.marks import Instants, phase_at
 from ampmem.events import NO_STEP, Column, Fact, Phase, Recording, StepRecord
 from ampmem.units import format_bytes
 from ampmem.vocabulary import AUTOCAST_ARMS, Communication
@@ -54,7 +55,9 @@ class Finding:
 
     ``section`` is where the page shows it. ``bytes`` is ``None`` where the matter has no size. ``off_peak`` is how many
     bytes the change takes off the peak of this run, computed event by event; ``None`` where the change does not lower
-    the peak, or where that cannot be computed. Only a finding with ``off_peak`` is advice.
+    the peak, or where that cannot be computed. ``off_failure`` is the same of what was alive when the last request
+    failed for want of memory; a run that ended with that request has no ``off_peak``. Only a finding with one of the
+    two is advice.
     """
 
     code: str
@@ -65,16 +68,19 @@ class Finding:
     change: str
     evidence: tuple[str, ...]
     off_peak: int | None = None
+    off_failure: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
     """The steps of a run that ended, and what several findings ask of them.
 
-    A step in which memory ran out lacks an update, and more: it counts for the run's peak only.
+    A step in which memory ran out lacks an update, and more: it counts for the run's peak only. ``at_failure`` asks
+    of the instant at which the last request failed what else is asked of the run's peak.
     """
 
     analysis: Analysis
+    at_failure: bool = False
 
     @property
     def recording(self) -> Recording:
@@ -126,8 +132,13 @@ class TrainingRun:
 
     @cached_property
     def peak(self) -> int:
-        """The position of the run's peak; of the last of several."""
-        return self.analysis.peak
+        """The position of the run's peak, of the last of several; of the failure that ended the run."""
+        return failure_position(self.analysis) if self.at_failure else self.analysis.peak
+
+    @property
+    def instant(self) -> str:
+        """What :attr:`peak` is called in a sentence."""
+        return "the failure" if self.at_failure else "the peak"
 
     @property
     def peak_in_update(self) -> bool:
@@ -140,6 +151,8 @@ class TrainingRun:
         return self._peak_in(Phase.BACKWARD)
 
     def _peak_in(self, phase: Phase) -> bool:
+        if self.at_failure:
+            return phase_at(self.recording.phases, self.recording.ooms[-1].time_ns) is phase
         return self.peak > 0 and bool(self.recording.events.phase[self.peak - 1] == phase)
 
     @cached_property
@@ -155,6 +168,9 @@ class TrainingRun:
     @cached_property
     def peak_step(self) -> int:
         """The place among the recording's steps of the last one that reaches the run's peak, or nearly."""
+        if self.at_failure:
+            failed = self.recording.ooms[-1].time_ns
+            return max((i for i, step in enumerate(self.recording.steps) if step.start_ns <= failed), default=0)
         total = self.analysis.timeline.total
         near = int(total[self.peak]) * (1 - _NEARLY)
         reached = [place for place, position in enumerate(self.analysis.peaks) if total[position] >= near]
@@ -191,6 +207,8 @@ class TrainingRun:
         less = np.zeros(len(self.recording.events) + 2, dtype=np.int64)
         np.add.at(less, first, sizes)
         np.subtract.at(less, last + 1, sizes)
+        if self.at_failure:
+            return max(int(np.cumsum(less)[self.peak]) - but, 0) or None
         timeline, step = self.analysis.timeline, self.recording.steps[self.peak_step if place is None else place]
         span = slice(timeline.position(step.start_ns), timeline.position(step.end_ns) + 1)
         gone = np.cumsum(less)[:-1][span]

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.findings.base import Finding
 
 _OF_ITSELF = "out-of-memory"
-_NO_SAVING = (_OF_ITSELF, "residual", "amp-saves-nothing")
-"""Findings that are no waste of memory, though they have a size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """Something to change, ``why``, and the bytes that it is about; ``None`` where they are not known.
+    """Something to change, ``why``, and the bytes that this change saves at the failure; ``None`` where not known.
 
     ``finding`` is the one that says so; ``None`` where the failed request does.
     """
@@ -27,27 +25,27 @@ class Remedy:
 
 
 def remedies(oom: FailedRequest, findings: Iterable[Finding]) -> tuple[Remedy, ...]:
-    """What ``findings`` and the request itself say to change, each once, that with the most bytes first."""
-    mine = [finding for finding in findings if _is_waste(finding)]
+    """What ``findings`` and the request itself say to change, each once: first what saves the most at the failure."""
+    mine = [finding for finding in findings if finding.off_failure]
     said = {finding.code for finding in mine}
     found = [
-        Remedy(change=finding.change, why=finding.message, bytes=finding.bytes, finding=finding) for finding in mine
+        Remedy(change=finding.change, why=finding.message, bytes=finding.off_failure, finding=finding)
+        for finding in mine
     ]
     found += [
-        Remedy(change=option.change, why=option.about, bytes=option.bytes, finding=None)
+        Remedy(change=option.change, why="", bytes=None, finding=None)
         for option in oom.options
         if option.finding not in said
     ]
     return tuple(sorted(found, key=lambda remedy: -(remedy.bytes or 0)))
 
 
-def told_elsewhere(oom: FailedRequest | None, findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Those of ``findings`` that the section of the failed request does not have already."""
+def told_elsewhere(oom: FailedRequest | None, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Those of ``findings`` that the section of the failed request does not have already.
+
+    Where the script went on, what to change at the peak is told beside what would have helped at the failure.
+    """
     if oom is None:
         return tuple(findings)
-    return tuple(finding for finding in findings if finding.code != _OF_ITSELF and not _is_waste(finding))
-
-
-def _is_waste(finding: Finding) -> bool:
-    sized = finding.bytes is not None and finding.bytes > 0
-    return sized and finding.severity != "info" and finding.code not in _NO_SAVING
+    own = (_OF_ITSELF, *((each.code for each in findings if each.off_failure) if oom.ended_the_run else ()))
+    return tuple(finding for finding in findings if finding.code not in own)

@@ -7,8 +7,8 @@ may have different options, so each parameter is asked for itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,9 +16,12 @@ from ampmem.analysis.parameters import own_elements
 from ampmem.analysis.static_model.evidence import ITEMSIZES, itemsize
 from ampmem.analysis.static_model.states import SCALAR
 from ampmem.analysis.static_model.static_model import (
+    ADAFACTOR,
     ADAM_8BIT,
     OptimizerModel,
     StateTensor,
+    adafactor_state,
+    adam8bit_state,
     is_bitsandbytes,
     optimizer_forms,
     optimizer_model,
@@ -30,6 +33,9 @@ from ampmem.names import StateName
 
 NONE = OptimizerModel(key="none", title="no optimizer of torch.optim", states=(), source="this recording")
 """Of a run in which none was seen: what the script updates with, if it does, keeps no state that is known."""
+
+_AS_SEEN = "as-seen"
+"""The key of a model that is made of what was seen of an optimizer, of which its name says nothing."""
 
 _Sizes = dict[str, set["int | None"]]
 """By state, bytes per element; ``None`` for those of what is optimized, 0 for what has no whole number of them."""
@@ -75,6 +81,65 @@ def optimizers_of(history: MemoryHistory) -> Optimizers:
     default = default or _unassigned(recording.optimizers)
     titles = dict.fromkeys((default.title, *(model.title for model in of.values())))
     return Optimizers(of=of, default=default, titles=tuple(titles))
+
+
+def state_to_come(history: MemoryHistory, position: int, parameters: Collection[str]) -> int | None:
+    """Bytes of optimizer state that the named trainable ``parameters`` do not have at ``position`` and will get.
+
+    Goes by the classes of the optimizers and by the states seen; scalars such as ``step`` are left out. ``None`` where
+    no optimizer is known, or not what it keeps.
+    """
+    recording = history.recording
+    if not (recording.optimizers or recording.waiting):
+        return None
+    models, masters, there = _models_by_number(history), _masters(history), _states_at(history, position)
+    size = 0
+    for record in recording.parameters:
+        if record.name not in parameters or record.optimizer not in models:
+            continue
+        model, keys = models[record.optimizer], there.get(record.name, set())
+        if model is None:
+            return None
+        if model in (ADAFACTOR, ADAM_8BIT):
+            size += 0 if keys else _whole_state(model, record)
+        else:
+            missing = tuple(state for state in model.states if state.name not in keys)
+            per_element = replace(model, states=missing).bytes_per_element(masters.get(record.name, itemsize(record)))
+            size += round(per_element * own_elements(record))
+    return size
+
+
+def _models_by_number(history: MemoryHistory) -> Mapping[int | None, OptimizerModel | None]:
+    """What each optimizer keeps of a parameter once it has updated it, those that wait after those that stepped.
+
+    In the middle of a first update the state of most parameters is all that tells; ``None`` where that says nothing.
+    """
+    recording, of = history.recording, optimizers_of(history).of
+    found: dict[int | None, OptimizerModel | None] = {}
+    for number, optimizer in enumerate((*recording.optimizers, *recording.waiting)):
+        named = _named(optimizer)
+        mine = [of[record.name] for record in recording.parameters if record.optimizer == number and record.name in of]
+        most = max((named, *mine), key=lambda model: len(model.states))
+        updated = any(marks.after_optimizer is not None for marks in history.marks)
+        found[number] = None if most.key == _AS_SEEN and not (most.states and updated) else most
+    return found
+
+
+def _whole_state(model: OptimizerModel, record: ParameterRecord) -> int:
+    if model == ADAM_8BIT:
+        return adam8bit_state(own_elements(record))
+    return adafactor_state(record.shape, itemsize(record)) if own_elements(record) else 0
+
+
+def _states_at(history: MemoryHistory, position: int) -> Mapping[str, set[str]]:
+    """By parameter the keys of its states that are alive at ``position``."""
+    facts, texts = history.facts, history.recording.texts
+    alive = history.lifetimes.alive_at(position)
+    found: dict[str, set[str]] = {}
+    for text in np.unique(facts.name[(facts.fact == Fact.OPTIMIZER_STATE) & alive[facts.allocation]]).tolist():
+        name = StateName.read(texts[text])
+        found.setdefault(name.parameter, set()).add(name.state)
+    return found
 
 
 def _unassigned(optimizers: Sequence[OptimizerRecord]) -> OptimizerModel:
@@ -146,7 +211,7 @@ def _as_seen(optimizer: OptimizerRecord, state: _Seen) -> OptimizerModel:
         if len(sizes) == 1 and sizes <= {None, *ITEMSIZES}
     )
     title = f"{optimizer.class_name}, as seen"
-    return OptimizerModel(key="as-seen", title=title, states=states, source="this recording")
+    return OptimizerModel(key=_AS_SEEN, title=title, states=states, source="this recording")
 
 
 def _usual(of: Mapping[str, OptimizerModel], mine: Sequence[ParameterRecord]) -> OptimizerModel | None:

@@ -118,4 +118,5 @@ class Plan:
             synchronize=script.synchronize,
             step_on=step_on_of(script.step_on),
             place=place or self.place_known,
+            assume=script.assume,
         )

@@ -67,6 +67,8 @@ class OptimizerHooks:
         """Parameters that only an optimizer knows, no module."""
         self._own: dict[int, _Own] = {}
         """By ``id``, those of them that were seen."""
+        self._waiting: list[OptimizerRecord] = []
+        """Those that have made no update by the time memory runs out."""
         self._numbers: dict[int, int] = {}
         """``id`` of each optimizer in ``_records`` to its place there."""
         self._shells: set[int] = set()
@@ -93,8 +95,8 @@ class OptimizerHooks:
             return undo.pop_all().close
 
     def records(self) -> list[OptimizerRecord]:
-        """The optimizers that have made an update, or whose update a GradScaler left out."""
-        return list(self._records.values())
+        """The optimizers that have made an update, or whose update a GradScaler left out; then those that wait."""
+        return [*self._records.values(), *self._waiting]
 
     def assign(self, record: ParameterRecord) -> ParameterRecord:
         """``record`` with the index of its optimizer, when that is known."""
@@ -163,6 +165,19 @@ class OptimizerHooks:
         """Log the state of ``optimizer`` if it has any, whatever becomes of it later."""
         if self._states_of(optimizer):
             self._log.misses.guarded(self.note_state)(optimizer)
+
+    def note_waiting(self, optimizers: Iterable[Optimizer]) -> None:
+        """Memory ran out: note which optimizers have made no update, and whose parameters they have."""
+        names = {id(parameter): slot.name_id for slot, parameter in self._models.parameters()}
+        for optimizer in optimizers:
+            if id(optimizer) in self._records:
+                continue
+            number = len(self._records) + len(self._waiting)
+            self._waiting.append(replace(_record(optimizer), stepped=False))
+            self.generation += 1
+            for _, _, parameter in _parameters(optimizer):
+                if id(parameter) in names:
+                    self._optimized.setdefault(self._texts.value(names[id(parameter)]), number)
 
     def note_idle(self, optimizers: Iterable[Optimizer]) -> list[Any]:
         """Log the state of those that made no update, as far as models have its parameters.

@@ -238,6 +238,7 @@ class SimulatedSource:
                 module=place.module,
                 stack=place.stack,
                 segments=pack(self._device.segments()),
+                limit=report.allowed,
             )
         )
 

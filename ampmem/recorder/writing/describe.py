@@ -40,6 +40,7 @@ def run_record(options: Options, source: Source) -> RunRecord:
         step_on=_words(options.step_on),
         local_rank=place.local_rank,
         job=place.job,
+        assume=options.assume,
     )
 
 

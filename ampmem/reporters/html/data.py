@@ -115,11 +115,34 @@ class RemedyView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LargeTensorView:
+    """Equal tensors among the largest: ``bytes`` of each, ``kind`` is their type and shape."""
+
+    bytes: int
+    count: str
+    kind: str
+    category: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemoryView:
-    """The last request that failed: ``position`` is when, ``frames`` (outermost first) where in the script."""
+    """The last request that failed: ``position`` is when, ``frames`` (outermost first) where in the script.
+
+    ``available`` is what the device has, or the process may take, ``used`` what of it was in use, and ``segment`` what
+    was asked of the device; ``None`` where another device was recorded. ``block`` says that on the timeline.
+    ``commands`` can be run next, ``hint`` says how to write one.
+    """
 
     headline: str
     position: int
+    available: int | None
+    used: int
+    segment: int
+    block: str
+    largest: tuple[LargeTensorView, ...]
+    commands: tuple[str, ...]
+    hint: str
     facts: tuple[FactView, ...]
     frames: tuple[str, ...]
     remedies: tuple[RemedyView, ...]

@@ -9,6 +9,7 @@ from ampmem.analysis.comparison.answer import Answer, Change, Composition, Effec
 from ampmem.analysis.findings import Finding
 from ampmem.analysis.ops import plain_op
 from ampmem.analysis.timeline.categories import Category
+from ampmem.reporters.text.common.shortage import shortage
 from ampmem.reporters.text.common.words import signed, times
 from ampmem.units import format_bytes, format_close, format_peak, peaks_apart, peaks_close
 
@@ -248,7 +249,8 @@ def _of_one(found: Composition | None) -> Wording:
     else:
         until = "Until the script failed, the peak" if found.failed else "The peak"
         headline = f"{until} is {size}{_of_it(found.peak)}, {when(found.peak, found.step)}"
-    return Wording(headline=headline, why=_made_of(found), more=_help(found.saving))
+    more = () if found.short is None else shortage(found.short)
+    return Wording(headline=headline, why=_made_of(found), more=(*more, *_help(found.saving)))
 
 
 def _of_it(peak: PeakOf) -> str:
@@ -279,9 +281,10 @@ def made_of(parts: Sequence[tuple[Category, int]], whole: int) -> str:
 
 
 def _help(saving: Finding | None) -> tuple[str, ...]:
-    if saving is None or saving.off_peak is None:
+    if saving is None:
         return ()
-    return (f"Largest saving found, {format_bytes(saving.off_peak)}: {saving.change} ({saving.code}).",)
+    size, when = (saving.off_peak, "") if saving.off_peak else (saving.off_failure, " at the failure")
+    return (f"Largest saving found, {format_bytes(size)}{when}: {saving.change} ({saving.code}).",) if size else ()
 
 
 def _of_several(verdict: Verdict) -> Wording:

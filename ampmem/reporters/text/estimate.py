@@ -37,7 +37,8 @@ def headline(prediction: Prediction, gpu: str, *, failure: str = "") -> str:
     allocated, taken = (between(*ends, format_peak) for ends in zip(low, high, strict=True))
     peaks = f"{gpu} (simulated): peak {allocated} allocated, {taken} reserved"
     if prediction.fit is Fit.DOES_NOT_FIT and prediction.margin is None:
-        return f"{peaks}; it does not fit: {failure or 'out of memory'}"
+        # The peaks until then may be those of another instant.
+        return f"{gpu} (simulated): it does not fit: {failure or 'out of memory'}"
     peaks += f" of {format_bytes(prediction.gpu_bytes)}"
     said = f"{peaks}, {prediction.stopped}" if prediction.stopped else f"{peaks}; {verdict(prediction)}"
     return said if prediction.filled is None else f"{said}; {_trials(prediction.filled)}"

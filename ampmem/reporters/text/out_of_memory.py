@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.findings import Finding
 from ampmem.analysis.findings.remedies import Remedy, remedies
 from ampmem.analysis.frames import user_frames
+from ampmem.analysis.largest import LARGEST, LargeAllocation
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import Category
-from ampmem.reporters.text.common.layout import PLAIN, Layout
-from ampmem.reporters.text.common.plain_text import wrapped
+from ampmem.names import layers, of_all_layers, shape_text
+from ampmem.output.terminal import printable
+from ampmem.reporters.text.common.layout import PLAIN, Layout, number, table, words
+from ampmem.reporters.text.common.plain_text import ABSENT, wrapped
+from ampmem.reporters.text.common.shortage import asked, asked_by, device, free_blocks, lacking, left, to_come
 from ampmem.reporters.text.sections.peak import render_categories
-from ampmem.units import format_bytes
+from ampmem.units import format_bytes, format_count
 
 FRAMES = 5
 """How many frames of the script are shown, the innermost ones."""
 
 _KEY = 12
+_NAME = 20
+"""So much of a name is left at least."""
+_LARGEST = 5
+"""So many of the largest tensors are listed."""
+_CONTINUED = "  "
+_WITHOUT_BATCH = ("setup", "optimizer")
+_HOW_TO_FIT = (
+    "ampmem fit finds the largest batch size that fits: name the argument of the script that says it, as in "
+    "ampmem fit SCRIPT --vary --batch-size=1:"
+)
 
 
 def render_out_of_memory(summary: Summary, layout: Layout = PLAIN) -> str:
@@ -32,7 +47,85 @@ def render_out_of_memory(summary: Summary, layout: Layout = PLAIN) -> str:
         lines += [f"{key if i == 0 else '':<{_KEY}}{line}" for i, line in enumerate(shown)]
     parts = {Category.TEMPORARIES: {f"in {phase}": size for phase, size in oom.temporaries_by_phase.items()}}
     alive = render_categories(oom.alive, parts, summary.parameters.known_count, layout)
-    return "\n".join([*lines, "", layout.strong("alive when the request failed"), "", alive])
+    lines += ["", layout.strong("alive when the request failed"), "", alive]
+    if oom.largest:
+        lines += ["", layout.strong("the largest tensors then"), "", _largest(oom.largest, layout)]
+    if commands := next_lines(oom):
+        lines += ["", layout.strong("to run next"), "", *(line for each in commands for line in _command(each, layout))]
+    return "\n".join(lines)
+
+
+def _command(line: str, layout: Layout) -> Sequence[str]:
+    """A command can be copied: one that is too wide goes on after a backslash, between two words."""
+    if line == _HOW_TO_FIT:
+        return wrapped(line, layout.width)
+    lines = [""]
+    for word in map(shlex.quote, shlex.split(printable(line))):
+        if lines[-1].strip() and len(f"{lines[-1]} {word} \\") > layout.width:
+            lines[-1] += " \\"
+            lines.append(f"{_CONTINUED}{word}")
+        else:
+            lines[-1] = f"{lines[-1]} {word}" if lines[-1] else word
+    return lines
+
+
+def largest_rows(found: Sequence[LargeAllocation], limit: int) -> list[tuple[int, str, str, str, str]]:
+    """The largest tensors: bytes of each, how many there are, type with shape, category, name and module.
+
+    Those of equal layers are one row.
+    """
+    groups = layers(found, what=_what, sizes=_size)
+    last = found[-1] if len(found) >= LARGEST else None  # there may be more like it
+    sizes = [max(item.bytes for item in group) for group in groups]
+    order = sorted(range(len(groups)), key=lambda i: -sizes[i])[:limit]
+    return [
+        (
+            sizes[i],
+            f"{format_count(len(groups[i]))}{' or more' if last in groups[i] else ''}",
+            _kind(groups[i][0]),
+            str(groups[i][0].category),
+            _called(groups[i]),
+        )
+        for i in order
+    ]
+
+
+def _what(item: LargeAllocation) -> tuple[str | None, ...]:
+    """What equal tensors have in common but for the numbers of their layers."""
+    return item.name, item.module, item.op, item.category, _kind(item)
+
+
+def _kind(item: LargeAllocation) -> str:
+    """Type and shape, as far as they are known."""
+    return " ".join(filter(None, (item.dtype, None if item.shape is None else shape_text(item.shape))))
+
+
+def _size(item: LargeAllocation) -> tuple[int]:
+    return (item.bytes,)
+
+
+def _called(group: Sequence[LargeAllocation]) -> str:
+    """The name of one tensor, or of equal layers, and the module where the name does not say it."""
+    first = group[0]
+    name, module = (
+        of_all_layers(text or "") if len(group) > 1 else text or "" for text in (first.name or first.op, first.module)
+    )
+    return name if not module or module in name else f"{name or ABSENT} in {module}"
+
+
+def _largest(found: Sequence[LargeAllocation], layout: Layout) -> str:
+    rows = [
+        [format_bytes(size), count, kind or ABSENT, category, name or ABSENT]
+        for size, count, kind, category, name in largest_rows(found, _LARGEST)
+    ]
+    columns = [
+        number("bytes each"),
+        number("tensors"),
+        words("type and shape", least=_NAME),
+        words("category", rank=1),
+        words("name", least=_NAME),
+    ]
+    return table(columns, rows, layout)
 
 
 def headline(oom: FailedRequest) -> str:
@@ -49,50 +142,34 @@ def in_short(oom: FailedRequest) -> str:
     end = "" if oom.ended_the_run else "; the script went on"
     return (
         f"{oom.where}: {asked(oom)} was asked for{who}; {format_bytes(sum(oom.alive.values()))} in tensors, "
-        f"{format_bytes(oom.cached)} cached, {format_bytes(oom.device_free)} free: {oom.explanation}{end}"
+        f"{format_bytes(oom.cached)} cached, {left(oom)}: {oom.explanation}{end}"
     )
 
 
-def asked(oom: FailedRequest) -> str:
-    """How much was asked for."""
-    wanted = f"a block of {format_bytes(oom.asked)}"
-    return wanted if oom.asked == oom.segment else f"{wanted} in a new segment of {format_bytes(oom.segment)}"
+def next_lines(oom: FailedRequest) -> tuple[str, ...]:
+    """Commands to run next, or how to write one."""
+    if not oom.next_commands or oom.phase in _WITHOUT_BATCH or any(_is_fit(line) for line in oom.next_commands):
+        return oom.next_commands
+    return (*oom.next_commands, _HOW_TO_FIT)
 
 
-def asked_by(oom: FailedRequest) -> str:
-    """The op and the module; empty where neither is known."""
-    if not oom.op and not oom.module:
-        return ""
-    return " in ".join(part for part in (oom.op or "an op that is not known", oom.module) if part)
-
-
-def device(oom: FailedRequest) -> str:
-    """Who had the device's memory."""
-    others = "" if oom.outside is None else f", {format_bytes(oom.outside)} outside of its allocator"
-    return (
-        f"{format_bytes(oom.device_free)} of {format_bytes(oom.device_total)} were free; "
-        f"{format_bytes(oom.reserved)} were reserved by this process{others}"
-    )
-
-
-def free_blocks(oom: FailedRequest) -> str:
-    """The largest free blocks in what was cached."""
-    free = oom.largest_free
-    return (
-        f"{format_bytes(free.usable)} that it could use, {format_bytes(free.other_streams)} of other streams, "
-        f"{format_bytes(free.other_pools)} of other pools"
-    )
+def _is_fit(line: str) -> bool:
+    return line.startswith("ampmem fit ")
 
 
 def _rows(oom: FailedRequest, findings: Sequence[Finding]) -> list[tuple[str, Sequence[str]]]:
+    found = remedies(oom, findings)
     rows: list[tuple[str, Sequence[str]]] = [
         ("asked", [asked(oom)]),
+        ("lacking", [text for text in (lacking(oom),) if text]),
         ("by", [text for text in (asked_by(oom),) if text]),
         ("at", user_frames(oom.stack)[-FRAMES:]),
         ("device", [device(oom)]),
         ("cached", [f"{format_bytes(oom.cached)}: {oom.explanation}"]),
         ("free blocks", [f"largest: {free_blocks(oom)}"]),
-        ("to change", [_change(remedy) for remedy in remedies(oom, findings)]),
+        ("to come", [text for text in (to_come(oom),) if text]),
+        ("to change", [_change(remedy) for remedy in found if remedy.bytes is not None]),
+        ("may help", [_change(remedy) for remedy in found if remedy.bytes is None]),
     ]
     if oom.residual_bytes:
         rows.append(("residual", [f"{format_bytes(oom.residual_bytes)} between the categories and the allocator"]))
@@ -100,4 +177,6 @@ def _rows(oom: FailedRequest, findings: Sequence[Finding]) -> list[tuple[str, Se
 
 
 def _change(remedy: Remedy) -> str:
-    return f"- {remedy.change}" if remedy.bytes is None else f"- {format_bytes(remedy.bytes)}: {remedy.change}"
+    if remedy.bytes is None:
+        return f"- {remedy.change}"
+    return f"- {format_bytes(remedy.bytes)} less at the failure: {remedy.change}"

@@ -10,6 +10,7 @@ from ampmem.analysis.summary import Step, Summary
 from ampmem.reporters.base import Report
 from ampmem.reporters.text.common.layout import PLAIN, Layout
 from ampmem.reporters.text.common.plain_text import wrapped
+from ampmem.reporters.text.common.shortage import why_it_does_not_fit
 from ampmem.reporters.text.details import EVERYTHING, NOTHING, Detail
 from ampmem.reporters.text.estimate import headline, other_notes, render_prediction
 from ampmem.reporters.text.next_steps import render_next
@@ -81,7 +82,7 @@ def render(
         _findings(summary, details, layout),
         render_steps(summary, notes, layout),
         render_run(summary, title, layout),
-        render_prediction(summary.prediction, summary.device.name, layout),
+        render_prediction(None if summary.ended_by else summary.prediction, summary.device.name, layout),
         *_chosen(summary, details, all_steps, layout),
         render_foot(summary, other_notes(summary.prediction, notes), layout, judged=Detail.STATIC_MODEL in details),
         render_next([file] if file else [], layout, more=details != EVERYTHING),
@@ -91,9 +92,11 @@ def render(
 
 def _answer(summary: Summary, layout: Layout) -> str:
     """The verdict, and whether a simulated run fits."""
-    lines = verdict_lines(verdict_of_one(summary), layout)
+    lines, ended = verdict_lines(verdict_of_one(summary), layout), summary.ended_by
     if summary.prediction is not None:
-        lines += wrapped(headline(summary.prediction, summary.device.name), layout.width, indent="")
+        failure = "" if ended is None else why_it_does_not_fit(ended)
+        said = headline(summary.prediction, summary.device.name, failure=failure)
+        lines += wrapped(said, layout.width, indent="")
     return "\n".join(lines)
 
 

@@ -104,7 +104,7 @@ def test_the_terms_add_up() -> None:
             Fit.DOES_NOT_FIT,
             "it does not fit: it lacks 1.0 MiB to 4.0 MiB beside the 797.0 MiB to 800.0 MiB",
         ),
-        (replace(BOUNDED, ran_out=True), Fit.DOES_NOT_FIT, "3.223 GiB reserved; it does not fit: 1 GiB were asked for"),
+        (replace(BOUNDED, ran_out=True), Fit.DOES_NOT_FIT, "(simulated): it does not fit: 1 GiB were asked for"),
     ],
 )
 def test_it_fits_or_not_or_maybe(record: PredictionRecord, fit: Fit, words: str) -> None:

@@ -108,7 +108,7 @@ CASES: Mapping[str, Callable[[Path], None]] = {
         _COUNT.format(100_000) + "INSERT INTO phase SELECT 1000 + x, 1, 3 + x % 3 FROM n"
     ),
     "an optimizer for each parameter": _sql(
-        _COUNT.format(9_000) + "INSERT INTO optimizer SELECT 'AdamW', 'foreach', '[]', '{}' FROM n",
+        _COUNT.format(9_000) + "INSERT INTO optimizer SELECT 'AdamW', 'foreach', '[]', '{}', 1 FROM n",
         _COUNT.format(20_000)
         + "INSERT INTO parameter SELECT 'p' || x, 10, 40, 'float32', 1, '[10]', '', x % 9000, NULL, 0, NULL, 0 FROM n",
     ),

@@ -227,7 +227,7 @@ def out_of_memory_run(**changes: object) -> Recording:
 def test_the_finding_says_who_asked_what_lived_and_why_the_cache_did_not_serve() -> None:
     summary = summarize(out_of_memory_run())
     assert summary.out_of_memory is not None
-    assert summary.out_of_memory.options[0].bytes == 36 * MIB  # enough for the request, if it were one block
+    assert summary.out_of_memory.cached == 36 * MIB  # enough for the request, if it were one block
     finding = summary.findings[0]
     assert (finding.code, finding.severity, finding.bytes) == ("out-of-memory", "warning", 30 * MIB)
     assert "30.0 MiB were needed: there is enough free memory, but it is too fragmented" in finding.message

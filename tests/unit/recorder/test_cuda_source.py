@@ -519,6 +519,34 @@ def test_a_failure_keeps_the_segments_and_the_request(clock: Clock) -> None:
     assert source.take_ooms() == []
 
 
+def test_the_limit_of_the_process_is_not_taken_for_the_device(clock: Clock) -> None:
+    gpu = ModelCuda(clock, total=64 * MIB)
+    source = CudaSource(api=gpu)
+    source.start({})
+    gpu.malloc(512)
+    assert gpu._observer is not None
+    gpu._observer(0, 30 * MIB, 20 * MIB, 60 * MIB)  # torch tells the limit as the total
+    source.stop()
+    (oom,) = source.take_ooms()
+    assert (oom.total, oom.limit, oom.free) == (64 * MIB, 20 * MIB, 60 * MIB)
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_a_failure_on_another_device_is_kept_and_chosen_while_none_is(clock: Clock, chosen: bool) -> None:
+    gpu = ModelCuda(clock, total=64 * MIB, others=(1 * MIB,))
+    source = CudaSource(api=gpu)
+    source.start({})
+    gpu.malloc(40 * MIB)  # device 0 has the larger peak
+    if chosen:
+        source.drain()
+    assert gpu._observer is not None
+    gpu._observer(1, 30 * MIB, 64 * MIB, 2 * MIB)
+    source.stop()
+    assert [oom.device for oom in source.take_ooms()] == [1]
+    allocator = source.allocator()
+    assert allocator is not None and allocator.device == (0 if chosen else 1)
+
+
 def test_only_some_failures_are_kept(clock: Clock) -> None:
     gpu = ModelCuda(clock, total=16 * MIB)
     source = CudaSource(api=gpu)

@@ -100,8 +100,8 @@ def _finding(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], activation
         code="fp32-activations",
         severity="advice",
         section=Section.ACTIVATIONS,
-        message=f"{format_bytes(size)} of the {format_bytes(activations)} that autograd keeps at the peak are float32 "
-        f"in spite of autocast, for {each[0][0]}{listed if len(each) > 1 else ''}.",
+        message=f"{format_bytes(size)} of the {format_bytes(activations)} that autograd keeps at {run.instant} are "
+        f"float32 in spite of autocast, for {each[0][0]}{listed if len(each) > 1 else ''}.",
         bytes=size,
         change=_text(run, kind, each[0][0]),
         evidence=(

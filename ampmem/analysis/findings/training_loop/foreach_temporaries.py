@@ -30,9 +30,12 @@ def check(run: TrainingRun) -> Finding | None:
     temporaries = timeline.temporaries_by_phase(run.peak)["optimizer"]
     found = _updating(run)
     inside = _inside_updates(run)
-    if found is None or not temporaries or not inside[run.peak]:
+    if found is None or not temporaries or not (run.peak_in_update if run.at_failure else inside[run.peak]):
         return None
     number, optimizer = found
+    one_by_one = _one_by_one(run, number, optimizer)
+    if run.at_failure:
+        return _at_failure(run, optimizer, temporaries, one_by_one)
     start = timeline.position(run.steps[0].start_ns)
     end = timeline.position((run.unfinished or run.steps[-1]).end_ns)
     outside = int(timeline.total[start : end + 1][~inside[start : end + 1]].max(initial=0))
@@ -40,7 +43,6 @@ def check(run: TrainingRun) -> Finding | None:
     if not run.notable(peak - outside):
         return None
     choices: list[tuple[str, int]] = [("fused=True", peak - outside)] if optimizer.takes_fused else []
-    one_by_one = _one_by_one(run, number, optimizer)
     if one_by_one is not None:
         choices.append(("foreach=False", peak - max(outside, peak - temporaries + one_by_one)))
     if len(run.recording.optimizers) > 1:  # the update of another one may be the peak then
@@ -60,6 +62,29 @@ def check(run: TrainingRun) -> Finding | None:
             f"largest total outside of updates: {format_bytes(outside)}",
             *(f"{option}: {_effect(size)}" for option, size in choices),
         ),
+        off_peak=saved if saved > 0 else None,
+    )
+
+
+def _at_failure(
+    run: TrainingRun, optimizer: OptimizerRecord, temporaries: int, one_by_one: int | None
+) -> Finding | None:
+    """What of the update's ``temporaries`` would not have been there when the request failed."""
+    choices = [("fused=True", temporaries)] if optimizer.takes_fused else []
+    if one_by_one is not None:
+        choices.append(("foreach=False", temporaries - one_by_one))
+    best, saved = max(choices, key=lambda choice: choice[1], default=("foreach=False", 0))
+    if not run.notable(temporaries):
+        return None
+    return Finding(
+        code="foreach-temporaries",
+        severity="advice",
+        section=Section.TIMELINE,
+        message=f"at the failure {format_bytes(temporaries)} are temporaries of the foreach update of "
+        f"{optimizer.class_name}.",
+        bytes=temporaries,
+        change=f"{optimizer.class_name}(..., {best})",
+        evidence=tuple(f"{option}: {format_bytes(size)} less at the failure" for option, size in choices if size > 0),
         off_peak=saved if saved > 0 else None,
     )
 

@@ -29,7 +29,7 @@ def check(run: TrainingRun) -> Finding | None:
     """
     if not run.peaks or run.analysis.conservation.breach is not None:
         return None
-    position = run.peaks[-1]
+    position = run.peak if run.at_failure else run.peaks[-1]
     kept = _left_over(run, position) & run.analysis.lifetimes.alive_at(position)
     size = run.bytes_of(kept)
     if not run.notable(size):
@@ -38,8 +38,8 @@ def check(run: TrainingRun) -> Finding | None:
         code="outputs-kept",
         severity="advice",
         section=Section.ALLOCATIONS,
-        message=f"{format_bytes(size)} of a forward's results are alive at the peak, and backward does not need them: "
-        f"variables of the script{_OR_SCHEDULE if run.pipelined else ''} hold them.",
+        message=f"{format_bytes(size)} of a forward's results are alive at {run.instant}, and backward does not "
+        f"need them: variables of the script{_OR_SCHEDULE if run.pipelined else ''} hold them.",
         bytes=size,
         change=_CHANGE_OF_PIPELINE if run.pipelined else _CHANGE,
         evidence=run.largest(kept),

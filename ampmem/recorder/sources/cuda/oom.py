@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from time import time_ns
 from typing import Any
@@ -36,6 +37,7 @@ class OomKeeper:
         place = _NOWHERE if self.locate is None else self.locate()
         snapshot = self._api.snapshot()
         request = _last_failure(snapshot, device)
+        whole = self._whole(device, total)
         first, second = request.get("pool_id", (0, 0))
         self._records.append(
             OomRecord(
@@ -46,14 +48,28 @@ class OomKeeper:
                 pool=f"{first},{second}",
                 asked=int(request.get("size", segment)),
                 segment=segment,
-                total=total,
+                total=whole,
                 free=free,
                 op=place.op,
                 module=place.module,
                 stack=place.stack,
                 segments=pack(segments_of(snapshot, device)),
+                limit=total if total < whole else None,
             )
         )
+
+    def _whole(self, device: int, told: int) -> int:
+        """The device's memory: torch tells what the process may take where that is limited."""
+        whole = told
+        with suppress(RuntimeError):  # of a device that has failed
+            if not self._api.capturing():
+                whole = self._api.memory_info(device)[1]
+        return max(whole, told)
+
+    @property
+    def device(self) -> int | None:
+        """The device on which memory ran out last; ``None`` where it did on none."""
+        return self._records[-1].device if self._records else None
 
     def name_ops(self, op_at: Callable[[int], str]) -> None:
         """Name the ops that no mode saw, which are autograd's, by when they failed."""
@@ -61,11 +77,11 @@ class OomKeeper:
         self._records.clear()
         self._records.extend(named)
 
-    def take(self, device: int | None) -> list[OomRecord]:
-        """The failures on ``device`` since the last call; those of any when it is ``None``."""
+    def take(self) -> list[OomRecord]:
+        """The failures since the last call, on whatever device."""
         taken = list(self._records)
         self._records.clear()
-        return [record for record in taken if device is None or record.device == device]
+        return taken
 
 
 def ended_with(failure: BaseException | None, ooms: Sequence[OomRecord], forward_ns: int) -> bool:

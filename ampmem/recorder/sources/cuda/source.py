@@ -1,7 +1,8 @@
 """Source ``cuda``: the trace of PyTorch's caching allocator, taken from it at the end of every step.
 
 The trace is switched on when the script initializes CUDA, emptied at each :meth:`CudaSource.drain`, and
-switched off at the end. One device is recorded: the one with the largest peak when the first mark is reached.
+switched off at the end. One device is recorded: the one with the largest peak when the first mark is reached, or the
+one that ran out of memory before that.
 """
 
 from __future__ import annotations
@@ -166,8 +167,8 @@ class CudaSource:
         return taken
 
     def take_ooms(self) -> list[OomRecord]:
-        """The failures since the last call, on the recorded device."""
-        return self._oom.take(self._device)
+        """The failures since the last call; those on another device than the recorded one, too."""
+        return self._oom.take()
 
     def allocator(self) -> AllocatorRecord | None:
         """How the caching allocator was set and used by now; ``None`` before anything was allocated."""
@@ -254,9 +255,9 @@ class CudaSource:
             peaks = self._peaks.now()
             best = max(peaks.values(), default=0)
             if best > 0:
-                current = self._api.current_device()
+                current, short = self._api.current_device(), self._oom.device
                 ranked = [device for device, peak in peaks.items() if peak == best]
-                self._device = current if current in ranked else ranked[0]
+                self._device = short if short in peaks else current if current in ranked else ranked[0]
                 self.device_name = self._api.device_name(self._device)
         return self._device
 

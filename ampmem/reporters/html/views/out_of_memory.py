@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ampmem.allocator.model.oom import Reason
 from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.findings import Finding
 from ampmem.analysis.findings.remedies import Remedy, remedies
 from ampmem.analysis.frames import user_frames
-from ampmem.reporters.html.data import CompositionView, FactView, OutOfMemoryView, RemedyView, SizeRow
+from ampmem.reporters.html.data import CompositionView, FactView, LargeTensorView, OutOfMemoryView, RemedyView, SizeRow
 from ampmem.reporters.text.answer import capital
-from ampmem.reporters.text.out_of_memory import asked, asked_by, device, free_blocks, headline
+from ampmem.reporters.text.common.shortage import asked, asked_by, device, free_blocks, lacking, to_come
+from ampmem.reporters.text.out_of_memory import headline, largest_rows, next_lines
 from ampmem.units import format_bytes
 
+LARGEST_ROWS = 8
 FRAMES = 12
 """How many frames of the script are shown, the innermost ones."""
 
@@ -24,10 +27,21 @@ def out_of_memory_view(
     """The words and numbers of ``ampmem show``, with what ``findings`` say to change; ``None`` if no request failed."""
     if oom is None:
         return None
+    lines = next_lines(oom)
     rows = [SizeRow(key=str(category), bytes=size) for category, size in oom.alive.items() if size]
     return OutOfMemoryView(
         headline=headline(oom),
         position=analysis.timeline.position(analysis.recording.ooms[-1].time_ns),
+        available=_available(oom),
+        used=oom.reserved if oom.reason is Reason.LIMITED else oom.device_total - oom.device_free,
+        segment=oom.segment,
+        block=f"{asked(oom)}" + (f": {format_bytes(oom.lacking)} lacking" if oom.lacking else ""),
+        largest=tuple(
+            LargeTensorView(bytes=size, count=count, kind=kind, category=category, name=name)
+            for size, count, kind, category, name in largest_rows(oom.largest, LARGEST_ROWS)
+        ),
+        commands=oom.next_commands,
+        hint=next((line for line in lines if line not in oom.next_commands), ""),
         facts=tuple(_facts(oom)),
         frames=tuple(user_frames(oom.stack)[-FRAMES:]),
         remedies=tuple(map(_remedy, remedies(oom, findings))),
@@ -38,6 +52,12 @@ def out_of_memory_view(
             total=sum(oom.alive.values()),
         ),
     )
+
+
+def _available(oom: FailedRequest) -> int | None:
+    if not oom.recorded:
+        return None
+    return oom.allowed if oom.reason is Reason.LIMITED else oom.device_total
 
 
 def _remedy(remedy: Remedy) -> RemedyView:
@@ -54,11 +74,15 @@ def _remedy(remedy: Remedy) -> RemedyView:
 
 def _facts(oom: FailedRequest) -> Iterator[FactView]:
     yield FactView(label="Asked", text=asked(oom))
+    if oom.lacking:
+        yield FactView(label="Lacking", text=lacking(oom))
     if by := asked_by(oom):
         yield FactView(label="By", text=by)
     yield FactView(label="Device", text=device(oom))
     yield FactView(label="Cached", text=f"{format_bytes(oom.cached)}: {oom.explanation}")
     yield FactView(label="Largest free blocks", text=free_blocks(oom))
+    if coming := to_come(oom):
+        yield FactView(label="Still to come", text=coming)
     if oom.residual_bytes:
         text = f"{format_bytes(oom.residual_bytes)} between the categories and the allocator"
         yield FactView(label="Residual", text=text)

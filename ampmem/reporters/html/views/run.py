@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.casts import Casts
 from ampmem.analysis.comparison.compare import Entry
@@ -46,6 +47,7 @@ from ampmem.reporters.text.common.describe import (
     parameters_in_short,
 )
 from ampmem.reporters.text.common.plain_text import per_parameter
+from ampmem.reporters.text.common.shortage import asked, to_come
 from ampmem.reporters.text.common.words import IN_SHORT, short
 from ampmem.reporters.text.estimate import fit_in_short, sentences
 from ampmem.reporters.text.sections.casts import parameters_in_layers
@@ -77,7 +79,10 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
         arm=summary.arm.name,
         title=entry.script,
         facts=tuple(_facts(summary)),
-        notes=(*sentences(summary.prediction), *(note for note in notes if not is_warning(note))),
+        notes=(
+            *sentences(None if summary.ended_by else summary.prediction),
+            *(note for note in notes if not is_warning(note)),
+        ),
         warnings=warnings(summary, notes),
         headlines=headlines(summary, None),
         out_of_memory=out_of_memory,
@@ -89,7 +94,7 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
         peak=run_peak,
         phase_runs=_phase_runs(analysis.recording.events.phase),
         marks=marks,
-        composition=None if run_peak is None else _composition(summary.peak),
+        composition=None if run_peak is None or summary.ended_by else _composition(summary.peak),
         breakdown=breakdown_view(summary.last_step, casts=summary.arm.name in AUTOCAST_ARMS),
         static_model=static_model_view(summary),
         activations=activations_view(summary, _of_activations(marks, out_of_memory)),
@@ -126,6 +131,9 @@ def _facts(summary: Summary) -> Iterator[str]:
 
 
 def _headlines(summary: Summary, to_baseline: Headline | None) -> Iterator[Headline]:
+    if summary.ended_by is not None:
+        yield from _of_failure(summary.ended_by)
+        return
     peak, allocator, count = summary.peak, summary.allocator, summary.parameters.known_count
     requested = "" if peak.allocated is None else f", {format_bytes(peak.bytes)} of it requested"
     when = f"step {peak.step}, in {peak.phase}{requested}"
@@ -155,6 +163,20 @@ def _headlines(summary: Summary, to_baseline: Headline | None) -> Iterator[Headl
     )
 
 
+def _of_failure(oom: FailedRequest) -> Iterator[Headline]:
+    """All of one instant: what there was, what was asked for, and what is still to come."""
+    yield _size("At the failure", sum(oom.alive.values()), f"in tensors, in {oom.where}")
+    if oom.lacking:
+        yield _size("Lacking", oom.lacking, f"for {asked(oom)}")
+    yield _size("Reserved", oom.reserved, f"by the allocator; {format_bytes(oom.cached)} of it not in use")
+    yield _size(
+        "Free on the device", oom.device_free, "" if oom.outside is None else f"of {format_bytes(oom.device_total)}"
+    )
+    coming = oom.to_come
+    if coming is not None and (coming.gradients or coming.optimizer_state):
+        yield _size("Still to come", coming.gradients + (coming.optimizer_state or 0), to_come(oom))
+
+
 def _size(label: str, size: int, detail: str) -> Headline:
     return Headline(label=label, value=format_bytes(size), detail=detail, bytes=size)
 
@@ -181,9 +203,15 @@ def _finding(finding: Finding, absent: frozenset[Section]) -> FindingView:
         message=capital(finding.message),
         change=finding.change,
         evidence=finding.evidence,
-        saves="" if finding.off_peak is None else f"{format_bytes(finding.off_peak)} off the peak",
+        saves=_saves(finding),
         jump=Section.PEAK if finding.section in absent else finding.section,
     )
+
+
+def _saves(finding: Finding) -> str:
+    if finding.off_peak is not None:
+        return f"{format_bytes(finding.off_peak)} off the peak"
+    return "" if finding.off_failure is None else f"{format_bytes(finding.off_failure)} less at the failure"
 
 
 def _timed(summary: Summary, notes: Sequence[str]) -> bool:

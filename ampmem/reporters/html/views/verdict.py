@@ -30,7 +30,7 @@ class Waterfall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictView:
-    """All of it; ``legend`` has the categories that the bars show."""
+    """All of it; ``instant`` is what the bars are of, ``legend`` has the categories that the bars show."""
 
     headline: str
     why: str
@@ -39,6 +39,7 @@ class VerdictView:
     bars: tuple[Bar, ...]
     legend: tuple[Bar, ...]
     waterfall: Waterfall | None
+    instant: str = "At the peak"
 
 
 def verdict_view(verdict: Verdict, said: Wording | None = None) -> VerdictView:
@@ -49,6 +50,7 @@ def verdict_view(verdict: Verdict, said: Wording | None = None) -> VerdictView:
         headline=visible(words.headline, MAX_PROSE) + ".",
         why=visible(f"{capital(words.why)}." if words.why else "", MAX_PROSE),
         more=visible(" ".join(words.more), MAX_PROSE),
+        instant="At the failure" if len(known) == 1 and known[0].short is not None else "At the peak",
         when=visible(_instants(known)),
         bars=tuple(_bars(verdict)),
         legend=tuple(_legend(known)),

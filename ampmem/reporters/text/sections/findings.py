@@ -48,6 +48,8 @@ def _finding(finding: Finding, labels: Sequence[str], layout: Layout, *, evidenc
 
 def change_of(finding: Finding) -> str:
     """What to change and what that takes off the peak; where nothing was computed, only a hint."""
+    if finding.off_failure is not None and finding.off_peak is None:
+        return f"to change, for {format_bytes(finding.off_failure)} less at the failure: {finding.change}"
     if finding.off_peak is None:
         return f"hint: {finding.change}"
     return f"to change, for {format_bytes(finding.off_peak)} off the peak: {finding.change}"

@@ -57,10 +57,25 @@ export interface Headline {
 export interface OutOfMemoryView {
   headline: string;
   position: number;
+  available: number | null;
+  used: number;
+  segment: number;
+  block: string;
+  largest: Array<LargeTensorView>;
+  commands: Array<string>;
+  hint: string;
   facts: Array<FactView>;
   frames: Array<string>;
   remedies: Array<RemedyView>;
   alive: CompositionView;
+}
+
+export interface LargeTensorView {
+  bytes: number;
+  count: string;
+  kind: string;
+  category: string;
+  name: string;
 }
 
 export interface FactView {

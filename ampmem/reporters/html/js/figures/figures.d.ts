@@ -33,6 +33,15 @@ export interface PeakMark {
   label: string;
 }
 
+/** Where memory ran out: the bytes that there are in all, those in use, and those that were asked for on top. */
+export interface FailureMark {
+  x: number;
+  available: number | null;
+  used: number;
+  segment: number;
+  block: string;
+}
+
 /** What the timeline is drawn from. */
 export interface Drawing {
   /** The places of the drawn instants. */
@@ -53,6 +62,6 @@ export interface Drawing {
   /** Where steps begin. */
   steps: number[];
   /** Where memory ran out. */
-  failure: number | null;
+  failure: FailureMark | null;
   peak: PeakMark | null;
 }

@@ -4,7 +4,7 @@ import { formatBytes } from "../common/format.js";
 import { compositionBars } from "../figures/bars.js";
 import { showSection } from "./section.js";
 import { temporariesOf } from "./tables.js";
-/** @import { CompositionView, OutOfMemoryView, RemedyView, RunView } from "../common/page.js" */
+/** @import { OutOfMemoryView, RemedyView, RunView } from "../common/page.js" */
 /** @import { CategoryOf } from "../figures/bars.js" */
 
 /** @param {OutOfMemoryView} view */
@@ -25,7 +25,15 @@ function where(frames) {
 }
 
 /**
- * All that may be changed, that with the most bytes first; call it when the sections that it points to are there.
+ * @param {string} title
+ * @param {HTMLElement[]} items
+ */
+function listOf(title, items) {
+  return items.length ? [make("h3", {}, title), make("ol", { class: "remedies" }, ...items)] : [];
+}
+
+/**
+ * All that may be changed: first what saves the most at the failure, then what has no number; call it when the sections that it points to are there.
  * @param {RemedyView[]} remedies
  * @param {(id: string) => void} jump
  */
@@ -37,7 +45,7 @@ function changes(remedies, jump) {
     return make(
       "li",
       { "data-code": remedy.code || null },
-      make("b", { class: "remedy-bytes" }, remedy.bytes === null ? "" : formatBytes(remedy.bytes)),
+      make("b", { class: "remedy-bytes" }, remedy.bytes === null ? "" : `−${formatBytes(remedy.bytes)}`),
       make(
         "div",
         {},
@@ -55,23 +63,52 @@ function changes(remedies, jump) {
       ),
     );
   });
-  return make("div", {}, make("h3", {}, "What to change"), make("ol", { class: "remedies" }, ...items));
+  const known = remedies.filter((remedy) => remedy.bytes !== null).length;
+  return make(
+    "div",
+    {},
+    ...listOf("What to change, and what it saves at the failure", items.slice(0, known)),
+    ...listOf("What may help", items.slice(known)),
+  );
 }
 
 /**
- * What lived then, unless it is what the peak is made of, which the page says elsewhere.
  * @param {OutOfMemoryView} view
- * @param {CompositionView|null} peak
  * @param {CategoryOf} categoryOf
  */
-function aliveThen({ alive }, peak, categoryOf) {
-  const bytes = new Map(peak?.rows.map((row) => [row.key, row.bytes]));
-  if (alive.total === peak?.total && alive.rows.every((row) => bytes.get(row.key) === row.bytes)) return [];
-  return [
-    make("h3", {}, "What was alive"),
-    compositionBars(alive, categoryOf, "at the failure"),
-    temporariesOf(alive),
-  ];
+function largestThen({ largest }, categoryOf) {
+  if (!largest.length) return null;
+  const head = ["Bytes each", "Tensors", "Type and shape", "Category", "Name"];
+  return make(
+    "div",
+    { class: "scroll" },
+    make("h3", {}, "The largest tensors then"),
+    make(
+      "table",
+      {},
+      make("thead", {}, make("tr", {}, ...head.map((text) => make("th", { scope: "col" }, text)))),
+      make(
+        "tbody",
+        {},
+        ...largest.map(({ bytes, count, kind, category, name }) => {
+          const cells = [formatBytes(bytes), count, kind || "-", categoryOf(category)?.label ?? category, name || "-"];
+          return make("tr", {}, ...cells.map((text) => make("td", {}, text)));
+        }),
+      ),
+    ),
+  );
+}
+
+/** @param {OutOfMemoryView} view */
+function runNext({ commands, hint }) {
+  if (!commands.length) return null;
+  return make(
+    "div",
+    { class: "run-next" },
+    make("h3", {}, "To run next"),
+    ...commands.map((line) => make("pre", {}, make("code", {}, line))),
+    hint ? make("p", { class: "quiet" }, hint) : null,
+  );
 }
 
 /**
@@ -95,7 +132,11 @@ export function showOutOfMemory(run, categoryOf, showThere, jump) {
       make("div", { class: "block" }, changes(view.remedies, jump)),
       make("div", { class: "block" }, facts(view), where(view.frames)),
     ),
-    ...aliveThen(view, run.composition, categoryOf),
+    make("h3", {}, "What was alive"),
+    compositionBars(view.alive, categoryOf, "at the failure"),
+    temporariesOf(view.alive),
+    largestThen(view, categoryOf),
+    runNext(view),
     button,
   );
 }

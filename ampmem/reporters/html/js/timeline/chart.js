@@ -92,7 +92,7 @@ export class TimelineChart {
       height: this.#height,
       draggable: matchMedia("(pointer: fine)").matches,
       steps: run.steps.map((step) => place(step.first)).filter((each) => each > view.low && each < view.high),
-      failure: run.out_of_memory ? place(run.out_of_memory.position) : null,
+      failure: run.out_of_memory && { ...run.out_of_memory, x: place(run.out_of_memory.position) },
       peak: peak && { x: placeOf(live, peak.index, byTime), bytes: peak.bytes, label: peak.label },
     };
     const figure = timelineFigure(drawing, stack, theme);

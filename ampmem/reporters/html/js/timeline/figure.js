@@ -4,7 +4,7 @@ import { INKS } from "../common/theme.js";
 import { byteTicks, timeTicks } from "../figures/ticks.js";
 /** @import { CategoryView } from "../common/page.js" */
 /** @import { Theme } from "../common/theme.js" */
-/** @import { Drawing, Figure, PeakMark, View } from "../figures/figures.js" */
+/** @import { Drawing, FailureMark, Figure, PeakMark, View } from "../figures/figures.js" */
 
 export const MARGIN = { left: 66, right: 10, top: 10, bottom: 42 };
 const MAX_STEP_LINES = 60;
@@ -92,34 +92,83 @@ function stepLines(lines, theme) {
   }));
 }
 
+/** How much of the block that was asked for is shown beyond what there is, as a share of that. */
+const MOST_BEYOND = 0.35;
+
 /**
- * A line where memory ran out, with its name at the foot, out of the peak's way.
- * @param {number|null} x
+ * The bytes up to which the plot has to show the device and the block that failed; 0 where neither is known.
+ * @param {FailureMark|null} failure
+ */
+function topOfFailure(failure) {
+  if (failure === null || failure.available === null) return 0;
+  return Math.min(failure.used + failure.segment, failure.available * (1 + MOST_BEYOND));
+}
+
+/**
+ * A line where memory ran out, with its name at the foot, out of the peak's way; the device's size, and the block that
+ * went beyond it.
+ * @param {FailureMark|null} failure
  * @param {View} view
  * @param {Theme} theme
+ * @returns {{shapes: Record<string, unknown>[], annotations: Record<string, unknown>[]}}
  */
-function failureMarks(x, view, theme) {
-  if (x === null || x < view.low || x > view.high) return { shapes: [], annotations: [] };
+function failureMarks(failure, view, theme) {
+  if (failure === null) return { shapes: [], annotations: [] };
   const ink = INKS[theme];
+  const { x, available, used, block } = failure;
+  const size = available === null ? [] : [sizeMark(available, ink.warn)];
+  if (x < view.low || x > view.high) return marksOf(size);
   const axes = { xref: "x", yref: "paper" };
+  const right = x > (view.low + view.high) / 2;
+  const label = {
+    ...axes,
+    x,
+    y: 0.04,
+    text: "out of memory",
+    showarrow: false,
+    xanchor: right ? "right" : "left",
+    yanchor: "bottom",
+    bgcolor: ink.note,
+    bordercolor: ink.warn,
+    borderpad: 3,
+    font: { size: 12, weight: 700, color: ink.warn },
+  };
+  const line = { ...axes, type: "line", x0: x, x1: x, y0: 0, y1: 1, line: { color: ink.warn, width: 2 } };
+  const marks = marksOf([...size, { shapes: [line], annotations: [] }]);
+  if (available !== null) {
+    const width = (view.high - view.low) * 0.02;
+    const top = topOfFailure(failure);
+    const [x0, x1] = right ? [x - width, x] : [x, x + width];
+    marks.shapes.push({
+      ...{ type: "rect", xref: "x", yref: "y", x0, x1, y0: used, y1: top },
+      ...{ line: { color: ink.warn, width: 1.5 }, fillcolor: ink.warn, opacity: 0.35 },
+    });
+    marks.annotations.push({ ...label, y: 0.14, text: plotlyText(block) });
+  }
+  marks.annotations.push(label);
+  return marks;
+}
+
+/**
+ * @param {number} available
+ * @param {string} color
+ */
+function sizeMark(available, color) {
+  const at = { xref: "paper", yref: "y" };
   return {
-    shapes: [{ ...axes, type: "line", x0: x, x1: x, y0: 0, y1: 1, line: { color: ink.warn, width: 2 } }],
+    shapes: [{ ...at, type: "line", x0: 0, x1: 1, y0: available, y1: available, line: { color, width: 1.5, dash: "dash" } }],
     annotations: [
       {
-        ...axes,
-        x,
-        y: 0.04,
-        text: "out of memory",
-        showarrow: false,
-        xanchor: x > (view.low + view.high) / 2 ? "right" : "left",
-        yanchor: "bottom",
-        bgcolor: ink.note,
-        bordercolor: ink.warn,
-        borderpad: 3,
-        font: { size: 12, weight: 700, color: ink.warn },
+        ...{ ...at, x: 0, y: available, text: `${formatBytes(available)} in all`, showarrow: false },
+        ...{ xanchor: "left", yanchor: "bottom", font: { size: 12, color } },
       },
     ],
   };
+}
+
+/** @param {Array<{shapes: Record<string, unknown>[], annotations: Record<string, unknown>[]}>} marks */
+function marksOf(marks) {
+  return { shapes: marks.flatMap((each) => each.shapes), annotations: marks.flatMap((each) => each.annotations) };
 }
 
 /**
@@ -174,7 +223,8 @@ function peakMarks(peak, view, theme) {
 export function timelineFigure(drawing, categories, theme) {
   const { x, series, shown, present, live, view, byTime, width, height } = drawing;
   const totals = stackedTotals(series, shown.slice(0, live));
-  const most = stackedTotals(series, shown).reduce((highest, value) => Math.max(highest, value), 1);
+  const stacked = stackedTotals(series, shown).reduce((highest, value) => Math.max(highest, value), 1);
+  const most = Math.max(stacked, topOfFailure(drawing.failure));
   const nticks = Math.max(3, Math.round(width / 130));
   const times = timeTicks(view, nticks);
   const ticks = byteTicks(most * HEADROOM, height < 300 ? 4 : 6);

@@ -1,0 +1,231 @@
+"""The failed request: how much was lacking, what is still to come, what is said of that instant, what to run next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from build import RUN, Story
+from failures import ended, in_backward, in_forward, oom_at
+
+from ampmem.allocator.model.oom import Reason
+from ampmem.analysis.allocator.out_of_memory import FailedRequest, ToCome
+from ampmem.analysis.summary import Summary, summarize
+from ampmem.cli.options.vary import varied_arguments
+from ampmem.events import AllocatorRecord, ArmRecord, Fact, OptimizerRecord, Phase, Recording
+from ampmem.reporters.text.common.layout import Layout
+from ampmem.reporters.text.table import render
+from ampmem.vocabulary import SourceKind
+
+ADAM = OptimizerRecord(class_name="Adam", implementation="foreach", bases=("Optimizer",), stepped=False)
+AMP = ArmRecord(name="amp", dtype="bfloat16", cache=True, scaler=False)
+
+
+def told(recording: Recording) -> FailedRequest:
+    oom = summarize(recording).out_of_memory
+    assert oom is not None
+    return oom
+
+
+def waiting(recording: Recording, *optimizers: OptimizerRecord) -> Recording:
+    """None has stepped, and the first has all parameters."""
+    parameters = tuple(replace(record, optimizer=0) for record in recording.parameters)
+    return replace(recording, optimizers=(), waiting=optimizers, parameters=parameters)
+
+
+@pytest.mark.parametrize(
+    ("changes", "lacking", "reason", "left"),
+    [
+        # 1,200 bytes are reserved; 8,000 are asked for.
+        ({}, 7700, Reason.EXHAUSTED, "the device had 300 B free"),
+        ({"free": 9000, "limit": 4200}, 5000, Reason.LIMITED, "2.9 KiB were left of the 4.1 KiB that this process may"),
+        ({"free": 300, "limit": 18_000}, 7700, Reason.EXHAUSTED, "the device had 300 B free"),
+        # As older recordings have it: the total is what the process may take.
+        ({"free": 9000, "total": 4200}, 5000, Reason.LIMITED, "2.9 KiB were left of the 4.1 KiB that this process may"),
+        ({"free": 9000}, 0, Reason.FRAGMENTED, ""),
+    ],
+)
+def test_what_was_lacking_is_what_the_device_or_the_limit_left(
+    changes: dict[str, int], lacking: int, reason: Reason, left: str
+) -> None:
+    recording = in_forward()
+    summary = summarize(replace(recording, ooms=(replace(recording.ooms[0], **changes),)))  # type: ignore[arg-type]
+    oom = summary.out_of_memory
+    assert oom is not None
+    assert (oom.lacking, oom.reason) == (lacking, reason)
+    text = " ".join(render(summary, ()).split())
+    assert left in text
+    assert ("lacking" in text) == bool(lacking)
+    if oom.allowed is not None:
+        assert f"(which may take {'4.1' if oom.reason is Reason.LIMITED else '17.6'} KiB)" in text
+
+
+def test_what_is_to_come_are_the_gradients_and_the_state_that_do_not_exist() -> None:
+    first = waiting(in_backward(), ADAM)  # 100 and 10 elements, the latter with a gradient
+    assert told(first).to_come == ToCome(gradients=400, parameters=1, optimizer_state=880, optimizers=("Adam",))
+    frozen = tuple(replace(record, trainable=record.elements == 100) for record in first.parameters)
+    assert told(replace(first, parameters=frozen)).to_come == ToCome(
+        gradients=400, parameters=1, optimizer_state=800, optimizers=("Adam",)
+    )
+    plain = replace(ADAM, class_name="SGD")
+    found = told(waiting(in_backward(), plain)).to_come
+    assert found is not None and found.optimizer_state == 0
+    unknown = told(waiting(in_backward(), replace(ADAM, class_name="Mine"))).to_come
+    assert unknown is not None and unknown.optimizer_state is None
+    assert "optimizer state, of which it is not known how much" in render(
+        summarize(waiting(in_backward(), replace(ADAM, class_name="Mine"))), ()
+    )
+    none = told(replace(in_backward(), optimizers=())).to_come
+    assert none is not None and (none.gradients, none.optimizer_state) == (400, None)
+
+
+def in_the_first_update() -> Recording:
+    """Of two parameters the first has both states of Adam, and the second one of them."""
+    story = Story()
+    story.parameter(0x1000, "a", 100)
+    story.parameter(0x1800, "b", 10)
+    story.begin(0)
+    story.enter(Phase.BACKWARD)
+    for address, name, size in ((0x3000, "a", 400), (0x3800, "b", 40)):
+        story.alloc(address, size)
+        story.fact(Fact.GRADIENT, address, name)
+    story.enter(Phase.OPTIMIZER)
+    for address, name, size in (
+        (0x4000, "exp_avg of a", 400),
+        (0x4800, "exp_avg_sq of a", 400),
+        (0x5000, "exp_avg of b", 40),
+    ):
+        story.alloc(address, size)
+        story.fact(Fact.OPTIMIZER_STATE, address, name)
+    story.now += 10
+    recording = ended(story, story.now, (400, 40, 400, 40, 400, 400, 40))
+    parameters = tuple(replace(record, optimizer=0) for record in recording.parameters)
+    return replace(recording, parameters=parameters, optimizers=(replace(ADAM, stepped=True),))
+
+
+def test_in_the_middle_of_the_first_update_the_rest_of_the_state_is_to_come() -> None:
+    oom = told(in_the_first_update())
+    assert oom.to_come == ToCome(gradients=0, parameters=0, optimizer_state=40, optimizers=("Adam",))
+    changes = [option.change for option in oom.options]
+    assert not any("foreach" in change for change in changes), "the state is made before there are temporaries"
+
+
+def chunks() -> Recording:
+    """A whole step with 12,000 bytes of a loss's float32 activations; in the next one 4,000 of them are left."""
+    story = Story()
+    story.parameter(0x1000, "layers.0.weight", 100)
+    for step in range(2):
+        story.begin(step)
+        story.enter(Phase.FORWARD)
+        for address, size in ((0x2000, 8000), (0x3000, 4000)):
+            story.alloc(address, size, op="aten::_to_copy")
+            story.fact(Fact.SAVED, address, "aten::nll_loss_forward", dtype="float32")
+        story.enter(Phase.BACKWARD)
+        story.free(0x2000)
+        if step:
+            break
+        story.free(0x3000)
+        story.alloc(0x5000, 400)
+        story.fact(Fact.GRADIENT, 0x5000, "layers.0.weight")
+        story.enter(Phase.OPTIMIZER)
+        story.free(0x5000)
+        story.end()
+    story.now += 10
+    return ended(story, story.now, (400, 4000), step=1, arm=AMP)
+
+
+def test_an_advice_has_the_bytes_that_it_saves_at_the_failure() -> None:
+    summary = summarize(chunks())
+    (finding,) = [each for each in summary.findings if each.code == "fp32-activations"]
+    assert summary.peak.bytes == 12_400
+    assert (finding.off_failure, finding.off_peak, finding.severity) == (4000 * 7 // 8, None, "advice")
+    assert "3.9 KiB of the 3.9 KiB that autograd keeps at the failure" in finding.message
+    text = " ".join(render(summary, ()).split())
+    assert "- 3.4 KiB less at the failure: compute the loss in 8 chunks" in text
+    assert "Largest saving found, 3.4 KiB at the failure" in text
+    went_on = replace(chunks(), steps=tuple(replace(step, finished=True) for step in chunks().steps))
+    (same,) = [each for each in summarize(went_on).findings if each.code == "fp32-activations"]
+    assert (same.off_failure, same.off_peak) == (4000 * 7 // 8, 12_000 * 7 // 8)
+
+
+def test_the_answer_is_of_the_failure_and_not_of_the_peak() -> None:
+    summary = summarize(chunks())
+    first, second = render(summary, ()).splitlines()[:2]
+    assert first == "Out of memory at 4.3 KiB: 91 % activations, 9 % parameters."
+    assert second.startswith(
+        "In backward of step 1, a block of 4.9 KiB in a new segment of 7.8 KiB was asked for: 7.5 KiB"
+    )
+    assert summary.ended_by is not None
+    assert [(item.bytes, item.category) for item in summary.ended_by.largest] == [
+        (4000, "activations"),
+        (400, "parameters"),
+    ]
+
+
+def elsewhere() -> Summary:
+    recording = in_forward()
+
+    here = AllocatorRecord(
+        variable="", settings="", expandable_segments=False, streams=1, private_pools=0, device=0, peaks=(1, 2)
+    )
+    oom = replace(oom_at(recording.ooms[0].time_ns, (3000, 2000)), device=1)
+    return summarize(replace(recording, ooms=(oom,), allocator=here))
+
+
+def test_another_device_is_explained_without_the_categories_of_the_recorded_one() -> None:
+    summary = elsewhere()
+    oom = summary.out_of_memory
+    assert oom is not None
+    assert (oom.device, oom.recorded, oom.residual_bytes) == (1, False, 0)
+    assert {str(category): size for category, size in oom.alive.items() if size} == {"other": 5000}
+    assert (oom.reserved, oom.lacking, oom.to_come, oom.largest, oom.next_commands) == (5100, 7700, None, (), ())
+    text = " ".join(render(summary, ()).split())
+    assert "device cuda:1, which is not the device that was recorded: 19.5 KiB, of which 300 B were free" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "varied"),
+    [
+        (("--batch-size", "16"), ["--vary", "--batch-size 1:16"]),
+        (("--epochs", "1", "--batch_size=8", "x"), ["--epochs", "1", "x", "--vary", "--batch_size=1:8"]),
+        (("train.batch_size=32",), ["--vary", "train.batch_size=1:32"]),
+        (("--per_device_train_batch_size", "4"), None),
+        (("-b", "4"), ["--vary", "-b 1:4"]),
+        (("--batch-sizes", "a"), ()),
+        (("--epochs", "1"), ()),
+    ],
+)
+def test_the_commands_run_the_same_script_with_the_same_options(
+    arguments: tuple[str, ...], varied: Sequence[str] | None
+) -> None:
+    if varied is None:
+        varied = ["--vary", "--per_device_train_batch_size 1:4"]
+    run = replace(
+        RUN,
+        source=SourceKind.SIMULATED,
+        device_name="NVIDIA H100 80GB HBM3",
+        script="my train.py",
+        arguments=arguments,
+        step_on="backward",
+        assume=("nonzero=0.5",),
+    )
+    recording = in_forward()
+    forced = replace(AMP, forced=True)
+    oom = replace(recording.ooms[0], total=81_090 << 20)
+    commands = [shlex.split(line) for line in told(replace(recording, run=run, arm=forced, ooms=(oom,))).next_commands]
+    shared = ["--assume", "nonzero=0.5", "--dtype", "bf16", "--step-on", "backward"]
+    assert commands[-1] == [
+        *("ampmem", "profile", "--device", "sim", "--gpu", "b200", "--arm", "amp"),
+        *(*shared, "my train.py", *arguments),
+    ]
+    fit = ["ampmem", "fit", "--gpu", "h100", "--arms", "amp", *shared, "my train.py", *varied]
+    assert commands[:-1] == ([fit] if varied else [])
+    narrow = render(summarize(replace(recording, run=run, arm=forced, ooms=(oom,))), (), layout=Layout(width=40))
+    printed = narrow.partition("to run next\n\n")[2].partition("\n\n")[0].replace("\\\n", " ")
+    assert [shlex.split(line) for line in printed.splitlines()][: len(commands)] == commands
+    if varied:
+        varied_arguments((), varied)  # it is understood
+    else:
+        assert "name the argument of the script" in render(summarize(replace(recording, run=run, ooms=(oom,))), ())
