@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -250,6 +251,15 @@ def test_the_peak_falls_by_what_the_advice_says(case: Case) -> None:
         assert less <= told.off_peak
     again = [finding for finding in after.findings if finding.code == case.code]
     assert [finding.off_peak for finding in again if (finding.off_peak or 0) > told.off_peak // 4] == []
+
+
+def test_the_variable_that_holds_the_outputs_is_named() -> None:
+    (told,) = [finding for finding in recorded(CASES[1], changed=False).findings if finding.code == "outputs-kept"]
+    line = next(
+        number for number, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "logits = model(" in text
+    )
+    assert told.message.endswith(f"held by the local `logits` of {Path(__file__).name}:{line} (in logits).")
+    assert told.change == "del logits after the loss, if nothing reads it later"
 
 
 @pytest.mark.parametrize("sizes", [(64, 64, 64), (16, 256), (256, 16)])

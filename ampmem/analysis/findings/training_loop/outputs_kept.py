@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 from ampmem.analysis.findings.base import NOTABLE_BYTES, Finding, Section, TrainingRun
@@ -15,8 +18,12 @@ _CHANGE = (
     "del the variable (outputs, logits) as soon as the loss is there, if nothing reads it later; "
     "of losses keep numbers, loss.item()"
 )
-_OR_SCHEDULE = ", or the schedule of its pipeline,"
+_SOMETHING = "variables of the script"
+_OR_SCHEDULE = ", or the schedule of its pipeline"
 _CHANGE_OF_PIPELINE = "what the script holds (outputs, losses): del it after the update; what the schedule holds stays"
+_NAMED = 3
+"""So many variables are named."""
+_LIBRARIES = "/site-packages/"
 
 
 def check(run: TrainingRun) -> Finding | None:
@@ -34,17 +41,98 @@ def check(run: TrainingRun) -> Finding | None:
     size = run.bytes_of(kept)
     if not run.notable(size):
         return None
+    variables, named = _variables(run, kept, position)
+    shown = variables[:_NAMED]
+    names = [each.in_words(each.file.replace("\\", "/").rpartition("/")[2]) for each in shown]
+    if names and (len(variables) > _NAMED or size - run.bytes_of(named) >= NOTABLE_BYTES):
+        names.append("others")
     return Finding(
         code="outputs-kept",
         severity="advice",
         section=Section.ALLOCATIONS,
         message=f"{format_bytes(size)} of a forward's results are alive at the peak, and backward does not need them: "
-        f"variables of the script{_OR_SCHEDULE if run.pipelined else ''} hold them.",
+        f"they are held by {_listed(names) or _SOMETHING}{_OR_SCHEDULE if run.pipelined else ''}.",
         bytes=size,
-        change=_CHANGE_OF_PIPELINE if run.pipelined else _CHANGE,
-        evidence=run.largest(kept),
+        change=_CHANGE_OF_PIPELINE if run.pipelined else _change(shown),
+        evidence=(
+            *(f"{format_bytes(each.bytes)}: held by {each.in_words(each.file)}" for each in shown),
+            *run.largest(kept),
+        ),
         off_peak=_off_peak(run, position),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Variable:
+    """A variable of the script that holds ``bytes``, and where it got its value; line 0 where that is not known."""
+
+    name: str
+    file: str
+    line: int
+    function: str
+    bytes: int
+
+    def in_words(self, file: str) -> str:
+        """What it is and where it got its value; ``file`` is what to call its file."""
+        where = f"{file}:{self.line}" if self.line else file
+        if self.function.startswith("<"):
+            return f"the variable `{self.name}` of {where}"
+        return f"the local `{self.name}` of {where} (in {self.function})"
+
+    @property
+    def dropped(self) -> str:
+        """What the script deletes to let go of it; empty for an item of a list, and in the code of a library."""
+        if "[" in self.name or _LIBRARIES in self.file.replace("\\", "/"):
+            return ""
+        root, _, _ = self.name.partition(".")
+        return self.name if root == "self" else root
+
+
+def _variables(run: TrainingRun, kept: Mask, position: int) -> tuple[list[_Variable], Mask]:
+    """The variables that hold the allocations in ``kept`` at ``position``, the largest first, and what they hold.
+
+    Of each allocation those that were seen when the script was last looked at before.
+    """
+    facts = run.analysis.facts
+    until = run.analysis.timeline.time_ns[position - 1] if position else 0
+    mine = (facts.fact == Fact.VARIABLE) & (facts.time_ns <= until) & kept[facts.allocation]
+    last = np.zeros(len(kept), dtype=np.int64)
+    np.maximum.at(last, facts.allocation[mine], facts.time_ns[mine])
+    rows = np.flatnonzero(mine & (facts.time_ns == last[facts.allocation]))
+    held = np.unique(np.stack([facts.name[rows], facts.module[rows], facts.allocation[rows]]), axis=1)
+    sizes: dict[tuple[str, str], int] = {}
+    for name, place, allocation in held.T.tolist():
+        key = run.text(name), run.text(place)
+        sizes[key] = sizes.get(key, 0) + int(run.analysis.lifetimes.bytes[allocation])
+    found = [_variable(name, place, size) for (name, place), size in sizes.items() if size >= NOTABLE_BYTES]
+    return sorted(found, key=lambda each: (-each.bytes, each.name, each.line)), last > 0
+
+
+def _variable(name: str, place: str, size: int) -> _Variable:
+    where, _, function = place.rpartition(" ")
+    file, _, line = where.rpartition(":")
+    return _Variable(
+        name=name,
+        file=file,
+        line=int(line) if line.isdigit() else 0,
+        function=function.rpartition("<locals>.")[2],
+        bytes=size,
+    )
+
+
+def _change(variables: Sequence[_Variable]) -> str:
+    if not variables:
+        return _CHANGE
+    dropped = list(dict.fromkeys(each.dropped for each in variables))
+    what = f"del {', '.join(dropped)}"
+    if "" in dropped:
+        dropped = [f"`{each.name}`" for each in variables]
+        what = f"let go of {_listed(dropped)}"
+    return f"{what} after the loss, if nothing reads {'it' if len(dropped) == 1 else 'them'} later"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def _off_peak(run: TrainingRun, position: int) -> int | None:
