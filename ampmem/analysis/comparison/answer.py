@@ -201,12 +201,12 @@ def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed:
     if oom is not None and short:
         live = oom.alive  # what there was when the request failed, which need not be the peak
     parts = [Part(category=category, bytes=live[category]) for category in CATEGORIES]
-    helpful = [finding for finding in summary.findings if finding.off_peak]
+    helpful = [finding for finding in summary.findings if finding.saved]
     return Composition(
         peak=replace(_peak_of(label, peak), bytes=sum(live.values())),
         step=step,
         parts=tuple(sorted((part for part in parts if part.bytes), key=lambda part: -part.bytes)),
-        saving=max(helpful, key=lambda finding: finding.off_peak or 0, default=None),
+        saving=max(helpful, key=lambda finding: finding.saved, default=None),
         failed=failed,
         short=short,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.findings import residual
+from ampmem.analysis.findings import fragmentation, residual
 from ampmem.analysis.findings.base import Check, Finding, Section, TrainingRun
 from ampmem.analysis.findings.copies import (
     autocast_in_backward,
@@ -47,11 +47,12 @@ CHECKS: tuple[Check, ...] = (
     state_not_there_yet.check,
     outputs_kept.check,
     steady_growth.check,
+    fragmentation.check,
     no_autocast_effect.check,
 )
 """All that look at steps that ended, in order."""
 
-OF_INFERENCE: tuple[Check, ...] = (cache_off_saves.check, no_autocast_effect.check)
+OF_INFERENCE: tuple[Check, ...] = (cache_off_saves.check, fragmentation.check, no_autocast_effect.check)
 """Those that are true of steps without a backward and an update, too."""
 
 SEVERITIES = ("warning", "advice", "info")
@@ -59,14 +60,14 @@ SEVERITIES = ("warning", "advice", "info")
 
 
 def findings(analysis: Analysis) -> tuple[Finding, ...]:
-    """What the checks found: warnings, then advice by what it takes off the peak, then what is worth knowing."""
+    """What the checks found: warnings, then advice by what it takes off, then what is worth knowing."""
     run = TrainingRun(analysis=analysis)
     of_steps = CHECKS if trains(analysis.recording) else OF_INFERENCE
     checks = (out_of_memory.check, residual.check, *(of_steps if run.steps else ()))
     found = [_proven(finding) for check in checks if (finding := check(run)) is not None]
-    return tuple(sorted(found, key=lambda finding: (SEVERITIES.index(finding.severity), -(finding.off_peak or 0))))
+    return tuple(sorted(found, key=lambda finding: (SEVERITIES.index(finding.severity), -finding.saved)))
 
 
 def _proven(finding: Finding) -> Finding:
-    """``finding``, as information where its change was not seen to lower the peak."""
-    return replace(finding, severity="info") if finding.severity == "advice" and not finding.off_peak else finding
+    """``finding``, as information where its change was not seen to take memory off."""
+    return replace(finding, severity="info") if finding.severity == "advice" and not finding.saved else finding

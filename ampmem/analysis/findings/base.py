@@ -53,7 +53,9 @@ class Finding:
 
     ``section`` is where the page shows it. ``bytes`` is ``None`` where the matter has no size. ``off_peak`` is how many
     bytes the change takes off the peak of this run, computed event by event; ``None`` where the change does not lower
-    the peak, or where that cannot be computed. Only a finding with ``off_peak`` is advice.
+    the peak, or where that cannot be computed. ``off_reserved`` is how many bytes it takes off the most that the
+    caching allocator reserves, where it is about that and leaves the tensors as they are. Only a finding with one of
+    the two is advice.
     """
 
     code: str
@@ -64,6 +66,19 @@ class Finding:
     change: str
     evidence: tuple[str, ...]
     off_peak: int | None = None
+    off_reserved: int | None = None
+
+    @property
+    def saved(self) -> int:
+        """The bytes that the change takes off, of the peak or of reserved memory; 0 where that is not known."""
+        return self.off_peak or self.off_reserved or 0
+
+    @property
+    def saves(self) -> str:
+        """The same in words; empty where it is not known."""
+        if not self.saved:
+            return ""
+        return f"{format_bytes(self.saved)} off {'the peak' if self.off_peak else 'reserved memory'}"
 
 
 @dataclass(frozen=True, kw_only=True)

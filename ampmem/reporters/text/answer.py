@@ -264,9 +264,10 @@ def made_of(parts: Sequence[tuple[Category, int]], whole: int) -> str:
 
 
 def _help(saving: Finding | None) -> tuple[str, ...]:
-    if saving is None or saving.off_peak is None:
+    if saving is None or not saving.saved:
         return ()
-    return (f"Largest saving found, {format_bytes(saving.off_peak)}: {saving.change} ({saving.code}).",)
+    size = f"{format_bytes(saving.saved)}{'' if saving.off_peak else ' of reserved memory'}"
+    return (f"Largest saving found, {size}: {saving.change} ({saving.code}).",)
 
 
 def _of_several(verdict: Verdict) -> Wording:

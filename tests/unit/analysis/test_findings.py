@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from build import ARM, Story, small_run
+from build import ARM, RUN, Story, small_run
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.findings import CHECKS, Finding, findings
@@ -13,8 +13,10 @@ from ampmem.analysis.findings.base import TrainingRun, own_frame
 from ampmem.analysis.findings.precision import fp32_activations
 from ampmem.analysis.fit.break_even import break_even, first_saving
 from ampmem.events import OTHER_THREADS, Action, ArmRecord, Fact, Phase, Recording
+from ampmem.reporters.text.sections.findings import change_of
 from ampmem.vocabulary import SourceKind
 
+MIB = 1 << 20
 FP32 = replace(ARM, name="fp32", dtype=None, cache=None)
 
 
@@ -493,3 +495,48 @@ def test_the_frame_that_is_told_is_the_scripts_own() -> None:
     stack = "train.py:9 main\nnet.py:3 forward\n/v/site-packages/torch/nn/modules/linear.py:134 Linear.forward"
     assert own_frame(stack) == "net.py:3 forward"
     assert own_frame("/v/torch/nn/a.py:1 f") == "/v/torch/nn/a.py:1 f"
+
+
+def growing(mib: int, *, more: int = 0, expandable: bool = False) -> Recording:
+    """Two steps with one block each of which the second is twice as large, each in a segment of its own, on a GPU.
+
+    ``more`` MiB are reserved for nothing that the recording has.
+    """
+    story = Story()
+    story.segment(0x1000, 2 * MIB, small=True, expandable=expandable)
+    story.parameter(0x1000, "weight", 100)
+    if more:
+        story.segment(0x2000, more * MIB, expandable=expandable)
+    for step, size in enumerate((mib * MIB, 2 * mib * MIB)):
+        story.begin(step)
+        story.segment((step + 1) << 40, size, expandable=expandable)
+        story.enter(Phase.FORWARD)
+        story.alloc((step + 1) << 40, size)
+        story.enter(Phase.BACKWARD)
+        story.free((step + 1) << 40)
+        story.enter(Phase.OPTIMIZER)
+        story.end()
+    recording = story.recording()
+    return replace(recording, run=replace(recording.run, source=SourceKind.CUDA))
+
+
+@pytest.mark.parametrize(
+    ("recording", "severity", "off_reserved"),
+    [
+        (growing(100), "advice", 100 * MIB),
+        (growing(100, more=50), "info", None),  # a replay from an empty allocator does not reach what was recorded
+        (growing(50), None, None),  # so little is how the allocator works
+        (growing(100, expandable=True), None, None),
+        (replace(growing(100), run=RUN), None, None),  # of the CPU
+    ],
+)
+def test_reserved_memory_that_does_not_serve(
+    recording: Recording, severity: str | None, off_reserved: int | None
+) -> None:
+    found = told(recording).get("fragmentation")
+    assert (found and found.severity, found and found.off_reserved) == (severity, off_reserved)
+    if found is not None:
+        assert found.off_peak is None
+        assert change_of(found).startswith(
+            "to change, for 100.0 MiB off reserved memory: " if off_reserved else "hint: "
+        )

@@ -179,7 +179,7 @@ def _finding(finding: Finding, absent: frozenset[Section]) -> FindingView:
         message=capital(finding.message),
         change=finding.change,
         evidence=finding.evidence,
-        saves="" if finding.off_peak is None else f"{format_bytes(finding.off_peak)} off the peak",
+        saves=finding.saves,
         jump=Section.PEAK if finding.section in absent else finding.section,
     )
 
