@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -139,6 +140,51 @@ def backward_inside(changed: bool) -> None:
         optimizer.zero_grad()
 
 
+def region_around_the_loop(changed: bool) -> None:
+    """The cache keeps its copies through the update, which is where the peak is."""
+    model = nn.Sequential(*(nn.Linear(128, 128, bias=False) for _ in range(4)))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    with nullcontext() if changed else autocast():
+        for _ in range(STEPS):
+            with autocast() if changed else nullcontext():
+                loss = model(torch.randn(4, 128)).float().square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def graph_kept(changed: bool) -> None:
+    """The graph of a result that no backward starts from keeps the copies of the weights through the update."""
+    model = nn.Sequential(*(nn.Linear(128, 128, bias=False) for _ in range(4)))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    for _ in range(STEPS):
+        with autocast():
+            loss = model(torch.randn(4, 128)).float().square().mean()
+        loss.backward()
+        with autocast():
+            kept = model(torch.randn(4, 128))
+        if changed:
+            kept = kept.detach()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def teacher(changed: bool) -> None:
+    """The cache keeps the copies of a model that runs without gradients until the region ends."""
+    large = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(6)))
+    model = nn.Linear(256, 256, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        inputs = torch.randn(4, 256)
+        with autocast():
+            with torch.no_grad(), autocast(cache_enabled=not changed):
+                target = large(inputs)
+            loss = (model(inputs) - target).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 class Masked(nn.Module):
     """Casts its mask for a whole batch, or first."""
 
@@ -227,6 +273,9 @@ CASES = (
     Case(softmax, "fp32-activations", exact=False),
     Case(cache_on, "cache-on-saves", exact=False),
     Case(backward_inside, "autocast-in-backward", exact=False),
+    Case(region_around_the_loop, "copies-survive"),
+    Case(graph_kept, "copies-survive", exact=False),
+    Case(teacher, "cache-off-saves", exact=False),
     Case(expanded, "expanded-buffer-cast"),
     Case(gan, "gradients-through-forward"),
     Case(one_of_two_optimizers, "foreach-temporaries"),

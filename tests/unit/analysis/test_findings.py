@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import ast
+import inspect
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from build import ARM, RUN, Story, small_run
 
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.findings import CHECKS, Finding, findings
+from ampmem.analysis.findings import CHECKS, OF_INFERENCE, Finding, findings
 from ampmem.analysis.findings.base import TrainingRun, own_frame
 from ampmem.analysis.findings.precision import fp32_activations
 from ampmem.analysis.fit.break_even import break_even, first_saving
@@ -200,6 +203,26 @@ def test_odd_recordings_break_no_check(index: int, arm: ArmRecord) -> None:
     for check in CHECKS:
         finding = check(run)
         assert finding is None or finding.bytes is None or finding.bytes > 0
+
+
+def with_a_number() -> set[str]:
+    """The codes of the findings that may say what their change takes off, as the source of the checks has it."""
+    found = set()
+    for check in (*CHECKS, *OF_INFERENCE):
+        for node in ast.walk(ast.parse(inspect.getsource(inspect.getmodule(check) or check))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding":
+                given = {word.arg: ast.unparse(word.value) for word in node.keywords}
+                if "advice" in given["severity"] or {"off_peak", "off_reserved"} & given.keys():
+                    found.add(ast.literal_eval(given["code"]))
+    return found
+
+
+def test_the_change_of_every_finding_with_a_number_is_made_in_a_test() -> None:
+    folder = Path(__file__).parents[2] / "integration" / "advice"
+    sources = "".join(path.read_text(encoding="utf-8") for path in folder.glob("test_*.py"))
+    missing = {code for code in with_a_number() if f'"{code}"' not in sources}
+    assert missing == set()
+    assert len(with_a_number()) > 5
 
 
 def test_what_is_wrong_comes_before_what_could_be_better() -> None:
