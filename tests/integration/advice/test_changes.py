@@ -67,6 +67,33 @@ def late_gradients(changed: bool) -> None:
             optimizer.zero_grad()
 
 
+def zeroed_in_place(changed: bool) -> None:
+    """Gradients that are filled with zeros are there in the next forward, which is where the peak is."""
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        inputs = torch.randn(512, 64)
+        loss = (model(inputs) - inputs.repeat(16, 1).cos().view(16, 512, 64).mean(0)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=changed)
+
+
+def outputs_of_the_step_before(changed: bool) -> None:
+    """A variable holds what the model gave until the next forward, which is where the peak is, assigns it anew."""
+    model = nn.Linear(32, 2048)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        large = torch.ones(2048, 2048)
+        del large
+        outputs = {"logits": model(torch.randn(256, 32))}
+        outputs["logits"].square().mean().backward()
+        if changed:
+            del outputs
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def loss_in_chunks(changed: bool) -> None:
     """The float32 copies of the logits are most of the peak."""
     model = nn.Linear(32, 4096)
@@ -269,6 +296,8 @@ CASES = (
     Case(foreach, "foreach-temporaries"),
     Case(logits, "outputs-kept"),
     Case(late_gradients, "gradients-through-forward"),
+    Case(zeroed_in_place, "gradients-through-forward"),
+    Case(outputs_of_the_step_before, "outputs-kept"),
     Case(loss_in_chunks, "fp32-activations", exact=False),
     Case(softmax, "fp32-activations", exact=False),
     Case(cache_on, "cache-on-saves", exact=False),

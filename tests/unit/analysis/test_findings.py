@@ -16,6 +16,7 @@ from ampmem.analysis.findings.base import TrainingRun, own_frame
 from ampmem.analysis.findings.precision import fp32_activations
 from ampmem.analysis.fit.break_even import break_even, first_saving
 from ampmem.events import OTHER_THREADS, Action, ArmRecord, Fact, Phase, Recording
+from ampmem.names import shape_text
 from ampmem.reporters.text.sections.findings import change_of
 from ampmem.vocabulary import SourceKind
 
@@ -490,6 +491,46 @@ def test_only_a_softmax_before_a_product_of_batches_is_taken_for_attention(op: s
     found = told(story.recording())["fp32-activations"]
     assert ("scaled_dot_product_attention" in found.change) == attention
     assert found.off_peak == (5000 if attention else None)
+
+
+SCORES = (2, 4, 16, 16)
+
+
+@pytest.mark.parametrize(
+    ("device", "weights", "added", "parameter", "known"),
+    [
+        ("cpu", SCORES, "", (64, 4), True),  # of a Linear, with as many outputs as heads
+        ("cpu", (8, 16, 16), "", (64, 4), False),
+        ("cuda", (8, 16, 16), "", (64, 4), False),
+        ("cpu", SCORES, "aten::add", (64, 4), False),
+        ("cpu", SCORES, "aten::add_", (64, 4), False),
+        ("cpu", SCORES, "", (4, 16, 16), False),
+        ("cuda", SCORES, "aten::add", (4, 16, 16), True),
+    ],
+)
+def test_attention_has_a_number_only_where_a_kernel_takes_it(
+    device: str, weights: tuple[int, ...], added: str, parameter: tuple[int, ...], known: bool
+) -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    if added:
+        story.alloc(0x4000, 8192, op=added)
+        story.fact(Fact.OUTPUT, 0x4000, added, dtype="float32", shape=shape_text(weights))
+        story.free(0x4000)
+    story.alloc(0x2000, 8192)
+    story.fact(Fact.SAVED, 0x2000, "aten::_softmax", dtype="float32", shape=shape_text(weights))
+    story.alloc(0x3000, 4096)
+    story.fact(Fact.SAVED, 0x3000, "aten::bmm", dtype="bfloat16", shape="[8, 16, 16]")
+    story.enter(Phase.BACKWARD)
+    story.end()
+    recording = story.recording(run=replace(RUN, device_type=device))
+    (record,) = recording.parameters
+    recording = replace(recording, parameters=(replace(record, shape=parameter, kind="Linear"),))
+    found = told(recording)["fp32-activations"]
+    assert (found.off_peak is not None) == known
+    assert ("of four dimensions" in found.change) == (len(weights) == 3)
 
 
 @pytest.mark.parametrize(
