@@ -141,7 +141,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     kind = type(value)
     if issubclass(kind, dict):
         plain = kind is dict  # an output of a model library has its items as attributes, too
-        for key, item in islice(dict.items(value), _ITEMS):
+        for key, item in list(islice(dict.items(value), _ITEMS)):
             if type(key) is str:
                 yield f"[{key!r}]" if plain or not key.isidentifier() else f".{key}", item
     elif issubclass(kind, tuple):
