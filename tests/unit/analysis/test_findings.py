@@ -493,6 +493,56 @@ def test_only_a_softmax_before_a_product_of_batches_is_taken_for_attention(op: s
     assert found.off_peak == (5000 if attention else None)
 
 
+def held_outputs(*variables: tuple[int, str]) -> Finding:
+    """Of a step with outputs of 4000 and 6000 bytes that live through its backward, and the variables of each."""
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    for step in range(2):
+        story.begin(step)
+        story.enter(Phase.FORWARD)
+        for address, size in ((0x2000, 4000), (0x3000, 6000)):
+            story.alloc(address, size, op="aten::mm")
+            story.fact(Fact.OUTPUT, address, "aten::mm")
+        for address, name in variables:
+            story.fact(Fact.VARIABLE, address, name, "/home/train.py:42 train")
+        story.enter(Phase.BACKWARD)
+        story.alloc(0x4000, 5000)
+        story.free(0x4000)
+        story.enter(Phase.OPTIMIZER)
+        story.enter(Phase.BETWEEN)
+        story.end()
+        story.free(0x2000, 0x3000)
+    return told(story.recording(arm=FP32))["outputs-kept"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "held_by", "change", "off_peak"),
+    [
+        ([], "variables of the script", "del the variable", 5000),
+        ([(0x2000, "a")], "the local `a` of train.py:42 (in train) and others", "del a after the loss", 4000),
+        (
+            [(0x2000, "out.a"), (0x3000, "out.b")],
+            "the local `out.b` of train.py:42 (in train) and the local `out.a` of train.py:42 (in train)",
+            "del out after the loss",
+            5000,
+        ),
+        (
+            [(0x3000, "kept[0]")],
+            "the local `kept[0]` of train.py:42 (in train) and others",
+            "let go of `kept[0]`",
+            5000,
+        ),
+    ],
+)
+def test_outputs_that_variables_hold(
+    variables: list[tuple[int, str]], held_by: str, change: str, off_peak: int
+) -> None:
+    found = held_outputs(*variables)
+    assert found.message.endswith(f"they are held by {held_by}.")
+    assert found.change.startswith(change)
+    assert found.off_peak == off_peak
+
+
 SCORES = (2, 4, 16, 16)
 
 

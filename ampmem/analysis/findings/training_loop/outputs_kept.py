@@ -41,10 +41,11 @@ def check(run: TrainingRun) -> Finding | None:
     size = run.bytes_of(kept)
     if not run.notable(size):
         return None
-    variables, named = _variables(run, kept, position)
+    variables, held = _variables(run, kept, position)
     shown = variables[:_NAMED]
+    dropped = _held_by(run, held, shown)
     names = [each.in_words(each.file.replace("\\", "/").rpartition("/")[2]) for each in shown]
-    if names and (len(variables) > _NAMED or size - run.bytes_of(named) >= NOTABLE_BYTES):
+    if names and (len(variables) > _NAMED or size - run.bytes_of(dropped) >= NOTABLE_BYTES):
         names.append("others")
     return Finding(
         code="outputs-kept",
@@ -58,7 +59,7 @@ def check(run: TrainingRun) -> Finding | None:
             *(f"{format_bytes(each.bytes)}: held by {each.in_words(each.file)}" for each in shown),
             *run.largest(kept),
         ),
-        off_peak=_off_peak(run, position),
+        off_peak=_off_peak(run, position, kept & ~dropped if shown else np.zeros_like(kept)),
     )
 
 
@@ -71,6 +72,8 @@ class _Variable:
     line: int
     function: str
     bytes: int
+    place: str
+    """All of that, as the recording has it."""
 
     def in_words(self, file: str) -> str:
         """What it is and where it got its value; ``file`` is what to call its file."""
@@ -88,10 +91,11 @@ class _Variable:
         return self.name if root == "self" else root
 
 
-def _variables(run: TrainingRun, kept: Mask, position: int) -> tuple[list[_Variable], Mask]:
-    """The variables that hold the allocations in ``kept`` at ``position``, the largest first, and what they hold.
+def _variables(run: TrainingRun, kept: Mask, position: int) -> tuple[list[_Variable], list[tuple[str, str, int]]]:
+    """The variables that hold the allocations in ``kept`` at ``position``, the largest first.
 
-    Of each allocation those that were seen when the script was last looked at before.
+    And each with every allocation that it holds: its name, its place, the allocation. Of each allocation those count
+    that were seen when the script was last looked at before.
     """
     facts = run.analysis.facts
     until = run.analysis.timeline.time_ns[position - 1] if position else 0
@@ -99,13 +103,22 @@ def _variables(run: TrainingRun, kept: Mask, position: int) -> tuple[list[_Varia
     last = np.zeros(len(kept), dtype=np.int64)
     np.maximum.at(last, facts.allocation[mine], facts.time_ns[mine])
     rows = np.flatnonzero(mine & (facts.time_ns == last[facts.allocation]))
-    held = np.unique(np.stack([facts.name[rows], facts.module[rows], facts.allocation[rows]]), axis=1)
+    pairs = np.unique(np.stack([facts.name[rows], facts.module[rows], facts.allocation[rows]]), axis=1)
+    held = [(run.text(name), run.text(place), allocation) for name, place, allocation in pairs.T.tolist()]
     sizes: dict[tuple[str, str], int] = {}
-    for name, place, allocation in held.T.tolist():
-        key = run.text(name), run.text(place)
-        sizes[key] = sizes.get(key, 0) + int(run.analysis.lifetimes.bytes[allocation])
+    for name, place, allocation in held:
+        sizes[name, place] = sizes.get((name, place), 0) + int(run.analysis.lifetimes.bytes[allocation])
     found = [_variable(name, place, size) for (name, place), size in sizes.items() if size >= NOTABLE_BYTES]
-    return sorted(found, key=lambda each: (-each.bytes, each.name, each.line)), last > 0
+    return sorted(found, key=lambda each: (-each.bytes, each.name, each.line)), held
+
+
+def _held_by(run: TrainingRun, held: Sequence[tuple[str, str, int]], shown: Sequence[_Variable]) -> Mask:
+    """The allocations that no other variable holds than those that are ``shown``."""
+    names = {(each.name, each.place) for each in shown}
+    mine = np.zeros(len(run.analysis.lifetimes), dtype=np.bool_)
+    mine[[allocation for _, _, allocation in held]] = True
+    mine[[allocation for name, place, allocation in held if (name, place) not in names]] = False
+    return mine
 
 
 def _variable(name: str, place: str, size: int) -> _Variable:
@@ -117,6 +130,7 @@ def _variable(name: str, place: str, size: int) -> _Variable:
         line=int(line) if line.isdigit() else 0,
         function=function.rpartition("<locals>.")[2],
         bytes=size,
+        place=place,
     )
 
 
@@ -135,13 +149,13 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
-def _off_peak(run: TrainingRun, position: int) -> int | None:
-    """Without what is left over at each event of the last step that it is left over at."""
+def _off_peak(run: TrainingRun, position: int, stays: Mask) -> int | None:
+    """Without what is left over at each event of the last step that it is left over at, but for what ``stays``."""
     lifetimes, marks = run.analysis.lifetimes, run.marks[-1]
     since = np.zeros(len(lifetimes), dtype=np.int64)
     if marks.after_forward is not None:  # until then the script uses its own results
-        since[lifetimes.step == run.steps[-1].index] = run.analysis.timeline.position(marks.after_forward)
-    return run.off_peak(lifetimes.bytes * _left_over(run, position), since, place=len(run.steps) - 1)
+        since[lifetimes.step == run.steps[-1].index] = run.analysis.timeline.position(marks.after_forward) + 1
+    return run.off_peak(lifetimes.bytes * (_left_over(run, position) & ~stays), since, place=len(run.steps) - 1)
 
 
 def _left_over(run: TrainingRun, position: int) -> Mask:
