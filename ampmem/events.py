@@ -118,6 +118,8 @@ class Fact(IntEnum):
     """Given to a collective, or filled by one, whatever else it may be for; ``name`` is a word of those, too."""
     CAST_SOURCE = 22
     """What the :attr:`OTHER_CAST` of the same instant is a copy of."""
+    VARIABLE = 23
+    """The variable ``name`` of the script holds it; ``module`` is where it got its value, ``FILE:LINE FUNCTION``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -13,7 +13,7 @@ from ampmem.allocator.model.oom import OutOfMemory, OutOfMemoryReport
 from ampmem.allocator.model.statistics import Statistics
 from ampmem.allocator.settings import Settings
 from ampmem.errors import UsageError
-from ampmem.events import Action, Column, Columns, EventColumns
+from ampmem.events import NO_SEGMENTS, Action, Column, Columns, EventColumns, SegmentAction, SegmentColumns
 
 
 class Operation(IntEnum):
@@ -56,16 +56,22 @@ def trace_of(rows: list[tuple[int, int, int, int]]) -> Trace:
     return Trace(operation=operation, allocation=allocation, bytes=size, stream=stream)
 
 
-def trace_of_events(events: EventColumns) -> Trace:
+def trace_of_events(events: EventColumns, segments: SegmentColumns = NO_SEGMENTS) -> Trace:
     """The trace of a recording's events; its baseline is allocated first, in the order in which it is listed.
 
+    Where ``segments`` were given back to the device, the cache is emptied, as ``torch.cuda.empty_cache`` does.
     Allocations of 0 bytes, which the allocator never sees, are left out.
     """
     rows: list[tuple[int, int, int, int]] = []
     live: dict[int, int] = {}
     mallocs = 0
+    emptied = set(segments.position[segments.action == SegmentAction.RELEASE].tolist())
     columns = (events.action, events.address, events.bytes, events.stream)
-    for action, address, size, stream in zip(*(column.tolist() for column in columns), strict=True):
+    for number, (action, address, size, stream) in enumerate(
+        zip(*(column.tolist() for column in columns), strict=True)
+    ):
+        if number in emptied:
+            rows.append((Operation.EMPTY_CACHE, 0, 0, 0))
         if action == Action.FREE:
             allocation = live.pop(address, None)
             if allocation is not None:

@@ -212,7 +212,7 @@ def what_ifs(path: Path, settings: Sequence[str]) -> list[tuple[str, WhatIf]]:
     recording = read(path)
     if recording.run.source == SourceKind.CPU:
         raise UsageError(f"{path} has the events of the CPU's allocator, which has no such settings; record on a GPU")
-    trace = trace_of_events(recording.events)
+    trace = trace_of_events(recording.events, recording.segments)
     return [(text, what_if(trace, chosen)) for text, chosen in zip(settings, asked, strict=True)]
 
 

@@ -19,6 +19,7 @@ from ampmem.recorder.hooks.forward import ForwardObserver
 from ampmem.recorder.marker import Marker
 from ampmem.recorder.models.holders import Holders
 from ampmem.recorder.models.models import Models
+from ampmem.recorder.models.variables import Variables
 from ampmem.recorder.outcome import Outcome
 from ampmem.recorder.rounds import Optimizers
 from ampmem.recorder.sources.cuda.late import LateNumber
@@ -36,6 +37,9 @@ _RAN_ELSEWHERE = (
     "other memory"
 )
 
+_MOST_LOOKS = 16
+"""So often the script's variables are looked at in one step: some have a backward for each of many tasks."""
+
 
 class Follower:
     """The hooks' listener. Calls ``end_step`` whenever a step has ended, ``stop`` when the recording must end.
@@ -49,6 +53,7 @@ class Follower:
         log: Log,
         models: Models,
         holders: Holders,
+        variables: Variables,
         forward: ForwardObserver,
         gradients: GradientHooks,
         update: RunningUpdate,
@@ -65,6 +70,7 @@ class Follower:
         self._log = log
         self._models = models
         self._holders = holders
+        self._variables = variables
         self._forward = forward
         self._gradients = gradients
         self._update = update
@@ -149,6 +155,7 @@ class Follower:
             if not self.recording:  # that was the last step
                 return
             self.optimizers.ran(module)
+            self._look_at_what_is_left()
             self._begin_forward()
         self._observe_forward(recomputing=recomputing)
         depth.make_room()
@@ -213,6 +220,7 @@ class Follower:
         self._in_engine = True
         self._inside_forward = self._forward.active and self._log.module != 0
         self.leave_forward()
+        self._look_at_variables()
         self._forward.backward_started()
         self._outcome.backwards += 1
         self.open_step.loss = loss
@@ -337,8 +345,21 @@ class Follower:
         """An optimizer of this class, or a GradScaler for it, is about to update."""
         if self.recording:
             self._leave_forward()
+            self._look_at_variables()
             self._log.enter_phase(Phase.OPTIMIZER)
             self._update.begin(optimizer)
+
+    def _look_at_what_is_left(self) -> None:
+        """Log what holds memory of the step before, at the first forward that this step trains with."""
+        if self._outcome.backwards and torch.is_grad_enabled() and not self.open_step.began:
+            self.open_step.began = True
+            self._look_at_variables()
+
+    def _look_at_variables(self) -> None:
+        """Log which variables of the script hold memory, unless the step has done so often already."""
+        self.open_step.looks += 1
+        if self.open_step.looks <= _MOST_LOOKS:
+            self._variables.note()
 
     def updated(self, optimizer: int, *, skipped: float | LateNumber | None) -> None:
         """The outermost ``step`` of the optimizer with this ``id`` has returned.

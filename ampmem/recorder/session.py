@@ -27,6 +27,7 @@ from ampmem.recorder.models.live import collection_paused, live_at_start
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.placement import Placement
 from ampmem.recorder.models.stacks import Stacks
+from ampmem.recorder.models.variables import Variables
 from ampmem.recorder.options import Options
 from ampmem.recorder.outcome import Outcome
 from ampmem.recorder.process.active import active, claim, release
@@ -106,6 +107,7 @@ class Session:
             log=log,
             models=models,
             holders=self._holders,
+            variables=Variables(log, texts),
             forward=forward,
             gradients=self._gradients,
             update=self._update,

@@ -32,6 +32,10 @@ class OpenStep:
     due: bool = False
     """Whether the step ends with the backward that is running."""
     autocast_in_backward: bool = False
+    began: bool = False
+    """Whether it had a forward with gradients."""
+    looks: int = 0
+    """How often the script's variables were to be looked at."""
 
     def record(self, index: int, *, finished: bool = True) -> StepRecord:
         """The step, ending now; not ``finished`` where memory ran out in it."""

@@ -214,6 +214,8 @@ SCALAR = 16
 class Observed:
     """A run as the allocator and the script saw it."""
 
+    both: list[int]
+    """Bytes of allocs and frees in their order, those of frees negative."""
     allocs: list[int]
     frees: list[int]
     result: Any
@@ -239,7 +241,8 @@ def plain(function: Callable[[], Any]) -> Observed:
         visit(root)
     events.sort(key=lambda event: event[0])
     sizes = [size for _, size in events if abs(size) > SCALAR]
-    return Observed([size for size in sizes if size > 0], sorted(-size for size in sizes if size < 0), result, rng)
+    frees = sorted(-size for size in sizes if size < 0)
+    return Observed(sizes, [size for size in sizes if size > 0], frees, result, rng)
 
 
 def observed(function: Callable[[], Any]) -> tuple[Observed, Recording]:
@@ -250,17 +253,20 @@ def observed(function: Callable[[], Any]) -> tuple[Observed, Recording]:
         gc.collect()
         rng = _rng()
     recording = profile.recording()
-    return Observed(sizes_of(recording, Action.ALLOC), sorted(sizes_of(recording, Action.FREE)), result, rng), recording
+    allocs, frees = sizes_of(recording, Action.ALLOC), sorted(sizes_of(recording, Action.FREE))
+    return Observed(sizes_of(recording), allocs, frees, result, rng), recording
 
 
-def sizes_of(recording: Recording, action: Action) -> list[int]:
-    """Bytes of every alloc or free of the recorded thread, in order, but for scalar wrappers.
+def sizes_of(recording: Recording, action: Action | None = None) -> list[int]:
+    """Bytes of every alloc or free of the recorded thread, in order, but for scalar wrappers; of both, frees negative.
 
     The threads on which a kernel runs take scratch too, as many bytes at a time as chance has it.
     """
     events = recording.events
-    mine = (events.action == action) & (events.address != OTHER_THREADS) & (events.bytes > SCALAR)
-    return list(events.bytes[mine].tolist())
+    mine = (events.address != OTHER_THREADS) & (events.bytes > SCALAR)
+    if action is None:
+        return list(np.where(events.action == Action.FREE, -events.bytes, events.bytes)[mine].tolist())
+    return list(events.bytes[mine & (events.action == action)].tolist())
 
 
 def _seed() -> None:

@@ -74,6 +74,29 @@ def test_workloads_run_as_without(name: str, precision: str) -> None:
     assert with_ampmem.rng == without.rng
 
 
+def test_variables_hold_their_tensors_no_longer_than_without() -> None:
+    def run() -> list[Any]:
+        model = small_model()
+        optimizer = AdamW(model.parameters())
+        kept: list[Any] = []
+        for step in range(3):
+            optimizer.zero_grad()
+            out = {"logits": model(torch.randn(8 + step, 32))}
+            logits = out["logits"] * 1.0
+            loss = logits.square().mean()
+            loss.backward()
+            del out, logits
+            again = torch.ones(100 + step)
+            optimizer.step()
+            del again
+            loss = torch.ones(200 + step).sum()
+            kept.append(loss.item())
+        return kept
+
+    without, with_ampmem = both(run)
+    assert with_ampmem.both == without.both
+
+
 def test_linear_after_lstm_adds_its_bias_out_of_place() -> None:
     """The one known difference, pinned so that the day it disappears is noticed.
 

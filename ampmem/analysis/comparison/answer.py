@@ -222,12 +222,11 @@ def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed:
         live, step = short.alive, step if short.step is None else short.step
         at = replace(at, phase=short.phase, op=short.op, module=short.module)
     parts = [Part(category=category, bytes=live[category]) for category in CATEGORIES]
-    off = {finding: (finding.off_failure if short else finding.off_peak) or 0 for finding in summary.findings}
     return Composition(
         peak=replace(at, bytes=sum(live.values()), allocated=None if short else at.allocated),
         step=step,
         parts=tuple(sorted((part for part in parts if part.bytes), key=lambda part: -part.bytes)),
-        saving=max((finding for finding in off if off[finding]), key=lambda finding: off[finding], default=None),
+        saving=max((each for each in summary.findings if each.saved), key=lambda each: each.saved, default=None),
         failed=failed,
         short=short,
     )

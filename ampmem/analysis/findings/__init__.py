@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.findings import residual
+from ampmem.analysis.findings import fragmentation, residual
 from ampmem.analysis.findings.base import Check, Finding, Section, TrainingRun
 from ampmem.analysis.findings.copies import (
     autocast_in_backward,
@@ -48,11 +48,12 @@ CHECKS: tuple[Check, ...] = (
     state_not_there_yet.check,
     outputs_kept.check,
     steady_growth.check,
+    fragmentation.check,
     no_autocast_effect.check,
 )
 """All that look at steps that ended, in order."""
 
-OF_INFERENCE: tuple[Check, ...] = (cache_off_saves.check, no_autocast_effect.check)
+OF_INFERENCE: tuple[Check, ...] = (cache_off_saves.check, fragmentation.check, no_autocast_effect.check)
 """Those that are true of steps without a backward and an update, too."""
 
 SEVERITIES = ("warning", "advice", "info")
@@ -68,11 +69,8 @@ def findings(analysis: Analysis) -> tuple[Finding, ...]:
     oom = analysis.failed_request
     if oom is not None:
         found = _at_failure(found, _checked(TrainingRun(analysis=analysis, at_failure=True)), ended=oom.ended_the_run)
-    ended = oom is not None and oom.ended_the_run
-    proven = [_proven(finding, _taken_off(finding, ended=ended)) for finding in found.values()]
-    return tuple(
-        sorted(proven, key=lambda each: (SEVERITIES.index(each.severity), -(_taken_off(each, ended=ended) or 0)))
-    )
+    proven = [_proven(finding) for finding in found.values()]
+    return tuple(sorted(proven, key=lambda finding: (SEVERITIES.index(finding.severity), -finding.saved)))
 
 
 def _checked(run: TrainingRun) -> dict[str, Finding]:
@@ -99,10 +97,6 @@ def _at_failure(found: Mapping[str, Finding], then: Mapping[str, Finding], *, en
     }
 
 
-def _taken_off(finding: Finding, *, ended: bool) -> int | None:
-    return finding.off_failure if ended else finding.off_peak
-
-
-def _proven(finding: Finding, taken_off: int | None) -> Finding:
-    """``finding``, as information where its change was not seen to lower what counts."""
-    return replace(finding, severity="info") if finding.severity == "advice" and not taken_off else finding
+def _proven(finding: Finding) -> Finding:
+    """``finding``, as information where its change was not seen to take memory off."""
+    return replace(finding, severity="info") if finding.severity == "advice" and not finding.saved else finding

@@ -56,8 +56,9 @@ class Finding:
     ``section`` is where the page shows it. ``bytes`` is ``None`` where the matter has no size. ``off_peak`` is how many
     bytes the change takes off the peak of this run, computed event by event; ``None`` where the change does not lower
     the peak, or where that cannot be computed. ``off_failure`` is the same of what was alive when the last request
-    failed for want of memory; a run that ended with that request has no ``off_peak``. Only a finding with one of the
-    two is advice.
+    failed for want of memory; a run that ended with that request has no ``off_peak``. ``off_reserved`` is how many bytes
+    the change takes off the most that the caching allocator reserves, where it is about that and leaves the tensors as
+    they are. Only a finding with one of the three is advice.
     """
 
     code: str
@@ -69,6 +70,20 @@ class Finding:
     evidence: tuple[str, ...]
     off_peak: int | None = None
     off_failure: int | None = None
+    off_reserved: int | None = None
+
+    @property
+    def saved(self) -> int:
+        """The bytes that the change takes off, of the peak, reserved memory or the failure; 0 where not known."""
+        return self.off_peak or self.off_reserved or self.off_failure or 0
+
+    @property
+    def saves(self) -> str:
+        """The same in words; empty where it is not known."""
+        if not self.saved:
+            return ""
+        off = "off the peak" if self.off_peak else "off reserved memory" if self.off_reserved else "less at the failure"
+        return f"{format_bytes(self.saved)} {off}"
 
 
 @dataclass(frozen=True, kw_only=True)

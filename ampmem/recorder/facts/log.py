@@ -108,9 +108,9 @@ class Log:
             known = self._kinds[kind] = ids
         return known
 
-    def about(self, fact: Fact, tensor: torch.Tensor, name: int = 0, module: int = 0) -> None:
-        """``fact`` is true of all memory of ``tensor``: of all its parts at the same instant."""
-        now = time_ns()
+    def about(self, fact: Fact, tensor: torch.Tensor, name: int = 0, module: int = 0, *, at: int | None = None) -> None:
+        """``fact`` is true of all memory of ``tensor`` now, or was at the instant ``at``: of all its parts."""
+        now = time_ns() if at is None else at
         try:
             for part in parts_of(tensor):
                 address = self.storage_address(part)

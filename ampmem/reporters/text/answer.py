@@ -281,10 +281,10 @@ def made_of(parts: Sequence[tuple[Category, int]], whole: int) -> str:
 
 
 def _help(saving: Finding | None) -> tuple[str, ...]:
-    if saving is None:
+    if saving is None or not saving.saved:
         return ()
-    size, when = (saving.off_peak, "") if saving.off_peak else (saving.off_failure, " at the failure")
-    return (f"Largest saving found, {format_bytes(size)}{when}: {saving.change} ({saving.code}).",) if size else ()
+    where = "" if saving.off_peak else " of reserved memory" if saving.off_reserved else " at the failure"
+    return (f"Largest saving found, {format_bytes(saving.saved)}{where}: {saving.change} ({saving.code}).",)
 
 
 def _of_several(verdict: Verdict) -> Wording:

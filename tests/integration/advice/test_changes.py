@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -63,6 +65,33 @@ def late_gradients(changed: bool) -> None:
         optimizer.step()
         if changed:
             optimizer.zero_grad()
+
+
+def zeroed_in_place(changed: bool) -> None:
+    """Gradients that are filled with zeros are there in the next forward, which is where the peak is."""
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        inputs = torch.randn(512, 64)
+        loss = (model(inputs) - inputs.repeat(16, 1).cos().view(16, 512, 64).mean(0)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=changed)
+
+
+def outputs_of_the_step_before(changed: bool) -> None:
+    """A variable holds what the model gave until the next forward, which is where the peak is, assigns it anew."""
+    model = nn.Linear(32, 2048)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        large = torch.ones(2048, 2048)
+        del large
+        outputs = {"logits": model(torch.randn(256, 32))}
+        outputs["logits"].square().mean().backward()
+        if changed:
+            del outputs
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def loss_in_chunks(changed: bool) -> None:
@@ -134,6 +163,51 @@ def backward_inside(changed: bool) -> None:
                 loss.backward()
         if changed:
             loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def region_around_the_loop(changed: bool) -> None:
+    """The cache keeps its copies through the update, which is where the peak is."""
+    model = nn.Sequential(*(nn.Linear(128, 128, bias=False) for _ in range(4)))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    with nullcontext() if changed else autocast():
+        for _ in range(STEPS):
+            with autocast() if changed else nullcontext():
+                loss = model(torch.randn(4, 128)).float().square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def graph_kept(changed: bool) -> None:
+    """The graph of a result that no backward starts from keeps the copies of the weights through the update."""
+    model = nn.Sequential(*(nn.Linear(128, 128, bias=False) for _ in range(4)))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    for _ in range(STEPS):
+        with autocast():
+            loss = model(torch.randn(4, 128)).float().square().mean()
+        loss.backward()
+        with autocast():
+            kept = model(torch.randn(4, 128))
+        if changed:
+            kept = kept.detach()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def teacher(changed: bool) -> None:
+    """The cache keeps the copies of a model that runs without gradients until the region ends."""
+    large = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(6)))
+    model = nn.Linear(256, 256, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        inputs = torch.randn(4, 256)
+        with autocast():
+            with torch.no_grad(), autocast(cache_enabled=not changed):
+                target = large(inputs)
+            loss = (model(inputs) - target).float().square().mean()
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -222,10 +296,15 @@ CASES = (
     Case(foreach, "foreach-temporaries"),
     Case(logits, "outputs-kept"),
     Case(late_gradients, "gradients-through-forward"),
+    Case(zeroed_in_place, "gradients-through-forward"),
+    Case(outputs_of_the_step_before, "outputs-kept"),
     Case(loss_in_chunks, "fp32-activations", exact=False),
     Case(softmax, "fp32-activations", exact=False),
     Case(cache_on, "cache-on-saves", exact=False),
     Case(backward_inside, "autocast-in-backward", exact=False),
+    Case(region_around_the_loop, "copies-survive"),
+    Case(graph_kept, "copies-survive", exact=False),
+    Case(teacher, "cache-off-saves", exact=False),
     Case(expanded, "expanded-buffer-cast"),
     Case(gan, "gradients-through-forward"),
     Case(one_of_two_optimizers, "foreach-temporaries"),
@@ -250,6 +329,15 @@ def test_the_peak_falls_by_what_the_advice_says(case: Case) -> None:
         assert less <= told.off_peak
     again = [finding for finding in after.findings if finding.code == case.code]
     assert [finding.off_peak for finding in again if (finding.off_peak or 0) > told.off_peak // 4] == []
+
+
+def test_the_variable_that_holds_the_outputs_is_named() -> None:
+    (told,) = [finding for finding in recorded(CASES[1], changed=False).findings if finding.code == "outputs-kept"]
+    line = next(
+        number for number, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "logits = model(" in text
+    )
+    assert told.message.endswith(f"held by the local `logits` of {Path(__file__).name}:{line} (in logits).")
+    assert told.change == "del logits after the loss, if nothing reads it later"
 
 
 @pytest.mark.parametrize("sizes", [(64, 64, 64), (16, 256), (256, 16)])

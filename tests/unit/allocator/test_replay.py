@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from ampmem.allocator.snapshots.rebuild import NotReplayable, rebuild
 from ampmem.allocator.snapshots.replay import Replay, replay
 from ampmem.allocator.snapshots.snapshot import DeviceSnapshot, SnapshotEvent, read_snapshot
 from ampmem.allocator.trace import Operation, run, trace_of, trace_of_events, what_if
-from ampmem.events import Action, EventColumns
+from ampmem.events import Action, EventColumns, SegmentAction, SegmentColumns
 from ampmem.importer.recording import recording_of
 from ampmem.importer.unpickle import load
 
@@ -374,6 +375,13 @@ def test_a_trace_of_a_recording() -> None:
     assert found.operation.tolist() == [Operation.MALLOC, Operation.MALLOC, Operation.FREE, Operation.MALLOC]
     assert found.allocation.tolist() == [0, 1, 1, 2]
     assert found.bytes.tolist() == [4 * MIB, 512, 0, 600]
+    released = dict.fromkeys(SegmentColumns.names(), np.array([0, 0, 0], dtype=np.int64))
+    released |= {
+        "action": np.array([SegmentAction.BASELINE, SegmentAction.RELEASE, SegmentAction.RELEASE]),
+        "position": np.array([0, 5, 5]),
+    }
+    emptied = trace_of_events(EventColumns(**columns), SegmentColumns(**released))
+    assert emptied.operation.tolist() == [*found.operation[:3].tolist(), Operation.EMPTY_CACHE, Operation.MALLOC]
 
 
 def test_a_run_says_where_memory_ran_out() -> None:

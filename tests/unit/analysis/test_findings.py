@@ -1,20 +1,26 @@
 from __future__ import annotations
 
+import ast
+import inspect
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from build import ARM, Story, small_run
+from build import ARM, RUN, Story, small_run
 
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.findings import CHECKS, Finding, findings
+from ampmem.analysis.findings import CHECKS, OF_INFERENCE, Finding, findings
 from ampmem.analysis.findings.base import TrainingRun, own_frame
 from ampmem.analysis.findings.precision import fp32_activations
 from ampmem.analysis.fit.break_even import break_even, first_saving
 from ampmem.events import OTHER_THREADS, Action, ArmRecord, Fact, Phase, Recording
+from ampmem.names import shape_text
+from ampmem.reporters.text.sections.findings import change_of
 from ampmem.vocabulary import SourceKind
 
+MIB = 1 << 20
 FP32 = replace(ARM, name="fp32", dtype=None, cache=None)
 
 
@@ -198,6 +204,26 @@ def test_odd_recordings_break_no_check(index: int, arm: ArmRecord) -> None:
     for check in CHECKS:
         finding = check(run)
         assert finding is None or finding.bytes is None or finding.bytes > 0
+
+
+def with_a_number() -> set[str]:
+    """The codes of the findings that may say what their change takes off, as the source of the checks has it."""
+    found = set()
+    for check in (*CHECKS, *OF_INFERENCE):
+        for node in ast.walk(ast.parse(inspect.getsource(inspect.getmodule(check) or check))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding":
+                given = {word.arg: ast.unparse(word.value) for word in node.keywords}
+                if "advice" in given["severity"] or {"off_peak", "off_reserved"} & given.keys():
+                    found.add(ast.literal_eval(given["code"]))
+    return found
+
+
+def test_the_change_of_every_finding_with_a_number_is_made_in_a_test() -> None:
+    folder = Path(__file__).parents[2] / "integration" / "advice"
+    sources = "".join(path.read_text(encoding="utf-8") for path in folder.glob("test_*.py"))
+    missing = {code for code in with_a_number() if f'"{code}"' not in sources}
+    assert missing == set()
+    assert len(with_a_number()) > 5
 
 
 def test_what_is_wrong_comes_before_what_could_be_better() -> None:
@@ -467,6 +493,96 @@ def test_only_a_softmax_before_a_product_of_batches_is_taken_for_attention(op: s
     assert found.off_peak == (5000 if attention else None)
 
 
+def held_outputs(*variables: tuple[int, str]) -> Finding:
+    """Of a step with outputs of 4000 and 6000 bytes that live through its backward, and the variables of each."""
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    for step in range(2):
+        story.begin(step)
+        story.enter(Phase.FORWARD)
+        for address, size in ((0x2000, 4000), (0x3000, 6000)):
+            story.alloc(address, size, op="aten::mm")
+            story.fact(Fact.OUTPUT, address, "aten::mm")
+        for address, name in variables:
+            story.fact(Fact.VARIABLE, address, name, "/home/train.py:42 train")
+        story.enter(Phase.BACKWARD)
+        story.alloc(0x4000, 5000)
+        story.free(0x4000)
+        story.enter(Phase.OPTIMIZER)
+        story.enter(Phase.BETWEEN)
+        story.end()
+        story.free(0x2000, 0x3000)
+    return told(story.recording(arm=FP32))["outputs-kept"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "held_by", "change", "off_peak"),
+    [
+        ([], "variables of the script", "del the variable", 5000),
+        ([(0x2000, "a")], "the local `a` of train.py:42 (in train) and others", "del a after the loss", 4000),
+        (
+            [(0x2000, "out.a"), (0x3000, "out.b")],
+            "the local `out.b` of train.py:42 (in train) and the local `out.a` of train.py:42 (in train)",
+            "del out after the loss",
+            5000,
+        ),
+        (
+            [(0x3000, "kept[0]")],
+            "the local `kept[0]` of train.py:42 (in train) and others",
+            "let go of `kept[0]`",
+            5000,
+        ),
+    ],
+)
+def test_outputs_that_variables_hold(
+    variables: list[tuple[int, str]], held_by: str, change: str, off_peak: int
+) -> None:
+    found = held_outputs(*variables)
+    assert found.message.endswith(f"they are held by {held_by}.")
+    assert found.change.startswith(change)
+    assert found.off_peak == off_peak
+
+
+SCORES = (2, 4, 16, 16)
+
+
+@pytest.mark.parametrize(
+    ("device", "weights", "added", "parameter", "known"),
+    [
+        ("cpu", SCORES, "", (64, 4), True),  # of a Linear, with as many outputs as heads
+        ("cpu", (8, 16, 16), "", (64, 4), False),
+        ("cuda", (8, 16, 16), "", (64, 4), False),
+        ("cpu", SCORES, "aten::add", (64, 4), False),
+        ("cpu", SCORES, "aten::add_", (64, 4), False),
+        ("cpu", SCORES, "", (4, 16, 16), False),
+        ("cuda", SCORES, "aten::add", (4, 16, 16), True),
+    ],
+)
+def test_attention_has_a_number_only_where_a_kernel_takes_it(
+    device: str, weights: tuple[int, ...], added: str, parameter: tuple[int, ...], known: bool
+) -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    if added:
+        story.alloc(0x4000, 8192, op=added)
+        story.fact(Fact.OUTPUT, 0x4000, added, dtype="float32", shape=shape_text(weights))
+        story.free(0x4000)
+    story.alloc(0x2000, 8192)
+    story.fact(Fact.SAVED, 0x2000, "aten::_softmax", dtype="float32", shape=shape_text(weights))
+    story.alloc(0x3000, 4096)
+    story.fact(Fact.SAVED, 0x3000, "aten::bmm", dtype="bfloat16", shape="[8, 16, 16]")
+    story.enter(Phase.BACKWARD)
+    story.end()
+    recording = story.recording(run=replace(RUN, device_type=device))
+    (record,) = recording.parameters
+    recording = replace(recording, parameters=(replace(record, shape=parameter, kind="Linear"),))
+    found = told(recording)["fp32-activations"]
+    assert (found.off_peak is not None) == known
+    assert ("of four dimensions" in found.change) == (len(weights) == 3)
+
+
 @pytest.mark.parametrize(
     ("op", "saved_for", "words"),
     [
@@ -493,3 +609,48 @@ def test_the_frame_that_is_told_is_the_scripts_own() -> None:
     stack = "train.py:9 main\nnet.py:3 forward\n/v/site-packages/torch/nn/modules/linear.py:134 Linear.forward"
     assert own_frame(stack) == "net.py:3 forward"
     assert own_frame("/v/torch/nn/a.py:1 f") == "/v/torch/nn/a.py:1 f"
+
+
+def growing(mib: int, *, more: int = 0, expandable: bool = False) -> Recording:
+    """Two steps with one block each of which the second is twice as large, each in a segment of its own, on a GPU.
+
+    ``more`` MiB are reserved for nothing that the recording has.
+    """
+    story = Story()
+    story.segment(0x1000, 2 * MIB, small=True, expandable=expandable)
+    story.parameter(0x1000, "weight", 100)
+    if more:
+        story.segment(0x2000, more * MIB, expandable=expandable)
+    for step, size in enumerate((mib * MIB, 2 * mib * MIB)):
+        story.begin(step)
+        story.segment((step + 1) << 40, size, expandable=expandable)
+        story.enter(Phase.FORWARD)
+        story.alloc((step + 1) << 40, size)
+        story.enter(Phase.BACKWARD)
+        story.free((step + 1) << 40)
+        story.enter(Phase.OPTIMIZER)
+        story.end()
+    recording = story.recording()
+    return replace(recording, run=replace(recording.run, source=SourceKind.CUDA))
+
+
+@pytest.mark.parametrize(
+    ("recording", "severity", "off_reserved"),
+    [
+        (growing(100), "advice", 100 * MIB),
+        (growing(100, more=50), "info", None),  # a replay from an empty allocator does not reach what was recorded
+        (growing(50), None, None),  # so little is how the allocator works
+        (growing(100, expandable=True), None, None),
+        (replace(growing(100), run=RUN), None, None),  # of the CPU
+    ],
+)
+def test_reserved_memory_that_does_not_serve(
+    recording: Recording, severity: str | None, off_reserved: int | None
+) -> None:
+    found = told(recording).get("fragmentation")
+    assert (found and found.severity, found and found.off_reserved) == (severity, off_reserved)
+    if found is not None:
+        assert found.off_peak is None
+        assert change_of(found).startswith(
+            "to change, for 100.0 MiB off reserved memory: " if off_reserved else "hint: "
+        )

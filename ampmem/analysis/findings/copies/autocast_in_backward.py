@@ -44,4 +44,4 @@ def _idle(run: TrainingRun) -> tuple[Column, Column]:
         return nothing, nothing
     ledger, position = run.analysis.ledger, run.analysis.timeline.position(start)
     mine = ledger.alive_at(run.analysis, position) & ledger.in_cache(run.analysis, start) & (ledger.saves == 0)
-    return per_allocation(run, ledger.bytes * mine), nothing + position
+    return per_allocation(run, ledger.bytes * mine), nothing + position + 1  # at the end of forward they are there

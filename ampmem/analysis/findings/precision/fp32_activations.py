@@ -9,6 +9,7 @@ import numpy as np
 from ampmem.analysis.findings.base import Finding, Section, TrainingRun
 from ampmem.analysis.timeline.lifetimes import Mask
 from ampmem.events import Column
+from ampmem.names import shape_of
 from ampmem.units import format_bytes
 
 _SHARE = 0.2
@@ -68,6 +69,8 @@ _KINDS = (
 )
 _NO_ATTENTION = _Kind(words=(), text=f"{_FLOAT32}; {_RECOMPUTE}")
 _ON_CPU = " (the CPU's kernels take neither dropout nor a learned bias)"
+_DIMENSIONS = 4
+_FOUR = ", with q, k and v of four dimensions (batch, heads, length, width): its kernels take no others"
 _OTHER = _Kind(words=(), text="find out where the input of {op} becomes float32; where {low} will do, cast it there")
 _STATISTICS = "batch_norm"
 """What this op keeps in float32 beside its input are a few numbers for each channel, whatever the input is."""
@@ -95,6 +98,7 @@ def _finding(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], activation
     sizes = sum(by_op.values(), np.zeros(len(run.analysis.lifetimes), dtype=np.int64))
     each = [(op, format_bytes(int(of.sum()))) for op, of in by_op.items()]
     size = int(sizes.sum())
+    shapes = _shapes(run, sizes)
     listed = f": {', '.join(f'{share} for {op}' for op, share in each[:3])}{' and others' * (len(each) > 3)}"
     return Finding(
         code="fp32-activations",
@@ -103,13 +107,13 @@ def _finding(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], activation
         message=f"{format_bytes(size)} of the {format_bytes(activations)} that autograd keeps at {run.instant} are "
         f"float32 in spite of autocast, for {each[0][0]}{listed if len(each) > 1 else ''}.",
         bytes=size,
-        change=_text(run, kind, each[0][0]),
+        change=_text(run, kind, each[0][0], shapes),
         evidence=(
             *(f"kept for {op}: {share}" for op, share in each[:4]),
             *(_fused_loss(run) if kind is _KINDS[0] else ()),
         ),
         off_peak=None
-        if kind.saves is None or (_on_cpu(run, kind) and _drops(run))
+        if kind.saves is None or not _has_a_kernel(run, kind, by_op, shapes)
         else run.off_peak(_everywhere(run, by_op) * kind.saves[0] // kind.saves[1]),
     )
 
@@ -157,6 +161,44 @@ def _attends(run: TrainingRun, by_op: dict[str, Column]) -> bool:
     return bool(np.isin(bytes_[of_matmul], [*softmax, *(softmax // 2)]).any())
 
 
+def _shapes(run: TrainingRun, sizes: Column) -> list[tuple[int, ...]]:
+    """The shapes of the tensors that have ``sizes``, as far as they are known."""
+    texts = {run.text(shape) for shape in np.unique(run.analysis.tensors.shape[sizes > 0]).tolist()}
+    return [shape for text in sorted(texts) if (shape := shape_of(text)) is not None]
+
+
+def _has_a_kernel(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], shapes: list[tuple[int, ...]]) -> bool:
+    """Whether the change surely runs a kernel that keeps no weights of attention, where it is about these.
+
+    None takes tensors of three dimensions, and those of the CPU take neither dropout nor what has a gradient.
+    """
+    if _SOFTMAX not in kind.words:
+        return True
+    if any(len(shape) != _DIMENSIONS for shape in shapes):
+        return False
+    return not _on_cpu(run, kind) or not (_drops(run) or _adds(run, by_op, shapes) or _learns(run, shapes))
+
+
+def _adds(run: TrainingRun, by_op: dict[str, Column], shapes: list[tuple[int, ...]]) -> bool:
+    """Whether something is added to what is as large as the weights of attention; it may be learned, or a mask."""
+    lifetimes, tensors = run.analysis.lifetimes, run.analysis.tensors
+    texts = run.recording.texts
+    weights = np.unique(np.concatenate([sizes[sizes > 0] for sizes in by_op.values()]))
+    adds, in_place = (np.array([text == op for text in texts])[lifetimes.op] for op in ("aten::add", "aten::add_"))
+    same = np.array([shape_of(text) in shapes for text in texts])[tensors.shape] & (tensors.shape != 0)
+    large = np.isin(lifetimes.bytes, np.concatenate([weights, weights // 2]))
+    return bool(((adds & same) | (in_place & large)).any())
+
+
+def _learns(run: TrainingRun, shapes: list[tuple[int, ...]]) -> bool:
+    """Whether a parameter may be a bias of attention: as long and as wide, or with as many of something as heads."""
+    pairs, heads = {shape[-2:] for shape in shapes}, {shape[1] for shape in shapes}
+    return any(
+        each.trainable and (each.shape[-2:] in pairs or (each.kind != "Linear" and heads & set(each.shape)))
+        for each in run.recording.parameters
+    )
+
+
 def _on_cpu(run: TrainingRun, kind: _Kind) -> bool:
     """Whether the kernels of the CPU would be the ones for attention."""
     return _SOFTMAX in kind.words and run.recording.run.device_type == "cpu"
@@ -167,10 +209,12 @@ def _drops(run: TrainingRun) -> bool:
     return any(word in text for text in run.recording.texts for word in ("dropout", "bernoulli", "Dropout"))
 
 
-def _text(run: TrainingRun, kind: _Kind, op: str) -> str:
+def _text(run: TrainingRun, kind: _Kind, op: str, shapes: list[tuple[int, ...]]) -> str:
     embedding = any("embedding" in text.lower() for text in run.recording.texts)
     place = " after the embedding" if embedding else " before the norm"
     text = kind.text + _ON_CPU * _on_cpu(run, kind)
+    if _SOFTMAX in kind.words and any(len(shape) != _DIMENSIONS for shape in shapes):
+        text += _FOUR
     return text.format(op=op, low=f"torch.{run.recording.arm.dtype}", place=place)
 
 

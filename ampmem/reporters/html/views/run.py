@@ -203,15 +203,9 @@ def _finding(finding: Finding, absent: frozenset[Section]) -> FindingView:
         message=capital(finding.message),
         change=finding.change,
         evidence=finding.evidence,
-        saves=_saves(finding),
+        saves=finding.saves,
         jump=Section.PEAK if finding.section in absent else finding.section,
     )
-
-
-def _saves(finding: Finding) -> str:
-    if finding.off_peak is not None:
-        return f"{format_bytes(finding.off_peak)} off the peak"
-    return "" if finding.off_failure is None else f"{format_bytes(finding.off_failure)} less at the failure"
 
 
 def _timed(summary: Summary, notes: Sequence[str]) -> bool:

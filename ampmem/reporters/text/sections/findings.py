@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from ampmem.analysis.findings import Finding
 from ampmem.reporters.text.common.layout import Layout
 from ampmem.reporters.text.common.plain_text import shorten, wrapped
-from ampmem.units import format_bytes
 
 _INDENT = " " * 9
 _LABEL = 20
@@ -47,12 +46,8 @@ def _finding(finding: Finding, labels: Sequence[str], layout: Layout, *, evidenc
 
 
 def change_of(finding: Finding) -> str:
-    """What to change and what that takes off the peak; where nothing was computed, only a hint."""
-    if finding.off_failure is not None and finding.off_peak is None:
-        return f"to change, for {format_bytes(finding.off_failure)} less at the failure: {finding.change}"
-    if finding.off_peak is None:
-        return f"hint: {finding.change}"
-    return f"to change, for {format_bytes(finding.off_peak)} off the peak: {finding.change}"
+    """What to change and what that takes off; where nothing was computed, only a hint."""
+    return f"to change, for {finding.saves}: {finding.change}" if finding.saves else f"hint: {finding.change}"
 
 
 def _styled(finding: Finding, layout: Layout) -> str:
