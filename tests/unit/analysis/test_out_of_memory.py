@@ -181,7 +181,11 @@ def test_another_device_is_explained_without_the_categories_of_the_recorded_one(
     assert (oom.device, oom.recorded, oom.residual_bytes) == (1, False, 0)
     assert {str(category): size for category, size in oom.alive.items() if size} == {"other": 5000}
     assert (oom.reserved, oom.lacking, oom.to_come, oom.largest, oom.next_commands) == (5100, 7700, None, (), ())
+    assert summary.findings[0].message.startswith(
+        "cuda:1, which is not the device that was recorded, ran out of memory"
+    )
     text = " ".join(render(summary, ()).split())
+    assert "a block of 4.9 KiB in a new segment of 7.8 KiB on cuda:1 was asked for" in text
     assert "device cuda:1, which is not the device that was recorded: 19.5 KiB, of which 300 B were free" in text
 
 
