@@ -15,6 +15,7 @@ from ampmem.analysis.allocator.out_of_memory import FailedRequest, ToCome
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.cli.options.vary import varied_arguments
 from ampmem.events import AllocatorRecord, ArmRecord, Fact, OptimizerRecord, Phase, Recording
+from ampmem.reporters.html.views.run import headlines
 from ampmem.reporters.text.common.layout import Layout
 from ampmem.reporters.text.table import render
 from ampmem.vocabulary import SourceKind
@@ -58,6 +59,9 @@ def test_what_was_lacking_is_what_the_device_or_the_limit_left(
     text = " ".join(render(summary, ()).split())
     assert left in text
     assert ("lacking" in text) == bool(lacking)
+    tiles = {tile.label: tile.bytes for tile in headlines(summary, None)}
+    assert tiles["At the failure"] == 1100 and tiles.get("Lacking", 0) == lacking
+    assert tiles.get("Left of the limit") == (3000 if reason is Reason.LIMITED else None)
     if oom.allowed is not None:
         assert f"(which may take {'4.1' if oom.reason is Reason.LIMITED else '17.6'} KiB)" in text
 
