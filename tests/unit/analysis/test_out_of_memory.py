@@ -15,6 +15,7 @@ from ampmem.analysis.allocator.out_of_memory import FailedRequest, ToCome
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.cli.options.vary import varied_arguments
 from ampmem.events import AllocatorRecord, ArmRecord, Fact, OptimizerRecord, Phase, Recording
+from ampmem.reporters.html.views.run import headlines
 from ampmem.reporters.text.common.layout import Layout
 from ampmem.reporters.text.table import render
 from ampmem.vocabulary import SourceKind
@@ -58,6 +59,9 @@ def test_what_was_lacking_is_what_the_device_or_the_limit_left(
     text = " ".join(render(summary, ()).split())
     assert left in text
     assert ("lacking" in text) == bool(lacking)
+    tiles = {tile.label: tile.bytes for tile in headlines(summary, None)}
+    assert tiles["At the failure"] == 1100 and tiles.get("Lacking", 0) == lacking
+    assert tiles.get("Left of the limit") == (3000 if reason is Reason.LIMITED else None)
     if oom.allowed is not None:
         assert f"(which may take {'4.1' if oom.reason is Reason.LIMITED else '17.6'} KiB)" in text
 
@@ -181,7 +185,11 @@ def test_another_device_is_explained_without_the_categories_of_the_recorded_one(
     assert (oom.device, oom.recorded, oom.residual_bytes) == (1, False, 0)
     assert {str(category): size for category, size in oom.alive.items() if size} == {"other": 5000}
     assert (oom.reserved, oom.lacking, oom.to_come, oom.largest, oom.next_commands) == (5100, 7700, None, (), ())
+    assert summary.findings[0].message.startswith(
+        "cuda:1, which is not the device that was recorded, ran out of memory"
+    )
     text = " ".join(render(summary, ()).split())
+    assert "a block of 4.9 KiB in a new segment of 7.8 KiB on cuda:1 was asked for" in text
     assert "device cuda:1, which is not the device that was recorded: 19.5 KiB, of which 300 B were free" in text
 
 

@@ -14,11 +14,12 @@ def check(run: TrainingRun) -> Finding | None:
         return None
     times = f" ({oom.failures} requests failed; this is the last)" if oom.failures > 1 else ""
     end = "" if oom.ended_the_run else " The script went on."
+    device = "the device" if oom.recorded else f"cuda:{oom.device}, which is not the device that was recorded,"
     return Finding(
         code="out-of-memory",
         severity="warning",
         section=Section.OUT_OF_MEMORY,
-        message=f"the device ran out of memory in {oom.where}, where {format_bytes(oom.asked)} were needed{times}: "
+        message=f"{device} ran out of memory in {oom.where}, where {format_bytes(oom.asked)} were needed{times}: "
         f"{oom.explanation}.{end}",
         bytes=oom.asked,
         change=oom.changes[0],

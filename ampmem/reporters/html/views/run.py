@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from ampmem.allocator.model.oom import Reason
 from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.casts import Casts
@@ -169,9 +170,12 @@ def _of_failure(oom: FailedRequest) -> Iterator[Headline]:
     if oom.lacking:
         yield _size("Lacking", oom.lacking, f"for {asked(oom)}")
     yield _size("Reserved", oom.reserved, f"by the allocator; {format_bytes(oom.cached)} of it not in use")
-    yield _size(
-        "Free on the device", oom.device_free, "" if oom.outside is None else f"of {format_bytes(oom.device_total)}"
-    )
+    if oom.reason is Reason.LIMITED and oom.allowed is not None:
+        yield _size("Left of the limit", max(oom.allowed - oom.reserved, 0), f"of {format_bytes(oom.allowed)}")
+    else:
+        yield _size(
+            "Free on the device", oom.device_free, "" if oom.outside is None else f"of {format_bytes(oom.device_total)}"
+        )
     coming = oom.to_come
     if coming is not None and (coming.gradients or coming.optimizer_state):
         yield _size("Still to come", coming.gradients + (coming.optimizer_state or 0), to_come(oom))

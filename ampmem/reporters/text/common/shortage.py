@@ -9,8 +9,9 @@ from ampmem.units import format_bytes, format_count
 
 def asked(oom: FailedRequest) -> str:
     """How much was asked for."""
-    wanted = f"a block of {format_bytes(oom.asked)}"
-    return wanted if oom.asked == oom.segment else f"{wanted} in a new segment of {format_bytes(oom.segment)}"
+    wanted, where = f"a block of {format_bytes(oom.asked)}", "" if oom.recorded else f" on cuda:{oom.device}"
+    segment = "" if oom.asked == oom.segment else f" in a new segment of {format_bytes(oom.segment)}"
+    return f"{wanted}{segment}{where}"
 
 
 def asked_by(oom: FailedRequest) -> str:
