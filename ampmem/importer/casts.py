@@ -119,8 +119,8 @@ def casts_of(trace: Trace, low: Sequence[int], there: Mapping[int, int]) -> Cast
 def _earlier(trace: Trace, there: Mapping[int, int]) -> Iterator[int]:
     """Copies from before the trace.
 
-    Autocast's cache held them until a region was left, and holds nothing else. Or backward frees them, and makes as many
-    gradients of twice their size in the backward of casts; one of those may lie before the trace, too.
+    Autocast's cache held them until a region was left, and holds nothing else. Or backward frees them, and makes as
+    many gradients of twice their size in the backward of casts; one of those may lie before the trace, too.
     """
     for index, allocation in enumerate(trace.allocations):
         if allocation.born == BEFORE and 2 * allocation.bytes in there and trace.held_by_cache(allocation):

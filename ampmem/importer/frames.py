@@ -46,8 +46,8 @@ class Reading:
     one of torch's, and ``optimizing`` whether the innermost Python code is an optimizer's. ``leaving_autocast`` says
     that a region of autocast is being left, ``autocast`` that code of autocast called it, which does not say whether
     autocast was on, ``scaling`` that a GradScaler asked, ``known`` that there is a stack at all, ``native`` that it has
-    C++ frames, ``casting_back`` that it is the backward of a cast. ``multiplies`` is the type in which cuBLAS multiplies
-    matrices (``bfloat16``), where a name says so.
+    C++ frames, ``casting_back`` that it is the backward of a cast. ``multiplies`` is the type in which cuBLAS
+    multiplies matrices (``bfloat16``), where a name says so.
     """
 
     place: CallSite | None

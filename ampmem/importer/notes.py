@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ampmem.allocator.snapshots.snapshot import ALLOC, DeviceSnapshot, Frame
-from ampmem.events import ArmRecord
+from ampmem.events import ArmRecord, Phase
 from ampmem.importer.claims import Conclusions
 from ampmem.importer.frames import Reading, read_stack
 from ampmem.importer.phases import Course
@@ -35,7 +35,7 @@ def notes_of(
         *_checked(snapshot, lives),
         *_failed(snapshot),
         *_stacks(lives, readings),
-        *_course(course),
+        *_course(course, lives, readings),
         *found.notes,
         *_types(found, arm, dtype),
         *_autocast(lives, readings, arm),
@@ -77,7 +77,8 @@ def _failed(snapshot: DeviceSnapshot) -> list[str]:
         here = failed.device == snapshot.device
         which = "" if here else f" on device {failed.device}, which is not the one shown"
         count = f"{format_count(failed.failures)} allocation{'' if failed.failures == 1 else 's'}"
-        text = f"there was no memory for {count}{which}; the last of them asked for {format_bytes(failed.asked)}"
+        last = "it" if failed.failures == 1 else "the last of them"
+        text = f"there was no memory for {count}{which}; {last} asked for {format_bytes(failed.asked)}"
         if failed.free is not None:
             text += f" while the device had {format_bytes(failed.free)} free"
         text += _asked_by(failed.stack)
@@ -112,7 +113,13 @@ def _stacks(lives: TracedBlocks, readings: Sequence[Reading]) -> list[str]:
     return ['the snapshot has no stacks, so phases are not known; record with stacks="all"']
 
 
-def _course(course: Course) -> list[str]:
+def _course(course: Course, lives: TracedBlocks, readings: Sequence[Reading]) -> list[str]:
+    known = any(readings[event.stack].known for event in lives.events)
+    if known and not any(stretch.phase != Phase.BETWEEN for stretch in course.stretches):
+        return [
+            "no stack of the trace is of a module, a backward or an optimizer, so phases are not known: the trace is "
+            "shown as one step, and what the blocks were is not known"
+        ]
     if not any(step.update for step in course.steps):
         return ["the trace has no optimizer update: it is shown as one step"]
     if not course.steps[-1].update:

@@ -384,13 +384,17 @@ def test_what_was_there_before_the_trace_and_dies_is_no_temporary(tmp_path: Path
 
 
 def test_without_a_phase_nothing_is_a_temporary(tmp_path: Path) -> None:
-    for frames in ([], [python("foo", "/path/to/bar.py")]):
+    for frames, said in (
+        ([], "the snapshot has no stacks"),
+        ([python("foo", "/path/to/bar.py")], "no stack of the trace"),
+    ):
         story = Story()
         story.before(weight=4 * MIB)
         story.alloc("born", 3 * MIB, frames)
         story.free("born", frames=frames)
         analysis = imported(tmp_path, story.snapshot())
         assert (born(analysis, Category.TEMPORARIES), born(analysis, Category.OTHER)) == (0, 7 * MIB)
+        assert any(note.startswith(said) and "so phases are not known" in note for note in analysis.recording.notes)
 
 
 def test_the_engine_is_known_where_frees_alone_have_stacks(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_an_allocation_that_failed(tmp_path: Path) -> None:
     trace_of(data).append({"action": "oom", "size": 3 * MIB, "device_free": MIB, "stream": 0, "frames": frames})
     notes = imported(tmp_path, data).recording.notes
     assert (
-        "there was no memory for 1 allocation; the last of them asked for 3.0 MiB while the device had 1.0 MiB free, "
+        "there was no memory for 1 allocation; it asked for 3.0 MiB while the device had 1.0 MiB free, "
         "in aten::mm, at /home/net.py:9 forward"
     ) in notes
 
