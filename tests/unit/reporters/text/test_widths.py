@@ -251,13 +251,13 @@ def test_equal_layers_are_one_row_with_their_number() -> None:
     for table_of, row in (
         ("modules", "transformer.h.*.attn.c_proj (12)   108.0 MiB    141.3 MiB  54.0 MiB  108.0 MiB"),
         ("by parameter", "transformer.h.*.attn.c_proj.weight (12)      12      0         0         0     0  54.0 MiB"),
-        ("largest", "11.8 MiB  141.3 MiB  activations  output of attention (12)"),
+        ("largest", "11.8 MiB  141.3 MiB  activations  bfloat16 output of attention (12)"),
         ("largest", " 1.5 GiB    1.5 GiB  parameters   transformer.wte.weight"),
     ):
         assert row in text, table_of
     assert "transformer.h.10" not in text
     # Of the largest allocations a summary has 50, so there may be more like the last.
-    assert "output of attention (49 or more)" in of_run(transformer(60))(Layout(width=160))
+    assert "bfloat16 output of attention (49 or more)" in of_run(transformer(60))(Layout(width=160))
 
 
 def test_layers_of_other_sizes_keep_their_rows() -> None:
