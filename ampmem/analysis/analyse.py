@@ -46,7 +46,12 @@ class Analysis(MemoryHistory):
         A step that only begins with what the one before it reached does not have that one's peak. 0 without a step.
         """
         total, peaks = self.timeline.total, self.peaks
-        return max(range(len(peaks)), key=lambda place: (int(total[peaks[place]]), peaks[place], -place), default=0)
+
+        def rank(place: int) -> tuple[int, bool, int]:
+            own = peaks[place] > self.timeline.position(self.recording.steps[place].start_ns)
+            return int(total[peaks[place]]), own, place if own else -place
+
+        return max(range(len(peaks)), key=rank, default=0)
 
     @cached_property
     def peak(self) -> int:

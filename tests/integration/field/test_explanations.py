@@ -115,6 +115,6 @@ def test_no_finding_speaks_of_buckets(tmp_path: Path) -> None:
     ran = record(tmp_path, "ddp_buckets")
     findings = told(ran)
     said = " ".join(str(finding) for finding in findings.values())
-    assert "aten::empty" not in said
+    assert "output of empty" not in said
     buckets = ran.counted["parameters"]
     assert all(finding["bytes"] is None or finding["bytes"] < buckets for finding in findings.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampmem.analysis.ops import plain_kind, plain_op
+from ampmem.analysis.ops import plain_kind, plain_op, result_of
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,16 @@ from ampmem.analysis.ops import plain_kind, plain_op
 def test_ops_have_plain_names_and_kinds(op: str, plain: str, kind: str) -> None:
     assert plain_op(op) == plain
     assert plain_kind(op) == kind
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "shape", "words"),
+    [
+        ("aten::_log_softmax", "float32", "[8192, 50304]", "float32 log-probabilities [8192, 50304]"),
+        ("aten::addmm", "bfloat16", "", "bfloat16 output of addmm"),
+        ("aten::ge", "bool", "[8]", "bool mask [8]"),
+        ("AdamW.step", None, "", "AdamW.step"),
+    ],
+)
+def test_a_tensor_is_called_what_it_is(op: str, dtype: str | None, shape: str, words: str) -> None:
+    assert result_of(op, dtype, shape) == words

@@ -418,6 +418,30 @@ def test_the_residual_is_the_largest_difference_either_way() -> None:
     )
 
 
+def test_of_equal_peaks_the_last_step_is_named_that_reached_it_itself() -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    for step in range(3):
+        story.begin(step)
+        story.enter(Phase.BACKWARD)
+        if step == 1:
+            story.alloc(0x2000, 100)  # which the last step only begins with
+            story.free(0x2000)
+            story.alloc(0x2000, 100)
+        elif step == 0:
+            story.alloc(0x2000, 100)
+            story.free(0x2000)
+        story.enter(Phase.OPTIMIZER)
+        story.end()
+        if step == 2:
+            story.free(0x2000)
+    analysis = analyse(story.recording())
+    summary = summary_of(analysis)
+    assert [step.peak.bytes for step in summary.steps] == [140] * 3
+    assert (analysis.top, summary.peak.step) == (1, 1)
+    assert analysis.peak == analysis.peaks[1]
+
+
 def test_a_peak_that_is_there_at_the_start_is_in_the_phase_of_the_start() -> None:
     story = Story()
     story.parameter(0x1000, "weight", 10)

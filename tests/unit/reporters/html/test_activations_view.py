@@ -95,6 +95,17 @@ def test_repeated_modules_are_one_bar_and_those_of_a_sequence_are_not() -> None:
     assert view.modules_rest is None
 
 
+def test_blocks_that_keep_nothing_below_them_are_one_bar() -> None:
+    """As those of a checkpointed model, of which only the inputs are kept."""
+    story = begun()
+    for block in range(12):
+        story.parameter(0x100000 + 0x100 * block, f"blocks.{block}.up.weight", 1)
+        keep(story, 100, "aten::add", f"blocks.{block}", "", BF16)
+    view = view_of(story)
+    assert view is not None
+    assert [(bar.label, bar.detail, bar.low) for bar in view.modules] == [("blocks.*", "12 modules", 1200)]
+
+
 def test_what_the_bars_leave_out_is_one_more() -> None:
     story = begun()
     for number in range(MAX_MODULES + 5):

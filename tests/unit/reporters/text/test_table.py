@@ -153,6 +153,18 @@ def test_modules_left_out_are_counted() -> None:
     assert "layer0 " not in text.split("largest")[0]
 
 
+def test_a_layer_that_differs_stands_beside_the_others() -> None:
+    story = Story()
+    for number in range(4):
+        story.parameter(0x1000 + 0x10 * number, f"blocks.{number}.up.weight", 900 if number == 3 else 100)
+    story.begin(0)
+    story.enter(Phase.BACKWARD)
+    story.end()
+    modules = render(summarize(story.recording()), [], details=EVERYTHING).split("modules\n")[1]
+    names = [line.split("  ")[0] for line in modules.splitlines() if line.startswith("blocks.")]
+    assert names == ["blocks.* (3)", "blocks.3", "blocks.*.up (3)", "blocks.3.up"]
+
+
 def test_shorten_keeps_both_ends() -> None:
     assert shorten("abcdefghij", 10) == "abcdefghij"
     assert shorten("abcdefghijk", 10) == "abcd…ghijk"

@@ -162,6 +162,7 @@ function capacityOf(data, theme) {
     text: plotlyText(text),
     font: { size: 12, color: ink.ink },
   });
+  /** @type {object[]} */
   const shapes = [{ type: "line", ...across, y0: data.capacity, y1: data.capacity, line }];
   const annotations = [said(data.capacity, "top", data.capacity_text)];
   if (data.may !== null && data.may > data.capacity) {
