@@ -150,6 +150,18 @@ def buffers_counted(notes: Sequence[str]) -> bool:
     return any(note.endswith(TAKEN_FOR_PARAMETERS) for note in notes)
 
 
+CASTS_COMPILED = (
+    "compiled code ran under autocast: casts inside its graphs are not seen as casts; what they make counts as "
+    "activations or temporaries"
+)
+"""The note that there may be more casts than those that were seen."""
+
+
+def casts_compiled(notes: Sequence[str]) -> bool:
+    """Whether compiled code may have made casts that a recording with these ``notes`` does not have."""
+    return CASTS_COMPILED in notes
+
+
 _WARNING = "warning: "
 
 

@@ -154,6 +154,8 @@ def _no_copy(evidence: Evidence, record: ParameterRecord) -> TermKind | None:
         if cast.saved:
             return TermKind.COPIES_FREED_WITH_GRAPH
         return TermKind.COPIES_CHECKPOINTED if cast.again else TermKind.COPIES_NOT_SAVED
+    if evidence.compiled:
+        return TermKind.COMPILED
     if not evidence.casts_seen:  # they may have been made where no hook sees any
         return None
     if "Norm" in record.kind:

@@ -49,6 +49,7 @@ class TermKind(StrEnum):
     COPIES_FREED_WITH_GRAPH = "copies freed before this mark, with the graph that had saved them"
     COPIES_NOT_SAVED = "copies freed before this mark: nothing kept them"
     COPIES_CHECKPOINTED = "copies freed before this mark: backward made them again, as checkpointing does"
+    COMPILED = "no cast was seen: those inside compiled code are not told from its other memory"
     NORMS_NOT_CAST = "norms: no cast of their parameters was made"
     EMBEDDINGS_NOT_CAST = "embeddings: no cast of them was made"
     NOT_CAST = "other parameters of which no cast was made"

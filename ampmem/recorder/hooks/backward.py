@@ -22,6 +22,7 @@ from ampmem.recorder.torch_private.general import (
     BACKWARD,
     below_functorch,
     in_backward,
+    makes_graph,
     without_dispatch,
 )
 from ampmem.recorder.torch_private.tensors import forget_gradient_hooks, gradient_hooks
@@ -99,7 +100,7 @@ class BackwardHooks:
 
         @functools.wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:
-            if self._running or not listener.on_thread() or in_backward() or only_shapes(args, kwargs):
+            if self._running or not listener.on_thread() or in_backward() or makes_graph() or only_shapes(args, kwargs):
                 return original(*args, **kwargs)
             self._running = True
             raised = True

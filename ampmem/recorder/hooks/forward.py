@@ -55,6 +55,12 @@ _OVERWRITTEN = (
 )
 
 
+_TO = "aten::to"
+_MAY_COPY = frozenset({_TO, "aten::contiguous", "aten::flatten", "aten::reshape"})
+"""Ops that return their argument, a view of it or a copy. Inference mode has no autograd that would take them apart:
+there they are not seen as the op that copies."""
+
+
 class ForwardMode(TorchDispatchMode):
     """Logs every op, and the storages that it returns."""
 
@@ -68,6 +74,8 @@ class ForwardMode(TorchDispatchMode):
         self._texts = texts
         self.saved = SavedByNodes(log, texts)
         self._ops: dict[Any, tuple[int, bool, bool]] = {}
+        self._may_copy: dict[Any, bool] = {}
+        """The ops of :data:`_MAY_COPY` that were seen, and whether each may cast."""
         self.recomputed: list[int] | None = None
         """Addresses of what ops returned, while forward is run again inside backward."""
 
@@ -126,6 +134,16 @@ class ForwardMode(TorchDispatchMode):
                 self._casts.made(args[0], result, self._log.module)
         elif func is COPY:
             self._casts.copied(args[1], result, self._log.module)
+        elif func in self._may_copy and self._lies_elsewhere(result, args[0]):
+            self._note(name, results)
+            if self._may_copy[func]:
+                self._casts.made(args[0], result, self._log.module)
+
+    def _lies_elsewhere(self, result: torch.Tensor, source: torch.Tensor) -> bool:
+        """Whether ``result`` of an op is no view of its argument ``source``."""
+        return list(map(self._log.storage_address, parts_of(result))) != list(
+            map(self._log.storage_address, parts_of(source))
+        )
 
     def read_saved(self) -> None:
         """Look at what autograd has saved for the newest op."""
@@ -142,6 +160,9 @@ class ForwardMode(TorchDispatchMode):
             return self._texts.id(str(func)), False, False
         aliases = [value.alias_info for value in schema.returns if value.alias_info is not None]
         view = any(not alias.is_write for alias in aliases)
+        if view and schema.name in _MAY_COPY:
+            self._may_copy[func] = schema.name == _TO
+            return self._texts.id(str(schema.name)), False, True
         return self._texts.id(str(schema.name)), not aliases, not view
 
     def _note(self, name: int, results: Sequence[Any]) -> None:

@@ -181,6 +181,20 @@ def taken_out(is_meant: Callable[[Any], bool]) -> Callable[[], None]:
     return put_back
 
 
+_compile_context: Any = optional(
+    "torch._guards",
+    "CompileContext",
+    "whether torch.compile is making a graph on this thread",
+    without="a backward that torch.compile traces may be taken for the script's",
+    otherwise=None,
+)
+
+
+def makes_graph() -> bool:
+    """Whether torch.compile is making a graph on this thread: what runs meanwhile computes nothing of a step."""
+    return _compile_context is not None and _compile_context.try_get() is not None
+
+
 COMPILE: Place = patched("torch", "compile", "that dynamo is there", without="torch.compile may compile once more")
 _EVAL_FRAME, _SET_EVAL_FRAME, RUNS_COMPILED = "torch._dynamo.eval_frame", "_maybe_set_eval_frame", "compile_wrapper"
 """The last is the function in which compiled code runs."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ampmem.analysis.casts import Casts, CopyCount, ParameterCasts, StepCasts
 from ampmem.analysis.summary import Summary
-from ampmem.names import layers, layers_named, natural
+from ampmem.names import casts_compiled, layers, layers_named, natural
 from ampmem.reporters.text.common.layout import Layout, number, table, words
 from ampmem.reporters.text.common.plain_text import ABSENT, wrapped
 from ampmem.units import format_bytes, format_count
@@ -22,7 +22,7 @@ def render_casts(summary: Summary, layout: Layout) -> str:
     """The copies of each step, who holds them, and those of each parameter."""
     casts = summary.casts
     if not casts.copies:
-        return "cast copies: none"
+        return f"cast copies: none{' was seen; casts inside compiled code are not' * casts_compiled(summary.notes)}"
     made, held = _made(casts.steps, layout), _held(casts.steps, layout)
     return "\n\n".join([_caption(casts, layout), made, held, _parameters(casts.by_parameter, layout)])
 
