@@ -162,6 +162,17 @@ def casts_compiled(notes: Sequence[str]) -> bool:
     return CASTS_COMPILED in notes
 
 
+_RAN_ON = "the script ran on after the recorded steps: "
+RAN_ON = f"{_RAN_ON}what came then is in none of these numbers (--steps records more)"
+RAN_ON_PREDICTED = f"{_RAN_ON}the prediction is of the whole run, all else of the recorded steps (--steps records more)"
+"""The notes of a recording that ended before its script did."""
+
+
+def ran_on(notes: Sequence[str]) -> bool:
+    """Whether the script ran on after the steps of a recording with these ``notes``."""
+    return RAN_ON in notes or RAN_ON_PREDICTED in notes
+
+
 _WARNING = "warning: "
 
 

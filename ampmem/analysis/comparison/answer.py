@@ -9,9 +9,10 @@ from enum import StrEnum
 from ampmem.analysis.activations import PlainGroup, plain_groups
 from ampmem.analysis.comparison.compare import Comparison
 from ampmem.analysis.findings.base import Finding
-from ampmem.analysis.summary import Peak, Summary
+from ampmem.analysis.summary import OutsidePeak, Peak, Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.analysis.timeline.timeline import PhaseName
+from ampmem.names import ran_on
 from ampmem.vocabulary import AUTOCAST_ARMS, Arm, Mark
 
 NO_DIFFERENCE = 0.01
@@ -125,7 +126,9 @@ class Composition:
     """What the peak of a recording is made of, the largest part first; ``step`` is the one that it is in.
 
     ``saving`` is the finding whose change would take the most off the peak; ``None`` where no finding says so.
-    ``failed`` says that the script did not get to its end, ``short`` that it ran out of memory.
+    ``failed`` says that the script did not get to its end, ``short`` that it ran out of memory. ``outside`` is what was
+    needed outside of the recorded steps, where that is more, and ``outside_parts`` what that is made of; ``part`` says
+    that the script ran on after those steps.
     """
 
     peak: PeakOf
@@ -134,6 +137,9 @@ class Composition:
     saving: Finding | None
     failed: bool
     short: bool
+    outside: OutsidePeak | None
+    outside_parts: tuple[Part, ...]
+    part: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +165,9 @@ def verdict_of_one(summary: Summary | None, *, label: str = "", failed: bool = F
     of_all = None
     if summary is not None:
         of_all = _composition(summary, summary.peak, summary.peak.step, label=label, failed=failed)
+        if summary.outside_steps is not None:
+            outside = summary.outside_steps
+            of_all = replace(of_all, outside=outside, outside_parts=_parts(outside.categories))
     unsound = summary is not None and summary.conservation.breach is not None
     return Verdict(
         answer=None, labels=(label,), compositions=(of_all,), same_as=(None,), unsound=(label,) if unsound else ()
@@ -200,16 +209,23 @@ def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed:
     short = oom is not None and oom.ended_the_run
     if oom is not None and short:
         live = oom.alive  # what there was when the request failed, which need not be the peak
-    parts = [Part(category=category, bytes=live[category]) for category in CATEGORIES]
     helpful = [finding for finding in summary.findings if finding.off_peak]
     return Composition(
         peak=replace(_peak_of(label, peak), bytes=sum(live.values())),
         step=step,
-        parts=tuple(sorted((part for part in parts if part.bytes), key=lambda part: -part.bytes)),
+        parts=_parts(live),
         saving=max(helpful, key=lambda finding: finding.off_peak or 0, default=None),
         failed=failed,
         short=short,
+        outside=None,
+        outside_parts=(),
+        part=ran_on(summary.notes),
     )
+
+
+def _parts(live: Breakdown) -> tuple[Part, ...]:
+    parts = [Part(category=category, bytes=live[category]) for category in CATEGORIES if live[category]]
+    return tuple(sorted(parts, key=lambda part: -part.bytes))
 
 
 def _answer(comparison: Comparison) -> Answer | None:
