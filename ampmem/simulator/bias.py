@@ -22,8 +22,8 @@ from ampmem.own_code import RECORDING_CODE, script_line
 aten = torch.ops.aten
 
 ADD = aten.add.Tensor
-_PRODUCT = aten._unsafe_view.default
-"""The last of the ops that a matrix product of more than two dimensions is made of."""
+_PRODUCTS = (aten._unsafe_view.default, aten.matmul.default)
+"""The last of the ops that a matrix product of more than two dimensions is made of; all of it in inference mode."""
 _CALLERS = tuple(str(module.__file__) for module in (functional, linear, rnn))
 """Torch's own modules, in which no line of Python adds something to such a product: the addition is one of C++."""
 _NAMES = frozenset({"linear", "scaled_dot_product_attention"})
@@ -65,7 +65,7 @@ class InPlaceAdditions:
 
     def after(self, func: Any, result: Any) -> None:
         """``func`` has returned ``result``."""
-        self._product = id(result) if func is _PRODUCT else 0
+        self._product = id(result) if func in _PRODUCTS else 0
 
 
 def _fits(product: Any, added: Any) -> bool:

@@ -230,7 +230,7 @@ def arm_run(
 
 
 def small_run(story: Story | None = None) -> Story:
-    """Two steps of a two-layer model under autocast; the second makes no optimizer state. ``story`` is what was before."""
+    """Two steps of a two-layer model under autocast, after ``story``; the second makes no optimizer state."""
     story = Story() if story is None else story
     story.alloc(0x9000, 64, action=Action.BASELINE)
     story.parameter(0x1000, "layers.0.weight", 100)
