@@ -162,6 +162,12 @@ def casts_compiled(notes: Sequence[str]) -> bool:
     return CASTS_COMPILED in notes
 
 
+FUNCTIONAL = (
+    "gradients were taken by torch.func: they are tensors of the script's own, and what forward keeps for them is not "
+    "told from its other results"
+)
+"""The note of a recording in which not all that is saved for backward is known, nor which tensors are gradients."""
+
 _RAN_ON = "the script ran on after the recorded steps: "
 RAN_ON = f"{_RAN_ON}what came then is in none of these numbers (--steps records more)"
 RAN_ON_PREDICTED = f"{_RAN_ON}the prediction is of the whole run, all else of the recorded steps (--steps records more)"

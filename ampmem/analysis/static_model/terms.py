@@ -37,6 +37,7 @@ class TermKind(StrEnum):
     GRADIENTS_FREED = "gradients freed before this mark"
     GRADIENTS_LATER = "no gradient before this mark: the first came later"
     NO_GRADIENTS = "no gradient: none of theirs was seen in the recording"
+    FUNCTIONAL_GRADIENTS = "no gradient of theirs: those that torch.func gives are the script's own tensors"
     AROUND_GRADIENTS = "memory around gradients that are views of a larger buffer"
 
     MASTER_TYPE = "master copies of {about} parameters"

@@ -108,6 +108,21 @@ def below_functorch(tensor: torch.Tensor) -> torch.Tensor | None:
     return None if _is_batched(tensor) else tensor
 
 
+def of_functorch(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` is one of torch.func's, which a gradient is taken of."""
+    return _is_grad_tracking is not None and bool(_is_grad_tracking(tensor))
+
+
+def tracked_below(tensor: torch.Tensor) -> bool:
+    """Whether what torch.func has wrapped into ``tensor`` belongs to a graph itself: of an outer gradient, a loss."""
+    if _get_unwrapped is None or _is_batched is None:
+        return True
+    inner = _get_unwrapped(tensor)
+    while _is_batched(inner):
+        inner = _get_unwrapped(inner)
+    return bool(inner.requires_grad)
+
+
 # -- modules, data ----------------------------------------------------------------------
 
 PARAMETERS = attribute("torch.nn.Module", "_parameters", "a module's own, past its __getattr__", example=nn.Module)
