@@ -128,6 +128,9 @@ def _facts(summary: Summary) -> Iterator[str]:
 def _headlines(summary: Summary, to_baseline: Headline | None) -> Iterator[Headline]:
     peak, allocator, count = summary.peak, summary.allocator, summary.parameters.known_count
     yield _size("Peak", peak.bytes, f"step {peak.step}, in {peak.phase}")
+    if (outside := summary.outside_steps) is not None:
+        where = "after the last" if outside.after else "before the first"
+        yield _size("Outside of the steps", outside.bytes, f"{where}, in {outside.phase}")
     if summary.prediction is not None:
         value, detail = fit_in_short(summary.prediction)
         if RAN_ON_PREDICTED in summary.notes:
