@@ -154,6 +154,35 @@ def buffers_counted(notes: Sequence[str]) -> bool:
     return any(note.endswith(TAKEN_FOR_PARAMETERS) for note in notes)
 
 
+CASTS_COMPILED = (
+    "compiled code ran under autocast: casts inside its graphs are not seen as casts; what they make counts as "
+    "activations or temporaries"
+)
+"""The note that there may be more casts than those that were seen."""
+
+
+def casts_compiled(notes: Sequence[str]) -> bool:
+    """Whether compiled code may have made casts that a recording with these ``notes`` does not have."""
+    return CASTS_COMPILED in notes
+
+
+FUNCTIONAL = (
+    "gradients were taken by torch.func: they are tensors of the script's own, and what forward keeps for them is not "
+    "told from its other results"
+)
+"""The note of a recording in which not all that is saved for backward is known, nor which tensors are gradients."""
+
+_RAN_ON = "the script ran on after the recorded steps: "
+RAN_ON = f"{_RAN_ON}what came then is in none of these numbers (--steps records more)"
+RAN_ON_PREDICTED = f"{_RAN_ON}the prediction is of the whole run, all else of the recorded steps (--steps records more)"
+"""The notes of a recording that ended before its script did."""
+
+
+def ran_on(notes: Sequence[str]) -> bool:
+    """Whether the script ran on after the steps of a recording with these ``notes``."""
+    return RAN_ON in notes or RAN_ON_PREDICTED in notes
+
+
 _WARNING = "warning: "
 
 

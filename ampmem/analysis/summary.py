@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
+
+import numpy as np
 
 from ampmem.analysis.activations import ActivationGroup, activation_groups
 from ampmem.analysis.allocator.layers import outside_in, process_outside_in
@@ -110,6 +112,14 @@ class RunPeak(Peak):
     step: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutsidePeak(Peak):
+    """The most that was alive outside of the recorded steps: before the first, as while a model is made, or ``after``
+    the last, as in an evaluation."""
+
+    after: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Step(Shown):
     """One step that ended; or that in which memory ran out and the run with it, which is not ``finished``."""
@@ -177,6 +187,8 @@ class Summary(Shown):
     """The last request that failed for want of memory; ``None`` when none did."""
     plain_step_ns: tuple[int, ...]
     peak: RunPeak
+    outside_steps: OutsidePeak | None = None
+    """What was recorded outside of the steps, where that is more than the peak of them all; ``None`` elsewhere."""
     most: Breakdown
     """The most bytes that each category held at any event of the recorded steps, each at an instant of its own."""
     allocator: Allocator
@@ -282,6 +294,7 @@ def summary_of(analysis: Analysis) -> Summary:
         out_of_memory=analysis.failed_request,
         plain_step_ns=recording.plain_step_ns,
         peak=_run_peak(steps[top]),
+        outside_steps=_outside_steps(analysis, steps[top].peak.bytes),
         most=most_of(analysis.timeline, recording.steps),
         allocator=_allocator(analysis, position, steps[top].index),
         prediction=prediction_in(recording),
@@ -376,14 +389,15 @@ def _breakdown(analysis: Analysis, instant_ns: int | None) -> Breakdown | None:
 
 
 def _peak(analysis: Analysis, step: StepRecord, position: int) -> Peak:
-    recording, timeline = analysis.recording, analysis.timeline
+    recording = analysis.recording
     # When the most is there at the start already, no event of this step made the peak.
-    op = module = ""
-    if position == timeline.position(step.start_ns):
-        phase = phase_at(recording.phases, step.start_ns)
-    else:
-        phase = Phase(int(recording.events.phase[position - 1]))
-        op, module = analysis.born_at(position)
+    if position == analysis.timeline.position(step.start_ns):
+        return _peak_at(analysis, position, phase_at(recording.phases, step.start_ns))
+    return _peak_at(analysis, position, Phase(int(recording.events.phase[position - 1])), *analysis.born_at(position))
+
+
+def _peak_at(analysis: Analysis, position: int, phase: Phase, op: str = "", module: str = "") -> Peak:
+    timeline = analysis.timeline
     return Peak(
         bytes=int(timeline.total[position]),
         phase=phase.name.lower(),
@@ -396,8 +410,31 @@ def _peak(analysis: Analysis, step: StepRecord, position: int) -> Peak:
 
 
 def _run_peak(step: Step) -> RunPeak:
-    peak = step.peak
-    return RunPeak(**{item.name: getattr(peak, item.name) for item in fields(peak)}, step=step.index)
+    return RunPeak(**_items(step.peak), step=step.index)
+
+
+def _items(peak: Peak) -> dict[str, Any]:
+    return {item.name: getattr(peak, item.name) for item in fields(peak)}
+
+
+def _outside_steps(analysis: Analysis, peak: int) -> OutsidePeak | None:
+    """The most outside of the steps, where that is more than ``peak`` bytes."""
+    total, steps = analysis.timeline.total, analysis.recording.steps
+    first, last = map(analysis.timeline.position, (steps[0].start_ns, steps[-1].end_ns))
+    outside = total.copy()
+    outside[first : last + 1] = 0
+    position = int(np.argmax(outside))
+    if outside[position] <= peak:
+        return None
+    phase = Phase(int(analysis.recording.events.phase[position - 1]))
+    found, layers, after = (
+        _peak_at(analysis, position, phase, *analysis.born_at(position)),
+        analysis.layers,
+        position > last,
+    )
+    between = (last, len(total) - 1) if after else (0, first)
+    allocated = None if layers is None else layers.allocated_between(*between)
+    return OutsidePeak(**_items(replace(found, allocated=allocated)), after=after)
 
 
 def _allocator(analysis: Analysis, position: int, step: int) -> Allocator:

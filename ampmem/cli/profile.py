@@ -277,6 +277,8 @@ class _Run:
             if plan.quiet or failure is not None:  # or the tables do
                 self._doubt(simulation, failure)
             say(predicted)
+        went_on = plan.run_to_end or self.stopper.caught > 0 or bool(self.stopper.spared)
+        afterwards.complete(self.session, simulation, ran_on=went_on)
         if failure is None:
             self._show()
         else:

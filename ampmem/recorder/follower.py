@@ -233,6 +233,8 @@ class Follower:
         """The autograd engine has returned, or ``raised``; ``differentiable``: it made a graph of its own."""
         ended_ns = time_ns()
         self._forward.backward_ended()
+        if self.recording and not self._outcome.model:
+            self._look_for_parameters()
         if self.recording:
             self._in_engine = False
             self._log.enter_phase(self._resting_phase())
@@ -246,6 +248,12 @@ class Follower:
             self._observe_forward()
         elif not (self.manual_steps or raised):
             self._after_backward(ended_ns)
+
+    def _look_for_parameters(self) -> None:
+        """A model has run, and had no parameters: torch.func puts tensors in their places while it runs."""
+        self._models.changed = True
+        self._models.note()
+        self._outcome.model |= bool(self._models.parameters_at)
 
     def _after_backward(self, ended_ns: int) -> None:
         step_on = self._outcome.step_on

@@ -100,7 +100,7 @@ class Session:
         log, models = self.log, self.models
         self._casts = CastHooks(log, models)
         self._holders = Holders(log, texts)
-        mode = ForwardMode(log, self._casts, stacks, texts)
+        mode = ForwardMode(log, self._casts, stacks, texts, self._notes.add)
         forward = ForwardObserver(log, mode, SavedTensors(log), self._source.owns_mode, self._notes.add)
         self._gradients = GradientHooks(log, models, texts)
         listener = self._follower = Follower(
@@ -256,6 +256,10 @@ class Session:
         """The script has failed, which the recording is to say."""
         self.outcome.failure = failure
         self._notes.add(failure.note)
+
+    def notes(self) -> list[str]:
+        """What a reader has to know by now of the source, which may be there after the recording."""
+        return self._source.notes()
 
     def add_model(self, model: torch.nn.Module) -> None:
         """``model`` is what the user named."""

@@ -16,7 +16,7 @@ from ampmem.recording.rank_files import (
     without_journals,
 )
 from ampmem.recording.reader import job_of, read, world_size_of
-from ampmem.recording.writer import Batch, Description, RecordingWriter, add_plain_steps, write_recording
+from ampmem.recording.writer import Batch, Description, RecordingWriter, add_ending, add_plain_steps, write_recording
 
 __all__ = [
     "FORMAT_VERSION",
@@ -27,6 +27,7 @@ __all__ = [
     "Description",
     "RankFile",
     "RecordingWriter",
+    "add_ending",
     "add_plain_steps",
     "check_recording",
     "claimed_for",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from json import dumps  # taken now: a script may put another in its place
+from json import dumps, loads  # taken now: a script may put another in its place
 from pathlib import Path
 from typing import TypeVar
 
@@ -175,6 +175,11 @@ class RecordingWriter:
         self._insert_records("oom", batch.ooms)
         if description is not None:
             self._replace_description(description)
+
+    @property
+    def prediction(self) -> PredictionRecord | None:
+        """What was written last of a simulated device."""
+        return None if self._description is None else self._description.prediction
 
     def add_steps(self, steps: Sequence[StepRecord]) -> None:
         """Write ``steps``, whose events are there already or come later, all in one transaction."""
@@ -454,6 +459,36 @@ def _description(recording: Recording) -> Description:
             stage_count=recording.stage_count,
         ),
     )
+
+
+def add_ending(
+    path: Path,
+    notes: Iterable[str],
+    *,
+    prediction: PredictionRecord | None = None,
+    failure: FailureRecord | None = None,
+) -> None:
+    """Add to the recording at ``path``, which has ended, what is known only at the end of its script.
+
+    ``notes`` it has already are not added. ``prediction`` takes the place of the one that it has; ``failure`` is why
+    the script failed. Raises :class:`RecordingError` when it cannot be written.
+    """
+    header: dict[str, object] = {} if prediction is None else {"prediction": asdict(prediction)}
+    if failure is not None:
+        header["failure"] = asdict(failure)
+    try:
+        with closing(sqlite3.connect(path)) as database, database:
+            known = {note for (note,) in database.execute("SELECT message FROM note")}
+            new = [(note,) for note in notes if note not in known]
+            database.executemany("INSERT INTO note VALUES (?)", new)
+            rows = database.execute("SELECT value FROM meta WHERE key = ?", (ROWS,)).fetchone()
+            if rows is not None:
+                counted = loads(rows[0])
+                header[ROWS] = counted | {"note": counted.get("note", 0) + len(new)}
+            entries = [(key, dumps(value)) for key, value in header.items()]
+            database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", entries)
+    except sqlite3.Error as error:
+        raise RecordingError(f"cannot append to {path}: {error}") from error
 
 
 def add_plain_steps(path: Path, durations_ns: Sequence[int]) -> None:

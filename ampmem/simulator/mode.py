@@ -15,6 +15,7 @@ import torch
 
 from ampmem.own_code import script_line
 from ampmem.simulator.assumed import NOTHING, Assumed
+from ampmem.simulator.bias import ADD, InPlaceAdditions
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.engine import Accumulation
 from ampmem.simulator.extras import Extras
@@ -72,6 +73,7 @@ class SimulatedMode(SharedFakeTensorMode):
         """Answers that are not known, but likely."""
         self.guesses = Guesses(device, assumed)
         self.accumulation = Accumulation()
+        self.additions = InPlaceAdditions(device.assume)
         self.extras = Extras(device)
         self.everything = device.label == "cpu"
         """Whether tensors on the CPU are simulated too."""
@@ -178,6 +180,10 @@ class SimulatedMode(SharedFakeTensorMode):
             asked, func = func, self.accumulation.choose(func, args)
             if func is not asked:
                 self._forget_written(func, args, kwargs)
+        if func is ADD:
+            func = self.additions.choose(func, args, kwargs)
+            if func is not ADD:
+                self._forget_written(func, args, kwargs)
         given = args, kwargs
         args, kwargs = self.faked(args), self.faked(kwargs)
         functions = is_higher_order(func)
@@ -205,6 +211,7 @@ class SimulatedMode(SharedFakeTensorMode):
             self.cache_enabled = remembered
         if not (self._inside or functions):
             self._give_memory(func, args, result)
+            self.additions.after(func, result)
             self.known.after(func, *given, result)
         return result
 

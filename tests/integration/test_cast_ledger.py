@@ -11,12 +11,18 @@ import pytest
 import torch
 from arms import ARMS, all_judged, record, terms, workload
 from torch import Tensor, nn
-from torch.optim import SGD
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._dynamo.backends.common import aot_autograd
+from torch.optim import SGD, AdamW
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.casts import Casts, CopyCount
+from ampmem.analysis.findings import findings
+from ampmem.analysis.summary import summary_of
 from ampmem.events import Fact
+from ampmem.names import CASTS_COMPILED
+from ampmem.reporters.text.details import EVERYTHING
+from ampmem.reporters.text.table import render
 
 clean_start = measure.clean_start
 pytestmark = pytest.mark.usefixtures("clean_start")
@@ -282,6 +288,87 @@ def test_copies_that_the_script_keeps_grow() -> None:
     assert terms(last, "after_optimizer", "cast_copies") == {
         "copies that autograd had saved and that are still alive": 3072
     }
+
+
+def test_inference_mode_casts_too() -> None:
+    """Ops reach the mode whole there, ``to`` among them: its copies are the weights', and one of the input."""
+    width, batch = 64, 512
+
+    def run() -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(3)])
+        optimizer = SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(torch.randn(8, width)).float().square().mean()
+            loss.backward()
+            optimizer.step()
+            with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+                model(torch.randn(batch, width).view(width, batch).t())
+
+    found, analysis = book(run)
+    weight, batch_bytes = width * width * HALF, batch * width * HALF
+    evaluation = found.steps[1].phases["evaluation"]  # the one between the updates
+    assert (evaluation.copies, evaluation.bytes, evaluation.cache_hits) == (3, 3 * weight, 0)
+    assert found.steps[1].others.bytes - found.steps[0].others.bytes == batch_bytes
+    assert [finding.code for finding in findings(analysis)] == ["amp-saves-nothing"]
+    peak = summary_of(analysis).peak
+    assert peak.phase == "evaluation"
+    assert {str(name): size for name, size in peak.categories.items() if size} == {
+        "parameters": 3 * 2 * weight,
+        "gradients": 3 * 2 * weight,
+        "cast_copies": weight,
+        "inputs": 2 * batch_bytes,
+        "activations": 4,
+        "temporaries": 2 * batch_bytes,  # the input of the layer and its output
+    }
+
+
+def out_of_sight(graph: Any, inputs: Any) -> Callable[..., Any]:
+    """A compiler whose code makes its casts as a compiled kernel does: no op is dispatched."""
+
+    def run(arguments: list[Any]) -> Any:
+        with _disable_current_modes():
+            return graph(*arguments)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_casts_inside_compiled_code(seen: bool) -> None:
+    """The backward that is traced while torch.compile makes the graph is none of the step's."""
+    torch._dynamo.reset()
+    backend: Any = "aot_eager" if seen else aot_autograd(fw_compiler=out_of_sight)
+
+    def run() -> None:
+        torch.manual_seed(0)
+        model = torch.compile(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)), backend=backend)
+        optimizer = AdamW(model.parameters())
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = nn.functional.mse_loss(model(torch.randn(8, 16)).float(), torch.randn(8, 16))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    found, analysis = book(run)
+    summary = summary_of(analysis)
+    weights = (16 * 32 + 32 + 32 * 16 + 16) * HALF
+    assert [step.backwards for step in summary.steps] == [1, 1]
+    assert "autocast-in-backward" not in [finding.code for finding in summary.findings]
+    copies = 4 if seen else 0
+    assert [(step.phases.keys(), found.copies, found.bytes) for step in found.steps] == [
+        ({"forward"} if seen else set(), 2 * copies, 2 * weights if seen else 0)
+    ] * 2
+    assert summary.notes == (() if seen else (CASTS_COMPILED,))
+    text = render(summary, summary.notes, details=EVERYTHING)
+    assert ("without casts inside compiled code" in text) is not seen
+    assert ("amp-saves" in text) is seen  # else what the copies take is among the activations
+    last = all_judged(analysis)[-1]
+    unseen = "no cast was seen: those inside compiled code are not told from its other memory"
+    assert terms(last, "after_forward", "cast_copies").get(unseen) == (None if seen else -weights)
 
 
 @pytest.mark.parametrize("name", measure.WORKLOADS)

@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 import ampmem
+from ampmem.analysis.timeline.categories import Category
 from ampmem.errors import UsageError
 from ampmem.events import Phase, Recording
+from ampmem.names import FUNCTIONAL
 
 
 class Normalize(nn.Module):
@@ -148,3 +150,51 @@ def test_what_raises_ends_no_step(step_on: str) -> None:
         with pytest.raises(RuntimeError):
             model(torch.rand(4, 9)) if step_on == "forward" else model(torch.rand(4, 8)).backward()
     assert len(prof.recording().steps) == 1
+
+
+@pytest.mark.parametrize("own_steps", [True, False])
+def test_training_with_torch_func(own_steps: bool) -> None:
+    """The model runs with tensors in the places of its parameters; what follows its gradients is no forward."""
+    net = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1))
+    params = {name: value.detach() for name, value in net.named_parameters()}
+
+    def loss(params: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = torch.func.functional_call(net, params, (x,))
+        return (output - y).square().mean()
+
+    with ampmem.profile(net) as prof:
+        for _ in range(4):
+            x = torch.randn(64, 32)
+            grads, _ = torch.func.grad_and_value(loss)(params, x, x.sum(1, keepdim=True))
+            params = {name: value - 0.01 * grads[name] for name, value in params.items()}
+            if own_steps:
+                prof.step()
+    recording, summary = prof.recording(), prof.summary()
+    size = sum(value.numel() * 4 for value in net.parameters())
+    assert [step.backwards for step in summary.steps] == [1] * 4
+    assert phases(recording, 2) == ["forward", "backward"]
+    assert (summary.parameters.bytes, summary.last_step.peak.categories[Category.PARAMETERS]) == (size, size)
+    assert (summary.conservation.residual_bytes, summary.findings) == (0, ())
+    assert FUNCTIONAL in summary.notes
+    assert all(component.holds for component in summary.static_model)
+    # The weights, the gradients and the batch, which variables of the script hold.
+    assert sum(each.bytes for each in summary.held) == 2 * size + 64 * 32 * 4
+
+
+def test_gradients_of_torch_func_in_a_loss_are_followed_by_forward() -> None:
+    """A step into the inner loop of meta learning: only the backward of the loss ends it."""
+    model, optimizer = make()
+
+    def loss(params: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = torch.func.functional_call(model, params, (x,))
+        return output.square().mean()
+
+    with ampmem.profile(model, optimizer) as prof:
+        for _ in range(2):
+            x, params = torch.randn(4, 8), dict(model.named_parameters())
+            grads = torch.func.grad(loss)(params, x)
+            loss({name: value - 0.1 * grads[name] for name, value in params.items()}, x).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [step.backwards for step in prof.summary().steps] == [2, 2]
+    assert phases(prof.recording(), 1) == ["forward", "backward", "forward", "backward", "optimizer"]

@@ -88,6 +88,9 @@ def test_run_to_end_leaves_output_losses_and_random_numbers_as_they_are(tmp_path
     write_training(tmp_path)
     plain = python(tmp_path, "train.py", to_the_end=True)
     done = ampmem(tmp_path, "profile", "--steps", "2", "--run-to-end", "train.py", to_the_end=True)
+    flat = " ".join(done.stderr.split())
+    assert "The peak of the recorded steps is" in flat
+    assert "note: the script ran on after the recorded steps: what came then is in none of these numbers" in flat
     assert (done.returncode, done.stdout) == (0, plain.stdout)
     assert len(read(tmp_path / "train.ampmem").steps) == 2
 

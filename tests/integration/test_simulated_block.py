@@ -17,6 +17,7 @@ from torch import nn
 
 import ampmem
 from ampmem.errors import ModelElsewhere, NothingRecorded, UsageError
+from ampmem.events import Action, Phase
 from ampmem.recording import read
 from ampmem.simulator.where import NotSimulated
 
@@ -407,3 +408,25 @@ def test_losses_that_are_kept_hold_what_they_hold_on_a_cpu(name: str) -> None:
 
     on_paper = held("cuda", device="sim", gpu="h100")
     assert on_paper == held("cpu", device="cpu") == 2 * 4 * (1 if name == "l1_loss" else 16 * 64)
+
+
+def test_a_linear_layer_on_an_input_that_is_not_contiguous_adds_its_bias_in_place() -> None:
+    """As a GPU does: its result is there once, in training and in inference mode."""
+    with ampmem.profile(gpu="h100") as prof:
+        model = nn.Linear(64, 512).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            model(torch.randn(7, 4, 64, device="cuda").transpose(0, 1)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.inference_mode():
+                model(torch.randn(7, 4, 64, device="cuda").transpose(0, 1))
+            product = torch.randn(7, 4, 64, device="cuda") @ model.weight.t()
+            _ = product + model.bias  # which the script asks for, and which a GPU makes room for
+    events = prof.recording().events
+    made = (events.action == Action.ALLOC) & (events.bytes == 4 * 7 * 512 * 4)
+    phases = [Phase(code) for code in events.phase[made & (events.step == 1)].tolist()]
+    # Step 1 begins after the first update, with an inference and a product.
+    assert phases.count(Phase.EVALUATION) == 1
+    assert phases.count(Phase.FORWARD) == 1
+    assert phases.count(Phase.BETWEEN) == 2

@@ -9,7 +9,12 @@ import pytest
 from command_line import refused
 from commands import ampmem
 
+from ampmem.allocator.settings import MIB
+from ampmem.analysis.summary import summarize
+from ampmem.names import RAN_ON_PREDICTED
 from ampmem.recording import read
+from ampmem.reporters.text.table import render
+from ampmem.units import format_bytes
 
 TRAINING = """
 import torch, copy, sys
@@ -260,3 +265,44 @@ def test_compare_runs_all_arms_on_the_simulated_device(tmp_path: Path) -> None:
         assert found.arm.name == arm and found.plain_step_ns == ()
         copies[arm] = sum("_to_copy" in found.texts[op] for op in found.events.op.tolist())
     assert copies["fp32"] < copies["amp"] < copies["amp-nocache"]
+
+
+GROWING = """
+import sys
+
+import torch
+
+model = torch.nn.Linear(512, 512).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for batch in (1, 2, 4, 8, 64):
+    model(torch.randn(batch * 1024, 512, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+sys.exit(int(sys.argv[1]) if sys.argv[1] != "fail" else "no data is left")
+"""
+
+
+@pytest.mark.parametrize("end", ["0", "fail"])
+def test_a_run_that_goes_on_after_its_steps_says_what_is_of_all_of_it(tmp_path: Path, end: str) -> None:
+    """The first line, the tables and the recording name the same peaks: that of the run, and that of the steps."""
+    (tmp_path / "train.py").write_text(GROWING)
+    # Parameters, the batch and its result, cuBLAS's workspace; requests are whole blocks but for the bias's.
+    layer, workspace = (512 * 512 + 512) * 4, 64 << 20
+    of_steps, of_run = (layer + 2 * batch * 1024 * 512 * 4 + workspace for batch in (4, 64))
+    options = ("--device", "sim", "--gpu", "h100", "--run-to-end", "-o", "run.ampmem", "train.py", end)
+    done = ampmem(tmp_path, "profile", *options)
+    assert done.returncode == (1 if end == "fail" else 0)
+    recording = read(tmp_path / "run.ampmem")
+    summary = summarize(recording)
+    assert 0 <= summary.peak.bytes - of_steps < MIB
+    assert summary.prediction is not None
+    whole = summary.prediction.at_peak_allocated.allocated
+    assert 0 <= whole - of_run < MIB
+    assert RAN_ON_PREDICTED in summary.notes
+    first = next(line for line in done.stderr.splitlines() if "(simulated): peak" in line)
+    assert f"peak {format_bytes(whole)} allocated" in first
+    text = " ".join(render(summary, recording.notes).split())
+    assert f"The peak of the recorded steps is {format_bytes(summary.peak.bytes)}, in forward of step 2" in text
+    assert f"The whole run: {first.removeprefix('ampmem: ')}" in text
+    assert ("up to where the script failed" in first) is (end == "fail") is (recording.run.failure is not None)
+    assert "79.2 GiB, for the whole run" in text

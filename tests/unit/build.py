@@ -229,9 +229,9 @@ def arm_run(
     return replace(recording, plain_step_ns=plain)
 
 
-def small_run() -> Story:
-    """Two steps of a two-layer model under autocast; the second makes no optimizer state."""
-    story = Story()
+def small_run(story: Story | None = None) -> Story:
+    """Two steps of a two-layer model under autocast, after ``story``; the second makes no optimizer state."""
+    story = Story() if story is None else story
     story.alloc(0x9000, 64, action=Action.BASELINE)
     story.parameter(0x1000, "layers.0.weight", 100)
     story.parameter(0x2000, "layers.1.weight", 50, trainable=False)

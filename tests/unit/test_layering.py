@@ -67,7 +67,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "world",
         "private",
         "memory",
-        "device engine ops scratch",
+        "bias device engine ops scratch",
         "extras values",
         "reading",
         "mode",

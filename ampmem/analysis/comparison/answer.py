@@ -10,9 +10,10 @@ from ampmem.analysis.activations import PlainGroup, plain_groups
 from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.comparison.compare import Comparison
 from ampmem.analysis.findings.base import Finding
-from ampmem.analysis.summary import Peak, Summary
+from ampmem.analysis.summary import OutsidePeak, Peak, Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.analysis.timeline.timeline import PhaseName
+from ampmem.names import ran_on
 from ampmem.vocabulary import AUTOCAST_ARMS, Arm, Mark
 
 NO_DIFFERENCE = 0.01
@@ -146,7 +147,9 @@ class Composition:
 
     ``saving`` is the finding whose change would take the most off the peak, or off what was alive when memory ran out;
     ``None`` where no finding says so. ``failed`` says that the script did not get to its end. ``short`` is the request
-    that ended it for want of memory: then ``peak``, ``step`` and ``parts`` are of that instant.
+    that ended it for want of memory: then ``peak``, ``step`` and ``parts`` are of that instant. ``outside`` is what was
+    needed outside of the recorded steps, where that is more, and ``outside_parts`` what that is made of; ``part`` says
+    that the script ran on after those steps.
     """
 
     peak: PeakOf
@@ -155,6 +158,9 @@ class Composition:
     saving: Finding | None
     failed: bool
     short: FailedRequest | None
+    outside: OutsidePeak | None
+    outside_parts: tuple[Part, ...]
+    part: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +186,9 @@ def verdict_of_one(summary: Summary | None, *, label: str = "", failed: bool = F
     of_all = None
     if summary is not None:
         of_all = _composition(summary, summary.peak, summary.peak.step, label=label, failed=failed)
+        if summary.outside_steps is not None:
+            outside = summary.outside_steps
+            of_all = replace(of_all, outside=outside, outside_parts=_parts(outside.categories))
     unsound = summary is not None and summary.conservation.breach is not None
     return Verdict(
         answer=None, labels=(label,), compositions=(of_all,), same_as=(None,), unsound=(label,) if unsound else ()
@@ -221,15 +230,22 @@ def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed:
     if short is not None:  # what there was then need not be the peak
         live, step = short.alive, step if short.step is None else short.step
         at = replace(at, phase=short.phase, op=short.op, module=short.module)
-    parts = [Part(category=category, bytes=live[category]) for category in CATEGORIES]
     return Composition(
         peak=replace(at, bytes=sum(live.values()), allocated=None if short else at.allocated),
         step=step,
-        parts=tuple(sorted((part for part in parts if part.bytes), key=lambda part: -part.bytes)),
+        parts=_parts(live),
         saving=max((each for each in summary.findings if each.saved), key=lambda each: each.saved, default=None),
         failed=failed,
         short=short,
+        outside=None,
+        outside_parts=(),
+        part=ran_on(summary.notes),
     )
+
+
+def _parts(live: Breakdown) -> tuple[Part, ...]:
+    parts = [Part(category=category, bytes=live[category]) for category in CATEGORIES if live[category]]
+    return tuple(sorted(parts, key=lambda part: -part.bytes))
 
 
 def _answer(comparison: Comparison) -> Answer | None:

@@ -56,9 +56,9 @@ class Finding:
     ``section`` is where the page shows it. ``bytes`` is ``None`` where the matter has no size. ``off_peak`` is how many
     bytes the change takes off the peak of this run, computed event by event; ``None`` where the change does not lower
     the peak, or where that cannot be computed. ``off_failure`` is the same of what was alive when the last request
-    failed for want of memory; a run that ended with that request has no ``off_peak``. ``off_reserved`` is how many bytes
-    the change takes off the most that the caching allocator reserves, where it is about that and leaves the tensors as
-    they are. Only a finding with one of the three is advice.
+    failed for want of memory; a run that ended with that request has no ``off_peak``. ``off_reserved`` is how many
+    bytes the change takes off the most that the caching allocator reserves, where it is about that and leaves the
+    tensors as they are. Only a finding with one of the three is advice.
     """
 
     code: str

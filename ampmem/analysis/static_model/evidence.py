@@ -14,7 +14,7 @@ from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
 from ampmem.analysis.timeline.tensors import dtype_bytes
 from ampmem.events import Fact, ParameterRecord, Phase, Recording
-from ampmem.names import StateName, casts_open
+from ampmem.names import FUNCTIONAL, StateName, casts_compiled, casts_open
 from ampmem.vocabulary import SourceKind
 
 ITEMSIZES = (1, 2, 4, 8)
@@ -96,6 +96,8 @@ class Evidence:
     parameters' tensors, and of optimizer states, what became of them. ``had_gradient`` are the names of the parameters
     of which a gradient was seen before, ``sparse`` of those with a sparse one, ``have_gradients`` of all that ever have
     one. ``updated`` says whether an optimizer update was done by then, ``skipped`` whether a loss scaler left one out.
+    ``compiled`` says that compiled code may have made casts that were not seen, ``functional`` that torch.func took
+    gradients.
     ``rounding`` is what the allocator set aside for the static categories beyond what was requested.
     """
 
@@ -117,6 +119,8 @@ class Evidence:
     skipped: bool
     rounding: int
     named: bool = True
+    compiled: bool = False
+    functional: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +170,8 @@ def evidence_at(history: MemoryHistory, ledger: Ledger, instant_ns: int, index: 
         skipped=any(ended),
         rounding=int((lifetimes.block_bytes - lifetimes.bytes)[static].sum()),
         named=recording.run.source != SourceKind.SNAPSHOT,
+        compiled=casts_compiled(recording.notes),
+        functional=FUNCTIONAL in recording.notes,
     )
 
 

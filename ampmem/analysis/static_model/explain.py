@@ -99,6 +99,8 @@ def _no_gradient(evidence: Evidence, record: ParameterRecord) -> TermKind | None
         return TermKind.GRADIENTS_FREED
     if name not in evidence.had_gradient and name in evidence.have_gradients:
         return TermKind.GRADIENTS_LATER
+    if evidence.functional and name not in evidence.have_gradients:
+        return TermKind.FUNCTIONAL_GRADIENTS
     # Where no gradient of anything was seen, that theirs was not says nothing.
     return TermKind.NO_GRADIENTS if evidence.have_gradients and name not in evidence.have_gradients else None
 
@@ -154,6 +156,8 @@ def _no_copy(evidence: Evidence, record: ParameterRecord) -> TermKind | None:
         if cast.saved:
             return TermKind.COPIES_FREED_WITH_GRAPH
         return TermKind.COPIES_CHECKPOINTED if cast.again else TermKind.COPIES_NOT_SAVED
+    if evidence.compiled:
+        return TermKind.COMPILED
     if not evidence.casts_seen:  # they may have been made where no hook sees any
         return None
     if "Norm" in record.kind:

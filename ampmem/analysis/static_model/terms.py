@@ -37,6 +37,7 @@ class TermKind(StrEnum):
     GRADIENTS_FREED = "gradients freed before this mark"
     GRADIENTS_LATER = "no gradient before this mark: the first came later"
     NO_GRADIENTS = "no gradient: none of theirs was seen in the recording"
+    FUNCTIONAL_GRADIENTS = "no gradient of theirs: those that torch.func gives are the script's own tensors"
     AROUND_GRADIENTS = "memory around gradients that are views of a larger buffer"
 
     MASTER_TYPE = "master copies of {about} parameters"
@@ -49,6 +50,7 @@ class TermKind(StrEnum):
     COPIES_FREED_WITH_GRAPH = "copies freed before this mark, with the graph that had saved them"
     COPIES_NOT_SAVED = "copies freed before this mark: nothing kept them"
     COPIES_CHECKPOINTED = "copies freed before this mark: backward made them again, as checkpointing does"
+    COMPILED = "no cast was seen: those inside compiled code are not told from its other memory"
     NORMS_NOT_CAST = "norms: no cast of their parameters was made"
     EMBEDDINGS_NOT_CAST = "embeddings: no cast of them was made"
     NOT_CAST = "other parameters of which no cast was made"

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from ampmem.cli.processes.gpu_option import how_to_use_the_gpu
 from ampmem.cli.processes.messages import Audience
 from ampmem.errors import ModelElsewhere, NothingRecorded
+from ampmem.names import RAN_ON, RAN_ON_PREDICTED
 from ampmem.output.files import sized
 from ampmem.recorder.script import Target
+from ampmem.recording import add_ending
 
 if TYPE_CHECKING:
     from ampmem.recorder.session import Session
@@ -135,6 +137,24 @@ def predicted(simulation: Simulation, *, failed: bool) -> str:
     record, failure = simulation.end()
     prediction = prediction_of(record, stopped=STOPPED if failed else "")
     return headline(prediction, simulation.device.gpu.name, failure=failure)
+
+
+def complete(session: Session, simulation: Simulation | None, *, ran_on: bool) -> None:
+    """Have a recording that ended before its script did say what is of the whole run, and what of its steps.
+
+    A simulated device was there to the end: its prediction is of the whole run. ``ran_on`` says of others that the
+    script was not stopped.
+    """
+    outcome, path, writer = session.outcome, session.options.path, session.writer
+    if writer is None or not outcome.recorded or outcome.recorded != session.options.steps or not path.exists():
+        return
+    if simulation is None:
+        if ran_on:
+            add_ending(path, [RAN_ON])
+        return
+    record, _ = simulation.end()
+    if record != writer.prediction:
+        add_ending(path, [*session.notes(), RAN_ON_PREDICTED], prediction=record, failure=outcome.failure)
 
 
 def show(recording: Path, named: Path, audience: Audience) -> None:

@@ -64,6 +64,8 @@ class Log:
         """Text id of the module that is running."""
         self.entered: set[int] = set()
         """Text ids of all modules that ran so far."""
+        self.casts = 0
+        """How many casts of parameters were seen."""
         self.running_op = 0
         """Text id of the op that is running on the recorded thread, in forward."""
         self._kinds: dict[tuple[torch.dtype, torch.Size], tuple[int, int]] = {}

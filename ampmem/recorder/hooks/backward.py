@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ampmem.events import Fact
+from ampmem.names import FUNCTIONAL
 from ampmem.patching import Undo, hook, patch
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
@@ -22,6 +23,9 @@ from ampmem.recorder.torch_private.general import (
     BACKWARD,
     below_functorch,
     in_backward,
+    makes_graph,
+    of_functorch,
+    tracked_below,
     without_dispatch,
 )
 from ampmem.recorder.torch_private.tensors import forget_gradient_hooks, gradient_hooks
@@ -99,10 +103,10 @@ class BackwardHooks:
 
         @functools.wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:
-            if self._running or not listener.on_thread() or in_backward() or only_shapes(args, kwargs):
+            if self._running or not listener.on_thread() or in_backward() or makes_graph() or only_shapes(args, kwargs):
                 return original(*args, **kwargs)
             self._running = True
-            raised = True
+            raised, result = True, None
             try:
                 started(args, kwargs)
                 result = original(*args, **kwargs)
@@ -110,7 +114,7 @@ class BackwardHooks:
                 return result
             finally:
                 self._running = False
-                ended(raised, original.__name__, args, kwargs)
+                ended(raised, original.__name__, args, kwargs, result)
 
         return run
 
@@ -118,8 +122,13 @@ class BackwardHooks:
         loss = self._read_loss(_roots(args, kwargs)) if self._listener.recording else None
         self._listener.backward_started(loss)
 
-    def _ended(self, raised: bool, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _ended(self, raised: bool, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         made_graph = not raised and _creates_graph(entry, args, kwargs)
+        gradients = [each for each in result or () if is_tensor(each) and of_functorch(each)]
+        if gradients:
+            self._listener.remark(FUNCTIONAL)
+            # torch.func always makes a graph of its gradients; where nobody asks for theirs, nothing comes of it.
+            made_graph = made_graph and any(map(tracked_below, gradients))
         self._listener.backward_ended(raised=raised, differentiable=made_graph)
 
 

@@ -46,6 +46,7 @@ class CastHooks:
             return
         parameter = self._models.parameters_at.find(self._log.storage_address(source), source)
         if parameter is not None:
+            self._log.casts += 1
             self._log.fact(Fact.CAST_COPY, self._log.storage_address(target), parameter, module, target)
 
     def _made(self, source: torch.Tensor, copy: torch.Tensor, module: int) -> None:
@@ -57,6 +58,7 @@ class CastHooks:
             self._log.fact(Fact.OTHER_CAST, address, buffer or 0, module, copy, at=now)
             self._log.fact(Fact.CAST_SOURCE, origin, at=now)
         else:
+            self._log.casts += 1
             self._log.fact(Fact.CAST_COPY, address, parameter, module, copy)
             if is_view(source):
                 self._log.fact(Fact.VIEW_CAST, address, parameter, module, copy)

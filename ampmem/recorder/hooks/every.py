@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from ampmem.names import CASTS_COMPILED
 from ampmem.patching import Undo
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
@@ -50,7 +51,11 @@ class Hooks:
         self.data_parallel = DataParallelHooks(listener, log, texts)
         self.calls = Calls(step_on, listener) if isinstance(step_on, Marker) else None
         self.places = Places(options.place)
-        self.compiled = UnseenByCompiled(lambda: listener.recording and not self.modules.in_forward())
+        self.compiled = UnseenByCompiled(
+            lambda: listener.recording and not self.modules.in_forward(),
+            lambda: log.casts if listener.recording and arm_seen.on() else None,
+            lambda: listener.remark(CASTS_COMPILED),
+        )
         self.early: list[Callable[[], Undo]] = [
             self.optimizers.install,
             BackwardHooks(listener, log.misses).install,

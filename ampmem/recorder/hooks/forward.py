@@ -47,6 +47,7 @@ from ampmem.recorder.torch_private.tensors import (
     top_saved_hooks,
     version_of,
 )
+from ampmem.simulator.bias import ADD, InPlaceAdditions
 
 _OVERWRITTEN = (
     "one of the variables needed for gradient computation has been modified by an inplace operation: "
@@ -55,12 +56,18 @@ _OVERWRITTEN = (
 )
 
 
+_TO = "aten::to"
+_MAY_COPY = frozenset({_TO, "aten::contiguous", "aten::flatten", "aten::reshape"})
+"""Ops that return their argument, a view of it or a copy. Inference mode has no autograd that would take them apart:
+there they are not seen as the op that copies."""
+
+
 class ForwardMode(TorchDispatchMode):
     """Logs every op, and the storages that it returns."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, log: Log, casts: CastHooks, stacks: Stacks, texts: Texts) -> None:
+    def __init__(self, log: Log, casts: CastHooks, stacks: Stacks, texts: Texts, note: Callable[[str], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._log = log
         self._casts = casts
@@ -68,6 +75,11 @@ class ForwardMode(TorchDispatchMode):
         self._texts = texts
         self.saved = SavedByNodes(log, texts)
         self._ops: dict[Any, tuple[int, bool, bool]] = {}
+        self._may_copy: dict[Any, bool] = {}
+        """The ops of :data:`_MAY_COPY` that were seen, and whether each may cast."""
+        self._additions = InPlaceAdditions(note)
+        self.alone = True
+        """Whether no mode of the script's own is below this one: without ampmem there would be none then."""
         self.recomputed: list[int] | None = None
         """Addresses of what ops returned, while forward is run again inside backward."""
 
@@ -84,6 +96,8 @@ class ForwardMode(TorchDispatchMode):
         if func is DETACH or func is DEVICE:
             return func(*args, **kwargs) if kwargs else func(*args)
         log = self._log
+        if func is ADD and self.alone:
+            func = self._chosen(func, args, kwargs)
         name, makes_storage, reads = self._before(func, args)
         start = time_ns()
         if log.stamp is not None:
@@ -94,6 +108,7 @@ class ForwardMode(TorchDispatchMode):
         finally:
             log.running_op = 0
         log.op(start, name, self._stacks.capture())
+        self._additions.after(func, result)
         if reads:
             try:
                 with without_functions():
@@ -101,6 +116,16 @@ class ForwardMode(TorchDispatchMode):
             except Exception as error:
                 log.missed(error)
         return result
+
+    def _chosen(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """``func``, or what torch would run in its place without this mode."""
+        try:
+            with without_functions():
+                plain = all(type(each) in PLAIN for each in args)  # a simulated device does so by itself
+                return self._additions.choose(func, args, kwargs) if plain else func
+        except Exception as error:
+            self._log.missed(error)
+            return func
 
     def _before(self, func: Any, args: Any) -> tuple[int, bool, bool]:
         try:
@@ -126,6 +151,16 @@ class ForwardMode(TorchDispatchMode):
                 self._casts.made(args[0], result, self._log.module)
         elif func is COPY:
             self._casts.copied(args[1], result, self._log.module)
+        elif func in self._may_copy and self._lies_elsewhere(result, args[0]):
+            self._note(name, results)
+            if self._may_copy[func]:
+                self._casts.made(args[0], result, self._log.module)
+
+    def _lies_elsewhere(self, result: torch.Tensor, source: torch.Tensor) -> bool:
+        """Whether ``result`` of an op is no view of its argument ``source``."""
+        return list(map(self._log.storage_address, parts_of(result))) != list(
+            map(self._log.storage_address, parts_of(source))
+        )
 
     def read_saved(self) -> None:
         """Look at what autograd has saved for the newest op."""
@@ -142,6 +177,9 @@ class ForwardMode(TorchDispatchMode):
             return self._texts.id(str(func)), False, False
         aliases = [value.alias_info for value in schema.returns if value.alias_info is not None]
         view = any(not alias.is_write for alias in aliases)
+        if view and schema.name in _MAY_COPY:
+            self._may_copy[func] = schema.name == _TO
+            return self._texts.id(str(schema.name)), False, True
         return self._texts.id(str(schema.name)), not aliases, not view
 
     def _note(self, name: int, results: Sequence[Any]) -> None:
@@ -228,6 +266,7 @@ class ForwardObserver:
         # Under somebody else's mode ours must be gone before theirs is popped: at the forward's end.
         below = current_mode()
         not_ours = below is not None and not self._owns_mode(below)
+        self._mode.alone = not not_ours
         self._leave_with_forward = not_ours or _top_hooks() not in (None, self._hooks)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
         self._pop_mode = added("dispatch modes", "ForwardMode", self._exit_mode)

@@ -209,10 +209,18 @@ class UnseenByCompiled:
     without them. What is seen then is seen by the modes, and by the hooks on the module that was compiled.
 
     ``needed`` says whether the hooks are needed inside, as long as nothing else has seen that forward started.
+    ``casts`` counts the casts of parameters that were seen so far, and is ``None`` where autocast makes none now;
+    ``no_cast`` is called when compiled code has run in which autocast could make casts and none was seen.
     """
 
-    def __init__(self, needed: Callable[[], bool]) -> None:
+    def __init__(
+        self, needed: Callable[[], bool], casts: Callable[[], int | None], no_cast: Callable[[], None]
+    ) -> None:
         self._needed = needed
+        self._casts = casts
+        self._no_cast = no_cast
+        self._under_autocast: tuple[int, int] | None = None
+        """Of the outermost compiled code that runs under autocast: ``id`` of its frame, and the casts before it."""
         self._thread = get_ident()
         self._put_back: Undo | None = None
         self._runs_in = 0
@@ -261,6 +269,8 @@ class UnseenByCompiled:
         def _maybe_set_eval_frame(callback: Any) -> Any:
             if get_ident() == self._thread:
                 caller = id(sys._getframe(1))
+                if sys._getframe(1).f_code.co_name == RUNS_COMPILED:
+                    self._count_casts(caller)
                 if self._put_back is None and callback is not None and callback is not False:
                     if sys._getframe(1).f_code.co_name == RUNS_COMPILED and not self._needed():
                         self._put_back, self._runs_in = taken_out(_is_own), caller
@@ -269,6 +279,16 @@ class UnseenByCompiled:
             return original(callback)
 
         return _maybe_set_eval_frame
+
+    def _count_casts(self, frame: int) -> None:
+        """Compiled code begins or ends in the frame with this ``id``."""
+        began, casts = self._under_autocast, self._casts()
+        if began is None:
+            self._under_autocast = None if casts is None else (frame, casts)
+        elif began[0] == frame:
+            self._under_autocast = None
+            if casts == began[1]:
+                self._no_cast()
 
 
 def _is_own(function: Any) -> bool:

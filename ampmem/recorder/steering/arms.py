@@ -26,9 +26,13 @@ class ArmSeen:
         """All of this, as it is now."""
         return replace(self, dtypes=dict(self.dtypes))
 
+    def on(self) -> bool:
+        """Whether autocast is on. Not to be asked inside a dispatch mode: there it is always off."""
+        return torch.is_autocast_enabled(self.device_type)
+
     def sample(self) -> None:
-        """Note autocast's state now. Not to be asked inside a dispatch mode: there it always says off."""
-        if torch.is_autocast_enabled(self.device_type):
+        """Note autocast's state now."""
+        if self.on():
             self.dtypes[torch.get_autocast_dtype(self.device_type)] = None
             self.cache = bool(self.cache) or torch.is_autocast_cache_enabled()
 

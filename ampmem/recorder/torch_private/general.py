@@ -108,6 +108,21 @@ def below_functorch(tensor: torch.Tensor) -> torch.Tensor | None:
     return None if _is_batched(tensor) else tensor
 
 
+def of_functorch(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` is one of torch.func's, which a gradient is taken of."""
+    return _is_grad_tracking is not None and bool(_is_grad_tracking(tensor))
+
+
+def tracked_below(tensor: torch.Tensor) -> bool:
+    """Whether what torch.func has wrapped into ``tensor`` belongs to a graph itself: of an outer gradient, a loss."""
+    if _get_unwrapped is None or _is_batched is None:
+        return True
+    inner = _get_unwrapped(tensor)
+    while _is_batched(inner):
+        inner = _get_unwrapped(inner)
+    return bool(inner.requires_grad)
+
+
 # -- modules, data ----------------------------------------------------------------------
 
 PARAMETERS = attribute("torch.nn.Module", "_parameters", "a module's own, past its __getattr__", example=nn.Module)
@@ -179,6 +194,20 @@ def taken_out(is_meant: Callable[[Any], bool]) -> Callable[[], None]:
             hooks.update(later)
 
     return put_back
+
+
+_compile_context: Any = optional(
+    "torch._guards",
+    "CompileContext",
+    "whether torch.compile is making a graph on this thread",
+    without="a backward that torch.compile traces may be taken for the script's",
+    otherwise=None,
+)
+
+
+def makes_graph() -> bool:
+    """Whether torch.compile is making a graph on this thread: what runs meanwhile computes nothing of a step."""
+    return _compile_context is not None and _compile_context.try_get() is not None
 
 
 COMPILE: Place = patched("torch", "compile", "that dynamo is there", without="torch.compile may compile once more")

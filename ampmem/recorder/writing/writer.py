@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampmem.events import StepRecord
+from ampmem.events import PredictionRecord, StepRecord
 from ampmem.recorder.device import Taken
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.process.forks import leave_to_parent
@@ -34,6 +34,11 @@ class StepWriter:
         # Going through all parameters in every step would cost.
         description = self._describer.description() if self._describer.changed() or last else None
         self._file.append(batch, description)
+
+    @property
+    def prediction(self) -> PredictionRecord | None:
+        """What was written last of a simulated device."""
+        return self._file.prediction
 
     def withdraw(self) -> None:
         """Let no file be there until there is a step to write."""

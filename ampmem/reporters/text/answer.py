@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ampmem.analysis.comparison.answer import Answer, Change, Composition, Effect, PeakOf, Verdict
+from ampmem.analysis.comparison.answer import Answer, Change, Composition, Effect, Part, PeakOf, Verdict
 from ampmem.analysis.findings import Finding
 from ampmem.analysis.ops import plain_op
+from ampmem.analysis.summary import Peak
 from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.text.common.shortage import shortage
 from ampmem.reporters.text.common.words import signed, times
@@ -247,10 +248,12 @@ def _of_one(found: Composition | None) -> Wording:
     if found.short:
         headline = f"Out of memory at {size}"
     else:
-        until = "Until the script failed, the peak" if found.failed else "The peak"
+        peak = "peak of the recorded steps" if found.outside is not None or found.part else "peak"
+        until = f"Until the script failed, the {peak}" if found.failed else f"The {peak}"
         headline = f"{until} is {size}{_of_it(found.peak)}, {when(found.peak, found.step)}"
+    why = _made_of(found.parts, found.peak.bytes)
     more = () if found.short is None else shortage(found.short)
-    return Wording(headline=headline, why=_made_of(found), more=(*more, *_help(found.saving)))
+    return Wording(headline=headline, why=why, more=(*more, *_outside(found), *_help(found.saving)))
 
 
 def _of_it(peak: PeakOf) -> str:
@@ -261,8 +264,19 @@ def _of_it(peak: PeakOf) -> str:
     return " allocated" if requested == format_peak(peak.allocated) else f" allocated, {requested} of it requested"
 
 
-def _made_of(found: Composition) -> str:
-    return made_of([(part.category, part.bytes) for part in found.parts], found.peak.bytes)
+def _made_of(parts: Sequence[Part], whole: int) -> str:
+    return made_of([(part.category, part.bytes) for part in parts], whole)
+
+
+def _outside(found: Composition) -> Iterator[str]:
+    """What the run needed outside of its recorded steps, where that was more: no table has it."""
+    if found.outside is not None:
+        where = "after the last step" if found.outside.after else "before the first step"
+        size, parts = format_peak(found.outside.said), _made_of(found.outside_parts, found.outside.bytes)
+        yield (
+            f"The most of the whole recording is {size}, {where}, {when(found.outside)} ({parts}); the tables are of "
+            "the steps."
+        )
 
 
 def made_of(parts: Sequence[tuple[Category, int]], whole: int) -> str:
@@ -327,7 +341,7 @@ def name(category: Category) -> str:
     return _WORDS.get(category, str(category))
 
 
-def when(peak: PeakOf, step: int | None = None, *, where: bool = True) -> str:
+def when(peak: PeakOf | Peak, step: int | None = None, *, where: bool = True) -> str:
     """When a peak is: ``in backward of step 2, at ConvolutionBackward0``; the latter unless ``where`` is off.
 
     An optimizer's step is no op of a forward or a backward that runs in its closure.

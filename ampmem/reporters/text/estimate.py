@@ -78,12 +78,16 @@ def fit_in_short(prediction: Prediction) -> tuple[str, str]:
     return prediction.fit.replace("-", " "), f"predicted: {used}{until}"
 
 
-def render_prediction(prediction: Prediction | None, gpu: str, layout: Layout = PLAIN) -> str:
-    """What a simulated run takes of the memory, beside its :func:`headline`; empty for a run that was measured."""
+def render_prediction(prediction: Prediction | None, gpu: str, layout: Layout = PLAIN, *, ran_on: bool = False) -> str:
+    """What a simulated run takes of the memory, beside its :func:`headline`; empty for a run that was measured.
+
+    ``ran_on`` says that the run is longer than the steps that were recorded.
+    """
     if prediction is None:
         return ""
     size = format_bytes(prediction.gpu_bytes)
     caption = f"the prediction for {gpu}, {size}" if size_beside(gpu) else f"the prediction for a GPU of {size}"
+    caption += ", for the whole run" * ran_on
     lines = [*map(layout.strong, wrapped(caption, layout.width)), "", _table(prediction, layout)]
     texts = [_INSTANTS, *_bounds(prediction), *map(not_modelled, prediction.not_modelled)]
     return "\n".join([*lines, "", *(line for text in texts for line in wrapped(text, layout.width))])

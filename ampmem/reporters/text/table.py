@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from ampmem.analysis.comparison.answer import verdict_of_one
 from ampmem.analysis.findings.remedies import told_elsewhere
 from ampmem.analysis.summary import Step, Summary
+from ampmem.names import RAN_ON_PREDICTED
 from ampmem.reporters.base import Report
 from ampmem.reporters.text.common.layout import PLAIN, Layout
 from ampmem.reporters.text.common.plain_text import wrapped
@@ -82,7 +83,12 @@ def render(
         _findings(summary, details, layout),
         render_steps(summary, notes, layout),
         render_run(summary, title, layout),
-        render_prediction(None if summary.ended_by else summary.prediction, summary.device.name, layout),
+        render_prediction(
+            None if summary.ended_by else summary.prediction,
+            summary.device.name,
+            layout,
+            ran_on=RAN_ON_PREDICTED in summary.notes,
+        ),
         *_chosen(summary, details, all_steps, layout),
         render_foot(summary, other_notes(summary.prediction, notes), layout, judged=Detail.STATIC_MODEL in details),
         render_next([file] if file else [], layout, more=details != EVERYTHING),
@@ -96,7 +102,8 @@ def _answer(summary: Summary, layout: Layout) -> str:
     if summary.prediction is not None:
         failure = "" if ended is None else why_it_does_not_fit(ended)
         said = headline(summary.prediction, summary.device.name, failure=failure)
-        lines += wrapped(said, layout.width, indent="")
+        whole = "The whole run: " if RAN_ON_PREDICTED in summary.notes else ""
+        lines += wrapped(f"{whole}{said}", layout.width, indent="")
     return "\n".join(lines)
 
 

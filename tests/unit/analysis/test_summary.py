@@ -16,6 +16,7 @@ from ampmem.errors import NothingRecorded, RecordingError
 from ampmem.events import OTHER_THREADS, Fact, Phase, Recording
 from ampmem.reporters.text.details import Detail
 from ampmem.reporters.text.table import render
+from ampmem.units import format_bytes
 from ampmem.vocabulary import Communication
 
 ZERO = dict.fromkeys(map(str, CATEGORIES), 0)
@@ -56,6 +57,7 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
         "out_of_memory",
         "plain_step_ns",
         "peak",
+        "outside_steps",
         "most",
         "allocator",
         "caching_allocator",
@@ -171,6 +173,7 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
         "plain_step_ns": [],
         "peak": second_peak | {"step": 1},
         # Each at an instant of its own: the update's scratch is the most that temporaries ever were.
+        "outside_steps": None,
         "most": fixed
         | {"cast_copies": 200, "activations": 1000, "gradients": 400, "optimizer_state": 800, "temporaries": 400},
         "allocator": {
@@ -550,3 +553,35 @@ def test_summaries_of_one_recording_are_equal() -> None:
     first: Summary = summarize(recording)
     assert first == summarize(recording)
     assert (first.rank, first.world_size) == (3, 4)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_the_headline_has_the_most_of_the_whole_recording_wherever_it_is(after: bool) -> None:
+    """As of a model that is made before the first forward, and of an evaluation behind the last step."""
+
+    def more(story: Story) -> None:
+        story.alloc(0xA000, 40_000, op="aten::randn")
+        story.free(0xA000)
+
+    story = Story()
+    if not after:
+        more(story)
+    small_run(story)
+    if after:
+        story.enter(Phase.EVALUATION)
+        more(story)
+    summary = summarize(story.recording())
+    text = render(summary, summary.notes)
+    within = summarize(small_run().recording())
+    assert (summary.peak, within.outside_steps) == (within.peak, None)
+    assert summary.outside_steps is not None
+    # Before the run there is nothing else; after it what its last step has left.
+    left = int(analyse(small_run().recording()).timeline.total[-1]) if after else 0
+    assert summary.outside_steps.bytes == sum(summary.outside_steps.categories.values()) == 40_000 + left
+    where = "after the last step, in evaluation" if after else "before the first step, in setup"
+    flat = " ".join(text.split())
+    assert flat.startswith("The peak of the recorded steps is 3.0 KiB, in backward of step 1")
+    size = format_bytes(40_000 + left)
+    assert f"The most of the whole recording is {size}, {where}, at randn (" in flat
+    assert "; the tables are of the steps." in flat
+    validate(json.loads(summary.to_json()))

@@ -9,6 +9,7 @@ from ampmem.analysis.fit.break_even import break_even, first_saving
 from ampmem.analysis.timeline.categories import CODES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
 from ampmem.events import Fact
+from ampmem.names import casts_compiled
 from ampmem.units import format_bytes
 
 _GIVEN = (Category.INPUTS, Category.BUFFERS)
@@ -23,8 +24,8 @@ by more, none is made."""
 def check(run: TrainingRun) -> Finding | None:
     """What the cast copies cost against what low-precision activations save."""
     position = run.last_after_forward
-    if not run.autocast or position is None:
-        return None
+    if not run.autocast or position is None or casts_compiled(run.analysis.recording.notes):
+        return None  # what compiled code casts is among the activations
     saved = estimate_saved(run, position)
     copies = run.live(Category.CAST_COPIES, position)
     if saved is None or (copies == 0 and saved <= 0) or _unsure(run, position) > _UNSURE_SHARE * abs(saved - copies):

@@ -12,6 +12,7 @@ from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
 from ampmem.analysis.timeline.marks import Instants
 from ampmem.events import Fact, Phase
+from ampmem.names import FUNCTIONAL
 from ampmem.units import format_bytes
 
 _CHANGE = (
@@ -32,9 +33,9 @@ def check(run: TrainingRun) -> Finding | None:
     Those of the step before, as ``logits`` and ``loss`` are until they are assigned again; those of the step itself
     when the peak comes after its last backward; and when it comes in backward, those that autograd did not save and
     that outlive the backward. Told from :meth:`TrainingRun.notable` on, and of what an op was seen to return; not where
-    the recording's sums are wrong, since then what seems alive may be dead.
+    the sums are wrong, since then what seems alive may be dead, nor where torch.func kept what is not known.
     """
-    if not run.peaks or run.analysis.conservation.breach is not None:
+    if not run.peaks or run.analysis.conservation.breach is not None or FUNCTIONAL in run.recording.notes:
         return None
     position = run.peak if run.at_failure else run.peaks[-1]
     kept = _left_over(run, position) & run.analysis.lifetimes.alive_at(position)

@@ -17,7 +17,7 @@ from ampmem.analysis.summary import RunPeak, Step, Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown, Category
 from ampmem.analysis.timeline.timeline import PHASES
 from ampmem.events import Column
-from ampmem.names import NOT_KNOWN, has_times, is_warning
+from ampmem.names import NOT_KNOWN, RAN_ON_PREDICTED, has_times, is_warning
 from ampmem.reporters.html.data import (
     BreakdownView,
     CastsView,
@@ -139,8 +139,14 @@ def _headlines(summary: Summary, to_baseline: Headline | None) -> Iterator[Headl
     requested = "" if peak.allocated is None else f", {format_bytes(peak.bytes)} of it requested"
     when = f"step {peak.step}, in {peak.phase}{requested}"
     yield Headline(label="Peak", value=format_peak(peak.said), detail=when, bytes=peak.said)
+    if (outside := summary.outside_steps) is not None:
+        where = f"{'after the last' if outside.after else 'before the first'}, in {outside.phase}"
+        value = format_peak(outside.said)
+        yield Headline(label="Outside of the steps", value=value, detail=where, bytes=outside.said)
     if summary.prediction is not None:
         value, detail = fit_in_short(summary.prediction)
+        if RAN_ON_PREDICTED in summary.notes:
+            detail += ", in the whole run"
         yield Headline(label="On the GPU", value=value, detail=detail, bytes=summary.prediction.margin)
     if allocator.reserved is not None:
         yield _size("Reserved", allocator.reserved, "by the allocator, at the peak")

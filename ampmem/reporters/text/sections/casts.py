@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ampmem.analysis.casts import Casts, CopyCount, ParameterCasts, StepCasts
 from ampmem.analysis.summary import Summary
-from ampmem.names import layers, layers_named, natural
+from ampmem.names import casts_compiled, layers, layers_named, natural
 from ampmem.reporters.text.common.layout import Layout, number, table, words
 from ampmem.reporters.text.common.plain_text import ABSENT, wrapped
 from ampmem.units import format_bytes, format_count
@@ -26,7 +26,7 @@ def render_casts(summary: Summary, layout: Layout) -> str:
     """
     casts = summary.casts
     if not casts.copies:
-        return "cast copies: none"
+        return f"cast copies: none{' was seen; casts inside compiled code are not' * casts_compiled(summary.notes)}"
     seen = summary.source is not SourceKind.SNAPSHOT
     parts = [_caption(casts, layout, uses=seen), _made(casts.steps, layout, uses=seen)]
     parts += [_held(casts.steps, layout, all_holders=seen), _parameters(casts.by_parameter, layout, uses=seen)]

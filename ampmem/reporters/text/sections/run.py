@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampmem.analysis.summary import Summary
+from ampmem.names import casts_compiled
 from ampmem.reporters.text.common.describe import (
     conserved,
     describe_allocator,
@@ -62,6 +63,8 @@ def describe_parameters(summary: Summary) -> str:
         amount += f", {format_count(parameters.trainable)} trainable"
     if parameters.cast_eligible is not None:
         amount += f", {format_count(parameters.cast_eligible)} cast by autocast"
+        if casts_compiled(summary.notes):
+            amount += ", without casts inside compiled code, which are not seen"
     return amount
 
 
