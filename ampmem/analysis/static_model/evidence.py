@@ -96,7 +96,8 @@ class Evidence:
     parameters' tensors, and of optimizer states, what became of them. ``had_gradient`` are the names of the parameters
     of which a gradient was seen before, ``sparse`` of those with a sparse one, ``have_gradients`` of all that ever have
     one. ``updated`` says whether an optimizer update was done by then, ``skipped`` whether a loss scaler left one out.
-    ``rounding`` is what the allocator set aside for the static categories beyond what was requested.
+    ``rounding`` is what the allocator set aside for the static categories beyond what was requested. ``untrained`` are
+    the names of the parameters of models that nothing trains, which are not among ``parameters``.
     """
 
     parameters: tuple[ParameterRecord, ...]
@@ -117,6 +118,7 @@ class Evidence:
     skipped: bool
     rounding: int
     named: bool = True
+    untrained: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +150,7 @@ def evidence_at(history: MemoryHistory, ledger: Ledger, instant_ns: int, index: 
     facts = recording.facts
     gradients = facts.fact == Fact.GRADIENT
     return Evidence(
-        parameters=recording.parameters,
+        parameters=history.parameters,
         live=history.timeline.breakdown(position),
         memories={name: _memories(history, alive & history.classes.of(name), fact) for name, fact in _LINKS.items()},
         copied=_copied(history, alive),
@@ -166,6 +168,7 @@ def evidence_at(history: MemoryHistory, ledger: Ledger, instant_ns: int, index: 
         skipped=any(ended),
         rounding=int((lifetimes.block_bytes - lifetimes.bytes)[static].sum()),
         named=recording.run.source != SourceKind.SNAPSHOT,
+        untrained=history.untrained,
     )
 
 

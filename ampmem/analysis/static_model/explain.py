@@ -145,6 +145,9 @@ def cast_terms(evidence: Evidence, per_element: float) -> TermSums:
             whole = per_element * record.elements
             terms.add(shared(record), whole - per_element * own_elements(record), record.name)
             _add_copies(terms, copies, whole, record, evidence.named)
+    for name in evidence.copies.keys() & evidence.untrained:
+        found = evidence.copies[name]
+        terms.add(TermKind.COPIES_OF_UNTRAINED, sum(copy.bytes for copy in found), name, tensors=len(found))
     return terms
 
 

@@ -60,6 +60,7 @@ class TermKind(StrEnum):
     COPY_TYPE = "copies in another type than the model tells"
     COPIES_OF_EARLIER_STEPS = "copies of an earlier step that are still alive"
     COPIES_MADE_AGAIN = "copies made again for another use: no cache served it"
+    COPIES_OF_UNTRAINED = "copies of parameters that nothing trains"
     COPIES_OF_VIEWS_TOO = "copies of views of a parameter, besides the whole"
     COPIES_OF_VIEWS_ONLY = "copies of views of a parameter instead of the whole"
 

@@ -40,7 +40,7 @@ from ampmem.analysis.static_model.unknown import unknown_of
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.marks import trains
-from ampmem.events import Fact, ParameterRecord, Recording
+from ampmem.events import Fact, ParameterRecord
 from ampmem.units import format_count
 from ampmem.vocabulary import AUTOCAST_ARMS, STEP_MARKS, Mark
 
@@ -169,20 +169,21 @@ def _lost_parameters(evidence: Mapping[Mark, Evidence]) -> str | None:
 def _model(history: MemoryHistory, evidence: Collection[Evidence]) -> _Model:
     recording = history.recording
     if _is_inference(history):
-        precision, optimizers = _precision_of_inference(recording), NO_OPTIMIZERS
+        precision, optimizers = _precision_of_inference(history), NO_OPTIMIZERS
     else:
-        precision, optimizers = _precision(recording, evidence), optimizers_of(history)
+        precision, optimizers = _precision(history, evidence), optimizers_of(history)
     state = sum(
         optimizers.model_of(record).bytes_per_element(precision.optimized_itemsize) * own_elements(record)
-        for record in recording.parameters
+        for record in history.parameters
     )
-    count = sum(own_elements(record) for record in recording.parameters)
+    count = sum(own_elements(record) for record in history.parameters)
     return _Model(precision=precision, optimizers=optimizers, count=count, state=state)
 
 
-def _precision(recording: Recording, evidence: Collection[Evidence]) -> Precision:
+def _precision(history: MemoryHistory, evidence: Collection[Evidence]) -> Precision:
     """The recipe's precision, by the type that most elements have, the arm, and the gradients of master copies."""
-    if not _mostly_half(recording):
+    recording = history.recording
+    if not _mostly_half(history):
         return AUTOCAST if recording.arm.name in AUTOCAST_ARMS else FP32
     if not (recording.facts.fact == Fact.MASTER_COPY).any():
         return PURE_HALF
@@ -192,16 +193,16 @@ def _precision(recording: Recording, evidence: Collection[Evidence]) -> Precisio
     return HALF_MASTER_FP32_GRADIENTS if 4 in sizes else HALF_MASTER
 
 
-def _precision_of_inference(recording: Recording) -> Precision:
-    if _mostly_half(recording):
+def _precision_of_inference(history: MemoryHistory) -> Precision:
+    if _mostly_half(history):
         return INFERENCE_HALF
-    return INFERENCE_AUTOCAST if recording.arm.name in AUTOCAST_ARMS else INFERENCE_FP32
+    return INFERENCE_AUTOCAST if history.recording.arm.name in AUTOCAST_ARMS else INFERENCE_FP32
 
 
-def _mostly_half(recording: Recording) -> bool:
+def _mostly_half(history: MemoryHistory) -> bool:
     """Whether most elements of parameters have two bytes."""
     elements: dict[int, int] = {}
-    for record in recording.parameters:
+    for record in history.parameters:
         elements[itemsize(record)] = elements.get(itemsize(record), 0) + record.elements
     return max(elements, key=lambda size: elements[size], default=4) == 2
 

@@ -139,7 +139,7 @@ class ModuleHooks:
             path = self._models.path_id(module)
         self._arm_seen.sample()
         self._running.append((id(module), path))
-        self._log.enter_module(path)
+        self._log.started(path)
 
     def _ran_elsewhere(self, module: nn.Module) -> None:
         """``module`` is about to run on a thread that is not recorded: said once, of the first that has parameters."""

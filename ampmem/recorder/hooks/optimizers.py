@@ -81,6 +81,8 @@ class OptimizerHooks:
         """Text ids, by the optimizer's key and the parameter's name."""
         self._optimized: dict[str, int] = {}
         """Name of each parameter to the number of the optimizer that updates it, or its master copy."""
+        self._idle: set[str] = set()
+        """Names of the parameters that optimizers without an update have."""
 
     def install(self) -> Callable[[], None]:
         """Register the hooks and wrap ``GradScaler.step``; returns what undoes it."""
@@ -99,7 +101,9 @@ class OptimizerHooks:
     def assign(self, record: ParameterRecord) -> ParameterRecord:
         """``record`` with the index of its optimizer, when that is known."""
         optimizer = self._optimized.get(record.name)
-        return record if optimizer is None else replace(record, optimizer=optimizer)
+        if optimizer is None and record.name not in self._idle:
+            return record
+        return replace(record, optimizer=optimizer, held=True)
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._go_last()
@@ -175,6 +179,8 @@ class OptimizerHooks:
             idle = id(optimizer) not in self._records
             if idle:
                 self._note_tensors(optimizer, names, named=True)
+                theirs = (names.get(id(parameter), []) for _, _, parameter in _parameters(optimizer))
+                self._idle |= {self._texts.value(name) for known in theirs for name, _ in known}
             states = self._states_of(optimizer) or ()
             logged += [state for parameter, state in states if not idle or id(parameter) in names]
         return logged

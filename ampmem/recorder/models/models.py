@@ -36,6 +36,8 @@ class Slot:
     name: str
     name_id: int
     path_id: int
+    model: str
+    """Path of the root."""
     above: tuple[int, ...]
     """Text ids of the paths from the root to the module."""
 
@@ -240,12 +242,17 @@ class Models:
             module = slot.module()
             kind = "" if module is None else type(module).__name__
             record = parameter_record(slot.name, parameter, kind=kind, shares=shares)
+            record = replace(record, model=slot.model, in_graph=self._in_graph(slot))
             overlap = covered.overlap(place, record.bytes) if shares is None else 0
             padding = self.sharded.padding(parameter) if shares is None else 0
             if overlap or padding:
                 record = replace(record, overlap=overlap, padding=padding)
             self._records[slot.name] = record
         return list(self._records.values())
+
+    def _in_graph(self, slot: Slot) -> bool | None:
+        """Whether the module of ``slot`` ever ran with gradients on; ``None`` where it never ran."""
+        return slot.path_id in self._log.in_graph if slot.path_id in self._log.entered else None
 
     def _is_part(self, module: nn.Module) -> bool:
         return id(module) in self._parts and self._known_path(module) is not None
@@ -288,7 +295,13 @@ class Models:
                     name = f"{path}.{key}" if path else key
                     name_id = self._texts.id(name)
                     slot = Slot(
-                        module=reference, key=key, name=name, name_id=name_id, path_id=path_id, above=above[path]
+                        module=reference,
+                        key=key,
+                        name=name,
+                        name_id=name_id,
+                        path_id=path_id,
+                        model=prefix,
+                        above=above[path],
                     )
                     slots.append(slot)
 

@@ -84,10 +84,12 @@ def test_of_two_facts_the_earlier_rule_decides_and_names(strong: Fact, weak: Fac
 def test_the_rules_have_one_order() -> None:
     assert [rule.category for rule in RULES] == [
         Category.OTHER,
+        Category.UNTRAINED,
         Category.PARAMETERS,
         Category.MASTER_COPIES,
         Category.GRADIENTS,
         Category.OPTIMIZER_STATE,
+        Category.UNTRAINED,
         Category.PARAMETERS,
         Category.BUFFERS,
         Category.COMMUNICATION,

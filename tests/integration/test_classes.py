@@ -1,0 +1,175 @@
+"""What programs of other kinds than one model and one optimizer hold: each category against sums over tensors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import arms
+import measure
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+import ampmem
+from ampmem.analysis.summary import Summary
+
+pytestmark = pytest.mark.usefixtures("clean_start")
+clean_start = measure.clean_start
+alone = arms.alone
+
+Program = Callable[[], Mapping[str, int]]
+
+
+def mlp(width: int = 64, out: int = 8) -> nn.Sequential:
+    """A small model of two layers."""
+    return nn.Sequential(nn.Linear(32, width), nn.ReLU(), nn.Linear(width, out))
+
+
+def recorded(program: Program) -> tuple[Summary, Mapping[str, int]]:
+    """The summary of ``program``, and what it says itself that is alive at its end."""
+    torch.manual_seed(0)
+    with ampmem.profile() as prof:
+        sums = program()
+    return prof.summary(), sums
+
+
+def after_update(summary: Summary) -> dict[str, int]:
+    """Bytes by category after the last update."""
+    live = summary.steps[-1].marks.after_optimizer
+    assert live is not None
+    return {str(category): size for category, size in live.items() if size}
+
+
+def all_explained(summary: Summary) -> bool:
+    """Whether nothing of the static model is left over, in any step's verdict."""
+    return bool(summary.static_model) and all(component.holds for component in summary.static_model)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[Tensor], Tensor], steps: int = 3) -> None:
+    """Steps that leave the gradients in place."""
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss(model(torch.randn(4, 32))).backward()
+        optimizer.step()
+
+
+def averaged(*, evaluated: bool = False, by_torch: bool = False, unseen: bool = False) -> Program:
+    """An average of the weights beside the model: of timm's kind, torch's own, or one that nothing registers."""
+
+    def program() -> dict[str, int]:
+        model = mlp()
+        average: nn.Module = AveragedModel(model) if by_torch else nn.ModuleDict({"module": copy.deepcopy(model)})
+        if unseen:
+            average = copy.deepcopy(model)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(3):
+            train(model, optimizer, lambda out: out.square().mean(), steps=1)
+            with torch.no_grad():
+                for mine, theirs in zip(average.parameters(), model.parameters(), strict=True):
+                    mine.lerp_(theirs, 0.1)
+                if evaluated:
+                    average["module"](torch.randn(4, 32))  # type: ignore[operator, index]
+        return sums_of([model], optimizer, [average])
+
+    return program
+
+
+_ALIVE: list[nn.Module] = []
+"""What the last program has made: it is there until the recording has ended."""
+
+
+def sums_of(models: list[nn.Module], optimizer: torch.optim.Optimizer, untrained: list[nn.Module]) -> dict[str, int]:
+    """The sums over what is trained, and over what is not."""
+    _ALIVE[:] = [*models, *untrained]
+    return {
+        "parameters": measure.parameters(*models),
+        "gradients": measure.gradients(*models),
+        "optimizer_state": measure.state(optimizer),
+        "untrained": measure.parameters(*untrained),
+        "count": sum(p.numel() for model in models for p in model.parameters()),
+        "others": sum(p.numel() for model in untrained for p in model.parameters()),
+    }
+
+
+def teacher(*, frozen: bool) -> Program:
+    """A teacher of another width that runs without gradients, or frozen with gradients on."""
+
+    def program() -> dict[str, int]:
+        student, known = mlp(), mlp(width=256)
+        known.requires_grad_(not frozen)
+        optimizer = torch.optim.AdamW(student.parameters())
+        for _ in range(3):
+            optimizer.zero_grad()
+            batch = torch.randn(4, 32)
+            with torch.set_grad_enabled(frozen):
+                wanted = known(batch).detach()
+            (student(batch) - wanted).square().mean().backward()
+            optimizer.step()
+        return sums_of([student], optimizer, [known])
+
+    return program
+
+
+class Learner(nn.Module):
+    """As BYOL and MoCo have it: an online network and its slow twin in one module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.online = mlp()
+        self.target = copy.deepcopy(self.online)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        """The distance of the two."""
+        with torch.no_grad():
+            wanted = self.target(batch)
+        distance: Tensor = self.online(batch) - wanted
+        return distance
+
+
+def slow_twin() -> dict[str, int]:
+    """The twin is a part of the module that is trained, and runs without gradients."""
+    learner = Learner()
+    optimizer = torch.optim.AdamW(learner.online.parameters())
+    train(learner, optimizer, lambda distance: distance.square().mean())
+    return sums_of([learner.online], optimizer, [learner.target])
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        averaged(),
+        averaged(evaluated=True),
+        averaged(by_torch=True),
+        averaged(unseen=True),
+        teacher(frozen=True),
+        teacher(frozen=False),
+        slow_twin,
+    ],
+    ids=["ema", "evaluated ema", "swa", "unregistered copy", "frozen teacher", "teacher", "byol"],
+)
+def test_what_nothing_trains_is_counted_apart(program: Program) -> None:
+    summary, sums = recorded(program)
+    live = after_update(summary)
+    for category in ("parameters", "gradients", "optimizer_state", "untrained"):
+        assert live[category] == sums[category], category
+    counts = summary.parameters
+    assert (counts.count, counts.bytes) == (sums["count"], sums["parameters"])
+    assert (counts.untrained_count, counts.untrained_bytes) == (sums["others"], sums["untrained"])
+    assert all_explained(summary)
+    assert summary.static_recipe is not None and summary.static_recipe.bytes_per_param == 16
+
+
+def test_frozen_weights_that_gradients_go_through_are_the_models_own() -> None:
+    def program() -> dict[str, int]:
+        base = mlp()
+        base[0].requires_grad_(False)
+        optimizer = torch.optim.AdamW(base[2].parameters())
+        train(base, optimizer, lambda out: out.square().mean())
+        return {"parameters": measure.parameters(base)}
+
+    summary, sums = recorded(program)
+    assert after_update(summary)["parameters"] == sums["parameters"] == summary.parameters.bytes
+    assert summary.parameters.untrained_bytes == 0
