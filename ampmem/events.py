@@ -118,6 +118,8 @@ class Fact(IntEnum):
     """Given to a collective, or filled by one, whatever else it may be for; ``name`` is a word of those, too."""
     CAST_SOURCE = 22
     """What the :attr:`OTHER_CAST` of the same instant is a copy of."""
+    ATTRIBUTE = 23
+    """What an attribute of a module holds when the recording ends, no parameter and no buffer; ``name`` is its path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

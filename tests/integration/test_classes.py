@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import arms
 import measure
@@ -15,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import ampmem
 from ampmem.analysis.summary import Summary
+from ampmem.analysis.timeline.categories import Category
 
 pytestmark = pytest.mark.usefixtures("clean_start")
 clean_start = measure.clean_start
@@ -173,3 +173,89 @@ def test_frozen_weights_that_gradients_go_through_are_the_models_own() -> None:
     summary, sums = recorded(program)
     assert after_update(summary)["parameters"] == sums["parameters"] == summary.parameters.bytes
     assert summary.parameters.untrained_bytes == 0
+
+
+class Caches(nn.Module):
+    """Makes a mask and a table in its first forward, and keeps its newest hidden state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = mlp()
+        self.mask: Tensor | None = None
+        self.tables: dict[str, Tensor] = {}
+        self.hidden: Tensor | None = None
+
+    def forward(self, batch: Tensor) -> Tensor:
+        """As attention does with its mask: autograd saves that."""
+        if self.mask is None:
+            self.mask = torch.ones(64, 64, dtype=torch.bool).triu(1)
+            self.tables["cos"] = torch.randn(64, 64)
+        self.hidden = self.layers[1](self.layers[0](batch)).masked_fill(self.mask[:4], 0.0) * self.tables["cos"][:4]
+        out: Tensor = self.layers[2](self.hidden)
+        return out
+
+
+def test_what_a_modules_attribute_keeps_from_the_first_forward_on_is_a_buffer() -> None:
+    def program() -> dict[str, int]:
+        model = Caches()
+        _ALIVE[:] = [model]
+        train(model, torch.optim.SGD(model.parameters(), 0.1), lambda out: out.square().mean())
+        return {"buffers": measure.total([model.mask, *model.tables.values()]), "hidden": 4 * 64 * 4}
+
+    summary, sums = recorded(program)
+    live = after_update(summary)
+    assert live["buffers"] == sums["buffers"] == 64 * 64 * 5
+    assert live["activations"] == sums["hidden"]  # it is made anew in each step
+    names = {entry.name for entry in summary.top if entry.category == "buffers"}
+    assert names == {"mask", "tables['cos']"}
+
+
+class OwnAdam:
+    """As Keras has it: no optimizer of torch's, whose moments are made in the first forward."""
+
+    class Variable:
+        """What wraps a tensor."""
+
+        def __init__(self, tensor: Tensor) -> None:
+            self._value = tensor
+
+    def __init__(self) -> None:
+        self._momentums: list[OwnAdam.Variable] = []
+
+    def build(self, parameters: list[nn.Parameter]) -> None:
+        """Make the moments, once."""
+        if not self._momentums:
+            self._momentums += [self.Variable(torch.zeros_like(each)) for each in parameters]
+
+    def step(self, parameters: list[nn.Parameter]) -> None:
+        """One update."""
+        with torch.no_grad():
+            for each, moment in zip(parameters, self._momentums, strict=True):
+                assert each.grad is not None
+                moment._value.lerp_(each.grad, 0.1)
+                each.sub_(moment._value)
+
+    def zero_grad(self, parameters: list[nn.Parameter]) -> None:
+        """Let the gradients go."""
+        for each in parameters:
+            each.grad = None
+
+
+def test_what_another_librarys_optimizer_keeps_is_optimizer_state() -> None:
+    model, optimizer = mlp(), OwnAdam()
+    parameters = list(model.parameters())
+
+    def program() -> dict[str, int]:
+        model.register_forward_pre_hook(lambda *_: optimizer.build(parameters))
+        for _ in range(3):
+            optimizer.zero_grad(parameters)
+            model(torch.randn(4, 32)).square().mean().backward()
+            optimizer.step(parameters)
+        return {"optimizer_state": measure.total(each._value for each in optimizer._momentums)}
+
+    summary, sums = recorded(program)
+    live = summary.steps[-1].marks.after_backward
+    assert live is not None
+    assert live[Category.OPTIMIZER_STATE] == sums["optimizer_state"] == measure.parameters(model)
+    assert live[Category.ACTIVATIONS] == 4  # the loss
+    assert all_explained(summary)

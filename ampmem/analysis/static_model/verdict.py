@@ -167,7 +167,6 @@ def _lost_parameters(evidence: Mapping[Mark, Evidence]) -> str | None:
 
 
 def _model(history: MemoryHistory, evidence: Collection[Evidence]) -> _Model:
-    recording = history.recording
     if _is_inference(history):
         precision, optimizers = _precision_of_inference(history), NO_OPTIMIZERS
     else:

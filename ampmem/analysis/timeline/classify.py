@@ -44,6 +44,8 @@ class View:
     failure_ns: Column
     untrained: Mask
     """Which are memory of such parameters alone as nothing trains, beside a model that is trained."""
+    last_step: int
+    """Index of the last step that ended."""
     soon: int = 1
     """In how many steps after its own a temporary is dead: the output of inference is the input of the next step."""
 
@@ -121,6 +123,11 @@ def is_buffer(view: View) -> Mask:
     return view.has(Fact.BUFFER)
 
 
+def is_cached(view: View) -> Mask:
+    """What a module's attribute has held since a step before the last, such as a mask made in the first forward."""
+    return view.has(Fact.ATTRIBUTE) & ~view.has(Fact.INPUT) & (view.step < view.last_step)
+
+
 def is_communication(view: View) -> Mask:
     """Memory that is there for communication alone."""
     return view.has(Fact.COMMUNICATION)
@@ -189,6 +196,7 @@ RULES: tuple[Rule, ...] = (
     Rule(category=Category.UNTRAINED, names=(Fact.PARAMETER_COPY,), applies=is_idle),
     Rule(category=Category.PARAMETERS, names=(Fact.PARAMETER_COPY,), applies=is_parameter_copy),
     Rule(category=Category.BUFFERS, names=(Fact.BUFFER,), applies=is_buffer),
+    Rule(category=Category.BUFFERS, names=(Fact.ATTRIBUTE,), applies=is_cached),
     Rule(category=Category.COMMUNICATION, names=(Fact.COMMUNICATION,), applies=is_communication),
     Rule(category=Category.CAST_COPIES, names=(Fact.CAST_COPY,), applies=is_cast_copy),
     Rule(category=Category.INPUTS, names=(Fact.INPUT,), applies=is_input),
@@ -225,6 +233,7 @@ def view_of(
         next_backward_ns=backward[np.searchsorted(backward, lifetimes.born_ns, side="left")],
         failure_ns=_failures(lifetimes, recording),
         untrained=_untrained(len(lifetimes), facts, recording, untrained),
+        last_step=max((record.index for record in steps if record.finished), default=0),
         soon=1 if trains(recording) else 2,
     )
 

@@ -92,6 +92,7 @@ def test_the_rules_have_one_order() -> None:
         Category.UNTRAINED,
         Category.PARAMETERS,
         Category.BUFFERS,
+        Category.BUFFERS,
         Category.COMMUNICATION,
         Category.CAST_COPIES,
         Category.INPUTS,
