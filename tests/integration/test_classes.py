@@ -10,6 +10,7 @@ import measure
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.optim.swa_utils import AveragedModel
 
 import ampmem
@@ -259,3 +260,171 @@ def test_what_another_librarys_optimizer_keeps_is_optimizer_state() -> None:
     assert live[Category.OPTIMIZER_STATE] == sums["optimizer_state"] == measure.parameters(model)
     assert live[Category.ACTIVATIONS] == 4  # the loss
     assert all_explained(summary)
+
+
+def fast_weights() -> dict[str, int]:
+    """MAML: the inner loop's weights stand in for the module's own."""
+    model = nn.Linear(32, 32)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        weights: dict[str, Tensor] = dict(model.named_parameters())
+        for _ in range(2):
+            loss = functional_call(model, weights, (torch.randn(4, 32),)).square().mean()
+            found = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+            weights = {key: weights[key] - 0.01 * grad for key, grad in zip(weights, found, strict=True)}
+            del loss, found
+        functional_call(model, weights, (torch.randn(4, 32),)).square().mean().backward()
+        optimizer.step()
+    return {
+        "parameters": measure.parameters(model),
+        "gradients": measure.gradients(model),
+        "activations": measure.total(weights.values()),
+    }
+
+
+def swapped_data() -> dict[str, int]:
+    """The master weights are kept beside the model, whose ``data`` is low precision in forward and backward alone."""
+    model = mlp()
+    parameters = list(model.parameters())
+    masters = [each.data.clone() for each in parameters]
+    optimizer = torch.optim.AdamW(parameters)
+    for _ in range(3):
+        optimizer.zero_grad()
+        for each, master in zip(parameters, masters, strict=True):
+            each.data = master.bfloat16()
+        model(torch.randn(4, 32).bfloat16()).float().square().mean().backward()
+        for each, master in zip(parameters, masters, strict=True):
+            assert each.grad is not None
+            gradient, each.grad = each.grad.float(), None
+            each.data = master
+            each.grad = gradient
+            del gradient
+        optimizer.step()
+    return {
+        "master_copies": measure.total(masters),
+        "gradients": measure.gradients(model),
+        "optimizer_state": measure.state(optimizer),
+    }
+
+
+class Sam(torch.optim.Optimizer):
+    """Keeps a copy of the parameters from one step to the next, and puts it back."""
+
+    def __init__(self, parameters: list[nn.Parameter], *, swaps: bool) -> None:
+        super().__init__(parameters, {})
+        self.base = torch.optim.SGD(parameters, 0.1, momentum=0.9)
+        self.swaps = swaps
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        """Climb."""
+        for each in self.param_groups[0]["params"]:
+            self.state[each]["old_p"] = each.data.clone()
+            each.add_(each.grad, alpha=0.1)
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        """Put back, and update."""
+        for each in self.param_groups[0]["params"]:
+            if self.swaps:
+                each.data = self.state[each]["old_p"]
+            else:
+                each.copy_(self.state[each]["old_p"])
+        self.base.step()
+
+
+def sharpness(*, swaps: bool) -> Program:
+    """Two forwards and backwards in a step."""
+
+    def program() -> dict[str, int]:
+        model = mlp()
+        optimizer = Sam(list(model.parameters()), swaps=swaps)
+        _ALIVE[:] = [model]
+        for _ in range(3):
+            for update in (optimizer.first_step, optimizer.second_step):
+                model.zero_grad()
+                model(torch.randn(4, 32)).square().mean().backward()
+                update()
+        copies = [state["old_p"] for state in optimizer.state.values()]
+        return {
+            "parameters": measure.parameters(model),
+            "gradients": measure.gradients(model),
+            "optimizer_state": measure.state(optimizer.base) + (0 if swaps else measure.total(copies)),
+        }
+
+    return program
+
+
+def gradients_of_inputs() -> dict[str, int]:
+    """Adversarial training: the gradient of the batch makes the next batch."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        batch = torch.randn(4, 32, requires_grad=True)
+        model(batch).square().mean().backward()
+        assert batch.grad is not None
+        attacked = (batch + batch.grad.sign()).detach()
+        optimizer.zero_grad()
+        model(attacked).square().mean().backward()
+        optimizer.step()
+    assert batch.grad is not None
+    return {
+        "parameters": measure.parameters(model),
+        "gradients": measure.gradients(model) + measure.total([batch.grad]),
+        "inputs": measure.total([batch, attacked]),
+    }
+
+
+def doubles() -> dict[str, int]:
+    """A float64 model under autocast, which casts none of it."""
+    model = mlp().double()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(torch.randn(4, 32, dtype=torch.float64)).square().mean()
+        loss.backward()
+        del loss
+        optimizer.step()
+    return {
+        "parameters": measure.parameters(model),
+        "gradients": measure.gradients(model),
+        "optimizer_state": measure.state(optimizer),
+    }
+
+
+KEPT = "copies of parameters that an optimizer keeps to put them back: old_p"
+DOUBLES = "float64 parameters, which autocast does not cast"
+
+
+@pytest.mark.parametrize(
+    ("program", "rest", "term"),
+    [
+        (fast_weights, set(), ""),
+        (swapped_data, set(), "parameters freed before this mark"),
+        (sharpness(swaps=True), {"inputs"}, KEPT),
+        (sharpness(swaps=False), {"inputs"}, ""),
+        (gradients_of_inputs, set(), "gradients of inputs"),
+        (doubles, set(), DOUBLES),
+    ],
+    ids=["maml", "swapped data", "sam", "sam that copies back", "gradients of inputs", "float64 under autocast"],
+)
+def test_each_category_is_the_sum_over_its_tensors(program: Program, rest: set[str], term: str) -> None:
+    summary, sums = recorded(program)
+    live = after_update(summary)
+    assert {category: size for category, size in live.items() if category not in rest} == sums
+    assert all_explained(summary)
+    if term:
+        assert term in {each.why for component in summary.static_model for each in component.terms}
+
+
+def test_swapped_data_is_half_precision_with_a_master() -> None:
+    summary, sums = recorded(swapped_data)
+    live = summary.steps[-1].marks.after_forward
+    assert live is not None
+    assert live[Category.PARAMETERS] * 2 == live[Category.MASTER_COPIES] == sums["master_copies"]
+    assert summary.parameters.bytes == live[Category.PARAMETERS]
+    assert summary.static_recipe is not None and summary.static_recipe.precision == "half-master-fp32-gradients"
+    assert (summary.arm.name, summary.static_recipe.bytes_per_param) == ("as-is", 18)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -97,7 +97,8 @@ class Evidence:
     of which a gradient was seen before, ``sparse`` of those with a sparse one, ``have_gradients`` of all that ever have
     one. ``updated`` says whether an optimizer update was done by then, ``skipped`` whether a loss scaler left one out.
     ``rounding`` is what the allocator set aside for the static categories beyond what was requested. ``untrained`` are
-    the names of the parameters of models that nothing trains, which are not among ``parameters``.
+    the names of the parameters of models that nothing trains, which are not among ``parameters``. ``kept`` has, by
+    parameter, the name of the optimizer's state that has memory of it.
     """
 
     parameters: tuple[ParameterRecord, ...]
@@ -119,6 +120,7 @@ class Evidence:
     rounding: int
     named: bool = True
     untrained: frozenset[str] = frozenset()
+    kept: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +171,7 @@ def evidence_at(history: MemoryHistory, ledger: Ledger, instant_ns: int, index: 
         rounding=int((lifetimes.block_bytes - lifetimes.bytes)[static].sum()),
         named=recording.run.source != SourceKind.SNAPSHOT,
         untrained=history.untrained,
+        kept=_kept(history, alive),
     )
 
 
@@ -245,6 +248,13 @@ def _copied(history: MemoryHistory, alive: Mask) -> tuple[NamedMemory, ...]:
     """What of the parameters' memory belongs to modules that did not run."""
     memories = _memories(history, alive & history.classes.of(Category.PARAMETERS), Fact.PARAMETER_COPY)
     return tuple(memory for memory in memories if memory.names)
+
+
+def _kept(history: MemoryHistory, alive: Mask) -> dict[str, str]:
+    """By parameter, under which name an optimizer's state has memory that is or becomes the parameter's."""
+    memories = _memories(history, alive & history.classes.of(Category.PARAMETERS), Fact.OPTIMIZER_STATE)
+    states = (StateName.read(text) for memory in memories for text in memory.names)
+    return {state.parameter: state.state for state in states}
 
 
 def _states(history: MemoryHistory, mine: Mask) -> tuple[StateMemory, ...]:

@@ -8,7 +8,7 @@ residual is a real check: it is 0 only when the terms account for every byte.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -45,6 +45,8 @@ from ampmem.units import format_count
 from ampmem.vocabulary import AUTOCAST_ARMS, STEP_MARKS, Mark
 
 TOTAL = "total"
+_SOME = 0.1
+"""Gradients of a smaller share of the elements than this do not decide on a recipe: one may be held by a variable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +159,8 @@ def _lost_parameters(evidence: Mapping[Mark, Evidence]) -> str | None:
     """What to say where a mark has nothing of the model's parameters: then they are somewhere else in the sums."""
     for mark, seen in evidence.items():
         size = sum(own_bytes(record) for record in seen.parameters)
-        if size and not seen.live[Category.PARAMETERS]:
+        swapped = seen.live[Category.MASTER_COPIES] and seen.fates[Category.PARAMETERS].gone
+        if size and not seen.live[Category.PARAMETERS] and not swapped:
             when = str(mark).replace("_", " ")
             return (
                 f"none of the model's parameters ({format_count(size)} bytes) was found in the recorded memory {when}: "
@@ -186,10 +189,10 @@ def _precision(history: MemoryHistory, evidence: Collection[Evidence]) -> Precis
         return AUTOCAST if recording.arm.name in AUTOCAST_ARMS else FP32
     if not (recording.facts.fact == Fact.MASTER_COPY).any():
         return PURE_HALF
-    sizes = {size for seen in evidence for size in _gradient_itemsizes(seen)}
-    if {2, 4} <= sizes:
+    shares = [_gradient_shares(seen) for seen in evidence]
+    if any(min(share.get(2, 0), share.get(4, 0)) >= _SOME for share in shares):
         return HALF_MASTER_FP32_ACCUMULATION
-    return HALF_MASTER_FP32_GRADIENTS if 4 in sizes else HALF_MASTER
+    return HALF_MASTER_FP32_GRADIENTS if any(share.get(4, 0) >= _SOME for share in shares) else HALF_MASTER
 
 
 def _precision_of_inference(history: MemoryHistory) -> Precision:
@@ -206,12 +209,15 @@ def _mostly_half(history: MemoryHistory) -> bool:
     return max(elements, key=lambda size: elements[size], default=4) == 2
 
 
-def _gradient_itemsizes(evidence: Evidence) -> Iterator[int]:
-    """Bytes per element of the gradients that are alive."""
+def _gradient_shares(evidence: Evidence) -> dict[int, float]:
+    """Of how large a share of all elements a gradient is alive, by its bytes per element."""
     elements = {record.name: record.elements for record in evidence.parameters}
+    shares: dict[int, float] = {}
     for name, sizes in credit(evidence.memories[Category.GRADIENTS], evidence.parameters).of.items():
         for size in sizes:
-            yield size // (elements[name] or 1)
+            width = size // (elements[name] or 1)
+            shares[width] = shares.get(width, 0) + elements[name] / sum(elements.values())
+    return shares
 
 
 def _recipe(model: _Model) -> StaticRecipe:

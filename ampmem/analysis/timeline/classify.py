@@ -189,8 +189,8 @@ def is_temporary(view: View) -> Mask:
 RULES: tuple[Rule, ...] = (
     Rule(category=Category.OTHER, names=(), applies=is_elsewhere),
     Rule(category=Category.UNTRAINED, names=(Fact.PARAMETER,), applies=is_untrained),
-    Rule(category=Category.PARAMETERS, names=(Fact.PARAMETER,), applies=is_parameter),
     Rule(category=Category.MASTER_COPIES, names=(Fact.MASTER_COPY,), applies=is_master_copy),
+    Rule(category=Category.PARAMETERS, names=(Fact.PARAMETER,), applies=is_parameter),
     Rule(category=Category.GRADIENTS, names=(Fact.GRADIENT,), applies=is_gradient),
     Rule(category=Category.OPTIMIZER_STATE, names=(Fact.OPTIMIZER_STATE,), applies=is_optimizer_state),
     Rule(category=Category.UNTRAINED, names=(Fact.PARAMETER_COPY,), applies=is_idle),

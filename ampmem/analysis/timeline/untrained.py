@@ -30,6 +30,7 @@ def trained_in(recording: Recording) -> frozenset[str]:
     """Names of the parameters that an optimizer has, or of which a gradient was seen, and of those in their memory."""
     facts = recording.facts
     names = {recording.texts[name] for name in np.unique(facts.name[facts.fact == Fact.GRADIENT])}
+    names &= {record.name for record in recording.parameters}  # inputs may have gradients, too
     names |= {record.name for record in recording.parameters if record.held or record.optimizer is not None}
     return frozenset(
         names | {record.shares for record in recording.parameters if record.name in names and record.shares}

@@ -180,6 +180,8 @@ class ModuleHooks:
         for leaf in tree_leaves(arguments):
             if is_tensor(leaf) and leaf.grad_fn is None and not is_parameter(leaf):
                 self._log.about(Fact.INPUT, leaf)
+                if leaf.requires_grad:
+                    self._listener.input_seen(leaf)
                 if leaf.dim():
                     sizes.append(leaf.size(0))  # a nested tensor has no shape
         if sizes and self._feeds_batch:

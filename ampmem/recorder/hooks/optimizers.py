@@ -81,6 +81,10 @@ class OptimizerHooks:
         """Text ids, by the optimizer's key and the parameter's name."""
         self._optimized: dict[str, int] = {}
         """Name of each parameter to the number of the optimizer that updates it, or its master copy."""
+        self._wider: set[str] = set()
+        """Names of the parameters that an update found in wider memory than the forward before."""
+        self._made: list[weakref.ref[Optimizer]] = []
+        """The optimizers that were made while it was recorded."""
         self._idle: set[str] = set()
         """Names of the parameters that optimizers without an update have."""
 
@@ -118,9 +122,26 @@ class OptimizerHooks:
         stepping.append(id(optimizer))
         if self._listener.recording:
             self.note_gradients(optimizer)
+            self._note_swapped(optimizer)
             if id(optimizer) not in self._records and self._states_of(optimizer):  # which this update may replace
                 self._note_tensors(optimizer, self._names(optimizer, before=True), named=True)
             self._listener.optimizer_started(type(optimizer).__name__)
+
+    def _note_swapped(self, optimizer: Optimizer) -> None:
+        """Log as master copies what ``optimizer`` updates where forward uses narrower memory, in two steps at least.
+
+        In one step alone the model may have been converted in between.
+        """
+        models = self._models
+        updated = {id(parameter) for _, _, parameter in _parameters(optimizer)}
+        for slot, parameter in models.parameters():
+            width = models.widths.get(slot.name_id)
+            if width is None or id(parameter) not in updated or parameter.element_size() <= width:
+                continue
+            if slot.name in self._wider:
+                models.swapped.add(slot.name)
+                self._log.about(Fact.MASTER_COPY, parameter, slot.name_id, slot.path_id)
+            self._wider.add(slot.name)
 
     def _go_last(self) -> None:
         """Torch iterates over these hooks: ours, with which a recording may end, must come last."""
@@ -139,10 +160,21 @@ class OptimizerHooks:
             self._shells.add(stepping[-1])
         if self._listener.recording:
             self.note_state(optimizer)
+            if not stepping:
+                self._note_others(optimizer)
         if not stepping:
             found = found_inf(optimizer)  # set by a GradScaler on fused optimizers
             skipped = False if found is None else number_of(found)
             self._updated(optimizer, skipped)
+
+    def _note_others(self, optimizer: Optimizer) -> None:
+        """Log the state of optimizers whose ``step`` is never called: those of SAM have two of other names."""
+        self._made = [made for made in self._made if made() is not None]
+        for reference in self._made:
+            other = reference()
+            if other is None or other is optimizer or id(other) in self._records or not self._states_of(other):
+                continue
+            self._note_tensors(other, self._names(other, before=True), named=True)
 
     def _updated(self, optimizer: Optimizer, skipped: float | LateNumber | None) -> None:
         self._updates += 1
@@ -291,6 +323,7 @@ class OptimizerHooks:
         @functools.wraps(original)
         def __init__(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             original(optimizer, *args, **kwargs)
+            self._made.append(weakref.ref(optimizer))
             made(optimizer)
 
         made = self._log.misses.guarded(listener.optimizer_made)

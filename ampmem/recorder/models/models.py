@@ -8,13 +8,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from ampmem.events import Fact, ParameterRecord
 from ampmem.recorder.facts.log import Log
-from ampmem.recorder.facts.parts import bytes_of, dtype_of, elements_of, parts_of
+from ampmem.recorder.facts.parts import PLAIN, bytes_of, dtype_of, elements_of, parts_of
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.models.anatomy import children, has_parameters, held_as, named, named_parameters, tree
 from ampmem.recorder.models.covered import Covered
@@ -106,6 +107,10 @@ class Models:
         """Text ids of the parameters' names, as of the last :meth:`note`."""
         self.buffers_at = Places(log)
         """The same of the buffers."""
+        self.widths: dict[int, int] = {}
+        """Bytes per element of each parameter in the newest forward with gradients on, by the text id of its name."""
+        self.swapped: set[str] = set()
+        """Names of the parameters whose ``data`` the script swaps: an update finds wider memory than each forward."""
         self.sharded = Sharded()
         """Which parameters stand in for shards, as of the last :meth:`note`."""
         self._parts: set[int] = set()
@@ -167,8 +172,18 @@ class Models:
             self.refresh()
         self.parameters_at.clear()
         self.buffers_at.clear()
+        in_graph = torch.is_grad_enabled()
         for slot, parameter in self.parameters():
             self.parameters_at.add(parameter, slot.name_id)
+            if in_graph and type(parameter) in PLAIN:
+                if slot.name in self.swapped:
+                    if parameter.element_size() > self.widths[slot.name_id]:
+                        continue  # the recording has ended between an update and the next forward
+                    kind = self._records[slot.name].kind
+                    self._records[slot.name] = replace(
+                        self._records[slot.name], **_sizes(parameter_record(slot.name, parameter, kind=kind))
+                    )
+                self.widths[slot.name_id] = parameter.element_size()
             self._log.about(Fact.PARAMETER, parameter, slot.name_id, slot.path_id)
         for slot in self._buffers:
             buffer = slot.tensor(BUFFERS)
@@ -180,7 +195,7 @@ class Models:
         """Every live parameter with where it hangs."""
         for slot in self._parameters:
             parameter = slot.tensor(PARAMETERS)
-            if parameter is not None:
+            if parameter is not None and not _is_computed(parameter):
                 yield slot, self.sharded.kept(parameter)  # type: ignore[arg-type]
 
     def parameter_names(self) -> Iterator[str]:
@@ -247,6 +262,8 @@ class Models:
             padding = self.sharded.padding(parameter) if shares is None else 0
             if overlap or padding:
                 record = replace(record, overlap=overlap, padding=padding)
+            if slot.name in self.swapped:
+                record = replace(record, **_sizes(self._records[slot.name]))
             self._records[slot.name] = record
         return list(self._records.values())
 
@@ -321,6 +338,22 @@ def parameter_record(
         shares=shares,
         global_elements=parameter.numel() if is_part_of_whole(parameter) else None,
     )
+
+
+def _is_computed(parameter: torch.Tensor) -> bool:
+    """Whether ``parameter`` is what ops have made of others: a fast weight, which stands in for the module's own.
+
+    A view of a leaf is none: it lies in the parameter's own memory.
+    """
+    if parameter.is_leaf:
+        return False
+    base = parameter._base
+    return base is None or not base.is_leaf
+
+
+def _sizes(record: ParameterRecord) -> dict[str, Any]:
+    """What of ``record`` is another when the parameter's ``data`` is swapped."""
+    return {"bytes": record.bytes, "dtype": record.dtype}
 
 
 def _shapes(module: nn.Module) -> list[torch.Size]:

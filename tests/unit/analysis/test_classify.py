@@ -59,8 +59,8 @@ def test_one_fact_alone(fact: Fact, category: Category) -> None:
 
 
 ORDER = [
-    Fact.PARAMETER,
     Fact.MASTER_COPY,
+    Fact.PARAMETER,
     Fact.GRADIENT,
     Fact.OPTIMIZER_STATE,
     Fact.PARAMETER_COPY,
@@ -85,8 +85,8 @@ def test_the_rules_have_one_order() -> None:
     assert [rule.category for rule in RULES] == [
         Category.OTHER,
         Category.UNTRAINED,
-        Category.PARAMETERS,
         Category.MASTER_COPIES,
+        Category.PARAMETERS,
         Category.GRADIENTS,
         Category.OPTIMIZER_STATE,
         Category.UNTRAINED,
