@@ -308,6 +308,30 @@ def swapped_data() -> dict[str, int]:
     }
 
 
+def flat_master_of_some() -> dict[str, int]:
+    """The weights of two layers, with others in between, are trained through one flat float32 tensor."""
+    model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 16), nn.Linear(16, 16)).bfloat16()
+    some = [model[0].weight, model[2].weight]
+    flat = nn.Parameter(torch.cat([each.detach().float().view(-1) for each in some]))
+    rest = [each for each in model.parameters() if all(each is not other for other in some)]
+    optimizers = [torch.optim.AdamW([flat]), torch.optim.SGD(rest, 0.1)]
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.randn(4, 64).bfloat16()).float().square().mean().backward()
+        flat.grad = torch.cat([each.grad.float().view(-1) for each in some])
+        for optimizer in optimizers:
+            optimizer.step()
+        with torch.no_grad():
+            for each, master in zip(some, flat.split([each.numel() for each in some]), strict=True):
+                each.copy_(master.view_as(each))
+    return {
+        "parameters": measure.parameters(model),
+        "master_copies": measure.total([flat]),
+        "gradients": measure.gradients(model) + measure.total([flat.grad]),
+        "optimizer_state": measure.state(*optimizers),
+    }
+
+
 class Sam(torch.optim.Optimizer):
     """Keeps a copy of the parameters from one step to the next, and puts it back."""
 
@@ -403,13 +427,22 @@ DOUBLES = "float64 parameters, which autocast does not cast"
     ("program", "rest", "term"),
     [
         (fast_weights, set(), ""),
+        (flat_master_of_some, set(), "parameters without a master copy in this process"),
         (swapped_data, set(), "parameters freed before this mark"),
         (sharpness(swaps=True), {"inputs"}, KEPT),
         (sharpness(swaps=False), {"inputs"}, ""),
         (gradients_of_inputs, set(), "gradients of inputs"),
         (doubles, set(), DOUBLES),
     ],
-    ids=["maml", "swapped data", "sam", "sam that copies back", "gradients of inputs", "float64 under autocast"],
+    ids=[
+        "maml",
+        "flat master of some",
+        "swapped data",
+        "sam",
+        "sam that copies back",
+        "gradients of inputs",
+        "float64 under autocast",
+    ],
 )
 def test_each_category_is_the_sum_over_its_tensors(program: Program, rest: set[str], term: str) -> None:
     summary, sums = recorded(program)
@@ -428,3 +461,45 @@ def test_swapped_data_is_half_precision_with_a_master() -> None:
     assert summary.parameters.bytes == live[Category.PARAMETERS]
     assert summary.static_recipe is not None and summary.static_recipe.precision == "half-master-fp32-gradients"
     assert (summary.arm.name, summary.static_recipe.bytes_per_param) == ("as-is", 18)
+
+
+class FourBit(nn.Linear):
+    """Packs two weights into a byte and keeps a scale for each 64, as bitsandbytes does; trained by its low rank."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 64)
+        blocks = self.weight.data.view(-1, 64)
+        self.scale = blocks.abs().amax(1)
+        levels = ((blocks / self.scale[:, None] + 1) * 7.5).round().to(torch.uint8).view(-1)
+        self.weight.requires_grad_(False)
+        self.weight.data = levels[::2] << 4 | levels[1::2]
+        self.low_rank = nn.Parameter(torch.zeros(64, 64))
+
+    def forward(self, batch: Tensor) -> Tensor:
+        """Unpacks the weights for the length of a matrix product."""
+        levels = torch.stack([self.weight >> 4, self.weight & 15], 1).view(-1, 64)
+        weight = (levels.float() / 7.5 - 1) * self.scale[:, None]
+        return nn.functional.linear(batch, weight, self.bias) + batch @ self.low_rank
+
+
+def test_weights_packed_into_bytes_are_parameters_and_their_scales_are_the_modules() -> None:
+    def program() -> dict[str, int]:
+        model = nn.Sequential(FourBit(), FourBit())
+        _ALIVE[:] = [model]
+        optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad])
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(4, 64)).square().mean().backward()
+            optimizer.step()
+        return {
+            "parameters": measure.parameters(model),
+            "gradients": measure.gradients(model),
+            "optimizer_state": measure.state(optimizer),
+            "buffers": measure.total([model[0].scale, model[1].scale]),
+        }
+
+    summary, sums = recorded(program)
+    assert after_update(summary) == sums
+    packed = 2 * 64 * 64 // 2
+    assert summary.parameters.bytes == sums["parameters"] == packed + 2 * (64 + 64 * 64) * 4
+    assert all_explained(summary)

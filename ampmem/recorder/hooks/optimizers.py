@@ -24,7 +24,7 @@ from ampmem.recorder.facts.parts import PLAIN
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Models, Slot, parameter_record
-from ampmem.recorder.models.twins import is_master, partition_of, twins_of
+from ampmem.recorder.models.twins import chosen_from, is_master, partition_of, twins_of
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
 from ampmem.recorder.torch_private.general import SCALER_STEP, found_inf, scale_of
 from ampmem.recorder.torch_private.optimizers import (
@@ -280,7 +280,11 @@ class OptimizerHooks:
     def _copy_of(self, parameter: torch.Tensor, twinless: Sequence[tuple[Slot, torch.Tensor]]) -> _Own | None:
         """``parameter`` as a copy of some of those that have none yet; ``None`` where it is none."""
         candidates = [candidate for _, candidate in twinless]
-        twins = twins_of(parameter, candidates) or partition_of(parameter, candidates)
+        twins: Sequence[int] = twins_of(parameter, candidates) or partition_of(parameter, candidates)
+        reached = sum(candidates[place].numel() for place in twins)
+        if reached < parameter.numel():  # what seems to be padding may be others, further on
+            chosen = chosen_from(parameter, candidates)
+            twins = chosen if sum(candidates[place].numel() for place in chosen) > reached else twins
         names = [(twinless[place][0].name_id, twinless[place][0].path_id) for place in twins]
         return _Own(parameter=weakref.ref(parameter), fact=Fact.MASTER_COPY, names=names) if names else None
 
