@@ -211,7 +211,7 @@ class OptimizerHooks:
             idle = id(optimizer) not in self._records
             if idle:
                 self._note_tensors(optimizer, names, named=True)
-                theirs = (names.get(id(parameter), []) for _, _, parameter in _parameters(optimizer))
+                theirs = (names.get(id(parameter), []) for _, _, parameter in _given(optimizer))
                 self._idle |= {self._texts.value(name) for known in theirs for name, _ in known}
             states = self._states_of(optimizer) or ()
             logged += [state for parameter, state in states if not idle or id(parameter) in names]
@@ -389,6 +389,13 @@ def _parameters(optimizer: Optimizer) -> Iterator[tuple[int, int, torch.Tensor]]
     for group_index, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):
             yield group_index, index, parameter
+
+
+def _given(optimizer: Optimizer) -> list[tuple[int, int, torch.Tensor]]:
+    """The parameters that ``optimizer`` has; none of one that is not set up, of which that it is so was noted."""
+    with suppress(Exception):  # of a class of the script's, whose groups may be anything
+        return list(_parameters(optimizer))
+    return []
 
 
 def _tensors(value: Any, key: str, seen: frozenset[int] = frozenset()) -> Iterator[tuple[str, torch.Tensor]]:

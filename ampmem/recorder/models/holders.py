@@ -181,7 +181,7 @@ def _inside(value: Any, name: str, depth: int) -> Iterator[tuple[str, Tensor]]:
 def _is_optimizer(owner: Any) -> bool:
     """Whether ``owner`` is called an optimizer, or steps and zeroes gradients as one: Keras' own, or a wrapper."""
     kinds = type(owner).__mro__
-    if issubclass(type(owner), (nn.Module, ModuleType, type)):
+    if issubclass(type(owner), (nn.Module, Optimizer, ModuleType, type)):
         return False
     called = any("Optimizer" in str(_CLASS_NAME(kind)) for kind in kinds)
     return called or all(any(key in kind.__dict__ for kind in kinds) for key in ("step", "zero_grad"))
