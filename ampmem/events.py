@@ -120,6 +120,8 @@ class Fact(IntEnum):
     """What the :attr:`OTHER_CAST` of the same instant is a copy of."""
     VARIABLE = 23
     """The variable ``name`` of the script holds it; ``module`` is where it got its value, ``FILE:LINE FUNCTION``."""
+    ATTRIBUTE = 24
+    """What an attribute of a module holds when the recording ends, no parameter and no buffer; ``name`` is its path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -247,6 +249,10 @@ class ParameterRecord:
     parameter whose memory is its own too, ``overlap`` how many bytes lie in those of others before it, if not all.
     ``elements`` and ``bytes`` are those in this process; where it has a shard only, ``global_elements`` are those of
     the whole parameter, and ``padding`` so many bytes of the shard's memory that are no element's.
+
+    ``model`` is the path of the outermost module that it hangs below. ``held`` says that an optimizer has it, whether
+    that has made an update or not. ``in_graph`` says whether its module ever ran forward with gradients on; ``None``
+    where it never ran. Recordings before these came have none of the three.
     """
 
     name: str
@@ -261,6 +267,9 @@ class ParameterRecord:
     overlap: int = 0
     global_elements: int | None = None
     padding: int = 0
+    model: str = ""
+    held: bool = False
+    in_graph: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,6 +89,10 @@ _MOST_DIMENSIONS = 64
 _SHAPE = re.compile(r"\[(?:\d{1,19}(?:, \d{1,19})*)?\]", re.ASCII)
 
 
+INPUT = "(input)"
+"""What the gradient of an input is named after."""
+
+
 def shape_text(shape: Sequence[object]) -> str:
     """What a shape is called: ``[8, 128]``; empty for one that is not known in numbers."""
     known = len(shape) <= _MOST_DIMENSIONS and all(type(size) is int for size in shape)

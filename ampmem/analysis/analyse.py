@@ -19,6 +19,7 @@ from ampmem.analysis.timeline.marks import marks_of
 from ampmem.analysis.timeline.order import in_order
 from ampmem.analysis.timeline.tensors import Tensors, tensors_of
 from ampmem.analysis.timeline.timeline import timeline
+from ampmem.analysis.timeline.untrained import untrained
 from ampmem.events import Recording
 
 
@@ -109,7 +110,8 @@ def analyse(recording: Recording) -> Analysis:
     recording = in_order(recording)
     lifetimes = pair(recording.events)
     facts = join_facts(recording.events, lifetimes, recording.facts)
-    classes = classify(view_of(lifetimes, facts, recording), facts)
+    names = untrained(recording)
+    classes = classify(view_of(lifetimes, facts, recording, names), facts)
     analysis = Analysis(
         recording=recording,
         lifetimes=lifetimes,
@@ -117,6 +119,7 @@ def analyse(recording: Recording) -> Analysis:
         classes=classes,
         timeline=timeline(recording.events, lifetimes, classes),
         marks=marks_of(recording),
+        untrained=names,
     )
     _ = analysis.layers  # segments that contradict each other are refused here, before anything is made of the rest
     return analysis

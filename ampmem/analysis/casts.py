@@ -195,13 +195,14 @@ def casts_of(history: MemoryHistory, ledger: Ledger) -> Casts:
     )
 
 
-def cast_eligible(recording: Recording) -> int | None:
+def cast_eligible(history: MemoryHistory) -> int | None:
     """Elements of the parameters that autocast was seen to cast; ``None`` when there was no autocast to see."""
+    recording = history.recording
     if recording.arm.name not in AUTOCAST_ARMS:
         return None
     ids = np.unique(recording.facts.name[recording.facts.fact == Fact.CAST_COPY])
     seen = {recording.texts[index] for index in ids}
-    return sum(own_elements(record) for record in recording.parameters if record.name in seen)
+    return sum(own_elements(record) for record in history.parameters if record.name in seen)
 
 
 def _counts(facts: JoinedFacts, fact: Fact, allocations: int) -> Column:

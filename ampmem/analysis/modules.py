@@ -41,7 +41,10 @@ def modules(history: MemoryHistory) -> tuple[ModuleMemory, ...]:
         return ()
     after_forward, after_backward = positions
     tables = {
-        "parameters": _cumulative(_by_owner(history, Category.PARAMETERS, after_forward)),
+        "parameters": _cumulative(
+            _by_owner(history, Category.PARAMETERS, after_forward)
+            + _by_owner(history, Category.UNTRAINED, after_forward)
+        ),
         "activations": _cumulative(_by_birthplace(history, after_forward)),
         "cast_copies": _cumulative(_by_owner(history, Category.CAST_COPIES, after_forward)),
         "gradients": _cumulative(_by_owner(history, Category.GRADIENTS, after_backward)),
@@ -59,6 +62,8 @@ def in_module(history: MemoryHistory, category: Category, name: str) -> Mask:
         return np.zeros(len(history.lifetimes), dtype=np.bool_)
     position = positions[category is Category.GRADIENTS]
     mine = history.classes.of(category) & history.lifetimes.alive_at(position)
+    if category is Category.PARAMETERS:
+        mine |= history.classes.of(Category.UNTRAINED) & history.lifetimes.alive_at(position)
     if category is Category.ACTIVATIONS:
         return mine & _within(history, history.lifetimes.module, name, _path)
     said = history.classes.module != 0

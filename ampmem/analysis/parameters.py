@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import numpy as np
+
 from ampmem.analysis.json.jsonable import NOT_IN_JSON
+from ampmem.analysis.timeline.categories import Category
+from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.tensors import dtype_bytes
-from ampmem.events import ParameterRecord, Recording
-from ampmem.names import buffers_counted, parameters_left_over
+from ampmem.events import Fact, ParameterRecord, Recording
+from ampmem.names import buffers_counted, parameters_left_over, shape_of
 from ampmem.vocabulary import Arm, SourceKind
 
 
@@ -22,6 +27,9 @@ class Parameters:
 
     ``exact`` says that these are all parameters, in their types. Of a snapshot they are what was recognised, counted as
     float32: there are ``bound`` so many bytes, empty where nothing speaks against just as many.
+
+    ``untrained_count`` and ``untrained_bytes`` are those of models that nothing trains, such as an average of the
+    weights or a teacher: beside a model that is trained they are in none of the others.
     """
 
     count: int
@@ -30,6 +38,8 @@ class Parameters:
     cast_eligible: int | None
     global_count: int | None = None
     global_bytes: int | None = None
+    untrained_count: int = 0
+    untrained_bytes: int = 0
     exact: bool = field(default=True, metadata=NOT_IN_JSON)
     bound: Literal["at least", "at most", ""] = field(default="", metadata=NOT_IN_JSON)
 
@@ -39,9 +49,10 @@ class Parameters:
         return self.count if self.exact else 0
 
 
-def parameters_of(recording: Recording, cast_eligible: int | None) -> Parameters:
-    """All parameters of ``recording``, each byte once."""
-    records, bound = recording.parameters, _bound(recording)
+def parameters_of(history: MemoryHistory, cast_eligible: int | None) -> Parameters:
+    """All parameters of ``history``, each byte once."""
+    recording, records = history.recording, history.parameters
+    bound, others = _bound(recording), _untrained(history)
     untyped = recording.run.source == SourceKind.SNAPSHOT and recording.arm.name == Arm.AS_IS
     return Parameters(
         count=sum(own_elements(record) for record in records),
@@ -50,9 +61,27 @@ def parameters_of(recording: Recording, cast_eligible: int | None) -> Parameters
         cast_eligible=cast_eligible,
         global_count=_global(records, own_elements),
         global_bytes=_global(records, own_bytes),
+        untrained_count=sum(elements for elements, _ in others),
+        untrained_bytes=sum(size for _, size in others),
         exact=not bound and not untyped,
         bound=bound,
     )
+
+
+def _untrained(history: MemoryHistory) -> list[tuple[int, int]]:
+    """Elements and bytes of each parameter that nothing trains, those of modules that never ran among them."""
+    records = (record for record in history.recording.parameters if record.name in history.untrained)
+    found = [(own_elements(record), own_bytes(record)) for record in records]
+    facts, texts = history.facts, history.recording.texts
+    idle = (facts.fact == Fact.PARAMETER_COPY) & history.classes.of(Category.UNTRAINED)[facts.allocation]
+    places = {(int(facts.allocation[row]), int(facts.name[row])): row for row in np.flatnonzero(idle).tolist()}
+    for (allocation, _), row in places.items():
+        size, shape = dtype_bytes(texts[facts.dtype[row]]), shape_of(texts[facts.shape[row]])
+        if size is None or shape is None:
+            found.append((0, int(history.lifetimes.bytes[allocation])))
+        else:
+            found.append((math.prod(shape), size * math.prod(shape)))
+    return found
 
 
 def _global(records: Sequence[ParameterRecord], own: Callable[[ParameterRecord], int]) -> int | None:

@@ -285,7 +285,7 @@ def summary_of(analysis: Analysis) -> Summary:
             forced=arm.forced,
             wrapped=arm.wrapped,
         ),
-        parameters=parameters_of(recording, cast_eligible(recording)),
+        parameters=parameters_of(analysis, cast_eligible(analysis)),
         optimizer=tuple(
             Optimizer(class_name=record.class_name, implementation=record.implementation)
             for record in recording.optimizers

@@ -191,6 +191,10 @@ class Follower:
             self.open_step.batch_size = size
             self.open_step.batch_loaded = size == self._loaded
 
+    def input_seen(self, tensor: torch.Tensor) -> None:
+        """The outermost module is fed ``tensor``, a leaf that gets a gradient."""
+        self._gradients.add_input(tensor)
+
     def forward_ended(self, *, raised: bool) -> None:
         """The outermost module has returned or ``raised``."""
         depth.take_room()
@@ -237,6 +241,7 @@ class Follower:
             self._look_for_parameters()
         if self.recording:
             self._in_engine = False
+            self._gradients.note_inputs()
             self._log.enter_phase(self._resting_phase())
             self._device.mark(Mark.AFTER_BACKWARD)
         inside_forward, self._inside_forward = self._inside_forward, False

@@ -15,6 +15,7 @@ from ampmem.analysis.timeline.categories import Category
 _NAMED = frozenset(
     {
         Category.PARAMETERS,
+        Category.UNTRAINED,
         Category.GRADIENTS,
         Category.OPTIMIZER_STATE,
         Category.MASTER_COPIES,

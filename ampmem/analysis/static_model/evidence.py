@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -97,8 +97,9 @@ class Evidence:
     of which a gradient was seen before, ``sparse`` of those with a sparse one, ``have_gradients`` of all that ever have
     one. ``updated`` says whether an optimizer update was done by then, ``skipped`` whether a loss scaler left one out.
     ``compiled`` says that compiled code may have made casts that were not seen, ``functional`` that torch.func took
-    gradients.
-    ``rounding`` is what the allocator set aside for the static categories beyond what was requested.
+    gradients. ``rounding`` is what the allocator set aside for the static categories beyond what was requested.
+    ``untrained`` are the names of the parameters of models that nothing trains, which are not among ``parameters``.
+    ``kept`` has, by parameter, the name of the optimizer's state that has memory of it.
     """
 
     parameters: tuple[ParameterRecord, ...]
@@ -121,6 +122,8 @@ class Evidence:
     named: bool = True
     compiled: bool = False
     functional: bool = False
+    untrained: frozenset[str] = frozenset()
+    kept: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +155,7 @@ def evidence_at(history: MemoryHistory, ledger: Ledger, instant_ns: int, index: 
     facts = recording.facts
     gradients = facts.fact == Fact.GRADIENT
     return Evidence(
-        parameters=recording.parameters,
+        parameters=history.parameters,
         live=history.timeline.breakdown(position),
         memories={name: _memories(history, alive & history.classes.of(name), fact) for name, fact in _LINKS.items()},
         copied=_copied(history, alive),
@@ -172,6 +175,8 @@ def evidence_at(history: MemoryHistory, ledger: Ledger, instant_ns: int, index: 
         named=recording.run.source != SourceKind.SNAPSHOT,
         compiled=casts_compiled(recording.notes),
         functional=FUNCTIONAL in recording.notes,
+        untrained=history.untrained,
+        kept=_kept(history, alive),
     )
 
 
@@ -248,6 +253,13 @@ def _copied(history: MemoryHistory, alive: Mask) -> tuple[NamedMemory, ...]:
     """What of the parameters' memory belongs to modules that did not run."""
     memories = _memories(history, alive & history.classes.of(Category.PARAMETERS), Fact.PARAMETER_COPY)
     return tuple(memory for memory in memories if memory.names)
+
+
+def _kept(history: MemoryHistory, alive: Mask) -> dict[str, str]:
+    """By parameter, under which name an optimizer's state has memory that is or becomes the parameter's."""
+    memories = _memories(history, alive & history.classes.of(Category.PARAMETERS), Fact.OPTIMIZER_STATE)
+    states = (StateName.read(text) for memory in memories for text in memory.names)
+    return {state.parameter: state.state for state in states}
 
 
 def _states(history: MemoryHistory, mine: Mask) -> tuple[StateMemory, ...]:

@@ -16,6 +16,7 @@ from ampmem.analysis.static_model.terms import TermKind, TermSums
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.tensors import dtype_bytes
 from ampmem.events import ParameterRecord
+from ampmem.names import INPUT
 
 _LARGEST_ITEMSIZE = 4
 """Bytes per element of one gradient; where a model has more, it has two."""
@@ -38,7 +39,9 @@ def parameter_terms(evidence: Evidence, per_element: float) -> TermSums:
         if not found:
             terms.add(_missing_parameter(evidence.fates[Category.PARAMETERS], record), -record.bytes, record.name)
         elif len(found) > 1:
-            terms.add(TermKind.PARAMETERS_MOVED, sum(found[:-1]), record.name, tensors=len(found) - 1)
+            about = evidence.kept.get(record.name, "")
+            kind = TermKind.PARAMETERS_KEPT if about else TermKind.PARAMETERS_MOVED
+            terms.add(kind, sum(found[:-1]), record.name, tensors=len(found) - 1, about=about)
     for memory in evidence.copied:
         terms.add(TermKind.PARAMETER_COPIES, memory.bytes, next(iter(memory.names)))
     padding = {record.name: record.padding for record in owners if credits.of.get(record.name)}
@@ -65,6 +68,9 @@ def gradient_terms(evidence: Evidence, per_element: float) -> TermSums:
     memories = evidence.memories[Category.GRADIENTS]
     credits = credit(memories, evidence.parameters, evidence.sparse)
     types = {name: dtype for memory in memories for name, dtype in memory.names.items()}
+    for memory in memories:
+        if tuple(memory.names) == (INPUT,):
+            terms.add(TermKind.GRADIENTS_OF_INPUTS, memory.bytes)
     for record in evidence.parameters:
         found, name = credits.of.get(record.name, ()), record.name
         if not found:
@@ -108,7 +114,9 @@ def _no_gradient(evidence: Evidence, record: ParameterRecord) -> TermKind | None
 def master_terms(evidence: Evidence, per_element: float) -> TermSums:
     """Parameters without a copy in another precision, and copies of another type."""
     terms = TermSums()
-    credits = credit(evidence.memories[Category.MASTER_COPIES], evidence.parameters)
+    memories = evidence.memories[Category.MASTER_COPIES]
+    credits = credit(memories, evidence.parameters)
+    types = {name: dtype for memory in memories for name, dtype in memory.names.items()}
     for record in evidence.parameters:
         found, name = credits.of.get(record.name, ()), record.name
         if not found:
@@ -119,7 +127,8 @@ def master_terms(evidence: Evidence, per_element: float) -> TermSums:
         more = found[1:] if per_element else found
         terms.add(TermKind.MORE_MASTERS, sum(more), name, tensors=len(more))
         if per_element:
-            terms.add(TermKind.MASTER_TYPE, found[0] - whole, name, about=record.dtype)
+            about = types.get(name) or f"another type than that of {record.dtype} parameters"
+            terms.add(TermKind.MASTER_TYPE, found[0] - whole, name, about=about)
     terms.add(TermKind.AROUND_MASTERS, credits.beyond)
     return terms
 
@@ -147,6 +156,9 @@ def cast_terms(evidence: Evidence, per_element: float) -> TermSums:
             whole = per_element * record.elements
             terms.add(shared(record), whole - per_element * own_elements(record), record.name)
             _add_copies(terms, copies, whole, record, evidence.named)
+    for name in evidence.copies.keys() & evidence.untrained:
+        found = evidence.copies[name]
+        terms.add(TermKind.COPIES_OF_UNTRAINED, sum(copy.bytes for copy in found), name, tensors=len(found))
     return terms
 
 
@@ -156,6 +168,8 @@ def _no_copy(evidence: Evidence, record: ParameterRecord) -> TermKind | None:
         if cast.saved:
             return TermKind.COPIES_FREED_WITH_GRAPH
         return TermKind.COPIES_CHECKPOINTED if cast.again else TermKind.COPIES_NOT_SAVED
+    if record.dtype == "float64" and evidence.autocast:
+        return TermKind.DOUBLES_NOT_CAST
     if evidence.compiled:
         return TermKind.COMPILED
     if not evidence.casts_seen:  # they may have been made where no hook sees any

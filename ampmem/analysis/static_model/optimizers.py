@@ -72,7 +72,7 @@ def optimizers_of(history: MemoryHistory) -> Optimizers:
     of: dict[str, OptimizerModel] = {}
     default: OptimizerModel | None = None
     theirs: dict[int | None, list[ParameterRecord]] = {}
-    for record in recording.parameters:
+    for record in history.parameters:
         theirs.setdefault(record.optimizer, []).append(record)
     for index, optimizer in enumerate(recording.optimizers):
         mine = theirs.get(index, [])
@@ -227,7 +227,7 @@ def _seen(history: MemoryHistory) -> dict[str, _Seen]:
     """The states of every parameter, by the facts of the whole recording."""
     recording, facts = history.recording, history.facts
     texts, masters = recording.texts, _masters(history)
-    records = {record.name: record for record in recording.parameters}
+    records = {record.name: record for record in history.parameters}
     rows = np.flatnonzero(facts.fact == Fact.OPTIMIZER_STATE)
     _, first = np.unique(facts.allocation[rows] * len(texts) + facts.name[rows], return_index=True)
     together = _elements_of_each(history, rows[first], records)

@@ -27,6 +27,7 @@ class TermKind(StrEnum):
     PARAMETERS_GONE = "parameters freed before this mark"
     PARAMETERS_LATER = "parameters made after this mark"
     PARAMETERS_MOVED = "earlier memory of a parameter that is still alive"
+    PARAMETERS_KEPT = "copies of parameters that an optimizer keeps to put them back: {about}"
     PARAMETER_COPIES = "parameters of modules that did not run, such as copies of the model"
     AROUND_PARAMETERS = "memory around parameters that are views of a larger buffer"
 
@@ -38,9 +39,10 @@ class TermKind(StrEnum):
     GRADIENTS_LATER = "no gradient before this mark: the first came later"
     NO_GRADIENTS = "no gradient: none of theirs was seen in the recording"
     FUNCTIONAL_GRADIENTS = "no gradient of theirs: those that torch.func gives are the script's own tensors"
+    GRADIENTS_OF_INPUTS = "gradients of inputs"
     AROUND_GRADIENTS = "memory around gradients that are views of a larger buffer"
 
-    MASTER_TYPE = "master copies of {about} parameters"
+    MASTER_TYPE = "master copies in {about}"
     NO_MASTER = "parameters without a master copy in this process"
     MASTERS_GONE = "master copies freed before this mark"
     MASTERS_LATER = "master copies made after this mark"
@@ -53,6 +55,7 @@ class TermKind(StrEnum):
     COMPILED = "no cast was seen: those inside compiled code are not told from its other memory"
     NORMS_NOT_CAST = "norms: no cast of their parameters was made"
     EMBEDDINGS_NOT_CAST = "embeddings: no cast of them was made"
+    DOUBLES_NOT_CAST = "float64 parameters, which autocast does not cast"
     NOT_CAST = "other parameters of which no cast was made"
     CASTS_OF_THE_SCRIPT = "casts that are not autocast's"
     COPIES_IN_CACHE = "copies that the cache still holds: autocast has not been left"
@@ -62,6 +65,7 @@ class TermKind(StrEnum):
     COPY_TYPE = "copies in another type than the model tells"
     COPIES_OF_EARLIER_STEPS = "copies of an earlier step that are still alive"
     COPIES_MADE_AGAIN = "copies made again for another use: no cache served it"
+    COPIES_OF_UNTRAINED = "copies of parameters that nothing trains"
     COPIES_OF_VIEWS_TOO = "copies of views of a parameter, besides the whole"
     COPIES_OF_VIEWS_ONLY = "copies of views of a parameter instead of the whole"
 

@@ -8,7 +8,7 @@ residual is a real check: it is 0 only when the terms account for every byte.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -40,11 +40,13 @@ from ampmem.analysis.static_model.unknown import unknown_of
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.marks import trains
-from ampmem.events import Fact, ParameterRecord, Recording
+from ampmem.events import Fact, ParameterRecord
 from ampmem.units import format_count
 from ampmem.vocabulary import AUTOCAST_ARMS, STEP_MARKS, Mark
 
 TOTAL = "total"
+_SOME = 0.1
+"""Gradients of a smaller share of the elements than this do not decide on a recipe: one may be held by a variable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +159,8 @@ def _lost_parameters(evidence: Mapping[Mark, Evidence]) -> str | None:
     """What to say where a mark has nothing of the model's parameters: then they are somewhere else in the sums."""
     for mark, seen in evidence.items():
         size = sum(own_bytes(record) for record in seen.parameters)
-        if size and not seen.live[Category.PARAMETERS]:
+        swapped = seen.live[Category.MASTER_COPIES] and seen.fates[Category.PARAMETERS].gone
+        if size and not seen.live[Category.PARAMETERS] and not swapped:
             when = str(mark).replace("_", " ")
             return (
                 f"none of the model's parameters ({format_count(size)} bytes) was found in the recorded memory {when}: "
@@ -167,51 +170,54 @@ def _lost_parameters(evidence: Mapping[Mark, Evidence]) -> str | None:
 
 
 def _model(history: MemoryHistory, evidence: Collection[Evidence]) -> _Model:
-    recording = history.recording
     if _is_inference(history):
-        precision, optimizers = _precision_of_inference(recording), NO_OPTIMIZERS
+        precision, optimizers = _precision_of_inference(history), NO_OPTIMIZERS
     else:
-        precision, optimizers = _precision(recording, evidence), optimizers_of(history)
+        precision, optimizers = _precision(history, evidence), optimizers_of(history)
     state = sum(
         optimizers.model_of(record).bytes_per_element(precision.optimized_itemsize) * own_elements(record)
-        for record in recording.parameters
+        for record in history.parameters
     )
-    count = sum(own_elements(record) for record in recording.parameters)
+    count = sum(own_elements(record) for record in history.parameters)
     return _Model(precision=precision, optimizers=optimizers, count=count, state=state)
 
 
-def _precision(recording: Recording, evidence: Collection[Evidence]) -> Precision:
+def _precision(history: MemoryHistory, evidence: Collection[Evidence]) -> Precision:
     """The recipe's precision, by the type that most elements have, the arm, and the gradients of master copies."""
-    if not _mostly_half(recording):
+    recording = history.recording
+    if not _mostly_half(history):
         return AUTOCAST if recording.arm.name in AUTOCAST_ARMS else FP32
     if not (recording.facts.fact == Fact.MASTER_COPY).any():
         return PURE_HALF
-    sizes = {size for seen in evidence for size in _gradient_itemsizes(seen)}
-    if {2, 4} <= sizes:
+    shares = [_gradient_shares(seen) for seen in evidence]
+    if any(min(share.get(2, 0), share.get(4, 0)) >= _SOME for share in shares):
         return HALF_MASTER_FP32_ACCUMULATION
-    return HALF_MASTER_FP32_GRADIENTS if 4 in sizes else HALF_MASTER
+    return HALF_MASTER_FP32_GRADIENTS if any(share.get(4, 0) >= _SOME for share in shares) else HALF_MASTER
 
 
-def _precision_of_inference(recording: Recording) -> Precision:
-    if _mostly_half(recording):
+def _precision_of_inference(history: MemoryHistory) -> Precision:
+    if _mostly_half(history):
         return INFERENCE_HALF
-    return INFERENCE_AUTOCAST if recording.arm.name in AUTOCAST_ARMS else INFERENCE_FP32
+    return INFERENCE_AUTOCAST if history.recording.arm.name in AUTOCAST_ARMS else INFERENCE_FP32
 
 
-def _mostly_half(recording: Recording) -> bool:
+def _mostly_half(history: MemoryHistory) -> bool:
     """Whether most elements of parameters have two bytes."""
     elements: dict[int, int] = {}
-    for record in recording.parameters:
+    for record in history.parameters:
         elements[itemsize(record)] = elements.get(itemsize(record), 0) + record.elements
     return max(elements, key=lambda size: elements[size], default=4) == 2
 
 
-def _gradient_itemsizes(evidence: Evidence) -> Iterator[int]:
-    """Bytes per element of the gradients that are alive."""
+def _gradient_shares(evidence: Evidence) -> dict[int, float]:
+    """Of how large a share of all elements a gradient is alive, by its bytes per element."""
     elements = {record.name: record.elements for record in evidence.parameters}
+    shares: dict[int, float] = {}
     for name, sizes in credit(evidence.memories[Category.GRADIENTS], evidence.parameters).of.items():
         for size in sizes:
-            yield size // (elements[name] or 1)
+            width = size // (elements[name] or 1)
+            shares[width] = shares.get(width, 0) + elements[name] / sum(elements.values())
+    return shares
 
 
 def _recipe(model: _Model) -> StaticRecipe:

@@ -11,6 +11,7 @@ class Category(StrEnum):
     """What the analysis concludes about an allocation; the values are the keys of the summary."""
 
     PARAMETERS = "parameters"
+    UNTRAINED = "untrained"
     GRADIENTS = "gradients"
     OPTIMIZER_STATE = "optimizer_state"
     MASTER_COPIES = "master_copies"

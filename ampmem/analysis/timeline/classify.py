@@ -13,6 +13,7 @@ import numpy as np
 from ampmem.analysis.timeline.categories import CODES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, JoinedFacts, Lifetimes, Mask
 from ampmem.analysis.timeline.marks import failure_ns, trains
+from ampmem.analysis.timeline.untrained import trained_in
 from ampmem.events import OTHER_THREADS, Action, Column, Fact, Phase, Recording, StepRecord
 from ampmem.vocabulary import SourceKind
 
@@ -46,6 +47,10 @@ class View:
     step_end_ns: Column
     next_backward_ns: Column
     failure_ns: Column
+    untrained: Mask
+    """Which are memory of such parameters alone as nothing trains, beside a model that is trained."""
+    last_step: int
+    """Index of the last step that ended."""
     soon: int = 1
     """In how many steps after its own a temporary is dead: the output of inference is the input of the next step."""
 
@@ -92,6 +97,11 @@ def is_elsewhere(view: View) -> Mask:
     return view.elsewhere
 
 
+def is_untrained(view: View) -> Mask:
+    """Memory of parameters that nothing trains: of an average of the weights, a teacher, an idle model."""
+    return view.untrained & view.has(Fact.PARAMETER)
+
+
 def is_parameter(view: View) -> Mask:
     """Memory of an ``nn.Parameter``."""
     return view.has(Fact.PARAMETER)
@@ -116,6 +126,11 @@ def is_optimizer_state(view: View) -> Mask:
 def is_buffer(view: View) -> Mask:
     """Memory of a module buffer."""
     return view.has(Fact.BUFFER)
+
+
+def is_cached(view: View) -> Mask:
+    """What a module's attribute has held since a step before the last, such as a mask made in the first forward."""
+    return view.has(Fact.ATTRIBUTE) & ~view.has(Fact.INPUT) & (view.step < view.last_step)
 
 
 def is_communication(view: View) -> Mask:
@@ -154,8 +169,13 @@ def is_collective(view: View) -> Mask:
     return view.has(Fact.COLLECTIVE)
 
 
+def is_idle(view: View) -> Mask:
+    """Memory of a parameter in a module that did not run, beside a model that is trained."""
+    return view.untrained & view.has(Fact.PARAMETER_COPY)
+
+
 def is_parameter_copy(view: View) -> Mask:
-    """Memory of a parameter in a module that did not run."""
+    """Memory of a parameter in a module that did not run, where nothing is trained."""
     return view.has(Fact.PARAMETER_COPY)
 
 
@@ -173,12 +193,15 @@ def is_temporary(view: View) -> Mask:
 
 RULES: tuple[Rule, ...] = (
     Rule(category=Category.OTHER, names=(), applies=is_elsewhere),
-    Rule(category=Category.PARAMETERS, names=(Fact.PARAMETER,), applies=is_parameter),
+    Rule(category=Category.UNTRAINED, names=(Fact.PARAMETER,), applies=is_untrained),
     Rule(category=Category.MASTER_COPIES, names=(Fact.MASTER_COPY,), applies=is_master_copy),
+    Rule(category=Category.PARAMETERS, names=(Fact.PARAMETER,), applies=is_parameter),
     Rule(category=Category.GRADIENTS, names=(Fact.GRADIENT,), applies=is_gradient),
     Rule(category=Category.OPTIMIZER_STATE, names=(Fact.OPTIMIZER_STATE,), applies=is_optimizer_state),
+    Rule(category=Category.UNTRAINED, names=(Fact.PARAMETER_COPY,), applies=is_idle),
     Rule(category=Category.PARAMETERS, names=(Fact.PARAMETER_COPY,), applies=is_parameter_copy),
     Rule(category=Category.BUFFERS, names=(Fact.BUFFER,), applies=is_buffer),
+    Rule(category=Category.BUFFERS, names=(Fact.ATTRIBUTE,), applies=is_cached),
     Rule(category=Category.COMMUNICATION, names=(Fact.COMMUNICATION,), applies=is_communication),
     Rule(category=Category.CAST_COPIES, names=(Fact.CAST_COPY,), applies=is_cast_copy),
     Rule(category=Category.INPUTS, names=(Fact.INPUT,), applies=is_input),
@@ -191,8 +214,10 @@ RULES: tuple[Rule, ...] = (
 """In order of precedence; what no rule matches is ``other``."""
 
 
-def view_of(lifetimes: Lifetimes, facts: JoinedFacts, recording: Recording) -> View:
-    """Gather what the rules look at."""
+def view_of(
+    lifetimes: Lifetimes, facts: JoinedFacts, recording: Recording, untrained: frozenset[str] = frozenset()
+) -> View:
+    """Gather what the rules look at; ``untrained`` names the parameters that nothing trains."""
     phases, steps = recording.phases, recording.steps
     bits = np.zeros(len(lifetimes), dtype=np.int64)
     for fact in Fact:
@@ -213,6 +238,8 @@ def view_of(lifetimes: Lifetimes, facts: JoinedFacts, recording: Recording) -> V
         step_end_ns=_step_ends(lifetimes.step, steps),
         next_backward_ns=backward[np.searchsorted(backward, lifetimes.born_ns, side="left")],
         failure_ns=_failures(lifetimes, recording),
+        untrained=_untrained(len(lifetimes), facts, recording, untrained),
+        last_step=max((record.index for record in steps if record.finished), default=0),
         soon=1 if trains(recording) else 2,
     )
 
@@ -226,6 +253,16 @@ def _unseen(lifetimes: Lifetimes, recording: Recording) -> Mask:
     no_phases = not np.isin(recording.phases.phase, _PLACES).any()
     unseen: Mask = before | ((lifetimes.phase == Phase.BETWEEN) & (without_stack | no_phases))
     return unseen
+
+
+def _untrained(count: int, facts: JoinedFacts, recording: Recording, names: frozenset[str]) -> Mask:
+    """Which allocations are of parameters that are all among ``names``, or of modules that never ran."""
+    if not trained_in(recording):
+        return np.zeros(count, dtype=np.bool_)
+    ids = [index for index, text in enumerate(recording.texts) if text in names]
+    mine: Mask = np.ones(count, dtype=np.bool_)
+    mine[facts.allocation[(facts.fact == Fact.PARAMETER) & ~np.isin(facts.name, ids)]] = False
+    return mine
 
 
 def _failures(lifetimes: Lifetimes, recording: Recording) -> Column:

@@ -11,7 +11,7 @@ from ampmem.analysis.timeline.classify import Classes
 from ampmem.analysis.timeline.lifetimes import JoinedFacts, Lifetimes
 from ampmem.analysis.timeline.marks import Instants
 from ampmem.analysis.timeline.timeline import Timeline
-from ampmem.events import Fact, Recording
+from ampmem.events import Fact, ParameterRecord, Recording
 from ampmem.output.shown import Shown
 
 
@@ -25,6 +25,13 @@ class MemoryHistory(Shown):
     classes: Classes
     timeline: Timeline
     marks: tuple[Instants, ...]
+    untrained: frozenset[str] = frozenset()
+    """Names of the parameters that nothing trains, beside a model that is trained."""
+
+    @property
+    def parameters(self) -> tuple[ParameterRecord, ...]:
+        """The recording's parameters, but for those of models that nothing trains."""
+        return tuple(record for record in self.recording.parameters if record.name not in self.untrained)
 
     def _in_short(self) -> str:
         return f"{len(self.lifetimes.born):,} allocations of {self.recording!r}"

@@ -66,6 +66,8 @@ class Log:
         """Text ids of all modules that ran so far."""
         self.casts = 0
         """How many casts of parameters were seen."""
+        self.in_graph: set[int] = set()
+        """Text ids of those that ran with gradients on."""
         self.running_op = 0
         """Text id of the op that is running on the recorded thread, in forward."""
         self._kinds: dict[tuple[torch.dtype, torch.Size], tuple[int, int]] = {}
@@ -157,8 +159,14 @@ class Log:
     def enter_module(self, module: int) -> None:
         """From now on code of ``module`` (a text id) runs."""
         self.module = module
-        self.entered.add(module)
         self._modules += (time_ns(), module)
+
+    def started(self, module: int) -> None:
+        """The forward of ``module`` (a text id) starts."""
+        self.entered.add(module)
+        if torch.is_grad_enabled():
+            self.in_graph.add(module)
+        self.enter_module(module)
 
     def op(self, start_ns: int, name: int, stack: int) -> None:
         """The op ``name``, called from ``stack``, has just ended; if it made an autograd node, that is the newest."""

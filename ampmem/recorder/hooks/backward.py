@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 import torch
 
 from ampmem.events import Fact
-from ampmem.names import FUNCTIONAL
+from ampmem.names import FUNCTIONAL, INPUT
 from ampmem.patching import Undo, hook, patch
-from ampmem.recorder.facts.guests import is_tensor
+from ampmem.recorder.facts.guests import gradient_of, is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.misses import Misses
 from ampmem.recorder.facts.texts import Texts
@@ -39,6 +40,9 @@ class GradientHooks:
         self._models = models
         self._texts = texts
         self._look = log.misses.guarded(self._note)
+        self._look_at_input = log.misses.guarded(self._note_input)
+        self._inputs: dict[int, weakref.ref[torch.Tensor]] = {}
+        """By ``id``, the inputs that may get a gradient."""
         self._watched: dict[int, Undo] = {}
         """By ``id``, the parameters that are hooked, and what undoes it."""
 
@@ -56,6 +60,22 @@ class GradientHooks:
                     undo = _nothing
                 self._watched[id(parameter)] = undo
 
+    def add_input(self, tensor: torch.Tensor) -> None:
+        """After the next backward ``tensor``, an input, may have a gradient."""
+        self._inputs[id(tensor)] = weakref.ref(tensor)
+
+    def note_inputs(self) -> None:
+        """Log the gradients that backward has left at inputs."""
+        inputs, self._inputs = self._inputs, {}
+        for reference in inputs.values():
+            self._look_at_input(reference)
+
+    def _note_input(self, reference: weakref.ref[torch.Tensor]) -> None:
+        tensor = reference()
+        gradient = None if tensor is None else gradient_of(tensor)
+        if gradient is not None:
+            self._log.about(Fact.GRADIENT, gradient, self._texts.id(INPUT))
+
     def remove(self) -> None:
         """Take all hooks away, and torch's lists of them that are empty then: a parameter without hooks has none."""
         for undo in self._watched.values():
@@ -65,6 +85,7 @@ class GradientHooks:
             if id(parameter) in self._watched and not gradient_hooks(parameter):
                 forget_gradient_hooks(parameter)
         self._watched.clear()
+        self._inputs.clear()
 
     def _note(self, name: int, path: int, parameter: torch.Tensor) -> None:
         if parameter.grad is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -29,6 +30,9 @@ class Listener(Protocol):
 
     def batch_seen(self, size: int) -> None:
         """The outermost module is fed tensors whose first dimension is ``size``."""
+
+    def input_seen(self, tensor: torch.Tensor) -> None:
+        """The outermost module is fed ``tensor``, a leaf that gets a gradient."""
 
     def forward_ended(self, *, raised: bool) -> None:
         """The outermost module has returned or ``raised``."""

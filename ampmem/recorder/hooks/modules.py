@@ -137,7 +137,7 @@ class ModuleHooks:
             path = self._models.path_id(module)
         self._arm_seen.sample()
         self._running.append((id(module), path))
-        self._log.enter_module(path)
+        self._log.started(path)
 
     def _ran_elsewhere(self, module: nn.Module) -> None:
         """``module`` is about to run on a thread that is not recorded: said once, of the first that has parameters."""
@@ -178,6 +178,8 @@ class ModuleHooks:
         for leaf in tree_leaves(arguments):
             if is_tensor(leaf) and leaf.grad_fn is None and not is_parameter(leaf):
                 self._log.about(Fact.INPUT, leaf)
+                if leaf.requires_grad:
+                    self._listener.input_seen(leaf)
                 if leaf.dim():
                     sizes.append(leaf.size(0))  # a nested tensor has no shape
         if sizes and self._feeds_batch:

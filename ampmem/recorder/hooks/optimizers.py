@@ -24,7 +24,7 @@ from ampmem.recorder.facts.parts import PLAIN
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Models, Slot, parameter_record
-from ampmem.recorder.models.twins import is_master, partition_of, twins_of
+from ampmem.recorder.models.twins import chosen_from, is_master, partition_of, twins_of
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
 from ampmem.recorder.torch_private.general import SCALER_STEP, found_inf, scale_of
 from ampmem.recorder.torch_private.optimizers import (
@@ -83,6 +83,12 @@ class OptimizerHooks:
         """Text ids, by the optimizer's key and the parameter's name."""
         self._optimized: dict[str, int] = {}
         """Name of each parameter to the number of the optimizer that updates it, or its master copy."""
+        self._wider: set[str] = set()
+        """Names of the parameters that an update found in wider memory than the forward before."""
+        self._made: list[weakref.ref[Optimizer]] = []
+        """The optimizers that were made while it was recorded."""
+        self._idle: set[str] = set()
+        """Names of the parameters that optimizers without an update have."""
 
     def install(self) -> Callable[[], None]:
         """Register the hooks and wrap ``GradScaler.step``; returns what undoes it."""
@@ -101,7 +107,9 @@ class OptimizerHooks:
     def assign(self, record: ParameterRecord) -> ParameterRecord:
         """``record`` with the index of its optimizer, when that is known."""
         optimizer = self._optimized.get(record.name)
-        return record if optimizer is None else replace(record, optimizer=optimizer)
+        if optimizer is None and record.name not in self._idle:
+            return record
+        return replace(record, optimizer=optimizer, held=True)
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._go_last()
@@ -116,9 +124,26 @@ class OptimizerHooks:
         stepping.append(id(optimizer))
         if self._listener.recording:
             self.note_gradients(optimizer)
+            self._note_swapped(optimizer)
             if id(optimizer) not in self._records and self._states_of(optimizer):  # which this update may replace
                 self._note_tensors(optimizer, self._names(optimizer, before=True), named=True)
             self._listener.optimizer_started(type(optimizer).__name__)
+
+    def _note_swapped(self, optimizer: Optimizer) -> None:
+        """Log as master copies what ``optimizer`` updates where forward uses narrower memory, in two steps at least.
+
+        In one step alone the model may have been converted in between.
+        """
+        models = self._models
+        updated = {id(parameter) for _, _, parameter in _parameters(optimizer)}
+        for slot, parameter in models.parameters():
+            width = models.widths.get(slot.name_id)
+            if width is None or id(parameter) not in updated or parameter.element_size() <= width:
+                continue
+            if slot.name in self._wider:
+                models.swapped.add(slot.name)
+                self._log.about(Fact.MASTER_COPY, parameter, slot.name_id, slot.path_id)
+            self._wider.add(slot.name)
 
     def _go_last(self) -> None:
         """Torch iterates over these hooks: ours, with which a recording may end, must come last."""
@@ -137,10 +162,21 @@ class OptimizerHooks:
             self._shells.add(stepping[-1])
         if self._listener.recording:
             self.note_state(optimizer)
+            if not stepping:
+                self._note_others(optimizer)
         if not stepping:
             found = found_inf(optimizer)  # set by a GradScaler on fused optimizers
             skipped = False if found is None else number_of(found)
             self._updated(optimizer, skipped)
+
+    def _note_others(self, optimizer: Optimizer) -> None:
+        """Log the state of optimizers whose ``step`` is never called: those of SAM have two of other names."""
+        self._made = [made for made in self._made if made() is not None]
+        for reference in self._made:
+            other = reference()
+            if other is None or other is optimizer or id(other) in self._records or not self._states_of(other):
+                continue
+            self._note_tensors(other, self._names(other, before=True), named=True)
 
     def _updated(self, optimizer: Optimizer, skipped: float | LateNumber | None) -> None:
         self._updates += 1
@@ -190,6 +226,8 @@ class OptimizerHooks:
             idle = id(optimizer) not in self._records
             if idle:
                 self._note_tensors(optimizer, names, named=True)
+                theirs = (names.get(id(parameter), []) for _, _, parameter in _given(optimizer))
+                self._idle |= {self._texts.value(name) for known in theirs for name, _ in known}
             states = self._states_of(optimizer) or ()
             logged += [state for parameter, state in states if not idle or id(parameter) in names]
         return logged
@@ -257,7 +295,11 @@ class OptimizerHooks:
     def _copy_of(self, parameter: torch.Tensor, twinless: Sequence[tuple[Slot, torch.Tensor]]) -> _Own | None:
         """``parameter`` as a copy of some of those that have none yet; ``None`` where it is none."""
         candidates = [candidate for _, candidate in twinless]
-        twins = twins_of(parameter, candidates) or partition_of(parameter, candidates)
+        twins: Sequence[int] = twins_of(parameter, candidates) or partition_of(parameter, candidates)
+        reached = sum(candidates[place].numel() for place in twins)
+        if reached < parameter.numel():  # what seems to be padding may be others, further on
+            chosen = chosen_from(parameter, candidates)
+            twins = chosen if sum(candidates[place].numel() for place in chosen) > reached else twins
         names = [(twinless[place][0].name_id, twinless[place][0].path_id) for place in twins]
         return _Own(parameter=weakref.ref(parameter), fact=Fact.MASTER_COPY, names=names) if names else None
 
@@ -300,6 +342,7 @@ class OptimizerHooks:
         @functools.wraps(original)
         def __init__(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             original(optimizer, *args, **kwargs)
+            self._made.append(weakref.ref(optimizer))
             made(optimizer)
 
         made = self._log.misses.guarded(listener.optimizer_made)
@@ -361,6 +404,13 @@ def _parameters(optimizer: Optimizer) -> Iterator[tuple[int, int, torch.Tensor]]
     for group_index, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):
             yield group_index, index, parameter
+
+
+def _given(optimizer: Optimizer) -> list[tuple[int, int, torch.Tensor]]:
+    """The parameters that ``optimizer`` has; none of one that is not set up, of which that it is so was noted."""
+    with suppress(Exception):  # of a class of the script's, whose groups may be anything
+        return list(_parameters(optimizer))
+    return []
 
 
 def _tensors(value: Any, key: str, seen: frozenset[int] = frozenset()) -> Iterator[tuple[str, torch.Tensor]]:

@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampmem.events import Fact
+from ampmem.names import StateName
 from ampmem.recorder.facts.addresses import Blocks
 from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_parameter, is_tensor, states_of
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.parts import PLAIN, parts_of
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.models.live import collection_paused, live_objects
-from ampmem.recorder.models.models import Models
+from ampmem.recorder.models.models import ROOT, Models
+from ampmem.recorder.torch_private.general import BUFFERS, CHILDREN, PARAMETERS
 
 _LEVELS = 8
 """How far up is looked: from a tensor to the object that a script knows by name."""
@@ -33,6 +35,10 @@ _LOOKED_AT = 64
 """How many storages are asked for, the largest first: each level costs a walk through all objects."""
 
 
+_DEPTH = 4
+"""How many containers and objects deep an attribute of a module or an optimizer is looked into."""
+_PARTS = frozenset((PARAMETERS, BUFFERS, CHILDREN))
+"""The attributes of a module that are looked at elsewhere."""
 _SHARE = 100
 """At a recording's end holders are looked for when nothing is known of more than one in so many bytes."""
 
@@ -44,6 +50,7 @@ class Holders:
         self._log = log
         self._texts = texts
         self._states_of = log.misses.guarded(states_of)
+        self._note_module = log.misses.guarded(self._note_attributes)
 
     def state_of(self, optimizers: Iterable[Optimizer]) -> list[Tensor]:
         """The tensors that ``optimizers`` keep for their parameters; of one that cannot be asked there are none."""
@@ -62,20 +69,49 @@ class Holders:
         ``blocks`` are those that are alive, where the source knows them: then nobody is asked in vain.
         """
         known = self._known(models, states)
+        for module in models.modules():
+            self._note_module(module, models.known_path_id(module), known)
         if blocks is not None:
             unknown = sum(size for address, size in blocks.unseen.items() if address not in known)
             if unknown * _SHARE <= blocks.total:
                 return
         with collection_paused():
-            self._note_holders(self._unknown(models, known))
+            optimizers = self._note_holders(self._unknown(models, known))
+        for optimizer in optimizers:
+            self._note_kept(optimizer, known)
 
-    def _note_holders(self, tensors: list[Tensor]) -> None:
-        """Nothing else of ours may hold ``tensors`` now: it would be found."""
-        for tensor, name in zip(tensors, names_of_holders(tensors), strict=True):
+    def _note_attributes(self, module: nn.Module, path: int, known: set[int]) -> None:
+        """Log what attributes of ``module`` hold, such as a mask that its first forward has made."""
+        for key, value in list(attributes_of(module).items()):
+            if key not in _PARTS:
+                for name, tensor in _inside(value, key, _DEPTH):
+                    if self._log.storage_address(tensor) not in known:
+                        above = self._texts.value(path)
+                        full = self._texts.id(name if above == ROOT else f"{above}.{name}")
+                        self._log.fact(
+                            Fact.ATTRIBUTE, self._log.storage_address(tensor), full, path, tensor=_plain(tensor)
+                        )
+
+    def _note_kept(self, optimizer: Any, known: set[int]) -> None:
+        """Log what ``optimizer``, which is none of torch.optim's own kind, keeps in its attributes."""
+        for name, tensor in _inside(optimizer, "", _DEPTH):
+            address = self._log.storage_address(tensor)
+            if address and address not in known:
+                state = str(StateName(state=name.removesuffix("._value"), parameter=""))
+                self._log.fact(Fact.OPTIMIZER_STATE, address, self._texts.id(state), tensor=_plain(tensor))
+
+    def _note_holders(self, tensors: list[Tensor]) -> list[Any]:
+        """Log who holds ``tensors``; returns those holders that are optimizers of whatever library.
+
+        Nothing else of ours may hold ``tensors`` now: it would be found.
+        """
+        optimizers: dict[int, Any] = {}
+        for tensor, name in zip(tensors, names_of_holders(tensors, optimizers), strict=True):
             if name:
                 self._log.fact(
                     Fact.HELD, self._log.storage_address(tensor), self._texts.id(name), tensor=_plain(tensor)
                 )
+        return list(optimizers.values())
 
     def _left_behind(self) -> list[Tensor]:
         """One tensor of each of the largest storages, parameters left out."""
@@ -126,9 +162,35 @@ def _tensors(state: Any) -> list[Tensor]:
     return list(filter(is_tensor, dict.values(state))) if issubclass(type(state), dict) else []
 
 
-def names_of_holders(tensors: list[Tensor]) -> list[str]:
+def _inside(value: Any, name: str, depth: int) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that ``value`` holds, at most ``depth`` containers and objects deep, each with its path.
+
+    Modules and optimizers inside of it have their own; of other objects only their dictionary is looked at.
+    """
+    kind = type(value)
+    if is_tensor(value):
+        if type(value) in PLAIN:
+            yield name, value
+    elif depth and (name == "" or not issubclass(kind, (nn.Module, Optimizer, ModuleType, type))):
+        for part, key in _parts(value):
+            if part is attributes_of(value):
+                continue
+            yield from _inside(part, f"{name}{key}".removeprefix("."), depth - 1)
+
+
+def _is_optimizer(owner: Any) -> bool:
+    """Whether ``owner`` is called an optimizer, or steps and zeroes gradients as one: Keras' own, or a wrapper."""
+    kinds = type(owner).__mro__
+    if issubclass(type(owner), (nn.Module, Optimizer, ModuleType, type)):
+        return False
+    called = any("Optimizer" in str(_CLASS_NAME(kind)) for kind in kinds)
+    return called or all(any(key in kind.__dict__ for kind in kinds) for key in ("step", "zero_grad"))
+
+
+def names_of_holders(tensors: list[Tensor], optimizers: dict[int, Any] | None = None) -> list[str]:
     """For each of ``tensors`` where it hangs, such as ``DynamicCache.layers[0].keys``; empty where nobody holds it.
 
+    Those of the objects in the names that are optimizers are put into ``optimizers``, by ``id``.
     What only a local variable of a function holds is held by nobody here: the collector does not see those.
     """
     up: dict[int, tuple[Any, str]] = {}
@@ -150,7 +212,13 @@ def names_of_holders(tensors: list[Tensor]) -> list[str]:
         level = found
         if not level:
             break
-    return [_name(tensor, up) for tensor in tensors]
+    names = []
+    for tensor in tensors:
+        name, objects = _name(tensor, up)
+        names.append(name)
+        if optimizers is not None:
+            optimizers |= {id(each): each for each in objects if _is_optimizer(each)}
+    return names
 
 
 def _is_own(owner: Any, level: list[Any], own: list[Any]) -> bool:
@@ -190,22 +258,27 @@ def _key(key: Any) -> str:
     return repr(key) if type(key) in _KEYS else type(key).__name__
 
 
-def _name(item: Any, up: dict[int, tuple[Any, str]]) -> str:
-    """From the outermost object of a class; where there is none, from a module's variable or a container."""
-    path, name, objects = "", "", 0
+def _name(item: Any, up: dict[int, tuple[Any, str]]) -> tuple[str, list[Any]]:
+    """From the outermost object of a class; where there is none, from a module's variable or a container.
+
+    Returns the objects in the name, too.
+    """
+    path, name = "", ""
+    objects: list[Any] = []
     seen: set[int] = set()
-    while id(item) in up and id(item) not in seen and objects < _OBJECTS:
+    while id(item) in up and id(item) not in seen and len(objects) < _OBJECTS:
         seen.add(id(item))
         item, part = up[id(item)]
         path = _as_attribute(path) if part == "" else part + path
         if issubclass(type(item), ModuleType):
-            return name if objects else path.lstrip(".")
+            return (name if objects else path.lstrip(".")), objects
         if issubclass(type(item), (dict, *_CONTAINERS)):
             name = name if objects else type(item).__name__ + path
         else:
-            name, objects = type(item).__name__ + path, objects + 1
+            name = type(item).__name__ + path
+            objects.append(item)
     # A tuple that nothing holds is the arguments of a call that is running, such as that of a hook.
-    return "" if type(item) is tuple and path.count("[") == 1 else name
+    return ("" if type(item) is tuple and path.count("[") == 1 else name), objects
 
 
 def _as_attribute(path: str) -> str:

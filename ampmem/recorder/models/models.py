@@ -8,13 +8,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from ampmem.events import Fact, ParameterRecord
 from ampmem.recorder.facts.log import Log
-from ampmem.recorder.facts.parts import bytes_of, dtype_of, elements_of, parts_of
+from ampmem.recorder.facts.parts import PLAIN, bytes_of, dtype_of, elements_of, parts_of
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.models.anatomy import children, has_parameters, held_as, named, named_parameters, tree
 from ampmem.recorder.models.covered import Covered
@@ -36,6 +37,8 @@ class Slot:
     name: str
     name_id: int
     path_id: int
+    model: str
+    """Path of the root."""
     above: tuple[int, ...]
     """Text ids of the paths from the root to the module."""
 
@@ -104,6 +107,10 @@ class Models:
         """Text ids of the parameters' names, as of the last :meth:`note`."""
         self.buffers_at = Places(log)
         """The same of the buffers."""
+        self.widths: dict[int, int] = {}
+        """Bytes per element of each parameter in the newest forward with gradients on, by the text id of its name."""
+        self.swapped: set[str] = set()
+        """Names of the parameters whose ``data`` the script swaps: an update finds wider memory than each forward."""
         self.sharded = Sharded()
         """Which parameters stand in for shards, as of the last :meth:`note`."""
         self._parts: set[int] = set()
@@ -165,8 +172,18 @@ class Models:
             self.refresh()
         self.parameters_at.clear()
         self.buffers_at.clear()
+        in_graph = torch.is_grad_enabled()
         for slot, parameter in self.parameters():
             self.parameters_at.add(parameter, slot.name_id)
+            if in_graph and type(parameter) in PLAIN:
+                if slot.name in self.swapped:
+                    if parameter.element_size() > self.widths[slot.name_id]:
+                        continue  # the recording has ended between an update and the next forward
+                    kind = self._records[slot.name].kind
+                    self._records[slot.name] = replace(
+                        self._records[slot.name], **_sizes(parameter_record(slot.name, parameter, kind=kind))
+                    )
+                self.widths[slot.name_id] = parameter.element_size()
             self._log.about(Fact.PARAMETER, parameter, slot.name_id, slot.path_id)
         for slot in self._buffers:
             buffer = slot.tensor(BUFFERS)
@@ -178,7 +195,7 @@ class Models:
         """Every live parameter with where it hangs."""
         for slot in self._parameters:
             parameter = slot.tensor(PARAMETERS)
-            if parameter is not None:
+            if parameter is not None and not _is_computed(parameter):
                 yield slot, self.sharded.kept(parameter)  # type: ignore[arg-type]
 
     def parameter_names(self) -> Iterator[str]:
@@ -241,12 +258,15 @@ class Models:
             module = slot.module()
             kind = "" if module is None else type(module).__name__
             record = parameter_record(slot.name, parameter, kind=kind, shares=shares)
+            record = replace(record, model=slot.model, in_graph=self._in_graph(slot))
             overlap = covered.overlap(place, record.bytes) if shares is None else 0
             padding = self.sharded.padding(parameter) if shares is None else 0
             if overlap or padding:
                 record = replace(record, overlap=overlap, padding=padding)
             if id(parameter) in wholes:
                 record = replace(record, global_elements=wholes[id(parameter)])
+            if slot.name in self.swapped:
+                record = replace(record, **_sizes(self._records[slot.name]))
             self._records[slot.name] = record
         return list(self._records.values())
 
@@ -256,6 +276,10 @@ class Models:
             root = reference()
             for _, module in () if root is None else tree(root, prefix):
                 yield from flat_wholes(module)
+
+    def _in_graph(self, slot: Slot) -> bool | None:
+        """Whether the module of ``slot`` ever ran with gradients on; ``None`` where it never ran."""
+        return slot.path_id in self._log.in_graph if slot.path_id in self._log.entered else None
 
     def _is_part(self, module: nn.Module) -> bool:
         return id(module) in self._parts and self._known_path(module) is not None
@@ -298,7 +322,13 @@ class Models:
                     name = f"{path}.{key}" if path else key
                     name_id = self._texts.id(name)
                     slot = Slot(
-                        module=reference, key=key, name=name, name_id=name_id, path_id=path_id, above=above[path]
+                        module=reference,
+                        key=key,
+                        name=name,
+                        name_id=name_id,
+                        path_id=path_id,
+                        model=prefix,
+                        above=above[path],
                     )
                     slots.append(slot)
 
@@ -318,6 +348,22 @@ def parameter_record(
         shares=shares,
         global_elements=parameter.numel() if is_part_of_whole(parameter) else None,
     )
+
+
+def _is_computed(parameter: torch.Tensor) -> bool:
+    """Whether ``parameter`` is what ops have made of others: a fast weight, which stands in for the module's own.
+
+    A view of a leaf is none: it lies in the parameter's own memory.
+    """
+    if parameter.is_leaf:
+        return False
+    base = parameter._base
+    return base is None or not base.is_leaf
+
+
+def _sizes(record: ParameterRecord) -> dict[str, Any]:
+    """What of ``record`` is another when the parameter's ``data`` is swapped."""
+    return {"bytes": record.bytes, "dtype": record.dtype}
 
 
 def _shapes(module: nn.Module) -> list[torch.Size]:

@@ -44,6 +44,38 @@ def _row_from(first: int, copy: torch.Tensor, parameters: Sequence[torch.Tensor]
     return range(first, last) if reached and copy.numel() - reached < min(PADDING, reached) else range(0)
 
 
+_WAYS = 64
+"""So many choices of parameters are followed at the most: those that begin with equal values can be mistaken."""
+
+
+def chosen_from(copy: torch.Tensor, parameters: Sequence[torch.Tensor]) -> list[int]:
+    """Which of ``parameters`` a flat ``copy`` in another precision has, in their order but with others in between.
+
+    Such are the copies of a group of parameters: the weights without the biases, some of the layers. Their values must
+    say so. On a device, where those are not looked at, only the matrices, or all else, are tried.
+    """
+    total = copy.numel()
+    if copy.dim() != 1 or not copy.is_floating_point():
+        return []
+    others = [(place, each) for place, each in enumerate(parameters) if each.dtype != copy.dtype]
+    if _values(copy, 0) is None:
+        for matrices in (True, False):
+            mine = [(place, each) for place, each in others if (each.dim() > 1) is matrices]
+            if sum(each.numel() for _, each in mine) == total:
+                return [place for place, _ in mine]
+        return []
+    ways: dict[int, tuple[int, ...]] = {0: ()}
+    for place, parameter in others:
+        for reached, places in list(ways.items()):
+            further = reached + parameter.numel()
+            if further <= total and further not in ways and len(ways) < _WAYS and _is_copy(copy, reached, parameter):
+                ways[further] = (*places, place)
+    reached = max(ways)
+    fits = reached and total - reached < min(PADDING, reached)
+    found = list(ways[reached]) if fits else []
+    return found if any(any(_values(parameters[place], 0) or ()) for place in found) else []
+
+
 def partition_of(copy: torch.Tensor, parameters: Sequence[torch.Tensor]) -> range:
     """Where those are of which ``copy`` has all or, of the first and the last, a part, in another precision.
 

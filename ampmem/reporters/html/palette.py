@@ -34,6 +34,7 @@ _PRECISION_COPIES = {"light": "#66d5ff", "dark": "#8ddefe"}
 # Categories of one hue differ by their hatching.
 _OWN = {
     Category.PARAMETERS: Fill(light="#3958d1", dark="#5074e9"),
+    Category.UNTRAINED: Fill(light="#3958d1", dark="#5074e9", pattern="/"),
     Category.GRADIENTS: Fill(light="#0d6d46", dark="#2f835f"),
     Category.OPTIMIZER_STATE: Fill(light="#532d74", dark="#884493"),
     Category.MASTER_COPIES: Fill(**_PRECISION_COPIES),

@@ -40,6 +40,7 @@ _WORDS = {
     Category.CAST_COPIES: "the weights' copies",
     Category.MASTER_COPIES: "master copies",
     Category.OPTIMIZER_STATE: "optimizer state",
+    Category.UNTRAINED: "models that nothing trains",
 }
 _SINGULAR = (Category.OPTIMIZER_STATE, Category.WORKSPACE, Category.COMMUNICATION, Category.OTHER)
 _UPDATE = "optimizer"

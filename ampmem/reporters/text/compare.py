@@ -19,7 +19,7 @@ from ampmem.reporters.text.details import EVERYTHING, NOTHING, Detail
 from ampmem.reporters.text.next_steps import render_next
 from ampmem.reporters.text.out_of_memory import in_short
 from ampmem.reporters.text.sections.findings import render_labelled
-from ampmem.reporters.text.sections.run import describe_parameters, keyed
+from ampmem.reporters.text.sections.run import describe_parameters, describe_untrained, keyed
 from ampmem.reporters.text.sections.verdict import wording_lines
 from ampmem.reporters.text.warnings import render_warnings
 from ampmem.vocabulary import Mark
@@ -111,6 +111,7 @@ def _run(summary: Summary) -> list[tuple[str, str]]:
         ("device", f"{summary.device.name} ({summary.device.type}), events from {summary.source}"),
         ("torch", f"{summary.torch}, ampmem {summary.ampmem}"),
         ("parameters", describe_parameters(summary)),
+        *([("untrained", untrained)] if (untrained := describe_untrained(summary)) else []),
         ("optimizer", optimizers_or_none(summary)),
     ]
 

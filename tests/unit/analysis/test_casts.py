@@ -146,9 +146,9 @@ def test_recomputed_and_other_copies_and_phases_of_each_step() -> None:
 def test_a_parameter_in_the_memory_of_another_is_not_eligible_twice() -> None:
     recording = finished(run())
     twin = replace(recording.parameters[1], shares="both")
-    assert cast_eligible(recording) == 40
-    assert cast_eligible(replace(recording, parameters=(recording.parameters[0], twin))) == 10
-    assert cast_eligible(replace(recording, arm=replace(ARM, name="fp32"))) is None
+    assert cast_eligible(analyse(recording)) == 40
+    assert cast_eligible(analyse(replace(recording, parameters=(recording.parameters[0], twin)))) == 10
+    assert cast_eligible(analyse(replace(recording, arm=replace(ARM, name="fp32")))) is None
 
 
 def test_thousands_of_parameters() -> None:

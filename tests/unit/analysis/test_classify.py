@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from build import Story
+from documents import ROOT
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.timeline.categories import CATEGORIES, CODES, Category
-from ampmem.analysis.timeline.classify import RULES
-from ampmem.events import OTHER_THREADS, Action, Fact, Phase
+from ampmem.analysis.timeline.classify import RULES, view_of
+from ampmem.events import OTHER_THREADS, Action, Fact, Phase, Recording
 
 IT = 0x10
 """The address of the allocation that a test is about; it is always the first."""
@@ -59,8 +61,8 @@ def test_one_fact_alone(fact: Fact, category: Category) -> None:
 
 
 ORDER = [
-    Fact.PARAMETER,
     Fact.MASTER_COPY,
+    Fact.PARAMETER,
     Fact.GRADIENT,
     Fact.OPTIMIZER_STATE,
     Fact.PARAMETER_COPY,
@@ -84,11 +86,14 @@ def test_of_two_facts_the_earlier_rule_decides_and_names(strong: Fact, weak: Fac
 def test_the_rules_have_one_order() -> None:
     assert [rule.category for rule in RULES] == [
         Category.OTHER,
-        Category.PARAMETERS,
+        Category.UNTRAINED,
         Category.MASTER_COPIES,
+        Category.PARAMETERS,
         Category.GRADIENTS,
         Category.OPTIMIZER_STATE,
+        Category.UNTRAINED,
         Category.PARAMETERS,
+        Category.BUFFERS,
         Category.BUFFERS,
         Category.COMMUNICATION,
         Category.CAST_COPIES,
@@ -268,3 +273,119 @@ def test_what_other_threads_hold_is_other_wherever_it_was_born(phase: Phase) -> 
     analysis = analyse(story.recording())
     (found,) = np.flatnonzero(analysis.lifetimes.address == OTHER_THREADS)
     assert analysis.classes.category[found] == CODES[Category.OTHER]
+
+
+def in_phase(phase: Phase, *facts: Fact, op: str = "", after: Phase | None = None, ends: bool = False) -> Story:
+    """An allocation of ``phase``, about which ``facts`` are; phase ``after`` follows, and the step may end."""
+    story = born_in(phase, op=op)
+    for fact in facts:
+        story.fact(fact, IT, "its name")
+    if after is not None:
+        story.enter(after)
+    if ends:
+        story.end()
+    return story
+
+
+def elsewhere() -> Recording:
+    """What another thread holds, alone."""
+    story = Story()
+    story.begin(0)
+    story.alloc(OTHER_THREADS, 8)
+    return story.recording()
+
+
+def beside(fact: Fact, *, model: str = "its", trains: bool = True) -> Recording:
+    """Memory of the parameter ``its.weight`` of ``model``, and a parameter ``trained.weight``, which has a gradient."""
+    story = born_in(Phase.SETUP)
+    story.fact(fact, IT, "its.weight")
+    story.parameter(0x80, "trained.weight", 8)
+    if trains:
+        story.alloc(0x100, 32)
+        story.fact(Fact.GRADIENT, 0x100, "trained.weight")
+    (trained,) = story.recording().parameters
+    its = (replace(trained, name="its.weight", model=model),) if fact == Fact.PARAMETER else ()
+    return replace(story.recording(), parameters=(replace(trained, model="trained"), *its))
+
+
+def kept_by_a_module() -> Recording:
+    """What is made in the first step, and still an attribute's after the second."""
+    story = in_phase(Phase.FORWARD, after=Phase.BACKWARD, ends=True)
+    story.begin(1)
+    story.fact(Fact.ATTRIBUTE, IT, "mask")
+    story.end()
+    return story.recording()
+
+
+def freed(story: Story) -> Recording:
+    """``story``, with the allocation freed."""
+    story.free(IT)
+    return story.recording()
+
+
+DECIDED: list[tuple[str, list[Recording]]] = [
+    ("other", [elsewhere()]),
+    ("untrained", [beside(Fact.PARAMETER)]),
+    ("master_copies", [in_phase(Phase.SETUP, Fact.MASTER_COPY, Fact.PARAMETER).recording()]),
+    ("parameters", [beside(Fact.PARAMETER, model="trained"), beside(Fact.PARAMETER, trains=False)]),
+    ("gradients", [in_phase(Phase.BACKWARD, Fact.GRADIENT).recording()]),
+    ("optimizer_state", [in_phase(Phase.FORWARD, Fact.OPTIMIZER_STATE, after=Phase.BACKWARD).recording()]),
+    ("untrained", [beside(Fact.PARAMETER_COPY)]),
+    ("parameters", [beside(Fact.PARAMETER_COPY, trains=False)]),
+    ("buffers", [in_phase(Phase.SETUP, Fact.BUFFER, Fact.SAVED).recording()]),
+    ("buffers", [kept_by_a_module()]),
+    ("communication", [in_phase(Phase.FORWARD, Fact.COMMUNICATION, Fact.SAVED).recording()]),
+    ("cast_copies", [in_phase(Phase.FORWARD, Fact.CAST_COPY, Fact.SAVED).recording()]),
+    (
+        "inputs",
+        [
+            in_phase(Phase.BETWEEN, Fact.INPUT).recording(),
+            in_phase(Phase.DATA).recording(),
+            in_phase(Phase.BETWEEN, Fact.SAVED).recording(),
+        ],
+    ),
+    (
+        "workspace",
+        [
+            in_phase(Phase.BACKWARD, Fact.WORKSPACE).recording(),
+            in_phase(Phase.FORWARD, op="aten::mm", after=Phase.BACKWARD, ends=True).recording(),
+        ],
+    ),
+    (
+        "activations",
+        [
+            in_phase(Phase.FORWARD, Fact.SAVED).recording(),
+            in_phase(Phase.BACKWARD, Fact.RECOMPUTED).recording(),
+            in_phase(Phase.FORWARD, after=Phase.BACKWARD).recording(),
+        ],
+    ),
+    ("communication", [in_phase(Phase.BACKWARD, Fact.COLLECTIVE).recording()]),
+    ("other", [in_phase(Phase.BACKWARD, Fact.HELD).recording()]),
+    ("temporaries", [freed(in_phase(Phase.BACKWARD))]),
+    ("other", [in_phase(Phase.BACKWARD).recording()]),
+]
+"""Recordings whose first allocation each row of the documents' table decides, in its order; the last has no rule."""
+
+
+@pytest.mark.parametrize("place", range(len(DECIDED)))
+def test_each_row_of_the_documents_is_the_rule_that_decides(place: int) -> None:
+    name, recordings = DECIDED[place]
+    for recording in recordings:
+        analysis = analyse(recording)
+        view = view_of(analysis.lifetimes, analysis.facts, analysis.recording, analysis.untrained)
+        deciding = [number for number, rule in enumerate(RULES) if rule.applies(view)[0]]
+        assert (deciding or [len(RULES)])[0] == place
+        assert CATEGORIES[analysis.classes.category[0]] == name
+
+
+@pytest.mark.skipif(not (ROOT / "reports").is_dir(), reason="no checkout: pages are missing")
+def test_the_documents_say_what_decides_every_category() -> None:
+    text = (ROOT / "docs" / "recording.md").read_text(encoding="utf-8")
+    table = text.partition("\n## What decides a category\n")[2].partition("\n|")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
+    names = [name.strip("`") for name, _ in rows]
+    assert names == [name for name, _ in DECIDED] == [*(rule.category for rule in RULES), Category.OTHER]
+    assert set(names) == set(CATEGORIES)
+    for rule, (_, decides) in zip(RULES, rows, strict=False):
+        said = {fact for fact in Fact if f"`{fact.name.lower()}`" in decides}
+        assert said.issuperset(set(rule.names) - {Fact.SCRATCH}), rule

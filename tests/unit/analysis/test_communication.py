@@ -43,9 +43,9 @@ def test_global_numbers_are_there_where_something_is_sharded() -> None:
     story.parameter(0x10, "a.weight", 10)
     story.parameter(0x20, "b.weight", 0)
     recording = story.recording()
-    alone = parameters_of(recording, None)
+    alone = parameters_of(analyse(recording), None)
     assert (alone.count, alone.global_count, alone.global_bytes) == (10, None, None)
     first, second = recording.parameters
     sharded = (replace(first, global_elements=39), replace(second, global_elements=3))
-    both = parameters_of(replace(recording, parameters=sharded), None)
+    both = parameters_of(analyse(replace(recording, parameters=sharded)), None)
     assert (both.count, both.bytes, both.global_count, both.global_bytes) == (10, 40, 42, 168)

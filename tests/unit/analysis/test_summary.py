@@ -167,6 +167,8 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
             "cast_eligible": 100,
             "global_count": None,
             "global_bytes": None,
+            "untrained_count": 0,
+            "untrained_bytes": 0,
         },
         "optimizer": [{"class": "AdamW", "implementation": "foreach"}],
         "out_of_memory": None,

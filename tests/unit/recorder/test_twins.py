@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ampmem.recorder.models.twins import is_master, partition_of, twins_of  # noqa: E402
+from ampmem.recorder.models.twins import chosen_from, is_master, partition_of, twins_of  # noqa: E402
 
 
 def parameters(*sizes: int) -> list[torch.Tensor]:
@@ -39,6 +39,24 @@ def test_other_values_and_other_sizes_are_no_slice() -> None:
 def test_a_slice_that_could_be_two_is_none() -> None:
     same = [torch.zeros(64).bfloat16(), torch.zeros(64).bfloat16()]
     assert not partition_of(torch.zeros(64), same)
+
+
+def test_a_flat_copy_of_some_parameters_is_known_by_its_values() -> None:
+    mine = parameters(100, 30, 70, 30, 50)
+    mine[1] = mine[3] = torch.zeros(30).bfloat16()
+    for places in ([0, 2], [1, 4], [0, 1, 3, 4], [0, 2, 3]):
+        flat = torch.cat([mine[place].float() for place in places])
+        assert [mine[place].numel() for place in chosen_from(flat, mine)] == [mine[place].numel() for place in places]
+        assert not chosen_from(flat + 1, mine)
+    assert chosen_from(torch.cat([mine[0].float(), mine[2].float(), torch.zeros(2)]), mine) == [0, 2]
+    assert not chosen_from(torch.zeros(60), [mine[1], mine[0], mine[3]])  # nothing is told by zeros
+
+
+def test_on_a_device_a_flat_copy_of_all_matrices_is_known_by_its_size() -> None:
+    mine = [torch.empty(size, dtype=torch.bfloat16, device="meta") for size in ((4, 5), (5,), (5, 6), (6,))]
+    assert chosen_from(torch.empty(50, device="meta"), mine) == [0, 2]
+    assert chosen_from(torch.empty(11, device="meta"), mine) == [1, 3]
+    assert chosen_from(torch.empty(26, device="meta"), mine) == []
 
 
 def test_a_master_copy_in_the_state_is_known_by_its_name_or_by_its_values() -> None:

@@ -17,6 +17,14 @@ def check(run: TrainingRun) -> Finding | None:
     if run.low_precision[facts.dtype[seen]].any():
         return None
     device = run.recording.run.device_type
+    parameters = run.analysis.parameters
+    if parameters and all(record.dtype == "float64" for record in parameters):
+        where = "make the model and its inputs float32 (model.float()): autocast does not cast float64"
+    else:
+        where = (
+            f'with torch.autocast("{device}", dtype=torch.bfloat16): around the forward itself, with '
+            "the device that the model is on"
+        )
     entered = run.recording.arm.dtype is not None
     said = "autocast was on, but" if entered else "the run was to be under autocast, but no forward was seen under it:"
     return Finding(
@@ -25,7 +33,6 @@ def check(run: TrainingRun) -> Finding | None:
         section=Section.ACTIVATIONS,
         message=f"{said} no parameter was cast and nothing ran in low precision.",
         bytes=None,
-        change=f'with torch.autocast("{device}", dtype=torch.bfloat16): around the forward itself, with '
-        "the device that the model is on",
+        change=where,
         evidence=(f"device: {device}", f"ops' results seen, all in other types: {int(seen.sum())}"),
     )

@@ -20,6 +20,7 @@ _STEPS = 3
 _KEY = re.compile(r"\[[^\]]*\]")
 _MEANT_TO_STAY = (
     Category.PARAMETERS,
+    Category.UNTRAINED,
     Category.GRADIENTS,
     Category.OPTIMIZER_STATE,
     Category.MASTER_COPIES,

@@ -37,6 +37,7 @@ def render_run(summary: Summary, title: str, layout: Layout) -> str:
         ("precision", describe_arm(summary)),
         ("torch", f"{summary.torch}, ampmem {summary.ampmem}"),
         ("parameters", describe_parameters(summary)),
+        *([("untrained", untrained)] if (untrained := describe_untrained(summary)) else []),
         ("optimizer", optimizers_or_none(summary)),
     ]
     return "\n".join([layout.strong("the run"), *keyed(rows, layout)])
@@ -66,6 +67,15 @@ def describe_parameters(summary: Summary) -> str:
         if casts_compiled(summary.notes):
             amount += ", without casts inside compiled code, which are not seen"
     return amount
+
+
+def describe_untrained(summary: Summary) -> str:
+    """How many parameters nothing trains, such as an average's or a teacher's; empty for none."""
+    parameters = summary.parameters
+    if not parameters.untrained_bytes:
+        return ""
+    count = f"{format_count(parameters.untrained_count)} more " if parameters.untrained_count else ""
+    return f"{count}in {format_bytes(parameters.untrained_bytes)}: models that nothing trains, not counted in B/param"
 
 
 def render_foot(summary: Summary, notes: Sequence[str], layout: Layout, *, judged: bool = False) -> str:
