@@ -9,13 +9,13 @@ from types import FrameType
 
 _PACKAGE = Path(__file__).parent
 
-_SIGNALS = str(_PACKAGE / "signals.py")
+_ALONE = (str(_PACKAGE / "signals.py"), str(_PACKAGE / "additions.py"))
 _IN_SCRIPT = tuple(str(_PACKAGE / name) + os.sep for name in ("recorder", "simulator"))
 
-RECORDING_CODE = (*_IN_SCRIPT, _SIGNALS, str(_PACKAGE / "block.py"))
+RECORDING_CODE = (*_IN_SCRIPT, *_ALONE, str(_PACKAGE / "block.py"))
 """What the file of a frame starts with that runs for ampmem in the middle of a script."""
 
-OWN_FOLDERS = (*(str(_PACKAGE / name) + os.sep for name in ("cli", "integrations")), *_IN_SCRIPT, _SIGNALS)
+OWN_FOLDERS = (*(str(_PACKAGE / name) + os.sep for name in ("cli", "integrations")), *_IN_SCRIPT, *_ALONE)
 """What the file of a frame of ampmem's own starts with; ``ampmem.workloads`` are scripts like any other."""
 
 RUNNER, RUNNER_LINE = ("sys", 1) if sys.version_info < (3, 13) else ("<sys>", 0)

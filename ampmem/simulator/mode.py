@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from ampmem.additions import ADD, InPlaceAdditions
 from ampmem.own_code import script_line
 from ampmem.simulator.assumed import NOTHING, Assumed
-from ampmem.simulator.bias import ADD, InPlaceAdditions
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.engine import Accumulation
 from ampmem.simulator.extras import Extras
@@ -30,7 +30,7 @@ from ampmem.simulator.private.general import (
     in_backward,
     tree_leaves,
 )
-from ampmem.simulator.private.ops import has_size_of_data, is_composite, is_higher_order, unwraps_itself
+from ampmem.simulator.private.ops import PRODUCT, has_size_of_data, is_composite, is_higher_order, unwraps_itself
 from ampmem.simulator.reading import LARGE, Reading
 from ampmem.simulator.scratch.scratch import whole_loss
 from ampmem.simulator.values import Guesses, Known, written
@@ -73,7 +73,7 @@ class SimulatedMode(SharedFakeTensorMode):
         """Answers that are not known, but likely."""
         self.guesses = Guesses(device, assumed)
         self.accumulation = Accumulation()
-        self.additions = InPlaceAdditions(device.assume)
+        self.additions = InPlaceAdditions(PRODUCT, device.assume)
         self.extras = Extras(device)
         self.everything = device.label == "cpu"
         """Whether tensors on the CPU are simulated too."""

@@ -16,7 +16,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
         "errors failure names own_code patching units version vocabulary",
-        "output allocator_records signals",
+        "additions output allocator_records signals",
         "events",
         "recording",
         "allocator",
@@ -67,7 +67,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "world",
         "private",
         "memory",
-        "bias device engine ops scratch",
+        "device engine ops scratch",
         "extras values",
         "reading",
         "mode",
@@ -112,7 +112,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
 }
 """The rows inside folders, from the bottom up."""
 
-MAY_IMPORT_TORCH = frozenset({"recorder", "simulator", "workloads", "integrations"})
+MAY_IMPORT_TORCH = frozenset({"additions", "recorder", "simulator", "workloads", "integrations"})
 
 
 def unit_of(path: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ampmem.additions import ADD, InPlaceAdditions
 from ampmem.events import Fact
 from ampmem.patching import Undo, added, patch
 from ampmem.recorder.facts.guests import is_tensor
@@ -41,13 +42,13 @@ from ampmem.recorder.torch_private.tensors import (
     COPY,
     DISABLE_SAVED_HOOKS,
     ENABLE_SAVED_HOOKS,
+    PRODUCT,
     pop_saved_hooks,
     push_saved_hooks,
     saved_hooks_refused,
     top_saved_hooks,
     version_of,
 )
-from ampmem.simulator.bias import ADD, InPlaceAdditions
 
 _OVERWRITTEN = (
     "one of the variables needed for gradient computation has been modified by an inplace operation: "
@@ -77,7 +78,7 @@ class ForwardMode(TorchDispatchMode):
         self._ops: dict[Any, tuple[int, bool, bool]] = {}
         self._may_copy: dict[Any, bool] = {}
         """The ops of :data:`_MAY_COPY` that were seen, and whether each may cast."""
-        self._additions = InPlaceAdditions(note)
+        self._additions = InPlaceAdditions(PRODUCT, note)
         self.alone = True
         """Whether no mode of the script's own is below this one: without ampmem there would be none then."""
         self.recomputed: list[int] | None = None

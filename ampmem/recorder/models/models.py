@@ -23,6 +23,7 @@ from ampmem.recorder.models.live import live_objects
 from ampmem.recorder.models.sharded import Sharded
 from ampmem.recorder.torch_private.general import BUFFERS, PARAMETERS
 from ampmem.recorder.torch_private.sharded import flat_wholes, is_part_of_whole
+from ampmem.recorder.torch_private.tensors import base_of
 
 ROOT = "(model)"
 """Path of the only model's root module; with several models each has its class name instead."""
@@ -357,7 +358,7 @@ def _is_computed(parameter: torch.Tensor) -> bool:
     """
     if parameter.is_leaf:
         return False
-    base = parameter._base
+    base = base_of(parameter)
     return base is None or not base.is_leaf
 
 

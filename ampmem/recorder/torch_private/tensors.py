@@ -20,6 +20,7 @@ is_wrapper: Callable[[torch.Tensor], bool] = optional(
     otherwise=lambda _: False,
 )
 COPY = needed("torch.ops.aten.copy_", "default", "the op by which parameters get into a flat buffer")
+PRODUCT = needed("torch.ops.aten._unsafe_view", "default", "the last op of a matrix product of many dimensions")
 _LAYOUT: Any = torch.Tensor.layout
 layout_of: Callable[[torch.Tensor], torch.layout] = _LAYOUT.__get__
 """Torch's own, whatever the class of a tensor makes of it."""
@@ -58,6 +59,9 @@ version_of: Callable[[torch.Tensor], int] = attrgetter(
 )
 is_view: Callable[[torch.Tensor], bool] = methodcaller(
     attribute("torch.Tensor", "_is_view", "casts of views, which autocast does not cache")
+)
+base_of: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter(
+    attribute("torch.Tensor", "_base", "which tensors lie in a parameter's memory")
 )
 use_count: Callable[[torch.Tensor], int] = methodcaller(
     attribute("torch.Tensor", "_use_count", "whether autocast's cache holds a copy")

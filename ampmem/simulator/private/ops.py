@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+PRODUCT = torch.ops.aten._unsafe_view.default
+"""The last op of a matrix product of more than two dimensions. Since 0.4."""
+
 
 @functools.cache
 def is_composite(func: Any) -> bool:

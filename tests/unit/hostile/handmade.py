@@ -9,7 +9,9 @@ from contextlib import closing
 from pathlib import Path
 
 _COUNT = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < {}) "
-_PARAMETER = "INSERT INTO parameter SELECT {}, 10, 40, 'float32', 1, '[10]', 'Linear', 0, NULL, 0, NULL, 0 FROM n"
+_PARAMETER = (
+    "INSERT INTO parameter SELECT {}, 10, 40, 'float32', 1, '[10]', 'Linear', 0, NULL, 0, NULL, 0, '', 0, NULL FROM n"
+)
 
 
 def _sql(*statements: str) -> Callable[[Path], None]:
@@ -110,7 +112,7 @@ CASES: Mapping[str, Callable[[Path], None]] = {
     "an optimizer for each parameter": _sql(
         _COUNT.format(9_000) + "INSERT INTO optimizer SELECT 'AdamW', 'foreach', '[]', '{}', 1 FROM n",
         _COUNT.format(20_000)
-        + "INSERT INTO parameter SELECT 'p' || x, 10, 40, 'float32', 1, '[10]', '', x % 9000, NULL, 0, NULL, 0 FROM n",
+        + "INSERT INTO parameter SELECT 'p' || x, 10, 40, 'float32', 1, '[10]', '', x % 9000, NULL, 0, NULL, 0, '', 0, NULL FROM n",
     ),
     "escape sequences in the schema": _sql('CREATE TABLE "\x1b[31m" (a)'),
 }

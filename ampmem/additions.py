@@ -22,8 +22,6 @@ from ampmem.own_code import RECORDING_CODE, script_line
 aten = torch.ops.aten
 
 ADD = aten.add.Tensor
-_PRODUCTS = (aten._unsafe_view.default, aten.matmul.default)
-"""The last of the ops that a matrix product of more than two dimensions is made of; all of it in inference mode."""
 _CALLERS = tuple(str(module.__file__) for module in (functional, linear, rnn))
 """Torch's own modules, in which no line of Python adds something to such a product: the addition is one of C++."""
 _NAMES = frozenset({"linear", "scaled_dot_product_attention"})
@@ -38,7 +36,10 @@ class InPlaceAdditions:
     that call these functions ``remark`` is told, since a result may be there twice.
     """
 
-    def __init__(self, remark: Callable[[str], None]) -> None:
+    def __init__(self, last: Any, remark: Callable[[str], None]) -> None:
+        self._products = (last, aten.matmul.default)
+        """The ``last`` of the ops that a matrix product of more than two dimensions is made of; in inference mode it is
+        a single op."""
         self._remark = remark
         self._product = 0
         """``id`` of what the newest op has returned, where that is such a product."""
@@ -65,7 +66,7 @@ class InPlaceAdditions:
 
     def after(self, func: Any, result: Any) -> None:
         """``func`` has returned ``result``."""
-        self._product = id(result) if func in _PRODUCTS else 0
+        self._product = id(result) if func in self._products else 0
 
 
 def _fits(product: Any, added: Any) -> bool:
