@@ -111,8 +111,7 @@ CASES: Mapping[str, Callable[[Path], None]] = {
     ),
     "an optimizer for each parameter": _sql(
         _COUNT.format(9_000) + "INSERT INTO optimizer SELECT 'AdamW', 'foreach', '[]', '{}', 1 FROM n",
-        _COUNT.format(20_000)
-        + "INSERT INTO parameter SELECT 'p' || x, 10, 40, 'float32', 1, '[10]', '', x % 9000, NULL, 0, NULL, 0, '', 0, NULL FROM n",
+        _COUNT.format(20_000) + _PARAMETER.format("'p' || x").replace("'Linear', 0", "'', x % 9000"),
     ),
     "escape sequences in the schema": _sql('CREATE TABLE "\x1b[31m" (a)'),
 }
