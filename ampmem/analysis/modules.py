@@ -11,7 +11,7 @@ from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import Mask
 from ampmem.analysis.timeline.marks import failure_ns
-from ampmem.events import Column
+from ampmem.events import Column, Fact
 from ampmem.vocabulary import SourceKind
 
 ROOT = "(model)"
@@ -151,7 +151,9 @@ def _cumulative(sums: Iterable[tuple[str, int]]) -> dict[str, int]:
 def _all_paths(history: MemoryHistory) -> list[str]:
     """Every module path that the recording mentions, in the order in which the recorder named them: the model's."""
     recording = history.recording
-    mentioned = np.unique(np.concatenate([np.unique(recording.events.module), np.unique(recording.facts.module)]))
+    facts = recording.facts
+    of_facts = facts.module[facts.fact != Fact.VARIABLE]  # a variable's is a line of the script
+    mentioned = np.unique(np.concatenate([np.unique(recording.events.module), np.unique(of_facts)]))
     paths = [_owner_path(parameter.name) for parameter in recording.parameters]
     return [_path(recording.texts[index]) for index in mentioned] + paths
 
