@@ -226,6 +226,17 @@ ncclResult_t ncclCommInitRank(ncclComm_t *c, int ranks, ncclUniqueId id, int ran
 ncclResult_t ncclCommInitRankScalable(ncclComm_t *c, int ranks, int rank, int ids, ncclUniqueId *id, ncclConfig_t *config) {
   return ncclCommInitRankConfig(c, ranks, *id, rank, config);
 }
+/* DataParallel's: all ranks are of this process. */
+ncclResult_t ncclCommInitAll(ncclComm_t *all, int count, const int *devices) {
+  ncclUniqueId id;
+  memset(&id, 0, sizeof id);
+  for (int i = 0; i < count; i++) {
+    ncclCommInitRankConfig(&all[i], count, id, i, NULL);
+    ((struct communicator *)all[i])->device = devices ? devices[i] : i;
+  }
+  return ncclSuccess;
+}
+ncclResult_t ncclCommCuDevice(const ncclComm_t c, int *device) { *device = ((struct communicator *)c)->device; return ncclSuccess; }
 /* Who else has the same color is not known here: a part has as many ranks as the whole, which only counts. */
 ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *part, ncclConfig_t *config) {
   struct communicator *new = emulated_handle();

@@ -35,6 +35,7 @@
 #include "emulated.h"
 #include <cuda.h>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -88,19 +89,26 @@ static struct {
 
 static void parse_failures(const char *text);
 
-/* Takes the settings over: at the first call, and after each emulated_cuda_set(). */
+static int settled;
+
+/* Takes the settings over: at the first call that needs one, again in a forked child, and after each emulated_cuda_set(). */
 static void settle(void) {
+  settled = 1;
   is.cc = number("CC", 90);
   is.sms = number("SMS", 132);
   is.late = !strcmp(emulated_setting("LATE"), "sync") ? -1 : number("LATE", 0);
   is.memory = emulated_bytes("MEMORY", (size_t)80 << 30);
   is.context = emulated_bytes("CONTEXT", (size_t)500 << 20);
   is.copy = emulated_bytes("COPY", (size_t)64 << 20);
+  parse_failures(emulated_setting("FAIL"));
 }
+static void unsettle(void) { settled = 0; }
+
+static int errors_to = -1;
 
 __attribute__((constructor)) static void begin(void) {
-  settle();
-  parse_failures(emulated_setting("FAIL"));
+  errors_to = fcntl(2, F_DUPFD_CLOEXEC, 100);
+  pthread_atfork(NULL, NULL, unsettle);   /* a forked child may be given other settings before it begins */
 }
 
 /* For tests, by ctypes: changes a setting from now on. */
@@ -112,7 +120,6 @@ void emulated_cuda_set(const char *name, const char *value) {
   s->next = settings;
   settings = s;
   settle();
-  if (!strcmp(name, "FAIL")) parse_failures(value);
   release();
 }
 
@@ -190,6 +197,7 @@ static cudaError_t fail(cudaError_t error) { return last = error; }
 
 /* At the start of each call that can fail. */
 static cudaError_t entered(const char *function) {
+  if (!settled) { hold(); settle(); release(); }
   if (sticky) return fail(sticky);
   if (!failures) return OK;
   hold();
@@ -230,9 +238,9 @@ long emulated_harmless(const char *name) {
   return 0;
 }
 
+/* Said where the process began to write its errors: a test runner may have put something else in stderr's place. */
 void emulated_missing(const char *name) {
-  fprintf(stderr, "emulated CUDA: %s is not emulated. Write it in tests/emulated, or list it as harmless in build.py.\n", name);
-  fflush(stderr);
+  dprintf(errors_to < 0 ? 2 : errors_to, "emulated CUDA: %s is not emulated. Write it in tests/emulated, or list it as harmless in build.py.\n", name);
   abort();
 }
 
@@ -247,6 +255,7 @@ static int device_count(void) {
   static int count = -1;
   hold();
   if (count < 0) {
+    settle();
     int all = number("DEVICES", 1);
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     count = all;
@@ -1187,6 +1196,7 @@ CUresult cuPointerGetAttribute(void *data, CUpointer_attribute which, CUdevicept
 /* Kernels that were compiled while the program runs: by triton, or by NVRTC, which both work without a GPU. */
 CUresult cuModuleLoadData(CUmodule *m, const void *image) { *m = emulated_handle(); return CUDA_SUCCESS; }
 CUresult cuModuleLoadDataEx(CUmodule *m, const void *image, unsigned n, CUjit_option *o, void **v) { *m = emulated_handle(); return CUDA_SUCCESS; }
+CUresult cuModuleLoad(CUmodule *m, const char *path) { *m = emulated_handle(); return CUDA_SUCCESS; }
 CUresult cuModuleUnload(CUmodule m) { return CUDA_SUCCESS; }
 CUresult cuModuleGetFunction(CUfunction *f, CUmodule m, const char *name) {
   char *named = emulated_handle();
@@ -1245,6 +1255,7 @@ CUresult cuGetProcAddress(const char *name, void **f, int version, cuuint64_t fl
 
 /* Its devices are those of the machine: CUDA_VISIBLE_DEVICES does not hold, and no context is made. A handle is an index + 1. */
 enum { NVML_OK = 0, NVML_NOT_SUPPORTED = 3 };
+int nvmlInit(void) { return NVML_OK; }
 int nvmlInit_v2(void) { return NVML_OK; }
 int nvmlInitWithFlags(unsigned flags) { return NVML_OK; }
 int nvmlShutdown(void) { return NVML_OK; }
