@@ -50,7 +50,9 @@ class Hooks:
         self.data_parallel = DataParallelHooks(listener, log, texts)
         self.calls = Calls(step_on, listener) if isinstance(step_on, Marker) else None
         self.places = Places(options.place)
-        self.compiled = UnseenByCompiled(lambda: listener.recording and not self.modules.in_forward())
+        self.compiled = UnseenByCompiled(
+            lambda: listener.recording and not self.modules.in_forward(), self.modules.before, self.modules.after
+        )
         self.early: list[Callable[[], Undo]] = [
             self.optimizers.install,
             BackwardHooks(listener, log.misses).install,
