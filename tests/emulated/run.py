@@ -5,8 +5,8 @@
 
 The first runs pytest, in the environment that build.py made, over tests/emulated and the tests of tests/gpu that make sense
 here, or over what the arguments name. The second gives what follows to that environment's Python: train.py, or
--m ampmem profile train.py. ampmem is that of this checkout. --set DEVICES=2 is the setting EMULATED_CUDA_DEVICES of
-runtime.c. The library is built anew where its sources are newer.
+-m ampmem profile train.py. ampmem is that of this checkout. --set CC=80 is the setting EMULATED_CUDA_CC of runtime.c; tests
+have two devices unless it is said otherwise. The library is built anew where its sources are newer.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command += ["-m", "pytest", "-p", "no:cacheprovider", *left, *(() if named else map(str, map(ROOT.joinpath, TESTS)))]
     else:
         command += left
-    return subprocess.run(command, env=variables(where, settings), check=False).returncode
+    chosen = settings if python else {"DEVICES": "2"} | settings  # some tests need two
+    return subprocess.run(command, env=variables(where, chosen), check=False).returncode
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ def clean_gpu() -> Iterator[None]:
         yield
         return
     gc.collect()
+    if torch.cuda.is_initialized():
+        torch._C._cuda_clearCublasWorkspaces()  # each handle keeps one for ever, on each device
     torch.cuda.empty_cache()
     for device in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
         torch.cuda.reset_peak_memory_stats(device)  # which device is recorded is decided by peaks
