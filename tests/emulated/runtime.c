@@ -713,11 +713,13 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 cudaError_t cudaDeviceSynchronize(void) {
   ENTER();
-  UNSAFE();
+  cudaError_t error = OK;
   hold();
-  complete_device(current);
+  for (struct capture *c = captures; c; c = c->next)   /* in whatever mode and thread: the device is more than its streams */
+    if (c->origin->device == current) error = spoil(c->origin, cudaErrorStreamCaptureUnsupported);
+  if (!error) complete_device(current);
   release();
-  return sticky ? fail(sticky) : OK;
+  return error ? error : sticky ? fail(sticky) : OK;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
   ENTER();

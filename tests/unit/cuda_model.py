@@ -94,6 +94,7 @@ class ModelCuda:
         self._awaiting: list[tuple[Block, int]] = []
         """With the bytes asked for, which are gone with the wait."""
         self._driver_calls = 0
+        self._changes = 0
         self._observer: OomObserver | None = None
 
     def malloc(self, size: int, stream: int = 0, frames: list[dict[str, Any]] | None = None) -> Block:
@@ -110,6 +111,11 @@ class ModelCuda:
         self._entry("alloc", block.address, size, stream, frames=frames or [])
         self._tell_profiler(block.address, block.size)
         return block
+
+    def run_out_on(self, device: int, size: int) -> None:
+        """Another device has no room for ``size`` bytes."""
+        assert self._observer is not None
+        self._observer(device, size, self.total, 0)
 
     def free(self, block: Block) -> None:
         self._entry("free_requested", block.address, block.requested, block.segment.stream)
@@ -214,6 +220,9 @@ class ModelCuda:
             allocated_peak=found.allocated_bytes.peak,
         )
 
+    def changes(self, device: int) -> tuple[int, ...]:
+        return (self._changes,)
+
     def memory_info(self, device: int) -> tuple[int, int]:
         self._fail()
         return self.allocator.driver.free - (1 << 28), self.total
@@ -275,6 +284,7 @@ class ModelCuda:
         self._driver_calls = len(calls)
 
     def _entry(self, action: str, address: int | None, size: int, stream: int, **more: Any) -> None:
+        self._changes += action != "snapshot"
         if self.recording:
             place = {} if address is None else {"addr": address}
             time_us = (self.clock() + self.drift_ns) // 1000

@@ -657,6 +657,20 @@ def test_what_another_thread_allocates_between_the_trace_and_the_segments_has_it
     assert not any("lost" in note for note in source.notes())
 
 
+def test_an_out_of_memory_on_another_device_is_said(clock: Clock) -> None:
+    gpu = ModelCuda(clock, others=(8 * MIB,))
+    source = CudaSource(api=gpu)
+    source.start({})
+    gpu.malloc(30 * MIB)
+    source.drain()
+    gpu.run_out_on(1, 5 * MIB)
+    assert source.take_ooms() == []
+    assert source.notes() == [
+        "device 1 ran out of memory when 5.0 MiB were asked for; device 0 is recorded, so what device 1 held is not shown"
+    ]
+    source.stop()
+
+
 def test_the_allocator_is_read_twice_only_where_it_must_be(
     gpu: ModelCuda, source: CudaSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -671,7 +685,15 @@ def test_the_allocator_is_read_twice_only_where_it_must_be(
         gpu.free(kept)
         source.drain()
         counts.append(len(taken))
-    assert counts == [2, 3, 4]
+    gpu.malloc(30 * MIB)
+    gpu.trace.clear()  # entries are lost: another look would cost as much and say no more
+    source.drain()
+    counts.append(len(taken))
+    gpu.meanwhile = lambda before: gpu.malloc(700) if before == "segments" else None
+    source.drain()
+    counts.append(len(taken))
+    assert counts == [1, 2, 3, 4, 6]
+    gpu.meanwhile = None
 
 
 def test_a_script_that_resets_the_peaks_does_not_make_other_devices_smaller(clock: Clock) -> None:

@@ -60,6 +60,9 @@ class CudaApi(Protocol):
     def stats(self, device: int) -> Stats:
         """The allocator's statistics."""
 
+    def changes(self, device: int) -> tuple[int, ...]:
+        """Counts that grow with every event of the device's trace: the same twice if there was none in between."""
+
     def memory_info(self, device: int) -> tuple[int, int]:
         """Free and total bytes of the device."""
 
@@ -151,6 +154,10 @@ class TorchCuda:
             allocated_peak=int(nested["allocated_bytes"]["all"]["peak"]),
         )
 
+    def changes(self, device: int) -> tuple[int, ...]:
+        nested = torch.cuda.memory_stats_as_nested_dict(device)
+        return tuple(int(nested[name]["all"][count]) for name in _CHANGES for count in ("allocated", "freed"))
+
     def memory_info(self, device: int) -> tuple[int, int]:
         free, total = torch.cuda.mem_get_info(device)
         return int(free), int(total)
@@ -203,6 +210,8 @@ def cuda_available() -> bool:
 
 
 _STATS = ("requested", "allocated", "active", "reserved")
+_CHANGES = ("allocation", "active", "reserved_bytes")
+"""Allocations and frees, waits for other streams, segments."""
 
 _observer: list[OomObserver] = []
 """The observer that counts now; torch's own list of them only ever grows, so it gets one entry, once."""

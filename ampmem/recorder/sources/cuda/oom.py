@@ -61,11 +61,12 @@ class OomKeeper:
         self._records.clear()
         self._records.extend(named)
 
-    def take(self, device: int | None) -> list[OomRecord]:
-        """The failures on ``device`` since the last call; those of any when it is ``None``."""
+    def take(self, device: int | None) -> tuple[list[OomRecord], list[OomRecord]]:
+        """The failures since the last call: those on ``device``, and those elsewhere; ``None`` stands for any device."""
         taken = list(self._records)
         self._records.clear()
-        return [record for record in taken if device is None or record.device == device]
+        here = [record for record in taken if device is None or record.device == device]
+        return here, [record for record in taken if record not in here]
 
 
 def ended_with(failure: BaseException | None, ooms: Sequence[OomRecord], forward_ns: int) -> bool:

@@ -29,7 +29,7 @@ from ampmem.recorder.sources.cuda.oom import OomKeeper
 from ampmem.recorder.sources.cuda.peaks import Peaks
 from ampmem.recorder.sources.cuda.trace import Counted, MarkCount, Stamps
 from ampmem.recorder.sources.window import check_free, install
-from ampmem.units import format_count
+from ampmem.units import format_bytes, format_count
 from ampmem.vocabulary import Mark, SourceKind
 
 ENTRIES = 2_000_000
@@ -166,8 +166,14 @@ class CudaSource:
         return taken
 
     def take_ooms(self) -> list[OomRecord]:
-        """The failures since the last call, on the recorded device."""
-        return self._oom.take(self._device)
+        """The failures since the last call, on the recorded device; a note says of another one."""
+        here, elsewhere = self._oom.take(self._device)
+        for record in elsewhere:
+            self._note(
+                f"device {record.device} ran out of memory when {format_bytes(record.asked)} were asked for; "
+                f"device {self._device} is recorded, so what device {record.device} held is not shown"
+            )
+        return here
 
     def allocator(self) -> AllocatorRecord | None:
         """How the caching allocator was set and used by now; ``None`` before anything was allocated."""
@@ -270,8 +276,10 @@ class CudaSource:
                 if not self._api.capturing():
                     self._api.synchronize(device)
         since, self._since_ns = self._since_ns, time_ns()
+        before = self._api.changes(device)
         snapshot = self._api.snapshot()
-        window = self._history.read(snapshot, device, self._api.snapshot)
+        quiet = self._api.changes(device) == before
+        window = self._history.read(snapshot, device, None if quiet else self._api.snapshot)
         until = time_ns()
         if go_on:
             self._api.history(on=True, entries=ENTRIES, stacks=self._stacks)
