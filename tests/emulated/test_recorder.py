@@ -19,6 +19,7 @@ from ampmem.analysis.timeline.categories import Category
 from ampmem.events import Recording
 from ampmem.recording import read
 
+PROGRAMS_OF_THE_FIELD = Path(__file__).parents[1] / "integration/field/programs"
 HEAD = """
 import os, threading
 import torch
@@ -81,6 +82,66 @@ for i in range(6):
         text="for i in range(6):\n    step(batch(64 << i))",
         steps=6,
         settings={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+    ),
+    "other settings of the allocator": Program(
+        text="""
+torch.cuda.set_per_process_memory_fraction(0.02)
+for i in (1, 5, 3, 8, 2, 9, 4, 7):
+    step(batch(700 * i))
+""",
+        steps=8,
+        settings={
+            "PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:4,garbage_collection_threshold:0.6,max_split_size_mb:64"
+        },
+    ),
+    "a memory pool of the script's": Program(
+        text="""
+pool = torch.cuda.MemPool()
+for _ in range(4):
+    with torch.cuda.use_mem_pool(pool):
+        x = batch()
+    step(x)
+""",
+        steps=4,
+    ),
+    "another device than the first": Program(
+        text="""
+torch.cuda.set_device(1)
+model = net()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(4):
+    step(batch())
+""",
+        steps=4,
+    ),
+    "checkpoints of both kinds": Program(
+        text="""
+from torch.utils.checkpoint import checkpoint
+class Kept(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.inner, self.reentrant = net(), reentrant
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=self.reentrant)
+for reentrant in (True, False):
+    model = Kept(reentrant)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        step(batch().requires_grad_())
+""",
+        steps=6,
+    ),
+    "activations that wait on the host": Program(
+        text="""
+for _ in range(4):
+    with torch.autograd.graph.save_on_cpu(pin_memory=True):
+        loss = model(batch()).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+        steps=4,
+        settings={"EMULATED_CUDA_LATE": "30"},
     ),
     "a thread that loads": Program(
         text="""
@@ -276,6 +337,36 @@ for _ in range(10):
         settings={"EMULATED_CUDA_MEMORY": "1G"},
         ooms=3,
     ),
+    "out of memory in backward, in a thread and in a capture": Program(
+        text="""
+def asks():
+    try:
+        torch.empty(1 << 42, device="cuda", dtype=torch.uint8)
+    except torch.OutOfMemoryError:
+        print("out of memory")
+class Asks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+    @staticmethod
+    def backward(ctx, gradient):
+        asks()
+        return gradient
+step(batch())
+Asks.apply(model(batch())).sum().backward()
+optimizer.step()
+thread = threading.Thread(target=asks)
+thread.start()
+thread.join()
+step(batch())
+with torch.cuda.graph(torch.cuda.CUDAGraph()):
+    batch().square_()
+    asks()
+step(batch())
+""",
+        steps=4,
+        ooms=3,
+    ),
     "out of memory on another device": Program(
         text="""
 for _ in range(4):
@@ -318,6 +409,30 @@ def test_a_program_is_recorded_to_the_byte(name: str, tmp_path: Path, monkeypatc
     if program.code == 0:
         assert recording.allocator is not None
         assert list(recording.allocator.peaks) == peaks
+
+
+FIELD = (
+    "accumulate another_adamw classes_from_data compiled_gradient ddp_buckets diverges dropped_elsewhere ema first_weight "
+    "flat_master gradient_penalty layers_of_others lazy lstm manual_sgd momentum_groups normalized overlapping_parameters "
+    "replaced_states shared_model sparse_inputs swapped_data tokens_first update_in_backward wrapped_weight"
+).split()
+"""The programs that train on a default device."""
+
+
+@pytest.mark.parametrize("name", FIELD)
+def test_a_field_program_is_recorded_to_the_byte(name: str, tmp_path: Path) -> None:
+    text = (PROGRAMS_OF_THE_FIELD / f"{name}.py").read_text(encoding="utf-8").replace("from __future__ import annotations", "")
+    (tmp_path / "field.py").write_text(f"import torch\ntorch.set_default_device('cuda')\n{text}{TAIL}", encoding="utf-8")
+    plain = python(tmp_path, "field.py")
+    under = ampmem(tmp_path, "profile", "--device", "cuda", "--run-to-end", "--steps", "99", "--quiet", "field.py")
+    assert (plain.returncode, under.returncode) == (0, 0), plain.stderr + under.stderr
+    assert under.stdout == plain.stdout
+    recording = read(tmp_path / "field.ampmem")
+    summary = summarize(recording)
+    assert (summary.conservation.residual_bytes, summary.conservation.reserved_residual_bytes) == (0, 0)
+    assert recording.allocator is not None
+    peaks = [int(line.split()[2]) for line in under.stdout.splitlines() if line.startswith("PEAK")]
+    assert list(recording.allocator.peaks) == peaks
 
 
 def test_cublas_workspaces_are_workspace_on_every_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
