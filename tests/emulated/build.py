@@ -1,11 +1,11 @@
-"""Builds the emulated CUDA runtime for the torch of an environment: PyTorch's own CUDA build, on a machine without a GPU.
+"""Builds the emulated CUDA runtime for the torch of an environment: PyTorch's own CUDA build, without a GPU.
 
     python tests/emulated/build.py [--torch 2.14.1 | ENVIRONMENT] [--install] [--list]
 
 ENVIRONMENT is the folder of a virtual environment with a CUDA build of torch, which need not be the one that runs this.
-Left out, it is torch-VERSION in the cache folder: $AMPMEM_EMULATED, or ~/.cache/ampmem/emulated. --install makes it there
-(several GB). The library comes into ENVIRONMENT/emulated; `run.py` starts programs on it. gcc, nm and the headers that come
-with torch's own dependencies are all that it takes.
+Left out, it is torch-VERSION in the cache folder: $AMPMEM_EMULATED, or ~/.cache/ampmem/emulated. --install makes it
+there (several GB). The library comes into ENVIRONMENT/emulated; `run.py` starts programs on it. gcc, nm and the headers
+that come with torch's own dependencies are all that it takes.
 
 Every function of CUDA's libraries that this torch asks for is one of these, and --list names them:
 
@@ -32,9 +32,11 @@ LIBRARY = "libemulatedcuda.so"
 BESIDES = ("click", "tabulate", "jinja2", "plotly", "numpy", "pytest", "hypothesis", "nvidia-ml-py")
 """What ampmem and its tests need beside torch."""
 
-_ASKING = "c10_cuda torch_cuda torch_cuda_linalg torch_python torch_nvshmem torch_cpu caffe2_nvrtc".split()
+_ASKING = ("c10_cuda", "torch_cuda", "torch_cuda_linalg", "torch_python", "torch_nvshmem", "torch_cpu", "caffe2_nvrtc")
 """torch's libraries that ask CUDA's for something."""
-_OF_CUDA = re.compile(r"(__)?(cuda|cublas|cudnn|cusparse|cusolver|cufft|curand|cupti|nccl|nvml)[A-Z_]|cuFile|cu[A-Z]|nvshmem")
+_OF_CUDA = re.compile(
+    r"(__)?(cuda|cublas|cudnn|cusparse|cusolver|cufft|curand|cupti|nccl|nvml)[A-Z_]|cuFile|cu[A-Z]|nvshmem"
+)
 """NVRTC is not among them: it compiles without a GPU."""
 
 HARMLESS: dict[str, str] = {
@@ -54,9 +56,9 @@ HARMLESS: dict[str, str] = {
         ncclCommResume""",
     "is told what to trace, or whom to tell; there is nothing": r"cupti\w+ cuLogs(Register|Unregister)Callback",
     "is a property that the emulation does not have": r"""
-        cudaFuncSetAttribute cudaFuncSetCacheConfig cudaKernelSetAttributeForDevice cudaDeviceSetLimit cudaSetDeviceFlags
-        cudaMemPoolSet\w+ cudaMemPoolTrimTo cudaDeviceSetGraphMemAttribute cudaProfiler(Start|Stop) cudaLibraryUnload
-        cudaStreamUpdateCaptureDependencies cuMemAdvise""",
+        cudaFuncSetAttribute cudaFuncSetCacheConfig cudaKernelSetAttributeForDevice cudaDeviceSetLimit
+        cudaSetDeviceFlags cudaMemPoolSet\w+ cudaMemPoolTrimTo cudaDeviceSetGraphMemAttribute
+        cudaProfiler(Start|Stop) cudaLibraryUnload cudaStreamUpdateCaptureDependencies cuMemAdvise""",
 }
 """Why doing nothing is right, and the functions, as regular expressions."""
 
@@ -124,7 +126,17 @@ def build(where: Path) -> tuple[Path, Plan]:
     headers = [_include(site), site / "nvidia/cudnn/include", site / "nvidia/nccl/include"]
     headers += [*site.glob("nvidia/cuda_crt/include"), site / "triton/backends/nvidia/include", HERE]
     library = folder / LIBRARY
-    command = ["gcc", "-std=gnu11", "-O1", "-g1", "-shared", "-fPIC", "-Wno-deprecated-declarations", "-o", str(library)]
+    command = [
+        "gcc",
+        "-std=gnu11",
+        "-O1",
+        "-g1",
+        "-shared",
+        "-fPIC",
+        "-Wno-deprecated-declarations",
+        "-o",
+        str(library),
+    ]
     command += [f"-I{header}" for header in headers]
     command += [str(HERE / "runtime.c"), str(HERE / "libraries.c"), str(stubs), "-ldl", "-lpthread"]
     subprocess.run(command, check=True)
@@ -153,7 +165,7 @@ def _sources() -> str:
 
 
 def _stubs(planned: Plan) -> Iterable[str]:
-    """One C function for each that is not written. ``cuda.h`` would rename some of them, so none of CUDA's is included."""
+    """One C function for each that is not written; without CUDA's headers, which would rename some of them."""
     yield "void *emulated_handle(void);\nlong emulated_harmless(const char *);"
     yield "void emulated_missing(const char *) __attribute__((noreturn));"
     for name in sorted(planned.harmless):
@@ -171,7 +183,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("environment", nargs="?", type=Path, metavar="ENVIRONMENT")
     parser.add_argument("--torch", default=TORCH, metavar="VERSION", help=f"which environment of the cache ({TORCH})")
     parser.add_argument("--install", action="store_true", help="make the environment where it is not there")
-    parser.add_argument("--list", action="store_true", help="name the functions that are harmless, and those that are missing")
+    parser.add_argument(
+        "--list", action="store_true", help="name the functions that are harmless, and those that are missing"
+    )
     options = parser.parse_args(arguments)
     where = (options.environment or environment(options.torch)).expanduser().resolve()
     if options.install:
@@ -180,7 +194,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(library)
     counts = f"{len(planned.written)} functions are written, {len(planned.harmless)} do nothing"
     print(f"{counts}, {len(planned.missing)} are not emulated and end the process if they are called")
-    families = ("cusolver", "cusparseLt", "cusparse", "cufft", "cuFile", "nvshmem", "nccl", "cudnn", "cublas", "cuda", "cu")
+    families = (
+        "cusolver",
+        "cusparseLt",
+        "cusparse",
+        "cufft",
+        "cuFile",
+        "nvshmem",
+        "nccl",
+        "cudnn",
+        "cublas",
+        "cuda",
+        "cu",
+    )
     left = set(planned.missing)
     for family in families:
         names = sorted(name for name in left if name.startswith(family))

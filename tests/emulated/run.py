@@ -3,10 +3,10 @@
     python tests/emulated/run.py [--torch 2.14.1] [--set NAME=VALUE]... [PYTEST-ARGUMENTS]
     python tests/emulated/run.py [--torch 2.14.1] [--set NAME=VALUE]... --python SCRIPT [ARGUMENTS]
 
-The first runs pytest, in the environment that build.py made, over tests/emulated and the tests of tests/gpu that make sense
-here, or over what the arguments name. The second gives what follows to that environment's Python: train.py, or
--m ampmem profile train.py. ampmem is that of this checkout. --set CC=80 is the setting EMULATED_CUDA_CC of runtime.c; tests
-have two devices unless it is said otherwise. The library is built anew where its sources are newer.
+The first runs pytest, in the environment that build.py made, over tests/emulated and the tests of tests/gpu that make
+sense here, or over what the arguments name. The second gives what follows to that environment's Python: train.py, or
+-m ampmem profile train.py. ampmem is that of this checkout. --set CC=80 is the setting EMULATED_CUDA_CC of runtime.c;
+tests have two devices unless it is said otherwise. The library is built anew where its sources are newer.
 """
 
 from __future__ import annotations
@@ -36,13 +36,17 @@ def variables(where: Path, settings: Mapping[str, str]) -> dict[str, str]:
         build.build(where)
     path = os.pathsep.join(each for each in (str(ROOT), os.environ.get("PYTHONPATH", "")) if each)
     libraries = os.pathsep.join(each for each in (str(folder), os.environ.get("LD_LIBRARY_PATH", "")) if each)
-    return os.environ | {f"EMULATED_CUDA_{name}": value for name, value in settings.items()} | {
-        MARK: str(library),
-        "LD_PRELOAD": str(library),
-        "LD_LIBRARY_PATH": libraries,
-        "PYTHONPATH": path,
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-    }
+    return (
+        os.environ
+        | {f"EMULATED_CUDA_{name}": value for name, value in settings.items()}
+        | {
+            MARK: str(library),
+            "LD_PRELOAD": str(library),
+            "LD_LIBRARY_PATH": libraries,
+            "PYTHONPATH": path,
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        }
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,7 +76,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = [str(where / "bin/python")]
     if not python:
         named = any(not each.startswith("-") and Path(each.partition("::")[0]).exists() for each in left)
-        command += ["-m", "pytest", "-p", "no:cacheprovider", *left, *(() if named else map(str, map(ROOT.joinpath, TESTS)))]
+        command += [
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            *left,
+            *(() if named else map(str, map(ROOT.joinpath, TESTS))),
+        ]
     else:
         command += left
     chosen = settings if python else {"DEVICES": "2"} | settings  # some tests need two

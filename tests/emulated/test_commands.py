@@ -23,8 +23,7 @@ def test_without_an_environment_run_says_how_to_make_it(tmp_path: Path) -> None:
     code, text = said(str(HERE / "run.py"), "--torch", "2.14.1", folder=tmp_path)
     assert code == 1
     assert text == (
-        f"{tmp_path}/torch-2.14.1 is not there; "
-        "python tests/emulated/build.py --torch 2.14.1 --install makes it\n"
+        f"{tmp_path}/torch-2.14.1 is not there; python tests/emulated/build.py --torch 2.14.1 --install makes it\n"
     )
 
 

@@ -1,7 +1,7 @@
 """The CUDA recorder on PyTorch's own allocator, engine and profiler: whole programs, with ampmem and without.
 
-Each program prints what ``torch.cuda.memory_stats()`` says at its end; so one run shows that the output and the exit code
-are the same, that as many allocations of as many bytes were made, and that the recording's peaks are torch's.
+Each program prints what ``torch.cuda.memory_stats()`` says at its end; so one run shows that the output and the exit
+code are the same, that as many allocations of as many bytes were made, and that the recording's peaks are torch's.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ for i in (1, 5, 3, 8, 2, 9, 4, 7):
 """,
         steps=8,
         settings={
-            "PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:4,garbage_collection_threshold:0.6,max_split_size_mb:64"
+            "PYTORCH_CUDA_ALLOC_CONF": (
+                "roundup_power2_divisions:4,garbage_collection_threshold:0.6,max_split_size_mb:64"
+            )
         },
     ),
     "a memory pool of the script's": Program(
@@ -264,6 +266,32 @@ for _ in range(3):
 """,
         steps=4,
     ),
+    "a thread that captures while steps end": Program(
+        text="""
+begun, ends, failed = threading.Event(), threading.Event(), []
+def captures():
+    x, stream = torch.ones(1000, device="cuda"), torch.cuda.Stream()
+    try:
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
+            y = x * 2
+            begun.set()
+            ends.wait()
+            y + 1
+    except RuntimeError as error:
+        failed.append(str(error).splitlines()[0])
+step(batch())
+thread = threading.Thread(target=captures)
+thread.start()
+begun.wait()
+for _ in range(2):
+    step(batch())
+ends.set()
+thread.join()
+step(batch())
+print(failed)
+""",
+        steps=4,
+    ),
     "an LSTM": Program(
         text="""
 class Recurrent(nn.Module):
@@ -411,18 +439,31 @@ def test_a_program_is_recorded_to_the_byte(name: str, tmp_path: Path, monkeypatc
         assert list(recording.allocator.peaks) == peaks
 
 
-FIELD = (
-    "accumulate another_adamw classes_from_data compiled_gradient ddp_buckets diverges dropped_elsewhere ema first_weight "
-    "flat_master gradient_penalty layers_of_others lazy lstm manual_sgd momentum_groups normalized overlapping_parameters "
-    "replaced_states shared_model sparse_inputs swapped_data tokens_first update_in_backward wrapped_weight"
-).split()
-"""The programs that train on a default device."""
+NOT_ON_A_DEFAULT_DEVICE = {
+    *("catches_everything", "generate", "infer", "tries_to_compile", "two_optimizers"),  # have arguments, or no step
+    *(
+        "graph",
+        "mapped_weights",
+        "partly_on_gpu",
+        "sharded",
+        "spawned",
+        "without_gpu",
+    ),  # choose their devices themselves
+    *("loaded_by_threads", "worker_batches"),  # make tensors where there is no default device
+}
+FIELD = {path.stem for path in PROGRAMS_OF_THE_FIELD.glob("*.py")} - NOT_ON_A_DEFAULT_DEVICE
 
 
-@pytest.mark.parametrize("name", FIELD)
+@pytest.mark.parametrize("name", sorted(FIELD))
 def test_a_field_program_is_recorded_to_the_byte(name: str, tmp_path: Path) -> None:
-    text = (PROGRAMS_OF_THE_FIELD / f"{name}.py").read_text(encoding="utf-8").replace("from __future__ import annotations", "")
-    (tmp_path / "field.py").write_text(f"import torch\ntorch.set_default_device('cuda')\n{text}{TAIL}", encoding="utf-8")
+    text = (
+        (PROGRAMS_OF_THE_FIELD / f"{name}.py")
+        .read_text(encoding="utf-8")
+        .replace("from __future__ import annotations", "")
+    )
+    (tmp_path / "field.py").write_text(
+        f"import torch\ntorch.set_default_device('cuda')\n{text}{TAIL}", encoding="utf-8"
+    )
     plain = python(tmp_path, "field.py")
     under = ampmem(tmp_path, "profile", "--device", "cuda", "--run-to-end", "--steps", "99", "--quiet", "field.py")
     assert (plain.returncode, under.returncode) == (0, 0), plain.stderr + under.stderr
@@ -444,11 +485,44 @@ def test_cublas_workspaces_are_workspace_on_every_thread(tmp_path: Path, monkeyp
     assert analysis.classes.of(Category.WORKSPACE)[large].all()
 
 
+RANK = """
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("nccl")
+model = net()
+for part in (model[0], model[3], model):
+    fully_shard(part)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    model(batch()).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+torch.cuda.synchronize()
+print("PEAK", dist.get_rank(), torch.cuda.max_memory_allocated(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_that_nccl_connects(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(HEAD + RANK, encoding="utf-8")
+    options = ("--device", "cuda", "--run-to-end", "--steps", "99", "--quiet", "--nproc-per-node", "2")
+    done = ampmem(tmp_path, "profile", *options, "rank.py", fresh=True)
+    assert done.returncode == 0, done.stderr
+    peaks = {int(line.split()[1]): int(line.split()[2]) for line in done.stdout.splitlines() if line.startswith("PEAK")}
+    for rank in range(2):
+        recording = read(tmp_path / f"rank.rank{rank}-of-2.ampmem")
+        assert summarize(recording).conservation.residual_bytes == 0
+        assert recording.allocator is not None
+        assert (recording.allocator.device, recording.allocator.peaks[rank]) == (rank, peaks[rank])
+
+
 def test_a_failure_of_the_device_is_the_scripts_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is first seen at a step's end, by ampmem: the script still ends with its own error, and not with an abort."""
     monkeypatch.setenv("EMULATED_CUDA_LATE", "sync")
     monkeypatch.setenv("EMULATED_CUDA_FAIL", "cudaLaunchKernel@150=illegal!")
-    (tmp_path / "program.py").write_text(HEAD + LOOP + "for _ in range(6):\n    step(batch())\n" + TAIL, encoding="utf-8")
+    (tmp_path / "program.py").write_text(
+        HEAD + LOOP + "for _ in range(6):\n    step(batch())\n" + TAIL, encoding="utf-8"
+    )
     plain = python(tmp_path, "program.py", to_the_end=True)
     under = ampmem(tmp_path, "profile", "--device", "cuda", "--run-to-end", "program.py", to_the_end=True)
     assert (plain.returncode, under.returncode) == (1, 1)

@@ -17,7 +17,9 @@ MIB = 1 << 20
 Setting = Callable[[str, str], None]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool]
+)
 def test_fills_and_copies_are_real(dtype: torch.dtype) -> None:
     assert torch.full((5,), 1, dtype=dtype, device="cuda").tolist() == [1] * 5
     values = torch.arange(2, 12).to(dtype)
@@ -140,7 +142,7 @@ def test_a_graph_is_captured_and_replayed() -> None:
 def test_waiting_spoils_a_capture(spoils: object) -> None:
     assert callable(spoils)
     graph = torch.cuda.CUDAGraph()
-    with pytest.raises(RuntimeError, match="capturing|capture"), torch.cuda.graph(graph):
+    with pytest.raises(RuntimeError, match="captur"), torch.cuda.graph(graph):
         spoils()
     assert not torch.cuda.is_current_stream_capturing()
 

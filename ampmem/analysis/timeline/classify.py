@@ -135,8 +135,8 @@ def is_input(view: View) -> Mask:
 def is_workspace(view: View) -> Mask:
     """A library's scratch; scratch that an op of forward kept to itself and did not give back within the step.
 
-    cuBLAS has another workspace for each thread that multiplies matrices: autograd's engine has threads of its own. So of
-    what a node of backward keeps for itself that is one which is as large as one of forward.
+    cuBLAS has another workspace for each thread that multiplies matrices, and autograd's engine has threads of its
+    own. So of what a node of backward keeps for itself that is one which is as large as one of forward.
     """
     kept = (view.facts == 0) & view.outlives(view.step_end_ns)
     hidden: Mask = view.born_in(Phase.FORWARD, Phase.EVALUATION) & view.kernels[view.op] & kept

@@ -29,9 +29,9 @@ from ampmem.recorder.models.anatomy import has_parameters
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.steering.arms import ArmSeen
 from ampmem.recorder.torch_private.general import (
+    CALLS_MODULE,
     COMPILE,
     HAS_HOOKS,
-    CALLS_MODULE,
     RUNS_COMPILED,
     compiled_code,
     hooks_with_kwargs,

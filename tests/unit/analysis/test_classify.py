@@ -197,9 +197,7 @@ def test_workspace_needs_forward() -> None:
         (16, "AddmmBackward0", Category.OTHER),
     ],
 )
-def test_the_engines_thread_has_a_workspace_as_large_as_that_of_forward(
-    size: int, op: str, category: Category
-) -> None:
+def test_the_engines_thread_has_a_workspace_as_large_as_that_of_forward(size: int, op: str, category: Category) -> None:
     story = Story()
     story.begin(0)
     story.enter(Phase.FORWARD)

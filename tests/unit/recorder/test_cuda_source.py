@@ -24,11 +24,13 @@ from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.sources.base import NO_EVENTS, DeviceSource
 from ampmem.recorder.sources.cuda import source as cuda
+from ampmem.recorder.sources.cuda.device import TorchCuda
 from ampmem.recorder.sources.cuda.nodes import NodeRecorder, _Walk, nodes_of
 from ampmem.recorder.sources.cuda.peaks import Peaks
 from ampmem.recorder.sources.cuda.source import CudaSource
 from ampmem.recorder.sources.cuda.trace import Stamps
 from ampmem.recorder.sources.window import MARKER
+from ampmem.recorder.torch_private import cuda as torch_private
 from ampmem.recorder.torch_private.general import TORCH_OP, next_node
 from ampmem.recorder.writing.join import Joiner
 
@@ -657,6 +659,31 @@ def test_what_another_thread_allocates_between_the_trace_and_the_segments_has_it
     assert not any("lost" in note for note in source.notes())
 
 
+def test_a_graph_that_any_thread_captures_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Graph:
+        def capture_begin(self) -> None:
+            pass
+
+        def capture_end(self) -> None:
+            raise RuntimeError("spoiled")
+
+    begin, api = Graph.capture_begin, TorchCuda()
+    monkeypatch.setattr(torch_private, "BEGIN_CAPTURE", (Graph, "capture_begin"))
+    monkeypatch.setattr(torch_private, "END_CAPTURE", (Graph, "capture_end"))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    undo, graph, answers = api.follow_captures(), Graph(), [api.capturing()]
+    thread = threading.Thread(target=graph.capture_begin)
+    thread.start()
+    thread.join()
+    answers.append(api.capturing())
+    with pytest.raises(RuntimeError, match="spoiled"):
+        graph.capture_end()
+    assert [*answers, api.capturing()] == [False, True, False]
+    graph.capture_begin()
+    undo()  # in the middle of a capture, whose end is not heard of
+    assert (api.capturing(), Graph.capture_begin) == (False, begin)
+
+
 def test_an_out_of_memory_on_another_device_is_said(clock: Clock) -> None:
     gpu = ModelCuda(clock, others=(8 * MIB,))
     source = CudaSource(api=gpu)
@@ -666,7 +693,8 @@ def test_an_out_of_memory_on_another_device_is_said(clock: Clock) -> None:
     gpu.run_out_on(1, 5 * MIB)
     assert source.take_ooms() == []
     assert source.notes() == [
-        "device 1 ran out of memory when 5.0 MiB were asked for; device 0 is recorded, so what device 1 held is not shown"
+        "device 1 ran out of memory when 5.0 MiB were asked for; device 0 is recorded, so what device 1 held is not "
+        "shown"
     ]
     source.stop()
 

@@ -62,7 +62,7 @@ class OomKeeper:
         self._records.extend(named)
 
     def take(self, device: int | None) -> tuple[list[OomRecord], list[OomRecord]]:
-        """The failures since the last call: those on ``device``, and those elsewhere; ``None`` stands for any device."""
+        """The failures since the last call: those on ``device`` (``None`` is any), and those elsewhere."""
         taken = list(self._records)
         self._records.clear()
         here = [record for record in taken if device is None or record.device == device]
