@@ -126,20 +126,12 @@ def build(where: Path) -> tuple[Path, Plan]:
     headers = [_include(site), site / "nvidia/cudnn/include", site / "nvidia/nccl/include"]
     headers += [*site.glob("nvidia/cuda_crt/include"), site / "triton/backends/nvidia/include", HERE]
     library = folder / LIBRARY
-    command = [
-        "gcc",
-        "-std=gnu11",
-        "-O1",
-        "-g1",
-        "-shared",
-        "-fPIC",
-        "-Wno-deprecated-declarations",
-        "-o",
-        str(library),
-    ]
+    fresh = folder / f"{LIBRARY}.{os.getpid()}"  # programs may run on the one that is there
+    command = ["gcc", "-std=gnu11", "-O1", "-g1", "-shared", "-fPIC", "-Wno-deprecated-declarations", "-o", str(fresh)]
     command += [f"-I{header}" for header in headers]
     command += [str(HERE / "runtime.c"), str(HERE / "libraries.c"), str(stubs), "-ldl", "-lpthread"]
     subprocess.run(command, check=True)
+    fresh.replace(library)
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):  # one library under all names: it is one state
         link = folder / name
         link.unlink(missing_ok=True)
