@@ -24,12 +24,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def clean_gpu() -> Iterator[None]:
-    """Starts each test with an empty cache; fails one that leaves memory history or a tag behind."""
+    """Starts each test with an empty cache and no peaks; fails one that leaves memory history or a tag behind."""
     if not torch.cuda.is_available():
         yield
         return
     gc.collect()
+    if torch.cuda.is_initialized():
+        torch._C._cuda_clearCublasWorkspaces()  # each handle keeps one for ever, on each device
     torch.cuda.empty_cache()
+    for device in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
+        torch.cuda.reset_peak_memory_stats(device)  # which device is recorded is decided by peaks
     yield
     if torch.cuda.is_initialized():  # before that there is no allocator to ask, and torch does not check
         assert not torch._C._cuda_isHistoryEnabled()

@@ -302,7 +302,9 @@ def test_a_run_that_goes_on_after_its_steps_says_what_is_of_all_of_it(tmp_path: 
     first = next(line for line in done.stderr.splitlines() if "(simulated): peak" in line)
     assert f"peak {format_bytes(whole)} allocated" in first
     text = " ".join(render(summary, recording.notes).split())
-    assert f"The peak of the recorded steps is {format_bytes(summary.peak.bytes)} allocated, in forward of step 2" in text
+    assert (
+        f"The peak of the recorded steps is {format_bytes(summary.peak.bytes)} allocated, in forward of step 2" in text
+    )
     assert f"The whole run: {first.removeprefix('ampmem: ')}" in text
     assert ("up to where the script failed" in first) is (end == "fail") is (recording.run.failure is not None)
     assert "79.2 GiB, for the whole run" in text

@@ -94,6 +94,7 @@ class ModelCuda:
         self._awaiting: list[tuple[Block, int]] = []
         """With the bytes asked for, which are gone with the wait."""
         self._driver_calls = 0
+        self._changes = 0
         self._observer: OomObserver | None = None
 
     def malloc(self, size: int, stream: int = 0, frames: list[dict[str, Any]] | None = None) -> Block:
@@ -214,6 +215,9 @@ class ModelCuda:
             allocated_peak=found.allocated_bytes.peak,
         )
 
+    def changes(self, device: int) -> tuple[int, ...]:
+        return (self._changes,)
+
     def memory_info(self, device: int) -> tuple[int, int]:
         self._fail()
         return self.allocator.driver.free - (1 << 28), self.total
@@ -233,6 +237,9 @@ class ModelCuda:
     def synchronize(self, device: int) -> None:
         self._fail()
         self.calls.append("synchronize")
+
+    def follow_captures(self) -> Callable[[], None]:
+        return lambda: None
 
     def capturing(self) -> bool:
         return self.graph
@@ -275,6 +282,7 @@ class ModelCuda:
         self._driver_calls = len(calls)
 
     def _entry(self, action: str, address: int | None, size: int, stream: int, **more: Any) -> None:
+        self._changes += action != "snapshot"
         if self.recording:
             place = {} if address is None else {"addr": address}
             time_us = (self.clock() + self.drift_ns) // 1000

@@ -42,6 +42,7 @@ class View:
     kernels: Mask
     """For each text: whether it names one of torch's own ops, not a Python function's autograd node."""
     module: Column
+    bytes: Column
     born_ns: Column
     died_ns: Column
     step_end_ns: Column
@@ -152,9 +153,15 @@ def is_input(view: View) -> Mask:
 
 
 def is_workspace(view: View) -> Mask:
-    """A library's scratch; scratch that an op of forward kept to itself and did not give back within the step."""
-    hidden: Mask = view.born_in(Phase.FORWARD, Phase.EVALUATION) & view.kernels[view.op] & (view.facts == 0)
-    return view.has(Fact.WORKSPACE) | (hidden & view.outlives(view.step_end_ns))
+    """A library's scratch; scratch that an op of forward kept to itself and did not give back within the step.
+
+    cuBLAS has another workspace for each thread that multiplies matrices, and autograd's engine has threads of its
+    own. So of what a node of backward keeps for itself that is one which is as large as one of forward.
+    """
+    kept = (view.facts == 0) & view.outlives(view.step_end_ns)
+    hidden: Mask = view.born_in(Phase.FORWARD, Phase.EVALUATION) & view.kernels[view.op] & kept
+    again: Mask = view.born_in(Phase.BACKWARD) & kept & (view.op != 0) & np.isin(view.bytes, view.bytes[hidden])
+    return view.has(Fact.WORKSPACE) | hidden | again
 
 
 def is_activation(view: View) -> Mask:
@@ -233,6 +240,7 @@ def view_of(
         op=lifetimes.op,
         kernels=np.array([text.startswith("aten::") for text in recording.texts], dtype=np.bool_),
         module=lifetimes.module,
+        bytes=lifetimes.bytes,
         born_ns=lifetimes.born_ns,
         died_ns=lifetimes.died_ns,
         step_end_ns=_step_ends(lifetimes.step, steps),

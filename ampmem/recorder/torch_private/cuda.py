@@ -19,6 +19,11 @@ HISTORY: Place = patched(
     without="a script that records memory history itself takes the events from ampmem",
     use=Use.CUDA,
 )
+_CAPTURES = "whether a thread captures a CUDA graph, which a wait for the device would spoil"
+_SPOILED = "a graph that another thread captures while a step ends is spoiled"
+_GRAPH = "torch.cuda.graphs.CUDAGraph"
+BEGIN_CAPTURE: Place = patched(_GRAPH, "capture_begin", _CAPTURES, without=_SPOILED, use=Use.CUDA)
+END_CAPTURE: Place = patched(_GRAPH, "capture_end", _CAPTURES, without=_SPOILED, use=Use.CUDA)
 for _owner, _name, _why in (
     ("torch.cuda", "_lazy_call", "to begin when the script initializes CUDA"),
     ("torch.cuda.memory", "_record_memory_history_impl", "the allocator's history, past our own patch"),

@@ -157,12 +157,20 @@ def _steps(path: Path) -> int:
     return sum(step.finished for step in read(path).steps) if path.exists() else 0
 
 
+_FAILS = {
+    "EMULATED_CUDA_LATE": "sync",
+    "EMULATED_CUDA_FAIL": "cudaLaunchKernel:wild@1=illegal!,cudaLaunchKernel:index_elementwise@1=assert!",
+}
+"""For the emulated runtime, whose kernels do nothing; a GPU does not know them."""
+
+
 def illegal_access(device: str, folder: Path) -> Row:
     """An error of the device that is first seen at a step's end: it comes out of the script's own next call."""
     script = folder / "illegal.py"
     script.write_text(ILLEGAL, encoding="utf-8")
-    plain = children.follow((str(script),), _EACH, folder=folder)
-    under = children.follow(("-m", "ampmem", "profile", "--device", device, script.name), _EACH, folder=folder)
+    plain = children.follow((str(script),), _EACH, folder=folder, variables=_FAILS)
+    profile = ("-m", "ampmem", "profile", "--device", device, script.name)
+    under = children.follow(profile, _EACH, folder=folder, variables=_FAILS)
     return illegal_verdict(plain, under, _steps(folder / "illegal.ampmem"))
 
 

@@ -18,8 +18,8 @@ IT = 0x10
 """The address of the allocation that a test is about; it is always the first."""
 
 
-def category_of(story: Story) -> Category:
-    return CATEGORIES[analyse(story.recording()).classes.category[0]]
+def category_of(story: Story, allocation: int = 0) -> Category:
+    return CATEGORIES[analyse(story.recording()).classes.category[allocation]]
 
 
 def name_of(story: Story) -> str:
@@ -201,6 +201,25 @@ def test_workspace_needs_forward() -> None:
     story = born_in(Phase.BACKWARD, op="aten::mm")
     story.end()
     assert category_of(story) == Category.OTHER
+
+
+@pytest.mark.parametrize(
+    ("size", "op", "category"),
+    [
+        (8, "AddmmBackward0", Category.WORKSPACE),
+        (8, "", Category.OTHER),
+        (16, "AddmmBackward0", Category.OTHER),
+    ],
+)
+def test_the_engines_thread_has_a_workspace_as_large_as_that_of_forward(size: int, op: str, category: Category) -> None:
+    story = Story()
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    story.alloc(IT + 1024, 8, op="aten::addmm")
+    story.enter(Phase.BACKWARD)
+    story.alloc(IT, size, op=op)
+    story.end()
+    assert category_of(story, 1) == category
 
 
 def test_workspace_needs_a_step_that_ended() -> None:

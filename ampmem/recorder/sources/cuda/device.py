@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from ampmem.allocator.settings import UNCACHED, VARIABLES, backend_of_environment
+from ampmem.patching import Undo, patch
 from ampmem.recorder.torch_private import cuda as torch_private
 
 Snapshot = Mapping[str, Any]
@@ -60,6 +62,9 @@ class CudaApi(Protocol):
     def stats(self, device: int) -> Stats:
         """The allocator's statistics."""
 
+    def changes(self, device: int) -> tuple[int, ...]:
+        """Counts that grow with every event of the device's trace: the same twice if there was none in between."""
+
     def memory_info(self, device: int) -> tuple[int, int]:
         """Free and total bytes of the device."""
 
@@ -78,8 +83,11 @@ class CudaApi(Protocol):
     def synchronize(self, device: int) -> None:
         """Wait for all work on the device."""
 
+    def follow_captures(self) -> Undo:
+        """Know of the graphs that any thread captures from now on; returns what ends that."""
+
     def capturing(self) -> bool:
-        """Whether a CUDA graph is being captured: a call that waits would spoil it."""
+        """Whether a CUDA graph is being captured, in whatever thread: a call that waits would spoil it."""
 
     def observe_oom(self, observer: OomObserver) -> None:
         """Have ``observer`` called whenever memory runs out, for as long as the process lives."""
@@ -151,6 +159,10 @@ class TorchCuda:
             allocated_peak=int(nested["allocated_bytes"]["all"]["peak"]),
         )
 
+    def changes(self, device: int) -> tuple[int, ...]:
+        nested = torch.cuda.memory_stats_as_nested_dict(device)
+        return tuple(int(nested[name]["all"][count]) for name in _CHANGES for count in ("allocated", "freed"))
+
     def memory_info(self, device: int) -> tuple[int, int]:
         free, total = torch.cuda.mem_get_info(device)
         return int(free), int(total)
@@ -177,8 +189,11 @@ class TorchCuda:
     def synchronize(self, device: int) -> None:
         torch.cuda.synchronize(device)
 
+    def follow_captures(self) -> Undo:
+        return _follow_captures()
+
     def capturing(self) -> bool:
-        return torch.cuda.is_current_stream_capturing()
+        return bool(_captured) or torch.cuda.is_current_stream_capturing()
 
     def observe_oom(self, observer: OomObserver) -> None:
         _observe_oom(observer)
@@ -203,6 +218,39 @@ def cuda_available() -> bool:
 
 
 _STATS = ("requested", "allocated", "active", "reserved")
+_CHANGES = ("allocation", "active", "reserved_bytes")
+"""Allocations and frees, waits for other streams, segments."""
+
+_captured: set[int] = set()
+"""``id`` of each graph that is being captured."""
+
+
+def _follow_captures() -> Undo:
+    def wrap_begin(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(graph, *args, **kwargs)
+            _captured.add(id(graph))
+            return result
+
+        return capture_begin
+
+    def wrap_end(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(graph, *args, **kwargs)
+            finally:
+                _captured.discard(id(graph))
+
+        return capture_end
+
+    with ExitStack() as undo:
+        undo.callback(_captured.clear)
+        undo.callback(patch(*torch_private.BEGIN_CAPTURE, wrap_begin))
+        undo.callback(patch(*torch_private.END_CAPTURE, wrap_end))
+        return undo.pop_all().close
+
 
 _observer: list[OomObserver] = []
 """The observer that counts now; torch's own list of them only ever grows, so it gets one entry, once."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from time import time_ns
 
@@ -97,8 +97,11 @@ class CudaSource:
         self._oom.locate = locate
 
     def install(self) -> Callable[[], None]:
-        """Keep the script's ``record_function`` scopes out of the profile that names autograd's nodes."""
-        return install()
+        """Keep the script's scopes out of the profile that names nodes; know of the graphs that it captures."""
+        with ExitStack() as undo:
+            undo.callback(self._api.follow_captures())
+            undo.callback(install())
+            return undo.pop_all().close
 
     def start(self, baseline: Mapping[int, int]) -> None:
         """Begin, or wait for the script to initialize CUDA. What is alive is in the first snapshot."""
@@ -271,8 +274,10 @@ class CudaSource:
                 if not self._api.capturing():
                     self._api.synchronize(device)
         since, self._since_ns = self._since_ns, time_ns()
+        before = self._api.changes(device)
         snapshot = self._api.snapshot()
-        window = self._history.read(snapshot, device, self._api.snapshot)
+        quiet = self._api.changes(device) == before
+        window = self._history.read(snapshot, device, None if quiet else self._api.snapshot)
         until = time_ns()
         if go_on:
             self._api.history(on=True, entries=ENTRIES, stacks=self._stacks)

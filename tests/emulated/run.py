@@ -1,0 +1,94 @@
+"""Runs tests, or any program, with PyTorch's own CUDA build on the emulated CUDA runtime, without a GPU.
+
+    python tests/emulated/run.py [--torch 2.14.1] [--set NAME=VALUE]... [PYTEST-ARGUMENTS]
+    python tests/emulated/run.py [--torch 2.14.1] [--set NAME=VALUE]... --python SCRIPT [ARGUMENTS]
+
+The first runs pytest, in the environment that build.py made, over tests/emulated and the tests of tests/gpu that make
+sense here, or over what the arguments name. The second gives what follows to that environment's Python: train.py, or
+-m ampmem profile train.py. ampmem is that of this checkout. --set CC=80 is the setting EMULATED_CUDA_CC of runtime.c;
+tests have two devices unless it is said otherwise. The library is built anew where its sources are newer.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import build
+
+ROOT = build.HERE.parents[1]
+TESTS = ("tests/emulated", "tests/gpu/test_laws.py", "tests/gpu/test_processes.py")
+MARK = "EMULATED_CUDA"
+"""The variable that says that this process runs on the emulation; its value is the library."""
+
+
+def variables(where: Path, settings: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a program that is to run on the library in ``where``."""
+    folder = where / "emulated"
+    library = folder / build.LIBRARY
+    sources = [*build.HERE.glob("*.[ch]"), build.HERE / "build.py"]
+    if not library.exists() or library.stat().st_mtime < max(source.stat().st_mtime for source in sources):
+        build.build(where)
+    path = os.pathsep.join(each for each in (str(ROOT), os.environ.get("PYTHONPATH", "")) if each)
+    libraries = os.pathsep.join(each for each in (str(folder), os.environ.get("LD_LIBRARY_PATH", "")) if each)
+    return (
+        os.environ
+        | {f"EMULATED_CUDA_{name}": value for name, value in settings.items()}
+        | {
+            MARK: str(library),
+            "LD_PRELOAD": str(library),
+            "LD_LIBRARY_PATH": libraries,
+            "PYTHONPATH": path,
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        }
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is asked for; its exit code."""
+    left = list(sys.argv[1:] if arguments is None else arguments)
+    version, settings, python = build.TORCH, {}, False
+    while left and left[0] in ("--torch", "--set", "--python", "--help", "-h"):
+        option = left.pop(0)
+        if option == "--python":
+            python = True
+            break
+        if option in ("--help", "-h"):
+            print(__doc__)
+            return 0
+        if not left:
+            sys.exit(f"{option} needs a value; --help says more")
+        value = left.pop(0)
+        if option == "--torch":
+            version = value
+        elif "=" in value:
+            name, _, settings[name] = value.partition("=")
+        else:
+            sys.exit(f"--set needs NAME=VALUE, not {value!r}")
+    where = build.environment(version)
+    if not (where / "bin/python").exists():
+        sys.exit(f"{where} is not there; python tests/emulated/build.py --torch {version} --install makes it")
+    command = [str(where / "bin/python")]
+    if not python:
+        named = any(not each.startswith("-") and Path(each.partition("::")[0]).exists() for each in left)
+        command += [
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            *left,
+            *(() if named else map(str, map(ROOT.joinpath, TESTS))),
+        ]
+    else:
+        command += left
+    chosen = settings if python else {"DEVICES": "2"} | settings  # some tests need two
+    return subprocess.run(command, env=variables(where, chosen), check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""build.py and run.py, where no environment is there: these run everywhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def said(*arguments: str, folder: Path) -> tuple[int, str]:
+    variables = {"AMPMEM_EMULATED": str(folder), "PATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-IS", *arguments], env=variables, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_without_an_environment_run_says_how_to_make_it(tmp_path: Path) -> None:
+    code, text = said(str(HERE / "run.py"), "--torch", "2.14.1", folder=tmp_path)
+    assert code == 1
+    assert text == (
+        f"{tmp_path}/torch-2.14.1 is not there; python tests/emulated/build.py --torch 2.14.1 --install makes it\n"
+    )
+
+
+def test_without_a_cuda_build_of_torch_build_says_so(tmp_path: Path) -> None:
+    code, text = said(str(HERE / "build.py"), str(tmp_path), folder=tmp_path)
+    assert code == 1
+    assert text.startswith(f"{tmp_path} has no CUDA build of torch; --install makes it")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("--set", "LATE"), "--set needs NAME=VALUE, not 'LATE'"), (("--torch",), "--torch needs a value")],
+)
+def test_what_cannot_be_asked_for_is_said(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    code, text = said(str(HERE / "run.py"), *arguments, folder=tmp_path)
+    assert code == 1
+    assert text.startswith(message)

@@ -1,0 +1,536 @@
+"""The CUDA recorder on PyTorch's own allocator, engine and profiler: whole programs, with ampmem and without.
+
+Each program prints what ``torch.cuda.memory_stats()`` says at its end; so one run shows that the output and the exit
+code are the same, that as many allocations of as many bytes were made, and that the recording's peaks are torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from commands import ampmem, python
+
+from ampmem.analysis.analyse import analyse
+from ampmem.analysis.summary import summarize
+from ampmem.analysis.timeline.categories import Category
+from ampmem.events import Recording
+from ampmem.recording import read
+
+PROGRAMS_OF_THE_FIELD = Path(__file__).parents[1] / "integration/field/programs"
+HEAD = """
+import os, threading
+import torch
+import torch.distributed as dist
+from torch import nn
+torch.manual_seed(0)
+def net(device="cuda"):
+    return nn.Sequential(nn.Linear(300, 700), nn.GELU(), nn.LayerNorm(700), nn.Linear(700, 300)).to(device)
+def batch(rows=64, device="cuda"):
+    return torch.randn(rows, 300, device=device)
+"""
+LOOP = """
+model = net()
+optimizer = torch.optim.AdamW(model.parameters())
+def step(x):
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = model(x).float().square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+"""
+TAIL = """
+import gc
+gc.collect()
+torch.cuda.synchronize()
+for device in range(torch.cuda.device_count()):
+    stats = torch.cuda.memory_stats(device)
+    print("MADE", device, stats.get("allocation.all.allocated", 0), stats.get("allocated_bytes.all.allocated", 0))
+    print("PEAK", device, stats.get("allocated_bytes.all.peak", 0))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """``plain_peaks`` says whether a run without ampmem has the same peaks: not where threads race, or where the wait
+    at a step's end frees what awaits a stream."""
+
+    text: str
+    steps: int
+    options: tuple[str, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    plain_peaks: bool = True
+    ooms: int = 0
+    code: int = 0
+
+
+PROGRAMS: dict[str, Program] = {
+    "plain": Program(text="for _ in range(4):\n    print(step(batch()).item())", steps=4),
+    "sizes that change": Program(text="for i in range(6):\n    step(batch(64 << i))", steps=6),
+    "peaks that are reset": Program(
+        text="""
+for i in range(6):
+    step(batch(64 << (5 - i)))
+    torch.cuda.empty_cache()
+""",
+        steps=6,
+    ),
+    "expandable segments": Program(
+        text="for i in range(6):\n    step(batch(64 << i))",
+        steps=6,
+        settings={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+    ),
+    "other settings of the allocator": Program(
+        text="""
+torch.cuda.set_per_process_memory_fraction(0.02)
+for i in (1, 5, 3, 8, 2, 9, 4, 7):
+    step(batch(700 * i))
+""",
+        steps=8,
+        settings={
+            "PYTORCH_CUDA_ALLOC_CONF": (
+                "roundup_power2_divisions:4,garbage_collection_threshold:0.6,max_split_size_mb:64"
+            )
+        },
+    ),
+    "a memory pool of the script's": Program(
+        text="""
+pool = torch.cuda.MemPool()
+for _ in range(4):
+    with torch.cuda.use_mem_pool(pool):
+        x = batch()
+    step(x)
+""",
+        steps=4,
+    ),
+    "another device than the first": Program(
+        text="""
+torch.cuda.set_device(1)
+model = net()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(4):
+    step(batch())
+""",
+        steps=4,
+    ),
+    "checkpoints of both kinds": Program(
+        text="""
+from torch.utils.checkpoint import checkpoint
+class Kept(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.inner, self.reentrant = net(), reentrant
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=self.reentrant)
+for reentrant in (True, False):
+    model = Kept(reentrant)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        step(batch().requires_grad_())
+""",
+        steps=6,
+    ),
+    "activations that wait on the host": Program(
+        text="""
+for _ in range(4):
+    with torch.autograd.graph.save_on_cpu(pin_memory=True):
+        loss = model(batch()).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+        steps=4,
+        settings={"EMULATED_CUDA_LATE": "30"},
+    ),
+    "a thread that loads": Program(
+        text="""
+import queue
+ready = queue.Queue(2)
+def load():
+    for i in range(30):
+        ready.put(torch.randn(64 + i % 7, 300).cuda() * 1.0)
+    ready.put(None)
+thread = threading.Thread(target=load)
+thread.start()
+while (x := ready.get()) is not None:
+    step(x)
+thread.join()
+""",
+        steps=30,
+        plain_peaks=False,
+    ),
+    "a thread that trains": Program(
+        text="""
+other = net()
+others = torch.optim.SGD(other.parameters(), lr=0.1)
+def work():
+    for i in range(40):
+        other(batch(32 + i % 5)).square().mean().backward()
+        others.step()
+        others.zero_grad()
+thread = threading.Thread(target=work)
+thread.start()
+for _ in range(15):
+    step(batch())
+thread.join()
+""",
+        steps=15,
+        plain_peaks=False,
+    ),
+    "the engine's threads of two devices": Program(
+        text="""
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = net("cuda:0"), net("cuda:1")
+    def forward(self, x):
+        return self.b(self.a(x).to("cuda:1")).sum() + self.b(2 * x.to("cuda:1")).sum() + self.a(x).sum().to("cuda:1")
+both = Both()
+update = torch.optim.AdamW(both.parameters())
+for _ in range(6):
+    both(batch(device="cuda:0")).backward()
+    update.step()
+    update.zero_grad()
+""",
+        steps=6,
+    ),
+    "DataParallel": Program(
+        text="""
+model = nn.DataParallel(model)
+for _ in range(4):
+    step(batch())
+""",
+        steps=4,
+        plain_peaks=False,
+    ),
+    "record_stream": Program(
+        text="""
+side = torch.cuda.Stream()
+for _ in range(8):
+    with torch.cuda.stream(side):
+        x = batch()
+    torch.cuda.current_stream().wait_stream(side)
+    loss = model(x).square().mean()
+    loss.backward()
+    x.record_stream(torch.cuda.current_stream())
+    del x, loss
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+        steps=8,
+        options=("--no-sync",),
+        settings={"EMULATED_CUDA_LATE": "150"},
+    ),
+    "losses and scales that are read late": Program(
+        text="""
+scaler = torch.amp.GradScaler("cuda")
+for _ in range(5):
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = model(batch()).float().square().mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+print(scaler.get_scale())
+""",
+        steps=5,
+        settings={"EMULATED_CUDA_LATE": "sync"},
+    ),
+    "pinned batches": Program(
+        text="""
+from torch.utils.data import DataLoader, TensorDataset
+for x, in DataLoader(TensorDataset(torch.randn(640, 300)), 64, pin_memory=True):
+    step(x.cuda(non_blocking=True))
+""",
+        steps=10,
+        settings={"EMULATED_CUDA_LATE": "40"},
+    ),
+    "a captured step": Program(
+        text="""
+optimizer = torch.optim.AdamW(model.parameters(), capturable=True)
+x = batch()
+side = torch.cuda.Stream()
+side.wait_stream(torch.cuda.current_stream())
+with torch.cuda.stream(side):
+    for _ in range(3):
+        step(x)
+torch.cuda.current_stream().wait_stream(side)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    step(x)
+for _ in range(3):
+    graph.replay()
+""",
+        steps=4,
+    ),
+    "a thread that captures while steps end": Program(
+        text="""
+begun, ends, failed = threading.Event(), threading.Event(), []
+def captures():
+    x, stream = torch.ones(1000, device="cuda"), torch.cuda.Stream()
+    try:
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
+            y = x * 2
+            begun.set()
+            ends.wait()
+            y + 1
+    except RuntimeError as error:
+        failed.append(str(error).splitlines()[0])
+step(batch())
+thread = threading.Thread(target=captures)
+thread.start()
+begun.wait()
+for _ in range(2):
+    step(batch())
+ends.set()
+thread.join()
+step(batch())
+print(failed)
+""",
+        steps=4,
+    ),
+    "an LSTM": Program(
+        text="""
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.LSTM(300, 128, 2, bidirectional=True, dropout=0.1), nn.Linear(256, 10)
+    def forward(self, x):
+        return self.outer(self.inner(x)[0])
+model = Recurrent().cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(4):
+    step(torch.randn(20, 8, 300, device="cuda"))
+""",
+        steps=4,
+    ),
+    "convolutions with workspaces": Program(
+        text="""
+model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+for _ in range(4):
+    step(torch.randn(8, 3, 32, 32, device="cuda"))
+""",
+        steps=4,
+        settings={"EMULATED_CUDA_CUDNN_WORKSPACE": "7M"},
+    ),
+    "DDP": Program(
+        text="""
+dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+model = nn.parallel.DistributedDataParallel(model)
+for _ in range(4):
+    step(batch())
+torch.cuda.synchronize()
+dist.destroy_process_group()
+""",
+        steps=4,
+        plain_peaks=False,  # NCCL's watchdog frees what it likes when it likes
+    ),
+    "FSDP2": Program(
+        text="""
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+for part in (model[0], model[3], model):
+    fully_shard(part, mp_policy=policy)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(4):
+    step(batch())
+torch.cuda.synchronize()
+dist.destroy_process_group()
+""",
+        steps=4,
+    ),
+    "an allocation that fails and is tried again by PyTorch": Program(
+        text="for i in range(6):\n    step(batch(64 << i))",
+        steps=6,
+        settings={"EMULATED_CUDA_FAIL": "cudaMalloc@4=memory"},
+    ),
+    "out of memory, caught": Program(
+        text="""
+rows = 1 << 10
+for _ in range(10):
+    try:
+        step(batch(rows))
+        rows *= 4
+    except torch.OutOfMemoryError as error:
+        print(rows, str(error).partition("GPU")[0])
+        rows //= 8
+        optimizer.zero_grad()
+""",
+        steps=7,
+        settings={"EMULATED_CUDA_MEMORY": "1G"},
+        ooms=3,
+    ),
+    "out of memory in backward, in a thread and in a capture": Program(
+        text="""
+def asks():
+    try:
+        torch.empty(1 << 42, device="cuda", dtype=torch.uint8)
+    except torch.OutOfMemoryError:
+        print("out of memory")
+class Asks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+    @staticmethod
+    def backward(ctx, gradient):
+        asks()
+        return gradient
+step(batch())
+Asks.apply(model(batch())).sum().backward()
+optimizer.step()
+thread = threading.Thread(target=asks)
+thread.start()
+thread.join()
+step(batch())
+with torch.cuda.graph(torch.cuda.CUDAGraph()):
+    batch().square_()
+    asks()
+step(batch())
+""",
+        steps=4,
+        ooms=3,
+    ),
+    "out of memory on another device": Program(
+        text="""
+for _ in range(4):
+    step(batch())
+torch.empty(1 << 40, device="cuda:1", dtype=torch.uint8)
+""",
+        steps=4,
+        code=1,
+    ),
+}
+
+
+def recorded(folder: Path, program: Program, patch: pytest.MonkeyPatch) -> tuple[str, Recording]:
+    """What ``program`` printed under ampmem, which is what it prints without, and the recording."""
+    for name, value in program.settings.items():
+        patch.setenv(name, value)
+    (folder / "program.py").write_text(HEAD + LOOP + program.text + TAIL, encoding="utf-8")
+    plain = python(folder, "program.py")
+    options = ("--device", "cuda", "--run-to-end", "--steps", "99", "--quiet", *program.options)
+    under = ampmem(folder, "profile", *options, "program.py")
+    assert (plain.returncode, under.returncode) == (program.code, program.code), plain.stderr + under.stderr
+    lines = [
+        [line for line in done.stdout.splitlines() if program.plain_peaks or not line.startswith("PEAK")]
+        for done in (plain, under)
+    ]
+    assert lines[0] == lines[1]
+    return under.stdout, read(folder / "program.ampmem")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_is_recorded_to_the_byte(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = PROGRAMS[name]
+    printed, recording = recorded(tmp_path, program, monkeypatch)
+    summary = summarize(recording)
+    assert summary.conservation.residual_bytes == 0
+    assert summary.conservation.reserved_residual_bytes == 0
+    assert sum(step.finished for step in recording.steps) == program.steps
+    assert len(recording.ooms) == program.ooms
+    peaks = [int(line.split()[2]) for line in printed.splitlines() if line.startswith("PEAK")]
+    if program.code == 0:
+        assert recording.allocator is not None
+        assert list(recording.allocator.peaks) == peaks
+
+
+NOT_ON_A_DEFAULT_DEVICE = {
+    *("catches_everything", "generate", "infer", "tries_to_compile", "two_optimizers"),  # have arguments, or no step
+    *(
+        "graph",
+        "mapped_weights",
+        "partly_on_gpu",
+        "sharded",
+        "spawned",
+        "without_gpu",
+    ),  # choose their devices themselves
+    *("loaded_by_threads", "worker_batches"),  # make tensors where there is no default device
+}
+FIELD = {path.stem for path in PROGRAMS_OF_THE_FIELD.glob("*.py")} - NOT_ON_A_DEFAULT_DEVICE
+
+
+@pytest.mark.parametrize("name", sorted(FIELD))
+def test_a_field_program_is_recorded_to_the_byte(name: str, tmp_path: Path) -> None:
+    text = (
+        (PROGRAMS_OF_THE_FIELD / f"{name}.py")
+        .read_text(encoding="utf-8")
+        .replace("from __future__ import annotations", "")
+    )
+    (tmp_path / "field.py").write_text(
+        f"import torch\ntorch.set_default_device('cuda')\n{text}{TAIL}", encoding="utf-8"
+    )
+    plain = python(tmp_path, "field.py")
+    under = ampmem(tmp_path, "profile", "--device", "cuda", "--run-to-end", "--steps", "99", "--quiet", "field.py")
+    assert (plain.returncode, under.returncode) == (0, 0), plain.stderr + under.stderr
+    assert under.stdout == plain.stdout
+    recording = read(tmp_path / "field.ampmem")
+    summary = summarize(recording)
+    assert (summary.conservation.residual_bytes, summary.conservation.reserved_residual_bytes) == (0, 0)
+    assert recording.allocator is not None
+    peaks = [int(line.split()[2]) for line in under.stdout.splitlines() if line.startswith("PEAK")]
+    assert list(recording.allocator.peaks) == peaks
+
+
+def test_cublas_workspaces_are_workspace_on_every_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the script's thread and one of the engine's, 32 MiB each on this device."""
+    _, recording = recorded(tmp_path, PROGRAMS["plain"], monkeypatch)
+    analysis = analyse(recording)
+    large = analysis.lifetimes.bytes == 32 << 20
+    assert large.sum() == 2
+    assert analysis.classes.of(Category.WORKSPACE)[large].all()
+
+
+RANK = """
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("nccl")
+model = net()
+for part in (model[0], model[3], model):
+    fully_shard(part)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    model(batch()).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+torch.cuda.synchronize()
+print("PEAK", dist.get_rank(), torch.cuda.max_memory_allocated(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_that_nccl_connects(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(HEAD + RANK, encoding="utf-8")
+    options = ("--device", "cuda", "--run-to-end", "--steps", "99", "--quiet", "--nproc-per-node", "2")
+    done = ampmem(tmp_path, "profile", *options, "rank.py", fresh=True)
+    assert done.returncode == 0, done.stderr
+    peaks = {int(line.split()[1]): int(line.split()[2]) for line in done.stdout.splitlines() if line.startswith("PEAK")}
+    for rank in range(2):
+        recording = read(tmp_path / f"rank.rank{rank}-of-2.ampmem")
+        assert summarize(recording).conservation.residual_bytes == 0
+        assert recording.allocator is not None
+        assert (recording.allocator.device, recording.allocator.peaks[rank]) == (rank, peaks[rank])
+
+
+def test_a_failure_of_the_device_is_the_scripts_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is first seen at a step's end, by ampmem: the script still ends with its own error, and not with an abort."""
+    monkeypatch.setenv("EMULATED_CUDA_LATE", "sync")
+    monkeypatch.setenv("EMULATED_CUDA_FAIL", "cudaLaunchKernel@150=illegal!")
+    (tmp_path / "program.py").write_text(
+        HEAD + LOOP + "for _ in range(6):\n    step(batch())\n" + TAIL, encoding="utf-8"
+    )
+    plain = python(tmp_path, "program.py", to_the_end=True)
+    under = ampmem(tmp_path, "profile", "--device", "cuda", "--run-to-end", "program.py", to_the_end=True)
+    assert (plain.returncode, under.returncode) == (1, 1)
+    for done in (plain, under):
+        assert "CUDA error: an illegal memory access was encountered" in done.stderr
+    assert any(step.finished for step in read(tmp_path / "program.ampmem").steps)
+
+
+def test_an_out_of_memory_on_another_device_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, recording = recorded(tmp_path, PROGRAMS["out of memory on another device"], monkeypatch)
+    assert any(note.startswith("device 1 ran out of memory when 1.0 TiB were asked for") for note in recording.notes)
