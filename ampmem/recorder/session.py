@@ -70,6 +70,8 @@ class Session:
             release(self)
             raise
         self._on_step, self._on_done = on_step, on_done
+        self._over = False
+        """Whether the script has come to its end."""
 
     def _make(self, options: Options, source: Source | None) -> None:
         self._notes = Notes(check_torch(options))
@@ -203,6 +205,7 @@ class Session:
             return
         try:
             if failure is None:
+                self._over = True
                 self._follower.script_over()
         finally:
             if active() is self:  # else that was the last step
@@ -361,10 +364,11 @@ class Session:
 
     def _done(self) -> None:
         """All steps that were asked for have ended."""
+        over = self._over  # the last step may be seen only when the script has ended: there is nothing to stop then
         try:
             self.close()
         finally:
-            if self._on_done is not None:
+            if self._on_done is not None and not over:
                 self._on_done()
 
     def _stop_recording(self, why: str) -> None:

@@ -261,7 +261,7 @@ class SimulatedDevice:
                     self.allocator.complete_events()
                 block = self.allocator.malloc(size, stream)
             except OutOfMemory as error:
-                self.out_of_memory = error
+                self.out_of_memory = error.with_traceback(None)  # whose frames hold the script's tensors
                 if self.on_out_of_memory is not None:
                     self.on_out_of_memory(error)
                 raise torch.OutOfMemoryError(f"CUDA {error} (simulated {self.gpu.name})") from None

@@ -84,6 +84,22 @@ def test_stops_after_the_steps_asked_for_and_names_the_recording(tmp_path: Path)
     assert done.stdout.splitlines() == plain.stdout.splitlines()[:1]
 
 
+def test_a_last_step_that_is_seen_at_the_scripts_end_stops_nothing(tmp_path: Path) -> None:
+    """Gradients of torch.func end a step with the next forward, or with the script."""
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(8, 4)\n"
+        "params = {name: value.detach() for name, value in model.named_parameters()}\n"
+        "def loss(params, x):\n"
+        "    return torch.func.functional_call(model, params, (x,)).sum()\n"
+        "for _ in range(3):\n"
+        "    torch.func.grad(loss)(params, torch.randn(2, 8))\n"
+    )
+    done = ampmem(tmp_path, "profile", "train.py")
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert len(read(tmp_path / "train.ampmem").steps) == 3
+
+
 def test_run_to_end_leaves_output_losses_and_random_numbers_as_they_are(tmp_path: Path) -> None:
     write_training(tmp_path)
     plain = python(tmp_path, "train.py", to_the_end=True)

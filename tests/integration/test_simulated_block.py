@@ -430,3 +430,20 @@ def test_a_linear_layer_on_an_input_that_is_not_contiguous_adds_its_bias_in_plac
     assert phases.count(Phase.EVALUATION) == 1
     assert phases.count(Phase.FORWARD) == 1
     assert phases.count(Phase.BETWEEN) == 2
+
+
+def test_a_caught_out_of_memory_keeps_nothing_of_the_scripts() -> None:
+    """As scripts do that look for the largest batch."""
+
+    def attempt(batch: int) -> weakref.ref[torch.Tensor]:
+        inputs = torch.ones(batch, 8, device="cuda")
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.cat([inputs] * 3)
+        return weakref.ref(inputs)
+
+    with ampmem.profile(device="sim", gpu="1GiB"):
+        module = model().cuda()
+        train(module, torch.optim.SGD(module.parameters()))
+        before = torch.cuda.memory_allocated()
+        inputs = attempt(1 << 24)
+        assert (inputs(), torch.cuda.memory_allocated()) == (None, before)

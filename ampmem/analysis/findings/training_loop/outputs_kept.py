@@ -37,6 +37,8 @@ def check(run: TrainingRun) -> Finding | None:
     """
     if not run.peaks or run.analysis.conservation.breach is not None or FUNCTIONAL in run.recording.notes:
         return None
+    if run.at_failure and run.analysis.failed_request is not None and not run.analysis.failed_request.ended_the_run:
+        return None  # the last step, which is looked at, is a later one
     position = run.peak if run.at_failure else run.peaks[-1]
     kept = _left_over(run, position) & run.analysis.lifetimes.alive_at(position)
     size = run.bytes_of(kept)
