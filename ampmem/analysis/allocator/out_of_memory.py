@@ -145,7 +145,8 @@ class FailedRequest:
             return self.phase
         if self.phase == Phase.BETWEEN.name.lower():
             return f"step {self.step}, outside of forward, backward and update"
-        return f"{self.phase} of step {self.step}"
+        phase = "the optimizer's update" if self.phase == Phase.OPTIMIZER.name.lower() else self.phase
+        return f"{phase} of step {self.step}"
 
 
 def failed_request(history: MemoryHistory, tensors: Tensors) -> FailedRequest | None:

@@ -46,11 +46,14 @@ class SharedFinding:
 
 
 def shared_findings(comparison: Comparison) -> tuple[SharedFinding, ...]:
-    """The judged findings of all recordings, each once, in the order in which one recording has them."""
-    found: dict[tuple[str, str, str], SharedFinding] = {}
+    """The judged findings of all recordings, each once, in the order in which one recording has them.
+
+    What is saved may differ between precisions: then each has a line of its own.
+    """
+    found: dict[tuple[str, ...], SharedFinding] = {}
     for entry, findings in zip(comparison.entries, judged_findings(comparison), strict=True):
         for finding in findings:
-            key = finding.code, finding.message, finding.change
+            key = finding.code, finding.message, finding.change, finding.saves
             labels = found[key].labels if key in found else ()
             found[key] = SharedFinding(finding=found[key].finding if labels else finding, labels=(*labels, entry.label))
     # What the cache spares the one run is what it would spare the other.

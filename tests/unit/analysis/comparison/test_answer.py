@@ -390,6 +390,19 @@ def test_a_finding_that_recordings_share_is_told_once() -> None:
     assert shared.count(("amp-saves-nothing", ("amp", "amp-nocache"))) == 1
 
 
+def test_a_change_that_saves_more_in_one_precision_is_told_of_each() -> None:
+    told = Finding(code="x", severity="advice", section=Section.PEAK, message="m", bytes=9, change="c", evidence=())
+    entries = [entry_of(recording) for recording in SAVES]
+    of_arms = [replace(told, off_peak=size) for size in (7 * KIB, 6 * KIB)]
+    entries = [
+        replace(entry, summary=replace(entry.summary, findings=(finding,)))
+        for entry, finding in zip(entries, of_arms, strict=True)
+        if entry.summary is not None
+    ]
+    shared = [(found.finding.saves, found.labels) for found in shared_findings(compare(entries))]
+    assert shared == [("7.0 KiB off the peak", ("fp32",)), ("6.0 KiB off the peak", ("amp",))]
+
+
 def judged_of_the_cache(code: str, arm: ArmRecord, *, copies: int, other_copies: int, update: int = 0) -> list[Finding]:
     """What becomes of an estimate about the cache in a run under ``arm``, beside the run with the cache switched."""
     other = ARM if arm is NO_CACHE else NO_CACHE
