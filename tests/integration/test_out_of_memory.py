@@ -194,7 +194,7 @@ def test_in_the_first_update_the_state_that_is_there_counts(tmp_path: Path) -> N
         "gradients": first + middle + big,
         "optimizer_state": 2 * (first + middle),
     }
-    assert oom.asked == big and oom.op == "Adam.step" and oom.where == "optimizer of step 0"
+    assert oom.asked == big and oom.op == "Adam.step" and oom.where == "the optimizer's update of step 0"
     assert oom.to_come is not None
     assert (oom.to_come.gradients, oom.to_come.optimizer_state) == (0, 2 * big)
     assert [record.class_name for record in recording.optimizers] == ["Adam"]
