@@ -330,28 +330,6 @@ def test_compiled_model() -> None:
     assert with_ampmem.rng == without.rng
 
 
-@pytest.mark.parametrize("before", [True, False], ids=["before", "while"])
-def test_a_model_that_is_compiled_in_its_place_is_seen(before: bool) -> None:
-    """Whether it was compiled before the recording began, or while it ran; an exception out of it ends its forward."""
-
-    def compiled() -> nn.Module:
-        model = small_model()
-        model.compile(backend="eager")
-        return model
-
-    torch._dynamo.reset()
-    model = compiled() if before else None
-    with ampmem.profile() as profile:
-        model = model or compiled()
-        with pytest.raises(RuntimeError, match="shapes"):
-            model(torch.ones(8, 5))
-        run_steps(lambda: model)
-    assert [step.finished for step in profile.recording().steps] == [True] * len(profile.recording().steps)
-    marks = profile.summary().steps[-1].marks
-    assert marks.after_forward is not None
-    assert marks.after_forward["parameters"] == sum(each.nbytes for each in model.parameters())
-
-
 # -- what the script may do to the session ----------------------------------------------------
 
 

@@ -53,8 +53,6 @@ class Hooks:
         self.places = Places(options.place)
         self.compiled = UnseenByCompiled(
             lambda: listener.recording and not self.modules.in_forward(),
-            self.modules.before,
-            self.modules.after,
             lambda: log.casts if listener.recording and arm_seen.on() else None,
             lambda: listener.remark(CASTS_COMPILED),
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from threading import get_ident
 from types import FunctionType, MethodType
@@ -28,7 +28,6 @@ from ampmem.recorder.models.anatomy import has_parameters
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.steering.arms import ArmSeen
 from ampmem.recorder.torch_private.general import (
-    CALLS_MODULE,
     COMPILE,
     HAS_HOOKS,
     RUNS_COMPILED,
@@ -211,9 +210,7 @@ class UnseenByCompiled:
     """Hides ampmem's hooks on all modules while compiled code runs, which dynamo would compile for them, and again
     without them. What is seen then is seen by the modes, and by the hooks on the module that was compiled.
 
-    ``needed`` says whether the hooks are needed inside, as long as nothing else has seen that forward started. Of a
-    module that was compiled in its place (``module.compile()``) the compiled code has the hooks' calls inside, where
-    they do nothing: ``before`` and ``after`` are called around it.
+    ``needed`` says whether the hooks are needed inside, as long as nothing else has seen that forward started.
     ``casts`` counts the casts of parameters that were seen so far, and is ``None`` where autocast makes none now;
     ``no_cast`` is called when compiled code has run in which autocast could make casts and none was seen.
     """
@@ -221,20 +218,14 @@ class UnseenByCompiled:
     def __init__(
         self,
         needed: Callable[[], bool],
-        before: Callable[..., None],
-        after: Callable[..., None],
         casts: Callable[[], int | None],
         no_cast: Callable[[], None],
     ) -> None:
         self._needed = needed
-        self._before, self._after = before, after
         self._casts = casts
         self._no_cast = no_cast
         self._under_autocast: tuple[int, int] | None = None
         """Of the outermost compiled code that runs under autocast: ``id`` of its frame, and the casts before it."""
-        self._compiled_in_place: nn.Module | None = None
-        self._failure: BaseException | None = None
-        """What was being handled when it started: another one at its end is its own."""
         self._thread = get_ident()
         self._put_back: Undo | None = None
         self._runs_in = 0
@@ -286,14 +277,10 @@ class UnseenByCompiled:
                 if frame.f_code.co_name == RUNS_COMPILED:
                     self._count_casts(id(frame))
                 if self._put_back is None and callback is not None and callback is not False:
-                    if frame.f_code.co_name == RUNS_COMPILED:
-                        if self._needed():
-                            self._in_place_started(frame.f_locals)
-                        if not self._needed():
-                            self._put_back, self._runs_in = taken_out(_is_own), id(frame)
+                    if frame.f_code.co_name == RUNS_COMPILED and not self._needed():
+                        self._put_back, self._runs_in = taken_out(_is_own), id(frame)
                 elif id(frame) == self._runs_in:
                     self.show()
-                    self._in_place_ended()
             return original(callback)
 
         return _maybe_set_eval_frame
@@ -307,21 +294,6 @@ class UnseenByCompiled:
             self._under_autocast = None
             if casts == began[1]:
                 self._no_cast()
-
-    def _in_place_started(self, variables: Mapping[str, Any]) -> None:
-        """The frame of dynamo's that has ``variables`` is about to run a module that was compiled in its place."""
-        call = variables.get("fn")
-        module = getattr(call, "__self__", None)
-        if isinstance(module, nn.Module) and getattr(call, "__name__", "") == CALLS_MODULE:
-            self._before(module, variables.get("args", ()))
-            self._compiled_in_place, self._failure = module, sys.exc_info()[1]
-
-    def _in_place_ended(self) -> None:
-        module, self._compiled_in_place = self._compiled_in_place, None
-        if module is not None:
-            raised = sys.exc_info()[1] is not self._failure
-            self._failure = None
-            self._after(module, (), None if raised else {})
 
 
 def _is_own(function: Any) -> bool:

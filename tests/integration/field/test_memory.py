@@ -86,8 +86,7 @@ def test_averages_of_the_weights_have_names(tmp_path: Path) -> None:
     assert conserved(ran)
     assert {category: ran.last["after_optimizer"][category] for category in ran.counted} == ran.counted
     large = {(entry["category"], entry["name"]) for entry in ran.summary["top"]}
-    assert {("parameters", "copy of 0.weight"), ("other", "Average.shadow[0]")} <= large
+    assert {("untrained", "copy of 0.weight"), ("other", "Average.shadow[0]")} <= large
     assert all(part["holds"] for part in ran.summary["static_model"])
-    (copies,) = (part for part in ran.summary["static_model"][:1] for part in part["terms"])
-    assert copies["why"] == "parameters of modules that did not run, such as copies of the model"
-    assert 2 * copies["bytes"] == ran.counted["parameters"]
+    assert ran.summary["static_model"][0]["terms"] == []
+    assert ran.summary["parameters"]["untrained_bytes"] == ran.counted["untrained"]
