@@ -114,7 +114,7 @@ def test_a_failure_in_setup_has_its_place_and_no_model() -> None:
 def test_where_it_was_is_said_in_words() -> None:
     oom = told(in_forward())
     assert replace(oom, phase="between").where == "step 0, outside of forward, backward and update"
-    assert replace(oom, phase="optimizer", step=3).where == "optimizer of step 3"
+    assert replace(oom, phase="optimizer", step=3).where == "the optimizer's update of step 3"
     assert replace(oom, phase="data", step=None).where == "data"
 
 
