@@ -254,11 +254,7 @@ def _chosen(traces: list[Any], device: int | None, host_events: int) -> int:
 
 def _out_of_memory(traces: list[Any]) -> str:
     """Which devices ran out of memory, as the end of a message."""
-    short = [
-        str(index)
-        for index, rows in enumerate(traces[:_MAX_DEVICES])
-        if isinstance(rows, list) and any(isinstance(row, dict) and row.get("action") == _OUT_OF_MEMORY for row in rows)
-    ]
+    short = [str(index) for index, rows in enumerate(traces[:_MAX_DEVICES]) if _failures_in(rows)]
     if not short:
         return ""
     return f" (out of memory: device{'' if len(short) == 1 else 's'} {', '.join(short[:16])})"
@@ -267,9 +263,7 @@ def _out_of_memory(traces: list[Any]) -> str:
 def _failed(segments: object, traces: list[Any]) -> Iterator[FailedAllocation]:
     """The last failed allocation of each device; what cannot be read is left out, as it may be of another device."""
     for device, rows in enumerate(traces[:_MAX_DEVICES]):
-        if not isinstance(rows, list):
-            continue
-        found = [row for row in rows if isinstance(row, dict) and row.get("action") == _OUT_OF_MEMORY]
+        found = _failures_in(rows)
         if not found or not isinstance(found[-1].get("size"), int):
             continue
         last, frames = found[-1], found[-1].get("frames")
@@ -290,6 +284,13 @@ def _failed(segments: object, traces: list[Any]) -> Iterator[FailedAllocation]:
             allocated=sum(block.requested for segment in held for block in segment.blocks if block.allocated),
             traced=_has_events(rows),
         )
+
+
+def _failures_in(rows: object) -> list[dict[str, Any]]:
+    """The entries of a trace for allocations that failed."""
+    if not isinstance(rows, list):
+        return []
+    return [row for row in rows if isinstance(row, dict) and row.get("action") == _OUT_OF_MEMORY]
 
 
 def _has_events(rows: object) -> bool:

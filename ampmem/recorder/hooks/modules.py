@@ -86,7 +86,7 @@ class ModuleHooks:
     def install(self) -> Callable[[], None]:
         """Register the hooks; returns what removes them."""
         with ExitStack() as undo:
-            after = on_module_after(self.after, with_kwargs=True, always_call=True)
+            after = on_module_after(self._after, with_kwargs=True, always_call=True)
             undo.callback(hooks_with_kwargs.pop, after.id, None)  # the handle forgets this one entry
             undo.callback(added("torch.nn.modules.module", "register_module_forward_hook", after.remove))
             undo.callback(hook(on_module_before, self.before))
@@ -150,8 +150,8 @@ class ModuleHooks:
             self._before_transform = self._listener.transform_started()
         self._running.append((id(module), 0))
 
-    def after(self, module: nn.Module, args: Any, kwargs: Any = None, result: Any = None) -> None:
-        """``module`` has run. Called with (module, args, result) instead when the forward raised."""
+    def _after(self, module: nn.Module, args: Any, kwargs: Any = None, result: Any = None) -> None:
+        # Called with (module, args, result) instead when the forward raised.
         if not torch.compiler.is_compiling():
             self._look_after(module, kwargs)
 
