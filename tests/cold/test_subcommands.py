@@ -1,4 +1,8 @@
-"""Each subcommand once on the CPU, on a simulated GPU, with two ranks, and as one of eight on paper."""
+"""Each subcommand on the CPU, on a simulated GPU, with two ranks, and as one of eight on paper.
+
+What a command of the documents tries already is not run here again: each run takes ten seconds, most of them torch's
+import.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from cold import CHANGED, RANK_OF_8, SIM, TRAIN, Cold
+from cold import CHANGED, EARLIER, RANK_OF_8, SIM, TRAIN, Cold, words_of
+from test_documents import tried
 
 from ampmem.cli.main import SUBCOMMANDS
 
@@ -47,9 +52,31 @@ WITHOUT_MEANING: Mapping[tuple[str, str], str] = {
 """The combinations that are not tried, and why."""
 
 
+def way_of(command: str) -> str:
+    """How the script ran that ``command`` runs, or whose recording it reads."""
+    words = words_of(command)
+    if any(word == "--world-size" or "-of-8" in word for word in words):
+        return "one of eight"
+    if any(word in ("torchrun", "accelerate", "--nproc-per-node") or "rank*" in word for word in words):
+        return "two ranks"
+    if "sim" in words or "--gpu" in words:
+        return "simulated"
+    ways = {way_of(EARLIER[word]) for word in words if word in EARLIER}
+    return ways.pop() if len(ways) == 1 else "cpu"
+
+
+OF_THE_DOCUMENTS = frozenset(
+    (line.split()[1], way_of(line)) for line in (each.line for each in tried()) if line.startswith("ampmem ")
+)
+"""The subcommands, and the ways, of the commands that ``test_documents.py`` runs."""
+LEFT_OUT = OF_THE_DOCUMENTS | set(WITHOUT_MEANING)
+
+
 def test_each_subcommand_is_tried_in_each_way_that_has_a_meaning() -> None:
     assert {"profile", *RUNS, *READS, "completion"} == set(SUBCOMMANDS)
-    assert all(name in SUBCOMMANDS and way in WAYS for name, way in WITHOUT_MEANING)
+    assert all(name in SUBCOMMANDS and way in WAYS for name, way in LEFT_OUT)
+    assert {way_of(command) for _, command in RECORDED.values()} == set(WAYS)
+    assert ("profile", "simulated") in OF_THE_DOCUMENTS and ("model", "one of eight") not in OF_THE_DOCUMENTS
 
 
 def run(cold: Cold, folder: Path, command: str) -> str:
@@ -63,7 +90,7 @@ def run(cold: Cold, folder: Path, command: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "way"), [each for each in itertools.product(RUNS, WAYS) if each not in WITHOUT_MEANING], ids=str
+    ("name", "way"), [each for each in itertools.product(RUNS, WAYS) if each not in LEFT_OUT], ids=str
 )
 def test_scripts(cold: Cold, tmp_path: Path, name: str, way: str) -> None:
     (tmp_path / "train.py").write_bytes(TRAIN.read_bytes())
@@ -82,8 +109,11 @@ def test_profile(cold: Cold, tmp_path: Path, way: str) -> None:
     assert sorted(path.name for path in tmp_path.glob("*.ampmem")) == sorted(files.split())
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", [name for name in READS if name != "import"])
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [each for each in itertools.product(READS, WAYS) if each not in LEFT_OUT and each[0] != "import"],
+    ids=str,
+)
 def test_recordings(cold: Cold, tmp_path: Path, name: str, way: str) -> None:
     files, command = RECORDED[way]
     cold.copy(tmp_path, command, "*.ampmem")
