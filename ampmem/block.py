@@ -134,7 +134,7 @@ def _check_words(device: object, gpu: object, assume: object, step_on: object) -
     if not isinstance(device, str):
         raise _wrong("device", f"one of {', '.join(Device)}", device)
     if device not in tuple(Device):
-        raise UsageError(f"there is no device {device!r} to record; there are {', '.join(Device)}")
+        raise UsageError(f"unknown device {device!r}; there are {', '.join(Device)}")
     if gpu is not None and not isinstance(gpu, str):
         raise _wrong("gpu", "a string such as 'h100' or '24GiB'", gpu)
     if not isinstance(assume, Sequence) or not all(isinstance(each, str) for each in assume):

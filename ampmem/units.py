@@ -25,7 +25,7 @@ def parse_bytes(text: str) -> int:
     """
     size = _SIZE.fullmatch(text.strip())
     if size is None or size[2].lower() not in _FACTORS:
-        raise ValueError(f"{text!r} is no size; write bytes as 24GiB, 512MiB or 1073741824")
+        raise ValueError(f"{text!r} is not a size; write bytes as 24GiB, 512MiB or 1073741824")
     return round(Fraction(size[1]) * _FACTORS[size[2].lower()])
 
 

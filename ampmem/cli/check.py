@@ -62,7 +62,7 @@ class CheckCommand(ScriptCommand):
     help="A recording, or the JSON of ampmem show --json: no more than there is allowed at the peak, of any category, "
     "and of precision copies.",
 )
-@click.option("--allow", metavar="1%|10MiB", help="So much more than the baseline is no failure.  [default: nothing]")
+@click.option("--allow", metavar="1%|10MiB", help="Growth over the baseline that is allowed.  [default: nothing]")
 @click.option("--update-baseline", is_flag=True, help="Write this run to --baseline instead of comparing with it.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; several files give an array.")
 @schema_option(check_schema)

@@ -225,7 +225,7 @@ def _write_html(plan: _Plan, recorded: list[Path]) -> None:
     if plan.html is None:
         return
     if not recorded:
-        Terminal(sys.stderr).say(f"{plan.html} is not written: there is no recording to show")
+        Terminal(sys.stderr).say(f"{plan.html} is not written: no recording to show")
         return
     from ampmem.reporters.html import write
 

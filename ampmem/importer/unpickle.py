@@ -95,7 +95,7 @@ class _Machine:
 
     def run(self) -> Plain:
         if len(self._data) < 2 or self._data[0] != _PROTO:
-            raise Refused("it is no pickle of protocol 2 or newer")
+            raise Refused("it is not a pickle of protocol 2 or newer")
         if self._data[1] not in _PROTOCOLS:
             raise Refused(f"it has pickle protocol {self._data[1]}, known are 2 to 5")
         self._run()

@@ -155,7 +155,7 @@ def claim(files: Callable[[int], Sequence[Path]]) -> int:
             raise UsageError(f"cannot write {path}: {error.strerror}") from error
         else:
             return number
-    raise AssertionError("numbers have no end")
+    raise AssertionError("unreachable")
 
 
 def remove_empty(files: Sequence[Path]) -> None:

@@ -33,8 +33,8 @@ from ampmem.vocabulary import Mark, StepOn
 
 _ENDED_ELSEWHERE = "the recording was ended by another thread, and went on until the recorded one next ran something"
 _RAN_ELSEWHERE = (
-    "forward of {model} ran on another thread than the recorded one: its activations and cast copies are not told from "
-    "other memory"
+    "forward of {model} ran on another thread than the recorded one: its activations and cast copies cannot be "
+    "attributed"
 )
 
 _MOST_LOOKS = 16

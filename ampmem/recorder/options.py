@@ -51,5 +51,5 @@ class Options:
 def device_named(name: str) -> Device:
     """The device of that name. Raises :class:`UsageError` when there is none."""
     if name not in tuple(Device):
-        raise UsageError(f"there is no device {name!r} to record; there are {', '.join(Device)}")
+        raise UsageError(f"unknown device {name!r}; there are {', '.join(Device)}")
     return Device(name)

@@ -72,7 +72,7 @@ def find_script(name: str) -> Target:
         )
     path = Path(name)
     if not path.exists():
-        raise UsageError(f"there is no script {name}")
+        raise UsageError(f"script not found: {name}")
     file = name if path.is_absolute() else os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118  # as it is named
     if path.is_dir() or zipfile.is_zipfile(path):
         return _find_application(name, path)
@@ -88,7 +88,7 @@ def find_script(name: str) -> Target:
 def standard_input() -> bytes:
     """All that standard input has: it can be read once."""
     if sys.stdin is None:
-        raise UsageError("standard input is closed: there is no script to read from it")
+        raise UsageError("standard input is closed, so no script can be read from it")
     return sys.stdin.buffer.read()
 
 
@@ -135,7 +135,7 @@ def find_module(name: str, arguments: Sequence[str] = ()) -> Target:
         sys.argv[:] = argv
         sys.path.remove(here)
     if spec is None or code is None or spec.origin is None:
-        raise UsageError(f"there is no module {name} that can be run; is it installed, or below this directory?")
+        raise UsageError(f"module {name} cannot be run: not installed, and not below this directory")
     return Target(code=code, file=spec.origin, argv0=spec.origin, path0=here, spec=spec, title=name.rpartition(".")[2])
 
 

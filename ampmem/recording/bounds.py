@@ -116,7 +116,7 @@ def check(recording: Recording) -> None:
     if any(second <= first for first, second in pairwise(steps)):
         raise ValueError("its steps do not follow each other")
     if any(record.implementation not in IMPLEMENTATIONS for record in (*recording.optimizers, *recording.waiting)):
-        raise ValueError("an optimizer updates in a way that there is not")
+        raise ValueError("unknown optimizer implementation")
     if any(record.overlap > record.bytes for record in recording.parameters):
         raise ValueError("a parameter shares more memory than it has")
     if recording.run.rank >= recording.run.world_size:
@@ -161,7 +161,7 @@ def _check_extents(recording: Recording) -> None:
     ends = np.array([step.end_ns for step in recording.steps], dtype=np.int64)
     covered = np.maximum(np.searchsorted(times, ends) - np.searchsorted(times, starts), 0).sum()
     if covered > POSITIONS_OF_STEPS + POSITIONS_OF_EVENT * len(times):
-        raise ValueError("its steps lie in each other")
+        raise ValueError("overlapping steps")
 
 
 def _check_texts(recording: Recording) -> None:
@@ -183,7 +183,7 @@ def _check_shapes(recording: Recording) -> None:
     for index in np.unique(recording.facts.shape).tolist():
         shape = shape_of(recording.texts[index])
         if index and (shape is None or max(shape, default=0) > MOST):
-            raise ValueError("a tensor has a shape that there is not")
+            raise ValueError("invalid tensor shape")
 
 
 def _check_names(recording: Recording) -> None:

@@ -48,7 +48,7 @@ def record_of(kind: type[_RecordT], row: Mapping[str, object]) -> _RecordT:
 def text(cell: object, length: int = TEXT) -> str:
     """A text of at most ``length`` characters."""
     if not isinstance(cell, str):
-        raise ValueError("that is no text")
+        raise ValueError("expected text")
     if len(cell) > length:
         raise ValueError(f"it has more than {length} characters")
     return cell
@@ -57,7 +57,7 @@ def text(cell: object, length: int = TEXT) -> str:
 def integer(cell: object, bounds: tuple[int, int] = INT64) -> int:
     """A whole number within ``bounds``."""
     if type(cell) is not int or not bounds[0] <= cell <= bounds[1]:
-        raise ValueError(f"that is no whole number from {bounds[0]} to {bounds[1]}")
+        raise ValueError(f"expected a whole number from {bounds[0]} to {bounds[1]}")
     return cell
 
 
@@ -113,7 +113,7 @@ def _list_of(check: _Check, most: int) -> _Check:
     def checked(cell: object) -> tuple[Any, ...]:
         items = parsed(cell) if isinstance(cell, str) else cell
         if not isinstance(items, list) or len(items) > most:
-            raise ValueError(f"that is no list of at most {most}")
+            raise ValueError(f"expected a list of at most {most}")
         return tuple(map(check, items))
 
     return checked
@@ -126,7 +126,7 @@ def _mapping_of(check: _Check) -> _Check:
 def _mapping(cell: object) -> dict[str, object]:
     items = parsed(cell) if isinstance(cell, str) else cell
     if not isinstance(items, dict) or len(items) > ITEMS:
-        raise ValueError("that is no mapping")
+        raise ValueError("expected a mapping")
     return items
 
 

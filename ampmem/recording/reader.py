@@ -193,7 +193,7 @@ def _header(database: Database) -> dict[str, Mapping[str, object]]:
         if key in _HEADER:
             row = parsed(value)
             if not isinstance(row, dict) or key in header:
-                raise ValueError(f"its header has {key} as what it cannot be")
+                raise ValueError(f"invalid header field {key}")
             header[key] = row
     return header
 

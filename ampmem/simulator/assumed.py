@@ -85,7 +85,7 @@ def _number(text: str, given: str) -> float:
 def _fraction(text: str, op: str, given: str) -> float:
     if op not in ASSUMABLE:
         raise UsageError(
-            f"{text}: there is no op {op!r} to assume of; there are {', '.join(ASSUMABLE)}, lines of the "
+            f"{text}: --assume does not know {op!r}; there are {', '.join(ASSUMABLE)}, lines of the "
             "script where a number is read, such as train.py:12=7, and compile=eager"
         )
     try:

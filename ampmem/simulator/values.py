@@ -96,7 +96,7 @@ class Known:
             self.note(one, known)
 
     def _decided(self, func: Any, args: Any, result: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """``result`` where one operand settles it, whatever the other holds: "yes, or who knows" is yes."""
+        """``result`` where one operand settles it, whatever the other holds: `True or unknown` is known to be True."""
         settles = _SETTLES.get(func)
         whole = not (result.is_floating_point() or result.is_complex())
         if settles is None or not whole or (settles and result.dtype != torch.bool):

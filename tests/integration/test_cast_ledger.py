@@ -367,7 +367,7 @@ def test_casts_inside_compiled_code(seen: bool) -> None:
     assert ("without casts inside compiled code" in text) is not seen
     assert ("amp-saves" in text) is seen  # else what the copies take is among the activations
     last = all_judged(analysis)[-1]
-    unseen = "no cast was seen: those inside compiled code are not told from its other memory"
+    unseen = "no cast was seen: casts inside compiled code cannot be identified"
     assert terms(last, "after_forward", "cast_copies").get(unseen) == (None if seen else -weights)
 
 

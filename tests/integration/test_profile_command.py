@@ -249,7 +249,7 @@ def test_wrong_use_is_one_line_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "there.ampmem").write_text("precious")
     (tmp_path / "data.bin").write_bytes(bytes(range(256)))
     cases = {
-        ("missing.py",): "there is no script missing.py",
+        ("missing.py",): "script not found: missing.py",
         (".",): ". is a directory",
         ("data.bin",): "data.bin is not a Python script",
         ("-m", "no.such.module"): "cannot find module no.such.module",

@@ -434,7 +434,7 @@ def test_an_assumption_that_cannot_be_meant_is_refused(tmp_path: Path, command: 
     (tmp_path / "train.py").write_text(HEAD)
     for options, message in (
         (("--assume", "nonzero=0.5"), "--assume says what a simulated device takes for granted"),
-        (("--device", "sim", "--assume", "sort=0.5"), "there is no op 'sort' to assume of; there are nonzero, unique"),
+        (("--device", "sim", "--assume", "sort=0.5"), "--assume does not know 'sort'; there are nonzero, unique"),
         (("--device", "sim", "--assume", "nonzero=half"), "from 0 to 1, such as nonzero=0.5"),
     ):
         assert message in refused(tmp_path, command, *options, "train.py")

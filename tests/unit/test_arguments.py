@@ -32,7 +32,7 @@ OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
         ({"model": [MODEL]}, "model must be a torch.nn.Module, not list"),
         ({"optimizer": MODEL}, "optimizer must be a torch.optim.Optimizer, not Linear"),
         ({"optimizer": 3}, "optimizer must be a torch.optim.Optimizer, not 3"),
-        ({"device": "tpu"}, "there is no device 'tpu' to record; there are auto, cpu, cuda, sim"),
+        ({"device": "tpu"}, "unknown device 'tpu'; there are auto, cpu, cuda, sim"),
         ({"device": None}, "device must be one of auto, cpu, cuda, sim, not NoneType"),
         ({"device": "sim", "gpu": 24}, "gpu must be a string such as 'h100' or '24GiB', not 24"),
         ({"gpu": "h1000"}, "unknown GPU 'h1000'; did you mean h100, a100-80 or a100-40?"),

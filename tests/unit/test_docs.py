@@ -133,7 +133,7 @@ def test_nothing_is_left_to_be_filled_in() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 170
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
 
 
 def test_every_finding_is_explained() -> None:

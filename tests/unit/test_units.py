@@ -77,7 +77,7 @@ def test_sizes_that_hardly_differ_have_two_decimals_at_most() -> None:
 )
 def test_a_size_is_read(text: str, size: int | None) -> None:
     if size is None:
-        with pytest.raises(ValueError, match="is no size"):
+        with pytest.raises(ValueError, match="is not a size"):
             parse_bytes(text)
     else:
         assert parse_bytes(text) == size

@@ -320,7 +320,7 @@ class _Trace:
         now = -1
         for index, row in enumerate(rows):
             if type(row) is not dict:
-                raise _damaged(f"{_event(index)} is no record")
+                raise _damaged(f"{_event(index)} is not a record")
             action = row.get("action")
             if type(action) is not str:
                 raise _damaged(f"{_event(index)} lacks a text")
@@ -452,13 +452,13 @@ def _no_number(where: str) -> RecordingError:
 
 def _list(value: object, where: str) -> list[Any]:
     if not isinstance(value, list):
-        raise RecordingError(f"the file is no memory snapshot: {where} should hold a list")
+        raise RecordingError(f"the file is not a memory snapshot: {where} should hold a list")
     return value
 
 
 def _dict(value: object, where: str) -> _Row:
     if not isinstance(value, dict):
-        raise _damaged(f"{where} is no record")
+        raise _damaged(f"{where} is not a record")
     return value
 
 

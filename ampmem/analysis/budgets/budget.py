@@ -68,7 +68,7 @@ def budget_of(key: str, limit: str | int) -> Budget:
     key = key.strip()
     check_key(key)
     if isinstance(limit, bool) or not isinstance(limit, str | int) or (isinstance(limit, int) and limit < 0):
-        raise UsageError(f"{key}: {limit!r} is no size; write bytes as 24GiB, 512MiB or 1073741824")
+        raise UsageError(f"{key}: {limit!r} is not a size; write bytes as 24GiB, 512MiB or 1073741824")
     try:
         return Budget(key=key, limit=limit if isinstance(limit, int) else parse_bytes(limit))
     except ValueError as error:
@@ -129,7 +129,7 @@ def check_key(key: str) -> None:
         raise UsageError(f"{key}: write what of the module is limited, such as {key}.activations")
     if found is None:
         raise UsageError(
-            f"there is no budget {key!r}{nearest(key.lower(), (*KEYS, f'{MODULES}.'))}; "
+            f"unknown budget {key!r}{nearest(key.lower(), (*KEYS, f'{MODULES}.'))}; "
             f"there are {', '.join(KEYS)} and {MODULES}.NAME.KEY"
         )
     if found[1] not in OF_MODULE:

@@ -99,7 +99,7 @@ def _budget_file(path: Path, ampmem: object) -> BudgetFile:
         raise UsageError(f"{path}: tool.ampmem is not a table")
     for key in ampmem:
         if key != "budgets":
-            raise UsageError(f"{path}: there is no tool.ampmem.{key}{nearest(key, ['budgets'])}; there is {TABLE}")
+            raise UsageError(f"{path}: unknown table tool.ampmem.{key}{nearest(key, ['budgets'])}; there is {TABLE}")
     general: list[Budget] = []
     scripts: dict[str, tuple[Budget, ...]] = {}
     for key, value in _table(ampmem, "budgets", path).items():
@@ -115,7 +115,7 @@ def _budgets(path: Path, table: str, limits: _Toml) -> Iterator[Budget]:
     for key, limit in _flat(limits):
         try:
             if not isinstance(limit, str | int):
-                raise UsageError(f'{key}: {limit!r} is no size; write bytes as "24GiB"')
+                raise UsageError(f'{key}: {limit!r} is not a size; write bytes as "24GiB"')
             yield budget_of(key, limit)
         except UsageError as error:
             raise UsageError(f"{path}: [{table}] {error}") from None

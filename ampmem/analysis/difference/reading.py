@@ -48,7 +48,7 @@ def path_given(given: object) -> Path:
     if isinstance(given, str | PathLike):
         return Path(given)
     raise UsageError(
-        f"there is no run in {type(given).__name__}: give a recording, a file with one, or a summary, such as "
+        f"{type(given).__name__} holds no run: give a recording, a file with one, or a summary, such as "
         "profile.recording()"
     )
 
@@ -117,7 +117,7 @@ def _summed_up(path: Path) -> Side:
         summary = from_json(Summary, found[0])
     except ValueError as error:
         raise RecordingError(
-            f"{path} is no summary of this version of ampmem ({_in_short(error)}); "
+            f"{path} is not a summary of this version of ampmem ({_in_short(error)}); "
             "make one anew with ampmem show --json"
         ) from None
     except OSError as error:

@@ -17,6 +17,6 @@ def check(run: TrainingRun) -> Finding | None:
         message=f"{conservation.breach}: memory was allocated or freed where ampmem did not see it, so some of the "
         "bytes shown have a wrong name or none.",
         bytes=max(conservation.residual_bytes or 0, conservation.reserved_residual_bytes or 0),
-        change="take no number of this run for proven; please report the script, or what it uses besides torch",
+        change="do not trust this run's numbers; please report the script, or what it uses besides torch",
         evidence=(f"events compared: {conservation.events}",),
     )

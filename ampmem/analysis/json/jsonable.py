@@ -59,7 +59,7 @@ def named(key: str) -> Mapping[str, str | None]:
 def json_fields(of: object) -> Iterator[tuple[str, Field[Any]]]:
     """The fields of a dataclass, or of an instance, that are in JSON, each after its key there."""
     if not is_dataclass(of):
-        raise TypeError(f"{of!r} is no dataclass")
+        raise TypeError(f"{of!r} is not a dataclass")
     for item in fields(of):
         key = item.metadata.get(_KEY, item.name)
         if key is not None:

@@ -52,7 +52,7 @@ class TermKind(StrEnum):
     COPIES_FREED_WITH_GRAPH = "copies freed before this mark, with the graph that had saved them"
     COPIES_NOT_SAVED = "copies freed before this mark: nothing kept them"
     COPIES_CHECKPOINTED = "copies freed before this mark: backward made them again, as checkpointing does"
-    COMPILED = "no cast was seen: those inside compiled code are not told from its other memory"
+    COMPILED = "no cast was seen: casts inside compiled code cannot be identified"
     NORMS_NOT_CAST = "norms: no cast of their parameters was made"
     EMBEDDINGS_NOT_CAST = "embeddings: no cast of them was made"
     DOUBLES_NOT_CAST = "float64 parameters, which autocast does not cast"

@@ -56,7 +56,7 @@ def varied_arguments(options: Sequence[str], arguments: Sequence[str]) -> Varied
     vary = _parse(specs[0], len(before) + 1)
     for argument in (*before, *after):
         if argument == vary.name or argument.startswith(f"{vary.name}="):
-            raise UsageError(f"{vary.name} is varied, and among the script's arguments as {argument} too; leave it out")
+            raise UsageError(f"{vary.name} is given twice: remove {argument} from the script's arguments")
     return VariedArguments(vary=vary, before=before, after=after)
 
 

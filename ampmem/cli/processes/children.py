@@ -18,7 +18,7 @@ def chosen_arms(text: str, dtype: str | None) -> tuple[Arm, ...]:
     names = tuple(name.strip() for name in text.split(","))
     for i, name in enumerate(names):
         if name not in tuple(Arm):
-            raise UsageError(f"--arms: there is no precision {name!r}; there are {', '.join(Arm)}")
+            raise UsageError(f"--arms: unknown precision {name!r}; there are {', '.join(Arm)}")
         if name in names[:i]:
             raise UsageError(f"--arms: {name} is there twice")
     arms = tuple(map(Arm, names))

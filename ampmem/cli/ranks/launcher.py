@@ -63,8 +63,7 @@ def check_processes(script: ScriptOptions) -> None:
         raise UsageError(_ALONE)
     if script.nproc_per_node is None and launches(script):
         raise UsageError(
-            f"what -m {script.script_or_module} starts cannot be laid side by side; say ampmem compare "
-            "--nproc-per-node N, and then the script"
+            f"compare cannot wrap a launcher ({script.script_or_module}); use: ampmem compare --nproc-per-node N SCRIPT"
         )
 
 
@@ -87,7 +86,7 @@ def check_ranks(plan: Plan) -> None:
     if plan.snapshot is not None:
         raise UsageError("--snapshot is of one process; with several, afterwards: ampmem export --format snapshot")
     if plan.launched is not None and launches(script):
-        raise UsageError("this is a process of a launcher already, and cannot launch more")
+        raise UsageError("already running under a launcher; drop --nproc-per-node")
     if script.nproc_per_node is not None and script.as_module and script.script_or_module in _PARSERS:
         raise UsageError(
             f"{script.script_or_module} has an option --nproc-per-node of its own: write it after its name"

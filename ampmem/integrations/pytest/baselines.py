@@ -34,7 +34,7 @@ class Baselines:
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"--ampmem-baseline {named}: it is not a directory")
         if not update and not folder.is_dir():
-            raise UsageError(f"--ampmem-baseline {named}: there is no such directory; --ampmem-update makes it")
+            raise UsageError(f"--ampmem-baseline {named}: no such directory; --ampmem-update makes it")
 
     def read(self, test: str, block: int) -> Side:
         """The baseline of a test's block.
@@ -43,7 +43,7 @@ class Baselines:
         """
         path = self._folder / file_of(test, block)
         if not path.is_file():
-            raise UsageError(f"there is no baseline {self.named / file_of(test, block)}; --ampmem-update writes it")
+            raise UsageError(f"baseline not found: {self.named / file_of(test, block)}; --ampmem-update writes it")
         return replace(read_baseline(path), label=str(self.named / file_of(test, block)))
 
     def write(self, test: str, block: int, side: Side) -> bool:

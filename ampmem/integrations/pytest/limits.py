@@ -85,7 +85,7 @@ def _ampmem(
         if key not in KEYS:
             meant = nearest(key, (*KEYS, *_OPTIONS))
             raise UsageError(
-                f"there is no limit {key!r}{meant}; limits of modules are given as "
+                f"unknown limit {key!r}{meant}; limits of modules are given as "
                 f"budgets={{'{MODULES}.encoder.activations': '2 GiB'}}"
             )
     found = (*budgets_of(limits), *budgets_of({} if budgets is None else budgets))
@@ -171,9 +171,7 @@ def _checked(how: How, name: str) -> How:
     try:
         device = Device(how.device or Device.AUTO)
     except ValueError:
-        raise UsageError(
-            f"{name}: there is no device {how.device!r} to record; there are {', '.join(Device)}"
-        ) from None
+        raise UsageError(f"{name}: unknown device {how.device!r}; there are {', '.join(Device)}") from None
     if how.gpu is not None and device not in (Device.AUTO, Device.SIMULATED):
         raise UsageError(
             f"{name}: gpu= simulates a GPU, and device={how.device!r} records a real device: leave one of them out"

@@ -60,7 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--ampmem-allow",
         metavar="SIZE",
-        help="so much more than the baseline is no failure: 1%%, or 10MiB (default: nothing)",
+        help="growth over the baseline that is allowed: 1%%, or 10MiB (default: nothing)",
     )
 
 

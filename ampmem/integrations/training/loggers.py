@@ -46,7 +46,7 @@ def logger_of(writer: Any) -> Logger:
     if _has(writer, "log"):
         return _Values(writer)
     raise UsageError(
-        f"{_name(writer)} is no logger: it has none of add_scalar, log_metrics, log_metric and log. Give a "
+        f"{_name(writer)} is not a logger: it has none of add_scalar, log_metrics, log_metric and log. Give a "
         "SummaryWriter, a run of wandb, mlflow, or an object with one of these"
     )
 

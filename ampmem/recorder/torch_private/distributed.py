@@ -45,7 +45,7 @@ def world_size() -> int:
 
 # -- DistributedDataParallel ------------------------------------------------------------------------
 
-_BUCKETS = "the buckets of DistributedDataParallel are not told from other memory"
+_BUCKETS = "DDP's buckets cannot be identified: they count as other memory"
 
 REDUCER_INIT: Place = patched(
     "torch._C._distributed_c10d.Reducer",
@@ -57,7 +57,7 @@ STATIC_GRAPH: Place = patched(
     "torch._C._distributed_c10d.Reducer",
     "_set_static_graph",
     "where it notes which parameters a step has used",
-    without="a few bytes of DistributedDataParallel are not told from other memory",
+    without="a few bytes of DDP count as other memory",
 )
 REBUILD_BUCKETS: Place = patched(
     "torch._C._distributed_c10d.Reducer",
@@ -66,9 +66,7 @@ REBUILD_BUCKETS: Place = patched(
     without=_BUCKETS,
 )
 BROADCASTS: tuple[Place, ...] = tuple(
-    patched(
-        "torch.distributed", name, why, without="what DistributedDataParallel broadcasts is not told from other memory"
-    )
+    patched("torch.distributed", name, why, without="what DDP broadcasts counts as other memory")
     for name, why in (
         ("_broadcast_coalesced", "what it lays side by side to broadcast parameters and buffers"),
         ("_verify_params_across_processes", "the shapes of parameters, which it compares with another rank's"),

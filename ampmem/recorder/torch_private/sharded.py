@@ -23,7 +23,7 @@ _GROUP = f"{_PACKAGE}._fsdp_param_group.FSDPParamGroup"
 _PARAM = f"{_PACKAGE}._fsdp_param.FSDPParam"
 _FUNCTIONAL = "torch.distributed._functional_collectives"
 _DTENSOR = "torch.distributed.tensor"
-_NOT_SEEN = "memory of FSDP2's communication is not told from other memory"
+_NOT_SEEN = "memory of FSDP2's communication counts as other memory"
 _NO_SHARDS = "a parameter that FSDP2 has made whole may be taken for another one"
 
 

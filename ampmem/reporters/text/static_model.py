@@ -16,7 +16,7 @@ from ampmem.vocabulary import STEP_MARKS
 
 _NAME_WIDTH = 38
 """A name is on one line there, with the indent before it and what stands right before and after it."""
-_HOLDS = "rule of thumb explained, nothing left over: every byte between it and what was measured has a name"
+_HOLDS = "the rule of thumb plus the named differences equals what was measured, to the byte"
 
 
 def render_static_model(summary: Summary, layout: Layout = PLAIN) -> str:

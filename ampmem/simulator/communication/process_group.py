@@ -21,8 +21,8 @@ _NCCL = (2, 27, 5)
 _DEFAULT = "cpu:gloo,cuda:nccl"
 """What torch takes where a script names no backend."""
 _NO_GROUP = (
-    "the script made no process group here, so this is a run of one process, beside no other: a script that starts "
-    "its ranks by Process has to do so by torch.multiprocessing.spawn, or be one that torchrun starts"
+    "the script created no process group, so only one process was simulated. Start it with torchrun, or call "
+    "init_process_group"
 )
 
 

@@ -145,7 +145,7 @@ def test_of_a_second_step_without_room_it_is_not_said_that_there_was_one(tmp_pat
     ("text", "message"),
     [
         ("train.py:12=x", "it takes the number that is read there, such as train.py:12=7"),
-        ("train.py:0=1", "there is no op 'train.py:0'"),
+        ("train.py:0=1", "--assume does not know 'train.py:0'"),
     ],
 )
 def test_an_assumption_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -166,5 +166,7 @@ def test_layers_of_other_ranks_are_none_of_the_runs_parameters(tmp_path: Path) -
     assert ran.exit_code == 0
     assert ran.summary["parameters"]["bytes"] == ran.counted["parameters"] == ran.last["after_optimizer"]["parameters"]
     said = " ".join(ran.said.split())
-    assert "rule of thumb explained, nothing left over" in said
+    assert "the rule of thumb plus the named differences equals what was measured, to the byte" in " ".join(
+        said.split()
+    )
     assert "4 of 8 parameters were never on cuda" in said

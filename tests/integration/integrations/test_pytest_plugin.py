@@ -422,18 +422,18 @@ class TestNearer:
     ("mark", "message"),
     [
         ('ampmem("1 GiB")', "ampmem: name what '1 GiB' limits, such as peak='1 GiB'"),
-        ('ampmem(peek="1 GiB")', "ampmem: there is no limit 'peek'; did you mean 'peak'?; limits of modules are given"),
-        ('ampmem(peak="1 GiB", devise="cpu")', "ampmem: there is no limit 'devise'; did you mean 'device'?"),
-        ('ampmem(peak="2 GBX")', "ampmem: peak: '2 GBX' is no size"),
-        ("ampmem(peak=-1)", "ampmem: peak: -1 is no size"),
-        ("ampmem(peak=None)", "ampmem: peak: None is no size"),
-        ('ampmem(budgets={"activation": 1})', "there is no budget 'activation'; did you mean 'activations'?"),
+        ('ampmem(peek="1 GiB")', "ampmem: unknown limit 'peek'; did you mean 'peak'?; limits of modules are given"),
+        ('ampmem(peak="1 GiB", devise="cpu")', "ampmem: unknown limit 'devise'; did you mean 'device'?"),
+        ('ampmem(peak="2 GBX")', "ampmem: peak: '2 GBX' is not a size"),
+        ("ampmem(peak=-1)", "ampmem: peak: -1 is not a size"),
+        ("ampmem(peak=None)", "ampmem: peak: None is not a size"),
+        ('ampmem(budgets={"activation": 1})', "unknown budget 'activation'; did you mean 'activations'?"),
         ('ampmem(budgets=["peak"])', "ampmem: budgets are a mapping from keys to limits"),
-        ('ampmem(peak="1 GiB", device="sims")', "ampmem: there is no device 'sims' to record"),
+        ('ampmem(peak="1 GiB", device="sims")', "ampmem: unknown device 'sims'"),
         ('ampmem(peak="1 GiB", gpu="h100", device="cpu")', "ampmem: gpu= simulates a GPU, and device='cpu'"),
         ('ampmem(peak="1 GiB", assume="unique=1")', "ampmem: assume= is of a simulated GPU, so it needs"),
         ('ampmem(peak="1 GiB", device="sim", gpu="h1")', "ampmem: unknown GPU 'h1'"),
-        ('ampmem(peak="1 GiB", device="sim", assume="x=1")', "ampmem: assume=x=1: there is no op 'x'"),
+        ('ampmem(peak="1 GiB", device="sim", assume="x=1")', "ampmem: assume=x=1: --assume does not know 'x'"),
         ('ampmem(peak="1 GiB", step_on="x")', "ampmem: --step-on x: it takes backward"),
         ('ampmem(growth="0 B", steps=1)', "ampmem: steps=1: growth takes 2 steps or more"),
         ('ampmem(peak="1 GiB", steps=3)', "ampmem: steps= is how many steps growth is measured over"),
@@ -457,7 +457,7 @@ def test_a_mark_that_cannot_be_meant_is_a_usage_error(pytester: pytest.Pytester,
     [
         (["--ampmem-allow", "1%"], "--ampmem-allow says how far from a baseline, so it needs --ampmem-baseline DIR"),
         (["--ampmem-update"], "--ampmem-update writes a baseline, so it needs --ampmem-baseline DIR"),
-        (["--ampmem-baseline", "none"], "--ampmem-baseline none: there is no such directory"),
+        (["--ampmem-baseline", "none"], "--ampmem-baseline none: no such directory"),
         (["--ampmem-baseline", ".", "--ampmem-allow", "much"], "--ampmem-allow: 'much' is neither a share"),
     ],
 )
@@ -720,7 +720,7 @@ def test_what_has_grown_since_the_baseline_fails(pytester: pytest.Pytester) -> N
         "test_recorded": "FAILED",
         "test_plain": "PASSED",
     }
-    assert "memory: there is no baseline memory/test_it/test_marked-three-" in done.text
+    assert "memory: baseline not found: memory/test_it/test_marked-three-" in done.text
     after = 2 * (512 * 512 + 512) * 4
     assert "memory: broken: peak" in done.text
     assert "of memory/test_it/test_recorded.json, and" in done.text
@@ -795,7 +795,7 @@ def test_under_xdist_the_controller_reports_what_workers_found(
     text = done.stdout.str()
     assert "3 passed" in text or "4 passed" in text
     assert "1 error" in text
-    assert "test_it.py::test_wrong: ampmem: peak: 'x' is no size" in text
+    assert "test_it.py::test_wrong: ampmem: peak: 'x' is not a size" in text
     assert "memory: 3 written, 0 as they were" in text
     assert "test_it.py::test_recorded" in text.partition(" memory ")[2]
     assert len(list(Path("memory").rglob("*.json"))) == 3

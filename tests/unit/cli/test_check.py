@@ -64,7 +64,7 @@ def test_a_run_that_cannot_be_judged_is_not_kept(tmp_path: Path, now: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["now.ampmem", "--budget", "paek=1"], "there is no budget 'paek'; did you mean 'peak'?"),
+        (["now.ampmem", "--budget", "paek=1"], "unknown budget 'paek'; did you mean 'peak'?"),
         (["now.ampmem", "--allow", "1%"], "ampmem: --allow needs --baseline\n"),
         (["now.ampmem", "--update-baseline"], "--update-baseline needs --baseline, the file to write"),
         (["now.ampmem", "--baseline", "none.ampmem"], "none.ampmem does not exist; --update-baseline makes it"),
@@ -130,7 +130,7 @@ def test_the_budgets_of_a_script_are_looked_for_from_its_folder(tmp_path: Path) 
     inner.mkdir()
     (inner / "train.py").write_text("raise SystemExit(9)")
     (tmp_path / "pyproject.toml").write_text("[tool.ampmem.budgets]\npaek = 1\n")
-    wrong = f"{tmp_path / 'pyproject.toml'}: [tool.ampmem.budgets] there is no budget 'paek'"
+    wrong = f"{tmp_path / 'pyproject.toml'}: [tool.ampmem.budgets] unknown budget 'paek'"
     assert wrong in refused(Path("/"), "check", str(inner / "train.py"))
     (inner / "pyproject.toml").write_text("[tool.ampmem.budgets]\npeek = 1\n")
     assert f"{inner / 'pyproject.toml'}: " in refused(tmp_path, "check", "inner/train.py")
@@ -172,7 +172,7 @@ def test_budgets_of_pyproject_and_those_of_the_command_line_win(tmp_path: Path, 
     assert code == 1 and "BROKEN by 3.0 MiB" in output and "activations  budget" in output
     assert ampmem_here(folder, "check", str(now), "--budget", "peak=8MiB")[0] == 0
     (tmp_path / "pyproject.toml").write_text("[tool.ampmem.budgets]\npaek = 1\n")
-    assert f"{tmp_path / 'pyproject.toml'}: [tool.ampmem.budgets] there is no" in refused(folder, "check", str(now))
+    assert f"{tmp_path / 'pyproject.toml'}: [tool.ampmem.budgets] unknown budget" in refused(folder, "check", str(now))
 
 
 def test_without_a_budget_a_recording_is_checked_as_by_show(tmp_path: Path, now: Path) -> None:
@@ -309,7 +309,7 @@ def test_a_profile_and_a_summary_are_runs_in_python(now: Path, main: Path) -> No
     assert [each.grown for each in ampmem.check(prof, baseline=summary).broken[0].grew] == [2 * MIB]
     assert ampmem.check(summary, baseline=prof).ok and ampmem.check(prof, baseline=now).ok
     assert not ampmem.diff(prof, prof).changes and ampmem.diff(summary, prof).grown == 2 * MIB
-    with pytest.raises(UsageError, match="there is no run in dict: give a recording"):
+    with pytest.raises(UsageError, match="dict holds no run: give a recording"):
         ampmem.check({})  # type: ignore[arg-type]
 
 

@@ -122,7 +122,7 @@ def test_what_is_refused_is_said_in_one_line(folder: Path) -> None:
     )
     assert "has 2 summaries" in refused(folder, "diff", "two.json", "a.ampmem")
     assert "'nonsense' is not one of" in refused(folder, "diff", "a.ampmem", "b.ampmem", "--category", "nonsense")
-    for name, said in (("odd.json", "is no summary of this version"), ("text.ampmem", "is not an ampmem recording")):
+    for name, said in (("odd.json", "is not a summary of this version"), ("text.ampmem", "is not an ampmem recording")):
         code, stdout, stderr = ampmem_here(folder, "diff", name, "a.ampmem")
         assert (code, stdout) == (1, "")
         assert said in stderr and len(stderr.splitlines()) == 1

@@ -180,5 +180,5 @@ def test_what_is_not_an_exit_has_no_reason() -> None:
 def test_a_standard_input_that_is_closed_has_no_script(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     standard_input.cache_clear()
-    with pytest.raises(UsageError, match=r"^standard input is closed: there is no script to read from it$"):
+    with pytest.raises(UsageError, match=r"^standard input is closed, so no script can be read from it$"):
         find_script("-")

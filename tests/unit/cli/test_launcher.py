@@ -46,7 +46,7 @@ def test_any_program_cannot_be_recorded() -> None:
         ("profile --nproc-per-node 2 --device sim train.py", "--world-size"),
         ("compare --nproc-per-node 2 --device sim train.py", "--world-size"),
         ("profile --nproc-per-node 2 --html page.html train.py", "ampmem report"),
-        ("profile --nproc-per-node 2 nothing.py", "there is no script nothing.py"),
+        ("profile --nproc-per-node 2 nothing.py", "script not found: nothing.py"),
         ("profile --nproc-per-node 2 -m torch.distributed.run train.py", "option --nproc-per-node of its own"),
         ("profile torchrun --nproc-per-node 2 train.py", "torchrun … -m ampmem profile"),
         ("profile accelerate launch train.py", "-m accelerate.commands.launch"),
@@ -62,7 +62,7 @@ def test_a_rank_cannot_launch_nor_simulate(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "train.py").touch()
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    for options, said in (("--nproc-per-node 2", "a launcher already"), ("--device sim", "--world-size")):
+    for options, said in (("--nproc-per-node 2", "already running under a launcher"), ("--device sim", "--world-size")):
         assert said in refused(tmp_path, "profile", *options.split(), "train.py")
     monkeypatch.setenv("RANK", "1")
     assert (

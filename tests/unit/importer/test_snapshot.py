@@ -216,10 +216,10 @@ BROKEN: dict[str, Any] = {
     "segments that are none": (lambda data: {**data, "segments": 3}, "segments should hold a list"),
     "traces that are none": (lambda data: {**data, "device_traces": {}}, "device_traces should hold a list"),
     "no trace": (lambda data: {**data, "device_traces": [[], []]}, "_record_memory_history"),
-    "an event that is none": (lambda data: {**data, "device_traces": [[1]]}, "event 0 of the trace is no record"),
+    "an event that is none": (lambda data: {**data, "device_traces": [[1]]}, "event 0 of the trace is not a record"),
     "an event without an action": (lambda data: {**data, "device_traces": [[{}]]}, "lacks a text"),
     "an event without an address": (lambda data: {**data, "device_traces": [[{"action": "alloc"}]]}, "lacks a number"),
-    "a segment that is none": (lambda data: {**data, "segments": ["x"]}, "segment 0 is no record"),
+    "a segment that is none": (lambda data: {**data, "segments": ["x"]}, "segment 0 is not a record"),
     "a segment twice": (lambda data: {**data, "segments": data["segments"] * 2}, "segment 1 is there twice"),
     "blocks that segments share": (
         lambda data: {

@@ -26,10 +26,10 @@ from ampmem.recorder.torch_private.distributed import BROADCASTS, REBUILD_BUCKET
 from ampmem.vocabulary import Communication
 
 MADE_BEFORE = (
-    "DistributedDataParallel was made before the recording began: the buckets that it had for gradients then are not "
-    "told from other memory, and on the CPU they are in no sum"
+    "DistributedDataParallel was made before the recording began: the buckets that it had for gradients then count as "
+    "other memory, and on the CPU they are in no sum"
 )
-NOT_TOLD = "the buckets of DistributedDataParallel are not told from other memory: they are not as expected"
+NOT_TOLD = "DDP's buckets could not be identified (unexpected layout); they count as other memory"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -57,7 +57,7 @@ def _collect(folder: Path, name: str, modules: dict[str, _Module], above: tuple[
     if name in modules:
         return
     if not (folder / name).is_file():
-        raise BundleError(f"{' -> '.join((*above, name))}: there is no such module")
+        raise BundleError(f"{' -> '.join((*above, name))}: no such module")
     module = _parse(folder, name)
     for imported, _ in module.imports:
         _collect(folder, imported, modules, (*above, name))

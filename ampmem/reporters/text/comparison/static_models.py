@@ -14,7 +14,7 @@ from ampmem.reporters.text.static_model import in_words, judgement, not_explaine
 from ampmem.vocabulary import Mark
 
 _CAPTION = "static memory in bytes per parameter: what the rule of thumb says, and what was measured"
-_EXPLAINED = "rule of thumb explained in each, nothing left over"
+_EXPLAINED = "the rule of thumb plus the named differences equals what was measured in each, to the byte"
 _SHOWN = (Mark.AFTER_FORWARD, Mark.AFTER_BACKWARD)
 _LABEL = 12
 _NAME = 60

@@ -35,14 +35,14 @@ def test_the_module_of_a_key() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("activation=1GiB", "there is no budget 'activation'; did you mean 'activations'?"),
+        ("activation=1GiB", "unknown budget 'activation'; did you mean 'activations'?"),
         ("modules.encoder=1GiB", "such as modules.encoder.activations"),
-        ("modules..peak=1GiB", "there is no budget 'modules..peak'"),
+        ("modules..peak=1GiB", "unknown budget 'modules..peak'"),
         ("modules.encoder.activation=1", "of a module there is no 'activation'; did you mean 'activations'?"),
         ("peak", "'peak' is not a budget; write KEY=SIZE"),
-        ("peak=much", "peak: 'much' is no size"),
-        ("peak=-1", "peak: '-1' is no size"),
-        ("peak=", "peak: '' is no size"),
+        ("peak=much", "peak: 'much' is not a size"),
+        ("peak=-1", "peak: '-1' is not a size"),
+        ("peak=", "peak: '' is not a size"),
     ],
 )
 def test_what_is_no_budget_is_said_with_the_nearest(text: str, said: str) -> None:
@@ -216,14 +216,14 @@ def test_the_nearest_file_with_a_table_of_ampmem_counts(tmp_path: Path) -> None:
         ("tool = 3", "tool is not a table"),
         ("tool.ampmem = 3", "tool.ampmem is not a table"),
         ("tool.ampmem.budgets = 3", "budgets is not a table"),
-        ('[tool.ampmem.budget]\npeak = "1"', "there is no tool.ampmem.budget; did you mean 'budgets'?"),
-        ('[tool.ampmem.budgets]\npaek = "1"', "[tool.ampmem.budgets] there is no budget 'paek'; did you mean 'peak'?"),
-        ("[tool.ampmem.budgets]\npeak = true", "[tool.ampmem.budgets] peak: True is no size"),
-        ("[tool.ampmem.budgets]\npeak = 1.5", "[tool.ampmem.budgets] peak: 1.5 is no size"),
-        ("[tool.ampmem.budgets]\npeak = -1", "[tool.ampmem.budgets] peak: -1 is no size"),
+        ('[tool.ampmem.budget]\npeak = "1"', "unknown table tool.ampmem.budget; did you mean 'budgets'?"),
+        ('[tool.ampmem.budgets]\npaek = "1"', "[tool.ampmem.budgets] unknown budget 'paek'; did you mean 'peak'?"),
+        ("[tool.ampmem.budgets]\npeak = true", "[tool.ampmem.budgets] peak: True is not a size"),
+        ("[tool.ampmem.budgets]\npeak = 1.5", "[tool.ampmem.budgets] peak: 1.5 is not a size"),
+        ("[tool.ampmem.budgets]\npeak = -1", "[tool.ampmem.budgets] peak: -1 is not a size"),
         ("[tool.ampmem.budgets.activation]\npeak = 1", '"activation"] is a table of a script; did you mean'),
-        ('[tool.ampmem.budgets."a.py"]\npeak = "x"', "[tool.ampmem.budgets.\"a.py\"] peak: 'x' is no size"),
-        ("[tool.ampmem.budgets]\nmodules = 3", "[tool.ampmem.budgets] there is no budget 'modules'"),
+        ('[tool.ampmem.budgets."a.py"]\npeak = "x"', "[tool.ampmem.budgets.\"a.py\"] peak: 'x' is not a size"),
+        ("[tool.ampmem.budgets]\nmodules = 3", "[tool.ampmem.budgets] unknown budget 'modules'"),
     ],
 )
 def test_a_bad_file_is_one_line_with_its_path_and_key(text: str, said: str, tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_what_makes_no_sense_is_refused(skip: int, steps: int) -> None:
 def test_wrong_arguments_are_refused_before_the_training() -> None:
     with pytest.raises(UsageError, match="steps='3': skip at least 0"):
         Wanted(steps="3")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="there is no device 'gpu' to record; there are auto, "):
+    with pytest.raises(UsageError, match="unknown device 'gpu'; there are auto, "):
         Wanted(device="gpu")
 
 

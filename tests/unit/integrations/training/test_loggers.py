@@ -85,7 +85,7 @@ def test_log_gets_the_step_where_it_takes_one_and_as_a_value_where_not() -> None
 
 
 def test_what_is_no_logger_is_refused_with_what_would_be_one() -> None:
-    with pytest.raises(UsageError, match="type dict is no logger: it has none of add_scalar, log_metrics"):
+    with pytest.raises(UsageError, match="type dict is not a logger: it has none of add_scalar, log_metrics"):
         logger_of({})
 
 
@@ -118,5 +118,5 @@ def test_one_logger_may_stand_by_itself() -> None:
     (logger,) = loggers_of(SimpleNamespace(add_scalar=calls.note))
     logger.log(ROWS[:1])
     assert calls == [(PEAK, 10, 3), ("x", 1, 3)]
-    with pytest.raises(UsageError, match="type int is no logger"):
+    with pytest.raises(UsageError, match="type int is not a logger"):
         loggers_of(3)

@@ -85,5 +85,5 @@ def test_a_writer_that_fails_leaves_the_next_its_values(tmp_path: Path, capfd: p
 
 
 def test_no_logger_is_refused_before_the_loop(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no logger"), ampmem.log_to(3, folder=tmp_path):
+    with pytest.raises(UsageError, match="is not a logger"), ampmem.log_to(3, folder=tmp_path):
         pytest.fail("the loop ran")

@@ -80,7 +80,7 @@ def test_a_module_is_the_same_one_by_every_path(tmp_path: Path) -> None:
         ('const a = "<!--";', "<!--"),
         ('import { b } from "./a.js";', "a.js does not export b"),
         ('import { hidden } from "./a.js";', "a.js does not export hidden"),
-        ('import { b } from "./none.js";', "main.js -> none.js: there is no such module"),
+        ('import { b } from "./none.js";', "main.js -> none.js: no such module"),
         ('import { a } from "./a.js";\nfunction a() {}', "the name a is in a.js already"),
         ('import { c } from "./cycle.js";', "cycle.js -> main.js: these modules import each other"),
     ],
