@@ -44,7 +44,7 @@ def render_categories(
     """
     total = sum(live.values())
     rows = [
-        [name, format_bytes(size), share(size, total), *([per_parameter(size, parameters)] if parameters else [])]
+        [name, format_peak(size), share(size, total), *([per_parameter(size, parameters)] if parameters else [])]
         for name, size in [*_sizes(live, parts), (TOTAL, total)]
     ]
     if allocated is not None:
