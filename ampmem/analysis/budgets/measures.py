@@ -105,7 +105,7 @@ def _growth(run: Run) -> int:
 def _allocated(run: Run) -> int:
     summary = run.summary
     if run.allocated is not None:
-        return max(run.allocated, 0 if summary.prediction is None else summary.prediction.most_allocated)
+        return max(run.allocated, summary.whole.at_most)
     raise NotMeasured("a summary's JSON does not say it of every event; give the recording")
 
 

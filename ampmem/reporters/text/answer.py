@@ -88,7 +88,7 @@ def _own_peaks(verdict: Verdict) -> list[str]:
     steps = {item.step for _, item, _ in known}
     which = "the last step of each"
     if len(steps) == 1:
-        which = f"step {steps.pop()}, one step of all, so that each has done the same work"
+        which = f"step {steps.pop()} of each, as a comparison needs one common step"
     own = [f"{label} {format_peak(whole.bytes)} {place_of(whole)}" for label, _, whole in known[:_LABELS]]
     if len(known) > _LABELS:
         own.append(f"{len(known) - _LABELS} more")

@@ -158,7 +158,7 @@ def limit_row(judged: Judged) -> list[str]:
     """What is limited, by what, the limit, what there is, and what came of it."""
     of = str(judged.limit_of)
     if judged.after is None:
-        return [judged.key, of, format_bytes(judged.limit), ABSENT, "not judged"]
+        return [judged.key, of, _apart(judged.key)(judged.limit, judged.limit)[0], ABSENT, "not judged"]
     there, limit = _apart(judged.key)(judged.after, judged.limit)
     step = " a step" if judged.key == GROWTH else ""
     if not judged.kept:

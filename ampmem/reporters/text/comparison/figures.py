@@ -153,8 +153,8 @@ _STEP_TIMES: tuple[tuple[str, Callable[[StepTime], str]], ...] = (
 
 
 _PREDICTED: tuple[tuple[str, Callable[[Prediction], str]], ...] = (
-    ("in all on the GPU", lambda prediction: format_bytes(prediction.likely_total)),
-    ("in all, up to", lambda prediction: ABSENT if prediction.highest is None else format_bytes(prediction.most_total)),
+    ("in all on the GPU", lambda prediction: format_peak(prediction.likely_total)),
+    ("in all, up to", lambda prediction: ABSENT if prediction.highest is None else format_peak(prediction.most_total)),
     ("the GPU has", lambda prediction: format_bytes(prediction.gpu_bytes)),
     ("which means that it", lambda prediction: fit_in_short(prediction)[0]),
 )
