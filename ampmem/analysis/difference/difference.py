@@ -54,8 +54,8 @@ class Difference(Shown):
     residual: Signed
     """Bytes of the difference that are in no change: 0 where nothing is wrong."""
     allocated_before: int | None = None
-    """The peak as the allocator counts it, with the rounding of blocks; null where either run has no such allocator,
-    and where one category is compared."""
+    """The peak as the allocator counts it, with the rounding of blocks; null where the run has no such allocator, and
+    where one category is compared."""
     allocated_after: int | None = None
     elsewhere_in_run: tuple[str, ...] = ()
     """The peak of a run that has it outside of the recorded steps, which are compared: a sentence for each such run."""
@@ -63,9 +63,8 @@ class Difference(Shown):
     @property
     def peaks(self) -> tuple[int, int]:
         """What is called the two peaks, before and after: allocated where that is known, else requested."""
-        if self.allocated_before is None or self.allocated_after is None:
-            return self.before, self.after
-        return self.allocated_before, self.allocated_after
+        before, after = self.allocated_before, self.allocated_after
+        return self.before if before is None else before, self.after if after is None else after
 
     @property
     def grown(self) -> int:
@@ -116,7 +115,7 @@ def difference(before: Side, after: Side, *, category: Category | None = None) -
     else:
         changes = changes_of(match(old, new, renamed))
     grown = after.total(category) - before.total(category)
-    allocated = (None, None) if category is not None else (before.summary.peak.allocated, after.summary.peak.allocated)
+    allocated = [None if category is not None else side.summary.peak.allocated for side in (before, after)]
     return Difference(
         schema=SCHEMA,
         label_before=before.label,
@@ -134,8 +133,8 @@ def difference(before: Side, after: Side, *, category: Category | None = None) -
         changes=changes,
         renamed=renamed,
         residual=grown - sum(change.grown for change in changes),
-        allocated_before=None if None in allocated else allocated[0],
-        allocated_after=None if None in allocated else allocated[1],
+        allocated_before=allocated[0],
+        allocated_after=allocated[1],
         elsewhere_in_run=() if category is not None else tuple(map(_outside, filter(_is_outside, (before, after)))),
     )
 

@@ -116,7 +116,8 @@ def _kept(result: CheckResult) -> str:
         closest = max(budgets, key=lambda each: Fraction(each.after or 0, each.limit) if each.limit else 0)
         there, limit = _apart(closest.key)(closest.after or 0, closest.limit)
         many = f"{format_count(len(budgets))} budgets, the closest is " if len(budgets) > 1 else ""
-        said.append(f"{many}{closest.key}, {there} of {limit}")
+        least = "" if closest.least is None else f" at most ({format_peak(closest.least)} at least)"
+        said.append(f"{many}{closest.key}, {there} of {limit}{least}")
     if result.baseline is not None:
         said.append(_as_in(result, result.baseline.label))
     return "; ".join(said) or "nothing is limited"
@@ -170,7 +171,8 @@ def limit_row(judged: Judged) -> list[str]:
             f"{there}{step}",
             f"{broken} {format_bytes(judged.after - judged.limit)}",
         ]
-    return [judged.key, of, f"{limit}{step}", f"{there}{step}", "kept"]
+    kept = "kept" if judged.least is None else f"kept, {format_peak(judged.least)} at least"
+    return [judged.key, of, f"{limit}{step}", f"{there}{step}", kept]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

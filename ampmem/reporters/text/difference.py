@@ -138,7 +138,7 @@ def _categories(found: Difference, layout: Layout) -> str:
     )
     rows = [[str(each), *_sizes(before[each], after[each])] for each in shown]
     rows.append(["total", *_sizes(found.before, found.after)])
-    if found.allocated_before is not None:
+    if found.peaks != (found.before, found.after):
         (before_peak, after_peak) = found.peaks
         rows.append(["rounding", *_sizes(before_peak - found.before, after_peak - found.after)])
         rows.append(["allocated", *_sizes(before_peak, after_peak)])
