@@ -129,7 +129,11 @@ def _parts(excess: Excess) -> str:
         shown, others = [*shown, *others], []
     words = [_more_of(part) for part in excess.parts if part in shown]
     rest = sum(part.bytes for part in others)
-    return listed([*words, *([f"{_amount(rest)} of all else"] if rest else [])])
+    words += [f"{_amount(rest)} of all else"] if rest else []
+    rounding = excess.bytes - sum(part.bytes for part in excess.parts)
+    if rounding and (not words or abs(rounding) >= least):
+        words.append(f"{_amount(rounding)} of rounding")
+    return listed(words)
 
 
 def _more_of(part: Part) -> str:
