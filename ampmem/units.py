@@ -43,9 +43,8 @@ def format_peak(count: int) -> str:
 
 def peaks_apart(first: int, second: int) -> tuple[str, str]:
     """Two sizes as headlines have them, with as many further decimals as make unequal sizes read unequal."""
-    decimals = max(_decimals_of_peak(first), _decimals_of_peak(second))
-    texts = _in_binary_units(first, decimals), _in_binary_units(second, decimals)
-    return texts if first == second or (decimals > 1 and texts[0] != texts[1]) else format_apart(first, second)
+    texts = format_peak(first), format_peak(second)
+    return texts if first == second or texts[0] != texts[1] else format_apart(first, second)
 
 
 def _decimals_of_peak(count: int) -> int:

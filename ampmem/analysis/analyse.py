@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from ampmem.analysis.activations import Saved, saved_as
 from ampmem.analysis.allocator.layers import Layers, layers_of
 from ampmem.analysis.allocator.out_of_memory import FailedRequest, failed_request
@@ -20,7 +22,7 @@ from ampmem.analysis.timeline.order import in_order
 from ampmem.analysis.timeline.tensors import Tensors, tensors_of
 from ampmem.analysis.timeline.timeline import timeline
 from ampmem.analysis.timeline.untrained import untrained
-from ampmem.events import Recording
+from ampmem.events import Column, Recording, StepRecord
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -36,8 +38,25 @@ class Analysis(MemoryHistory):
 
     @cached_property
     def peaks(self) -> tuple[int, ...]:
-        """The position of each step's peak."""
-        return tuple(self.timeline.peak_between(step.start_ns, step.end_ns) for step in self.recording.steps)
+        """The position of each step's peak: where the most is allocated, or requested where no allocator is known.
+
+        Of positions with as much allocated it is the first with the most requested.
+        """
+        return tuple(self._peak_of(step) for step in self.recording.steps)
+
+    def _peak_of(self, step: StepRecord) -> int:
+        total, layers = self.timeline.total, self.layers
+        if layers is None:
+            return self.timeline.peak_between(step.start_ns, step.end_ns)
+        start, end = map(self.timeline.position, (step.start_ns, step.end_ns))
+        allocated = layers.allocated[start : end + 1]
+        # Blocks are rounded: two tensors may take more than a third that is larger than both.
+        return start + int(np.argmax(np.where(allocated == allocated.max(), total[start : end + 1], -1)))
+
+    @cached_property
+    def sizes(self) -> Column:
+        """Of each position the bytes by which a peak is measured: allocated where that is known, else requested."""
+        return self.timeline.total if self.layers is None else self.layers.allocated
 
     @cached_property
     def top(self) -> int:
@@ -46,11 +65,11 @@ class Analysis(MemoryHistory):
         The last step is the one that a comparison shows and that the page opens on, so every text names the same step.
         A step that only begins with what the one before it reached does not have that one's peak. 0 without a step.
         """
-        total, peaks = self.timeline.total, self.peaks
+        sizes, peaks = self.sizes, self.peaks
 
         def rank(place: int) -> tuple[int, bool, int]:
             own = peaks[place] > self.timeline.position(self.recording.steps[place].start_ns)
-            return int(total[peaks[place]]), own, place if own else -place
+            return int(sizes[peaks[place]]), own, place if own else -place
 
         return max(range(len(peaks)), key=rank, default=0)
 

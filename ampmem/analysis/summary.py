@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -79,7 +80,7 @@ class Marks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """When a step needed the most.
+    """When a step needed the most: the instant at which the most was allocated, or on the CPU requested.
 
     ``temporaries_by_phase`` splits the temporaries by phase of birth, ``communication_by_part`` the communication by
     what it is for; communication of which that is not known is in no part.
@@ -89,6 +90,7 @@ class Peak:
     """
 
     bytes: int
+    """What was requested then: the sum of ``categories``. It is the peak itself where ``allocated`` is ``None``."""
     phase: PhaseName
     categories: Breakdown
     temporaries_by_phase: ByPhase
@@ -96,8 +98,8 @@ class Peak:
     op: str | None = None
     module: str | None = None
     allocated: int | None = None
-    """The most that a caching allocator had handed out during the step, blocks with their rounding: what
-    ``torch.cuda.max_memory_allocated()`` says. ``None`` where no such allocator was recorded."""
+    """The peak where a caching allocator was recorded: the most that it had handed out, blocks with their rounding,
+    which is what ``torch.cuda.max_memory_allocated()`` says. ``None`` elsewhere."""
 
     @property
     def said(self) -> int:
@@ -118,6 +120,35 @@ class OutsidePeak(Peak):
     the last, as in an evaluation."""
 
     after: bool
+
+
+class PeakPlace(StrEnum):
+    """Where in a run its peak is."""
+
+    STEP = "step"
+    BEFORE_STEPS = "before-steps"
+    """Recorded before the first step, as while a model is made."""
+    AFTER_STEPS = "after-steps"
+    """Recorded after the last step, as in an evaluation."""
+    NOT_RECORDED = "not-recorded"
+    """After the recording had ended: the simulated device saw it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholePeak:
+    """The peak of the whole run, as far as it was recorded or simulated: every budget and comparison of a peak uses it.
+
+    It is what ``torch.cuda.max_memory_allocated()`` prints, and on the CPU the most bytes of all tensors together.
+    """
+
+    bytes: int
+    at_most: int
+    """``bytes`` with the most that is assumed for what a simulation does not know, such as cuDNN's workspaces."""
+    requested: int
+    """What of ``bytes`` was asked for, without the rounding of blocks."""
+    where: PeakPlace
+    step: int | None
+    """The step that it is in; ``None`` outside of the recorded steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -189,6 +220,8 @@ class Summary(Shown):
     peak: RunPeak
     outside_steps: OutsidePeak | None = None
     """What was recorded outside of the steps, where that is more than the peak of them all; ``None`` elsewhere."""
+    whole_peak: WholePeak | None = None
+    """:attr:`whole`, for those who read JSON; ``None`` in that of earlier versions."""
     most: Breakdown
     """The most bytes that each category held at any event of the recorded steps, each at an instant of its own."""
     allocator: Allocator
@@ -227,6 +260,11 @@ class Summary(Shown):
         return oom if oom is not None and oom.ended_the_run else None
 
     @property
+    def whole(self) -> WholePeak:
+        """The peak of the whole run: the one number that is called the peak where none of its parts is meant."""
+        return whole_peak_of(self.peak, self.outside_steps, self.prediction)
+
+    @property
     def last_step(self) -> Step:
         """The last step that ended; the one in which memory ran out when none did."""
         return ([step for step in self.steps if step.finished] or self.steps)[-1]
@@ -234,7 +272,9 @@ class Summary(Shown):
     def _in_short(self) -> str:
         arm, place = (self.arm.name, self.arm.dtype), (self.rank, self.world_size)
         run = in_short(self.source, self.device.name, arm, len(self.steps), place)
-        return f"{run}, peak {format_peak(self.peak.said)} in {self.peak.phase} of step {self.peak.step}"
+        peak, whole = self.peak, self.whole
+        where = f"{peak.phase} of step {peak.step}" if whole.where is PeakPlace.STEP else PLACES[whole.where]
+        return f"{run}, peak {format_peak(whole.bytes)} {'in ' * (whole.where is PeakPlace.STEP)}{where}"
 
 
 def summary_schema() -> dict[str, Json]:
@@ -266,6 +306,8 @@ def summary_of(analysis: Analysis) -> Summary:
         for step, marks, position in zip(recording.steps, analysis.marks, analysis.peaks, strict=True)
     )
     top, position = analysis.top, analysis.peak
+    peak, outside = _run_peak(steps[top]), _outside_steps(analysis)
+    prediction = prediction_in(recording)
     return Summary(
         schema=SCHEMA,
         ampmem=run.ampmem,
@@ -293,11 +335,12 @@ def summary_of(analysis: Analysis) -> Summary:
         steps=steps,
         out_of_memory=analysis.failed_request,
         plain_step_ns=recording.plain_step_ns,
-        peak=_run_peak(steps[top]),
-        outside_steps=_outside_steps(analysis, steps[top].peak.bytes),
+        peak=peak,
+        outside_steps=outside,
+        whole_peak=whole_peak_of(peak, outside, prediction),
         most=most_of(analysis.timeline, recording.steps),
         allocator=_allocator(analysis, position, steps[top].index),
-        prediction=prediction_in(recording),
+        prediction=prediction,
         caching_allocator=recording.allocator,
         conservation=analysis.conservation,
         inferred=analysis.inferred_at(position),
@@ -417,24 +460,41 @@ def _items(peak: Peak) -> dict[str, Any]:
     return {item.name: getattr(peak, item.name) for item in fields(peak)}
 
 
-def _outside_steps(analysis: Analysis, peak: int) -> OutsidePeak | None:
-    """The most outside of the steps, where that is more than ``peak`` bytes."""
-    total, steps = analysis.timeline.total, analysis.recording.steps
+def _outside_steps(analysis: Analysis) -> OutsidePeak | None:
+    """The most outside of the steps, where that is more than their peak."""
+    sizes, steps = analysis.sizes, analysis.recording.steps
     first, last = map(analysis.timeline.position, (steps[0].start_ns, steps[-1].end_ns))
-    outside = total.copy()
+    outside = sizes.copy()
     outside[first : last + 1] = 0
     position = int(np.argmax(outside))
-    if outside[position] <= peak:
+    if outside[position] <= sizes[analysis.peak]:
         return None
     phase = Phase(int(analysis.recording.events.phase[position - 1]))
-    found, layers, after = (
-        _peak_at(analysis, position, phase, *analysis.born_at(position)),
-        analysis.layers,
-        position > last,
-    )
-    between = (last, len(total) - 1) if after else (0, first)
-    allocated = None if layers is None else layers.allocated_between(*between)
-    return OutsidePeak(**_items(replace(found, allocated=allocated)), after=after)
+    found = _peak_at(analysis, position, phase, *analysis.born_at(position))
+    allocated = None if analysis.layers is None else int(sizes[position])
+    return OutsidePeak(**_items(replace(found, allocated=allocated)), after=position > last)
+
+
+PLACES = {
+    PeakPlace.BEFORE_STEPS: "before the first step",
+    PeakPlace.AFTER_STEPS: "after the last step",
+    PeakPlace.NOT_RECORDED: "after the recorded steps",
+}
+"""Where a peak is that is in no step, in words."""
+
+
+def whole_peak_of(peak: RunPeak, outside: OutsidePeak | None, prediction: Prediction | None) -> WholePeak:
+    """The largest of the peak of the steps, of what was recorded outside of them, and of the simulated device's."""
+    step: int | None = peak.step
+    size, requested, where = peak.said, peak.bytes, PeakPlace.STEP
+    if outside is not None:
+        size, requested, step = outside.said, outside.bytes, None
+        where = PeakPlace.AFTER_STEPS if outside.after else PeakPlace.BEFORE_STEPS
+    if prediction is not None and (terms := prediction.at_peak_allocated).allocated > size:
+        size, requested, step = terms.allocated, terms.allocated - terms.rounding, None
+        where = PeakPlace.NOT_RECORDED
+    at_most = size if prediction is None else max(size, prediction.most_allocated)
+    return WholePeak(bytes=size, at_most=at_most, requested=requested, where=where, step=step)
 
 
 def _allocator(analysis: Analysis, position: int, step: int) -> Allocator:

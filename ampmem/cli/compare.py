@@ -190,7 +190,7 @@ def _entry(plan: _Plan, arm: Arm, failure: str | None) -> Entry:
         except (NothingRecorded, RecordingError) as error:
             failure = failure or str(error)
         else:
-            found.append((0 if entry.summary is None else entry.summary.peak.bytes, entry))
+            found.append((0 if entry.summary is None else entry.summary.whole.bytes, entry))
     if found:
         return replace(max(found, key=lambda each: each[0])[1], failure=failure)
     return Entry(label=arm, summary=None, failure=failure or "it left no recording", script=plan.script.title)
@@ -214,7 +214,7 @@ def _said(entry: Entry, paths: list[Path]) -> str:
     words = [] if entry.failure is None else [f"failed: {entry.failure}"]
     if entry.summary is not None:
         count = sum(step.finished for step in entry.summary.steps)
-        peak = format_peak(entry.summary.peak.said)
+        peak = format_peak(entry.summary.whole.bytes)
         worst = f" on rank {entry.summary.rank}" if len(paths) > 1 else ""
         where = ", ".join(map(sized, paths))
         words.append(f"{count} step{'' if count == 1 else 's'}, peak {peak}{worst}, in {where}")

@@ -115,7 +115,7 @@ def test_peaks_have_three_decimals_from_a_gib_on() -> None:
         *("700 B", "10.0 MiB", "1023.0 MiB", "1.000 GiB", "7.012 GiB"),
     ]
     assert peaks_apart(2 * GIB, 3 * GIB // 2) == ("2.000 GiB", "1.500 GiB")
-    assert peaks_apart(2 * GIB, 700 << 20) == ("2.000 GiB", "700.000 MiB")
+    assert peaks_apart(2 * GIB, 700 << 20) == ("2.000 GiB", "700.0 MiB")
     assert peaks_apart(2 * GIB, 2 * GIB + 1000) == ("2.000000 GiB", "2.000001 GiB")
     assert peaks_apart(2 * GIB, 2 * GIB) == ("2.000 GiB", "2.000 GiB")
     assert peaks_apart(20 << 20, 30 << 20) == ("20.0 MiB", "30.0 MiB")

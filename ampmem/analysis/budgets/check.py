@@ -22,8 +22,10 @@ from ampmem.analysis.difference.groups import Group, Moment
 from ampmem.analysis.difference.side import Side
 from ampmem.analysis.json.jsonable import Json, Name, OneOf, Signed, text_of
 from ampmem.analysis.json.schema import schema_of
+from ampmem.analysis.summary import PLACES, PeakPlace
 from ampmem.output.shown import Shown
 from ampmem.recording import rank_of
+from ampmem.units import format_peak
 from ampmem.version import __version__
 
 SCHEMA = "ampmem.check/1"
@@ -33,6 +35,10 @@ TRIALS_NOT_JUDGED = (
     "but memory that is free"
 )
 """The note of a run with such trials."""
+
+
+PEAK_IS = "the peak is that of the whole run, "
+"""How the note begins of a run whose peak is outside of the recorded steps."""
 
 
 class Limit(StrEnum):
@@ -184,7 +190,7 @@ def check(
         baseline=None if baseline is None else _baseline(run, baseline, allow),
         judged=tuple(judged),
         broken=tuple(sorted(broken, key=_order)),
-        notes=(*run.notes, *_trials(run, budgets)),
+        notes=(*run.notes, *_trials(run, budgets), *_place(run, judged)),
     )
 
 
@@ -236,12 +242,21 @@ def _trials(run: Run, budgets: Sequence[Budget]) -> Iterator[str]:
         yield TRIALS_NOT_JUDGED
 
 
+def _place(run: Run, judged: Sequence[Judged]) -> Iterator[str]:
+    whole = run.summary.whole
+    if whole.where is not PeakPlace.STEP and any(each.key == PEAK for each in judged):
+        yield (
+            f"{PEAK_IS}{format_peak(whole.bytes)} {PLACES[whole.where]}; that of the recorded steps is "
+            f"{format_peak(run.summary.peak.said)}, and the categories and growth are of those steps"
+        )
+
+
 def _compared(run: Run, baseline: Side | None, allow: Allowance) -> Iterator[Judged]:
     if baseline is None:
         return
     for key in OF_SUMMARY:
         before, after = of_summary(baseline.summary, key), of_summary(run.summary, key)
-        limit = allow.limit(before, baseline.summary.peak.bytes)
+        limit = allow.limit(before, baseline.summary.whole.bytes)
         yield Judged(key=key, limit_of=Limit.BASELINE, limit=limit, before=before, after=after, kept=after <= limit)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ampmem.analysis.budgets.budget import ALLOCATED, COPIES, DEVICE, GROWTH, OF_MODULE, RESERVED, module_in
+from ampmem.analysis.budgets.budget import ALLOCATED, COPIES, DEVICE, GROWTH, OF_MODULE, PEAK, RESERVED, module_in
 from ampmem.analysis.budgets.run import Run
 from ampmem.analysis.difference.changes import GroupChange, changes_between, changes_of, of_category
 from ampmem.analysis.difference.difference import Difference, difference, renames_between
@@ -15,6 +15,7 @@ from ampmem.analysis.difference.mosts import Histories
 from ampmem.analysis.difference.renames import Names, Renamed
 from ampmem.analysis.difference.side import Side
 from ampmem.analysis.modules import ROOT
+from ampmem.analysis.summary import PeakPlace
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Category
 from ampmem.names import CUDNN_TRIALS
 from ampmem.units import format_bytes
@@ -22,6 +23,7 @@ from ampmem.units import format_bytes
 AT_PEAK = "at the peak"
 _AFTER_FORWARD, _AFTER_BACKWARD = "at the end of the last forward", "after the last backward"
 _BESIDE = {
+    PEAK: "rounding",
     ALLOCATED: "rounding",
     RESERVED: "rounding and cached memory",
     DEVICE: "rounding, cached memory and what is outside of the allocator",
@@ -54,7 +56,9 @@ def grown(run: Run, baseline: Side | None, key: str) -> Grown:
         return _in_a_module(run, baseline, *of_module)
     categories = _what(key)
     instant = AT_PEAK if not categories else _where_largest(categories)
-    if key in _BESIDE:
+    if not categories and run.summary.whole.where is not PeakPlace.STEP:
+        instant += " of the recorded steps, which is not the run's,"
+    if key in _BESIDE and (key != PEAK or run.summary.peak.allocated is not None):
         instant += f" of tensors alone, without {_BESIDE[key]}{_assumed(run)}"
     held = _held(run.side, categories)
     if baseline is None:

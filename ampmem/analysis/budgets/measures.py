@@ -26,6 +26,8 @@ class NotMeasured(ValueError):
 def measured(run: Run, budget: Budget) -> int:
     """Bytes of what ``budget`` limits; of growth for each step. Raises :class:`NotMeasured`."""
     summary, key = run.summary, budget.key
+    if key == PEAK:
+        return summary.whole.at_most
     if key in OF_SUMMARY:
         return of_summary(summary, key)
     if budget.module is not None:
@@ -44,6 +46,7 @@ def least_of(run: Run, budget: Budget) -> int | None:
     if prediction is None or prediction.highest is None:
         return None
     least = {
+        PEAK: run.summary.whole.bytes,
         ALLOCATED: prediction.at_peak_allocated.allocated,
         RESERVED: prediction.least_reserved,
         DEVICE: prediction.least_total,
@@ -52,9 +55,12 @@ def least_of(run: Run, budget: Budget) -> int | None:
 
 
 def of_summary(summary: Summary, key: str) -> int:
-    """Bytes of a key in :data:`OF_SUMMARY`; of both copies together the most of each."""
+    """Bytes of a key in :data:`OF_SUMMARY`; of both copies together the most of each.
+
+    The peak is that of the whole run, without what is assumed of a simulated device: code does not change that.
+    """
     if key == PEAK:
-        return summary.peak.bytes
+        return summary.whole.bytes
     if key == COPIES:
         return sum(summary.most[category] for category in PRECISION_COPIES)
     return summary.most[Category(key)]
@@ -99,7 +105,7 @@ def _growth(run: Run) -> int:
 def _allocated(run: Run) -> int:
     summary = run.summary
     if run.allocated is not None:
-        return max(run.allocated, 0 if summary.prediction is None else summary.prediction.most_allocated)
+        return max(run.allocated, summary.whole.at_most)
     raise NotMeasured("a summary's JSON does not say it of every event; give the recording")
 
 

@@ -10,7 +10,7 @@ from ampmem.analysis.activations import PlainGroup, plain_groups
 from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.comparison.compare import Comparison
 from ampmem.analysis.findings.base import Finding
-from ampmem.analysis.summary import OutsidePeak, Peak, Summary
+from ampmem.analysis.summary import OutsidePeak, Peak, PeakPlace, Summary, WholePeak
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.analysis.timeline.timeline import PhaseName
 from ampmem.names import ran_on
@@ -149,7 +149,8 @@ class Composition:
     ``None`` where no finding says so. ``failed`` says that the script did not get to its end. ``short`` is the request
     that ended it for want of memory: then ``peak``, ``step`` and ``parts`` are of that instant. ``outside`` is what was
     needed outside of the recorded steps, where that is more, and ``outside_parts`` what that is made of; ``part`` says
-    that the script ran on after those steps.
+    that the script ran on after those steps, and that nobody saw what it needed then. ``whole`` is the peak of the
+    whole run, which may be another one; ``None`` where memory ran out.
     """
 
     peak: PeakOf
@@ -161,6 +162,12 @@ class Composition:
     outside: OutsidePeak | None
     outside_parts: tuple[Part, ...]
     part: bool
+    whole: WholePeak | None = None
+
+    @property
+    def of_steps(self) -> bool:
+        """Whether ``peak`` is that of the recorded steps alone, and the run's may be, or is, another one."""
+        return self.part or (self.whole is not None and self.whole.where is not PeakPlace.STEP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +246,8 @@ def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed:
         short=short,
         outside=None,
         outside_parts=(),
-        part=ran_on(summary.notes),
+        part=ran_on(summary.notes) and summary.prediction is None,
+        whole=None if short else summary.whole,
     )
 
 

@@ -45,7 +45,7 @@ class Entry(Shown):
 
     def _in_short(self) -> str:
         said = "" if self.failure is None else ", failed"
-        peak = "nothing recorded" if self.summary is None else f"peak {format_peak(self.summary.peak.said)}"
+        peak = "nothing recorded" if self.summary is None else f"peak {format_peak(self.summary.whole.bytes)}"
         return f"{self.label}, {peak}{said}"
 
 
@@ -95,7 +95,7 @@ class Comparison(Shown):
     with a full batch where a DataLoader made it; or else the last of each entry. An entry that ran out of memory before
     a step had ended has that one."""
     instants: tuple[Instant, ...]
-    """``after_forward``, ``after_backward``, ``after_optimizer`` and ``peak`` of that step."""
+    """``after_forward``, ``after_backward``, ``after_optimizer`` and ``peak`` of that step: the bytes requested."""
     peak_difference: tuple[int | None, ...]
     """Bytes of that step's peak less those of the baseline's; of a step in which memory ran out it is not known."""
     peak_reserved: tuple[int | None, ...]
@@ -122,6 +122,13 @@ class Comparison(Shown):
         steps = () if summary is None else summary.steps
         return next((step for step in steps if step.index == self.steps[index] and step.finished), None)
 
+    @property
+    def peaks(self) -> tuple[int | None, ...]:
+        """The peak of each compared step: what its allocator had handed out, where that is known."""
+        steps = map(self.ended_step, range(len(self.entries)))
+        requested = self.instant(Mark.PEAK).total
+        return tuple(size if step is None else step.peak.said for size, step in zip(requested, steps, strict=True))
+
     def instant(self, name: Mark) -> Instant:
         """The instant of that name. Raises ``KeyError`` when there is none."""
         for instant in self.instants:
@@ -130,8 +137,8 @@ class Comparison(Shown):
         raise KeyError(name)
 
     def _in_short(self) -> str:
-        totals = self.instant(Mark.PEAK).total
-        each = [f"{entry.label} {format_bytes(total)}" for entry, total in zip(self.entries, totals, strict=True)]
+        sizes = ["?" if size is None else format_peak(size) for size in self.peaks]
+        each = [f"{entry.label} {size}" for entry, size in zip(self.entries, sizes, strict=True)]
         steps = {step for step in self.steps if step is not None}
         which = f"step {steps.pop()}" if len(steps) == 1 else "the last step of each"
         return f"{', '.join(each)} at the peak of {which}"
@@ -172,13 +179,13 @@ def compare(entries: Sequence[Entry], *, step: int | None = None) -> Comparison:
     baseline = None if remarks else _baseline(summaries)
     steps = _compared_steps(summaries, step)
     instants = _instants(summaries, steps)
-    whole = [size if step and step.finished else None for size, step in zip(instants[-1].total, steps, strict=True)]
+    peaks = [step.peak.said if step and step.finished else None for step in steps]
     return Comparison(
         entries=tuple(entries),
         baseline=baseline,
         steps=tuple(None if step is None else step.index for step in steps),
         instants=instants,
-        peak_difference=_to_baseline(whole, baseline, lambda mine, base: mine - base),
+        peak_difference=_to_baseline(peaks, baseline, lambda mine, base: mine - base),
         peak_reserved=tuple(None if step is None else step.peak_reserved for step in steps),
         activation_ratio=_activation_ratio(instants[0], baseline),
         low_precision=tuple(None if item is None else _low_precision(item) for item in summaries),

@@ -29,7 +29,7 @@ class _Run:
 
     @property
     def peak(self) -> int:
-        return self.step.peak.bytes
+        return self.step.peak.said
 
     @property
     def casts(self) -> int:

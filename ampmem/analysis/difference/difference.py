@@ -15,9 +15,10 @@ from ampmem.analysis.difference.renames import Names, Renamed, renames
 from ampmem.analysis.difference.side import Side as Side
 from ampmem.analysis.json.jsonable import Json, OneOf, Signed, text_of
 from ampmem.analysis.json.schema import schema_of
+from ampmem.analysis.summary import PLACES, PeakPlace
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.output.shown import Shown
-from ampmem.units import format_bytes
+from ampmem.units import format_peak
 
 SCHEMA = "ampmem.diff/1"
 
@@ -32,7 +33,7 @@ class Difference(Shown):
     category: Category | None
     """What is compared, at the instant at which it is largest; null for all at the peak."""
     before: int
-    """Bytes at that instant."""
+    """Bytes requested at that instant: of the peak without the rounding of blocks."""
     after: int
     moment_before: Moment | None
     """When that is; null where it is not known."""
@@ -52,11 +53,29 @@ class Difference(Shown):
     """Modules that are compared though their names differ."""
     residual: Signed
     """Bytes of the difference that are in no change: 0 where nothing is wrong."""
+    allocated_before: int | None = None
+    """The peak as the allocator counts it, with the rounding of blocks; null where the run has no such allocator, and
+    where one category is compared."""
+    allocated_after: int | None = None
+    elsewhere_in_run: tuple[str, ...] = ()
+    """The peak of a run that has it outside of the recorded steps, which are compared: a sentence for each such run."""
+
+    @property
+    def peaks(self) -> tuple[int, int]:
+        """What is called the two peaks, before and after: allocated where that is known, else requested."""
+        before, after = self.allocated_before, self.allocated_after
+        return self.before if before is None else before, self.after if after is None else after
 
     @property
     def grown(self) -> int:
-        """Bytes after less those before."""
-        return self.after - self.before
+        """Bytes of the peak after less those before."""
+        before, after = self.peaks
+        return after - before
+
+    @property
+    def rounding(self) -> int:
+        """What of :attr:`grown` is rounding of blocks, which is in no change."""
+        return self.grown - (self.after - self.before)
 
     @property
     def elsewhere(self) -> bool:
@@ -73,7 +92,8 @@ class Difference(Shown):
 
     def _in_short(self) -> str:
         what, count = self.category or "peak", len(self.changes)
-        sizes = f"{format_bytes(self.before)} in {self.label_before}, {format_bytes(self.after)} in {self.label_after}"
+        before, after = map(format_peak, self.peaks)
+        sizes = f"{before} in {self.label_before}, {after} in {self.label_after}"
         return f"{what} {sizes}, {count} change{'' if count == 1 else 's'}"
 
 
@@ -95,6 +115,7 @@ def difference(before: Side, after: Side, *, category: Category | None = None) -
     else:
         changes = changes_of(match(old, new, renamed))
     grown = after.total(category) - before.total(category)
+    allocated = [None if category is not None else side.summary.peak.allocated for side in (before, after)]
     return Difference(
         schema=SCHEMA,
         label_before=before.label,
@@ -112,7 +133,19 @@ def difference(before: Side, after: Side, *, category: Category | None = None) -
         changes=changes,
         renamed=renamed,
         residual=grown - sum(change.grown for change in changes),
+        allocated_before=allocated[0],
+        allocated_after=allocated[1],
+        elsewhere_in_run=() if category is not None else tuple(map(_outside, filter(_is_outside, (before, after)))),
     )
+
+
+def _is_outside(side: Side) -> bool:
+    return side.summary.whole.where is not PeakPlace.STEP
+
+
+def _outside(side: Side) -> str:
+    whole = side.summary.whole
+    return f"the peak of the whole run of {side.label} is {format_peak(whole.bytes)}, {PLACES[whole.where]}"
 
 
 def renames_between(before: Side, after: Side) -> tuple[Renamed, ...]:

@@ -89,7 +89,7 @@ def _worst(ranks: list[Path]) -> Path:
     jobs = merge_all(runs).jobs
     if len(jobs) > 1:
         raise UsageError(f"{ranks[0]} and those beside it are of jobs in several precisions; name one rank of one")
-    peaks = {run.path: run.summary.peak.bytes for run in runs if run.summary is not None}
+    peaks = {run.path: run.summary.whole.bytes for run in runs if run.summary is not None}
     return max(peaks, key=lambda path: peaks[path])
 
 

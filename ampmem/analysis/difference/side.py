@@ -29,7 +29,7 @@ class Side:
         return self.groups.peak if category is None else self.groups.most[category]
 
     def total(self, category: Category | None) -> int:
-        """How many bytes those are."""
+        """How many bytes those are, as they were requested."""
         return self.summary.peak.bytes if category is None else self.summary.most[category]
 
     def moment(self, category: Category | None) -> Moment | None:

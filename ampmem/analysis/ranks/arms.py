@@ -40,7 +40,7 @@ def merge_all(runs: Sequence[RankRun]) -> Jobs:
 def _worst(job: Sequence[RankRun], ranks: Ranks) -> Entry:
     """What ran out of memory, or has the largest peak of the step that is compared, or else of all steps."""
     short = [rank for rank in ranks.ranks if rank.out_of_memory is not None]
-    number = max(ranks.ranks, key=lambda rank: rank.largest.bytes).rank
+    number = max(ranks.ranks, key=lambda rank: rank.largest.said).rank
     if short:
         number = max(short, key=lambda rank: rank.out_of_memory or 0).rank
     elif ranks.worst is not None:

@@ -46,7 +46,7 @@ def _places(rank: Rank) -> Mapping[str, int]:
 
 
 def _group(kind: GroupKind, axis: str | None, coordinate: int, those: Sequence[tuple[Rank, RankPeak]]) -> Group:
-    peak = spread_of({rank.rank: peak.bytes for rank, peak in those})
+    peak = spread_of({rank.rank: peak.said for rank, peak in those})
     return Group(
         kind=kind,
         axis=axis,

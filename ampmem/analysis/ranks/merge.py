@@ -38,7 +38,7 @@ def merge(runs: Sequence[RankRun], *, beside: Mapping[int, Path] | None = None, 
     ranks = tuple(_rank(*of_rank, here) for of_rank, here in zip(read, at.steps, strict=True))
     peaks = [(rank, rank.peak) for rank in ranks if rank.peak is not None]
     reserved = {rank.rank: rank.reserved for rank, _ in peaks if rank.reserved is not None}
-    spread = spread_of({rank.rank: peak.bytes for rank, peak in peaks}) if peaks else None
+    spread = spread_of({rank.rank: peak.said for rank, peak in peaks}) if peaks else None
     return Ranks(
         schema=SCHEMA,
         job=_job(*read[0][1:]),
@@ -82,7 +82,8 @@ def _rank(run: RankRun, entry: Entry, summary: Summary, step: Step | None) -> Ra
         file=str(run.path),
         peak=None if step is None else _peak(step),
         reserved=None if step is None else step.peak_reserved,
-        largest=LargestPeak(step=summary.peak.step, bytes=summary.peak.bytes),
+        largest=LargestPeak(step=summary.peak.step, bytes=summary.peak.bytes, allocated=summary.peak.allocated),
+        whole=summary.whole,
         parameters=RankParameters(
             count=parameters.count,
             bytes=parameters.bytes,
@@ -111,6 +112,7 @@ def _peak(step: Step) -> RankPeak:
         categories=peak.categories,
         temporaries_by_phase=peak.temporaries_by_phase,
         communication_by_part=peak.communication_by_part,
+        allocated=peak.allocated,
     )
 
 

@@ -11,13 +11,13 @@ from typing import Annotated
 
 from ampmem.analysis.json.jsonable import AtLeast, Json, OneOf, Positive, Signed, text_of
 from ampmem.analysis.json.schema import schema_of
-from ampmem.analysis.summary import ArmSummary, DeviceSummary, Optimizer
+from ampmem.analysis.summary import ArmSummary, DeviceSummary, Optimizer, WholePeak
 from ampmem.analysis.timeline.categories import Breakdown, Category
 from ampmem.analysis.timeline.communication import ByPart
 from ampmem.analysis.timeline.timeline import ByPhase, PhaseName
 from ampmem.events import MeshAxis
 from ampmem.output.shown import Shown
-from ampmem.units import format_bytes
+from ampmem.units import format_peak
 from ampmem.vocabulary import SourceKind
 
 SCHEMA = "ampmem.ranks/1"
@@ -66,12 +66,20 @@ class RankPeak:
     """When a rank needed the most in the step that is compared; ``op`` and ``module`` are null where not seen."""
 
     bytes: int
+    """What was requested then: the sum of ``categories``."""
     phase: PhaseName
     op: str | None
     module: str | None
     categories: Breakdown
     temporaries_by_phase: ByPhase
     communication_by_part: ByPart
+    allocated: int | None = None
+    """The peak as the allocator counts it, with the rounding of blocks; null where there is no such allocator."""
+
+    @property
+    def said(self) -> int:
+        """The number that is called the peak: ``allocated`` where that is known, else ``bytes``."""
+        return self.bytes if self.allocated is None else self.allocated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +88,14 @@ class LargestPeak:
 
     step: int
     bytes: int
+    """What was requested then."""
+    allocated: int | None = None
+    """With the rounding of blocks; null where there is no such allocator."""
+
+    @property
+    def said(self) -> int:
+        """The number that is called the peak: ``allocated`` where that is known, else ``bytes``."""
+        return self.bytes if self.allocated is None else self.allocated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +123,8 @@ class Rank(Shown):
     reserved: int | None
     """The most that the allocator had taken from the device during that step."""
     largest: LargestPeak
+    whole: WholePeak
+    """The peak of the rank's whole run, as its own file has it."""
     parameters: RankParameters
     optimizer: tuple[Optimizer, ...]
     batch_size: int | None
@@ -125,7 +143,7 @@ class Rank(Shown):
     notes: tuple[str, ...]
 
     def _in_short(self) -> str:
-        return f"rank {self.rank}, largest peak {format_bytes(self.largest.bytes)} in step {self.largest.step}"
+        return f"rank {self.rank}, largest peak {format_peak(self.largest.said)} in step {self.largest.step}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,8 +211,8 @@ class Contrast:
 class Excess:
     """What the worst rank has more than another.
 
-    ``parts`` are the categories that differ, those that add most first: they add up to ``bytes``. They say in what the
-    difference lies; ``contrasts`` are facts beside it.
+    ``parts`` are the categories that differ, those that add most first: they add up to ``bytes``, but for the rounding
+    of blocks. They say in what the difference lies; ``contrasts`` are facts beside it.
     """
 
     rank: int
@@ -302,7 +320,7 @@ class Ranks(Shown):
             " ".join(filter(None, (job.arm.name, job.arm.dtype))),
         ]
         if self.worst is not None:
-            words.append(f"worst rank {self.worst.rank} with {format_bytes(self.worst.bytes)}")
+            words.append(f"worst rank {self.worst.rank} with {format_peak(self.worst.bytes)}")
         return ", ".join(words)
 
 

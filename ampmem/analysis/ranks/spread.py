@@ -63,6 +63,6 @@ def _same(those: Sequence[tuple[Rank, RankPeak]]) -> bool:
 
 def _within(those: Sequence[tuple[Rank, RankPeak]]) -> int:
     """By how much any two of them differ at most, in total or in a category."""
-    sizes = [[peak.bytes for _, peak in those]]
+    sizes = [[peak.said for _, peak in those]]
     sizes += [[peak.categories[category] for _, peak in those] for category in CATEGORIES]
     return max(max(each) - min(each) for each in sizes)

@@ -64,5 +64,5 @@ def _by_step(ended: Sequence[Mapping[int, Step]]) -> dict[int, list[Step]]:
 
 
 def _largest(ended: Sequence[Mapping[int, Step]]) -> int | None:
-    most = {number: max(step.peak.bytes for step in those) for number, those in _by_step(ended).items()}
+    most = {number: max(step.peak.said for step in those) for number, those in _by_step(ended).items()}
     return max(most, key=lambda number: (most[number], number)) if most else None

@@ -13,9 +13,9 @@ def worst_of(ranks: Sequence[tuple[Rank, RankPeak]]) -> Worst | None:
     """The worst of those that are compared; ``None`` where there is none."""
     if not ranks:
         return None
-    ascending = sorted(ranks, key=lambda each: (each[1].bytes, each[0].rank))
-    most = ascending[-1][1].bytes
-    as_much = tuple(rank.rank for rank, peak in ascending if peak.bytes == most)
+    ascending = sorted(ranks, key=lambda each: (each[1].said, each[0].rank))
+    most = ascending[-1][1].said
+    as_much = tuple(rank.rank for rank, peak in ascending if peak.said == most)
     worst = next(each for each in ranks if each[0].rank == as_much[0])
     return Worst(
         rank=worst[0].rank,
@@ -31,7 +31,7 @@ def _excess(worst: tuple[Rank, RankPeak], other: tuple[Rank, RankPeak]) -> Exces
     parts = [Part(category=category, bytes=mine[category] - others[category]) for category in CATEGORIES]
     return Excess(
         rank=other[0].rank,
-        bytes=worst[1].bytes - other[1].bytes,
+        bytes=worst[1].said - other[1].said,
         parts=tuple(sorted((part for part in parts if part.bytes), key=lambda part: -part.bytes)),
         contrasts=_contrasts(worst, other),
     )

@@ -14,7 +14,7 @@ from ampmem.cli.checks.subjects import Subject
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.output.files import open_output, replaced, sized
 from ampmem.recording import rank_file
-from ampmem.units import format_apart, format_bytes
+from ampmem.units import format_apart, format_peak
 
 _JSON = ".json"
 
@@ -87,7 +87,7 @@ def update(path: Path, subject: Subject) -> str:
 def _changes(before: Side | None, after: Side) -> str:
     """``: peak 1.2 GiB, was 1.0 GiB``."""
     if before is None:
-        return f": peak {format_bytes(after.summary.peak.bytes)}"
+        return f": peak {format_peak(after.summary.whole.bytes)}"
     sizes = {key: (of_summary(before.summary, key), of_summary(after.summary, key)) for key in OF_SUMMARY}
     said = [_was(key, *pair) for key, pair in sizes.items() if pair[0] != pair[1]]
     return f": {'; '.join(said)}" if said else ": all sizes are as they were"

@@ -10,7 +10,7 @@ from ampmem.integrations.pytest.verdict import COMPARED, SAME, WRITTEN, Row
 from ampmem.reporters.text.common.layout import NARROWEST, WIDEST, Layout, number, table, words
 from ampmem.reporters.text.common.plain_text import ABSENT
 from ampmem.reporters.text.common.words import signed
-from ampmem.units import format_bytes
+from ampmem.units import format_peak
 
 NO_TESTS = (
     "no test was recorded: mark one with @pytest.mark.ampmem(peak='2 GiB'), or have it take the fixture ampmem and "
@@ -55,7 +55,7 @@ def _lines_of(row: Row, *, compared: bool) -> Iterator[list[str]]:
 
 
 def _bytes(size: int | None) -> str:
-    return ABSENT if size is None else format_bytes(size)
+    return ABSENT if size is None else format_peak(size)
 
 
 def _of_baselines(rows: Sequence[Row], baselines: Baselines) -> str:

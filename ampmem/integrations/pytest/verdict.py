@@ -133,15 +133,15 @@ def _too_few(summary: Summary, limits: Limits) -> str:
 
 
 def _row(which: _Block, run: Run, result: CheckResult, before: Side | None, became: str) -> Row:
-    peak = run.summary.peak
+    peak, whole = run.summary.peak, run.summary.whole
     limits = [each for each in result.judged if each.limit_of is Limit.BUDGET]
     sizes = [Size(key=each.key, took=each.after, limit=each.limit, before=None) for each in limits]
     at_peak = next((size for size in sizes if size["key"] == PEAK), None)
     if at_peak is None:
-        at_peak = Size(key=PEAK, took=peak.bytes, limit=None, before=None)
+        at_peak = Size(key=PEAK, took=whole.at_most, limit=None, before=None)
     else:
         sizes.remove(at_peak)
-    at_peak["before"] = None if before is None else before.summary.peak.bytes
+    at_peak["before"] = None if before is None else before.summary.whole.bytes
     largest = max(peak.categories, key=lambda key: peak.categories[key])
     return Row(
         test=which.test,

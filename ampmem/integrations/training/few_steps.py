@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import time_ns
 
-from ampmem.analysis.summary import Summary, summarize
+from ampmem.analysis.summary import PLACES, PeakPlace, Summary, summarize
 from ampmem.api import Profile
 from ampmem.errors import AmpmemError, NothingRecorded, UsageError
 from ampmem.events import Recording
@@ -253,7 +253,8 @@ def _told(file: Path, page: Path | None, summary: Summary, wanted: int) -> str:
     steps = "1 step" if finished == 1 else f"{finished} steps"
     fewer = f" of {wanted}" if finished < wanted else ""
     where = f"; the page is {page}" if page is not None else ""
-    return f"recorded {steps}{fewer}, {format_peak(summary.peak.said)} at the peak, in {sized(file)}{where}"
+    at = "at the peak" if summary.whole.where is PeakPlace.STEP else f"at the peak, {PLACES[summary.whole.where]}"
+    return f"recorded {steps}{fewer}, {format_peak(summary.whole.bytes)} {at}, in {sized(file)}{where}"
 
 
 def _renumbered(numbers: Mapping[int, int]) -> str:

@@ -11,6 +11,8 @@ from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.vocabulary import Mark
 
 PEAK = f"ampmem/peak/{TOTAL}"
+REQUESTED = "ampmem/peak/requested"
+"""What of the peak was asked for, which the categories add up to; where the peak has the rounding of blocks, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,7 @@ def rows(summary: Summary, numbers: Mapping[int, int]) -> tuple[Row, ...]:
     for step in summary.steps:
         number = numbers.get(step.index)
         if step.finished and number is not None:
-            largest[number] = max(step, largest.get(number, step), key=lambda each: each.peak.bytes)
+            largest[number] = max(step, largest.get(number, step), key=lambda each: each.peak.said)
     found = [Row(step=number, values=_of_step(step, largest.values())) for number, step in sorted(largest.items())]
     if found:
         found[-1] = replace(found[-1], values={**found[-1].values, **_of_run(summary)})
@@ -52,7 +54,9 @@ def largest_row(found: Sequence[Row]) -> Row:
 def _of_step(step: Step, steps: Collection[Step]) -> dict[str, float]:
     """Each category that any of ``steps`` has at its peak is in each row: a logger draws no lines through gaps."""
     there = [category for category in CATEGORIES if any(each.peak.categories[category] for each in steps)]
-    values: dict[str, float] = {PEAK: step.peak.bytes}
+    values: dict[str, float] = {PEAK: step.peak.said}
+    if step.peak.allocated is not None:
+        values[REQUESTED] = step.peak.bytes
     values |= {f"ampmem/peak/{category}": step.peak.categories[category] for category in there}
     if step.peak_reserved is not None:
         values["ampmem/reserved"] = step.peak_reserved

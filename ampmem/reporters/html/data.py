@@ -49,6 +49,11 @@ class StepView:
     last: int
     peak: int
     peak_bytes: int
+    """What was requested then, as the timeline draws it."""
+    said: str
+    """The peak in words, which has the rounding of blocks where there are some."""
+    rounded: bool
+    """Whether it is another number than ``peak_bytes``."""
     peak_reserved: int | None
     phase: str
     loss: str
@@ -63,6 +68,11 @@ class PeakView:
 
     position: int
     bytes: int
+    """What was requested then, as the timeline draws it."""
+    said: str
+    """The peak in words, which has the rounding of blocks where there are some."""
+    rounded: bool
+    """Whether it is another number than ``bytes``."""
     step: int
     phase: str
 

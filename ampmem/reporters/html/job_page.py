@@ -93,4 +93,4 @@ def ranks_shown(ranks: Ranks, most: int) -> tuple[int, ...]:
 
 
 def _size(rank: Rank) -> int:
-    return 0 if rank.peak is None else rank.peak.bytes
+    return 0 if rank.peak is None else rank.peak.said

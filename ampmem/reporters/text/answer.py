@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ampmem.analysis.comparison.answer import Answer, Change, Composition, Effect, Part, PeakOf, Verdict
-from ampmem.analysis.findings import Finding
 from ampmem.analysis.ops import plain_op
-from ampmem.analysis.summary import Peak
+from ampmem.analysis.summary import PLACES, Peak, PeakPlace, WholePeak
 from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.text.common.shortage import shortage
 from ampmem.reporters.text.common.words import signed, times
@@ -71,10 +70,34 @@ def wording(verdict: Verdict) -> Wording:
         )
     if verdict.answer is not None:
         said = _answered(verdict.answer)
-        return replace(said, more=(*said.more, *_failed(verdict)))
+        return replace(said, more=(*said.more, *_own_peaks(verdict), *_failed(verdict)))
     if len(verdict.compositions) == 1:
         return _of_one(verdict.compositions[0])
-    return _of_several(verdict)
+    return replace(_of_several(verdict), more=tuple(_own_peaks(verdict)))
+
+
+def _own_peaks(verdict: Verdict) -> list[str]:
+    """Which step is compared, and why, where the peak of a whole run is another one; nothing where none is."""
+    known = [
+        (label, item, item.whole)
+        for label, item in zip(verdict.labels, verdict.compositions, strict=True)
+        if item is not None and item.whole is not None
+    ]
+    if all(whole.bytes == item.peak.said for _, item, whole in known):
+        return []
+    steps = {item.step for _, item, _ in known}
+    which = "the last step of each"
+    if len(steps) == 1:
+        which = f"step {steps.pop()} of each, as a comparison needs one common step"
+    own = [f"{label} {format_peak(whole.bytes)} {place_of(whole)}" for label, _, whole in known[:_LABELS]]
+    if len(known) > _LABELS:
+        own.append(f"{len(known) - _LABELS} more")
+    return [f"Compared is {which}; the peak of each whole run: {', '.join(own)}."]
+
+
+def place_of(whole: WholePeak) -> str:
+    """Where in a run its peak is: ``in step 2``, ``after the last step``."""
+    return f"in step {whole.step}" if whole.where is PeakPlace.STEP else PLACES[whole.where]
 
 
 def _failed(verdict: Verdict) -> list[str]:
@@ -235,7 +258,7 @@ def _cache(answer: Answer) -> list[str]:
     other = answer.without_cache
     if other is None:
         return []
-    difference = other.bytes - answer.mixed.bytes
+    difference = other.said - answer.mixed.said
     if not difference:
         return [f"Without autocast's cache of weights ({other.label}) the peak is the same."]
     size = f"{format_bytes(abs(difference))} {'higher' if difference > 0 else 'lower'}"
@@ -249,12 +272,12 @@ def _of_one(found: Composition | None) -> Wording:
     if found.short:
         headline = f"Out of memory at {size}"
     else:
-        peak = "peak of the recorded steps" if found.outside is not None or found.part else "peak"
+        peak = "peak of the recorded steps" if found.of_steps else "peak"
         until = f"Until the script failed, the {peak}" if found.failed else f"The {peak}"
         headline = f"{until} is {size}{_of_it(found.peak)}, {when(found.peak, found.step)}"
     why = _made_of(found.parts, found.peak.bytes)
     more = () if found.short is None else shortage(found.short)
-    return Wording(headline=headline, why=why, more=(*more, *_outside(found), *_help(found.saving)))
+    return Wording(headline=headline, why=why, more=(*more, *_outside(found), *_help(found)))
 
 
 def _of_it(peak: PeakOf) -> str:
@@ -278,6 +301,11 @@ def _outside(found: Composition) -> Iterator[str]:
             f"The most of the whole recording is {size}, {where}, {when(found.outside)} ({parts}); the tables are of "
             "the steps."
         )
+    if found.whole is not None and found.whole.where is PeakPlace.NOT_RECORDED:
+        yield (
+            f"The peak of the whole run is {format_peak(found.whole.bytes)}, {place_of(found.whole)}; the tables and "
+            "the findings are of the steps (--steps records more)."
+        )
 
 
 def made_of(parts: Sequence[tuple[Category, int]], whole: int) -> str:
@@ -295,11 +323,13 @@ def made_of(parts: Sequence[tuple[Category, int]], whole: int) -> str:
     return ", ".join([*words, *([f"{share(sum(size for _, size in rest), whole)} all else"] if rest else [])])
 
 
-def _help(saving: Finding | None) -> tuple[str, ...]:
+def _help(found: Composition) -> tuple[str, ...]:
+    saving = found.saving
     if saving is None or not saving.saved:
         return ()
+    steps = " in the recorded steps" if found.of_steps else ""
     where = "" if saving.off_peak else " of reserved memory" if saving.off_reserved else " at the failure"
-    return (f"Largest saving found, {format_bytes(saving.saved)}{where}: {saving.change} ({saving.code}).",)
+    return (f"Largest saving found{steps}, {format_bytes(saving.saved)}{where}: {saving.change} ({saving.code}).",)
 
 
 def _of_several(verdict: Verdict) -> Wording:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ampmem.analysis.budgets.budget import GROWTH
-from ampmem.analysis.budgets.check import TRIALS_NOT_JUDGED, Broken, CheckResult, Judged, Limit
+from ampmem.analysis.budgets.budget import ALLOCATED, DEVICE, GROWTH, PEAK, RESERVED
+from ampmem.analysis.budgets.check import PEAK_IS, TRIALS_NOT_JUDGED, Broken, CheckResult, Judged, Limit
 from ampmem.analysis.budgets.grown import AT_PEAK
 from ampmem.analysis.difference.changes import GroupChange, changes_between
 from ampmem.analysis.difference.conditions import Condition
@@ -17,7 +17,7 @@ from ampmem.reporters.text.common.layout import PLAIN, Layout, number, table, ta
 from ampmem.reporters.text.common.plain_text import ABSENT, shorten, wrapped
 from ampmem.reporters.text.common.words import signed
 from ampmem.reporters.text.difference import changes_table, elsewhere, what
-from ampmem.units import format_apart, format_bytes, format_count
+from ampmem.units import format_apart, format_bytes, format_count, format_peak, peaks_apart
 
 CHANGES = 5
 """How many rows are shown of a limit that is broken."""
@@ -68,19 +68,25 @@ def answer(result: CheckResult) -> str:
 
 def over(result: CheckResult, broken: Broken) -> str:
     """``peak 12.0 GiB, 2.0 GiB over its budget of 10.0 GiB``, or ``reserved may be up to 1.2 GiB …``."""
-    there, limit = format_apart(broken.after, broken.limit)
+    apart = _apart(broken.key)
+    there, limit = apart(broken.after, broken.limit)
     step = " in each step" if broken.key == GROWTH else ""
     if broken.limit_of is Limit.BUDGET:
         if broken.least is not None and broken.least <= broken.limit:
-            return f"{broken.key} may be up to {there} ({format_bytes(broken.least)} at least); its budget is {limit}"
+            return f"{broken.key} may be up to {there} ({format_peak(broken.least)} at least); its budget is {limit}"
         excess = format_bytes(broken.after - broken.limit)
         return f"{broken.key} {there}{step}, {excess} over its budget of {limit}"
     assert broken.before is not None and result.baseline is not None
-    there, before = format_apart(broken.after, broken.before)
+    there, before = apart(broken.after, broken.before)
     more = format_bytes(broken.after - broken.before)
     spare = broken.limit - broken.before
     allowed = f", of which {format_bytes(spare)} are allowed ({result.baseline.allow})" if spare else ""
     return f"{broken.key} {there}, {more} more than the {before} of {result.baseline.label}{allowed}"
+
+
+def _apart(key: str) -> Callable[[int, int], tuple[str, str]]:
+    """How two sizes of ``key`` are written: the allocator's peaks with as many decimals as everywhere."""
+    return peaks_apart if key in (PEAK, ALLOCATED, RESERVED, DEVICE) else format_apart
 
 
 def remarks(result: CheckResult) -> Iterator[str]:
@@ -97,6 +103,7 @@ def remarks(result: CheckResult) -> Iterator[str]:
             yield "note: one of the two is a summary: what grew is told by category and module, and not by line"
     if TRIALS_NOT_JUDGED in result.notes:
         yield f"note: {TRIALS_NOT_JUDGED}"
+    yield from (f"note: {note}" for note in result.notes if note.startswith(PEAK_IS))
     for note in result.notes:
         if is_warning(note):
             yield f"warning: {said_in(note)}"
@@ -107,9 +114,10 @@ def _kept(result: CheckResult) -> str:
     said = []
     if budgets:
         closest = max(budgets, key=lambda each: Fraction(each.after or 0, each.limit) if each.limit else 0)
-        there, limit = format_apart(closest.after or 0, closest.limit)
+        there, limit = _apart(closest.key)(closest.after or 0, closest.limit)
         many = f"{format_count(len(budgets))} budgets, the closest is " if len(budgets) > 1 else ""
-        said.append(f"{many}{closest.key}, {there} of {limit}")
+        least = "" if closest.least is None else f" at most ({format_peak(closest.least)} at least)"
+        said.append(f"{many}{closest.key}, {there} of {limit}{least}")
     if result.baseline is not None:
         said.append(_as_in(result, result.baseline.label))
     return "; ".join(said) or "nothing is limited"
@@ -151,8 +159,8 @@ def limit_row(judged: Judged) -> list[str]:
     """What is limited, by what, the limit, what there is, and what came of it."""
     of = str(judged.limit_of)
     if judged.after is None:
-        return [judged.key, of, format_bytes(judged.limit), ABSENT, "not judged"]
-    there, limit = format_apart(judged.after, judged.limit)
+        return [judged.key, of, _apart(judged.key)(judged.limit, judged.limit)[0], ABSENT, "not judged"]
+    there, limit = _apart(judged.key)(judged.after, judged.limit)
     step = " a step" if judged.key == GROWTH else ""
     if not judged.kept:
         broken = "MAY BE BROKEN, by up to" if judged.least is not None and judged.least <= judged.limit else "BROKEN by"
@@ -163,7 +171,8 @@ def limit_row(judged: Judged) -> list[str]:
             f"{there}{step}",
             f"{broken} {format_bytes(judged.after - judged.limit)}",
         ]
-    return [judged.key, of, f"{limit}{step}", f"{there}{step}", "kept"]
+    kept = "kept" if judged.least is None else f"kept, {format_peak(judged.least)} at least"
+    return [judged.key, of, f"{limit}{step}", f"{there}{step}", kept]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

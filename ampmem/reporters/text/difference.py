@@ -13,12 +13,12 @@ from ampmem.analysis.difference.renames import Renamed
 from ampmem.analysis.ops import plain_op
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.names import shape_text
-from ampmem.reporters.text.answer import in_phase, listed, name
+from ampmem.reporters.text.answer import capital, in_phase, listed, name
 from ampmem.reporters.text.common.layout import Layout, number, table, table_lines, words
 from ampmem.reporters.text.common.plain_text import ABSENT, shorten, wrapped
 from ampmem.reporters.text.common.plain_text import columns as columns_of
 from ampmem.reporters.text.common.words import signed
-from ampmem.units import format_apart, format_bytes, format_count
+from ampmem.units import format_apart, format_bytes, format_count, format_peak, peaks_apart
 
 CHANGES = 10
 """How many are shown unless more are asked for."""
@@ -46,9 +46,11 @@ def render_difference(found: Difference, layout: Layout, *, most: int | None = C
 def headline(found: Difference) -> str:
     """The answer in one sentence."""
     what = "peak" if found.category is None else f"most bytes of {name(found.category)}"
-    before, after = format_apart(found.before, found.after)
+    before, after = (peaks_apart if found.category is None else format_apart)(*found.peaks)
     if not found.changes:
         same = "" if found.without_groups else ", and of the same allocations"
+        if found.grown:
+            return f"The {what} goes from {before} to {after} by the rounding of blocks alone{same}."
         return f"No difference: the {what} is {before} in both{same}."
     if not found.grown:
         added = sum(change.grown for change in found.changes if change.grown > 0)
@@ -64,16 +66,18 @@ def _parts(found: Difference) -> str:
     """
     if found.category is not None:
         return ""
-    sizes = sorted(_differences(found).items(), key=lambda each: -abs(each[1]))
+    parts = [(name(category), size) for category, size in _differences(found).items()]
+    parts += [("rounding of blocks", found.rounding)] if found.rounding else []
+    sizes = sorted(parts, key=lambda each: -abs(each[1]))
     if len(sizes) == 1:
-        return f" of {name(sizes[0][0])}"
+        return f" of {sizes[0][0]}"
     least = _SHARE * abs(sizes[0][1]) if sizes else 0
-    notable = [(category, size) for category, size in sizes if abs(size) >= least]
+    notable = [(part, size) for part, size in sizes if abs(size) >= least]
     shown = notable if len(notable) == _PARTS + 1 else notable[:_PARTS]
     rest = sum(size for _, size in sizes[len(shown) :])
     if len(shown) == 1 and abs(rest) < least:
-        return f", nearly all of it {name(shown[0][0])}"
-    words = [f"{name(category)} {signed(size)}" for category, size in shown]
+        return f", nearly all of it {shown[0][0]}"
+    words = [f"{part} {signed(size)}" for part, size in shown]
     return f": {', '.join([*words, *([f'all else {signed(rest)}'] if abs(rest) >= least and rest else [])])}"
 
 
@@ -96,6 +100,8 @@ def remarks(found: Difference) -> Iterator[str]:
         )
     if found.renamed:
         yield renamed_in_words(found.renamed)
+    if found.elsewhere_in_run:
+        yield f"{capital(listed(found.elsewhere_in_run))}; compared are the peaks of the recorded steps."
     if found.changes and found.elsewhere and found.moment_before is not None and found.moment_after is not None:
         what = "peak" if found.category is None else "most"
         yield elsewhere(what, found.moment_before, found.moment_after)
@@ -132,12 +138,16 @@ def _categories(found: Difference, layout: Layout) -> str:
     )
     rows = [[str(each), *_sizes(before[each], after[each])] for each in shown]
     rows.append(["total", *_sizes(found.before, found.after)])
+    if found.peaks != (found.before, found.after):
+        (before_peak, after_peak) = found.peaks
+        rows.append(["rounding", *_sizes(before_peak - found.before, after_peak - found.after)])
+        rows.append(["allocated", *_sizes(before_peak, after_peak)])
     columns = [words("at the peak"), number("before"), number("after"), number("change")]
-    return table(columns, rows, layout, strong=("total",))
+    return table(columns, rows, layout, strong=("total", "allocated"))
 
 
 def _sizes(before: int, after: int) -> list[str]:
-    return [format_bytes(before), format_bytes(after), signed(after - before) if before != after else ABSENT]
+    return [format_peak(before), format_peak(after), signed(after - before) if before != after else ABSENT]
 
 
 def _changes(found: Difference, layout: Layout, most: int | None) -> str:
@@ -230,7 +240,12 @@ def foot(found: Difference) -> str:
     """That all adds up."""
     count = len(found.changes)
     changes = f"The {format_count(count)} change{'' if count == 1 else 's'} add{'s' if count == 1 else ''} up to"
-    return f"{changes} {signed(found.grown)}, residual {format_bytes(found.residual)}." if count else ""
+    rounding = f" without rounding, which makes {signed(found.rounding)}," if found.rounding else ","
+    return (
+        f"{changes} {signed(found.after - found.before)}{rounding} residual {format_bytes(found.residual)}."
+        if count
+        else ""
+    )
 
 
 def renamed_in_words(renamed: Sequence[Renamed]) -> str:

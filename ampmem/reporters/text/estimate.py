@@ -27,15 +27,16 @@ _NAME = 20
 _TOTALS = {_SUMS[key] for key in ("allocated", "reserved", "total")}
 
 
-def headline(prediction: Prediction, gpu: str, *, failure: str = "") -> str:
+def headline(prediction: Prediction, gpu: str, *, failure: str = "", place: str = "") -> str:
     """One line: the peaks, and whether they fit.
 
-    ``failure`` is what request failed. A run that failed for another reason neither fits nor not.
+    ``failure`` is what request failed. A run that failed for another reason neither fits nor not. ``place`` says where
+    in the run the peak of allocated memory is, where that is known.
     """
     low = (prediction.at_peak_allocated.allocated, prediction.least_reserved)
     high = (prediction.most_allocated, prediction.most_reserved)
     allocated, taken = (between(*ends, format_peak) for ends in zip(low, high, strict=True))
-    peaks = f"{gpu} (simulated): peak {allocated} allocated, {taken} reserved"
+    peaks = f"{gpu} (simulated): peak {allocated} allocated{f' {place}' * bool(place)}, {taken} reserved"
     if prediction.fit is Fit.DOES_NOT_FIT and prediction.margin is None:
         # The peaks until then may be those of another instant.
         return f"{gpu} (simulated): it does not fit: {failure or 'out of memory'}"
@@ -98,7 +99,7 @@ def _bounds(prediction: Prediction) -> Iterator[str]:
         for what, size in prediction.highest.bounds.items():
             yield f"up to: {what} are not known; with the most that is assumed for them, {format_bytes(size)} at once"
         if prediction.highest.least_reserved is not None and prediction.highest.likely_reserved is not None:
-            likely, least = map(format_bytes, (prediction.highest.likely_reserved, prediction.highest.least_reserved))
+            likely, least = map(format_peak, (prediction.highest.likely_reserved, prediction.highest.least_reserved))
             yield (
                 f"reserved: {likely} is likely, and {least} the least: workspaces come and go between the tensors, and "
                 "how much stays cached after them depends on sizes that only cuDNN knows; the column is without them"
@@ -111,13 +112,13 @@ def sentences(prediction: Prediction | None) -> Iterator[str]:
         return
     instants = {"allocated": prediction.at_peak_allocated, "reserved": prediction.at_peak_reserved}
     for layer, terms in instants.items():
-        parts = [f"{name} {format_bytes(size)}" for name, (size,) in _rows([terms]) if size and name not in _TOTALS]
-        yield f"predicted at the peak of what is {layer}: {' + '.join(parts)} = {format_bytes(terms.total)} in all"
+        parts = [f"{name} {format_peak(size)}" for name, (size,) in _rows([terms]) if size and name not in _TOTALS]
+        yield f"predicted at the peak of what is {layer}: {' + '.join(parts)} = {format_peak(terms.total)} in all"
     if prediction.highest is not None:
         highest = prediction.highest
         yield (
-            f"predicted at most: {format_bytes(highest.allocated)} allocated, {format_bytes(highest.reserved)} "
-            f"reserved, {format_bytes(highest.outside)} outside, {format_bytes(highest.total)} in all"
+            f"predicted at most: {format_peak(highest.allocated)} allocated, {format_peak(highest.reserved)} "
+            f"reserved, {format_peak(highest.outside)} outside, {format_peak(highest.total)} in all"
         )
     yield f"whether it fits is not known: this is {prediction.stopped}" if prediction.stopped else verdict(prediction)
     yield from _bounds(prediction)
@@ -131,14 +132,24 @@ def other_notes(prediction: Prediction | None, notes: Sequence[str]) -> list[str
 
 def _table(prediction: Prediction, layout: Layout) -> str:
     instants = [prediction.at_peak_allocated, prediction.at_peak_reserved]
-    rows = [[name, *(format_bytes(size) for size in sizes)] for name, sizes in _rows(instants)]
+    rows = [[name, *map(format_peak, sizes)] for name, sizes in _rows(instants)]
     columns = [words("", least=_NAME), number("at peak\nallocated"), number("at peak\nreserved")]
-    if prediction.highest is not None:
+    highest = prediction.highest
+    if highest is not None and highest.least_reserved is not None:
+        columns.append(number("at least"))
+        least = {
+            "allocated": prediction.at_peak_allocated.allocated,
+            "reserved": prediction.least_reserved,
+            "outside": prediction.at_peak_reserved.outside,
+            "total": prediction.least_total,
+        }
+        shown = {_SUMS[key]: format_peak(size) for key, size in least.items()}
+        rows = [[*row, shown.get(row[0], "")] for row in rows]
+    if highest is not None:
         columns.append(number("up to"))
-        highest = prediction.highest
         sums = ("allocated", "reserved", "outside", "total")
         most = {key: getattr(highest, key) for key in sums}
-        named = {_SUMS.get(key, key): format_bytes(size) for key, size in {**highest.bounds, **most}.items()}
+        named = {_SUMS.get(key, key): format_peak(size) for key, size in {**highest.bounds, **most}.items()}
         rows = [[*row, named.get(row[0], "")] for row in rows]
     return table(columns, rows, layout, strong=_TOTALS)
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from ampmem.analysis.comparison.answer import verdict_of_one
 from ampmem.analysis.findings.remedies import told_elsewhere
-from ampmem.analysis.summary import Step, Summary
+from ampmem.analysis.summary import PeakPlace, Step, Summary
 from ampmem.names import RAN_ON_PREDICTED
 from ampmem.reporters.base import Report
+from ampmem.reporters.text.answer import place_of
 from ampmem.reporters.text.common.layout import PLAIN, Layout
 from ampmem.reporters.text.common.plain_text import wrapped
 from ampmem.reporters.text.common.shortage import why_it_does_not_fit
@@ -101,7 +102,8 @@ def _answer(summary: Summary, layout: Layout) -> str:
     lines, ended = verdict_lines(verdict_of_one(summary), layout), summary.ended_by
     if summary.prediction is not None:
         failure = "" if ended is None else why_it_does_not_fit(ended)
-        said = headline(summary.prediction, summary.device.name, failure=failure)
+        place = "" if ended is not None else place_of(summary.whole)
+        said = headline(summary.prediction, summary.device.name, failure=failure, place=place)
         whole = "The whole run: " if RAN_ON_PREDICTED in summary.notes else ""
         lines += wrapped(f"{whole}{said}", layout.width, indent="")
     return "\n".join(lines)
@@ -109,9 +111,12 @@ def _answer(summary: Summary, layout: Layout) -> str:
 
 def _findings(summary: Summary, details: frozenset[Detail], layout: Layout) -> str:
     """The findings; what to change is said once, with the failed request, unless what shows it is asked for."""
+    title = "findings"
+    if summary.ended_by is None and summary.whole.where is not PeakPlace.STEP:
+        title += " of the recorded steps, in which the run's peak is not"
     if Detail.EVIDENCE in details:
-        return render_findings(summary.findings, layout, evidence=True)
-    return render_findings(told_elsewhere(summary.out_of_memory, summary.findings), layout)
+        return render_findings(summary.findings, layout, evidence=True, title=title)
+    return render_findings(told_elsewhere(summary.out_of_memory, summary.findings), layout, title=title)
 
 
 def _chosen(summary: Summary, details: frozenset[Detail], all_steps: bool, layout: Layout) -> Iterator[str]:

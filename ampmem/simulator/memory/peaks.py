@@ -24,6 +24,8 @@ that later tensors use; one that does not adds a segment. Which it is depends on
 _TWO_WORKSPACES = 260 * MIB
 """So much may be above it however little the run reserves: some engines ask for 128 MiB and a little more, by pass
 (up to 130 MiB in a snapshot of ResNet-50), so the larger workspace finds no room in the segment of the smaller one."""
+_SEGMENT_UNIT = 2 * MIB
+"""Every segment is a multiple of this, so what is reserved is one, too."""
 _TIGHT = 105
 """A run whose peak of allocated memory is so many percent below the device's is taken to fit where it did here: the
 allocator gives back what it has cached before it gives up."""
@@ -243,7 +245,9 @@ def reserved_range(highest: Highest, allocated: int, reserved: int, room: int) -
     most = max(behind + more, highest.most_allocated)
     if not highest.exceeded and max(allocated, highest.counters.allocated_peak) * _TIGHT // 100 <= room:
         most = max(min(most, room), likely)
-    return Range(least=max(allocated, likely - less), likely=likely, most=most)
+    # Memory is reserved in segments, whose sizes are whole such units.
+    least = round_up(max(allocated, likely - less), _SEGMENT_UNIT)
+    return Range(least=min(least, likely), likely=likely, most=most)
 
 
 def _allocated(terms: TermsRecord) -> int:

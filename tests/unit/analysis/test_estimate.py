@@ -182,7 +182,7 @@ def test_the_section_of_show() -> None:
     assert lines[0] == "the prediction for a GPU, 4.0 GiB"
     cells = [" ".join(line.split()) for line in lines]
     assert "scratch of aten.sum.dim_IntList 30.0 MiB 0 B" in cells
-    assert "= total, as nvidia-smi would show 3.6 GiB 3.7 GiB 3.7 GiB" in cells
+    assert "= total, as nvidia-smi would show 3.625 GiB 3.723 GiB 3.723 GiB" in cells
     assert "not modelled: what sort allocates" in cells
     assert any(line.startswith("allocated is with rounding; each column is an instant of its own") for line in cells)
     assert max(map(len, lines)) <= 100
@@ -190,14 +190,26 @@ def test_the_section_of_show() -> None:
     assert render_prediction(prediction_of(BOUNDED), "4GiB").splitlines()[0] == "the prediction for a GPU of 4.0 GiB"
 
 
+def test_the_headline_and_the_table_have_the_same_ends_of_the_range() -> None:
+    """What is reserved is a range where workspaces come and go: the least of it is in the table, too."""
+    prediction = prediction_of(replace(BOUNDED, least_reserved=3150 * MIB, likely_reserved=3200 * MIB))
+    assert "peak 3.027 GiB allocated, 3.076 GiB to 3.223 GiB reserved of 4.0 GiB" in headline(prediction, "a GPU")
+    assert "peak 3.027 GiB allocated in step 2, " in headline(prediction, "a GPU", place="in step 2")
+    cells = [" ".join(line.split()) for line in render_prediction(prediction, "a GPU").splitlines()]
+    assert "allocated reserved at least up to" in cells
+    assert "= reserved 3.125 GiB 3.223 GiB 3.076 GiB 3.223 GiB" in cells
+
+
 def test_sentences_say_the_same() -> None:
     told = list(sentences(prediction_of(BOUNDED)))
     assert told[0] == (
-        "predicted at the peak of what is allocated: tensors 2.9 GiB + workspaces of cuBLAS 64.0 MiB + "
+        "predicted at the peak of what is allocated: tensors 2.930 GiB + workspaces of cuBLAS 64.0 MiB + "
         "scratch of aten.sum.dim_IntList 30.0 MiB + rounding 6.0 MiB + cached 100.0 MiB + "
-        "outside (assumed) 512.0 MiB = 3.6 GiB in all"
+        "outside (assumed) 512.0 MiB = 3.625 GiB in all"
     )
-    assert told[2] == "predicted at most: 3.0 GiB allocated, 3.2 GiB reserved, 512.0 MiB outside, 3.7 GiB in all"
+    assert told[2] == (
+        "predicted at most: 3.027 GiB allocated, 3.223 GiB reserved, 512.0 MiB outside, 3.723 GiB in all"
+    )
     assert list(sentences(None)) == []
     assert fit_in_short(prediction_of(RECORD)) == ("fits", "predicted: 3.7 GiB of 4.0 GiB used")
 
@@ -210,7 +222,7 @@ def test_what_libraries_keep_is_in_all_that_is_used() -> None:
     assert prediction.highest.bounds == {"NCCL's buffers": 200 * MIB}
     cells = [" ".join(line.split()) for line in render_prediction(prediction, "a GPU").splitlines()]
     assert "NCCL's buffers 4.0 MiB 4.0 MiB 200.0 MiB" in cells
-    assert "+ outside (assumed) 512.0 MiB + NCCL's buffers 4.0 MiB = 3.7 GiB in all" in list(sentences(prediction))[1]
+    assert "+ outside (assumed) 512.0 MiB + NCCL's buffers 4.0 MiB = 3.727 GiB in all" in list(sentences(prediction))[1]
     assert fit_in_short(prediction) == ("fits", "predicted: 3.7 GiB to 3.9 GiB of 4.0 GiB used")
 
 

@@ -6,15 +6,25 @@ from typing import Any
 
 import jsonschema
 import pytest
-from build import ARM, RUN, Story, small_run
+from build import ARM, FP32, RUN, Story, small_run
 
 from ampmem.analysis.analyse import analyse
+from ampmem.analysis.budgets.budget import budgets_of
+from ampmem.analysis.budgets.check import Limit, check
+from ampmem.analysis.budgets.run import run_of
+from ampmem.analysis.comparison.compare import compare, distinct, entry_of
+from ampmem.analysis.difference.difference import difference
+from ampmem.analysis.difference.reading import side_of
 from ampmem.analysis.static_model.static_model import COMPONENTS
-from ampmem.analysis.summary import Summary, summarize, summary_of, summary_schema
+from ampmem.analysis.summary import PeakPlace, Summary, summarize, summary_of, summary_schema
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.errors import NothingRecorded, RecordingError
-from ampmem.events import OTHER_THREADS, Fact, Phase, Recording
+from ampmem.events import OTHER_THREADS, Fact, Phase, PredictionRecord, Recording, TermsRecord
+from ampmem.reporters.text.check import render_check
+from ampmem.reporters.text.common.layout import PLAIN
+from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.details import Detail
+from ampmem.reporters.text.difference import render_difference
 from ampmem.reporters.text.table import render
 from ampmem.units import format_bytes
 from ampmem.vocabulary import Communication
@@ -58,6 +68,7 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
         "plain_step_ns",
         "peak",
         "outside_steps",
+        "whole_peak",
         "most",
         "allocator",
         "caching_allocator",
@@ -176,6 +187,7 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
         "peak": second_peak | {"step": 1},
         # Each at an instant of its own: the update's scratch is the most that temporaries ever were.
         "outside_steps": None,
+        "whole_peak": {"bytes": 3112, "at_most": 3112, "requested": 3112, "where": "step", "step": 1},
         "most": fixed
         | {"cast_copies": 200, "activations": 1000, "gradients": 400, "optimizer_state": 800, "temporaries": 400},
         "allocator": {
@@ -586,4 +598,106 @@ def test_the_headline_has_the_most_of_the_whole_recording_wherever_it_is(after: 
     size = format_bytes(40_000 + left)
     assert f"The most of the whole recording is {size}, {where}, at randn (" in flat
     assert "; the tables are of the steps." in flat
+    whole = summary.whole
+    assert whole == summary.whole_peak
+    assert (whole.bytes, whole.step) == (summary.outside_steps.bytes, None)
+    assert whole.where is (PeakPlace.AFTER_STEPS if after else PeakPlace.BEFORE_STEPS)
     validate(json.loads(summary.to_json()))
+
+
+def rounded(first: int, then: int, *, small: int = 0) -> Story:
+    """Two steps with as many tensors of one byte, in blocks of 512 B, and then a large one that is freed."""
+    story = Story()
+    story.segment(0x1000, 1 << 20)
+    story.parameter(0x1000, "weight", 128)
+    for step, many in enumerate((first, then)):
+        story.begin(step)
+        story.enter(Phase.BACKWARD)
+        tensors = [0x10000 + 512 * i for i in range(many)]
+        for address in tensors:
+            story.alloc(address, 1, block=512)
+        story.free(*tensors)
+        story.alloc(0x80000, 2048 + small * step, block=2048 + 512 * small)
+        story.free(0x80000)
+        story.end()
+    return story
+
+
+def test_the_peak_is_where_the_most_is_allocated_and_all_of_it_is_of_that_instant() -> None:
+    """Five blocks of 512 B with a byte in each are more than 2048 B, though 2048 B were requested at once, too."""
+    summary = summarize(rounded(5, 1).recording())
+    first, second = (step.peak for step in summary.steps)
+    assert (first.bytes, first.allocated) == (512 + 5, 512 + 5 * 512)
+    assert (second.bytes, second.allocated) == (512 + 2048, 512 + 2048)
+    assert (summary.peak.step, summary.peak.bytes, summary.peak.allocated) == (0, 517, 3072)
+    layers = summary.allocator
+    assert (layers.requested, layers.rounding, layers.allocated) == (517, 2555, 3072)
+    whole = summary.whole
+    assert (whole.bytes, whole.at_most, whole.requested, whole.where, whole.step) == (3072, 3072, 517, "step", 0)
+
+
+def test_a_simulated_run_that_goes_on_has_the_peak_that_its_device_saw() -> None:
+    """As with ``--run-to-end``: what came after the recorded steps is in the prediction alone."""
+    terms = TermsRecord(tensors=5000, workspaces={}, scratch={}, rounding=120, cached=0)
+    later = PredictionRecord(
+        total=1 << 30,
+        outside=0,
+        outside_at_most=0,
+        allocated=terms,
+        reserved=terms,
+        highest_allocated=6144,
+        highest_reserved=6144,
+        unfilled_allocated=None,
+        unfilled_reserved=None,
+        bounds={"workspaces": 1024},
+        unmodelled=(),
+        ran_out=False,
+        libraries={},
+        libraries_at_most={},
+        least_reserved=None,
+        likely_reserved=None,
+    )
+    summary = summarize(replace(rounded(5, 1).recording(), prediction=later))
+    assert (summary.peak.step, summary.peak.said) == (0, 3072)
+    whole = summary.whole
+    assert (whole.bytes, whole.at_most, whole.requested) == (5120, 6144, 5000)
+    assert (whole.where, whole.step) == (PeakPlace.NOT_RECORDED, None)
+    flat = " ".join(render(summary, summary.notes).split())
+    assert flat.startswith("The peak of the recorded steps is 3.0 KiB allocated, 517 B of it requested, in backward of")
+    assert "The peak of the whole run is 5.0 KiB, after the recorded steps; the tables and the findings are" in flat
+    assert "peak 5.0 KiB to 6.0 KiB allocated after the recorded steps, " in flat
+    # Every command that limits or compares a peak takes that number.
+    run = run_of(replace(rounded(5, 1).recording(), prediction=later), "run")
+    before = side_of(rounded(5, 1).recording(), "before")
+    found = check(run, budgets_of({"peak": "5.5KiB", "allocated": "5.5KiB"}), before)
+    sizes = {(each.key, each.limit_of): (each.before, each.after, each.least, each.kept) for each in found.judged}
+    assert sizes["peak", Limit.BUDGET] == (3072, 6144, 5120, False)
+    assert sizes["allocated", Limit.BUDGET][1] == 6144
+    assert sizes["peak", Limit.BASELINE] == (3072, 5120, None, False)
+    told = " ".join(render_check(found).split())
+    assert "note: the peak is that of the whole run, 5.0 KiB after the recorded steps; that of the recorded" in told
+    changed = difference(before, side_of(replace(rounded(5, 1).recording(), prediction=later), "after"))
+    assert (changed.before, changed.after, changed.peaks) == (517, 517, (3072, 3072))
+    assert changed.elsewhere_in_run == ("the peak of the whole run of after is 5.0 KiB, after the recorded steps",)
+
+
+def test_a_difference_is_that_of_the_peaks_with_the_rounding_of_blocks() -> None:
+    found = difference(side_of(rounded(5, 1).recording(), "before"), side_of(rounded(7, 1).recording(), "after"))
+    assert (found.peaks, found.grown, found.rounding) == ((3072, 4096), 1024, 1022)
+    assert found.residual == 0 and sum(change.grown for change in found.changes) == 2
+    told = render_difference(found, PLAIN)
+    assert told.startswith("The peak grew from 3.0 KiB to 4.0 KiB, +1.0 KiB, nearly all of it rounding of blocks.")
+    assert "allocated    3.0 KiB  4.0 KiB  +1.0 KiB" in told
+
+
+def test_recordings_side_by_side_name_the_step_and_their_own_peaks() -> None:
+    """The last common step is compared, and the first of one of them needed more."""
+    entries = distinct([entry_of(rounded(*many).recording(arm=FP32)) for many in ((9, 1), (5, 5))], ["a", "b"])
+    comparison = compare(entries)
+    assert comparison.peaks == (2560, 3072)
+    told = render_comparison(comparison)
+    assert told.startswith("Peaks: fp32 a 2.5 KiB, fp32 b 3.0 KiB.")
+    own = "the peak of each whole run: fp32 a 5.0 KiB in step 0, fp32 b 3.0 KiB in step 1."
+    assert f"Compared is step 1 of each, as a comparison needs one common step; {own}" in " ".join(told.split())
+    rows = [line.split("  ")[0] for line in told.splitlines()]
+    assert "peak of step 1" in rows and "peak of the whole run" in rows

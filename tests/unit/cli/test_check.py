@@ -113,11 +113,11 @@ def test_the_budgets_of_a_recording_are_those_of_its_script(tmp_path: Path) -> N
         (tmp_path / folder / "pyproject.toml").write_text(f'[tool.ampmem.budgets]\npeak = "{peak}"\n')
     here = tmp_path / "here"
     for script, limit in (
-        ("train.py", "1.0 GiB"),
+        ("train.py", "1.000 GiB"),
         ("../there/train.py", "1.0 MiB"),
         (str(tmp_path / "there" / "train.py"), "1.0 MiB"),
-        ("/not/there/train.py", "1.0 GiB"),
-        ("-m there.train", "1.0 GiB"),
+        ("/not/there/train.py", "1.000 GiB"),
+        ("-m there.train", "1.000 GiB"),
     ):
         (here / "run.ampmem").unlink(missing_ok=True)
         write(here / "run.ampmem", replace(run(), run=replace(RUN, script=script)))

@@ -231,13 +231,25 @@ def test_what_is_assumed_makes_a_range() -> None:
     assert found.highest_reserved == (120 + 20) * MIB
     simulated.assume_scratch("workspaces", 110 * MIB, "backward")
     found = simulated.prediction()
-    assert found.least_reserved == 120 * MIB - 120 * MIB * 17 // 100
+    assert found.least_reserved == 100 * MIB  # 17 % below, 99.6 MiB, in segments of 2 MiB
     assert found.highest_reserved == (120 + 20 + 110) * MIB
     simulated.assume_scratch("workspaces", 1000 * MIB, "another forward")
     assert simulated.prediction().highest_reserved == 1000 * MIB  # allocated at once
     held(simulated, 2000)
     found = simulated.prediction()
     assert (found.likely_reserved, found.highest_reserved) == (2120 * MIB, 2120 * MIB * 122 // 100)
+
+
+def test_the_least_that_is_reserved_is_a_whole_number_of_segments() -> None:
+    """A small tensor and a large one: 64 MiB and 512 B are allocated, and no allocator reserves so much."""
+    simulated = device()
+    kept = [torch.empty(64 * MIB, dtype=torch.uint8, device="meta"), torch.empty(1, dtype=torch.uint8, device="meta")]
+    for tensor in kept:
+        simulated.born(tensor.untyped_storage())
+    simulated.assume_scratch("workspaces", 200 * MIB)
+    found = simulated.prediction()
+    assert summed(found.allocated) == 64 * MIB + 512
+    assert (found.least_reserved, found.likely_reserved) == (66 * MIB, 66 * MIB)
 
 
 def test_a_device_that_lags_has_no_say_in_the_least_and_the_likely() -> None:

@@ -28,13 +28,13 @@ from ampmem.reporters.text.ranks.render import absences, doubts
 from ampmem.reporters.text.ranks.verdict import ranks_wording
 from ampmem.reporters.text.sections.findings import change_of
 from ampmem.reporters.text.warnings import warnings
-from ampmem.units import format_bytes
+from ampmem.units import format_bytes, format_peak
 from ampmem.vocabulary import AUTOCAST_ARMS, Mark
 
 MOST_RANKS = 16
 """So many ranks have a row of their own."""
 
-_TOTAL = "Total"
+_TOTAL, _ALLOCATED = "Total", "Allocated, the peak"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,9 @@ def comparison_card(comparison: Comparison) -> Card:
     """The verdict, and the categories of each at the peak of the step that is compared."""
     peak, entries = comparison.instant(Mark.PEAK), comparison.entries
     steps = {step for step in comparison.steps if step is not None}
-    totals = Row(label=_TOTAL, cells=tuple(_size(total) for total in peak.total), sum=True)
+    totals = [Row(label=_TOTAL, cells=tuple(_peak_size(total) for total in peak.total), sum=True)]
+    if comparison.peaks != peak.total:
+        totals.append(Row(label=_ALLOCATED, cells=tuple(_peak_size(size) for size in comparison.peaks), sum=True))
     beside = [] if comparison.baseline is None else [_differences(comparison)]
     return Card(
         headline=wording(verdict_of(comparison)).text,
@@ -136,7 +138,7 @@ def comparison_card(comparison: Comparison) -> Card:
         facts=("ampmem", *dict.fromkeys(entry.script for entry in entries if entry.script)),
         caption=f"{AT_MARK[Mark.PEAK]}, {f'step {steps.pop()}' if len(steps) == 1 else 'the last step of each'}",
         columns=[entry.label for entry in entries],
-        rows=[*_by_category(peak.live), totals, *beside],
+        rows=[*_by_category(peak.live), *totals, *beside],
         remarks=[Remark(lead="note", text=remark) for remark in comparison.remarks],
     )
 
@@ -158,7 +160,15 @@ def ranks_card(ranks: Ranks) -> Card:
     shown = largest[:MOST_RANKS]
     live = [None if rank.peak is None else rank.peak.categories for rank in shown]
     left_out = len(largest) - len(shown)
-    totals = Row(label=_TOTAL, cells=tuple(format_bytes(_peak(rank)) for rank in shown), sum=True)
+    totals = [
+        Row(
+            label=_TOTAL,
+            cells=tuple(format_peak(sum(rank.peak.categories.values())) for rank in shown if rank.peak),
+            sum=True,
+        )
+    ]
+    if any(rank.peak is not None and rank.peak.allocated is not None for rank in shown):
+        totals.append(Row(label=_ALLOCATED, cells=tuple(format_peak(_peak(rank)) for rank in shown), sum=True))
     return Card(
         headline=ranks_wording(ranks).text,
         alarms=[*doubts(ranks), *absences(ranks)],
@@ -171,13 +181,13 @@ def ranks_card(ranks: Ranks) -> Card:
         ),
         caption=f"each rank at its own peak of {'its last step' if ranks.step is None else f'step {ranks.step}'}",
         columns=[f"rank {rank.rank}" for rank in shown],
-        rows=[*_by_category(live), totals] if shown else [],
+        rows=[*_by_category(live), *totals] if shown else [],
         remarks=[Remark(text=f"{left_out} ranks with smaller peaks are not shown")] if left_out else [],
     )
 
 
 def _peak(rank: Rank) -> int:
-    return 0 if rank.peak is None else rank.peak.bytes
+    return 0 if rank.peak is None else rank.peak.said
 
 
 def _by_category(live: Sequence[Breakdown | None]) -> Iterator[Row]:
@@ -189,6 +199,10 @@ def _by_category(live: Sequence[Breakdown | None]) -> Iterator[Row]:
 
 def _size(size: int | None) -> str:
     return ABSENT if size is None else format_bytes(size)
+
+
+def _peak_size(size: int | None) -> str:
+    return ABSENT if size is None else format_peak(size)
 
 
 def _row(key: str, cells: Sequence[str]) -> Row:

@@ -68,6 +68,10 @@ class End:
     bytes: int
 
 
+REQUESTED = ", of what was requested, without the rounding of blocks"
+"""What a waterfall is of where the peaks are what an allocator had handed out."""
+
+
 def stacked(sizes: Mapping[Category, int], whole: int) -> tuple[Piece, ...]:
     """The bytes of each category one after the other, in the order in which the timeline stacks them."""
     pieces, start = [], 0

@@ -18,7 +18,7 @@ from ampmem.reporters.html.palette import label
 from ampmem.reporters.html.safety import visible
 from ampmem.reporters.html.views.bars import Paint, Piece, paint, stacked
 from ampmem.reporters.text.ranks.names import group_name, named, numbers, place
-from ampmem.units import format_bytes, format_count
+from ampmem.units import format_bytes, format_count, format_peak
 
 MAX_ROWS = 64
 """So many groups of equal ranks have a row of their own: those with the largest peaks."""
@@ -160,7 +160,7 @@ class _Table:
         if others:
             count = sum(len(alike.ranks) for _, alike in others)
             sizes = [_bytes(rank) for rank, _ in others]
-            between = f"their peaks are between {format_bytes(min(sizes))} and {format_bytes(max(sizes))}"
+            between = f"their peaks are between {format_peak(min(sizes))} and {format_peak(max(sizes))}"
             yield RankRow(label=f"{format_count(count)} more", note=between)
 
     def _details(self, alike: Alike) -> str:
@@ -180,7 +180,7 @@ class _Table:
 
     def _group(self, group: Group) -> RankRow:
         worst = self._ranks.rank(group.peak.worst)
-        least, most = format_bytes(group.peak.min), format_bytes(group.peak.max)
+        least, most = format_peak(group.peak.min), format_peak(group.peak.max)
         sizes = f"; peaks {least} to {most}" if group.peak.spread else ""
         detail = visible(f"{named(group.ranks)}{sizes}")
         return self._row(worst, visible(group_name(group)), (worst.rank,), detail)
@@ -199,7 +199,7 @@ class _Table:
     def _cells(self, rank: Rank) -> Iterable[Cell]:
         if rank.peak is None or self._ranks.peak is None:
             return
-        yield self._cell(rank.peak.bytes, self._ranks.peak)
+        yield self._cell(rank.peak.said, self._ranks.peak)
         if self._ranks.reserved is not None and rank.reserved is not None:
             yield self._cell(rank.reserved, self._ranks.reserved)
         for category, spread in self._spreads.items():
@@ -208,7 +208,7 @@ class _Table:
     def _cell(self, size: int, spread: Spread) -> Cell:
         above = size - spread.min
         return Cell(
-            text=format_bytes(size) if size else "0",
+            text=format_peak(size) if size else "0",
             title=f"{format_count(size)} bytes" + (f", {format_count(above)} above the least" if above else ""),
             shade=min(100.0, 100 * above / self._scale) if self._scale else 0.0,
             most=size == spread.max and spread.spread >= _NOTABLE * spread.max and spread.spread > SAME,
@@ -224,11 +224,11 @@ def page_of(run: str) -> str:
 
 
 def _plain(size: int) -> Cell:
-    return Cell(text=format_bytes(size) if size else "0", title=f"{format_count(size)} bytes")
+    return Cell(text=format_peak(size) if size else "0", title=f"{format_count(size)} bytes")
 
 
 def _bytes(rank: Rank) -> int:
-    return 0 if rank.peak is None else rank.peak.bytes
+    return 0 if rank.peak is None else rank.peak.said
 
 
 def _alike_in_words(alike: Alike) -> str:

@@ -8,12 +8,12 @@ from ampmem.analysis.ranks.ranks import Excess, Rank, RankPeak, Ranks
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.reporters.html.palette import label
 from ampmem.reporters.html.safety import MAX_PROSE, visible
-from ampmem.reporters.html.views.bars import Bar, End, falls, paint, stacked
+from ampmem.reporters.html.views.bars import REQUESTED, Bar, End, falls, paint, stacked
 from ampmem.reporters.html.views.verdict import VerdictView, Waterfall, unchanged
 from ampmem.reporters.text.answer import capital, in_phase
 from ampmem.reporters.text.common.words import signed
 from ampmem.reporters.text.ranks.verdict import ranks_wording
-from ampmem.units import format_apart
+from ampmem.units import peaks_apart
 
 
 def ranks_verdict_view(ranks: Ranks) -> VerdictView:
@@ -44,18 +44,18 @@ def _shown(ranks: Ranks) -> Iterable[tuple[str, Rank, RankPeak]]:
     before: list[int] = []
     for number in (worst.rank, worst.over_median.rank, worst.over_least.rank):
         rank = ranks.rank(number)
-        if rank.peak is not None and rank.peak.bytes not in before:
-            before.append(rank.peak.bytes)
+        if rank.peak is not None and rank.peak.said not in before:
+            before.append(rank.peak.said)
             yield names[number], rank, rank.peak
 
 
 def _bars(ranks: Ranks, shown: Sequence[tuple[str, Rank, RankPeak]]) -> Iterable[Bar]:
-    most = max((peak.bytes for _, _, peak in shown), default=0) or 1
+    most = max((peak.said for _, _, peak in shown), default=0) or 1
     for name, rank, peak in shown:
-        difference = peak.bytes - most
+        difference = peak.said - most
         yield Bar(
             label=f"Rank {rank.rank}, {name}" if len(shown) > 1 else f"Rank {rank.rank}",
-            value=format_apart(peak.bytes, most)[0],
+            value=peaks_apart(peak.said, most)[0],
             change=signed(difference) if difference else "",
             pieces=stacked(peak.categories, most),
         )
@@ -83,9 +83,10 @@ def _from(ranks: Ranks, excess: Excess, worst: Rank) -> Waterfall | None:
     differing = {part.category for part in excess.parts}
     same_in_both = {key: size for key, size in worst.peak.categories.items() if size and key not in differing}
     same = other.peak.phase == worst.peak.phase
+    requested = "" if worst.peak.allocated is None else REQUESTED
     return Waterfall(
         title=f"From rank {other.rank} to rank {worst.rank}",
-        when=f"both {in_phase(worst.peak.phase)}" if same else "between two instants",
+        when=(f"both {in_phase(worst.peak.phase)}" if same else "between two instants") + requested,
         rows=falls(
             End(label=f"Rank {other.rank}", bytes=other.peak.bytes),
             End(label=f"Rank {worst.rank}", bytes=worst.peak.bytes),

@@ -13,7 +13,7 @@ from ampmem.analysis.casts import Casts
 from ampmem.analysis.comparison.compare import Entry
 from ampmem.analysis.findings import Finding, Section
 from ampmem.analysis.findings.remedies import told_elsewhere
-from ampmem.analysis.summary import RunPeak, Step, Summary
+from ampmem.analysis.summary import PeakPlace, RunPeak, Step, Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown, Category
 from ampmem.analysis.timeline.timeline import PHASES
 from ampmem.events import Column
@@ -37,7 +37,7 @@ from ampmem.reporters.html.stream.stream import stream_view
 from ampmem.reporters.html.views.activations import activations_view
 from ampmem.reporters.html.views.out_of_memory import out_of_memory_view
 from ampmem.reporters.html.views.static_model import static_model_view
-from ampmem.reporters.text.answer import capital
+from ampmem.reporters.text.answer import capital, place_of
 from ampmem.reporters.text.common.describe import (
     describe_allocator,
     describe_arm,
@@ -136,9 +136,14 @@ def _headlines(summary: Summary, to_baseline: Headline | None) -> Iterator[Headl
         yield from _of_failure(summary.ended_by)
         return
     peak, allocator, count = summary.peak, summary.allocator, summary.parameters.known_count
-    requested = "" if peak.allocated is None else f", {format_bytes(peak.bytes)} of it requested"
+    requested = "" if peak.allocated is None else f", {format_peak(peak.bytes)} of it requested"
     when = f"step {peak.step}, in {peak.phase}{requested}"
-    yield Headline(label="Peak", value=format_peak(peak.said), detail=when, bytes=peak.said)
+    whole = summary.whole
+    name = "Peak" if whole.where is PeakPlace.STEP else "Peak of the steps"
+    yield Headline(label=name, value=format_peak(peak.said), detail=when, bytes=peak.said)
+    if whole.where is PeakPlace.NOT_RECORDED:
+        detail = f"of the whole run, {place_of(whole)}"
+        yield Headline(label="Peak", value=format_peak(whole.bytes), detail=detail, bytes=whole.bytes)
     if (outside := summary.outside_steps) is not None:
         where = f"{'after the last' if outside.after else 'before the first'}, in {outside.phase}"
         value = format_peak(outside.said)
@@ -149,7 +154,8 @@ def _headlines(summary: Summary, to_baseline: Headline | None) -> Iterator[Headl
             detail += ", in the whole run"
         yield Headline(label="On the GPU", value=value, detail=detail, bytes=summary.prediction.margin)
     if allocator.reserved is not None:
-        yield _size("Reserved", allocator.reserved, "by the allocator, at the peak")
+        said = format_peak(allocator.reserved)
+        yield Headline(label="Reserved", value=said, detail="by the allocator, at the peak", bytes=allocator.reserved)
     if allocator.cached is not None:
         yield _size("Cached", allocator.cached, "reserved but not in use, at the peak")
     if count:
@@ -236,6 +242,8 @@ def _steps(summary: Summary, analysis: Analysis, *, timed: bool) -> Iterator[Ste
             last=timeline.position(record.end_ns),
             peak=peak,
             peak_bytes=step.peak.bytes,
+            said=format_peak(step.peak.said),
+            rounded=step.peak.said != step.peak.bytes,
             peak_reserved=step.peak_reserved,
             phase=step.peak.phase,
             loss=describe_loss(step),
@@ -249,7 +257,14 @@ def _peak(peak: RunPeak, steps: Sequence[StepView]) -> PeakView | None:
     if not peak.bytes:
         return None
     position = next(step.peak for step in steps if step.index == peak.step and step.peak_bytes == peak.bytes)
-    return PeakView(position=position, bytes=peak.bytes, step=peak.step, phase=peak.phase)
+    return PeakView(
+        position=position,
+        bytes=peak.bytes,
+        said=format_peak(peak.said),
+        rounded=peak.said != peak.bytes,
+        step=peak.step,
+        phase=peak.phase,
+    )
 
 
 def _phase_runs(phase: Column) -> tuple[tuple[int, str], ...]:

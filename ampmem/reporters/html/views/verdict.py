@@ -12,7 +12,7 @@ from ampmem.analysis.comparison.answer import Answer, Composition, Verdict
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.reporters.html.palette import label
 from ampmem.reporters.html.safety import MAX_PROSE, visible
-from ampmem.reporters.html.views.bars import Bar, End, falls, paint, stacked
+from ampmem.reporters.html.views.bars import REQUESTED, Bar, End, falls, paint, stacked
 from ampmem.reporters.text.answer import Wording, capital, listed, when, wording
 from ampmem.reporters.text.common.words import signed
 from ampmem.units import format_bytes, peaks_apart
@@ -106,10 +106,11 @@ def _legend(known: Sequence[Composition]) -> Iterable[Bar]:
 
 def _waterfall(answer: Answer) -> Waterfall:
     before, after = answer.baseline, answer.mixed
+    requested = "" if before.allocated is None else REQUESTED
     sizes, changes, alike = (before.bytes, after.bytes), answer.changes, answer.unchanged
     if answer.by_forward and answer.forward is not None:
         sizes, changes, alike = answer.forward, answer.forward_changes, answer.forward_unchanged
-        instants = "at the end of forward, an instant of both"
+        instants, requested = "at the end of forward, an instant of both", ""
     elif answer.same_phase and answer.fewer_gradients:
         instants = f"between two instants, both {when(before, where=False)}"
     elif answer.same_phase:
@@ -118,7 +119,7 @@ def _waterfall(answer: Answer) -> Waterfall:
         instants = f"between two instants: {before.label} {when(before)}, {after.label} {when(after)}"
     return Waterfall(
         title=visible(f"From {before.label} to {after.label}"),
-        when=visible(instants),
+        when=visible(f"{instants}{requested}"),
         rows=falls(
             End(label=visible(before.label), bytes=sizes[0]),
             End(label=visible(after.label), bytes=sizes[1]),

@@ -67,9 +67,13 @@ def _rows(instant: Instant) -> list[tuple[str, Callable[[Breakdown], int]]]:
 
 
 def _caption(comparison: Comparison, instant: Instant) -> str:
+    return f"{AT_MARK[instant.name]}, {_which(comparison)}"
+
+
+def _which(comparison: Comparison) -> str:
+    """The step that is compared."""
     steps = {step for step in comparison.steps if step is not None}
-    which = f"step {steps.pop()}" if len(steps) == 1 else "the last step of each"
-    return f"{AT_MARK[instant.name]}, {which}"
+    return f"step {steps.pop()}" if len(steps) == 1 else "the last step of each"
 
 
 def _header(entry: Entry) -> str:
@@ -94,23 +98,24 @@ def _per_entry(comparison: Comparison, rows: Sequence[tuple[str, Sequence[str]]]
 def render_figures(comparison: Comparison, layout: Layout) -> str:
     """Peaks, times and ratios, a row each; then the rule of thumb that the activations are held against."""
     peak = comparison.instant(Mark.PEAK)
-    whole = [None if entry.summary is None else entry.summary.peak.said for entry in comparison.entries]
+    whole = tuple(None if entry.summary is None else entry.summary.whole.bytes for entry in comparison.entries)
     predictions = [None if entry.summary is None else entry.summary.prediction for entry in comparison.entries]
-    said = _said(comparison)
-    rows: list[tuple[str, list[str]]] = [("peak", [ABSENT if size is None else format_peak(size) for size in said])]
+    said = comparison.peaks
+    name = "peak" if whole == said else f"peak of {_which(comparison)}"
+    rows: list[tuple[str, list[str]]] = [(name, list(map(_size, said)))]
 
     def add(name: str, cells: Sequence[str]) -> None:
         if any(cell != ABSENT for cell in cells):
             rows.append((name, list(cells)))
 
-    if tuple(said) != peak.total:
-        add("peak requested", list(map(_size, peak.total)))
-    add(f"peak vs {BASELINE}", list(map(signed, _differences(comparison, said))))
+    if said != peak.total:
+        add("requested of it", list(map(_size, peak.total)))
+    add(f"peak vs {BASELINE}", list(map(signed, comparison.peak_difference)))
     add("peak reserved", list(map(_size, comparison.peak_reserved)))
     for name, predicted in _PREDICTED:
         add(name, [ABSENT if prediction is None else predicted(prediction) for prediction in predictions])
     if whole != said:
-        add("peak of all steps", list(map(_size, whole)))
+        add("peak of the whole run", list(map(_size, whole)))
     add(f"activations vs {BASELINE}", list(map(times, comparison.activation_ratio)))
     if any(comparison.low_precision):
         add("activations in 16 bit", [ABSENT if each is None else share(each, 1) for each in comparison.low_precision])
@@ -148,32 +153,16 @@ _STEP_TIMES: tuple[tuple[str, Callable[[StepTime], str]], ...] = (
 
 
 _PREDICTED: tuple[tuple[str, Callable[[Prediction], str]], ...] = (
-    ("in all on the GPU", lambda prediction: format_bytes(prediction.likely_total)),
-    ("in all, up to", lambda prediction: ABSENT if prediction.highest is None else format_bytes(prediction.most_total)),
+    ("in all on the GPU", lambda prediction: format_peak(prediction.likely_total)),
+    ("in all, up to", lambda prediction: ABSENT if prediction.highest is None else format_peak(prediction.most_total)),
     ("the GPU has", lambda prediction: format_bytes(prediction.gpu_bytes)),
     ("which means that it", lambda prediction: fit_in_short(prediction)[0]),
 )
 """For simulated runs; what is outside of the allocator is in the first."""
 
 
-def _said(comparison: Comparison) -> list[int | None]:
-    """The peak of each compared step: what its allocator had handed out, where that is known."""
-    found = []
-    for index, requested in enumerate(comparison.instant(Mark.PEAK).total):
-        step = comparison.ended_step(index)
-        found.append(requested if step is None else step.peak.said)
-    return found
-
-
-def _differences(comparison: Comparison, said: Sequence[int | None]) -> list[int | None]:
-    """The peaks less that of the baseline, where the comparison has a difference."""
-    before = None if comparison.baseline is None else said[comparison.baseline]
-    known = zip(comparison.peak_difference, said, strict=True)
-    return [None if None in (difference, size, before) else (size or 0) - (before or 0) for difference, size in known]
-
-
 def _size(size: int | None) -> str:
-    return ABSENT if size is None else format_bytes(size)
+    return ABSENT if size is None else format_peak(size)
 
 
 def _break_even(batch_size: float | None) -> str:

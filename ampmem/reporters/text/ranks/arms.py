@@ -17,7 +17,7 @@ from ampmem.reporters.text.details import EVERYTHING, NOTHING, Detail
 from ampmem.reporters.text.next_steps import render_next
 from ampmem.reporters.text.ranks.names import named, numbers
 from ampmem.reporters.text.ranks.render import render_ranks
-from ampmem.units import format_bytes
+from ampmem.units import format_peak
 
 _NAME = 12
 
@@ -59,10 +59,10 @@ def heading(job: Ranks) -> str:
 
 def _peaks(jobs: Sequence[Ranks], layout: Layout) -> str:
     """The peak of each rank in each precision, ranks with the same in one row."""
-    peaks = [{rank.rank: rank.peak.bytes for rank in job.compared if rank.peak is not None} for job in jobs]
+    peaks = [{rank.rank: rank.peak.said for rank in job.compared if rank.peak is not None} for job in jobs]
     rows: dict[tuple[str, ...], list[int]] = {}
     for rank in sorted({rank for of_job in peaks for rank in of_job}):
-        cells = tuple(format_bytes(of_job[rank]) if rank in of_job else ABSENT for of_job in peaks)
+        cells = tuple(format_peak(of_job[rank]) if rank in of_job else ABSENT for of_job in peaks)
         rows.setdefault(cells, []).append(rank)
     tables = side_by_side(
         words("rank", least=_NAME, wraps=True),

@@ -9,7 +9,7 @@ from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.text.common.layout import Column, Layout, narrowest, number, table, words
 from ampmem.reporters.text.common.plain_text import wrapped
 from ampmem.reporters.text.ranks.names import numbers, place
-from ampmem.units import format_bytes
+from ampmem.units import format_peak
 
 _UNITS = (("B", 1), ("KiB", 1024), ("MiB", 1024**2), ("GiB", 1024**3), ("TiB", 1024**4))
 _NAME = 12
@@ -20,7 +20,7 @@ _NOTABLE = 0.01
 _MOST = "*"
 _WORST = " worst"
 _FEET = ("least", "median", "most", "spread")
-_REST = "all else"
+_REST, _ROUNDING = "all else", "rounding"
 
 
 def render_matrix(ranks: Ranks, layout: Layout, *, every: bool = False) -> str:
@@ -47,15 +47,15 @@ def _rows_of(ranks: Ranks, *, every: bool) -> tuple[Sequence[Alike], Sequence[Al
     """The classes that are shown, by rank, and those that are not."""
     if every or len(ranks.alike) <= _MOST_ROWS:
         return ranks.alike, ()
-    largest = sorted(ranks.alike, key=lambda each: -_peak(ranks, each).bytes)
+    largest = sorted(ranks.alike, key=lambda each: -_peak(ranks, each).said)
     kept = largest[:_MOST_ROWS]
     return [each for each in ranks.alike if each in kept], largest[_MOST_ROWS:]
 
 
 def _left_out(ranks: Ranks, those: Sequence[Alike]) -> str:
-    sizes = sorted(_peak(ranks, each).bytes for each in those)
+    sizes = sorted(_peak(ranks, each).said for each in those)
     count = sum(len(each.ranks) for each in those)
-    sizes_text = f"from {format_bytes(sizes[0])} to {format_bytes(sizes[-1])}"
+    sizes_text = f"from {format_peak(sizes[0])} to {format_peak(sizes[-1])}"
     return f"{count} more rank{'' if count == 1 else 's'}, {sizes_text}; --all shows each"
 
 
@@ -88,9 +88,13 @@ def _table(
     columns = [words("rank", least=_NAME, wraps=True)]
     columns += [words("mesh", least=_NAME, rank=1)] * places
     columns += [number("peak"), *(number(_head(each.category)) for each in own), *([number(_REST)] * rest)]
+    rounded = any(_peak(ranks, each).allocated is not None for each in ranks.alike)
+    columns += [number(_ROUNDING)] * rounded
     rows = [_row(ranks, each, own, unit, places=places, rest=rest) for each in shown]
+    rows = [[*row, *([_rounding(ranks, each, unit)] * rounded)] for row, each in zip(rows, shown, strict=True)]
     if len(ranks.alike) > 2:
-        rows += [_foot(name, [ranks.peak, *own], unit, places=places, rest=rest) for name in _FEET]
+        feet = [_foot(name, [ranks.peak, *own], unit, places=places, rest=rest) for name in _FEET]
+        rows += [[*foot, *([""] * rounded)] for foot in feet]
     return columns, rows
 
 
@@ -102,7 +106,7 @@ def _row(
     one = len(ranks.alike) == 1
     worst = _WORST if ranks.worst.rank in alike.ranks and not one else ""
     cells = [f"{numbers(alike.ranks)}{worst}", *([_place(ranks, alike)] * places)]
-    cells.append(_cell(peak.bytes, unit, ranks.peak))
+    cells.append(_cell(peak.said, unit, ranks.peak, decimals=_decimals(unit)))
     cells += [_cell(peak.categories[each.category], unit, each) for each in own]
     named: set[Category] = {each.category for each in own}
     if rest:
@@ -116,13 +120,25 @@ def _place(ranks: Ranks, alike: Alike) -> str:
 
 def _foot(name: str, spreads: Sequence[Spread], unit: int, *, places: bool, rest: bool) -> list[str]:
     field = {"least": "min", "median": "median", "most": "max", "spread": "spread"}[name]
-    cells = [_cell(getattr(each, field), unit) for each in spreads]
+    peak, *others = [getattr(each, field) for each in spreads]
+    cells = [_cell(peak, unit, decimals=_decimals(unit)), *(_cell(size, unit) for size in others)]
     return [name, *([""] * places), *cells, *([""] * rest)]
 
 
-def _cell(size: int, unit: int, of: Spread | None = None) -> str:
+def _rounding(ranks: Ranks, alike: Alike, unit: int) -> str:
+    """What of the peak is the rounding of the allocator's blocks, which is in no category."""
+    peak = _peak(ranks, alike)
+    return _cell(peak.said - peak.bytes, unit)
+
+
+def _decimals(unit: int) -> int:
+    """So many as a peak has everywhere."""
+    return 3 if unit >= dict(_UNITS)["GiB"] else 1
+
+
+def _cell(size: int, unit: int, of: Spread | None = None, *, decimals: int = 1) -> str:
     """``size`` in units, marked before it where it is the most of its column; something never reads as nothing."""
-    text = f"{size:,}" if unit == 1 or not size else f"{size / unit:,.1f}"
+    text = f"{size:,}" if unit == 1 or not size else f"{size / unit:,.{decimals}f}"
     text = "<0.1" if size and text == "0.0" else text
     marked = of is not None and size == of.max and of.spread >= _NOTABLE * of.max and of.spread > 1024
     return f"{_MOST if marked else ''}{text}"

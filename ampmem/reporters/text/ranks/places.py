@@ -11,7 +11,7 @@ from ampmem.names import layers_named, of_all_layers
 from ampmem.reporters.text.common.layout import Layout, number, table, words
 from ampmem.reporters.text.common.plain_text import ABSENT, wrapped
 from ampmem.reporters.text.ranks.names import group_name, numbers
-from ampmem.units import format_bytes, format_count
+from ampmem.units import format_count, format_peak
 
 _NAME = 12
 _MOST_ROWS = 16
@@ -61,7 +61,7 @@ def _cells(rank: Rank, peak: RankPeak) -> tuple[str, ...]:
         peak.module or ABSENT,
         plain_op(peak.op) if peak.op else ABSENT,
         _parameters(rank),
-        ABSENT if rank.reserved is None else format_bytes(rank.reserved),
+        ABSENT if rank.reserved is None else format_peak(rank.reserved),
         ABSENT if rank.batch_size is None else str(rank.batch_size),
         str(rank.finished_steps),
     )
@@ -100,7 +100,7 @@ def _groups(groups: Sequence[Group], layout: Layout) -> str:
         [
             group_name(group),
             numbers(group.ranks),
-            *map(format_bytes, (group.peak.min, group.peak.median, group.peak.max)),
+            *map(format_peak, (group.peak.min, group.peak.median, group.peak.max)),
             str(group.peak.worst),
         ]
         for group in groups

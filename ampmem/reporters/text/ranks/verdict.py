@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from ampmem.analysis.comparison.answer import NO_DIFFERENCE
 from ampmem.analysis.ranks.ranks import Alike, Circumstance, Contrast, Excess, Part, Ranks, Worst
+from ampmem.analysis.summary import PLACES, PeakPlace
 from ampmem.reporters.text.answer import Wording, capital, in_phase, listed, made_of, name, percent_of
 from ampmem.reporters.text.ranks.names import named, numbers
-from ampmem.units import format_bytes, format_close, format_count
+from ampmem.units import format_bytes, format_count, format_peak, peaks_close
 
 _DIFFERENCES = 5
 """Of what one has more or less, so many."""
@@ -55,7 +56,7 @@ def _compared(ranks: Ranks) -> Wording:
         return Wording(headline=f"No rank of {ranks.job.world_size} can be compared")
     if len(ranks.compared) == 1:
         only = f"Only rank {ranks.worst.rank} of {ranks.job.world_size} can be shown, and not compared"
-        return Wording(headline=f"{only}: its peak is {format_bytes(ranks.worst.bytes)}, {_when(ranks)}")
+        return Wording(headline=f"{only}: its peak is {format_peak(ranks.worst.bytes)}, {_when(ranks)}")
     if len(ranks.alike) == 1:
         return Wording(headline=_all_alike(ranks, ranks.worst), why=_made_of(ranks, ranks.worst))
     return _of_worst(ranks, ranks.worst, next(each for each in ranks.alike if ranks.worst.rank in each.ranks))
@@ -66,14 +67,14 @@ def _all_alike(ranks: Ranks, worst: Worst) -> str:
     every = "Both ranks" if count == 2 else f"All {count} ranks"
     who = every if count == ranks.job.world_size else f"The {count} ranks that are compared"
     same = f"the same within {format_bytes(within)}" if within else "the same"
-    return f"{who} need {same}, {format_bytes(worst.bytes)} at the peak, {_when(ranks)}"
+    return f"{who} need {same}, {format_peak(worst.bytes)} at the peak, {_when(ranks)}"
 
 
 def _made_of(ranks: Ranks, worst: Worst) -> str:
     peak = ranks.rank(worst.rank).peak
     assert peak is not None
     parts = [(category, size) for category, size in peak.categories.items() if size]
-    return made_of(sorted(parts, key=lambda part: -part[1]), worst.bytes)
+    return made_of(sorted(parts, key=lambda part: -part[1]), peak.bytes)
 
 
 def _of_worst(ranks: Ranks, worst: Worst, alike: Alike) -> Wording:
@@ -85,7 +86,7 @@ def _of_worst(ranks: Ranks, worst: Worst, alike: Alike) -> Wording:
             other += ", which needs the least"
     least = worst.bytes - excess.bytes
     if excess.bytes < NO_DIFFERENCE * worst.bytes:
-        mine, others = format_close(worst.bytes, least)
+        mine, others = peaks_close(worst.bytes, least)
         others = f"{format_bytes(excess.bytes)} less" if mine == others else others
         sizes = f"{mine} on {named(alike.ranks)} and {others} on {other}"
         headline = f"The ranks hardly differ at their peaks, {_when(ranks)}: {sizes}"
@@ -93,7 +94,7 @@ def _of_worst(ranks: Ranks, worst: Worst, alike: Alike) -> Wording:
     one = len(alike.ranks) == 1
     headline = (
         f"The worst rank{' is' if one else 's are'} {numbers(alike.ranks)} of {ranks.job.world_size} with "
-        f"{format_bytes(worst.bytes)}{'' if one else ' each'} at the peak, {_when(ranks)}"
+        f"{format_peak(worst.bytes)}{'' if one else ' each'} at the peak, {_when(ranks)}"
     )
     if least:
         headline += f", {_beyond(worst.bytes, least)} {other}"
@@ -128,7 +129,11 @@ def _parts(excess: Excess) -> str:
         shown, others = [*shown, *others], []
     words = [_more_of(part) for part in excess.parts if part in shown]
     rest = sum(part.bytes for part in others)
-    return listed([*words, *([f"{_amount(rest)} of all else"] if rest else [])])
+    words += [f"{_amount(rest)} of all else"] if rest else []
+    rounding = excess.bytes - sum(part.bytes for part in excess.parts)
+    if rounding and (not words or abs(rounding) >= least):
+        words.append(f"{_amount(rounding)} of rounding")
+    return listed(words)
 
 
 def _more_of(part: Part) -> str:
@@ -174,13 +179,18 @@ def _when(ranks: Ranks) -> str:
 
 
 def _larger(ranks: Ranks) -> Sequence[str]:
-    """The largest peak of any step, where that is another one."""
+    """The largest peak of any step, and of any run outside of its steps, where that is another one."""
     if ranks.worst is None:
         return ()
-    most = max(ranks.ranks, key=lambda rank: rank.largest.bytes)
-    if most.largest.bytes < _LARGER * ranks.worst.bytes:
-        return ()
-    return (f"In step {most.largest.step} rank {most.rank} needed more: {format_bytes(most.largest.bytes)}.",)
+    found = []
+    most = max(ranks.ranks, key=lambda rank: rank.largest.said)
+    if most.largest.said >= _LARGER * ranks.worst.bytes:
+        found.append(f"In step {most.largest.step} rank {most.rank} needed more: {format_peak(most.largest.said)}.")
+    most = max(ranks.ranks, key=lambda rank: rank.whole.bytes)
+    if most.whole.where is not PeakPlace.STEP and most.whole.bytes > max(most.largest.said, ranks.worst.bytes):
+        size = format_peak(most.whole.bytes)
+        found.append(f"{capital(PLACES[most.whole.where])} rank {most.rank} needed more: {size}, its whole run's peak.")
+    return found
 
 
 def _count(ranks: Ranks) -> Sequence[str]:

@@ -16,12 +16,16 @@ _SAID = "out-of-memory"
 """The finding that has a section of its own."""
 
 
-def render_findings(findings: Sequence[Finding], layout: Layout, *, evidence: bool = False) -> str:
-    """All of ``findings``, with what shows each where that is asked for; empty when there are none."""
-    return render_labelled([(finding, ()) for finding in findings], layout, evidence=evidence)
+def render_findings(
+    findings: Sequence[Finding], layout: Layout, *, evidence: bool = False, title: str = "findings"
+) -> str:
+    """All of ``findings`` below ``title``, with what shows each where that is asked for; empty when there are none."""
+    return render_labelled([(finding, ()) for finding in findings], layout, evidence=evidence, title=title)
 
 
-def render_labelled(found: Sequence[tuple[Finding, Sequence[str]]], layout: Layout, *, evidence: bool = False) -> str:
+def render_labelled(
+    found: Sequence[tuple[Finding, Sequence[str]]], layout: Layout, *, evidence: bool = False, title: str = "findings"
+) -> str:
     """Findings, each with the labels of the recordings that it is about, where there are several."""
     texts = [
         "\n".join(_finding(finding, labels, layout, evidence=evidence))
@@ -30,7 +34,7 @@ def render_labelled(found: Sequence[tuple[Finding, Sequence[str]]], layout: Layo
     ]
     if not texts:
         return ""
-    return "\n".join([layout.strong("findings"), "\n\n".join(texts)])
+    return "\n".join([layout.strong(title), "\n\n".join(texts)])
 
 
 def _finding(finding: Finding, labels: Sequence[str], layout: Layout, *, evidence: bool) -> list[str]:

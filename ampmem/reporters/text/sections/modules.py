@@ -14,7 +14,7 @@ from ampmem.names import layers, layers_named, of_all_layers, shape_text
 from ampmem.reporters.text.common.layout import Layout, number, table, table_lines, words
 from ampmem.reporters.text.common.plain_text import ABSENT, shorten
 from ampmem.reporters.text.common.plain_text import columns as columns_of
-from ampmem.units import format_bytes, format_count
+from ampmem.units import format_bytes, format_count, format_peak
 
 MODULES = 15
 ALLOCATIONS = 10
@@ -80,7 +80,7 @@ def render_largest(summary: Summary, layout: Layout) -> str:
     # A frame is wider than any column could be: it has a line of its own.
     for row, group in zip(body, shown, strict=True):
         lines += [*row, *_below(group[0], layout)]
-    caption = f"largest allocations at the peak (step {summary.peak.step}, {format_bytes(summary.peak.bytes)})"
+    caption = f"largest allocations at the peak (step {summary.peak.step}, {format_peak(summary.peak.said)})"
     return "\n".join([layout.heading(caption), "", *lines])
 
 

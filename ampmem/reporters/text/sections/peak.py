@@ -10,7 +10,7 @@ from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.reporters.text.common.layout import Layout, number, table, words
 from ampmem.reporters.text.common.plain_text import per_parameter
 from ampmem.reporters.text.common.words import share
-from ampmem.units import format_bytes, format_peak
+from ampmem.units import format_peak
 
 TOTAL = "total"
 _ROUNDING, ALLOCATED = "rounding", "allocated"
@@ -44,11 +44,11 @@ def render_categories(
     """
     total = sum(live.values())
     rows = [
-        [name, format_bytes(size), share(size, total), *([per_parameter(size, parameters)] if parameters else [])]
+        [name, format_peak(size), share(size, total), *([per_parameter(size, parameters)] if parameters else [])]
         for name, size in [*_sizes(live, parts), (TOTAL, total)]
     ]
     if allocated is not None:
-        rows.append([_ROUNDING, format_bytes(allocated - total), *[""] * (len(rows[0]) - 2)])
+        rows.append([_ROUNDING, format_peak(allocated - total), *[""] * (len(rows[0]) - 2)])
         rows.append([ALLOCATED, format_peak(allocated), *[""] * (len(rows[0]) - 2)])
     columns = [
         words("category", least=_NAME),

@@ -18,7 +18,7 @@ from ampmem.reporters.text.common.describe import (
 from ampmem.reporters.text.common.layout import Layout
 from ampmem.reporters.text.common.plain_text import wrapped
 from ampmem.reporters.text.static_model import judgement
-from ampmem.units import format_bytes, format_count
+from ampmem.units import format_bytes, format_count, format_peak
 
 KEY = 12
 
@@ -87,12 +87,12 @@ def render_foot(summary: Summary, notes: Sequence[str], layout: Layout, *, judge
     layers = summary.allocator
     if layers.reserved is not None:
         parts = " + ".join(
-            f"{name} {format_bytes(getattr(layers, name))}" for name in ("requested", "rounding", "cached")
+            f"{name} {format_peak(getattr(layers, name))}" for name in ("requested", "rounding", "cached")
         )
         outside = "" if layers.outside is None else f", outside {format_bytes(layers.outside)}"
         if layers.outside_process is not None:
             outside += f", of which this process {format_bytes(layers.outside_process)}"
-        text = f"allocator at the peak: {parts} = reserved {format_bytes(layers.reserved)}{outside}"
+        text = f"allocator at the peak: {parts} = reserved {format_peak(layers.reserved)}{outside}"
         lines += wrapped(text, layout.width)
     if summary.static_recipe is not None and not judged:
         lines += wrapped(f"static memory: {judgement(summary)}", layout.width)

@@ -10,7 +10,7 @@ from ampmem.names import has_times
 from ampmem.reporters.text.common.describe import describe_loss, describe_update
 from ampmem.reporters.text.common.layout import Column, Layout, number, table, words
 from ampmem.reporters.text.common.plain_text import ABSENT
-from ampmem.units import format_bytes, format_duration, format_peak
+from ampmem.units import format_duration, format_peak
 from ampmem.vocabulary import SourceKind
 
 
@@ -48,4 +48,4 @@ def _scale(step: Step) -> str:
 
 
 def _reserved(step: Step) -> str:
-    return ABSENT if step.peak_reserved is None else format_bytes(step.peak_reserved)
+    return ABSENT if step.peak_reserved is None else format_peak(step.peak_reserved)

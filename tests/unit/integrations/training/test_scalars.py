@@ -9,7 +9,7 @@ from build import ARM, FP32, Story, gpu_run, small_run
 
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.events import Phase
-from ampmem.integrations.training.scalars import PEAK, Row, largest_row, rows
+from ampmem.integrations.training.scalars import PEAK, REQUESTED, Row, largest_row, rows
 
 
 def steps_of(*sizes: int) -> Summary:
@@ -57,6 +57,10 @@ def test_reserved_is_there_where_it_is_known() -> None:
     summary = summarize(gpu_run().recording(arm=ARM))
     (row, *_) = rows(summary, {step.index: step.index for step in summary.steps})
     assert row.values["ampmem/reserved"] == summary.steps[0].peak_reserved
+    peak = summary.steps[0].peak
+    assert (row.values[PEAK], row.values[REQUESTED]) == (peak.allocated, peak.bytes)
+    assert peak.allocated is not None and peak.allocated > peak.bytes
+    assert REQUESTED not in rows(steps_of(1), {0: 0})[0].values
     assert not any("reserved" in name for row in rows(steps_of(1), {0: 0}) for name in row.values)
 
 

@@ -79,6 +79,31 @@ def test_where_the_median_is_as_bad_the_least_is_what_differs() -> None:
     assert "15 % above rank 3, which needs the least: they have 200.0 KiB more of activations." in text
 
 
+def test_the_peak_of_a_rank_is_what_its_allocator_has_handed_out() -> None:
+    """As its own file has it; what of that is the rounding of blocks has a column, so that the row adds up."""
+    runs = []
+    for run, rounding in zip(runs_of(2), (0, 1 << 20), strict=True):
+        assert run.entry is not None and run.entry.summary is not None
+        summary = run.entry.summary
+        steps = tuple(
+            replace(step, peak=replace(step.peak, allocated=step.peak.bytes + rounding)) for step in summary.steps
+        )
+        top = replace(summary.peak, allocated=summary.peak.bytes + rounding)
+        runs.append(replace(run, entry=replace(run.entry, summary=replace(summary, steps=steps, peak=top))))
+    merged = merge(runs)
+    least, most = (rank.peak for rank in merged.ranks)
+    assert least is not None and most is not None and merged.worst is not None
+    assert (least.bytes, most.said) == (most.bytes, most.bytes + (1 << 20))
+    assert (merged.worst.rank, merged.worst.bytes, merged.worst.over_least.bytes) == (1, most.said, 1 << 20)
+    assert merged.ranks[1].whole.bytes == merged.ranks[1].largest.said == most.said
+    assert said(merged) == (
+        "The worst rank is 1 of 2 with 2.5 MiB at the peak, in backward of step 1, 65 % above rank 0: it has 1.0 MiB "
+        "more of rounding."
+    )
+    head = next(line for line in render_ranks(merged).splitlines() if line.startswith("rank  "))
+    assert head.split()[-1] == "rounding"
+
+
 def test_a_small_difference_is_called_one() -> None:
     text = said(merge(runs_of(2, each={1: {"activations": 804}})))
     assert (

@@ -121,6 +121,8 @@ export interface StepView {
   last: number;
   peak: number;
   peak_bytes: number;
+  said: string;
+  rounded: boolean;
   peak_reserved: number | null;
   phase: string;
   loss: string;
@@ -132,6 +134,8 @@ export interface StepView {
 export interface PeakView {
   position: number;
   bytes: number;
+  said: string;
+  rounded: boolean;
   step: number;
   phase: string;
 }

@@ -116,7 +116,7 @@ export function showPeak(run, categoryOf) {
     make(
       "p",
       { class: "quiet" },
-      `Step ${peak.step}, ${peak.phase}, event ${formatCount(peak.position)}: ${formatCount(composition.total)} bytes. Each bar starts where the one above ends.`,
+      `Step ${peak.step}, ${peak.phase}, event ${formatCount(peak.position)}: ${peak.said}${peak.rounded ? " allocated" : ""}, ${formatCount(composition.total)} bytes${peak.rounded ? " of it requested" : ""}. Each bar starts where the one above ends.`,
     ),
     compositionBars(composition, categoryOf),
     temporariesOf(composition),
@@ -150,7 +150,7 @@ export function showSteps(run, categoryOf, toStep) {
     go.addEventListener("click", () => toStep(i));
     return [
       go,
-      formatBytes(step.peak_bytes),
+      step.said,
       step.phase,
       ...(reserved ? [formatBytes(step.peak_reserved)] : []),
       ...optional.map(({ key }) => step[key]),

@@ -198,7 +198,7 @@ function peakMarks(peak, view, theme) {
       {
         x: peak.x,
         y: peak.bytes,
-        text: `${plotlyText(peak.label)} ${formatBytes(peak.bytes)}`,
+        text: plotlyText(peak.label),
         ax: leftSide ? -66 : 66,
         ay: -14,
         arrowcolor: ink.outline,

@@ -61,7 +61,7 @@ function peakElsewhere({ peak, steps }, live, view, byTime) {
     return place >= view.low && place <= view.high;
   };
   if (!peak || inView(peak.position)) return "";
-  const size = formatBytes(peak.bytes);
+  const size = peak.said;
   const equal = steps.some((step) => step.peak_bytes === peak.bytes && inView(step.peak));
   if (equal) return `The run's peak, ${size}, was reached in step ${peak.step} first.`;
   return `The run's peak, ${size} in step ${peak.step}, is not in view.`;
@@ -106,10 +106,22 @@ function stretchInWords(run, live, view, byTime) {
  */
 export function peakOf(run, live, step) {
   if (step) {
-    const label = `step ${step.index} peak`;
+    const label = labelOf(`step ${step.index} peak`, step, step.peak_bytes);
     const title = `At the peak of step ${step.index}`;
     return { index: live.indexOf(step.peak), bytes: step.peak_bytes, label, title };
   }
   const { peak } = run;
-  return peak ? { index: live.indexOf(peak.position), bytes: peak.bytes, label: "peak", title: "At the peak" } : null;
+  if (!peak) return null;
+  const label = labelOf("peak", peak, peak.bytes);
+  return { index: live.indexOf(peak.position), bytes: peak.bytes, label, title: "At the peak" };
+}
+
+/**
+ * What stands at a peak: its size, or what of it was requested, where the curves do not reach the peak itself.
+ * @param {string} name
+ * @param {{said: string, rounded: boolean}} peak
+ * @param {number} requested
+ */
+function labelOf(name, { said, rounded }, requested) {
+  return rounded ? `${name} ${said}, ${formatBytes(requested)} of it requested` : `${name} ${said}`;
 }
