@@ -82,6 +82,8 @@ class PredictionRecord:
     ``libraries`` has what libraries are taken to hold beside ``outside`` at least, by what it is; ``libraries_at_most``
     the same with the most that is assumed. ``unfilled_allocated`` and ``unfilled_reserved`` are the highest peaks
     without the trials of ``torch.backends.cudnn.benchmark``, which may take all that is free; ``None`` without trials.
+    ``allowed`` is what the process was allowed to take (``set_per_process_memory_fraction``) when the most was
+    reserved; ``None`` without such a limit.
     """
 
     total: int
@@ -100,6 +102,7 @@ class PredictionRecord:
     outside_at_most: int = 0
     unfilled_allocated: int | None = None
     unfilled_reserved: int | None = None
+    allowed: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
