@@ -35,7 +35,9 @@ class OomRecord:
     ``total`` is the device's memory, ``free`` what the driver had left of it, and ``limit`` what the process may take
     (``set_per_process_memory_fraction``), ``None`` without a limit: older recordings have the limit as ``total``.
     ``op``, ``module`` and ``stack`` say who asked; empty where not known. ``segments`` has the allocator's
-    segments at that moment, as :func:`ampmem.allocator.shortage.pack` writes them.
+    segments at that moment, as :func:`ampmem.allocator.shortage.pack` writes them. ``later`` is ``None`` unless the
+    request came after the recorded steps: then it has the addresses of what was alive when the recording ended, and
+    still was.
     """
 
     time_ns: int
@@ -52,6 +54,7 @@ class OomRecord:
     stack: str
     segments: str
     limit: int | None = None
+    later: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

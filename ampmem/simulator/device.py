@@ -393,6 +393,11 @@ class SimulatedDevice:
         with self._at_work():
             return self.allocator.snapshot()
 
+    def tensors(self) -> dict[int, weakref.ref[torch.UntypedStorage]]:
+        """Address of every block that a storage has, to that storage: a later one at the address is not the same."""
+        with self._at_work():
+            return {block.address: self._references[key] for key, block in self._blocks.items()}
+
     def live(self) -> dict[int, tuple[int, int, int]]:
         """Address of every block in use to the bytes that were asked for, those of the block, and its stream."""
         with self._at_work():

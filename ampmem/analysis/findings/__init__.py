@@ -67,7 +67,7 @@ def findings(analysis: Analysis) -> tuple[Finding, ...]:
     """
     found = _checked(TrainingRun(analysis=analysis))
     oom = analysis.failed_request
-    if oom is not None:
+    if oom is not None and not oom.later:  # of what came after the recorded steps only the failure is known
         found = _at_failure(found, _checked(TrainingRun(analysis=analysis, at_failure=True)), ended=oom.ended_the_run)
     proven = [_proven(finding) for finding in found.values()]
     return tuple(sorted(proven, key=lambda finding: (SEVERITIES.index(finding.severity), -finding.saved)))

@@ -154,7 +154,7 @@ def limit_row(judged: Judged) -> list[str]:
         return [judged.key, of, format_bytes(judged.limit), ABSENT, "not judged"]
     there, limit = format_apart(judged.after, judged.limit)
     step = " a step" if judged.key == GROWTH else ""
-    if not judged.kept:
+    if judged.over:
         broken = "MAY BE BROKEN, by up to" if judged.least is not None and judged.least <= judged.limit else "BROKEN by"
         return [
             judged.key,
@@ -163,7 +163,7 @@ def limit_row(judged: Judged) -> list[str]:
             f"{there}{step}",
             f"{broken} {format_bytes(judged.after - judged.limit)}",
         ]
-    return [judged.key, of, f"{limit}{step}", f"{there}{step}", "kept"]
+    return [judged.key, of, f"{limit}{step}", f"{there}{step}", "kept" if judged.kept else "not judged"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,7 +105,7 @@ def render_prediction(prediction: Prediction | None, gpu: str, layout: Layout = 
     caption = f"the prediction for {gpu}, {size}" if size_beside(gpu) else f"the prediction for a GPU of {size}"
     if prediction.allowed is not None:
         caption += f", of which this process may take {format_bytes(prediction.allowed)}"
-    caption += ", for the whole run" * ran_on
+    caption += ", for the whole run" * (ran_on and not prediction.stopped and prediction.margin is not None)
     lines = [*map(layout.strong, wrapped(caption, layout.width)), "", _table(prediction, layout)]
     texts = [_INSTANTS, *_bounds(prediction), *map(not_modelled, prediction.not_modelled)]
     return "\n".join([*lines, "", *(line for text in texts for line in wrapped(text, layout.width))])

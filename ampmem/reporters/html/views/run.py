@@ -95,7 +95,7 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
         peak=run_peak,
         phase_runs=_phase_runs(analysis.recording.events.phase),
         marks=marks,
-        composition=None if run_peak is None or summary.ended_by else _composition(summary.peak),
+        composition=None if run_peak is None or _told_by_the_failure(summary) else _composition(summary.peak),
         breakdown=breakdown_view(summary.last_step, casts=summary.arm.name in AUTOCAST_ARMS),
         static_model=static_model_view(summary),
         activations=activations_view(summary, _of_activations(marks, out_of_memory)),
@@ -185,6 +185,11 @@ def _of_failure(oom: FailedRequest) -> Iterator[Headline]:
     coming = oom.to_come
     if coming is not None and (coming.gradients or coming.optimizer_state):
         yield _size("Still to come", coming.gradients + (coming.optimizer_state or 0), to_come(oom))
+
+
+def _told_by_the_failure(summary: Summary) -> bool:
+    """Whether what was alive when memory ran out says it all: not where the recorded steps had ended by then."""
+    return summary.ended_by is not None and not summary.ended_by.later
 
 
 def _size(label: str, size: int, detail: str) -> Headline:
