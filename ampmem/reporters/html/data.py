@@ -68,6 +68,14 @@ class PeakView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InstantView:
+    """The instant that modules, stacks, addresses and allocations show: ``name`` is ``peak``, or ``failure``."""
+
+    position: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MarkView:
     """One of the instants of a step at which its memory is worth a look."""
 
@@ -252,7 +260,7 @@ class CastsView:
     copies: int
     bytes: int
     peak_bytes: int
-    cache_hits: int
+    cache_hits: int | None
     by_parameter: tuple[ParameterCasts, ...]
     parameters_left_out: int
     steps: tuple[StepCasts, ...]
@@ -311,6 +319,8 @@ class RunView:
     timed: bool
     steps: tuple[StepView, ...]
     peak: PeakView | None
+    instant: InstantView | None
+    """The peak, or the failure where memory ran out and the run ended; ``None`` where nothing is alive."""
     phase_runs: tuple[tuple[int, str], ...]
     marks: tuple[MarkView, ...]
     composition: CompositionView | None

@@ -29,7 +29,7 @@ _NAME = 20
 _LARGEST = 5
 """So many of the largest tensors are listed."""
 _CONTINUED = "  "
-_MADE_LATER = "what the script made after the recorded steps, of which no more is known"
+MADE_LATER = "what the script made after the recorded steps, of which no more is known"
 _WITHOUT_BATCH = ("setup", "optimizer")
 _RAISE_THE_LIMIT = (
     "first let the process take more of the device: torch.cuda.set_per_process_memory_fraction in the script, or "
@@ -175,7 +175,7 @@ def being_moved(parameters: Parameters, oom: FailedRequest) -> str:
     there, count = oom.parameters_there, parameters.known_count
     if there is None or not there < count:
         return ""
-    return f"{format_count(there)} of {format_count(count)} were on the device by then (B/param is of these)"
+    return f"{format_count(there)} of {format_count(count)} were on the device by then; B/param is of these"
 
 
 def _rows(oom: FailedRequest, summary: Summary) -> list[tuple[str, Sequence[str]]]:
@@ -190,7 +190,7 @@ def _rows(oom: FailedRequest, summary: Summary) -> list[tuple[str, Sequence[str]
         ("cached", [f"{format_bytes(oom.cached)}: {oom.explanation}"]),
         ("free blocks", [f"largest: {free_blocks(oom)}"]),
         ("parameters", [moved] if moved else []),
-        ("other", [_MADE_LATER] if oom.later and oom.alive[Category.OTHER] else []),
+        ("other", [MADE_LATER] if oom.later and oom.alive[Category.OTHER] else []),
         ("to come", [text for text in (to_come(oom),) if text]),
         ("to change", [_change(remedy) for remedy in found if remedy.bytes is not None]),
         ("may help", [_change(remedy) for remedy in found if remedy.bytes is None]),

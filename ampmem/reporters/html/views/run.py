@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ampmem.allocator.model.oom import Reason
 from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.casts import Casts
@@ -25,6 +24,7 @@ from ampmem.reporters.html.data import (
     CompositionView,
     FindingView,
     Headline,
+    InstantView,
     MarkView,
     OutOfMemoryView,
     PeakView,
@@ -71,10 +71,13 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
     notes = analysis.recording.notes
     steps = tuple(_steps(summary, analysis, timed=_timed(summary, notes)))
     run_peak = _peak(summary.peak, steps)
-    peak = 0 if run_peak is None else run_peak.position
-    stream = stream_view(analysis, [step.peak for step in steps], peak, limit)
     marks = tuple(_marks(analysis))
-    out_of_memory = out_of_memory_view(summary.out_of_memory, summary.findings, analysis)
+    out_of_memory = out_of_memory_view(summary.out_of_memory, summary, analysis)
+    instant = None if run_peak is None else InstantView(position=run_peak.position, name="peak")
+    if out_of_memory is not None and _told_by_the_failure(summary):
+        instant = InstantView(position=out_of_memory.position, name="failure")
+    at, when = (0, "peak") if instant is None else (instant.position, instant.name)
+    stream = stream_view(analysis, [step.peak for step in steps], at, limit, when=when)
     return RunView(
         label=entry.label,
         arm=summary.arm.name,
@@ -93,6 +96,7 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
         timed=_timed(summary, notes),
         steps=steps,
         peak=run_peak,
+        instant=instant,
         phase_runs=_phase_runs(analysis.recording.events.phase),
         marks=marks,
         composition=None if run_peak is None or _told_by_the_failure(summary) else _composition(summary.peak),
@@ -102,7 +106,7 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
         casts=_casts(summary.casts),
         allocator=summary.allocator,
         conservation=summary.conservation,
-        address_map=None if stream.addresses else address_map_view(analysis, peak),
+        address_map=None if stream.addresses else address_map_view(analysis, at),
         stream=stream,
     )
 
@@ -176,8 +180,8 @@ def _of_failure(oom: FailedRequest) -> Iterator[Headline]:
     if oom.lacking:
         yield _size("Lacking", oom.lacking, f"for {asked(oom)}")
     yield _size("Reserved", oom.reserved, f"by the allocator; {format_bytes(oom.cached)} of it not in use")
-    if oom.reason is Reason.LIMITED and oom.allowed is not None:
-        yield _size("Left of the limit", max(oom.allowed - oom.reserved, 0), f"of {format_bytes(oom.allowed)}")
+    if oom.by_the_limit and oom.allowed is not None:
+        yield _size("Left of the limit", oom.left, f"of {format_bytes(oom.allowed)}")
     else:
         yield _size(
             "Free on the device", oom.device_free, "" if oom.outside is None else f"of {format_bytes(oom.device_total)}"

@@ -34,6 +34,7 @@ export interface RunView {
   timed: boolean;
   steps: Array<StepView>;
   peak: PeakView | null;
+  instant: InstantView | null;
   phase_runs: Array<[number, string]>;
   marks: Array<MarkView>;
   composition: CompositionView | null;
@@ -136,6 +137,11 @@ export interface PeakView {
   phase: string;
 }
 
+export interface InstantView {
+  position: number;
+  name: string;
+}
+
 export interface MarkView {
   step: number;
   name: string;
@@ -223,7 +229,7 @@ export interface CastsView {
   copies: number;
   bytes: number;
   peak_bytes: number;
-  cache_hits: number;
+  cache_hits: number | null;
   by_parameter: Array<ParameterCasts>;
   parameters_left_out: number;
   steps: Array<StepCasts>;
@@ -234,10 +240,10 @@ export interface ParameterCasts {
   name: string;
   copies: number;
   bytes: number;
-  cache_hits: number;
-  held_by_cache: number;
-  held_by_autograd: number;
-  held_by_both: number;
+  cache_hits: number | null;
+  held_by_cache: number | null;
+  held_by_autograd: number | null;
+  held_by_both: number | null;
 }
 
 export interface StepCasts {
@@ -246,7 +252,7 @@ export interface StepCasts {
   after_forward: Holders | null;
   peak_bytes: number;
   recomputed: CopyCount;
-  views: CopyCount;
+  views: CopyCount | null;
   others: CopyCount;
   surviving: CopyCount;
 }
@@ -254,14 +260,14 @@ export interface StepCasts {
 export interface PhaseCasts {
   copies: number;
   bytes: number;
-  cache_hits: number;
+  cache_hits: number | null;
 }
 
 export interface Holders {
-  cache: CopyCount;
-  autograd: CopyCount;
-  both: CopyCount;
-  neither: CopyCount;
+  cache: CopyCount | null;
+  autograd: CopyCount | null;
+  both: CopyCount | null;
+  neither: CopyCount | null;
 }
 
 export interface CopyCount {
