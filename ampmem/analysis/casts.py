@@ -76,7 +76,7 @@ class StepCasts:
 class ParameterCasts:
     """The cast copies of one parameter, over the whole recording; how many of them who kept.
 
-    Who used and kept them is ``None`` of a snapshot, which does not say it.
+    Who used and kept them is ``None`` of a snapshot, but for what the cache was seen to give up: ``held_by_cache``.
     """
 
     name: str
@@ -211,8 +211,9 @@ def casts_of(history: MemoryHistory, ledger: Ledger) -> Casts:
 
 
 def _unseen(parameter: ParameterCasts) -> ParameterCasts:
-    """The copies of ``parameter`` in a snapshot: who used and kept them is not known."""
-    return replace(parameter, cache_hits=None, held_by_cache=None, held_by_autograd=None, held_by_both=None)
+    """The copies of ``parameter`` in a snapshot: of who used and kept them only what the cache gave up is known."""
+    cache = parameter.held_by_cache or None
+    return replace(parameter, cache_hits=None, held_by_cache=cache, held_by_autograd=None, held_by_both=None)
 
 
 def _unseen_step(step: StepCasts) -> StepCasts:

@@ -139,11 +139,13 @@ class OutOfMemoryView:
 
     ``available`` is what the device has, or the process may take, ``used`` what of it was in use, and ``segment`` what
     was asked of the device; ``None`` where another device was recorded. ``block`` says that on the timeline.
-    ``commands`` can be run next, ``hint`` says how to write one.
+    ``commands`` can be run next, ``hint`` says how to write one. ``later`` says that it came after the recorded steps:
+    the charts do not have that instant.
     """
 
     headline: str
     position: int
+    later: bool
     available: int | None
     used: int
     segment: int

@@ -30,6 +30,7 @@ def out_of_memory_view(oom: FailedRequest | None, summary: Summary, analysis: An
     return OutOfMemoryView(
         headline=headline(oom),
         position=analysis.timeline.position(analysis.recording.ooms[-1].time_ns),
+        later=oom.later,
         available=_available(oom),
         used=oom.reserved if oom.by_the_limit else oom.device_total - oom.device_free,
         segment=oom.segment,
@@ -39,7 +40,7 @@ def out_of_memory_view(oom: FailedRequest | None, summary: Summary, analysis: An
             for size, count, kind, category, name in largest_rows(oom.largest, LARGEST_ROWS)
         ),
         commands=oom.next_commands,
-        hint=". ".join(capital(line) for line in lines if line not in oom.next_commands),
+        hint="; ".join(line for line in lines if line not in oom.next_commands),
         facts=tuple(_facts(oom, being_moved(summary.parameters, oom))),
         frames=tuple(user_frames(oom.stack)[-FRAMES:]),
         remedies=tuple(map(_remedy, remedies(oom, summary.findings))),

@@ -58,6 +58,7 @@ export interface Headline {
 export interface OutOfMemoryView {
   headline: string;
   position: number;
+  later: boolean;
   available: number | null;
   used: number;
   segment: number;
