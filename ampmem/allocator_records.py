@@ -32,8 +32,9 @@ class OomRecord:
     """One request that there was no memory for.
 
     ``asked`` is the block that was needed, the request rounded up; ``segment`` what the device was asked for.
-    ``total`` is the device's memory, ``free`` what the driver had left of it, and ``limit`` what the process may take
-    (``set_per_process_memory_fraction``), ``None`` without a limit: older recordings have the limit as ``total``.
+    ``total`` is the device's memory, ``None`` of a snapshot, ``free`` what the driver had left of it, and ``limit``
+    what the process may take (``set_per_process_memory_fraction``), ``None`` without a limit: older recordings have
+    the limit as ``total``.
     ``op``, ``module`` and ``stack`` say who asked; empty where not known. ``segments`` has the allocator's
     segments at that moment, as :func:`ampmem.allocator.shortage.pack` writes them. ``later`` is ``None`` unless the
     request came after the recorded steps: then it has the addresses of what was alive when the recording ended, and
@@ -47,7 +48,7 @@ class OomRecord:
     pool: str
     asked: int
     segment: int
-    total: int
+    total: int | None
     free: int
     op: str
     module: str

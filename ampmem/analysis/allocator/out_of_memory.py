@@ -112,7 +112,8 @@ class FailedRequest:
     limit. ``op``, ``module`` and ``stack`` (outermost call first) say who asked, where that is known.
     ``alive`` are the tensors, and ``largest`` the largest of them. ``reserved`` is what the allocator held, ``cached``
     the part of it in free blocks. ``outside`` is what others hold of the device; ``None`` where the device's size is
-    not known. ``later`` says that the request came after the recorded steps: of ``alive`` only what was there when they
+    not known, as of a snapshot: then ``device_total`` is ``None``, too.
+    ``later`` says that the request came after the recorded steps: of ``alive`` only what was there when they
     ended has a category, and ``largest`` are of that. ``parameters_there`` counts the elements of the parameters that
     were on the device by then, ``None`` where that is not known: fewer than all where the model was being moved.
     ``to_come`` is ``None`` where nothing is known of it. ``options`` are the ``changes``, with the
@@ -130,7 +131,7 @@ class FailedRequest:
     lacking: int = 0
     device: int = 0
     recorded: bool = True
-    device_total: int
+    device_total: int | None
     device_free: int
     allowed: int | None = None
     op: str | None
@@ -207,7 +208,8 @@ def failed_request(history: MemoryHistory, tensors: Tensors) -> FailedRequest | 
         usable=largest(free.usable), other_streams=largest(free.other_stream), other_pools=largest(free.other_pool)
     )
     expandable = any(segment.expandable for segment in segments)
-    coming = _to_come(history, position, phase) if during else None
+    # A snapshot does not say which gradient is whose, so it does not say which are still to come.
+    coming = _to_come(history, position, phase) if during and total is not None else None
     there = _parameters_there(history, position) if during else None
     updating = phase is Phase.OPTIMIZER and (temporaries["optimizer"] > 0 or _has_all_state(coming))
     options = (
@@ -236,7 +238,7 @@ def failed_request(history: MemoryHistory, tensors: Tensors) -> FailedRequest | 
         largest=largest_allocations(history, tensors, position, among=still) if recorded else (),
         reserved=reserved,
         cached=cached,
-        outside=None if limit == oom.total else max(total - oom.free - reserved, 0),
+        outside=None if total is None or limit == oom.total else max(total - oom.free - reserved, 0),
         largest_free=largest_free,
         reason=reason,
         explanation=explanation(reason, oom.asked, cached),
@@ -254,12 +256,12 @@ def failure_position(history: MemoryHistory) -> int:
     return history.timeline.position(history.recording.ooms[-1].time_ns)
 
 
-def _limit(oom: OomRecord, reserved: int) -> tuple[int | None, int]:
+def _limit(oom: OomRecord, reserved: int) -> tuple[int | None, int | None]:
     """What the process may take, and the device's memory.
 
     Older recordings have the limit as the total: then more is free and reserved than there is in all.
     """
-    if oom.limit is None and oom.free + reserved > oom.total:
+    if oom.limit is None and oom.total is not None and oom.free + reserved > oom.total:
         return oom.total, oom.free + reserved
     return oom.limit, oom.total
 
@@ -390,7 +392,9 @@ def _against_the_largest(recording: Recording, alive: Breakdown, phase: Phase, *
 
 def _commands(recording: Recording, found: FailedRequest, oom: OomRecord, phase: Phase) -> tuple[str, ...]:
     """Lines to run next; none of what no command line has started, as a cell of a notebook."""
-    run = recording.run
+    run, total = recording.run, found.device_total
+    if total is None:
+        return ()
     script = run.script.split(" ", 1) if run.script.startswith("-m ") else [run.script]
     if len(script) == 1 and not script[0].endswith(".py"):
         return ()
@@ -404,15 +408,15 @@ def _commands(recording: Recording, found: FailedRequest, oom: OomRecord, phase:
     varied = _varied(run.arguments)
     if varied is not None and phase not in _WITHOUT_BATCH and not found.later:
         arms = ["--arms", str(forced or Arm.AS_IS)]
-        lines.append(["ampmem", "fit", "--gpu", _gpu(run, oom.total), *arms, *shared, *script, *varied])
+        lines.append(["ampmem", "fit", "--gpu", _gpu(run, total), *arms, *shared, *script, *varied])
     arm = [] if forced is None else ["--arm", str(forced)]
     steps = ["--steps", str(oom.step + 1)] if oom.step >= _STEPS else []
     steps += ["--run-to-end"] if found.later else []
-    least = _least_needed(recording, found)
+    least = _least_needed(recording, found, total)
     if found.by_the_limit:  # a larger GPU is of no use: the script has to let the process take more
-        gpu = _gpu(run, found.device_total) if least <= found.device_total else _larger(least)
+        gpu = _gpu(run, total) if least <= total else _larger(least)
     else:
-        gpu = _larger(max(2 * found.device_total, least))
+        gpu = _larger(max(2 * total, least))
     larger = ["ampmem", "profile", "--device", str(Device.SIMULATED), "--gpu", gpu]
     lines.append([*larger, *arm, *shared, *steps, *script, *run.arguments])
     return tuple(map(shlex.join, lines))
@@ -430,12 +434,12 @@ def _gpu(run: RunRecord, total: int) -> str:
     return known or (run.device_name if run.source is SourceKind.SIMULATED else f"{total // MIB}MiB")
 
 
-def _least_needed(recording: Recording, found: FailedRequest) -> int:
+def _least_needed(recording: Recording, found: FailedRequest, total: int) -> int:
     """Bytes that the device must have at least for the failed request and for what the first update adds.
 
     What is not known of the optimizer is taken to be as Adam with its temporaries has it.
     """
-    there = found.device_total - found.device_free + found.segment
+    there = total - found.device_free + found.segment
     if found.later:
         return there
     to_move = max(sum(map(own_bytes, recording.parameters)) - found.alive[Category.PARAMETERS], 0)

@@ -136,6 +136,8 @@ def _largest(found: Sequence[LargeAllocation], layout: Layout) -> str:
 def headline(oom: FailedRequest) -> str:
     """Where memory ran out, and whether the run ended with it."""
     end = "the run ended here" if oom.ended_the_run else "the script went on"
+    if oom.device_total is None:
+        end = "the snapshot ends here"
     others = f" ({oom.failures} requests failed; this is the last)" if oom.failures > 1 else ""
     return f"out of memory in {oom.where}: {end}{others}"
 

@@ -32,7 +32,7 @@ def out_of_memory_view(oom: FailedRequest | None, summary: Summary, analysis: An
         position=analysis.timeline.position(analysis.recording.ooms[-1].time_ns),
         later=oom.later,
         available=_available(oom),
-        used=oom.reserved if oom.by_the_limit else oom.device_total - oom.device_free,
+        used=oom.reserved if oom.by_the_limit or oom.device_total is None else oom.device_total - oom.device_free,
         segment=oom.segment,
         block=f"{asked(oom)}" + (f": {format_bytes(oom.lacking)} lacking" if oom.lacking else ""),
         largest=tuple(

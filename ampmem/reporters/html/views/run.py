@@ -184,7 +184,9 @@ def _of_failure(oom: FailedRequest) -> Iterator[Headline]:
         yield _size("Left of the limit", oom.left, f"of {format_bytes(oom.allowed)}")
     else:
         yield _size(
-            "Free on the device", oom.device_free, "" if oom.outside is None else f"of {format_bytes(oom.device_total)}"
+            "Free on the device",
+            oom.device_free,
+            "" if oom.outside is None or oom.device_total is None else f"of {format_bytes(oom.device_total)}",
         )
     coming = oom.to_come
     if coming is not None and (coming.gradients or coming.optimizer_state):

@@ -37,7 +37,7 @@ def device(oom: FailedRequest) -> str:
     limit = "" if oom.allowed is None else f" (which may take {format_bytes(oom.allowed)})"
     free, mine = f"{format_bytes(oom.device_free)} were free", f"{format_bytes(oom.reserved)} reserved by this process"
     index = "" if oom.recorded else f"cuda:{oom.device}, which is not the device that was recorded: "
-    if oom.outside is None:
+    if oom.outside is None or oom.device_total is None:
         return f"{index}{free}, {mine}{limit}"
     others = f"{format_bytes(oom.outside)} used outside of its allocator"
     return f"{index}{format_bytes(oom.device_total)}, of which {free}, {mine}{limit} and {others}"
