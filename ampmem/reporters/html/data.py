@@ -68,7 +68,7 @@ class PeakView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InstantView:
+class ShownAtView:
     """The instant that modules, stacks, addresses and allocations show: ``name`` is ``peak``, or ``failure``."""
 
     position: int
@@ -321,7 +321,7 @@ class RunView:
     timed: bool
     steps: tuple[StepView, ...]
     peak: PeakView | None
-    instant: InstantView | None
+    instant: ShownAtView | None
     """The peak, or the failure where memory ran out and the run ended; ``None`` where nothing is alive."""
     phase_runs: tuple[tuple[int, str], ...]
     marks: tuple[MarkView, ...]

@@ -24,11 +24,11 @@ from ampmem.reporters.html.data import (
     CompositionView,
     FindingView,
     Headline,
-    InstantView,
     MarkView,
     OutOfMemoryView,
     PeakView,
     RunView,
+    ShownAtView,
     SizeRow,
     StepView,
 )
@@ -73,9 +73,9 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
     run_peak = _peak(summary.peak, steps)
     marks = tuple(_marks(analysis))
     out_of_memory = out_of_memory_view(summary.out_of_memory, summary, analysis)
-    instant = None if run_peak is None else InstantView(position=run_peak.position, name="peak")
+    instant = None if run_peak is None else ShownAtView(position=run_peak.position, name="peak")
     if out_of_memory is not None and _told_by_the_failure(summary):
-        instant = InstantView(position=out_of_memory.position, name="failure")
+        instant = ShownAtView(position=out_of_memory.position, name="failure")
     at, when = (0, "peak") if instant is None else (instant.position, instant.name)
     stream = stream_view(analysis, [step.peak for step in steps], at, limit, when=when)
     return RunView(

@@ -34,7 +34,7 @@ export interface RunView {
   timed: boolean;
   steps: Array<StepView>;
   peak: PeakView | null;
-  instant: InstantView | null;
+  instant: ShownAtView | null;
   phase_runs: Array<[number, string]>;
   marks: Array<MarkView>;
   composition: CompositionView | null;
@@ -138,7 +138,7 @@ export interface PeakView {
   phase: string;
 }
 
-export interface InstantView {
+export interface ShownAtView {
   position: number;
   name: string;
 }
