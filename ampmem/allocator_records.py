@@ -32,10 +32,13 @@ class OomRecord:
     """One request that there was no memory for.
 
     ``asked`` is the block that was needed, the request rounded up; ``segment`` what the device was asked for.
-    ``total`` is the device's memory, ``free`` what the driver had left of it, and ``limit`` what the process may take
-    (``set_per_process_memory_fraction``), ``None`` without a limit: older recordings have the limit as ``total``.
+    ``total`` is the device's memory, ``None`` of a snapshot, ``free`` what the driver had left of it, and ``limit``
+    what the process may take (``set_per_process_memory_fraction``), ``None`` without a limit: older recordings have
+    the limit as ``total``.
     ``op``, ``module`` and ``stack`` say who asked; empty where not known. ``segments`` has the allocator's
-    segments at that moment, as :func:`ampmem.allocator.shortage.pack` writes them.
+    segments at that moment, as :func:`ampmem.allocator.shortage.pack` writes them. ``later`` is ``None`` unless the
+    request came after the recorded steps: then it has the addresses of what was alive when the recording ended, and
+    still was.
     """
 
     time_ns: int
@@ -45,13 +48,14 @@ class OomRecord:
     pool: str
     asked: int
     segment: int
-    total: int
+    total: int | None
     free: int
     op: str
     module: str
     stack: str
     segments: str
     limit: int | None = None
+    later: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,8 @@ class PredictionRecord:
     ``libraries`` has what libraries are taken to hold beside ``outside`` at least, by what it is; ``libraries_at_most``
     the same with the most that is assumed. ``unfilled_allocated`` and ``unfilled_reserved`` are the highest peaks
     without the trials of ``torch.backends.cudnn.benchmark``, which may take all that is free; ``None`` without trials.
+    ``allowed`` is what the process was allowed to take (``set_per_process_memory_fraction``) when the most was
+    reserved; ``None`` without such a limit.
     """
 
     total: int
@@ -100,6 +106,7 @@ class PredictionRecord:
     outside_at_most: int = 0
     unfilled_allocated: int | None = None
     unfilled_reserved: int | None = None
+    allowed: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -176,15 +176,18 @@ FUNCTIONAL = (
 )
 """The note of a recording in which not all that is saved for backward is known, nor which tensors are gradients."""
 
-_RAN_ON = "the script ran on after the recorded steps: "
-RAN_ON = f"{_RAN_ON}what came then is in none of these numbers (--steps records more)"
-RAN_ON_PREDICTED = f"{_RAN_ON}the prediction is of the whole run, all else of the recorded steps (--steps records more)"
+_RAN_ON = "the script ran on after the recorded steps"
+RAN_ON = f"{_RAN_ON}: what came then is in none of these numbers (--steps records more)"
+RAN_ON_PREDICTED = (
+    f"{_RAN_ON}: the prediction is of the whole run, all else of the recorded steps (--steps records more)"
+)
+RAN_ON_FAILED = f"{_RAN_ON} and then failed: the prediction is of the run up to there, all else of the recorded steps"
 """The notes of a recording that ended before its script did."""
 
 
 def ran_on(notes: Sequence[str]) -> bool:
     """Whether the script ran on after the steps of a recording with these ``notes``."""
-    return RAN_ON in notes or RAN_ON_PREDICTED in notes
+    return any(note in notes for note in (RAN_ON, RAN_ON_PREDICTED, RAN_ON_FAILED))
 
 
 _WARNING = "warning: "

@@ -140,6 +140,11 @@ class WhatIf:
         return self.after.statistics.reserved_bytes.peak
 
 
+def peak_reserved(trace: Trace, settings: Settings) -> int:
+    """The most bytes that ``settings`` reserve for ``trace`` on a device that never runs out, from an empty start."""
+    return run(trace, DeviceCachingAllocator(settings)).statistics.reserved_bytes.peak
+
+
 def what_if(
     trace: Trace, settings: Settings, *, instead_of: Settings | None = None, total_memory: int | None = None
 ) -> WhatIf:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, JoinedFacts, Mask
 from ampmem.analysis.timeline.tensors import tensor_sizes
 from ampmem.analysis.timeline.timeline import PhaseName
 from ampmem.events import Column, Fact, Phase, Recording
-from ampmem.vocabulary import AUTOCAST_ARMS
+from ampmem.vocabulary import AUTOCAST_ARMS, SourceKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,21 +28,28 @@ class CopyCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseCasts:
-    """What happened in one phase; ``cache_hits`` are uses of a cached copy that needed no new one."""
+    """What happened in one phase; ``cache_hits`` are uses of a cached copy that needed no new one.
+
+    ``None`` of a snapshot, which has no uses.
+    """
 
     copies: int
     bytes: int
-    cache_hits: int
+    cache_hits: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holders:
-    """Copies alive at one instant by who keeps them: autocast's cache, autograd, both, or something else."""
+    """Copies alive at one instant by who keeps them: autocast's cache, autograd, both, or something else.
 
-    cache: CopyCount
-    autograd: CopyCount
-    both: CopyCount
-    neither: CopyCount
+    Of a snapshot all but ``cache`` are ``None``, and ``cache`` are those that the cache was seen to give up, whoever
+    else kept them; ``None`` where it was seen to give up none.
+    """
+
+    cache: CopyCount | None
+    autograd: CopyCount | None
+    both: CopyCount | None
+    neither: CopyCount | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +57,8 @@ class StepCasts:
     """The ledger of one step.
 
     ``phases`` has the phases in which a copy was made or reused. ``recomputed`` are copies made again in
-    backward, ``views`` copies of a view of a parameter, ``others`` copies of what is no parameter.
+    backward, ``views`` copies of a view of a parameter (``None`` of a snapshot, which does not tell them apart),
+    ``others`` copies of what is no parameter.
     ``surviving`` are the copies, of this step or before, that are alive when it ends.
     """
 
@@ -59,32 +67,38 @@ class StepCasts:
     after_forward: Holders | None
     peak_bytes: int
     recomputed: CopyCount
-    views: CopyCount
+    views: CopyCount | None
     others: CopyCount
     surviving: CopyCount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterCasts:
-    """The cast copies of one parameter, over the whole recording; how many of them who kept."""
+    """The cast copies of one parameter, over the whole recording; how many of them who kept.
+
+    Who used and kept them is ``None`` of a snapshot, but for what the cache was seen to give up: ``held_by_cache``.
+    """
 
     name: str
     copies: Positive
     bytes: int
-    cache_hits: int
-    held_by_cache: int
-    held_by_autograd: int
-    held_by_both: int
+    cache_hits: int | None
+    held_by_cache: int | None
+    held_by_autograd: int | None
+    held_by_both: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Casts:
-    """All cast copies of the recording; ``peak_bytes`` is the most that lived at once."""
+    """All cast copies of the recording; ``peak_bytes`` is the most that lived at once.
+
+    ``cache_hits`` is ``None`` of a snapshot, which has no uses.
+    """
 
     copies: int
     bytes: int
     peak_bytes: int
-    cache_hits: int
+    cache_hits: int | None
     by_parameter: tuple[ParameterCasts, ...]
     steps: tuple[StepCasts, ...]
 
@@ -185,14 +199,31 @@ def _never_cleared(history: MemoryHistory, copies: Column, parameter: Column, vi
 
 def casts_of(history: MemoryHistory, ledger: Ledger) -> Casts:
     """The ledger as the summary has it; parameters by bytes, largest first."""
+    seen = history.recording.run.source is not SourceKind.SNAPSHOT
     return Casts(
         copies=len(ledger.bytes),
         bytes=int(ledger.bytes.sum()),
         peak_bytes=int(history.timeline.series(Category.CAST_COPIES).max()),
-        cache_hits=int(ledger.hits.sum()),
-        by_parameter=_by_parameter(history.recording, ledger),
-        steps=tuple(_steps(history, ledger)),
+        cache_hits=int(ledger.hits.sum()) if seen else None,
+        by_parameter=tuple(each if seen else _unseen(each) for each in _by_parameter(history.recording, ledger)),
+        steps=tuple(each if seen else _unseen_step(each) for each in _steps(history, ledger)),
     )
+
+
+def _unseen(parameter: ParameterCasts) -> ParameterCasts:
+    """The copies of ``parameter`` in a snapshot: of who used and kept them only what the cache gave up is known."""
+    cache = parameter.held_by_cache or None
+    return replace(parameter, cache_hits=None, held_by_cache=cache, held_by_autograd=None, held_by_both=None)
+
+
+def _unseen_step(step: StepCasts) -> StepCasts:
+    """The ledger of ``step`` in a snapshot, likewise."""
+    held = step.after_forward
+    if held is not None:
+        cache = held.cache if held.cache is not None and held.cache.copies else None
+        held = Holders(cache=cache, autograd=None, both=None, neither=None)
+    phases = {name: replace(phase, cache_hits=None) for name, phase in step.phases.items()}
+    return replace(step, phases=phases, after_forward=held, views=None)
 
 
 def cast_eligible(history: MemoryHistory) -> int | None:

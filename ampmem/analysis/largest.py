@@ -9,6 +9,7 @@ import numpy as np
 
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.analysis.timeline.history import MemoryHistory
+from ampmem.analysis.timeline.lifetimes import Mask
 from ampmem.analysis.timeline.tensors import Tensors
 from ampmem.events import OTHER_THREADS
 from ampmem.names import shape_of
@@ -59,10 +60,10 @@ def held(history: MemoryHistory, position: int) -> tuple[Held, ...]:
 
 
 def largest(
-    history: MemoryHistory, tensors: Tensors, position: int, limit: int = LARGEST
+    history: MemoryHistory, tensors: Tensors, position: int, limit: int = LARGEST, *, among: Mask | None = None
 ) -> tuple[LargeAllocation, ...]:
-    """The ``limit`` largest allocations alive at ``position``; of equal ones the oldest first."""
-    alive = np.flatnonzero(history.lifetimes.alive_at(position))
+    """The ``limit`` largest allocations alive at ``position``, or ``among`` these; of equal ones the oldest first."""
+    alive = np.flatnonzero(history.lifetimes.alive_at(position) if among is None else among)
     order = np.argsort(-history.lifetimes.bytes[alive], kind="stable")
     return tuple(_describe(history, tensors, int(index)) for index in alive[order[:limit]])
 

@@ -278,11 +278,11 @@ class _Run:
                 self._doubt(simulation, failure)
             say(predicted)
         went_on = plan.run_to_end or self.stopper.caught > 0 or bool(self.stopper.spared)
-        afterwards.complete(self.session, simulation, ran_on=went_on)
+        later = afterwards.complete(self.session, simulation, ran_on=went_on)
         if failure is None:
             self._show()
         else:
-            self._show_failure(failure)
+            self._show_failure(failure, later=later)
 
     def _check(self, simulation: Simulation | None) -> None:
         """As :func:`afterwards.check`; what is doubtful of a simulation may be why nothing was recorded."""
@@ -313,16 +313,16 @@ class _Run:
             afterwards.show(recording, self.path, self.audience)
         self._write_others()
 
-    def _show_failure(self, failure: BaseException) -> None:
+    def _show_failure(self, failure: BaseException, *, later: bool) -> None:
         plan, recording = self.plan, self.session.options.path
         try:
-            if self.session.outcome.unfinished is not None:
+            if self.session.outcome.unfinished is not None or later:
                 if not plan.quiet:
                     afterwards.show_shortage(recording, self.audience)
                 self._write_others()
         finally:
             why = misplaced_option(plan.script, usage_error(failure))
-            self.audience.complain(afterwards.kept(self.session, self.path, self.stopper) + why)
+            self.audience.complain(afterwards.kept(self.session, self.path, self.stopper, later=later) + why)
 
     def _write_others(self) -> None:
         """The page and the snapshot, where they are wanted."""

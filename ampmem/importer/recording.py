@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampmem.allocator.model.layout import DEFAULT_POOL
+from ampmem.allocator.rounding import get_allocation_size
 from ampmem.allocator.settings import Settings
+from ampmem.allocator.shortage import pack
 from ampmem.allocator.snapshots.snapshot import ALLOC, FREE_COMPLETED, DeviceSnapshot, SnapshotEvent, read_snapshot
 from ampmem.errors import RecordingError, UsageError
 from ampmem.events import (
@@ -25,6 +27,7 @@ from ampmem.events import (
     EventColumns,
     Fact,
     FactColumns,
+    OomRecord,
     OptimizerRecord,
     ParameterRecord,
     Phase,
@@ -50,6 +53,7 @@ from ampmem.vocabulary import Arm, Device, SourceKind
 _ColumnsT = TypeVar("_ColumnsT", bound=Columns)
 
 _WITH_BIAS: Final = "aten::addmm"
+_WORK: Final = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 _ITEMSIZES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -118,6 +122,7 @@ def recording_of(snapshot: DeviceSnapshot, name: str) -> Recording:
     typed = dtype if found.half or arm.name is Arm.FP32 else ""
     facts = _facts(lives, found, texts, typed)
     segments, unknown = segments_of(snapshot, lives, _start(lives) - 1)
+    ooms = _ooms(snapshot, lives, course)
     return Recording(
         run=_run(snapshot, name),
         arm=arm,
@@ -133,6 +138,7 @@ def recording_of(snapshot: DeviceSnapshot, name: str) -> Recording:
                 skipped_update=False,
                 loss=None,
                 loss_scale=None,
+                finished=not ooms or step is not course.steps[-1],
             )
             for step in course.steps
         ),
@@ -141,6 +147,7 @@ def recording_of(snapshot: DeviceSnapshot, name: str) -> Recording:
         notes=(*notes_of(snapshot, lives, readings, course, found, arm, dtype), *unknown),
         segments=segments,
         allocator=_allocator(snapshot),
+        ooms=ooms,
         ended=True,
     )
 
@@ -239,6 +246,33 @@ def _run(snapshot: DeviceSnapshot, name: str) -> RunRecord:
         world_size=1,
         script=name,
         arguments=(),
+    )
+
+
+def _ooms(snapshot: DeviceSnapshot, lives: TracedBlocks, course: Course) -> tuple[OomRecord, ...]:
+    """The failure that the trace ends with, in a phase that is known; the notes have all others."""
+    failed = next((each for each in snapshot.failed if each.device == snapshot.device), None)
+    if failed is None or failed.free is None or not failed.at_end or not lives.checked:
+        return ()
+    if course.steps[-1].update or course.stretches[-1].phase not in _WORK:
+        return ()
+    reading = read_stack(failed.stack)
+    return (
+        OomRecord(
+            time_ns=course.steps[-1].end_ns,
+            step=course.steps[-1].index,
+            device=snapshot.device,
+            stream=failed.stream,
+            pool=",".join(map(str, DEFAULT_POOL)),
+            asked=failed.asked,
+            segment=get_allocation_size(failed.asked, snapshot.settings or Settings()),
+            total=None,
+            free=failed.free,
+            op=reading.op,
+            module="",
+            stack=reading.text,
+            segments=pack(snapshot.segments),
+        ),
     )
 
 

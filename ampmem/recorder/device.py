@@ -58,6 +58,10 @@ class DeviceWatch:
         self._placement.note()
         return ([], []) if self._source is None else (self._source.take_layers(), self._source.take_ooms())
 
+    def take_late(self) -> list[OomRecord]:
+        """The requests that have failed for want of memory since the recording ended, as far as the source saw them."""
+        return [] if self._source is None else self._source.take_ooms()
+
     def notes(self) -> list[str]:
         """What a reader has to know of where the models were."""
         return self._placement.notes()

@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from ampmem.errors import RecordingError, UsageError
-from ampmem.events import NO_STEP, Phase, StepRecord
+from ampmem.events import NO_STEP, OomRecord, Phase, StepRecord
 from ampmem.failure import FailureRecord
 from ampmem.patching import Undo
 from ampmem.recorder.device import DeviceWatch, Taken
@@ -263,6 +263,10 @@ class Session:
     def notes(self) -> list[str]:
         """What a reader has to know by now of the source, which may be there after the recording."""
         return self._source.notes()
+
+    def late_ooms(self) -> list[OomRecord]:
+        """The requests that have failed for want of memory since the recording ended, as far as the source saw them."""
+        return self._device.take_late()
 
     def add_model(self, model: torch.nn.Module) -> None:
         """``model`` is what the user named."""

@@ -353,9 +353,13 @@ class RecordingWriter:
         self._insert(table, rows[whole:].tolist(), _places(width))
 
     def _insert_records(self, table: str, records: Sequence[object]) -> None:
-        rows = [tuple(_cell(getattr(record, field.name)) for field in fields(record)) for record in records]  # type: ignore[arg-type]
+        rows = _cells_of(records)
         if rows:
             self._insert(table, rows, _places(len(rows[0])))
+
+
+def _cells_of(records: Sequence[object]) -> list[tuple[object, ...]]:
+    return [tuple(_cell(getattr(record, field.name)) for field in fields(record)) for record in records]  # type: ignore[arg-type]
 
 
 def _ending(*, ended: bool) -> dict[str, bool]:
@@ -467,11 +471,13 @@ def add_ending(
     *,
     prediction: PredictionRecord | None = None,
     failure: FailureRecord | None = None,
+    ooms: Sequence[OomRecord] = (),
 ) -> None:
     """Add to the recording at ``path``, which has ended, what is known only at the end of its script.
 
     ``notes`` it has already are not added. ``prediction`` takes the place of the one that it has; ``failure`` is why
-    the script failed. Raises :class:`RecordingError` when it cannot be written.
+    the script failed, and ``ooms`` are requests that failed after the recorded steps. Raises :class:`RecordingError`
+    when it cannot be written.
     """
     header: dict[str, object] = {} if prediction is None else {"prediction": asdict(prediction)}
     if failure is not None:
@@ -481,10 +487,14 @@ def add_ending(
             known = {note for (note,) in database.execute("SELECT message FROM note")}
             new = [(note,) for note in notes if note not in known]
             database.executemany("INSERT INTO note VALUES (?)", new)
+            cells = _cells_of(ooms)
+            if cells:
+                database.executemany(f"INSERT INTO oom {_places(len(cells[0]))}", cells)
             rows = database.execute("SELECT value FROM meta WHERE key = ?", (ROWS,)).fetchone()
             if rows is not None:
                 counted = loads(rows[0])
-                header[ROWS] = counted | {"note": counted.get("note", 0) + len(new)}
+                more = {"note": len(new), "oom": len(cells)}
+                header[ROWS] = counted | {table: counted.get(table, 0) + count for table, count in more.items()}
             entries = [(key, dumps(value)) for key, value in header.items()]
             database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", entries)
     except sqlite3.Error as error:

@@ -17,7 +17,7 @@ from ampmem.allocator.gpus import GpuSpec
 from ampmem.allocator.model.blocks import ALLOCATED, Block
 from ampmem.allocator.model.caching import DeviceCachingAllocator
 from ampmem.allocator.model.layout import SnapshotSegment
-from ampmem.allocator.model.oom import OutOfMemory
+from ampmem.allocator.model.oom import OutOfMemory, allowed_memory
 from ampmem.allocator.settings import Settings, parse_settings, settings_of_environment, text_of_environment
 from ampmem.errors import UsageError
 from ampmem.events import Action, PredictionRecord
@@ -107,6 +107,7 @@ class SimulatedDevice:
         self._highest = Highest(
             settings, gpu.total_memory - gpu.context.least, sure=gpu.total_memory - gpu.context.most
         )
+        self._highest.limit = allowed_memory(settings, gpu.total_memory)
         self._blocks: dict[int, Block] = {}
         self._references: dict[int, _StorageRef] = {}
         self.lock = RLock()
@@ -249,6 +250,13 @@ class SimulatedDevice:
         if settings != self.allocator.settings:
             self.allocator.configure(settings)
             self._highest.configure(settings)
+            self._highest.limit = allowed_memory(settings, self.gpu.total_memory)
+
+    def set_memory_fraction(self, fraction: float) -> None:
+        """Let the process take at most this part of the device (``set_per_process_memory_fraction``)."""
+        with self._at_work():
+            self.allocator.set_memory_fraction(fraction)
+            self._highest.limit = allowed_memory(self.allocator.settings, self.gpu.total_memory)
 
     def malloc(self, size: int) -> Block:
         """A block of the current stream that belongs to no storage. Raises ``torch.OutOfMemoryError``."""
@@ -266,7 +274,7 @@ class SimulatedDevice:
                     self.on_out_of_memory(error)
                 raise torch.OutOfMemoryError(f"CUDA {error} (simulated {self.gpu.name})") from None
             self._highest.malloc(block)
-            self._peaks.note()
+            self._peaks.note(self._highest.limit)
             self._report(Action.ALLOC, block)
         return block
 
@@ -384,6 +392,11 @@ class SimulatedDevice:
         """The allocator's segments and their blocks now."""
         with self._at_work():
             return self.allocator.snapshot()
+
+    def tensors(self) -> dict[int, weakref.ref[torch.UntypedStorage]]:
+        """Address of every block that a storage has, to that storage: a later one at the address is not the same."""
+        with self._at_work():
+            return {block.address: self._references[key] for key, block in self._blocks.items()}
 
     def live(self) -> dict[int, tuple[int, int, int]]:
         """Address of every block in use to the bytes that were asked for, those of the block, and its stream."""

@@ -74,13 +74,13 @@ class Simulation:
             raise our_fault(error) from error
 
     def end(self) -> tuple[PredictionRecord, str]:
-        """Take the device away; returns what came of it, and the message of the last request that failed.
+        """Take the device away; returns what came of it, and the last request that failed, in half a sentence.
 
         Tensors that are left on it can be used no longer: they have no values, and an op on one says so.
         """
         self._undo.close()
         failure = self.device.out_of_memory
-        return self.device.prediction(), "" if failure is None else str(failure)
+        return self.device.prediction(), "" if failure is None else failure.report.in_short
 
 
 def _check_process() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from failures import late_zero_grad
+from failures import OUT_OF_MEMORY, late_zero_grad
 from pages import Open, Written, written
 from story import long_run
 
@@ -121,6 +121,11 @@ def test_heading_tiles_bar_and_timeline_are_of_the_failure(open_page: Open, fail
         ["Still to come", format_bytes(oom.to_come.gradients + (oom.to_come.optimizer_state or 0))],  # type: ignore[union-attr]
     ]
     assert page.locator("#peak").is_hidden()
+    assert page.locator("#modules-title").inner_text() == "Live at the failure, by module"
+    assert page.locator("#stacks-title").text_content() == "Live at the failure, by Python stack"
+    assert alive in page.locator("#allocations-note").inner_text()
+    assert page.locator("#allocations-note").inner_text().endswith("alive at the failure")
+    assert page.locator("#alive option").first.inner_text() == "Alive at the failure"
     layout = page.evaluate("document.getElementById('chart').layout")
     (size,) = [each for each in layout["shapes"] if each.get("line", {}).get("dash") == "dash"]
     assert (size["y0"], size["y1"]) == (1 << 30, 1 << 30)
@@ -141,6 +146,20 @@ def test_the_largest_tensors_and_what_to_run_next(open_page: Open, failed_page: 
     assert section.locator("pre").all_inner_texts() == list(oom.next_commands)
     assert "ampmem profile --device sim --gpu rtx4060 train.py --epochs 1" in oom.next_commands
     assert "name the argument of the script" in section.inner_text()
+
+
+def test_what_ran_out_after_the_recorded_steps_is_not_in_the_charts(open_page: Open, tmp_path: Path) -> None:
+    failed = failed_run()
+    whole = replace(failed.steps[-1], finished=True)
+    later = replace(failed.ooms[0], time_ns=whole.end_ns + 1, later=())
+    ended = replace(failed.run, failure=OUT_OF_MEMORY)
+    recording = replace(failed, run=ended, steps=(*failed.steps[:-1], whole), ooms=(later,))
+    page = open_page(written(tmp_path, recording).path)
+    section = page.locator("#out-of-memory")
+    assert "Out of memory in the run after the recorded steps: the run ended here" in section.inner_text()
+    assert section.get_by_role("button", name="Show this instant in the charts").count() == 0
+    assert page.locator("#modules-title").inner_text() == "Live at the peak, by module"
+    assert page.locator("#peak").is_visible()
 
 
 @pytest.mark.parametrize("width", [390, 900, 1440])

@@ -67,5 +67,5 @@ def test_a_script_that_runs_out_of_memory_is_not_kept(tmp_path: Path) -> None:
     done = ampmem(tmp_path, "check", "--device", "sim", "--gpu", "592MiB", "--budget", "peak=1TiB", "train.py")
     assert done.returncode == 1
     assert done.stdout.startswith(
-        "train.py: not judged: memory ran out in step 0: what it would have needed is not known"
+        "train.py: not judged: memory ran out in forward of step 0: what the run would have needed is not known"
     )

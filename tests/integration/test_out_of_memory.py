@@ -80,6 +80,14 @@ for step in range(3):
         mode = "none"
         train(model, optimizer, x)
     print("step", step)
+x = optimizer = None
+with torch.no_grad():
+    made = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+    boom("later")
+"""
+MOVED = """
+import torch
+model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048, bias=False) for _ in range(40))).cuda()
 """
 PARAMETERS = 4 * (2 * WIDE * MANY + WIDE + MANY)
 INPUTS = 4 * BATCH * WIDE
@@ -146,6 +154,62 @@ def test_a_limit_of_the_process_is_told_apart_from_the_device(tmp_path: Path) ->
     text = " ".join(done.stderr.split())
     assert "0 B" not in text.partition("lacking")[2].partition(" by ")[0] and "that this process may take" in text
     assert alive(oom) == {"parameters": PARAMETERS}
+
+
+def test_within_the_limit_the_verdict_is_of_the_limit(tmp_path: Path) -> None:
+    """The limit of a quarter leaves 8 GiB of the device, and the run needs 40 MiB."""
+    script = SCRIPT.replace('boom("limit")', "")
+    (tmp_path / "train.py").write_text(script, encoding="utf-8")
+    done = ampmem(tmp_path, "profile", "--device", "sim", "--gpu", "32GiB", "train.py", "limit")
+    assert done.returncode == 0, done.stderr
+    prediction = summarize(read(tmp_path / "train.ampmem")).prediction
+    assert prediction is not None and prediction.allowed == 8 << 30 and prediction.limited
+    assert prediction.margin == (8 << 30) - prediction.at_peak_reserved.reserved
+    text = " ".join(done.stderr.split())
+    assert "it fits, with 8.0 GiB to spare of the 8.0 GiB that this process may take" in text
+    assert "the prediction for a GPU of 32.0 GiB, of which this process may take 8.0 GiB" in text
+
+
+def test_while_the_model_is_moved_bytes_are_divided_by_what_is_there(tmp_path: Path) -> None:
+    """Of 40 layers of 16 MiB each there is room for 16: 336 MiB less 80 MiB for the context."""
+    (tmp_path / "train.py").write_text(MOVED, encoding="utf-8")
+    done = ampmem(tmp_path, "profile", "--device", "sim", "--gpu", "336MiB", "train.py")
+    assert done.returncode == 1, done.stderr
+    oom = summarize(read(tmp_path / "train.ampmem")).out_of_memory
+    assert oom is not None
+    assert (oom.parameters_there, oom.alive[Category.PARAMETERS], oom.where) == (16 << 22, 256 << 20, "setup")
+    told = " ".join(done.stderr.split())
+    assert f"{oom.parameters_there:,} of {40 << 22:,} were on the device by then" in told
+    assert re.search(r"parameters [0-9.]+ MiB 100 % 4\.00", told)
+    # As much of gradients, twice that of Adam's state, and its temporaries: 3.1 GiB; the rtx4060 has 8.
+    assert "ampmem profile --device sim --gpu rtx4060 train.py" in told
+    checked = ampmem(tmp_path, "check", "--budget", "peak=1TiB", "train.ampmem")
+    assert checked.stdout.startswith("train.ampmem: not judged: memory ran out in setup: what the run would have")
+    assert "kept" not in checked.stdout
+
+
+def test_after_the_recorded_steps_it_is_one_story(tmp_path: Path) -> None:
+    done = run(tmp_path, "later", options=("--run-to-end", "--html", "page.html"))
+    assert done.returncode == 1, done.stderr
+    assert (tmp_path / "page.html").exists()
+    recording = read(tmp_path / "train.ampmem")
+    summary = summarize(recording)
+    oom = summary.out_of_memory
+    assert oom is not None and oom.later and oom.ended_the_run and summary.ended_by is oom
+    found = {category: size for category, size in oom.alive.items() if size and category != "workspace"}
+    # The optimizer and the batch were let go, and 1 MiB was made; of both no event was recorded.
+    assert found == {"parameters": PARAMETERS, "gradients": PARAMETERS, "other": 1 << 20}
+    assert (oom.residual_bytes, oom.step, oom.to_come) == (0, None, None)
+    assert oom.stack[-1] == f"{tmp_path / 'train.py'}:{line('torch.empty(1 << (33')} boom"
+    text = " ".join(done.stderr.split())
+    assert "out of memory in the run after the recorded steps: the run ended here" in text
+    assert "the script failed after the recorded steps; 3 steps and the request that failed later are in" in text
+    assert "--run-to-end train.py later" in text
+    shown = " ".join(ampmem(tmp_path, "show", "train.ampmem").stdout.split())
+    assert "in the run after the recorded steps" in shown and "for the whole run" not in shown
+    assert "The whole run" not in shown and "Largest saving" not in shown
+    checked = ampmem(tmp_path, "check", "--budget", "peak=1TiB", "train.ampmem")
+    assert "memory ran out in the run after the recorded steps: what the run" in checked.stdout
 
 
 def test_in_forward_what_forward_made_are_activations(tmp_path: Path) -> None:

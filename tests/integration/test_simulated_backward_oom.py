@@ -32,7 +32,7 @@ def test_running_out_of_memory_in_backward_is_an_error_of_backward(tmp_path: Pat
     (tmp_path / "train.py").write_text(TRAINING, encoding="utf-8")
     done = ampmem(tmp_path, "profile", "--device", "sim", "--gpu", "4GiB", "--quiet", "train.py")
     assert done.returncode == 0, done.stderr
-    failure = "caught CUDA out of memory: 1.0 GiB were asked for and 1.0 GiB of 4.0 GiB requested from the device, "
+    failure = "caught CUDA out of memory. Tried to allocate 1.0 GiB. The device has 4.0 GiB, of which "
     lines = done.stdout.splitlines()
     assert lines[0] == "forward 3"
     assert len(lines) == 3 and all(line.startswith(failure) for line in lines[1:])

@@ -85,7 +85,7 @@ def test_out_of_memory_is_the_devices_own_error(tmp_path: Path) -> None:
     script += "torch.cuda.empty_cache()\nmodel(torch.zeros(1 << 25, 8).cuda()).sum().backward()\n"
     done = profile(tmp_path, script, "--device", "sim", "--gpu", "592MiB")
     assert done.returncode == 1
-    assert done.stdout.startswith("CUDA out of memory: 1.0 GiB were asked for")
+    assert done.stdout.startswith("CUDA out of memory. Tried to allocate 1.0 GiB. ")
     assert "torch.OutOfMemoryError: CUDA out of memory" in done.stderr
     assert "it does not fit" in done.stderr
 

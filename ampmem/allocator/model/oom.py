@@ -33,7 +33,7 @@ EXPLANATIONS = {
     Reason.OVERSIZE: "a cached block is large enough, but max_split_size_mb keeps it from serving this size",
     Reason.WRONG_STREAM: "a cached block is large enough, but it belongs to another stream",
     Reason.WRONG_POOL: "a cached block is large enough, but it belongs to another pool",
-    Reason.LIMITED: "the device has free memory, but the process has reached its memory fraction",
+    Reason.LIMITED: "the device has free memory, but the process may not take that much of it",
     Reason.FRAGMENTED: "there is enough free memory, but it is too fragmented",
     Reason.EXHAUSTED: "all free memory together is not enough",
 }
@@ -74,25 +74,39 @@ class OutOfMemoryReport:
     largest_other_pool: int
 
     @property
-    def _allowed(self) -> str:
-        return "" if self.allowed is None else f" (this process may take {format_bytes(self.allowed)})"
+    def in_short(self) -> str:
+        """What was asked for and what was left, in half a sentence."""
+        left = f"{format_bytes(self.device_free)} of the device's {format_bytes(self.device_total)} was free"
+        if self.allowed is not None and self.allowed - self.reserved < self.device_free:
+            rest = format_bytes(max(self.allowed - self.reserved, 0))
+            left = f"{rest} was left of the {format_bytes(self.allowed)} that this process may take"
+        return f"out of memory: the script tried to allocate {self._wanted}, and {left}"
 
     @property
-    def _beside(self) -> str:
-        if not self.outside:
-            return ""
-        outside = format_bytes(self.outside)
-        return f" beside the {outside} assumed in use outside of the allocator (CUDA context, libraries)"
+    def _wanted(self) -> str:
+        segment = f" in a new segment of {format_bytes(self.segment)}" if self.segment != self.rounded else ""
+        return f"{format_bytes(self.asked)}{segment}"
 
     def __str__(self) -> str:
-        return (
-            f"out of memory: {format_bytes(self.asked)} were asked for and {format_bytes(self.segment)} of "
-            f"{format_bytes(self.device_total)}{self._allowed} requested from the device, which has "
-            f"{format_bytes(self.device_free)} free{self._beside}; "
-            f"{format_bytes(self.allocated)} are allocated and {format_bytes(self.cached)} cached "
-            f"(largest usable block {format_bytes(self.largest_free)}): "
-            f"{explanation(self.reason, self.rounded, self.cached)}"
+        # It begins as PyTorch's own message does: scripts and libraries look for "CUDA out of memory." in it.
+        sentences = [
+            "out of memory",
+            f"Tried to allocate {self._wanted}",
+            f"The device has {format_bytes(self.device_total)}, of which {format_bytes(self.device_free)} is free",
+        ]
+        if self.allowed is not None:
+            left = format_bytes(max(self.allowed - self.reserved, 0))
+            sentences.append(f"This process may take {format_bytes(self.allowed)}, of which {left} is left")
+        cached = f"{format_bytes(self.cached)} is cached (largest usable block: {format_bytes(self.largest_free)})"
+        sentences.append(
+            f"This process has reserved {format_bytes(self.reserved)}: {format_bytes(self.allocated)} is allocated "
+            f"and {cached}"
         )
+        if self.outside:
+            outside = format_bytes(self.outside)
+            sentences.append(f"{outside} is assumed to be in use outside of the allocator (CUDA context, libraries)")
+        sentences.append(f"Reason: {explanation(self.reason, self.rounded, self.cached)}")
+        return ". ".join(sentences)
 
 
 class OutOfMemory(AmpmemError):

@@ -75,7 +75,7 @@ class FailedAllocation:
     ``asked`` is the block that was needed, ``free`` what the driver had left (``None`` where the trace does not say),
     both in bytes; ``stack`` is who asked, innermost frame first. ``reserved`` and ``allocated`` are what the allocator
     held of the device when the snapshot was taken, in segments and in tensors. ``traced`` says whether the device can
-    be imported.
+    be imported, and ``at_end`` that the trace ends with the failure: only then the segments are those of that moment.
     """
 
     device: int
@@ -86,6 +86,8 @@ class FailedAllocation:
     reserved: int
     allocated: int
     traced: bool
+    stream: int = 0
+    at_end: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +275,9 @@ def _failed(segments: object, traces: list[Any]) -> Iterator[FailedAllocation]:
             asked = _number(last["size"], "")
         except RecordingError:
             continue
-        free = last.get("device_free")
+        free, stream = last.get("device_free"), last.get("stream", 0)
+        assert isinstance(rows, list)  # it has failures
+        after = rows[next(index for index in range(len(rows) - 1, -1, -1) if rows[index] is last) :]
         yield FailedAllocation(
             device=device,
             failures=len(found),
@@ -283,6 +287,8 @@ def _failed(segments: object, traces: list[Any]) -> Iterator[FailedAllocation]:
             reserved=sum(segment.size for segment in held),
             allocated=sum(block.requested for segment in held for block in segment.blocks if block.allocated),
             traced=_has_events(rows),
+            stream=stream if isinstance(stream, int) and 0 <= stream < _MAX_NUMBER else 0,
+            at_end=not _has_events(after),
         )
 
 

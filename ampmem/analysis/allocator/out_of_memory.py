@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import numpy as np
@@ -13,15 +13,16 @@ import numpy as np
 from ampmem.allocator.gpus import GPUS
 from ampmem.allocator.model.layout import SnapshotSegment
 from ampmem.allocator.model.oom import Candidates, Reason, explanation, largest
-from ampmem.allocator.settings import MIB
+from ampmem.allocator.settings import GIB, MIB
 from ampmem.allocator.shortage import candidates, unpack
 from ampmem.analysis.json.jsonable import NOT_IN_JSON, AtLeast, Positive
 from ampmem.analysis.largest import LargeAllocation
 from ampmem.analysis.largest import largest as largest_allocations
-from ampmem.analysis.parameters import own_bytes
+from ampmem.analysis.parameters import own_bytes, own_elements
 from ampmem.analysis.static_model.optimizers import state_to_come
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.analysis.timeline.history import MemoryHistory
+from ampmem.analysis.timeline.lifetimes import Mask
 from ampmem.analysis.timeline.marks import Instants, phase_at
 from ampmem.analysis.timeline.tensors import Tensors
 from ampmem.analysis.timeline.timeline import ByPhase, PhaseName
@@ -36,6 +37,7 @@ _REASONS = {
     Reason.LIMITED: "allow the process more with torch.cuda.set_per_process_memory_fraction",
 }
 _MOST = 1 << 62
+_ERROR = "OutOfMemoryError"
 _EXPANDABLE = "set PYTORCH_ALLOC_CONF=expandable_segments:True"
 _LARGEST = {
     Category.ACTIVATIONS: "make the batch smaller, or recompute activations with torch.utils.checkpoint",
@@ -48,12 +50,20 @@ _IN_SETUP = "make the model smaller, or use a larger GPU"
 """There is no batch yet."""
 _INFERENCE = (StepOn.FORWARD,)
 """What ends the steps of a script that makes neither gradients nor updates."""
+_STATES_OF_ADAM = 2
 _STEPS = 3
 """So many steps are recorded unless more are asked for."""
 _BATCH_SIZE = re.compile(r"-b|(--?)?([\w-]+[._-])?(batch[_-]?size|bs|bsz)|--?batch", re.IGNORECASE)
 """How scripts call the argument that says their batch size."""
 _WITHOUT_BATCH = (Phase.SETUP, Phase.OPTIMIZER)
 """Phases whose memory a smaller batch hardly changes."""
+_PHASES = {
+    "data": "the loading of data",
+    "optimizer": "the optimizer's update",
+    "evaluation": "an evaluation",
+    "between": "the script outside of its steps",
+}
+_NOT_OF_A_STEP = ("data", "evaluation")
 _MODEL = "make the model smaller, or spread it over several GPUs"
 _FOREACH = "let the optimizer take one parameter at a time (foreach=False)"
 _OR_FUSED = f"{_FOREACH}, or use fused=True"
@@ -102,7 +112,11 @@ class FailedRequest:
     limit. ``op``, ``module`` and ``stack`` (outermost call first) say who asked, where that is known.
     ``alive`` are the tensors, and ``largest`` the largest of them. ``reserved`` is what the allocator held, ``cached``
     the part of it in free blocks. ``outside`` is what others hold of the device; ``None`` where the device's size is
-    not known. ``to_come`` is ``None`` where nothing is known of it. ``options`` are the ``changes``, with the
+    not known, as of a snapshot: then ``device_total`` is ``None``, too.
+    ``later`` says that the request came after the recorded steps: of ``alive`` only what was there when they
+    ended has a category, and ``largest`` are of that. ``parameters_there`` counts the elements of the parameters that
+    were on the device by then, ``None`` where that is not known: fewer than all where the model was being moved.
+    ``to_come`` is ``None`` where nothing is known of it. ``options`` are the ``changes``, with the
     findings that know more. ``next_commands`` are lines for a shell that tell more: the largest batch size that fits,
     where the command line of the script says which that is, and the whole step on a larger simulated GPU.
     ``residual_bytes`` is how far ``alive`` is from the allocator's own blocks.
@@ -117,7 +131,7 @@ class FailedRequest:
     lacking: int = 0
     device: int = 0
     recorded: bool = True
-    device_total: int
+    device_total: int | None
     device_free: int
     allowed: int | None = None
     op: str | None
@@ -137,16 +151,30 @@ class FailedRequest:
     options: tuple[Option, ...] = field(metadata=NOT_IN_JSON)
     next_commands: tuple[str, ...] = ()
     residual_bytes: int
+    later: bool = False
+    parameters_there: int | None = None
 
     @property
     def where(self) -> str:
-        """Step and phase in words."""
+        """Step and phase in words, as they stand after "in"."""
+        if self.later:
+            return "the run after the recorded steps"
+        phase = _PHASES.get(self.phase, self.phase)
         if self.step is None or self.phase == Phase.SETUP.name.lower():
-            return self.phase
+            return phase
         if self.phase == Phase.BETWEEN.name.lower():
             return f"step {self.step}, outside of forward, backward and update"
-        phase = "the optimizer's update" if self.phase == Phase.OPTIMIZER.name.lower() else self.phase
-        return f"{phase} of step {self.step}"
+        return f"{phase} {'in' if self.phase in _NOT_OF_A_STEP else 'of'} step {self.step}"
+
+    @property
+    def left(self) -> int:
+        """Bytes that the device could give, or that this process could take where that was less."""
+        return self.device_free if self.allowed is None else min(self.device_free, max(self.allowed - self.reserved, 0))
+
+    @property
+    def by_the_limit(self) -> bool:
+        """Whether what the process may take was less than what the device had left, and not enough."""
+        return self.left < min(self.device_free, self.segment)
 
 
 def failed_request(history: MemoryHistory, tensors: Tensors) -> FailedRequest | None:
@@ -164,27 +192,34 @@ def failed_request(history: MemoryHistory, tensors: Tensors) -> FailedRequest | 
     reserved = sum(segment.size for segment in segments)
     requested = sum(block.requested for block in blocks if block.allocated)
     recorded = recording.allocator is None or recording.allocator.device == oom.device
-    alive = history.timeline.breakdown(position) if recorded else _all_other(requested)
+    still = None if oom.later is None else _still_alive(history, position, oom.later)
+    if still is not None:
+        alive = _with_other(history, still, requested)
+    else:
+        alive = history.timeline.breakdown(position) if recorded else _all_other(requested)
     limit, total = _limit(oom, reserved)
     left = None if limit is None else max(limit - reserved, 0)
     reason = free.reason(oom.asked, oom.segment, oom.free, left)
     phase = phase_at(recording.phases, oom.time_ns)
     cached = sum(block.size for block in blocks if not block.allocated and not block.awaiting)
-    temporaries = history.timeline.temporaries_by_phase(position if recorded else 0)
+    during = recorded and still is None
+    temporaries = history.timeline.temporaries_by_phase(position if during else 0)
     largest_free = LargestFree(
         usable=largest(free.usable), other_streams=largest(free.other_stream), other_pools=largest(free.other_pool)
     )
     expandable = any(segment.expandable for segment in segments)
-    coming = _to_come(history, position, phase) if recorded else None
+    # A snapshot does not say which gradient is whose, so it does not say which are still to come.
+    coming = _to_come(history, position, phase) if during and total is not None else None
+    there = _parameters_there(history, position) if during else None
     updating = phase is Phase.OPTIMIZER and (temporaries["optimizer"] > 0 or _has_all_state(coming))
     options = (
         *_against(reason, expandable=expandable),
         *_against_the_largest(recording, alive, phase, updating=updating),
     )
-    return FailedRequest(
+    found = FailedRequest(
         step=_step(recording, oom),
         phase=phase.name.lower(),
-        ended_the_run=_ended(recording),
+        ended_the_run=_ended(recording, oom),
         failures=len(recording.ooms),
         asked=oom.asked,
         segment=oom.segment,
@@ -200,18 +235,20 @@ def failed_request(history: MemoryHistory, tensors: Tensors) -> FailedRequest | 
         alive=alive,
         temporaries_by_phase=temporaries,
         to_come=coming,
-        largest=largest_allocations(history, tensors, position) if recorded else (),
+        largest=largest_allocations(history, tensors, position, among=still) if recorded else (),
         reserved=reserved,
         cached=cached,
-        outside=None if limit == oom.total else max(total - oom.free - reserved, 0),
+        outside=None if total is None or limit == oom.total else max(total - oom.free - reserved, 0),
         largest_free=largest_free,
         reason=reason,
         explanation=explanation(reason, oom.asked, cached),
         changes=tuple(option.change for option in options),
         options=options,
-        next_commands=_commands(recording, oom, phase) if recorded else (),
         residual_bytes=abs(sum(alive.values()) - requested),
+        later=oom.later is not None,
+        parameters_there=there,
     )
+    return replace(found, next_commands=_commands(recording, found, oom, phase)) if recorded else found
 
 
 def failure_position(history: MemoryHistory) -> int:
@@ -219,14 +256,36 @@ def failure_position(history: MemoryHistory) -> int:
     return history.timeline.position(history.recording.ooms[-1].time_ns)
 
 
-def _limit(oom: OomRecord, reserved: int) -> tuple[int | None, int]:
+def _limit(oom: OomRecord, reserved: int) -> tuple[int | None, int | None]:
     """What the process may take, and the device's memory.
 
     Older recordings have the limit as the total: then more is free and reserved than there is in all.
     """
-    if oom.limit is None and oom.free + reserved > oom.total:
+    if oom.limit is None and oom.total is not None and oom.free + reserved > oom.total:
         return oom.total, oom.free + reserved
     return oom.limit, oom.total
+
+
+def _still_alive(history: MemoryHistory, position: int, addresses: Sequence[int]) -> Mask:
+    """What was alive when the recording ended, and still was when memory ran out."""
+    lifetimes = history.lifetimes
+    still: Mask = lifetimes.alive_at(position) & np.isin(lifetimes.address, addresses)
+    return still
+
+
+def _with_other(history: MemoryHistory, still: Mask, size: int) -> Breakdown:
+    """``size`` bytes: those of ``still`` by category, the rest as other."""
+    sizes = history.lifetimes.bytes
+    found = {category: int(sizes[still & history.classes.of(category)].sum()) for category in CATEGORIES}
+    return {**found, Category.OTHER: found[Category.OTHER] + max(size - sum(found.values()), 0)}
+
+
+def _parameters_there(history: MemoryHistory, position: int) -> int:
+    """The elements of the parameters that have memory at ``position``."""
+    facts, texts = history.facts, history.recording.texts
+    rows = (facts.fact == Fact.PARAMETER) & history.lifetimes.alive_at(position)[facts.allocation]
+    there = {texts[name] for name in np.unique(facts.name[rows]).tolist()}
+    return sum(own_elements(record) for record in history.parameters if record.name in there)
 
 
 def _all_other(size: int) -> Breakdown:
@@ -269,12 +328,19 @@ def _with_steps(history: MemoryHistory) -> Iterator[tuple[Instants, StepRecord]]
     return zip(history.marks, history.recording.steps, strict=True)
 
 
-def _ended(recording: Recording) -> bool:
+def _unfinished(recording: Recording) -> bool:
     return bool(recording.steps) and not recording.steps[-1].finished
 
 
+def _ended(recording: Recording, oom: OomRecord) -> bool:
+    failure = recording.run.failure
+    if oom.later is None or failure is None:
+        return _unfinished(recording)
+    return "out of memory" in failure.message or failure.error.endswith(_ERROR)
+
+
 def _step(recording: Recording, oom: OomRecord) -> int | None:
-    if _ended(recording):
+    if _unfinished(recording):
         return recording.steps[-1].index
     return None if oom.step == NO_STEP else oom.step
 
@@ -324,9 +390,11 @@ def _against_the_largest(recording: Recording, alive: Breakdown, phase: Phase, *
         yield Option(change=otherwise)
 
 
-def _commands(recording: Recording, oom: OomRecord, phase: Phase) -> tuple[str, ...]:
+def _commands(recording: Recording, found: FailedRequest, oom: OomRecord, phase: Phase) -> tuple[str, ...]:
     """Lines to run next; none of what no command line has started, as a cell of a notebook."""
-    run = recording.run
+    run, total = recording.run, found.device_total
+    if total is None:
+        return ()
     script = run.script.split(" ", 1) if run.script.startswith("-m ") else [run.script]
     if len(script) == 1 and not script[0].endswith(".py"):
         return ()
@@ -338,12 +406,18 @@ def _commands(recording: Recording, oom: OomRecord, phase: Phase) -> tuple[str, 
     forced = recording.arm.name if recording.arm.forced else None
     lines = []
     varied = _varied(run.arguments)
-    if varied is not None and phase not in _WITHOUT_BATCH:
+    if varied is not None and phase not in _WITHOUT_BATCH and not found.later:
         arms = ["--arms", str(forced or Arm.AS_IS)]
-        lines.append(["ampmem", "fit", "--gpu", _gpu(run, oom.total), *arms, *shared, *script, *varied])
+        lines.append(["ampmem", "fit", "--gpu", _gpu(run, total), *arms, *shared, *script, *varied])
     arm = [] if forced is None else ["--arm", str(forced)]
     steps = ["--steps", str(oom.step + 1)] if oom.step >= _STEPS else []
-    larger = ["ampmem", "profile", "--device", str(Device.SIMULATED), "--gpu", _larger(oom.total)]
+    steps += ["--run-to-end"] if found.later else []
+    least = _least_needed(recording, found, total)
+    if found.by_the_limit:  # a larger GPU is of no use: the script has to let the process take more
+        gpu = _gpu(run, total) if least <= total else _larger(least)
+    else:
+        gpu = _larger(max(2 * total, least))
+    larger = ["ampmem", "profile", "--device", str(Device.SIMULATED), "--gpu", gpu]
     lines.append([*larger, *arm, *shared, *steps, *script, *run.arguments])
     return tuple(map(shlex.join, lines))
 
@@ -360,10 +434,29 @@ def _gpu(run: RunRecord, total: int) -> str:
     return known or (run.device_name if run.source is SourceKind.SIMULATED else f"{total // MIB}MiB")
 
 
-def _larger(total: int) -> str:
-    """The smallest GPU that ``--gpu`` knows with twice as much memory, else so much memory."""
-    enough = {key: gpu.total_memory for key, gpu in GPUS.items() if gpu.total_memory >= 2 * total}
-    return min(enough, key=lambda key: enough[key], default=f"{-(-total // (512 * MIB))}GiB")
+def _least_needed(recording: Recording, found: FailedRequest, total: int) -> int:
+    """Bytes that the device must have at least for the failed request and for what the first update adds.
+
+    What is not known of the optimizer is taken to be as Adam with its temporaries has it.
+    """
+    there = total - found.device_free + found.segment
+    if found.later:
+        return there
+    to_move = max(sum(map(own_bytes, recording.parameters)) - found.alive[Category.PARAMETERS], 0)
+    coming, trained = found.to_come, [record for record in recording.parameters if record.trainable]
+    if recording.run.step_on in _INFERENCE:
+        return there + to_move
+    whole = sum(map(own_bytes, trained))
+    if coming is None:
+        return there + to_move + whole * (1 + _STATES_OF_ADAM + 1)
+    state = whole * (_STATES_OF_ADAM + 1) if coming.optimizer_state is None else coming.optimizer_state
+    return there + to_move + coming.gradients + state
+
+
+def _larger(least: int) -> str:
+    """The smallest GPU that ``--gpu`` knows with ``least`` bytes, else so much memory."""
+    enough = {key: gpu.total_memory for key, gpu in GPUS.items() if gpu.total_memory >= least}
+    return min(enough, key=lambda key: enough[key], default=f"{-(-least // GIB)}GiB")
 
 
 def _varied(arguments: Sequence[str]) -> list[str] | None:

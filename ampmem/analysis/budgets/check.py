@@ -6,7 +6,7 @@ The dataclasses have the names and the order of the JSON. ``None`` is what is no
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -52,9 +52,10 @@ class Limit(StrEnum):
 class Judged:
     """What a limit is held against. ``before`` is what the baseline has; ``after`` what the run has.
 
-    ``kept`` is false where there is more than the limit, and where it is not known, for which ``unknown`` is the
-    reason. Of ``growth`` bytes are for each step, and may be negative. ``least`` is there where ``after`` is the most
-    that is assumed of a simulated device: there is so much at least.
+    ``kept`` is false where there is more than the limit, where that is not known, for which ``unknown`` is the reason,
+    and where the run cannot be judged: more may have come than was seen. Of ``growth`` bytes are for each step, and may
+    be negative. ``least`` is there where ``after`` is the most that is assumed of a simulated device: there is so much
+    at least.
     """
 
     key: Name
@@ -65,6 +66,11 @@ class Judged:
     kept: bool
     unknown: str | None = None
     least: int | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether there is more than the limit."""
+        return self.after is not None and self.after > self.limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,9 +181,9 @@ def check(
         require_comparable(baseline, runs_on(run.summary), run.side.label)
     judged = [*_budgets(run, budgets, baseline), *_compared(run, baseline, allow)]
     unknown = tuple(f"{each.key}: {each.unknown}" for each in judged if each.unknown is not None)
-    broken = tuple(
-        _broken(each, grown(run, baseline, each.key)) for each in judged if not each.kept and each.unknown is None
-    )
+    broken = tuple(_broken(each, grown(run, baseline, each.key)) for each in judged if each.over)
+    if run.problems:
+        judged = [replace(each, kept=False) for each in judged]
     problems = (*run.problems, *unknown, *mistaken)
     return CheckResult(
         schema=SCHEMA,

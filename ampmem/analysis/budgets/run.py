@@ -71,7 +71,7 @@ def run_of(recording: Recording, label: str) -> Run:
         side=Side(label=label, summary=summary, groups=groups_of(analysis), arguments=recording.run.arguments),
         allocated=_allocated(analysis),
         growth=_growth(analysis),
-        problems=(*_problems(summary), *_ending(recording)),
+        problems=(*_problems(summary), *_ending(recording, summary)),
         notes=recording.remarks,
     )
 
@@ -125,17 +125,20 @@ def _growth(analysis: Analysis) -> Growth | None:
 def _problems(summary: Summary) -> Iterator[str]:
     yield from wrong_sums(summary)
     unfinished = next((step.index for step in summary.steps if not step.finished), None)
-    if unfinished is not None:
-        yield f"memory ran out in step {unfinished}: what it would have needed is not known"
-    elif summary.out_of_memory is not None:
-        yield "memory ran out, and the script went on: what it would have needed is not known"
+    oom = summary.out_of_memory
+    if oom is not None:
+        went_on = "" if oom.ended_the_run else ", and the script went on"
+        yield f"memory ran out in {oom.where}{went_on}: what the run would have needed is not known"
+    elif unfinished is not None:
+        yield f"memory ran out in step {unfinished}: what the run would have needed is not known"
 
 
-def _ending(recording: Recording) -> Iterator[str]:
+def _ending(recording: Recording, summary: Summary) -> Iterator[str]:
     if recording.ended is False:
         yield "the recording was not ended: its process was killed, and what it would have needed is not known"
     # Of a run that ran out of memory that is said already.
-    if recording.run.failure is not None and all(step.finished for step in recording.steps):
+    said = summary.ended_by is not None or not all(step.finished for step in recording.steps)
+    if recording.run.failure is not None and not said:
         yield f"{recording.run.failure.note}; what it would have needed is not known"
 
 

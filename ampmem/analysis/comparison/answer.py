@@ -241,7 +241,12 @@ def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed:
         peak=replace(at, bytes=sum(live.values()), allocated=None if short else at.allocated),
         step=step,
         parts=_parts(live),
-        saving=max((each for each in summary.findings if each.saved), key=lambda each: each.saved, default=None),
+        saving=max(
+            # Nothing is known of what would have helped after the recorded steps.
+            (each for each in summary.findings if each.saved and not (short and short.later)),
+            key=lambda each: each.saved,
+            default=None,
+        ),
         failed=failed,
         short=short,
         outside=None,

@@ -75,7 +75,7 @@ def _precision(summary: Summary) -> str:
 
 
 def _end(summary: Summary) -> str:
-    last = summary.steps[-1]
-    if last.finished:
-        return "whole"
-    return f"{'out of memory' if summary.out_of_memory is not None else 'failed'} in step {last.index}"
+    last, oom = summary.steps[-1], summary.ended_by
+    if oom is not None:
+        return f"out of memory in {oom.where}"
+    return "whole" if last.finished else f"failed in step {last.index}"

@@ -41,5 +41,8 @@ class Side:
 
     def doubts(self) -> tuple[str, ...]:
         """What speaks against trusting its numbers."""
-        breach = self.summary.conservation.breach
-        return () if breach is None else (f"{self.label}: {breach}",)
+        breach, oom = self.summary.conservation.breach, self.summary.ended_by
+        found = [] if breach is None else [f"{self.label}: {breach}"]
+        if oom is not None:
+            found.append(f"{self.label} ran out of memory in {oom.where}: its bytes are those of the part before")
+        return tuple(found)

@@ -56,6 +56,14 @@ CHECKS: tuple[Check, ...] = (
 OF_INFERENCE: tuple[Check, ...] = (cache_off_saves.check, fragmentation.check, no_autocast_effect.check)
 """Those that are true of steps without a backward and an update, too."""
 
+OF_A_FAILURE: tuple[Check, ...] = (
+    cache_off_saves.check,
+    fp32_activations.check,
+    expanded_buffer_cast.check,
+    foreach_temporaries.check,
+)
+"""Those that need nothing but what was alive when memory ran out, so that they are true of a first step that failed."""
+
 SEVERITIES = ("warning", "advice", "info")
 """In which order findings are told."""
 
@@ -67,7 +75,7 @@ def findings(analysis: Analysis) -> tuple[Finding, ...]:
     """
     found = _checked(TrainingRun(analysis=analysis))
     oom = analysis.failed_request
-    if oom is not None:
+    if oom is not None and not oom.later:  # of what came after the recorded steps only the failure is known
         found = _at_failure(found, _checked(TrainingRun(analysis=analysis, at_failure=True)), ended=oom.ended_the_run)
     proven = [_proven(finding) for finding in found.values()]
     return tuple(sorted(proven, key=lambda finding: (SEVERITIES.index(finding.severity), -finding.saved)))
@@ -76,7 +84,9 @@ def findings(analysis: Analysis) -> tuple[Finding, ...]:
 def _checked(run: TrainingRun) -> dict[str, Finding]:
     """What the checks find in ``run``, by code."""
     of_steps = CHECKS if trains(run.recording) else OF_INFERENCE
-    checks = (out_of_memory.check, residual.check, *(of_steps if run.steps else ()))
+    if not run.steps:
+        of_steps = OF_A_FAILURE if run.at_failure and trains(run.recording) else ()
+    checks = (out_of_memory.check, residual.check, *of_steps)
     return {finding.code: finding for check in checks if (finding := check(run)) is not None}
 
 

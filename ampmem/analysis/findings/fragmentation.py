@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from ampmem.allocator.settings import VARIABLES, parse_settings
-from ampmem.allocator.trace import trace_of_events, what_if
+from ampmem.allocator.settings import VARIABLES, Settings, parse_settings
+from ampmem.allocator.trace import peak_reserved, trace_of_events
 from ampmem.analysis.findings.base import Finding, Section, TrainingRun
 from ampmem.errors import UsageError
 from ampmem.units import format_bytes
@@ -20,10 +18,13 @@ _AGREES = 0.01
 _MOST_EVENTS = 200_000
 """A longer recording is not replayed: that would take seconds each time that it is shown."""
 _SETTING = "expandable_segments:True"
+_OTHERS = ("max_split_size_mb:128", "max_split_size_mb:512")
+"""What else is tried. It is told only where it saves more: it keeps large blocks whole, so other requests may need new
+segments."""
 
 
 def check(run: TrainingRun) -> Finding | None:
-    """The most that is reserved is more than the most that is allocated, and expandable segments make it less.
+    """The most that is reserved is more than the most that is allocated, and a setting of the allocator makes it less.
 
     Of a request that failed its own finding tells.
     """
@@ -38,9 +39,12 @@ def check(run: TrainingRun) -> Finding | None:
     least = max(_LEAST, _SHARE * reserved)
     if expandable or idle < least:
         return None
-    peaks = _replayed(run)
-    proven = peaks is not None and abs(peaks[0] - reserved) <= _AGREES * reserved
-    saved = peaks[0] - peaks[1] if peaks is not None and proven else 0
+    settings = _settings(run)
+    peaks = {} if settings is None else _replayed(run, settings)
+    proven = bool(peaks) and abs(peaks[""] - reserved) <= _AGREES * reserved
+    # Of equal ones the first.
+    best = min((each for each in peaks if each), key=lambda each: peaks[each]) if proven else _SETTING
+    saved = peaks[""] - peaks[best] if proven else 0
     if proven and saved < least:
         return None
     return Finding(
@@ -50,12 +54,12 @@ def check(run: TrainingRun) -> Finding | None:
         message=f"the allocator reserves up to {format_bytes(reserved)}, {format_bytes(idle)} more than it ever has in "
         "use: its free memory lies in pieces that do not fit what is asked for.",
         bytes=idle,
-        change=f"{_variable(run)} in the environment, before torch is imported",
+        change=f"{_variable(run, best)} in the environment, before torch is imported",
         evidence=(
             f"most in use at once: {format_bytes(reserved - idle)}",
-            f"the recorded allocations in ampmem's model of the allocator: {format_bytes(peaks[0])} reserved, "
-            f"{format_bytes(peaks[1])} with {_SETTING}"
-            if peaks is not None and proven
+            f"the recorded allocations in ampmem's model of the allocator: {format_bytes(peaks[''])} reserved, "
+            + ", ".join(f"{format_bytes(peaks[each])} with {each}" for each in dict.fromkeys((best, _SETTING)))
+            if proven
             else f"what {_SETTING} would take off is not known: the recorded allocations cannot be replayed, or not to "
             "the peak that was recorded",
         ),
@@ -63,23 +67,27 @@ def check(run: TrainingRun) -> Finding | None:
     )
 
 
-def _variable(run: TrainingRun) -> str:
+def _variable(run: TrainingRun, setting: str) -> str:
     """What to set, beside what is set already."""
     allocator = run.recording.allocator
     if allocator is None or not allocator.settings:
-        return f"{VARIABLES[-1]}={_SETTING}"
-    return f"{allocator.variable or VARIABLES[-1]}={allocator.settings},{_SETTING}"
+        return f"{VARIABLES[-1]}={setting}"
+    return f"{allocator.variable or VARIABLES[-1]}={allocator.settings},{setting}"
 
 
-def _replayed(run: TrainingRun) -> tuple[int, int] | None:
-    """The most that is reserved, with the settings of the run and with expandable segments; ``None`` if not known."""
+def _settings(run: TrainingRun) -> Settings | None:
+    """The settings of a run that can be replayed; ``None`` for others."""
     recording = run.recording
     if len(recording.events) > _MOST_EVENTS:
         return None
     try:
-        settings = parse_settings("" if recording.allocator is None else recording.allocator.settings)
+        return parse_settings("" if recording.allocator is None else recording.allocator.settings)
     except UsageError:  # settings that the model does not have
         return None
-    trace = trace_of_events(recording.events, recording.segments)
-    found = what_if(trace, replace(settings, expandable_segments=True), instead_of=settings)
-    return found.peak_reserved_before, found.peak_reserved_after
+
+
+def _replayed(run: TrainingRun, settings: Settings) -> dict[str, int]:
+    """The most that is reserved with ``settings``, under the empty key, and with each setting that is tried beside."""
+    trace = trace_of_events(run.recording.events, run.recording.segments)
+    tried = ("", _SETTING, *(_OTHERS if settings.max_split_size is None else ()))
+    return {each: peak_reserved(trace, parse_settings(each, settings)) for each in tried}

@@ -27,13 +27,15 @@ class VariedArgument:
 class SimulatedGpu:
     """The GPU; ``outside_bytes`` is what is assumed in use beside the allocator's memory, null when nothing fits.
 
-    ``outside_at_most_bytes`` is the same with the most that is assumed.
+    ``outside_at_most_bytes`` is the same with the most that is assumed. ``allowed_bytes`` is what the script lets the
+    process take of the GPU, null where the script sets no limit.
     """
 
     name: str
     total_bytes: Positive
     outside_bytes: int | None
     outside_at_most_bytes: int | None
+    allowed_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +136,7 @@ def document(fit: FitResult) -> FitDocument:
             total_bytes=fit.total,
             outside_bytes=fit.outside,
             outside_at_most_bytes=fit.outside_at_most,
+            allowed_bytes=fit.allowed,
         ),
         arms=tuple(map(_arm, fit.arms)),
         break_even=tuple(map(_crossing, fit.break_even)),

@@ -72,8 +72,10 @@ class Prediction:
 
     ``margin`` is what is left of ``gpu_bytes`` at the peak of reserved memory, or of allocated memory where what is
     reserved may be less (``highest.least_reserved``); ``None`` when a request failed; below 0 where what is outside of
-    the allocator does not fit beside it. ``highest`` is ``None`` where nothing had to be
-    assumed. Of a run that ``stopped`` before its end all is that of the part that was seen.
+    the allocator does not fit beside it. ``allowed`` is what the process may take
+    (``set_per_process_memory_fraction``), and ``margin`` what is left of that where it is less; ``None`` without such
+    a limit. ``highest`` is ``None`` where nothing had to be assumed. Of a run that ``stopped`` before its end all is
+    that of the part that was seen.
     """
 
     gpu_bytes: int
@@ -85,6 +87,12 @@ class Prediction:
     not_modelled: tuple[str, ...]
     stopped: str = ""
     """Up to where the run was seen, where it did not come to its end and no request failed; else empty."""
+    allowed: int | None = None
+
+    @property
+    def limited(self) -> bool:
+        """Whether what the process may take is the least that is left, and not what the device has."""
+        return self.allowed is not None and self.allowed - self.most_reserved < self.gpu_bytes - self.most_total
 
     @property
     def least_reserved(self) -> int:
@@ -162,18 +170,24 @@ def prediction_of(record: PredictionRecord, *, stopped: str = "") -> Prediction:
         )
     reserved, allocated = _terms(record.reserved, record), _terms(record.allocated, record)
     fits = highest is None or highest.total <= record.total
+    if record.allowed is not None and highest is not None and highest.reserved > record.allowed:
+        fits = False
     surely = reserved.total if record.least_reserved is None else allocated.total - allocated.cached
-    too_large = record.ran_out or surely > record.total
+    left = record.total - surely
+    if record.allowed is not None:
+        left = min(left, record.allowed - (surely - record.outside - sum(record.libraries.values())))
+    too_large = record.ran_out or left < 0
     seen = Fit.NOT_KNOWN if stopped else Fit.FITS if fits else Fit.MAY_NOT_FIT
     return Prediction(
         gpu_bytes=record.total,
         fit=Fit.DOES_NOT_FIT if too_large else seen,
-        margin=None if record.ran_out else record.total - surely,
+        margin=None if record.ran_out else left,
         at_peak_allocated=allocated,
         at_peak_reserved=reserved,
         highest=highest,
         not_modelled=record.unmodelled,
         stopped="" if record.ran_out else stopped,
+        allowed=record.allowed,
     )
 
 

@@ -59,6 +59,8 @@ class Memory:
     surely: bool = True
     outside_at_most: int = 0
     """What is in use beside the allocator's memory with the most that is assumed for it."""
+    allowed: int | None = None
+    """What the script lets the process take (``set_per_process_memory_fraction``); ``None`` without a limit."""
 
     @property
     def most(self) -> int:
@@ -185,6 +187,12 @@ class FitResult:
         found = (memory for arm in self.arms for memory in arm.points.values() if memory is not None)
         return max((max(memory.used - memory.reserved, memory.outside_at_most) for memory in found), default=None)
 
+    @property
+    def allowed(self) -> int | None:
+        """The least that the script lets the process take in any run that fits; ``None`` without such a limit."""
+        found = (memory for arm in self.arms for memory in arm.points.values() if memory is not None)
+        return min((memory.allowed for memory in found if memory.allowed is not None), default=None)
+
 
 def _contains(points: Points, those: Points) -> bool:
     """Whether ``points`` has the runs of ``those``, and both come to the same end."""
@@ -244,6 +252,7 @@ def memory_of(recording: Recording) -> Memory | None:
         highest=None if found.highest is None else found.most_total,
         surely=found.fit is Fit.FITS,
         outside_at_most=0 if found.highest is None else found.highest.total - found.highest.reserved,
+        allowed=found.allowed,
     )
 
 

@@ -137,6 +137,8 @@ def _largest_expected(points: Points, fits: int, too_large: int, total: int) -> 
         less, more = _allocated(below), _allocated(above)
     if more <= less:
         return None
+    if above.allowed is not None:  # what is used outside of the allocator is not part of what the process may take
+        total = min(total, above.allowed + above.used - above.reserved)
     expected = larger + (total - more) * (larger - smaller) // (more - less)
     return expected if expected < too_large else None
 

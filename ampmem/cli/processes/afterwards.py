@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ampmem.cli.processes.gpu_option import how_to_use_the_gpu
 from ampmem.cli.processes.messages import Audience
 from ampmem.errors import ModelElsewhere, NothingRecorded
-from ampmem.names import RAN_ON, RAN_ON_PREDICTED
+from ampmem.names import RAN_ON, RAN_ON_FAILED, RAN_ON_PREDICTED
 from ampmem.output.files import sized
 from ampmem.recorder.script import Target
 from ampmem.recording import add_ending
@@ -95,8 +95,11 @@ def _stopped(stopper: Stopper) -> str:
     return f"; the script {caught} and went on to its end"
 
 
-def kept(session: Session, path: Path, stopper: Stopper) -> str:
-    """What is left of a script that failed; removes a recording of nothing."""
+def kept(session: Session, path: Path, stopper: Stopper, *, later: bool = False) -> str:
+    """What is left of a script that failed; removes a recording of nothing.
+
+    ``later`` says that memory ran out after the recorded steps.
+    """
     there = sized(path, session.options.path)
     if stopper.caught:
         return (
@@ -109,6 +112,9 @@ def kept(session: Session, path: Path, stopper: Stopper) -> str:
         said = f"{ended}, and {rest}, are" if session.outcome.recorded else f"{rest} is"
         return f"the script failed: out of memory; {said} in {there} (ampmem show {quote(str(path))})"
     if session.outcome.recorded:
+        if later:
+            said = f"{_steps(session)} and the request that failed later are in {there}"
+            return f"the script failed after the recorded steps; {said} (ampmem show {quote(str(path))})"
         be = "is" if session.outcome.recorded == 1 else "are"
         return f"the script failed; {ended} {be} in {there} (ampmem show {quote(str(path))})"
     discard(session)
@@ -139,22 +145,25 @@ def predicted(simulation: Simulation, *, failed: bool) -> str:
     return headline(prediction, simulation.device.gpu.name, failure=failure)
 
 
-def complete(session: Session, simulation: Simulation | None, *, ran_on: bool) -> None:
+def complete(session: Session, simulation: Simulation | None, *, ran_on: bool) -> bool:
     """Have a recording that ended before its script did say what is of the whole run, and what of its steps.
 
     A simulated device was there to the end: its prediction is of the whole run. ``ran_on`` says of others that the
-    script was not stopped.
+    script was not stopped. Returns whether memory ran out after the recorded steps, which the recording says then.
     """
     outcome, path, writer = session.outcome, session.options.path, session.writer
     if writer is None or not outcome.recorded or outcome.recorded != session.options.steps or not path.exists():
-        return
+        return False
     if simulation is None:
         if ran_on:
             add_ending(path, [RAN_ON])
-        return
+        return False
     record, _ = simulation.end()
-    if record != writer.prediction:
-        add_ending(path, [*session.notes(), RAN_ON_PREDICTED], prediction=record, failure=outcome.failure)
+    ooms, failure = session.late_ooms(), outcome.failure
+    if record != writer.prediction or ooms or failure is not None:
+        said = [RAN_ON_PREDICTED] if failure is None else [failure.note, RAN_ON_FAILED]
+        add_ending(path, [*session.notes(), *said], prediction=record, failure=failure, ooms=ooms)
+    return bool(ooms)
 
 
 def show(recording: Path, named: Path, audience: Audience) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from time import time_ns
 
 import numpy as np
@@ -43,6 +44,9 @@ _ONE_STEP = (
     "the next, whose peak may be higher"
 )
 
+_LATER = 8
+"""So many failures after the recorded steps are kept, the last ones."""
+
 _NOWHERE = Place(step=NO_STEP, op="", module="", stack="")
 
 
@@ -70,6 +74,8 @@ class SimulatedSource:
         self._peak: LayersRecord | None = None
         self._layers: list[LayersRecord] = []
         self._ooms: list[OomRecord] = []
+        self._at_end: Mapping[int, object] = {}
+        """What was alive when the recording ended, by address."""
 
     def attach(self, locate: Callable[[], Place], log: Log, texts: Texts) -> None:
         """Log facts about what no hook can see."""
@@ -137,15 +143,17 @@ class SimulatedSource:
         """Which are alive is not kept."""
 
     def stop(self) -> RawEvents:
-        """The last events."""
-        self._device.recorder = self._device.on_workspace = self._device.on_out_of_memory = None
-        self._device.on_scratch = None
+        """The last events; what fails from now on for want of memory is kept for :meth:`take_ooms`."""
+        self._device.recorder = self._device.on_workspace = self._device.on_scratch = None
+        self._at_end = self._alive()
+        self._device.on_out_of_memory = self._failed_later
         self._device.allocator.driver.observer = None
         return self._drain()
 
     def abandon(self) -> None:
         """Let go of the device, which goes on in the child."""
         self.stop()
+        self._device.on_out_of_memory, self._at_end = None, {}
 
     def mark(self, step: int, mark: Mark) -> None:
         """Take the model's statistics."""
@@ -222,24 +230,37 @@ class SimulatedSource:
     def _failed(self, error: OutOfMemory) -> None:
         self._device.retract(_ONE_STEP)  # another one ran, and was too large
         place = _NOWHERE if self._locate is None else self._locate()
+        self._ooms.append(self._record_of(error, place))
+
+    def _failed_later(self, error: OutOfMemory) -> None:
+        """The script goes on after the recorded steps, and memory runs out."""
+        stack = "" if self._locate is None else self._locate().stack
+        now = self._alive()
+        later = tuple(address for address, tensor in self._at_end.items() if now.get(address) is tensor)
+        record = self._record_of(error, Place(step=NO_STEP, op="", module="", stack=stack))
+        self._ooms = [*self._ooms[1 - _LATER :], replace(record, later=later)]
+
+    def _alive(self) -> Mapping[int, object]:
+        """What has memory of the device, by address: the storage, or the library whose workspace is there."""
+        return {**self._device.workspaces, **self._device.tensors()}
+
+    def _record_of(self, error: OutOfMemory, place: Place) -> OomRecord:
         report = error.report
-        self._ooms.append(
-            OomRecord(
-                time_ns=time_ns(),
-                step=place.step,
-                device=0,
-                stream=self._device.order.current(),
-                pool="0,0",
-                asked=report.rounded,
-                segment=report.segment,
-                total=report.device_total,
-                free=report.device_free,
-                op=place.op or running_node()[0],
-                module=place.module,
-                stack=place.stack,
-                segments=pack(self._device.segments()),
-                limit=report.allowed,
-            )
+        return OomRecord(
+            time_ns=time_ns(),
+            step=place.step,
+            device=0,
+            stream=self._device.order.current(),
+            pool="0,0",
+            asked=report.rounded,
+            segment=report.segment,
+            total=report.device_total,
+            free=report.device_free,
+            op=place.op or running_node()[0],
+            module=place.module,
+            stack=place.stack,
+            segments=pack(self._device.segments()),
+            limit=report.allowed,
         )
 
 

@@ -78,6 +78,14 @@ class PeakView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShownAtView:
+    """The instant that modules, stacks, addresses and allocations show: ``name`` is ``peak``, or ``failure``."""
+
+    position: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MarkView:
     """One of the instants of a step at which its memory is worth a look."""
 
@@ -141,11 +149,13 @@ class OutOfMemoryView:
 
     ``available`` is what the device has, or the process may take, ``used`` what of it was in use, and ``segment`` what
     was asked of the device; ``None`` where another device was recorded. ``block`` says that on the timeline.
-    ``commands`` can be run next, ``hint`` says how to write one.
+    ``commands`` can be run next, ``hint`` says how to write one. ``later`` says that it came after the recorded steps:
+    the charts do not have that instant.
     """
 
     headline: str
     position: int
+    later: bool
     available: int | None
     used: int
     segment: int
@@ -262,7 +272,7 @@ class CastsView:
     copies: int
     bytes: int
     peak_bytes: int
-    cache_hits: int
+    cache_hits: int | None
     by_parameter: tuple[ParameterCasts, ...]
     parameters_left_out: int
     steps: tuple[StepCasts, ...]
@@ -321,6 +331,8 @@ class RunView:
     timed: bool
     steps: tuple[StepView, ...]
     peak: PeakView | None
+    instant: ShownAtView | None
+    """The peak, or the failure where memory ran out and the run ended; ``None`` where nothing is alive."""
     phase_runs: tuple[tuple[int, str], ...]
     marks: tuple[MarkView, ...]
     composition: CompositionView | None

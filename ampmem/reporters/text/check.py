@@ -162,7 +162,7 @@ def limit_row(judged: Judged) -> list[str]:
         return [judged.key, of, _apart(judged.key)(judged.limit, judged.limit)[0], ABSENT, "not judged"]
     there, limit = _apart(judged.key)(judged.after, judged.limit)
     step = " a step" if judged.key == GROWTH else ""
-    if not judged.kept:
+    if judged.over:
         broken = "MAY BE BROKEN, by up to" if judged.least is not None and judged.least <= judged.limit else "BROKEN by"
         return [
             judged.key,
@@ -171,7 +171,10 @@ def limit_row(judged: Judged) -> list[str]:
             f"{there}{step}",
             f"{broken} {format_bytes(judged.after - judged.limit)}",
         ]
-    kept = "kept" if judged.least is None else f"kept, {format_peak(judged.least)} at least"
+    if not judged.kept:
+        kept = "not judged"
+    else:
+        kept = "kept" if judged.least is None else f"kept, {format_peak(judged.least)} at least"
     return [judged.key, of, f"{limit}{step}", f"{there}{step}", kept]
 
 

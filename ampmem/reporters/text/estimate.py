@@ -56,6 +56,8 @@ def verdict(prediction: Prediction) -> str:
     beside = f"beside the {between(outside, most)} that the CUDA context is assumed to use"
     if prediction.margin < 0:
         return f"it does not fit: it lacks {between(-prediction.margin, -min(prediction.margin, least))} {beside}"
+    if prediction.limited and prediction.allowed is not None:
+        return _within_the_limit(prediction, prediction.allowed)
     if highest is not None and prediction.fit is Fit.MAY_NOT_FIT:
         deciding = [what for what in highest.bounds if what != CUDNN_TRIALS]
         by_context = most - outside - prediction.margin
@@ -67,6 +69,17 @@ def verdict(prediction: Prediction) -> str:
     return f"it fits, with {between(least, left)} to spare {beside}"
 
 
+def _within_the_limit(prediction: Prediction, allowed: int) -> str:
+    """The same where the process may take only ``allowed`` bytes of the device."""
+    of, most = f"the {format_bytes(allowed)} that this process may take", allowed - prediction.most_reserved
+    if prediction.fit is Fit.MAY_NOT_FIT:
+        bounds = () if prediction.highest is None else prediction.highest.bounds
+        deciding = [what for what in bounds if what != CUDNN_TRIALS]
+        unknown = f"with {' and '.join(deciding)} " if deciding else ""
+        return f"it may not fit: {unknown}it needs up to {format_bytes(-most)} more than {of}"
+    return f"it fits, with {between(most, allowed - prediction.least_reserved)} to spare of {of}"
+
+
 def _trials(most: int) -> str:
     free = f"what is free, up to {format_bytes(most)}"
     return f"cudnn.benchmark's trials may take {free}, once, at each convolution's first call"
@@ -75,6 +88,9 @@ def _trials(most: int) -> str:
 def fit_in_short(prediction: Prediction) -> tuple[str, str]:
     """Whether it fits, and how much of the GPU is used at the peak of reserved memory, as two cells."""
     used = f"{between(prediction.least_total, prediction.most_total)} of {format_bytes(prediction.gpu_bytes)} used"
+    if prediction.limited and prediction.allowed is not None:
+        taken = between(prediction.least_reserved, prediction.most_reserved)
+        used = f"{taken} of the {format_bytes(prediction.allowed)} that this process may take used"
     until = " when a request failed" if prediction.margin is None else f" {prediction.stopped}".rstrip()
     return prediction.fit.replace("-", " "), f"predicted: {used}{until}"
 
@@ -88,7 +104,9 @@ def render_prediction(prediction: Prediction | None, gpu: str, layout: Layout = 
         return ""
     size = format_bytes(prediction.gpu_bytes)
     caption = f"the prediction for {gpu}, {size}" if size_beside(gpu) else f"the prediction for a GPU of {size}"
-    caption += ", for the whole run" * ran_on
+    if prediction.allowed is not None:
+        caption += f", of which this process may take {format_bytes(prediction.allowed)}"
+    caption += ", for the whole run" * (ran_on and not prediction.stopped and prediction.margin is not None)
     lines = [*map(layout.strong, wrapped(caption, layout.width)), "", _table(prediction, layout)]
     texts = [_INSTANTS, *_bounds(prediction), *map(not_modelled, prediction.not_modelled)]
     return "\n".join([*lines, "", *(line for text in texts for line in wrapped(text, layout.width))])

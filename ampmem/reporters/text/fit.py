@@ -71,6 +71,8 @@ def facts(fit: FitResult) -> list[tuple[str, str]]:
     gpu = f"{fit.gpu} (simulated), {format_bytes(fit.total)}"
     if not size_beside(fit.gpu):
         gpu = f"{format_bytes(fit.total)} (simulated)"
+    if fit.allowed is not None:
+        outside += f"; the script lets this process take {format_bytes(fit.allowed)} of it"
     high = "where it does not fit" if vary.high is None else format_count(vary.high)
     return [
         ("script", fit.script),
@@ -160,7 +162,8 @@ def room(fit: FitResult) -> tuple[int, int] | None:
     """
     if fit.outside is None or fit.outside_at_most is None:
         return None
-    return fit.total - fit.outside_at_most, fit.total - fit.outside
+    surely, at_most = fit.total - fit.outside_at_most, fit.total - fit.outside
+    return (surely, at_most) if fit.allowed is None else (min(surely, fit.allowed), min(at_most, fit.allowed))
 
 
 def room_in_words(fit: FitResult) -> str:
@@ -170,6 +173,8 @@ def room_in_words(fit: FitResult) -> str:
         return ""
     whole, outside = sizes_of(fit)(fit.total), _range(fit, fit.outside, fit.outside_at_most)
     said = f"Of the {whole} that the device has, {outside} is in use outside of the allocator, such as the CUDA context"
+    if fit.allowed is not None and found[1] == fit.allowed:
+        said += f", and the script lets this process take {_range(fit, fit.allowed, fit.allowed)}"
     if found[0] == found[1]:
         return f"{said}: the allocator can take {_range(fit, *found)}."
     return (
@@ -224,7 +229,11 @@ def _fitting(fit: FitResult, arm: ArmFit) -> str:
 def _in_use(fit: FitResult, arm: ArmFit, value: int) -> str:
     memory = arm.points[value]
     assert memory is not None
-    return of_whole(fit.total, *dict.fromkeys((memory.used, memory.most)))
+    if memory.allowed is None:
+        return of_whole(fit.total, *dict.fromkeys((memory.used, memory.most)))
+    most = memory.reserved if memory.highest is None else memory.highest - memory.outside_at_most
+    taken = of_whole(memory.allowed, *dict.fromkeys((memory.reserved, most)))
+    return f"the allocator takes {taken} that the script lets this process take"
 
 
 def of_whole(whole: int, *parts: int) -> str:

@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Sequence
 
 from ampmem.analysis.allocator.out_of_memory import FailedRequest
-from ampmem.analysis.findings import Finding
 from ampmem.analysis.findings.remedies import Remedy, remedies
 from ampmem.analysis.frames import user_frames
 from ampmem.analysis.largest import LARGEST, LargeAllocation
+from ampmem.analysis.parameters import Parameters
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import Category
 from ampmem.names import layers, of_all_layers, shape_text
@@ -29,7 +29,12 @@ _NAME = 20
 _LARGEST = 5
 """So many of the largest tensors are listed."""
 _CONTINUED = "  "
+MADE_LATER = "what the script made after the recorded steps, of which no more is known"
 _WITHOUT_BATCH = ("setup", "optimizer")
+_RAISE_THE_LIMIT = (
+    "first let the process take more of the device: torch.cuda.set_per_process_memory_fraction in the script, or "
+    "per_process_memory_fraction in PYTORCH_ALLOC_CONF"
+)
 _HOW_TO_FIT = (
     "ampmem fit finds the largest batch size that fits: name the argument of the script that says it, as in "
     "ampmem fit SCRIPT --vary --batch-size=1:"
@@ -42,11 +47,11 @@ def render_out_of_memory(summary: Summary, layout: Layout = PLAIN) -> str:
     if oom is None:
         return ""
     lines = list(map(layout.alarm, wrapped(headline(oom), layout.width)))
-    for key, texts in _rows(oom, summary.findings):
+    for key, texts in _rows(oom, summary):
         shown = [line for text in texts for line in wrapped(text, layout.width - _KEY)]
         lines += [f"{key if i == 0 else '':<{_KEY}}{line}" for i, line in enumerate(shown)]
     parts = {Category.TEMPORARIES: {f"in {phase}": size for phase, size in oom.temporaries_by_phase.items()}}
-    alive = render_categories(oom.alive, parts, summary.parameters.known_count, layout)
+    alive = render_categories(oom.alive, parts, parameters_then(summary.parameters, oom), layout)
     lines += ["", layout.strong("alive when the request failed"), "", alive]
     if oom.largest:
         lines += ["", layout.strong("the largest tensors then"), "", _largest(oom.largest, layout)]
@@ -57,7 +62,7 @@ def render_out_of_memory(summary: Summary, layout: Layout = PLAIN) -> str:
 
 def _command(line: str, layout: Layout) -> Sequence[str]:
     """A command can be copied: one that is too wide goes on after a backslash, between two words."""
-    if line == _HOW_TO_FIT:
+    if line in (_HOW_TO_FIT, _RAISE_THE_LIMIT):
         return wrapped(line, layout.width)
     lines = [""]
     for word in map(shlex.quote, shlex.split(printable(line))):
@@ -131,6 +136,8 @@ def _largest(found: Sequence[LargeAllocation], layout: Layout) -> str:
 def headline(oom: FailedRequest) -> str:
     """Where memory ran out, and whether the run ended with it."""
     end = "the run ended here" if oom.ended_the_run else "the script went on"
+    if oom.device_total is None:
+        end = "the snapshot ends here"
     others = f" ({oom.failures} requests failed; this is the last)" if oom.failures > 1 else ""
     return f"out of memory in {oom.where}: {end}{others}"
 
@@ -147,18 +154,35 @@ def in_short(oom: FailedRequest) -> str:
 
 
 def next_lines(oom: FailedRequest) -> tuple[str, ...]:
-    """Commands to run next, or how to write one."""
-    if not oom.next_commands or oom.phase in _WITHOUT_BATCH or any(_is_fit(line) for line in oom.next_commands):
-        return oom.next_commands
-    return (*oom.next_commands, _HOW_TO_FIT)
+    """Commands to run next, or how to write one, and what to do before."""
+    commands = oom.next_commands
+    if commands and oom.by_the_limit:  # the last one runs the script whole: the others fit it into the limit
+        commands = (*commands[:-1], _RAISE_THE_LIMIT, commands[-1])
+    batch = oom.phase not in _WITHOUT_BATCH and not oom.later
+    return (*commands, _HOW_TO_FIT) if commands and batch and not any(map(_is_fit, commands)) else commands
+
+
+def parameters_then(parameters: Parameters, oom: FailedRequest) -> int:
+    """By how many parameters bytes are divided: those that were on the device; 0 where that is not known."""
+    there = oom.parameters_there
+    return parameters.known_count if there is None else min(there, parameters.known_count)
 
 
 def _is_fit(line: str) -> bool:
     return line.startswith("ampmem fit ")
 
 
-def _rows(oom: FailedRequest, findings: Sequence[Finding]) -> list[tuple[str, Sequence[str]]]:
-    found = remedies(oom, findings)
+def being_moved(parameters: Parameters, oom: FailedRequest) -> str:
+    """How many of the parameters were on the device; empty where all were, or where that is not known."""
+    there, count = oom.parameters_there, parameters.known_count
+    if there is None or not there < count:
+        return ""
+    return f"{format_count(there)} of {format_count(count)} were on the device by then; B/param is of these"
+
+
+def _rows(oom: FailedRequest, summary: Summary) -> list[tuple[str, Sequence[str]]]:
+    found = remedies(oom, summary.findings)
+    moved = being_moved(summary.parameters, oom)
     rows: list[tuple[str, Sequence[str]]] = [
         ("asked", [asked(oom)]),
         ("lacking", [text for text in (lacking(oom),) if text]),
@@ -167,6 +191,8 @@ def _rows(oom: FailedRequest, findings: Sequence[Finding]) -> list[tuple[str, Se
         ("device", [device(oom)]),
         ("cached", [f"{format_bytes(oom.cached)}: {oom.explanation}"]),
         ("free blocks", [f"largest: {free_blocks(oom)}"]),
+        ("parameters", [moved] if moved else []),
+        ("other", [MADE_LATER] if oom.later and oom.alive[Category.OTHER] else []),
         ("to come", [text for text in (to_come(oom),) if text]),
         ("to change", [_change(remedy) for remedy in found if remedy.bytes is not None]),
         ("may help", [_change(remedy) for remedy in found if remedy.bytes is None]),

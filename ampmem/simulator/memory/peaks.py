@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 
 from ampmem.allocator.contexts import Context
@@ -57,10 +58,14 @@ class Peaks:
         self._allocated_peak = self._reserved_peak = 0
         self.awaiting_peak = 0
         """The most bytes that were freed and awaited another stream."""
+        self.allowed: int | None = None
+        """What the process was allowed to take when the most was reserved; ``None`` without a limit."""
 
-    def note(self) -> None:
-        """Keep the terms when there has never been as much before."""
+    def note(self, allowed: int | None = None) -> None:
+        """Keep the terms when there has never been as much before; ``allowed`` is what the process may take now."""
         counters = self._counters
+        if counters.reserved >= self._reserved_peak and (allowed is None or counters.reserved <= allowed):
+            self.allowed = allowed
         if counters.allocated > self._allocated_peak:
             self._allocated_peak = counters.allocated
             self.allocated = self._terms()
@@ -92,10 +97,12 @@ class Highest:
     """
 
     def __init__(self, settings: Settings, room: int, *, sure: int) -> None:
-        self._allocator = DeviceCachingAllocator(settings)
-        self._settings = settings
+        self._settings = replace(settings, memory_fraction=None)
+        self._allocator = DeviceCachingAllocator(self._settings)
         self._room = room
         self._sure = sure
+        self.limit: int | None = None
+        """What the process may take; ``None`` without a limit."""
         self._blocks: dict[Block, Block] = {}
         self.bounds: dict[str, int] = {}
         """The largest single request that was assumed, by what it is for."""
@@ -108,9 +115,9 @@ class Highest:
         """Whether there were more than ``sure`` bytes at once, with nothing left to give back."""
 
     def configure(self, settings: Settings) -> None:
-        """The first allocator has these settings from now on."""
-        self._settings = settings
-        self._allocator.configure(settings)
+        """The first allocator has these settings from now on; :attr:`limit` stands for its memory fraction."""
+        self._settings = replace(settings, memory_fraction=None)
+        self._allocator.configure(self._settings)
 
     @property
     def counters(self) -> Counters:
@@ -143,7 +150,7 @@ class Highest:
         Who asks does without where there is no memory. The same asker asks for the same again.
         """
         if most > 0:
-            self.most_allocated = max(self.most_allocated, self._note(what, most, self._sure))
+            self.most_allocated = max(self.most_allocated, self._note(what, most, self.within(self._sure)))
             self._segments[asker] = get_allocation_size(round_size(most, self._settings), self._settings)
 
     @property
@@ -153,10 +160,15 @@ class Highest:
 
     def fill(self, what: str, room: int, limit: int | None) -> None:
         """The same of all that is left of ``room`` bytes, or ``limit`` of them."""
+        room = self.within(room)
         left = room - self.counters.allocated
         if left > 0:
             there = self._note(what, left if limit is None else min(left, limit), room)
             self.most_filled = max(self.most_filled, there)
+
+    def within(self, room: int) -> int:
+        """``room`` bytes, or as many of them as the process may take."""
+        return room if self.limit is None else min(room, self.limit)
 
     def _note(self, what: str, most: int, room: int) -> int:
         """What there is with ``most`` bytes more, which is no more than ``room``."""
@@ -177,7 +189,7 @@ class Highest:
 
     def _malloc_within(self, room: int, size: int, stream: int) -> Block:
         driver = self._allocator.driver
-        driver.total = room
+        driver.total = self.within(room)
         try:
             return self._allocator.malloc(size, stream)
         finally:
@@ -207,7 +219,8 @@ def prediction(
     assumed = bool(bounds)
     if counters.awaiting_bytes_peak > peaks.awaiting_peak and counters.reserved_peak > lowest[1]:
         bounds[WAITING] = counters.awaiting_bytes_peak
-    reserved = reserved_range(highest, *lowest, total - context.most) if bounds else Range(lowest[1], None, lowest[1])
+    room = highest.within(total - context.most)
+    reserved = reserved_range(highest, *lowest, room) if bounds else Range(lowest[1], None, lowest[1])
     there = counters.allocated_peak if bounds else lowest[0]
     allocated, filled = max(there, lowest[0], highest.most_allocated), highest.most_filled
     return PredictionRecord(
@@ -227,6 +240,7 @@ def prediction(
         libraries_at_most={what: most for what, (_, most) in libraries.items()},
         least_reserved=reserved.least if assumed else None,
         likely_reserved=reserved.likely if assumed else None,
+        allowed=peaks.allowed,
     )
 
 

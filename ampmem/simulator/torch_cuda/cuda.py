@@ -135,7 +135,7 @@ def _memory(device: SimulatedDevice) -> dict[str, Any]:
             raise TypeError("Invalid type for fraction argument, must be `float`")
         if not 0 <= fraction <= 1:
             raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
-        allocator.set_memory_fraction(fraction)
+        simulated.set_memory_fraction(fraction)
 
     def no_snapshot(filename: str = "dump_snapshot.pickle", **_: Any) -> None:
         simulated.not_written(

@@ -300,7 +300,16 @@ def test_out_of_memory_when_all_is_in_use() -> None:
     assert (report.asked, report.rounded, report.segment) == (30 * MIB + 1, 30 * MIB + 512, 32 * MIB)
     assert (report.device_total, report.device_free) == (GIB, 24 * MIB)
     assert (report.allocated, report.reserved, report.cached, report.largest_free) == (900 * MIB, 900 * MIB, 0, 0)
-    assert "24.0 MiB free" in str(error) and "not enough" in str(error)
+    assert str(error) == (
+        "out of memory. Tried to allocate 30.0 MiB in a new segment of 32.0 MiB. The device has 1.0 GiB, of which "
+        "24.0 MiB is free. This process has reserved 900.0 MiB: 900.0 MiB is allocated and 0 B is cached (largest "
+        "usable block: 0 B). 100.0 MiB is assumed to be in use outside of the allocator (CUDA context, libraries). "
+        "Reason: all free memory together is not enough"
+    )
+    assert report.in_short == (
+        "out of memory: the script tried to allocate 30.0 MiB in a new segment of 32.0 MiB, and 24.0 MiB of the "
+        "device's 1.0 GiB was free"
+    )
     assert allocator.statistics().num_ooms == 1
     # The allocator goes on working.
     assert allocator.malloc(20 * MIB).size == 20 * MIB
@@ -339,6 +348,8 @@ def test_out_of_memory_by_the_memory_fraction() -> None:
     assert allocator.malloc(20 * MIB).size == 20 * MIB
     assert report.reason is Reason.LIMITED
     assert (report.allowed, report.device_free) == (100 * MIB, 120 * MIB)
+    assert "120.0 MiB is free. This process may take 100.0 MiB, of which 20.0 MiB is left. This" in str(report)
+    assert report.in_short.endswith("40.0 MiB, and 20.0 MiB was left of the 100.0 MiB that this process may take")
 
 
 def test_out_of_memory_because_of_max_split_size() -> None:

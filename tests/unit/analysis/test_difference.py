@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 from build import FP32, Story, gpu_run, small_run
 from changed_code import TORCH, Code, changed, run_of
+from failures import in_backward, in_forward
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.difference.changes import GroupChange, Kind, Run, Tensor
@@ -249,6 +250,20 @@ def test_sums_that_are_not_the_allocators_are_a_doubt() -> None:
     wrong = replace(recording, events=replace(recording.events, allocated=recording.events.allocated + 100))
     (doubt,) = difference(side_of(recording, "a"), side_of(wrong, "b")).doubts
     assert doubt.startswith("b: the categories are up to 100 B")
+
+
+def test_of_two_runs_that_ran_out_of_memory_both_are_told() -> None:
+    found = difference(side_of(in_forward(), "a"), side_of(in_forward(), "b"))
+    assert found.conditions == ()
+    assert [doubt.partition(":")[0] for doubt in found.doubts] == [
+        f"{label} ran out of memory in forward of step 0" for label in ("a", "b")
+    ]
+    (end,) = [
+        each
+        for each in difference(side_of(in_forward(), "a"), side_of(in_backward(), "b")).conditions
+        if each.what is ConditionKind.END
+    ]
+    assert (end.before, end.after) == ("out of memory in forward of step 0", "out of memory in backward of step 0")
 
 
 def test_the_json_is_as_its_schema_says() -> None:

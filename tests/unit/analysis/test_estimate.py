@@ -104,6 +104,18 @@ def test_the_terms_add_up() -> None:
             Fit.DOES_NOT_FIT,
             "it does not fit: it lacks 1.0 MiB to 4.0 MiB beside the 797.0 MiB to 800.0 MiB",
         ),
+        (
+            replace(UNSURE, allowed=3310 * MIB),
+            Fit.FITS,
+            "reserved of 4.0 GiB; it fits, with 10.0 MiB to spare of the 3.2 GiB that this process may take",
+        ),
+        (
+            replace(BOUNDED, highest_reserved=3320 * MIB, allowed=3310 * MIB),
+            Fit.MAY_NOT_FIT,
+            "it may not fit: with cuDNN's workspaces in convolutions it needs up to 10.0 MiB more than the 3.2 GiB "
+            "that this process may take",
+        ),
+        (replace(UNSURE, allowed=4090 * MIB), Fit.FITS, "it fits, with 96.0 MiB to 284.0 MiB to spare beside the"),
         (replace(BOUNDED, ran_out=True), Fit.DOES_NOT_FIT, "(simulated): it does not fit: 1 GiB were asked for"),
     ],
 )
@@ -138,6 +150,15 @@ def test_it_is_not_laid_on_workspaces_where_the_context_decides() -> None:
     assert "it may not fit: it lacks 4.0 MiB to 404.0 MiB beside the most of the 512.0 MiB to 1000.0 MiB" in found
     less = headline(prediction_of(replace(record, outside_at_most=900 * MIB)), "a GPU")
     assert "it may not fit: with cuDNN's workspaces in convolutions it lacks up to 304.0 MiB beside the 512.0" in less
+
+
+def test_what_the_process_may_take_is_what_is_left() -> None:
+    prediction = prediction_of(replace(UNSURE, allowed=3310 * MIB))
+    assert (prediction.limited, prediction.margin) == (True, 10 * MIB)
+    assert fit_in_short(prediction)[1] == "predicted: 3.2 GiB of the 3.2 GiB that this process may take used"
+    caption = render_prediction(prediction, "a GPU").splitlines()[0]
+    assert caption == "the prediction for a GPU, 4.0 GiB, of which this process may take 3.2 GiB"
+    assert not prediction_of(replace(UNSURE, allowed=4090 * MIB)).limited
 
 
 def test_a_script_that_failed_otherwise_neither_fits_nor_not() -> None:

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from build import ARM, RUN, Story, small_run
 
+from ampmem.allocator.settings import Settings
+from ampmem.allocator.trace import Trace
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.findings import CHECKS, OF_INFERENCE, Finding, findings
+from ampmem.analysis.findings import CHECKS, OF_INFERENCE, Finding, findings, fragmentation
 from ampmem.analysis.findings.base import TrainingRun, own_frame
 from ampmem.analysis.findings.precision import fp32_activations
 from ampmem.analysis.fit.break_even import break_even, first_saving
@@ -609,6 +611,24 @@ def test_the_frame_that_is_told_is_the_scripts_own() -> None:
     stack = "train.py:9 main\nnet.py:3 forward\n/v/site-packages/torch/nn/modules/linear.py:134 Linear.forward"
     assert own_frame(stack) == "net.py:3 forward"
     assert own_frame("/v/torch/nn/a.py:1 f") == "/v/torch/nn/a.py:1 f"
+
+
+def test_max_split_size_is_named_where_it_saves_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Settings] = []
+
+    def peak(trace: Trace, settings: Settings) -> int:
+        """What is reserved falls with the setting, by so many MiB."""
+        tried.append(settings)
+        saved = 90 if settings.expandable_segments else 120 if settings.max_split_size == 512 * MIB else 0
+        return (302 - saved) * MIB
+
+    assert "expandable_segments:True" in told(growing(100))["fragmentation"].change, "of equal ones the first"
+    monkeypatch.setattr(fragmentation, "peak_reserved", peak)
+    found = told(growing(100))["fragmentation"]
+    assert [each.max_split_size for each in tried] == [None, None, 128 * MIB, 512 * MIB]
+    assert (found.off_reserved, found.severity) == (120 * MIB, "advice")
+    assert found.change.startswith("PYTORCH_ALLOC_CONF=max_split_size_mb:512 in the environment")
+    assert found.evidence[-1].endswith("182.0 MiB with max_split_size_mb:512, 212.0 MiB with expandable_segments:True")
 
 
 def growing(mib: int, *, more: int = 0, expandable: bool = False) -> Recording:

@@ -116,11 +116,14 @@ def test_in_the_middle_of_the_first_update_the_rest_of_the_state_is_to_come() ->
     assert not any("foreach" in change for change in changes), "the state is made before there are temporaries"
 
 
-def chunks() -> Recording:
-    """A whole step with 12,000 bytes of a loss's float32 activations; in the next one 4,000 of them are left."""
+def chunks(steps: int = 2) -> Recording:
+    """A whole step with 12,000 bytes of a loss's float32 activations; in the next one 4,000 of them are left.
+
+    With one step the first one is that which fails.
+    """
     story = Story()
     story.parameter(0x1000, "layers.0.weight", 100)
-    for step in range(2):
+    for step in range(steps):
         story.begin(step)
         story.enter(Phase.FORWARD)
         for address, size in ((0x2000, 8000), (0x3000, 4000)):
@@ -128,7 +131,7 @@ def chunks() -> Recording:
             story.fact(Fact.SAVED, address, "aten::nll_loss_forward", dtype="float32")
         story.enter(Phase.BACKWARD)
         story.free(0x2000)
-        if step:
+        if step == steps - 1:
             break
         story.free(0x3000)
         story.alloc(0x5000, 400)
@@ -137,7 +140,39 @@ def chunks() -> Recording:
         story.free(0x5000)
         story.end()
     story.now += 10
-    return ended(story, story.now, (400, 4000), step=1, arm=AMP)
+    return ended(story, story.now, (400, 4000), step=steps - 1, arm=AMP)
+
+
+def in_a_first_foreach_update() -> Recording:
+    """The state is there, and 800 bytes of the update's temporaries."""
+    story = Story()
+    story.parameter(0x1000, "a", 1000)
+    story.begin(0)
+    story.enter(Phase.BACKWARD)
+    story.alloc(0x10000, 4000)
+    story.fact(Fact.GRADIENT, 0x10000, "a")
+    story.enter(Phase.OPTIMIZER)
+    for address, name in ((0x20000, "exp_avg of a"), (0x30000, "exp_avg_sq of a")):
+        story.alloc(address, 4000)
+        story.fact(Fact.OPTIMIZER_STATE, address, name)
+    story.alloc(0x40000, 4000, op="Adam.step")
+    story.now += 10
+    recording = ended(story, story.now, (4000,) * 5)
+    parameters = tuple(replace(record, optimizer=0) for record in recording.parameters)
+    optimizer = replace(ADAM, stepped=True, settings={"fused": None})
+    return replace(recording, parameters=parameters, optimizers=(optimizer,))
+
+
+@pytest.mark.parametrize(
+    ("recording", "code", "size"),
+    [(chunks(1), "fp32-activations", 3500), (in_a_first_foreach_update(), "foreach-temporaries", 4000)],
+)
+def test_what_is_known_at_the_failure_is_told_of_a_first_step_too(recording: Recording, code: str, size: int) -> None:
+    summary = summarize(recording)
+    assert not any(step.finished for step in summary.steps)
+    (finding,) = [each for each in summary.findings if each.code == code]
+    assert (finding.off_failure, finding.off_peak, finding.severity) == (size, None, "advice")
+    assert f"- {size / 1024:.1f} KiB less at the failure: {finding.change[:20]}" in render(summary, ())
 
 
 def test_an_advice_has_the_bytes_that_it_saves_at_the_failure() -> None:

@@ -66,6 +66,23 @@ def result(points: dict[str, dict[int, Memory | None]], varied: Vary) -> FitResu
     )
 
 
+def test_what_the_script_lets_the_process_take_is_what_a_run_has_to_fit_into() -> None:
+    """Of 97 KiB the process may take 50,000 bytes: by a straight line through two runs that is the value of 25."""
+    points: dict[int, Memory | None] = {
+        value: Memory(allocated=size, reserved=size, used=size + OUTSIDE, allowed=50_000)
+        for value, size in ((1, 2000), (2, 4000))
+    }
+    assert next_to_fit({**points, 40: None}, vary(1, 40), TOTAL) == 25
+    found = result({"fp32": {**points, 26: None}}, vary(1, 40))
+    text = " ".join(render(found).split())
+    assert "; the script lets this process take 48.8 KiB of it" in text
+    assert "--batch-size=2 fits (the allocator takes 3.9 of 48.8 KiB that the script lets this process take)" in text
+    view = fit_view(found)
+    assert view.capacity == view.may == 50_000
+    assert "and the script lets this process take 48.8 KiB: the allocator can take 48.8 KiB." in view.room
+    assert fit_document(found).gpu.allowed_bytes == 50_000
+
+
 steps_up = st.lists(st.integers(0, 3000), min_size=2, max_size=300)
 
 

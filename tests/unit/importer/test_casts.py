@@ -80,6 +80,11 @@ def test_activations_as_large_as_the_copies_of_weights_are_none(tmp_path: Path) 
     casts = summary_of(analysis).casts
     assert (casts.copies, casts.bytes) == (6, 3 * (2 + 8) * MIB)
     assert casts.steps[0].others.bytes == 3 * 4 * 8 * MIB
+    # A snapshot does not say who used and kept them: that is not 0.
+    assert casts.cache_hits is None and casts.steps[0].phases["forward"].cache_hits is None
+    held = casts.steps[0].after_forward
+    assert held is not None and held.autograd is held.both is held.neither is casts.steps[0].views is None
+    assert {(row.cache_hits, row.held_by_autograd, row.held_by_both) for row in casts.by_parameter} == {(None,) * 3}
     assert notes_on_casts(analysis) == [
         "15 casts of a pass have half the size of the 3 parameters of 16.0 MiB, so other tensors of that size were "
         "cast as well: by the code that asked, 3 are of parameters"

@@ -18,6 +18,7 @@ from ampmem.events import UNKNOWN, Action
 from ampmem.importer.recording import import_snapshot
 from ampmem.names import has_times
 from ampmem.recording import RecordingWriter, read
+from ampmem.reporters.text.table import render
 from ampmem.units import format_bytes
 from ampmem.vocabulary import SourceKind
 
@@ -161,6 +162,27 @@ def test_an_allocation_that_failed(tmp_path: Path) -> None:
         "there was no memory for 1 allocation; it asked for 3.0 MiB while the device had 1.0 MiB free, "
         "in aten::mm, at /home/net.py:9 forward"
     ) in notes
+
+
+def test_a_trace_that_ends_with_a_failure_has_the_record_of_it(tmp_path: Path) -> None:
+    story = Story()
+    story.before(weight=16 * MIB)
+    story.alloc("out", 1 * MIB, FORWARD)
+    data = deepcopy(story.snapshot())
+    oom = {"action": "oom", "size": 30 * MIB, "device_free": 7 * MIB, "stream": 0, "frames": [op("mm"), *FORWARD]}
+    trace_of(data).append(oom)
+    summary = summarize(imported(tmp_path, data).recording)
+    failed = summary.out_of_memory
+    assert failed is not None and summary.ended_by is failed
+    assert (failed.asked, failed.device_free, failed.lacking) == (30 * MIB, 7 * MIB, 23 * MIB)
+    assert (failed.device_total, failed.outside, failed.residual_bytes) == (None, None, 0)
+    assert (failed.op, failed.where, failed.next_commands) == ("aten::mm", "forward of step 0", ())
+    text = " ".join(render(summary, ()).split())
+    assert "out of memory in forward of step 0: the snapshot ends here" in text
+    # What follows the failure has changed the segments, so of that only the note tells.
+    later = story.snapshot()
+    trace_of(later).insert(len(trace_of(later)) - 1, oom)
+    assert summarize(imported(tmp_path, later).recording).out_of_memory is None
 
 
 def test_an_allocation_that_failed_on_another_device(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_it_runs_out_of_memory_as_a_gpu_does() -> None:
     simulated = device("1GiB")
     tensor = torch.empty(1 << 28, device="meta")
     with pytest.raises(
-        torch.OutOfMemoryError, match=r"CUDA out of memory: 1.0 GiB were asked for .* \(simulated 1GiB\)"
+        torch.OutOfMemoryError, match=r"CUDA out of memory\. Tried to allocate 1.0 GiB\. .* \(simulated 1GiB\)"
     ):
         simulated.born(tensor.untyped_storage())
     assert simulated.storage_address(tensor) == 0

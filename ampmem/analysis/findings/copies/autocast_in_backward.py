@@ -20,7 +20,7 @@ def check(run: TrainingRun) -> Finding | None:
     if not found:
         return None
     index, holders = found[-1]
-    held = 0 if holders is None else holders.cache.bytes
+    held = 0 if holders is None or holders.cache is None else holders.cache.bytes
     cost = f" {format_bytes(held)} of cast copies that only its cache holds live through backward." if held else ""
     return Finding(
         code="autocast-in-backward",

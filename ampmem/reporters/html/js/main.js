@@ -62,6 +62,25 @@ function nameShownRank(run) {
   if (name) name.textContent = run.label;
 }
 
+/**
+ * What the instant is called that is shown where none is pinned: the peak, or the failure of a run that ended with it.
+ *
+ * @param {RunView} run
+ */
+const instantOf = (run) => run.instant?.name ?? "peak";
+
+/**
+ * Names that instant in the headings and on the buttons.
+ *
+ * @param {RunView} run
+ */
+function nameInstant(run) {
+  const name = instantOf(run);
+  byId("modules-title").textContent = `Live at the ${name}, by module`;
+  byId("stacks-title").textContent = `Live at the ${name}, by Python stack`;
+  for (const button of unpinButtons()) button.textContent = `Back to the ${name}`;
+}
+
 class Page {
   /** @type {Map<RunView, Shown>} */
   #unpacked = new Map();
@@ -111,7 +130,7 @@ class Page {
     const before = this.#unpacked.get(run);
     if (before) return before;
     const stream = await unpackStream(run.stream, this.data.categories.length);
-    const live = liveOf(stream, run.peak?.position);
+    const live = liveOf(stream, run.instant?.position);
     const shown = { run, live, kinds: new Kinds(stream.header, this.data.categories) };
     this.#unpacked.set(run, shown);
     return shown;
@@ -132,7 +151,7 @@ class Page {
     showSummary(run);
     byId("timeline").hidden = live.length < 2;
     if (live.length > 1) {
-      this.list.show(kinds, live);
+      this.list.show(kinds, live, instantOf(run));
       this.timeline.show(run, live);
       await this.timeline.painted;
     }
@@ -145,12 +164,13 @@ class Page {
     const pin = (/** @type {number} */ at) => this.timeline.pin(at);
     showActivations(run, kinds, live, pin, () => this.link.jump("allocations"));
     showCasts(run);
-    this.#peakCounts = run.peak ? live.aliveAt(live.indexOf(run.peak.position)) : null;
+    this.#peakCounts = run.instant ? live.aliveAt(live.indexOf(run.instant.position)) : null;
+    nameInstant(run);
     for (const id of ["modules", "allocations"]) byId(id).hidden = kinds.count === 0;
     byId("stacks").hidden = !kinds.hasStacks();
     this.#mapAddresses(shown, null);
     byId("addresses").hidden = !this.#segments.length;
-    this.table.show(kinds, { peak: this.#peakCounts, run: live.made() });
+    this.table.show(kinds, { peak: this.#peakCounts, run: live.made() }, instantOf(run));
     const toFailure = (/** @type {number} */ position) => {
       this.timeline.pin(live.indexOf(position));
       this.link.jump("timeline");
@@ -163,7 +183,7 @@ class Page {
     document.documentElement.dataset.ready = "";
     const { pinned } = this.timeline;
     if (live.length > 1 && pinned !== null) this.#pinned(pinned);
-    else this.trees.show(kinds, this.#peakCounts, "at the peak");
+    else this.trees.show(kinds, this.#peakCounts, `at the ${instantOf(run)}`);
     this.#drawAddresses(shownTheme());
     await nextPaint();
     if (place) this.link.arrive(place.section);
@@ -171,17 +191,21 @@ class Page {
   }
 
   /**
-   * Of the pinned instant, else of the peak, which is also where it stays when the page has no other.
+   * Of the pinned instant, else of the peak or the failure, which is also where it stays when the page has no other.
    * @param {Shown} shown
    * @param {number|null} pinned
    */
   #mapAddresses({ live, run }, pinned) {
     const keys = this.data.categories.map((category) => category.key);
-    const peak = run.peak ? live.indexOf(run.peak.position) : live.length - 1;
-    const exact = segmentsFilledAt(live, pinned ?? peak, keys);
+    const shown = run.instant ? live.indexOf(run.instant.position) : live.length - 1;
+    const exact = segmentsFilledAt(live, pinned ?? shown, keys);
     this.#segments = exact ?? run.address_map?.segments ?? [];
     this.#addressesWhere =
-      exact && pinned !== null ? `at event ${formatCount(live.position(pinned))}` : run.peak ? "at the peak" : "at the end";
+      exact && pinned !== null
+        ? `at event ${formatCount(live.position(pinned))}`
+        : run.instant
+          ? `at the ${run.instant.name}`
+          : "at the end";
   }
 
   /** @param {Theme} theme */
@@ -196,17 +220,20 @@ class Page {
   #pinned(index) {
     const shown = given(this.#shown);
     const { live } = shown;
+    const name = instantOf(shown.run);
     const counts = index === null ? null : live.aliveAt(index);
     const event = index === null ? "" : `event ${formatCount(live.position(index))}`;
     this.table.pin(counts, event);
-    this.trees.show(shown.kinds, counts ?? this.#peakCounts, counts ? `at ${event}` : "at the peak");
+    this.trees.show(shown.kinds, counts ?? this.#peakCounts, counts ? `at ${event}` : `at the ${name}`);
     if (!byId("addresses").hidden) this.#mapAddresses(shown, index);
     this.#drawAddresses(shownTheme());
     // The band that was clicked goes with the pin.
     if (index === null) this.list.choose(null);
     for (const button of unpinButtons()) button.hidden = !counts;
     const note =
-      index !== null && !counts ? "This page holds single allocations at the peak only, so this stays there." : "";
+      index !== null && !counts
+        ? `This page holds single allocations at the ${name} only, so this stays there.`
+        : "";
     byId("modules-note").textContent = note;
     byId("stacks-note").textContent = note;
   }

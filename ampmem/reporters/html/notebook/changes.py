@@ -66,4 +66,5 @@ def check_card(result: CheckResult) -> Card:
 def _limit(judged: Judged) -> Row:
     sizes = [format_bytes(judged.limit)]
     sizes += [ABSENT if size is None else format_bytes(size) for size in (judged.after, judged.before)]
-    return Row(label=judged.key, cells=(*sizes, judged.limit_of, "kept" if judged.kept else judged.unknown or "broken"))
+    said = judged.unknown or ("broken" if judged.over else "kept" if judged.kept else "not judged")
+    return Row(label=judged.key, cells=(*sizes, judged.limit_of, said))

@@ -45,6 +45,7 @@ def reduced_stream(
     *,
     layers: Layers | None = None,
     buckets: int = BUCKETS,
+    when: str = "peak",
 ) -> StreamView:
     """The extremes of every stretch, everything around the steps' ``peaks``, and what is alive at ``peak``.
 
@@ -62,7 +63,7 @@ def reduced_stream(
     note = (
         f"{format_count(events)} events are too many for one page. The timeline is drawn from {len(positions):,} of "
         "them: the lowest and the highest of every stretch, and all around the peaks, exact. "
-        "Modules, stacks, addresses and allocations are those at the peak."
+        f"Modules, stacks, addresses and allocations are those at the {when}."
     )
     packed = compressed([framed(header), *_arrays(analysis, layers, positions)])
     return StreamView(mode=REDUCED, events=events, note=note, addresses=False, packed=packed)

@@ -21,10 +21,11 @@ SHORT = 100_000
 """Events of a recording whose times are kept to the nanosecond; of a longer one to the microsecond."""
 
 
-def stream_view(analysis: Analysis, peaks: Sequence[int], peak: int, limit: int) -> StreamView:
+def stream_view(analysis: Analysis, peaks: Sequence[int], peak: int, limit: int, *, when: str = "peak") -> StreamView:
     """The events in at most ``limit`` bytes of base64, but for reduced ones, whose size is bounded anyway.
 
-    ``peaks`` are the positions of the steps' peaks, ``peak`` that of the run's. Where the segments are known, the
+    ``peaks`` are the positions of the steps' peaks, ``peak`` that of the run's, or of another instant that the page
+    shows: ``when`` is what it is called. Where the segments are known, the
     addresses of all blocks come along if there is room for them.
     """
     kinds, kind = kinds_of(analysis)
@@ -34,7 +35,7 @@ def stream_view(analysis: Analysis, peaks: Sequence[int], peak: int, limit: int)
         if packed is not None:
             events = len(analysis.recording.events)
             return StreamView(mode=EXACT, events=events, note="", addresses=addresses, packed=packed)
-    return reduced_stream(analysis, kinds, kind, peaks, peak, layers=analysis.layers)
+    return reduced_stream(analysis, kinds, kind, peaks, peak, layers=analysis.layers, when=when)
 
 
 def exact_stream(

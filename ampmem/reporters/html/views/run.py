@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ampmem.allocator.model.oom import Reason
 from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.casts import Casts
@@ -29,6 +28,7 @@ from ampmem.reporters.html.data import (
     OutOfMemoryView,
     PeakView,
     RunView,
+    ShownAtView,
     SizeRow,
     StepView,
 )
@@ -71,10 +71,13 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
     notes = analysis.recording.notes
     steps = tuple(_steps(summary, analysis, timed=_timed(summary, notes)))
     run_peak = _peak(summary.peak, steps)
-    peak = 0 if run_peak is None else run_peak.position
-    stream = stream_view(analysis, [step.peak for step in steps], peak, limit)
     marks = tuple(_marks(analysis))
-    out_of_memory = out_of_memory_view(summary.out_of_memory, summary.findings, analysis)
+    out_of_memory = out_of_memory_view(summary.out_of_memory, summary, analysis)
+    instant = None if run_peak is None else ShownAtView(position=run_peak.position, name="peak")
+    if out_of_memory is not None and _told_by_the_failure(summary):
+        instant = ShownAtView(position=out_of_memory.position, name="failure")
+    at, when = (0, "peak") if instant is None else (instant.position, instant.name)
+    stream = stream_view(analysis, [step.peak for step in steps], at, limit, when=when)
     return RunView(
         label=entry.label,
         arm=summary.arm.name,
@@ -93,16 +96,17 @@ def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> 
         timed=_timed(summary, notes),
         steps=steps,
         peak=run_peak,
+        instant=instant,
         phase_runs=_phase_runs(analysis.recording.events.phase),
         marks=marks,
-        composition=None if run_peak is None or summary.ended_by else _composition(summary.peak),
+        composition=None if run_peak is None or _told_by_the_failure(summary) else _composition(summary.peak),
         breakdown=breakdown_view(summary.last_step, casts=summary.arm.name in AUTOCAST_ARMS),
         static_model=static_model_view(summary),
         activations=activations_view(summary, _of_activations(marks, out_of_memory)),
         casts=_casts(summary.casts),
         allocator=summary.allocator,
         conservation=summary.conservation,
-        address_map=None if stream.addresses else address_map_view(analysis, peak),
+        address_map=None if stream.addresses else address_map_view(analysis, at),
         stream=stream,
     )
 
@@ -182,15 +186,22 @@ def _of_failure(oom: FailedRequest) -> Iterator[Headline]:
     if oom.lacking:
         yield _size("Lacking", oom.lacking, f"for {asked(oom)}")
     yield _size("Reserved", oom.reserved, f"by the allocator; {format_bytes(oom.cached)} of it not in use")
-    if oom.reason is Reason.LIMITED and oom.allowed is not None:
-        yield _size("Left of the limit", max(oom.allowed - oom.reserved, 0), f"of {format_bytes(oom.allowed)}")
+    if oom.by_the_limit and oom.allowed is not None:
+        yield _size("Left of the limit", oom.left, f"of {format_bytes(oom.allowed)}")
     else:
         yield _size(
-            "Free on the device", oom.device_free, "" if oom.outside is None else f"of {format_bytes(oom.device_total)}"
+            "Free on the device",
+            oom.device_free,
+            "" if oom.outside is None or oom.device_total is None else f"of {format_bytes(oom.device_total)}",
         )
     coming = oom.to_come
     if coming is not None and (coming.gradients or coming.optimizer_state):
         yield _size("Still to come", coming.gradients + (coming.optimizer_state or 0), to_come(oom))
+
+
+def _told_by_the_failure(summary: Summary) -> bool:
+    """Whether what was alive when memory ran out says it all: not where the recorded steps had ended by then."""
+    return summary.ended_by is not None and not summary.ended_by.later
 
 
 def _size(label: str, size: int, detail: str) -> Headline:

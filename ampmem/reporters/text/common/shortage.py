@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ampmem.allocator.model.oom import Reason
 from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.units import format_bytes, format_count
 
@@ -28,9 +27,8 @@ def lacking(oom: FailedRequest) -> str:
 
 def left(oom: FailedRequest) -> str:
     """What the device could give, or what this process could take."""
-    if oom.allowed is not None and oom.allowed - oom.reserved < oom.device_free:
-        size = format_bytes(max(oom.allowed - oom.reserved, 0))
-        return f"{size} were left of the {format_bytes(oom.allowed)} that this process may take"
+    if oom.allowed is not None and oom.left < oom.device_free:
+        return f"{format_bytes(oom.left)} were left of the {format_bytes(oom.allowed)} that this process may take"
     return f"the device had {format_bytes(oom.device_free)} free"
 
 
@@ -39,7 +37,7 @@ def device(oom: FailedRequest) -> str:
     limit = "" if oom.allowed is None else f" (which may take {format_bytes(oom.allowed)})"
     free, mine = f"{format_bytes(oom.device_free)} were free", f"{format_bytes(oom.reserved)} reserved by this process"
     index = "" if oom.recorded else f"cuda:{oom.device}, which is not the device that was recorded: "
-    if oom.outside is None:
+    if oom.outside is None or oom.device_total is None:
         return f"{index}{free}, {mine}{limit}"
     others = f"{format_bytes(oom.outside)} used outside of its allocator"
     return f"{index}{format_bytes(oom.device_total)}, of which {free}, {mine}{limit} and {others}"
@@ -78,6 +76,9 @@ def shortage(oom: FailedRequest) -> tuple[str, ...]:
 
 def why_it_does_not_fit(oom: FailedRequest) -> str:
     """How much was lacking, and where."""
-    limit = f" of the {format_bytes(oom.allowed or 0)} that this process may take" * (oom.reason is Reason.LIMITED)
-    size = f"{format_bytes(oom.lacking)}{limit} were lacking" if oom.lacking else "out of memory"
-    return f"{size} in {oom.where}"
+    if not oom.lacking:
+        return f"out of memory in {oom.where}"
+    if oom.by_the_limit and oom.allowed is not None:
+        limit = f"the {format_bytes(oom.allowed)} that this process may take"
+        return f"{format_bytes(oom.lacking)} more than {limit} were needed in {oom.where}"
+    return f"{format_bytes(oom.lacking)} were lacking in {oom.where}"

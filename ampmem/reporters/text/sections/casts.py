@@ -34,7 +34,7 @@ def render_casts(summary: Summary, layout: Layout) -> str:
 
 
 def _caption(casts: Casts, layout: Layout, *, uses: bool) -> str:
-    served = f"; {format_count(casts.cache_hits)} uses served by the cache" if uses else ""
+    served = f"; {format_count(casts.cache_hits or 0)} uses served by the cache" if uses else ""
     text = (
         f"cast copies: {format_count(casts.copies)} made, {format_bytes(casts.bytes)}{served}; "
         f"at most {format_bytes(casts.peak_bytes)} at once"
@@ -49,7 +49,7 @@ def _made(steps: Sequence[StepCasts], layout: Layout, *, uses: bool) -> str:
             phase,
             format_count(made.copies),
             format_bytes(made.bytes),
-            *([format_count(made.cache_hits)] if uses else []),
+            *([format_count(made.cache_hits or 0)] if uses else []),
         ]
         for step in steps
         for phase, made in step.phases.items()
@@ -67,7 +67,7 @@ def _held(steps: Sequence[StepCasts], layout: Layout, *, all_holders: bool) -> s
         if held is not None:
             holders.append(_count(held.neither))
         if not all_holders:  # what the cache was not seen to give up may have been in it, too
-            holders = [_count(held.cache) if held is not None and held.cache.copies else ABSENT]
+            holders = holders[:1]
         rows.append([str(step.index), *holders, format_bytes(step.peak_bytes), _count(step.surviving)])
     others = [number("by\nautograd"), number("by\nboth"), number("by\nneither", rank=2)]
     columns = [
@@ -85,7 +85,7 @@ def _kinds(steps: Sequence[StepCasts], layout: Layout) -> str:
     """What the ledger knows of copies that are not simply a parameter's."""
     kinds = {
         "made again in backward (recomputation)": [step.recomputed for step in steps],
-        "of views of parameters, which are never cached": [step.views for step in steps],
+        "of views of parameters, which are never cached": [step.views for step in steps if step.views is not None],
         "of what is no parameter, not counted above": [step.others for step in steps],
     }
     lines: list[str] = []
@@ -96,7 +96,9 @@ def _kinds(steps: Sequence[StepCasts], layout: Layout) -> str:
     return "\n\n" + "\n".join(lines) if lines else ""
 
 
-def _count(count: CopyCount) -> str:
+def _count(count: CopyCount | None) -> str:
+    if count is None:
+        return ABSENT
     return f"{format_count(count.copies)}: {format_bytes(count.bytes)}" if count.copies else "0"
 
 
@@ -104,8 +106,7 @@ def parameters_in_layers(parameters: Sequence[ParameterCasts]) -> list[tuple[int
     """How many parameters each row is of, and their copies: those of equal layers together; the most bytes first."""
 
     def counts(item: ParameterCasts) -> tuple[int, ...]:
-        held = item.held_by_cache, item.held_by_autograd, item.held_by_both
-        return (item.bytes, item.copies, item.cache_hits, *held)
+        return (item.bytes, item.copies, *_uses_and_holders(item))
 
     groups = layers(parameters, what=lambda item: (item.name,), sizes=counts)
     found = []
@@ -115,17 +116,19 @@ def parameters_in_layers(parameters: Sequence[ParameterCasts]) -> list[tuple[int
             name=layers_named([item.name for item in group]),
             copies=copies,
             bytes=size,
-            cache_hits=hits,
-            held_by_cache=cache,
-            held_by_autograd=autograd,
-            held_by_both=both,
+            cache_hits=None if group[0].cache_hits is None else hits,
+            held_by_cache=None if group[0].held_by_cache is None else cache,
+            held_by_autograd=None if group[0].held_by_autograd is None else autograd,
+            held_by_both=None if group[0].held_by_both is None else both,
         )
         found.append((len(group), together))
     return sorted(found, key=lambda each: (-each[1].bytes, natural(each[1].name)))
 
 
 def _uses_and_holders(item: ParameterCasts) -> tuple[int, ...]:
-    return item.cache_hits, item.held_by_cache, item.held_by_autograd, item.held_by_both
+    """What is not known counts as 0, and is not shown."""
+    found = item.cache_hits, item.held_by_cache, item.held_by_autograd, item.held_by_both
+    return tuple(each or 0 for each in found)
 
 
 def _parameters(parameters: Sequence[ParameterCasts], layout: Layout, *, uses: bool) -> str:

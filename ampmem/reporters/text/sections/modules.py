@@ -57,14 +57,20 @@ def _figures(module: ModuleMemory) -> tuple[int, ...]:
 def render_largest(summary: Summary, layout: Layout) -> str:
     """The largest allocations at the peak, each with the line of the script that asked; empty where there are none.
 
-    Those of equal layers are one row, with the size of the largest and their sum.
+    Those of equal layers are one row, with the size of the largest and their sum. Of a run that ended where memory ran
+    out they are those of that instant.
     """
-    groups = layers(summary.top, what=_what, sizes=lambda item: (item.bytes,))
+    ended = summary.ended_by
+    if ended is not None and not ended.later:
+        top, when = ended.largest, f"the failure ({ended.where}, {format_bytes(sum(ended.alive.values()))})"
+    else:
+        top, when = summary.top, f"the peak (step {summary.peak.step}, {format_peak(summary.peak.said)})"
+    groups = layers(top, what=_what, sizes=lambda item: (item.bytes,))
     shown = sorted(groups, key=lambda group: -_largest(group))[:ALLOCATIONS]
     if not shown:
         return ""
     # The summary ends with these: there may be more like them.
-    last = summary.top[-1] if len(summary.top) >= LARGEST else None
+    last = top[-1] if len(top) >= LARGEST else None
     rows = [_row(group, more=last is not None and last in group) for group in shown]
     several = any(len(group) > 1 for group in shown)
     columns = [
@@ -80,8 +86,7 @@ def render_largest(summary: Summary, layout: Layout) -> str:
     # A frame is wider than any column could be: it has a line of its own.
     for row, group in zip(body, shown, strict=True):
         lines += [*row, *_below(group[0], layout)]
-    caption = f"largest allocations at the peak (step {summary.peak.step}, {format_peak(summary.peak.said)})"
-    return "\n".join([layout.heading(caption), "", *lines])
+    return "\n".join([layout.heading(f"largest allocations at {when}"), "", *lines])
 
 
 def _what(item: LargeAllocation) -> tuple[str | None, ...]:

@@ -17,7 +17,7 @@ from ampmem.errors import UsageError
 from ampmem.events import Fact, Phase, PredictionRecord, Recording, TermsRecord
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.names import CUDNN_TRIALS
-from ampmem.reporters.text.check import answer, render_check
+from ampmem.reporters.text.check import answer, limit_row, render_check
 from ampmem.vocabulary import SourceKind
 
 SCHEMA = check_schema()
@@ -441,6 +441,7 @@ def test_what_cannot_be_trusted_is_not_judged() -> None:
         result = judged(run, peak="1TiB")
         assert not result.ok and not result.broken
         assert said in result.problems[0]
+        assert [each.kept for each in result.judged] == [False] and limit_row(result.judged[0])[-1] == "not judged"
 
 
 def test_a_static_model_that_does_not_hold_is_no_matter_for_budgets() -> None:

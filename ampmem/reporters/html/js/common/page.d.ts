@@ -34,6 +34,7 @@ export interface RunView {
   timed: boolean;
   steps: Array<StepView>;
   peak: PeakView | null;
+  instant: ShownAtView | null;
   phase_runs: Array<[number, string]>;
   marks: Array<MarkView>;
   composition: CompositionView | null;
@@ -57,6 +58,7 @@ export interface Headline {
 export interface OutOfMemoryView {
   headline: string;
   position: number;
+  later: boolean;
   available: number | null;
   used: number;
   segment: number;
@@ -138,6 +140,11 @@ export interface PeakView {
   rounded: boolean;
   step: number;
   phase: string;
+}
+
+export interface ShownAtView {
+  position: number;
+  name: string;
 }
 
 export interface MarkView {
@@ -227,7 +234,7 @@ export interface CastsView {
   copies: number;
   bytes: number;
   peak_bytes: number;
-  cache_hits: number;
+  cache_hits: number | null;
   by_parameter: Array<ParameterCasts>;
   parameters_left_out: number;
   steps: Array<StepCasts>;
@@ -238,10 +245,10 @@ export interface ParameterCasts {
   name: string;
   copies: number;
   bytes: number;
-  cache_hits: number;
-  held_by_cache: number;
-  held_by_autograd: number;
-  held_by_both: number;
+  cache_hits: number | null;
+  held_by_cache: number | null;
+  held_by_autograd: number | null;
+  held_by_both: number | null;
 }
 
 export interface StepCasts {
@@ -250,7 +257,7 @@ export interface StepCasts {
   after_forward: Holders | null;
   peak_bytes: number;
   recomputed: CopyCount;
-  views: CopyCount;
+  views: CopyCount | null;
   others: CopyCount;
   surviving: CopyCount;
 }
@@ -258,14 +265,14 @@ export interface StepCasts {
 export interface PhaseCasts {
   copies: number;
   bytes: number;
-  cache_hits: number;
+  cache_hits: number | null;
 }
 
 export interface Holders {
-  cache: CopyCount;
-  autograd: CopyCount;
-  both: CopyCount;
-  neither: CopyCount;
+  cache: CopyCount | null;
+  autograd: CopyCount | null;
+  both: CopyCount | null;
+  neither: CopyCount | null;
 }
 
 export interface CopyCount {

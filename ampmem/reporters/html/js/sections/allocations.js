@@ -37,6 +37,8 @@ export class AllocationTable {
   #narrowed = null;
   #stacks = new StackSwitch(byId("allocations-body"));
 
+  #name = "peak";
+
   constructor() {
     const again = () => {
       this.#limit = FIRST_ROWS;
@@ -67,8 +69,13 @@ export class AllocationTable {
   /**
    * @param {Kinds} kinds
    * @param {{peak: Int32Array|null, run: Int32Array|null}} counts by kind
+   * @param {string} name what the instant of `peak` is called: the peak, or the failure
    */
-  show(kinds, counts) {
+  show(kinds, counts, name) {
+    this.#name = name;
+    for (const option of this.#alive.options) {
+      if (option.value === "peak") option.textContent = `Alive at the ${name}`;
+    }
     this.#kinds = kinds;
     this.#cells = new Cells(kinds);
     this.#counts = { ...counts, cursor: null };
@@ -170,7 +177,7 @@ export class AllocationTable {
     const bytes = rows.reduce((sum, row) => sum + row.sum, 0);
     /** @type {Record<string, string>} */
     const where = {
-      peak: "alive at the peak",
+      peak: `alive at the ${this.#name}`,
       cursor: `alive at ${this.#where}`,
       run: "made during the run, one after another",
     };

@@ -38,6 +38,7 @@ export class LiveList {
   #index = 0;
   #where = "";
   #limit = LISTED;
+  #name = "peak";
   #category = byId("live-category", HTMLSelectElement);
   #stacks = new StackSwitch(byId("live-rows"));
 
@@ -56,8 +57,10 @@ export class LiveList {
    * Shows another run; `at` says which instant of it.
    * @param {Kinds} kinds
    * @param {Live} live
+   * @param {string} name what the instant is called that a page without all events has: the peak, or the failure
    */
-  show(kinds, live) {
+  show(kinds, live, name) {
+    this.#name = name;
     this.#kinds = kinds;
     this.#live = live;
     this.#order = Array.from({ length: kinds.count }, (_, kind) => kind);
@@ -119,7 +122,7 @@ export class LiveList {
       : [];
     byId("live-note").textContent = counts
       ? sumInWords(kinds, counts, there)
-      : "This page holds single allocations at the peak only.";
+      : `This page holds single allocations at the ${this.#name} only.`;
     /** @type {AliveRow[]} */
     const rows = there.map((kind) => ({ kind, count: counts?.[kind] ?? 0, bytes: kinds.bytes(kind) }));
     const groups = inLayers(kinds, rows);

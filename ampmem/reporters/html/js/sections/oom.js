@@ -137,6 +137,7 @@ export function showOutOfMemory(run, categoryOf, showThere, jump) {
     temporariesOf(view.alive),
     largestThen(view, categoryOf),
     runNext(view),
-    button,
+    // The charts end with the recorded steps.
+    view.later ? null : button,
   );
 }

@@ -282,15 +282,18 @@ function castSteps(casts) {
    * @param {Holders|null} holders
    * @param {"autograd"|"cache"|"both"} who
    */
-  const held = (holders, who) => (holders ? formatBytes(holders[who].bytes) : "-");
+  const held = (holders, who) => {
+    const count = holders?.[who];
+    return count ? formatBytes(count.bytes) : "-";
+  };
   const rows = casts.steps.map((step) => {
     const phases = Object.values(step.phases);
     /** @param {"copies"|"cache_hits"} key */
-    const sum = (key) => phases.reduce((all, phase) => all + phase[key], 0);
+    const sum = (key) => phases.reduce((all, phase) => all + (phase[key] ?? 0), 0);
     return [
       String(step.index),
       formatCount(sum("copies")),
-      formatCount(sum("cache_hits")),
+      casts.cache_hits === null ? "-" : formatCount(sum("cache_hits")),
       formatBytes(step.peak_bytes),
       held(step.after_forward, "autograd"),
       held(step.after_forward, "cache"),
@@ -306,6 +309,13 @@ function castSteps(casts) {
     : null;
 }
 
+/**
+ * How many uses the cache served, where that is known.
+ *
+ * @param {CastsView} casts
+ */
+const reused = ({ cache_hits: hits }) => (hits === null ? "" : `, and ${formatCount(hits)} uses needed no new copy`);
+
 /** @param {RunView} run */
 export function showCasts(run) {
   const { casts } = run;
@@ -320,14 +330,14 @@ export function showCasts(run) {
     each.name,
     formatCount(each.copies),
     formatBytes(each.bytes),
-    formatCount(each.cache_hits),
+    each.cache_hits === null ? "-" : formatCount(each.cache_hits),
   ]);
   return showSection(
     "casts",
     make(
       "p",
       { class: "quiet" },
-      `Autocast made ${formatCount(casts.copies)} copies of parameters, ${formatBytes(casts.bytes)} over the whole run; at most ${formatBytes(casts.peak_bytes)} lived at once, and ${formatCount(casts.cache_hits)} uses needed no new copy.`,
+      `Autocast made ${formatCount(casts.copies)} copies of parameters, ${formatBytes(casts.bytes)} over the whole run; at most ${formatBytes(casts.peak_bytes)} lived at once${reused(casts)}.`,
     ),
     castSteps(casts),
     longTable({ caption: "By parameter, largest first", columns, rows }, casts.parameters_left_out),

@@ -80,6 +80,8 @@ export class TimelineChart {
     this.#height = width < NARROW.width ? NARROW.height : CHART_HEIGHT;
     this.#x = ascending(Float64Array.from(this.indices, (index) => placeOf(live, index, byTime)));
     const place = (/** @type {number} */ position) => placeOf(live, live.indexOf(position), byTime);
+    // What came after the recorded steps is in no chart.
+    const failed = run.out_of_memory?.later ? null : run.out_of_memory;
     const drawing = {
       x: this.#x,
       series: live.sample(this.indices),
@@ -92,7 +94,7 @@ export class TimelineChart {
       height: this.#height,
       draggable: matchMedia("(pointer: fine)").matches,
       steps: run.steps.map((step) => place(step.first)).filter((each) => each > view.low && each < view.high),
-      failure: run.out_of_memory && { ...run.out_of_memory, x: place(run.out_of_memory.position) },
+      failure: failed && { ...failed, x: place(failed.position) },
       peak: peak && { x: placeOf(live, peak.index, byTime), bytes: peak.bytes, label: peak.label },
     };
     const figure = timelineFigure(drawing, stack, theme);
