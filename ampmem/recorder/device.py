@@ -70,6 +70,10 @@ class DeviceWatch:
         """Why what was recorded says nothing of the model; ``None`` when it does."""
         return self._placement.missing()
 
+    def nothing(self) -> str | None:
+        """Why nothing of the device was recorded; ``None`` where something was, or the source is of another kind."""
+        return None if self._source is None else self._source.nothing()
+
     def allocator(self) -> AllocatorRecord | None:
         """How the caching allocator was set and used by now."""
         return None if self._source is None else self._source.allocator()

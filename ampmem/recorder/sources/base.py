@@ -148,5 +148,8 @@ class DeviceSource(Source, Protocol):
     def allocator(self) -> AllocatorRecord | None:
         """How the caching allocator was set and used by now; ``None`` where it was not."""
 
+    def nothing(self) -> str | None:
+        """Why nothing of the device was recorded, with what to do; ``None`` where something was."""
+
     def prediction(self) -> PredictionRecord | None:
         """What the run comes to on the device by now, where that is only predicted."""

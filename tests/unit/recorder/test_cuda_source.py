@@ -18,6 +18,7 @@ from ampmem.allocator.settings import MIB, Settings
 from ampmem.analysis.timeline.lifetimes import pair
 from ampmem.errors import UsageError
 from ampmem.events import Action, AllocatorRecord, LayersRecord, SegmentAction
+from ampmem.names import is_warning
 from ampmem.recorder.facts.addresses import RealAddresses
 from ampmem.recorder.facts.log import ELSEWHERE, Log
 from ampmem.recorder.facts.texts import Texts
@@ -547,6 +548,46 @@ def test_a_failure_on_another_device_is_kept_and_chosen_while_none_is(clock: Clo
     assert [oom.device for oom in source.take_ooms()] == [1]
     allocator = source.allocator()
     assert allocator is not None and allocator.device == (0 if chosen else 1)
+
+
+def test_a_failure_on_a_device_that_the_script_only_tried_chooses_nothing(clock: Clock) -> None:
+    gpu = ModelCuda(clock, total=64 * MIB, others=(0,))
+    source = CudaSource(api=gpu)
+    source.start({})
+    assert gpu._observer is not None
+    gpu._observer(1, 30 * MIB, 64 * MIB, 2 * MIB)
+    gpu.malloc(1 * MIB)
+    assert source.drain().bytes.tolist() == [1 * MIB]
+    source.stop()
+    allocator = source.allocator()
+    assert allocator is not None and allocator.device == 0
+
+
+def test_an_allocator_that_keeps_no_history_is_the_reason_that_nothing_was_recorded(
+    gpu: ModelCuda, source: CudaSource
+) -> None:
+    gpu.ready = False
+    source.start({})
+    gpu.why = "torch uses the allocator 'pluggable'"
+    gpu.init()
+    assert source.stop() is NO_EVENTS
+    assert source.nothing() == "nothing was recorded: torch uses the allocator 'pluggable'"
+
+
+def test_memory_that_the_allocator_does_not_serve_is_said(gpu: ModelCuda, source: CudaSource) -> None:
+    source.start({})
+    gpu.caching = False
+    source.drain()
+    assert str(source.nothing()).startswith("nothing was recorded: PyTorch's caching allocator allocated nothing on a")
+    gpu.caching = True
+    gpu.malloc(512)
+    source.drain()
+    assert source.nothing() is None
+    assert source.notes() == []
+    gpu.caching = False
+    source.stop()
+    (note,) = source.notes()
+    assert is_warning(note) and "turned PyTorch's caching allocator off" in note
 
 
 def test_only_some_failures_are_kept(clock: Clock) -> None:

@@ -50,6 +50,9 @@ class CudaApi(Protocol):
     def set_settings(self, text: str) -> None:
         """Put other settings in force."""
 
+    def caches(self) -> bool:
+        """Whether PyTorch's caching allocator serves the script: what it does not serve is in no history."""
+
     def history_is_on(self) -> bool:
         """Whether somebody records memory history already."""
 
@@ -135,6 +138,9 @@ class TorchCuda:
 
     def set_settings(self, text: str) -> None:
         torch_private.set_settings(text)
+
+    def caches(self) -> bool:
+        return torch_private.allocator_is_on()
 
     def history_is_on(self) -> bool:
         return torch.cuda.is_initialized() and torch_private.history_is_on()

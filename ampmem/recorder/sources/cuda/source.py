@@ -15,9 +15,10 @@ from dataclasses import replace
 from time import time_ns
 
 from ampmem.allocator.model.layout import DEFAULT_POOL
-from ampmem.allocator.settings import VARIABLES, Settings, settings_of_environment, text_of_environment
+from ampmem.allocator.settings import UNCACHED, VARIABLES, Settings, settings_of_environment, text_of_environment
 from ampmem.errors import UsageError
 from ampmem.events import AllocatorRecord, LayersRecord, OomRecord
+from ampmem.names import warning
 from ampmem.recorder.facts.addresses import RealAddresses
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
@@ -35,6 +36,15 @@ from ampmem.vocabulary import Mark, SourceKind
 
 ENTRIES = 2_000_000
 """How many entries of the trace torch keeps: a bound for its memory, far above what a step makes."""
+_OFF = (
+    "the script turned PyTorch's caching allocator off (torch.cuda.caching_allocator_enable(False)), and the memory that "
+    "it allocated since is not in this recording; leave that call out"
+)
+_NOTHING = (
+    "nothing was recorded: PyTorch's caching allocator allocated nothing on a CUDA device. If the script uses one, have "
+    f"it keep that allocator: no {UNCACHED}, no torch.cuda.caching_allocator_enable(False); to record the CPU's memory, "
+    "say --device cpu"
+)
 _BY_CALL = "torch.cuda.memory._set_allocator_settings"
 
 
@@ -67,6 +77,8 @@ class CudaSource:
         self._layers: list[LayersRecord] = []
         self._oom = OomKeeper(self._api)
         self._notes: dict[str, None] = {}
+        self._refused: str | None = None
+        """Why recording could not begin when the script initialized CUDA."""
         self._lost = 0
         self._in_force = ""
         self._expandable = False
@@ -115,6 +127,7 @@ class CudaSource:
         device = self._chosen()
         if device is None:
             return
+        self._look_at_allocator()
         since, now = self._stamps.last, time_ns()
         self._stamp(now)  # what comes next is not to be taken for something before the mark
         stats = self._api.stats(device)
@@ -151,8 +164,6 @@ class CudaSource:
         if self._on:
             self._on = False
             self._api.history(on=False, entries=0, stacks=False)
-            if self._device is None:
-                self._note("nothing was allocated on a CUDA device; --device cpu records the CPU's memory")
             forget_observer(self._oom.observe)
             if self._tag is not None and threading.get_ident() == self._thread:
                 with suppress(RuntimeError):
@@ -188,6 +199,10 @@ class CudaSource:
             peaks=tuple(self._peaks.now().values()),
         )
 
+    def nothing(self) -> str | None:
+        """Why nothing of the device was recorded; ``None`` where something was."""
+        return None if self._device is not None else self._refused or _NOTHING
+
     def prediction(self) -> None:
         """Nothing is only predicted on a real device."""
 
@@ -207,7 +222,7 @@ class CudaSource:
             return
         problem = self._api.problem()
         if problem is not None:  # the script has changed the allocator since
-            self._note(f"nothing was recorded: {problem}")
+            self._refused = f"nothing was recorded: {problem}"
             return
         try:
             self._take_settings()
@@ -217,7 +232,7 @@ class CudaSource:
             self._stamp(time_ns())
             self._api.observe_oom(self._oom.observe)
         except Exception as error:
-            self._note(f"memory history could not be switched on: {error}")
+            self._refused = f"nothing was recorded: memory history could not be switched on: {error}"
             return
         # Not before: a build for CUDA sets CUPTI up with the profiler, and the script may still choose its devices.
         if threading.get_ident() == self._thread:
@@ -250,8 +265,15 @@ class CudaSource:
                 with suppress(RuntimeError):  # of a device that has failed
                     self._tag(str(now_ns))
 
-    def _chosen(self) -> int | None:
-        """The device that is recorded; ``None`` while nothing is on any."""
+    def _look_at_allocator(self) -> None:
+        if not self._api.caches():
+            self._note(warning(_OFF))
+
+    def _chosen(self, *, over: bool = False) -> int | None:
+        """The device that is recorded; ``None`` while nothing is on any. ``over``: the recording ends.
+
+        A device that memory ran out on counts first: always where the script got no further, else where it has some.
+        """
         if self._device is None and self._on:
             if self._api.device_count() > 1:  # of which the script may have reset the peaks
                 self._peaks.note(self._api.snapshot())
@@ -260,12 +282,14 @@ class CudaSource:
             if best > 0:
                 current, short = self._api.current_device(), self._oom.device
                 ranked = [device for device, peak in peaks.items() if peak == best]
+                if short is not None and not over and self._api.stats(short).blocks == 0:
+                    short = None  # the script only tried what it would get there
                 self._device = short if short in peaks else current if current in ranked else ranked[0]
                 self.device_name = self._api.device_name(self._device)
         return self._device
 
     def _take(self, *, go_on: bool) -> RawEvents:
-        device = self._chosen()
+        device = self._chosen(over=not go_on)
         if device is None:
             self._nodes.take(go_on=go_on)
             return NO_EVENTS
@@ -273,6 +297,7 @@ class CudaSource:
             with suppress(RuntimeError):  # of a device that has failed; what the allocator knows can still be had
                 if not self._api.capturing():
                     self._api.synchronize(device)
+        self._look_at_allocator()
         since, self._since_ns = self._since_ns, time_ns()
         before = self._api.changes(device)
         snapshot = self._api.snapshot()
