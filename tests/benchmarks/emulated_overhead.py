@@ -7,6 +7,10 @@ the same round). "training" leaves out how a variant starts and ends, "in all" h
 what another part takes inside of them is that part's.
 
     python tests/emulated/run.py --python tests/benchmarks/emulated_overhead.py [--rounds 5] [--steps 20] [--amp]
+    python tests/emulated/run.py --python tests/benchmarks/emulated_overhead.py --long 300000
+
+The second records one step of about so many entries of the allocator's trace, an accumulation over many batches, and
+prints what that costs in memory and CPU time.
 
 It asserts nothing: it needs PyTorch's CUDA build (tests/emulated/build.py), and its figures are the machine's own.
 """
@@ -23,6 +27,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from tempfile import TemporaryDirectory
 from time import process_time
 
@@ -94,13 +99,19 @@ class Training:
         self.run(1)
 
     def run(self, steps: int) -> None:
-        inputs, targets = self._text[:, :-1], self._text[:, 1:]
         for _ in range(steps):
-            self._optimizer.zero_grad()
-            with self._autocast():
-                loss = F.cross_entropy(self._model(inputs).flatten(0, 1), targets.flatten())
-            loss.backward()  # type: ignore[no-untyped-call]
-            self._optimizer.step()
+            self.backward()
+            self.update()
+
+    def backward(self) -> None:
+        inputs, targets = self._text[:, :-1], self._text[:, 1:]
+        with self._autocast():
+            loss = F.cross_entropy(self._model(inputs).flatten(0, 1), targets.flatten())
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def update(self) -> None:
+        self._optimizer.step()
+        self._optimizer.zero_grad()
 
 
 @contextmanager
@@ -170,16 +181,43 @@ def print_parts(training: Training, rounds: int, steps: int) -> None:
     print(tabulate([(part, f"{time:.1f}") for part, time in least.items()], ["part", "CPU ms"], tablefmt="github"))
 
 
+def print_long(training: Training, events: int) -> None:
+    """Print what recording one step of about ``events`` entries of the trace costs."""
+    training.run(1)
+    with ampmem_profile():
+        training.run(1)
+    torch.cuda.memory._record_memory_history("all", context=None)
+    training.backward()
+    (trace, *_) = torch.cuda.memory._snapshot()["device_traces"]
+    torch.cuda.memory._record_memory_history(None)
+    batches = max(1, events // len(trace))
+    times = []
+    for variant in ("plain", "ampmem"):
+        before, start = getrusage(RUSAGE_SELF).ru_maxrss, process_time()
+        with VARIANTS[variant]():
+            for _ in range(batches):
+                training.backward()
+            training.update()
+        times.append((process_time() - start, (getrusage(RUSAGE_SELF).ru_maxrss - before) / 1024))
+    (plain_s, _), (own_s, own_mib) = times
+    print(f"one step of {batches} batches, about {batches * len(trace):,} entries of the trace:")
+    print(f"plain {plain_s:.1f} CPU s; ampmem {own_s:.1f} CPU s, and {own_mib:.0f} MiB more at the most")
+
+
 @click.command()
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--steps", default=20, show_default=True)
 @click.option("--amp", is_flag=True, help="Train under autocast.")
-def main(rounds: int, steps: int, amp: bool) -> None:
+@click.option("--long", type=int, help="Record one step of about so many entries of the trace instead.")
+def main(rounds: int, steps: int, amp: bool, long: int | None) -> None:
     """Print one row per variant, then one row per part of ampmem."""
     if not torch.cuda.is_available():
         sys.exit("needs PyTorch's CUDA build on the emulated runtime: python tests/emulated/run.py --python ...")
     training = Training(amp=amp)
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {rounds} rounds of {steps} steps\n")
+    if long is not None:
+        print_long(training, long)
+        return
     print_variants(training, rounds, steps)
     print()
     print_parts(training, rounds, steps)

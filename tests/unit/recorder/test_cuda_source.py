@@ -24,9 +24,10 @@ from ampmem.recorder.facts.log import ELSEWHERE, Log
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.sources.base import NO_EVENTS, DeviceSource
+from ampmem.recorder.sources.cuda import nodes as cuda_nodes
 from ampmem.recorder.sources.cuda import source as cuda
 from ampmem.recorder.sources.cuda.device import TorchCuda
-from ampmem.recorder.sources.cuda.nodes import NodeRecorder, _Walk, nodes_of
+from ampmem.recorder.sources.cuda.nodes import NodeRecorder, Ran, Seen, _Walk, nodes_of
 from ampmem.recorder.sources.cuda.peaks import Peaks
 from ampmem.recorder.sources.cuda.source import CudaSource
 from ampmem.recorder.sources.cuda.trace import Stamps
@@ -603,10 +604,25 @@ def test_only_some_failures_are_kept(clock: Clock) -> None:
 
 
 def test_nodes_run_innermost_first_and_hand_their_number_on() -> None:
-    nodes = nodes_of([(10, 50, "outer", 4), (20, 30, "inner", -1), (60, 70, "next", 3)])
+    nodes = nodes_of([Ran(10, 50, "outer", 4), Ran(20, 30, "inner", -1), Ran(60, 70, "next", 3)])
     op, sequence = nodes.at(np.array([5, 10, 25, 40, 55, 65, 90]))
     assert [nodes.ops[index] for index in op.tolist()] == ["", "outer", "inner", "outer", "", "next", ""]
     assert sequence.tolist() == [-1, 4, 4, 4, -1, 3, -1]
+
+
+def test_nodes_of_other_devices_threads_name_nothing_on_this_one() -> None:
+    spans = (Ran(10, 40, "here", 4, 2), Ran(30, 60, "there", 5, 3), Ran(70, 80, "of the recorded thread", 6, 1))
+    seen = Seen(spans, devices={2: {0}, 3: {1}})
+    names = {device: [seen.nodes(device).name_at(when) for when in (15, 35, 50, 75)] for device in (0, 1)}
+    assert names[0] == ["here", "here", "", "of the recorded thread"]
+    assert names[1] == ["", "there", "there", "of the recorded thread"]
+
+
+def test_where_nodes_of_two_threads_overlap_no_name_is_guessed() -> None:
+    nodes = nodes_of([Ran(10, 40, "first", 4, 1), Ran(30, 60, "second", 5, 2), Ran(45, 50, "inner", -1, 2)])
+    op, sequence = nodes.at(np.array([20, 35, 42, 47, 55, 65]))
+    assert [nodes.ops[index] for index in op.tolist()] == ["first", "", "second", "inner", "second", ""]
+    assert sequence.tolist() == [4, -1, 5, 5, 5, -1]
 
 
 def test_the_nodes_of_a_backward_are_recorded_with_their_times() -> None:
@@ -617,12 +633,12 @@ def test_the_nodes_of_a_backward_are_recorded_with_their_times() -> None:
     before = time_ns()
     (weight @ weight).exp().sum().backward()
     after = time_ns()
-    nodes = recorder.take(go_on=False)
+    nodes = recorder.take(go_on=False).nodes(0)
     assert {"MmBackward0", "ExpBackward0", "torch::autograd::AccumulateGrad"} <= set(nodes.ops)
     assert (np.diff(nodes.since_ns) >= 0).all()
     assert before <= nodes.since_ns[0] <= nodes.since_ns[-1] <= after
     assert nodes.name_at(before) == nodes.name_at(after) == ""
-    assert recorder.take(go_on=False).ops == ("",)
+    assert recorder.take(go_on=False).nodes(0).ops == ("",)
 
 
 def test_a_failure_in_backward_is_named_after_its_node(clock: Clock) -> None:
@@ -632,7 +648,7 @@ def test_a_failure_in_backward_is_named_after_its_node(clock: Clock) -> None:
     gpu.malloc(512)
     with pytest.raises(OutOfMemory):
         gpu.malloc(32 * MIB)
-    source._oom.name_ops(lambda instant: "MmBackward0")
+    source._oom.name_ops(lambda device, instant: "MmBackward0")
     source.stop()
     assert source.take_ooms()[0].op == "MmBackward0"
 
@@ -857,13 +873,21 @@ def _node(name: str, thread: int, number: int, start: int, end: int, *children: 
     )
 
 
+class _Fields(SimpleNamespace):
+    """Those of an allocation."""
+
+
+@pytest.fixture
+def made_up_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_nodes, "ALLOCATION", _Fields)
+
+
 def _memory(thread: int, when: int, address: int, size: int) -> Any:
-    fields = SimpleNamespace(device=torch.device("cuda", 0), ptr=address, alloc_size=size)
-    return SimpleNamespace(
-        name="[memory]", tag=None, start_time_ns=when, start_tid=thread, children=[], extra_fields=fields
-    )
+    fields = _Fields(device=torch.device("cuda", 0), ptr=address, alloc_size=size)
+    return SimpleNamespace(start_time_ns=when, start_tid=thread, children=[], extra_fields=fields)
 
 
+@pytest.mark.usefixtures("made_up_fields")
 def test_a_node_that_the_engines_thread_made_is_not_taken_for_one_of_the_recorded_threads() -> None:
     recomputed = _node("MmBackward0", 2, 3, 30, 40, _memory(2, 35, 4096, 512))
     checkpoint = _node("CheckpointFunctionBackward", 2, 3, 20, 50, _memory(2, 25, 512, 512), recomputed)

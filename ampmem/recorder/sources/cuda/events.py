@@ -236,8 +236,10 @@ def _with_blocks(entries: list[TraceEntry], seen: SeenBlocks) -> list[TraceEntry
         for index, entry in enumerate(entries)
         if entry.action in (ALLOC, FREE_REQUESTED)
     ]
+    sizes = seen.bytes.tolist()
     for index, which in found_in(uses, seen):
-        entries[index] = entries[index]._replace(block=abs(int(seen.bytes[which])), seen=which)
+        entry = entries[index]
+        entry.block, entry.seen = abs(sizes[which]), which
     return entries
 
 

@@ -23,7 +23,7 @@ from ampmem.recorder.facts.addresses import RealAddresses
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.sources.base import NO_EVENTS, Place, RawEvents
-from ampmem.recorder.sources.cuda.blocks import NO_BLOCKS, SeenBlocks
+from ampmem.recorder.sources.cuda.blocks import SeenBlocks
 from ampmem.recorder.sources.cuda.device import CudaApi, Snapshot, TorchCuda, forget_observer
 from ampmem.recorder.sources.cuda.events import History, Settled
 from ampmem.recorder.sources.cuda.nodes import NodeRecorder, Nodes
@@ -306,11 +306,11 @@ class CudaSource:
         until = time_ns()
         if go_on:
             self._api.history(on=True, entries=ENTRIES, stacks=self._stacks)
-        nodes = self._nodes.take(go_on=go_on)
+        profiled = self._nodes.take(go_on=go_on)
         if go_on and not self._nodes.running:  # another thread has initialized CUDA
             self._follow_nodes()
-        self._oom.name_ops(nodes.name_at)
-        seen = nodes.blocks.get(device, NO_BLOCKS)
+        self._oom.name_ops(lambda where, when: profiled.nodes(where).name_at(when))
+        nodes, seen = profiled.nodes(device), profiled.blocks(device)
         settled = self._history.settle(
             window,
             stamps=self._stamps.take(),
@@ -366,7 +366,7 @@ def _raw(settled: Settled, nodes: Nodes, seen: SeenBlocks, history: History) -> 
     """The events with the autograd nodes around them: as the profiler saw the block, or else by the time."""
     op, sequence = nodes.at(settled.time_ns)
     known = settled.seen >= 0
-    op[known], sequence[known] = seen.op[settled.seen[known]], seen.sequence[settled.seen[known]]
+    op[known], sequence[known] = seen.op[settled.seen[known]] + len(nodes.ops), seen.sequence[settled.seen[known]]
     return RawEvents(
         time_ns=settled.time_ns,
         action=settled.action,
@@ -377,7 +377,7 @@ def _raw(settled: Settled, nodes: Nodes, seen: SeenBlocks, history: History) -> 
         allocated=settled.allocated,
         op=op,
         sequence=sequence,
-        ops=nodes.ops,
+        ops=(*nodes.ops, *seen.ops),
         stack=settled.stack,
         stacks=tuple(history.stacks.texts),
         segments=settled.segments,
