@@ -53,6 +53,11 @@ class DeviceWatch:
         if self._source is not None and self._log.step >= 0:
             self._source.mark(self._log.step, mark)
 
+    def pause(self) -> None:
+        """The script is between two phases of the running step."""
+        if self._source is not None:
+            self._source.pause()
+
     def take(self) -> Taken:
         """What the source has settled since the last call; a step has ended."""
         self._placement.note()

@@ -217,6 +217,7 @@ class ModelCuda:
             active=found.active_bytes.current,
             reserved=found.reserved_bytes.current,
             allocated_peak=found.allocated_bytes.peak,
+            uses=self._changes,
         )
 
     def changes(self, device: int) -> tuple[int, ...]:

@@ -25,7 +25,10 @@ OomObserver = Callable[[int, int, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """One device's statistics: those of ``torch.cuda.memory_stats``, all pools together; ``blocks`` is a number."""
+    """One device's statistics: those of ``torch.cuda.memory_stats``, all pools together.
+
+    ``blocks`` is their number, ``uses`` how many were handed out and taken back since the process started.
+    """
 
     blocks: int
     requested: int
@@ -33,6 +36,7 @@ class Stats:
     active: int
     reserved: int
     allocated_peak: int
+    uses: int = 0
 
 
 class CudaApi(Protocol):
@@ -163,6 +167,7 @@ class TorchCuda:
             **current,
             blocks=int(nested["allocation"]["all"]["current"]),
             allocated_peak=int(nested["allocated_bytes"]["all"]["peak"]),
+            uses=sum(int(nested["allocation"]["all"][count]) for count in ("allocated", "freed")),
         )
 
     def changes(self, device: int) -> tuple[int, ...]:

@@ -22,20 +22,27 @@ from ampmem.names import warning
 from ampmem.recorder.facts.addresses import RealAddresses
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
-from ampmem.recorder.sources.base import NO_EVENTS, Place, RawEvents
+from ampmem.recorder.models.live import collection_paused
+from ampmem.recorder.sources.base import NO_EVENTS, Place, RawEvents, joined
 from ampmem.recorder.sources.cuda.blocks import SeenBlocks
 from ampmem.recorder.sources.cuda.device import CudaApi, Snapshot, TorchCuda, forget_observer
-from ampmem.recorder.sources.cuda.events import History, Settled
+from ampmem.recorder.sources.cuda.events import History, Level, Settled
 from ampmem.recorder.sources.cuda.nodes import NodeRecorder, Nodes
 from ampmem.recorder.sources.cuda.oom import OomKeeper
 from ampmem.recorder.sources.cuda.peaks import Peaks
 from ampmem.recorder.sources.cuda.trace import Counted, MarkCount, Stamps
 from ampmem.recorder.sources.window import check_free, install
+from ampmem.recorder.torch_private.general import in_backward
 from ampmem.units import format_count
 from ampmem.vocabulary import Mark, SourceKind
 
 ENTRIES = 2_000_000
-"""How many entries of the trace torch keeps: a bound for its memory, far above what a step makes."""
+"""How many entries of the trace torch keeps: a bound for its memory, far above what a phase of a step makes."""
+PART = 20_000
+"""After so many allocations and frees the trace is read between two phases of a step, and emptied.
+
+As Python objects an entry takes over a kilobyte; the columns that are kept of it until the step ends take 104 bytes.
+"""
 _OFF = (
     "the script turned PyTorch's caching allocator off (torch.cuda.caching_allocator_enable(False)), and the memory that "
     "it allocated since is not in this recording; leave that call out"
@@ -79,7 +86,12 @@ class CudaSource:
         self._notes: dict[str, None] = {}
         self._refused: str | None = None
         """Why recording could not begin when the script initialized CUDA."""
-        self._lost = 0
+        self._parts: list[RawEvents] = []
+        """What was read of the running step before its end."""
+        self._uses = 0
+        """How many allocations and frees the allocator had counted when the trace was emptied last."""
+        self._peak: Level | None = None
+        """The state of the running step with the most requested bytes, by what was read."""
         self._in_force = ""
         self._expandable = False
         self._streams: set[int] = set()
@@ -148,7 +160,21 @@ class CudaSource:
             process_used=self._api.process_used(device) if last else None,  # it may take a millisecond
         )
         self._marks.pop((step, mark), None)  # in order of time
+        self._layers = [each for each in self._layers if (each.step, each.mark) != (step, mark)]
         self._marks[(step, mark)] = (MarkCount(since, now, Counted(stats.blocks, stats.requested)), record)
+        self._read_much(stats.uses)
+
+    def pause(self) -> None:
+        """Read what there is of the running step, if that is much."""
+        if self._on:
+            device = self._api.current_device() if self._device is None else self._device
+            self._read_much(self._api.stats(device).uses)
+
+    def _read_much(self, uses: int) -> None:
+        # Inside backward the profiler cannot be closed: what runs there began before.
+        if uses - self._uses >= PART and threading.get_ident() == self._thread and not in_backward():
+            with collection_paused():
+                self._parts.append(self._part(go_on=True))
 
     def drain(self) -> RawEvents:
         """The events since the last call."""
@@ -290,22 +316,33 @@ class CudaSource:
 
     def _take(self, *, go_on: bool) -> RawEvents:
         device = self._chosen(over=not go_on)
-        if device is None:
-            self._nodes.take(go_on=go_on)
-            return NO_EVENTS
-        if self._synchronize:
+        if device is not None and self._synchronize:
             with suppress(RuntimeError):  # of a device that has failed; what the allocator knows can still be had
                 if not self._api.capturing():
                     self._api.synchronize(device)
+        last = self._part(go_on=go_on)
+        self._settle_peak()
+        parts, self._parts = self._parts, []
+        return joined([*parts, last]) if parts else last
+
+    def _part(self, *, go_on: bool) -> RawEvents:
+        """The events since the trace was emptied last."""
+        device = self._chosen(over=not go_on)
+        if device is None:
+            self._nodes.take(go_on=go_on)
+            return NO_EVENTS
         self._look_at_allocator()
         since, self._since_ns = self._since_ns, time_ns()
         before = self._api.changes(device)
         snapshot = self._api.snapshot()
         quiet = self._api.changes(device) == before
+        self._peaks.note(snapshot)
+        self._note_window(snapshot, device)
         window = self._history.read(snapshot, device, None if quiet else self._api.snapshot)
         until = time_ns()
         if go_on:
             self._api.history(on=True, entries=ENTRIES, stacks=self._stacks)
+            self._uses = self._api.stats(device).uses
         profiled = self._nodes.take(go_on=go_on)
         if go_on and not self._nodes.running:  # another thread has initialized CUDA
             self._follow_nodes()
@@ -319,9 +356,9 @@ class CudaSource:
             seen=seen,
             marks=[count for count, _ in self._marks.values()],
         )
-        self._peaks.note(snapshot)
+        if settled.lost:
+            self._note("some allocator events were lost; what they did is at the start or end of its step")
         self._settle_marks(settled)
-        self._note_window(snapshot, device, settled)
         return _raw(settled, nodes, seen, self._history)
 
     def _settle_marks(self, settled: Settled) -> None:
@@ -329,22 +366,24 @@ class CudaSource:
         marks, self._marks = list(self._marks.values()), {}
         for count, record in marks:
             self._layers.append(replace(record, requested=record.requested - settled.awaiting_at(count.time_ns)))
-        if marks:
-            step = marks[-1][1].step
-            peak = settled.peak
-            self._layers.append(LayersRecord(step=step, mark=Mark.PEAK, device_used=None, **peak._asdict()))
+        if self._peak is None or settled.peak.requested > self._peak.requested:
+            self._peak = settled.peak
+
+    def _settle_peak(self) -> None:
+        """The step has ended whose last mark was settled last."""
+        if self._peak is not None and self._layers:
+            step = self._layers[-1].step
+            self._layers.append(LayersRecord(step=step, mark=Mark.PEAK, device_used=None, **self._peak._asdict()))
+        self._peak = None
 
     def _note(self, message: str) -> None:
         self._notes[message] = None
 
-    def _note_window(self, snapshot: Snapshot, device: int, settled: Settled) -> None:
-        if settled.lost and not self._lost:
-            self._note("some allocator events were lost; what they did is at the start or end of its step")
-        self._lost += settled.lost
+    def _note_window(self, snapshot: Snapshot, device: int) -> None:
         if len(snapshot["device_traces"][device]) >= ENTRIES:
             self._note(
-                f"a step had more than the {format_count(ENTRIES)} allocator events that are kept: its first ones are "
-                "lost, and its peak may be too low"
+                f"a phase of a step had more than the {format_count(ENTRIES)} allocator events that are kept: its first "
+                "ones are lost, and its peak may be too low"
             )
         settings: Mapping[str, object] = snapshot.get("allocator_settings", {})
         self._in_force = next((str(settings[name]) for name in VARIABLES if name in settings), "")
