@@ -33,7 +33,7 @@ from ampmem.recorder.sources.cuda.source import CudaSource
 from ampmem.recorder.sources.cuda.trace import Stamps
 from ampmem.recorder.sources.window import MARKER
 from ampmem.recorder.torch_private import cuda as torch_private
-from ampmem.recorder.torch_private.general import TORCH_OP, next_node
+from ampmem.recorder.torch_private.general import next_node
 from ampmem.recorder.writing.join import Joiner
 
 
@@ -864,12 +864,11 @@ def test_what_backward_allocates_is_named_by_the_tree_whatever_the_clocks_say(dr
 def _node(name: str, thread: int, number: int, start: int, end: int, *children: Any) -> Any:
     return SimpleNamespace(
         name=name,
-        tag=TORCH_OP,
         start_time_ns=start,
         end_time_ns=end,
         start_tid=thread,
         children=list(children),
-        extra_fields=SimpleNamespace(sequence_number=number),
+        extra_fields=_OpFields(sequence_number=number),
     )
 
 
@@ -877,9 +876,14 @@ class _Fields(SimpleNamespace):
     """Those of an allocation."""
 
 
+class _OpFields(SimpleNamespace):
+    """Those of a node or a marker."""
+
+
 @pytest.fixture
 def made_up_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_nodes, "ALLOCATION", _Fields)
+    monkeypatch.setattr(cuda_nodes, "OP_FIELDS", _OpFields)
 
 
 def _memory(thread: int, when: int, address: int, size: int) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,7 +18,7 @@ from ampmem.recorder.facts.log import ELSEWHERE
 from ampmem.recorder.sources.cuda.blocks import NO_BLOCKS, SeenBlocks
 from ampmem.recorder.sources.torch_flags import counting_begins
 from ampmem.recorder.sources.window import COLLECTIVES, MARKER, MARKERS, ProfileLost, Span, Window, shift_between
-from ampmem.recorder.torch_private.general import ALLOCATION, TORCH_OP, enter_scope, exit_scope
+from ampmem.recorder.torch_private.general import ALLOCATION, OP_FIELDS, enter_scope, exit_scope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +161,9 @@ BlockRow: TypeAlias = tuple[int, int, int, int, str, int]
 """Time, device, address, bytes, name of the node around it, its sequence number."""
 
 
+_of_allocation = attrgetter("ptr", "alloc_size", "device")
+
+
 class _Walk:
     """Reads the nodes, and the device's blocks in them, out of a profile's event tree."""
 
@@ -175,13 +178,15 @@ class _Walk:
         """The recorded one, in the profiler's numbers: the markers are its own."""
         self._indices: dict[torch.device, int] = {}
         """The CUDA devices that were met, and others as -1."""
+        self._met: set[tuple[int, int]] = set()
         pending = [(root, _IN_NONE) for root in reversed(roots)]
         while pending:
             node, around = pending.pop()
             fields = node.extra_fields
-            if type(fields) is ALLOCATION:
+            kind = type(fields)
+            if kind is ALLOCATION:
                 self._block(node, fields, around)
-            elif node.tag == TORCH_OP:  # or else a call of CUDA's runtime
+            elif kind is OP_FIELDS:  # or else a call of CUDA's runtime
                 name = node.name
                 if name == MARKER:
                     self.markers.append((node.start_time_ns, node.end_time_ns))
@@ -193,13 +198,16 @@ class _Walk:
                 pending += [(child, inside) for child in reversed(node.children)]
 
     def _block(self, node: Any, fields: Any, around: _Around) -> None:
-        device = fields.device
+        address, size, device = _of_allocation(fields)
         index = self._indices.get(device)
         if index is None:
             index = self._indices[device] = (device.index or 0) if device.type == "cuda" else -1
         if index >= 0:
-            self.blocks.append((node.start_time_ns, index, fields.ptr, fields.alloc_size, around.name, around.sequence))
-            self.devices.setdefault(around.thread, set()).add(index)
+            name, sequence, thread = around
+            self.blocks.append((node.start_time_ns, index, address, size, name, sequence))
+            if (thread, index) not in self._met:
+                self._met.add((thread, index))
+                self.devices.setdefault(thread, set()).add(index)
 
     def _node(self, node: Any, fields: Any, name: str, around: _Around) -> _Around:
         number, thread = getattr(fields, "sequence_number", -1), node.start_tid

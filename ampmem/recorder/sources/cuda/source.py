@@ -288,8 +288,10 @@ class CudaSource:
         if threading.get_ident() == self._thread:
             self._stamps.add(now_ns)
             if self._tag is not None:
-                with suppress(RuntimeError):  # of a device that has failed
+                try:  # not a context manager, which takes longer than the tag
                     self._tag(str(now_ns))
+                except RuntimeError:  # of a device that has failed
+                    return
 
     def _look_at_allocator(self) -> None:
         if not self._api.caches():
