@@ -1,10 +1,10 @@
-"""CPU time of training on a GPU whose kernels cost nothing, under ampmem and under its peers, and ampmem's part by part.
+"""CPU time of training on a GPU whose kernels cost nothing: plain, under ampmem, its peers, and ampmem's parts.
 
-On the emulated runtime the host side of CUDA is the real one and kernels do nothing, so this is what recording adds where
-the GPU waits for its host. The variants take turns in one process, on the same model from the same seed. A time is that of
-``time.process_time``, all threads together; a ratio is the median over the rounds of (turn's time / plain turn's time of
-the same round). "training" leaves out how a variant starts and ends, "in all" has both. A part is its functions' own time:
-what another part takes inside of them is that part's.
+On the emulated runtime the host side of CUDA is the real one and kernels do nothing, so this is what recording adds
+where the GPU waits for its host. The variants take turns in one process, on the same model from the same seed. A time
+is that of ``time.process_time``, all threads together; a ratio is the median over the rounds of (turn's time / plain
+turn's time of the same round). "training" leaves out how a variant starts and ends, "in all" has both. A part is its
+functions' own time: what another part takes inside of them is that part's.
 
     python tests/emulated/run.py --python tests/benchmarks/emulated_overhead.py [--rounds 5] [--steps 20] [--amp]
     python tests/emulated/run.py --python tests/benchmarks/emulated_overhead.py --long 300000

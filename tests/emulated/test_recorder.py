@@ -17,7 +17,7 @@ from commands import ampmem, python
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.summary import summarize
 from ampmem.analysis.timeline.categories import Category
-from ampmem.events import Recording
+from ampmem.events import Action, Phase, Recording
 from ampmem.recording import read
 
 PROGRAMS_OF_THE_FIELD = Path(__file__).parents[1] / "integration/field/programs"
@@ -77,6 +77,16 @@ class Program:
 
 PROGRAMS: dict[str, Program] = {
     "plain": Program(text="for _ in range(4):\n    print(step(batch()).item())", steps=4),
+    "a long step": Program(
+        text="""
+for _ in range(700):
+    model(batch()).square().mean().backward()
+optimizer.step()
+optimizer.zero_grad()
+step(batch())
+""",
+        steps=2,
+    ),
     "sizes that change": Program(text="for i in range(6):\n    step(batch(64 << i))", steps=6),
     "peaks that are reset": Program(
         text="""
@@ -550,13 +560,72 @@ def test_ranks_that_nccl_connects(tmp_path: Path) -> None:
         assert (recording.allocator.device, recording.allocator.peaks[rank]) == (rank, peaks[rank])
 
 
+TWO_THREADS = """
+import time
+class Waits(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+    @staticmethod
+    def backward(ctx, gradient):
+        began.set()
+        done.wait(20)
+        return gradient * 1
+class Goes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+    @staticmethod
+    def backward(ctx, gradient):
+        began.wait(20)
+        return gradient * 1
+class Ends(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+    @staticmethod
+    def backward(ctx, gradient):
+        done.set()
+        return gradient * 1
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.here = nn.Parameter(torch.ones(5000, device="cuda:0"))
+        self.there = nn.Parameter(torch.ones(5, device="cuda:1"))
+    def forward(self):
+        ended = Ends.apply(self.here)
+        twice = sum(Goes.apply(ended * number) for number in range(2, 6))
+        return twice.sum() + Waits.apply(self.there).sum().to("cuda:0")
+both = Both()
+update = torch.optim.SGD(both.parameters(), lr=0.1)
+for _ in range(3):
+    began, done = threading.Event(), threading.Event()
+    both().backward()
+    update.step()
+    update.zero_grad()
+"""
+
+
+def test_what_the_thread_of_another_device_runs_names_nothing_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a node of device 1 waits, the engine adds gradients of device 0, between two of its nodes."""
+    _, recording = recorded(tmp_path, Program(text=TWO_THREADS, steps=3), monkeypatch)
+    assert recording.allocator is not None and recording.allocator.device == 0
+    events = recording.events
+    backward = (events.phase == Phase.BACKWARD) & (events.action == Action.ALLOC)
+    assert backward.sum() > 12
+    assert "WaitsBackward" not in {recording.texts[op] for op in events.op[backward].tolist()}
+
+
 OTHER_ALLOCATORS = {
     "another backend": (
         "os.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'backend:cudaMallocAsync'",
         "the script names an allocator backend in its settings",
     ),
     "a pluggable allocator": (
-        "torch.cuda.memory.change_current_allocator(torch.cuda.memory.CUDAPluggableAllocator('./own.so', 'take', 'give'))",
+        "own = torch.cuda.memory.CUDAPluggableAllocator('./own.so', 'take', 'give')\n"
+        "torch.cuda.memory.change_current_allocator(own)",
         "nothing was recorded: torch uses the allocator 'pluggable', which keeps no memory history",
     ),
     "no cache": (
@@ -581,10 +650,16 @@ def test_an_allocator_that_the_script_chooses_itself_is_refused(name: str, tmp_p
     assert not (tmp_path / "program.ampmem").exists()
 
 
-def test_a_failure_of_the_device_is_the_scripts_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [("illegal", "an illegal memory access was encountered"), ("assert", "device-side assert triggered")],
+)
+def test_a_failure_of_the_device_is_the_scripts_own(
+    failure: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is first seen at a step's end, by ampmem: the script still ends with its own error, and not with an abort."""
     monkeypatch.setenv("EMULATED_CUDA_LATE", "sync")
-    monkeypatch.setenv("EMULATED_CUDA_FAIL", "cudaLaunchKernel@150=illegal!")
+    monkeypatch.setenv("EMULATED_CUDA_FAIL", f"cudaLaunchKernel@150={failure}!")
     (tmp_path / "program.py").write_text(
         HEAD + LOOP + "for _ in range(6):\n    step(batch())\n" + TAIL, encoding="utf-8"
     )
@@ -592,8 +667,10 @@ def test_a_failure_of_the_device_is_the_scripts_own(tmp_path: Path, monkeypatch:
     under = ampmem(tmp_path, "profile", "--device", "cuda", "--run-to-end", "program.py", to_the_end=True)
     assert (plain.returncode, under.returncode) == (1, 1)
     for done in (plain, under):
-        assert "CUDA error: an illegal memory access was encountered" in done.stderr
-    assert any(step.finished for step in read(tmp_path / "program.ampmem").steps)
+        assert f"CUDA error: {words}" in done.stderr
+    recording = read(tmp_path / "program.ampmem")
+    assert any(step.finished for step in recording.steps)
+    assert summarize(recording).conservation.residual_bytes == 0
 
 
 def test_an_out_of_memory_on_another_device_is_told_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -465,6 +465,49 @@ def test_a_step_with_more_events_than_are_kept_is_told(
     assert any("more than the 10 allocator events" in note for note in source.notes())
 
 
+def test_a_long_step_is_read_in_parts_that_make_one(monkeypatch: pytest.MonkeyPatch, gpu: ModelCuda) -> None:
+    """The same calls, in one part and in several: the same events, marks and peak, and a short trace at each pause."""
+    windows, layers = [], []
+    for part in (1 << 30, 20):
+        clock = Clock()
+        monkeypatch.setattr(cuda, "time_ns", clock)
+        monkeypatch.setattr(cuda, "PART", part)
+        gpu = ModelCuda(clock)
+        source = CudaSource(api=gpu)
+        source.start({})
+        lengths = []
+        for batch in range(10):
+            kept = [gpu.malloc(3 * MIB + 512 * (batch == 4)), gpu.malloc(700, frames=[_FRAME])]
+            source.mark(0, "after_forward")
+            for block in kept:
+                gpu.free(block)
+            source.pause()
+            lengths.append(len(gpu.trace))
+        windows.append(source.drain())
+        layers.append([(each.mark, each.requested, each.allocated) for each in source.take_layers()])
+        source.stop()
+        assert (max(lengths) < 40) == (part == 20)
+    whole, parts = windows
+    for name in ("action", "address", "bytes", "block_bytes", "allocated"):
+        assert getattr(parts, name).tolist() == getattr(whole, name).tolist()
+    assert (np.diff(parts.time_ns) >= 0).all()
+    assert parts.stack is not None and whole.stack is not None
+    assert [parts.stacks[index] for index in parts.stack] == [whole.stacks[index] for index in whole.stack]
+    for name in ("position", "action", "address", "bytes"):
+        assert getattr(parts.segments, name).tolist() == getattr(whole.segments, name).tolist()
+    assert (
+        layers[0]
+        == layers[1]
+        == [
+            ("after_forward", 3 * MIB + 700, 3 * MIB + 1024),
+            ("peak", 3 * MIB + 1212, 3 * MIB + 512 + 1024),
+        ]
+    )
+
+
+_FRAME = {"filename": "train.py", "line": 3, "name": "train"}
+
+
 def test_a_device_that_has_failed_hides_no_error_of_the_scripts(gpu: ModelCuda, source: CudaSource) -> None:
     source.start({})
     gpu.malloc(700)
@@ -476,6 +519,8 @@ def test_a_device_that_has_failed_hides_no_error_of_the_scripts(gpu: ModelCuda, 
     assert source.stop().bytes.tolist() == [700]
     used = {each.mark: each.device_used is None for each in source.take_layers()}
     assert used == {"after_forward": False, "after_backward": True, "peak": True}
+    (note,) = source.notes()
+    assert is_warning(note) and note.endswith(": CUDA error: device-side assert triggered")
 
 
 def test_nodes_are_followed_from_when_cuda_is_there(gpu: ModelCuda, source: CudaSource) -> None:

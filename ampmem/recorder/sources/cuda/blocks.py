@@ -17,7 +17,7 @@ from ampmem.events import Column
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenBlocks:
-    """Blocks handed out (``bytes`` above 0) and taken back (below), in order; ``op`` indexes ``ops``, names of nodes."""
+    """Blocks handed out (``bytes`` above 0) and taken back (below), in order; ``op`` indexes ``ops``, nodes' names."""
 
     time_ns: Column
     address: Column
@@ -58,7 +58,9 @@ def found_in(uses: Sequence[Use], seen: SeenBlocks) -> Iterator[tuple[int, int]]
     for address, blocks in seen_at.items():
         there = at.get(address, [])
         if len(there) == len(blocks):  # as nearly always: each can be one only
-            if all(use.freed == (size < 0) and abs(size) >= use.size for use, (_, size) in zip(there, blocks, strict=True)):
+            if all(
+                use.freed == (size < 0) and abs(size) >= use.size for use, (_, size) in zip(there, blocks, strict=True)
+            ):
                 yield from zip((use.entry for use in there), (index for index, _ in blocks), strict=True)
             continue
         early = _earliest(there, blocks)

@@ -75,8 +75,6 @@ class Seen:
         return self._blocks.get(device, NO_BLOCKS)
 
 
-
-
 class NodeRecorder:
     """Follows the nodes from one :meth:`take` to the next."""
 

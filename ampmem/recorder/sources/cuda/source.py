@@ -44,13 +44,17 @@ PART = 20_000
 As Python objects an entry takes over a kilobyte; the columns that are kept of it until the step ends take 104 bytes.
 """
 _OFF = (
-    "the script turned PyTorch's caching allocator off (torch.cuda.caching_allocator_enable(False)), and the memory that "
-    "it allocated since is not in this recording; leave that call out"
+    "the script turned PyTorch's caching allocator off (torch.cuda.caching_allocator_enable(False)), and the memory "
+    "that it allocated since is not in this recording; leave that call out"
+)
+_FAILED = (
+    "the device had failed when ampmem waited for it at the end of a step; the memory that PyTorch's allocator counts "
+    "is still right, losses and updates of that step may not be"
 )
 _NOTHING = (
-    "nothing was recorded: PyTorch's caching allocator allocated nothing on a CUDA device. If the script uses one, have "
-    f"it keep that allocator: no {UNCACHED}, no torch.cuda.caching_allocator_enable(False); to record the CPU's memory, "
-    "say --device cpu"
+    "nothing was recorded: PyTorch's caching allocator allocated nothing on a CUDA device. If the script uses one, "
+    f"have it keep that allocator: no {UNCACHED}, no torch.cuda.caching_allocator_enable(False); to record the CPU's "
+    "memory, say --device cpu"
 )
 _BY_CALL = "torch.cuda.memory._set_allocator_settings"
 
@@ -319,9 +323,13 @@ class CudaSource:
     def _take(self, *, go_on: bool) -> RawEvents:
         device = self._chosen(over=not go_on)
         if device is not None and self._synchronize:
-            with suppress(RuntimeError):  # of a device that has failed; what the allocator knows can still be had
+            try:
                 if not self._api.capturing():
                     self._api.synchronize(device)
+            except RuntimeError as error:  # what the allocator knows can still be had
+                # A kernel's failure stays with the process: the script gets it from its own next call.
+                what = (str(error).splitlines() or [type(error).__name__])[0]
+                self._note(warning(f"{_FAILED}: {what}"))
         last = self._part(go_on=go_on)
         self._settle_peak()
         parts, self._parts = self._parts, []
@@ -384,8 +392,8 @@ class CudaSource:
     def _note_window(self, snapshot: Snapshot, device: int) -> None:
         if len(snapshot["device_traces"][device]) >= ENTRIES:
             self._note(
-                f"a phase of a step had more than the {format_count(ENTRIES)} allocator events that are kept: its first "
-                "ones are lost, and its peak may be too low"
+                f"a phase of a step had more than the {format_count(ENTRIES)} allocator events that are kept: its "
+                "first ones are lost, and its peak may be too low"
             )
         settings: Mapping[str, object] = snapshot.get("allocator_settings", {})
         self._in_force = next((str(settings[name]) for name in VARIABLES if name in settings), "")
