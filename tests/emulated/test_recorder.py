@@ -17,7 +17,7 @@ from commands import ampmem, python
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.summary import summarize
 from ampmem.analysis.timeline.categories import Category
-from ampmem.events import Action, Phase, Recording
+from ampmem.events import Recording
 from ampmem.recording import read
 
 PROGRAMS_OF_THE_FIELD = Path(__file__).parents[1] / "integration/field/programs"
@@ -558,64 +558,6 @@ def test_ranks_that_nccl_connects(tmp_path: Path) -> None:
         assert summarize(recording).conservation.residual_bytes == 0
         assert recording.allocator is not None
         assert (recording.allocator.device, recording.allocator.peaks[rank]) == (rank, peaks[rank])
-
-
-TWO_THREADS = """
-import time
-class Waits(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 1
-    @staticmethod
-    def backward(ctx, gradient):
-        began.set()
-        done.wait(20)
-        return gradient * 1
-class Goes(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 1
-    @staticmethod
-    def backward(ctx, gradient):
-        began.wait(20)
-        return gradient * 1
-class Ends(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 1
-    @staticmethod
-    def backward(ctx, gradient):
-        done.set()
-        return gradient * 1
-class Both(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.here = nn.Parameter(torch.ones(5000, device="cuda:0"))
-        self.there = nn.Parameter(torch.ones(5, device="cuda:1"))
-    def forward(self):
-        ended = Ends.apply(self.here)
-        twice = sum(Goes.apply(ended * number) for number in range(2, 6))
-        return twice.sum() + Waits.apply(self.there).sum().to("cuda:0")
-both = Both()
-update = torch.optim.SGD(both.parameters(), lr=0.1)
-for _ in range(3):
-    began, done = threading.Event(), threading.Event()
-    both().backward()
-    update.step()
-    update.zero_grad()
-"""
-
-
-def test_what_the_thread_of_another_device_runs_names_nothing_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While a node of device 1 waits, the engine adds gradients of device 0, between two of its nodes."""
-    _, recording = recorded(tmp_path, Program(text=TWO_THREADS, steps=3), monkeypatch)
-    assert recording.allocator is not None and recording.allocator.device == 0
-    events = recording.events
-    backward = (events.phase == Phase.BACKWARD) & (events.action == Action.ALLOC)
-    assert backward.sum() > 12
-    assert "WaitsBackward" not in {recording.texts[op] for op in events.op[backward].tolist()}
 
 
 OTHER_ALLOCATORS = {
