@@ -53,6 +53,11 @@ class DeviceWatch:
         if self._source is not None and self._log.step >= 0:
             self._source.mark(self._log.step, mark)
 
+    def pause(self) -> None:
+        """The script is between two phases of the running step."""
+        if self._source is not None:
+            self._source.pause()
+
     def take(self) -> Taken:
         """What the source has settled since the last call; a step has ended."""
         self._placement.note()
@@ -73,6 +78,10 @@ class DeviceWatch:
     def elsewhere(self) -> str | None:
         """Why what was recorded says nothing of the model; ``None`` when it does."""
         return self._placement.missing()
+
+    def nothing(self) -> str | None:
+        """Why nothing of the device was recorded; ``None`` where something was, or the source is of another kind."""
+        return None if self._source is None else self._source.nothing()
 
     def allocator(self) -> AllocatorRecord | None:
         """How the caching allocator was set and used by now."""

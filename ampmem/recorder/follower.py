@@ -161,6 +161,7 @@ class Follower:
         depth.make_room()
 
     def _begin_forward(self) -> None:
+        self._device.pause()
         evaluates = self._evaluates()
         if self._log.step == NO_STEP and not evaluates:
             self.begin_step()

@@ -51,16 +51,19 @@ class Outcome:
         """The number of the step that has not ended yet."""
         return self.first_step + self.steps
 
-    def check(self, elsewhere: str | None, unseen: str = "") -> None:
+    def check(self, elsewhere: str | None, unseen: str = "", nothing: str | None = None) -> None:
         """Raise :class:`NothingRecorded` when there is nothing to show.
 
-        ``elsewhere`` says where the model was, ``unseen`` what could not be looked at.
+        ``elsewhere`` says where the model was, ``unseen`` what could not be looked at, ``nothing`` why there is no
+        memory of the recorded device.
         """
         missing = self.missing()
         if missing is not None:
             raise NothingRecorded(missing + unseen)
         if elsewhere is not None and self.unfinished is None:
             raise ModelElsewhere(elsewhere)
+        if nothing is not None and self.unfinished is None:
+            raise NothingRecorded(nothing)
 
     def missing(self) -> str | None:
         """Why there is nothing to show; ``None`` when there is something."""

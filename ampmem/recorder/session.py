@@ -248,7 +248,11 @@ class Session:
             return
         if self._hooks.calls is not None:
             self.outcome.elsewhere = self._hooks.calls.elsewhere
-        self.outcome.check(self._device.elsewhere(), self.log.misses.why())
+        self.outcome.check(self._device.elsewhere(), self.log.misses.why(), self.nothing())
+
+    def nothing(self) -> str | None:
+        """Why no memory of the device was recorded; ``None`` where some was."""
+        return self._device.nothing()
 
     @property
     def device_type(self) -> str:

@@ -6,6 +6,7 @@ code are the same, that as many allocations of as many bytes were made, and that
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,13 @@ def step(x):
     optimizer.zero_grad()
     return loss
 """
+OWN = """
+extern int cudaMalloc(void **, unsigned long);
+extern int cudaFree(void *);
+void *take(long size, int device, void *stream) { void *place = 0; cudaMalloc(&place, size); return place; }
+void give(void *place, long size, int device, void *stream) { cudaFree(place); }
+"""
+"""An allocator of the script's own, in C."""
 TAIL = """
 import gc
 gc.collect()
@@ -69,6 +77,16 @@ class Program:
 
 PROGRAMS: dict[str, Program] = {
     "plain": Program(text="for _ in range(4):\n    print(step(batch()).item())", steps=4),
+    "a long step": Program(
+        text="""
+for _ in range(700):
+    model(batch()).square().mean().backward()
+optimizer.step()
+optimizer.zero_grad()
+step(batch())
+""",
+        steps=2,
+    ),
     "sizes that change": Program(text="for i in range(6):\n    step(batch(64 << i))", steps=6),
     "peaks that are reset": Program(
         text="""
@@ -395,6 +413,30 @@ step(batch())
         steps=4,
         ooms=3,
     ),
+    "a device that is only tried": Program(
+        text="""
+try:
+    torch.empty(1 << 40, device="cuda:1", dtype=torch.uint8)
+except torch.OutOfMemoryError:
+    print("too much")
+for _ in range(4):
+    step(batch())
+""",
+        steps=4,
+        ooms=1,
+    ),
+    "a pool with an allocator of the script's": Program(
+        text="""
+import subprocess
+subprocess.run(["gcc", "-shared", "-fPIC", "own.c", "-o", "own.so"], check=True)
+own = torch.cuda.memory.CUDAPluggableAllocator("./own.so", "take", "give")
+with torch.cuda.use_mem_pool(torch.cuda.MemPool(own.allocator())):
+    x = batch(700)
+for _ in range(4):
+    step(x)
+""",
+        steps=4,
+    ),
     "out of memory on another device": Program(
         text="""
 for _ in range(4):
@@ -402,6 +444,7 @@ for _ in range(4):
 torch.empty(1 << 40, device="cuda:1", dtype=torch.uint8)
 """,
         steps=4,
+        ooms=1,
         code=1,
     ),
 }
@@ -412,6 +455,7 @@ def recorded(folder: Path, program: Program, patch: pytest.MonkeyPatch) -> tuple
     for name, value in program.settings.items():
         patch.setenv(name, value)
     (folder / "program.py").write_text(HEAD + LOOP + program.text + TAIL, encoding="utf-8")
+    (folder / "own.c").write_text(OWN, encoding="utf-8")
     plain = python(folder, "program.py")
     options = ("--device", "cuda", "--run-to-end", "--steps", "99", "--quiet", *program.options)
     under = ampmem(folder, "profile", *options, "program.py")
@@ -516,10 +560,48 @@ def test_ranks_that_nccl_connects(tmp_path: Path) -> None:
         assert (recording.allocator.device, recording.allocator.peaks[rank]) == (rank, peaks[rank])
 
 
-def test_a_failure_of_the_device_is_the_scripts_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+OTHER_ALLOCATORS = {
+    "another backend": (
+        "os.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'backend:cudaMallocAsync'",
+        "the script names an allocator backend in its settings",
+    ),
+    "a pluggable allocator": (
+        "own = torch.cuda.memory.CUDAPluggableAllocator('./own.so', 'take', 'give')\n"
+        "torch.cuda.memory.change_current_allocator(own)",
+        "nothing was recorded: torch uses the allocator 'pluggable', which keeps no memory history",
+    ),
+    "no cache": (
+        "torch.cuda.init()\ntorch.cuda.caching_allocator_enable(False)",
+        "nothing was recorded: PyTorch's caching allocator allocated nothing on a CUDA device",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_ALLOCATORS)
+def test_an_allocator_that_the_script_chooses_itself_is_refused(name: str, tmp_path: Path) -> None:
+    """No recording of zeros is left."""
+    line, reason = OTHER_ALLOCATORS[name]
+    if name == "a pluggable allocator":
+        (tmp_path / "own.c").write_text(OWN, encoding="utf-8")
+        subprocess.run(("gcc", "-shared", "-fPIC", "own.c", "-o", "own.so"), cwd=tmp_path, check=True)
+    text = f"{HEAD}{line}\n{LOOP}for _ in range(4):\n    step(batch())\n"
+    (tmp_path / "program.py").write_text(text, encoding="utf-8")
+    done = ampmem(tmp_path, "profile", "--device", "cuda", "program.py", to_the_end=True)
+    assert done.returncode == 1
+    assert f"ampmem: {reason}" in done.stderr or f"; {reason}" in done.stderr
+    assert not (tmp_path / "program.ampmem").exists()
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [("illegal", "an illegal memory access was encountered"), ("assert", "device-side assert triggered")],
+)
+def test_a_failure_of_the_device_is_the_scripts_own(
+    failure: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is first seen at a step's end, by ampmem: the script still ends with its own error, and not with an abort."""
     monkeypatch.setenv("EMULATED_CUDA_LATE", "sync")
-    monkeypatch.setenv("EMULATED_CUDA_FAIL", "cudaLaunchKernel@150=illegal!")
+    monkeypatch.setenv("EMULATED_CUDA_FAIL", f"cudaLaunchKernel@150={failure}!")
     (tmp_path / "program.py").write_text(
         HEAD + LOOP + "for _ in range(6):\n    step(batch())\n" + TAIL, encoding="utf-8"
     )
@@ -527,10 +609,15 @@ def test_a_failure_of_the_device_is_the_scripts_own(tmp_path: Path, monkeypatch:
     under = ampmem(tmp_path, "profile", "--device", "cuda", "--run-to-end", "program.py", to_the_end=True)
     assert (plain.returncode, under.returncode) == (1, 1)
     for done in (plain, under):
-        assert "CUDA error: an illegal memory access was encountered" in done.stderr
-    assert any(step.finished for step in read(tmp_path / "program.ampmem").steps)
+        assert f"CUDA error: {words}" in done.stderr
+    recording = read(tmp_path / "program.ampmem")
+    assert any(step.finished for step in recording.steps)
+    assert summarize(recording).conservation.residual_bytes == 0
 
 
-def test_an_out_of_memory_on_another_device_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_out_of_memory_on_another_device_is_told_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, recording = recorded(tmp_path, PROGRAMS["out of memory on another device"], monkeypatch)
-    assert any(note.startswith("device 1 ran out of memory when 1.0 TiB were asked for") for note in recording.notes)
+    failure = summarize(recording).out_of_memory
+    assert failure is not None
+    assert (failure.device, failure.recorded, failure.asked, failure.reserved) == (1, False, 1 << 40, 0)
+    assert recording.allocator is not None and recording.allocator.device == 0

@@ -80,6 +80,7 @@ class ModelCuda:
         self.allocator = DeviceCachingAllocator(settings, total_memory=total)
         self.trace: list[dict[str, Any]] = []
         self.recording = False
+        self.caching = True
         self.ready = True
         self.waiting: list[Callable[[], None]] = []
         self.calls: list[str] = []
@@ -156,6 +157,9 @@ class ModelCuda:
     def set_settings(self, text: str) -> None:
         self.in_force = text
 
+    def caches(self) -> bool:
+        return self.caching
+
     def history_is_on(self) -> bool:
         return self.recording
 
@@ -213,6 +217,7 @@ class ModelCuda:
             active=found.active_bytes.current,
             reserved=found.reserved_bytes.current,
             allocated_peak=found.allocated_bytes.peak,
+            uses=self._changes,
         )
 
     def changes(self, device: int) -> tuple[int, ...]:

@@ -37,7 +37,7 @@ def check(session: Session, target: Target) -> None:
         remedy = how_to_use_the_gpu(target.file, session.options.arguments)
         raise ModelElsewhere(f"{error}; {remedy}") from None
     except NothingRecorded:
-        if session.outcome.recorded == 0:
+        if session.outcome.recorded == 0 or session.nothing() is not None:  # steps without any memory say nothing
             discard(session)
         raise
 

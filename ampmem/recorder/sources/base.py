@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -64,6 +64,32 @@ NO_EVENTS = RawEvents(
     sequence=_NONE,
     ops=("",),
 )
+
+
+def joined(parts: Sequence[RawEvents]) -> RawEvents:
+    """``parts`` of one window, in order, as one; the stacks of each are among those of the last."""
+    names = dict.fromkeys(name for part in parts for name in part.ops)
+    index = {name: place for place, name in enumerate(names)}
+    columns = ("time_ns", "action", "address", "bytes", "block_bytes", "stream", "allocated", "sequence", "stack")
+    counts = np.cumsum([0, *(len(part.time_ns) for part in parts)])[:-1].tolist()
+    shifted = [
+        replace(part.segments, position=part.segments.position + before)
+        for part, before in zip(parts, counts, strict=True)
+    ]
+    return RawEvents(
+        **{name: np.concatenate([_column(part, name) for part in parts]) for name in columns},
+        op=np.concatenate([np.array([index[name] for name in part.ops])[part.op] for part in parts]),
+        ops=tuple(names),
+        stacks=max((part.stacks for part in parts), key=len),
+        segments=SegmentColumns(
+            **{name: np.concatenate([getattr(each, name) for each in shifted]) for name in SegmentColumns.names()}
+        ),
+    )
+
+
+def _column(part: RawEvents, name: str) -> Column:
+    found: Column | None = getattr(part, name)
+    return np.zeros_like(part.time_ns) if found is None else found
 
 
 class Source(Protocol):
@@ -139,6 +165,9 @@ class DeviceSource(Source, Protocol):
     def mark(self, step: int, mark: Mark) -> None:
         """Take the allocator's statistics now; a mark that comes again in a step replaces the one before."""
 
+    def pause(self) -> None:
+        """The recorded thread is between two phases: a source that keeps the events of a long step may read them."""
+
     def take_layers(self) -> list[LayersRecord]:
         """The marks that the last :meth:`drain` or :meth:`stop` has settled."""
 
@@ -147,6 +176,9 @@ class DeviceSource(Source, Protocol):
 
     def allocator(self) -> AllocatorRecord | None:
         """How the caching allocator was set and used by now; ``None`` where it was not."""
+
+    def nothing(self) -> str | None:
+        """Why nothing of the device was recorded, with what to do; ``None`` where something was."""
 
     def prediction(self) -> PredictionRecord | None:
         """What the run comes to on the device by now, where that is only predicted."""

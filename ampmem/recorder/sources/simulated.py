@@ -189,6 +189,13 @@ class SimulatedSource:
         assumed = (_NO_GPU, _context(device.gpu), *device.assumptions)
         return [*device.warnings, *assumed, *map(not_modelled, device.unmodelled)]
 
+    def pause(self) -> None:
+        """The events are few enough."""
+
+    def nothing(self) -> str | None:
+        """A simulated device records whatever the script allocates on it."""
+        return None
+
     def prediction(self) -> PredictionRecord:
         """What the run comes to on the simulated GPU, by now."""
         return self._device.prediction()

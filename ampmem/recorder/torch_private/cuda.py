@@ -56,6 +56,11 @@ for _name, _why, _without in (
         "which settings of the allocator are in force",
         "where torch reads them when it is imported, those of the script are not in force",
     ),
+    (
+        "_cuda_cudaCachingAllocator_is_enabled",
+        "whether the script has turned the caching allocator off",
+        "what a script allocates after torch.cuda.caching_allocator_enable(False) is missing without a word",
+    ),
     ("_cuda_getMemoryMetadata", "tags of the script's own", "ops are joined to the allocator's events by time alone"),
 ):
     attribute("torch._C", _name, _why, without=_without, use=Use.CUDA)
@@ -80,6 +85,12 @@ def history_is_on() -> bool:
     """Whether the allocator's history is recorded; no where torch cannot be asked."""
     asks = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     return bool(asks is not None and asks())
+
+
+def allocator_is_on() -> bool:
+    """Whether the caching allocator serves the script; yes where torch cannot be asked."""
+    asks = getattr(torch._C, "_cuda_cudaCachingAllocator_is_enabled", None)
+    return asks is None or bool(asks())
 
 
 def settings_in_force() -> str | None:

@@ -259,7 +259,9 @@ exit_scope: Callable[[Any], None] = needed(
 )
 USER_SCOPE = needed("torch._C._profiler.RecordScope", "USER_SCOPE", "the markers")
 BACKWARD_SCOPE = needed("torch._C._profiler.RecordScope", "BACKWARD_FUNCTION", "the autograd nodes")
-TORCH_OP = needed("torch._C._profiler._EventType", "TorchOp", "tells nodes and markers from calls of CUDA's runtime")
+OP_FIELDS: Any = needed(
+    "torch._C._profiler", "_ExtraFields_TorchOp", "tells nodes and markers from calls of CUDA's runtime"
+)
 ALLOCATION: Any = needed("torch._C._profiler", "_ExtraFields_Allocation", "tells allocations and frees from nodes")
 for _owner, _names in {
     "torch._C._autograd._ProfilerResult": ("experimental_event_tree",),

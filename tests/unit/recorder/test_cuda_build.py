@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch._C._profiler import ProfilerActivity, _EventType
+from torch._C._profiler import ProfilerActivity
 from torch.overrides import TorchFunctionMode
 
 from ampmem.recorder.sources import window
+from ampmem.recorder.sources.cuda import nodes
 from ampmem.recorder.sources.cuda.device import TorchCuda
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
 from ampmem.recorder.sources.cuda.nodes import _Walk
@@ -105,22 +106,25 @@ def test_a_late_number_is_the_hosts_wherever_the_script_has_its_tensors_made(
     assert calls.count == 0
 
 
-def node(name: str, tag: Any, *children: Any) -> SimpleNamespace:
-    fields = SimpleNamespace(sequence_number=3)
+class OpFields(SimpleNamespace):
+    """Those of a node, and not of a call of CUDA's runtime."""
+
+
+def node(name: str, fields: type[SimpleNamespace], *children: Any) -> SimpleNamespace:
     return SimpleNamespace(
         name=name,
-        tag=tag,
         children=list(children),
         start_time_ns=1,
         end_time_ns=9,
         start_tid=1,
-        extra_fields=fields,
+        extra_fields=fields(sequence_number=3),
     )
 
 
-def test_calls_of_the_cuda_runtime_are_no_nodes() -> None:
-    launch = node("cudaLaunchKernel", _EventType.Kineto)
-    walk = _Walk([launch, node("MmBackward0", _EventType.TorchOp, launch)])
+def test_calls_of_the_cuda_runtime_are_no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "OP_FIELDS", OpFields)
+    launch = node("cudaLaunchKernel", SimpleNamespace)
+    walk = _Walk([launch, node("MmBackward0", OpFields, launch)])
     assert [span[2] for span in walk.spans] == ["MmBackward0"]
 
 

@@ -18,20 +18,22 @@ from ampmem.allocator.settings import MIB, Settings
 from ampmem.analysis.timeline.lifetimes import pair
 from ampmem.errors import UsageError
 from ampmem.events import Action, AllocatorRecord, LayersRecord, SegmentAction
+from ampmem.names import is_warning
 from ampmem.recorder.facts.addresses import RealAddresses
 from ampmem.recorder.facts.log import ELSEWHERE, Log
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.sources.base import NO_EVENTS, DeviceSource
+from ampmem.recorder.sources.cuda import nodes as cuda_nodes
 from ampmem.recorder.sources.cuda import source as cuda
 from ampmem.recorder.sources.cuda.device import TorchCuda
-from ampmem.recorder.sources.cuda.nodes import NodeRecorder, _Walk, nodes_of
+from ampmem.recorder.sources.cuda.nodes import NodeRecorder, Ran, Seen, _Walk, nodes_of
 from ampmem.recorder.sources.cuda.peaks import Peaks
 from ampmem.recorder.sources.cuda.source import CudaSource
 from ampmem.recorder.sources.cuda.trace import Stamps
 from ampmem.recorder.sources.window import MARKER
 from ampmem.recorder.torch_private import cuda as torch_private
-from ampmem.recorder.torch_private.general import TORCH_OP, next_node
+from ampmem.recorder.torch_private.general import next_node
 from ampmem.recorder.writing.join import Joiner
 
 
@@ -463,6 +465,49 @@ def test_a_step_with_more_events_than_are_kept_is_told(
     assert any("more than the 10 allocator events" in note for note in source.notes())
 
 
+def test_a_long_step_is_read_in_parts_that_make_one(monkeypatch: pytest.MonkeyPatch, gpu: ModelCuda) -> None:
+    """The same calls, in one part and in several: the same events, marks and peak, and a short trace at each pause."""
+    windows, layers = [], []
+    for part in (1 << 30, 20):
+        clock = Clock()
+        monkeypatch.setattr(cuda, "time_ns", clock)
+        monkeypatch.setattr(cuda, "PART", part)
+        gpu = ModelCuda(clock)
+        source = CudaSource(api=gpu)
+        source.start({})
+        lengths = []
+        for batch in range(10):
+            kept = [gpu.malloc(3 * MIB + 512 * (batch == 4)), gpu.malloc(700, frames=[_FRAME])]
+            source.mark(0, "after_forward")
+            for block in kept:
+                gpu.free(block)
+            source.pause()
+            lengths.append(len(gpu.trace))
+        windows.append(source.drain())
+        layers.append([(each.mark, each.requested, each.allocated) for each in source.take_layers()])
+        source.stop()
+        assert (max(lengths) < 40) == (part == 20)
+    whole, parts = windows
+    for name in ("action", "address", "bytes", "block_bytes", "allocated"):
+        assert getattr(parts, name).tolist() == getattr(whole, name).tolist()
+    assert (np.diff(parts.time_ns) >= 0).all()
+    assert parts.stack is not None and whole.stack is not None
+    assert [parts.stacks[index] for index in parts.stack] == [whole.stacks[index] for index in whole.stack]
+    for name in ("position", "action", "address", "bytes"):
+        assert getattr(parts.segments, name).tolist() == getattr(whole.segments, name).tolist()
+    assert (
+        layers[0]
+        == layers[1]
+        == [
+            ("after_forward", 3 * MIB + 700, 3 * MIB + 1024),
+            ("peak", 3 * MIB + 1212, 3 * MIB + 512 + 1024),
+        ]
+    )
+
+
+_FRAME = {"filename": "train.py", "line": 3, "name": "train"}
+
+
 def test_a_device_that_has_failed_hides_no_error_of_the_scripts(gpu: ModelCuda, source: CudaSource) -> None:
     source.start({})
     gpu.malloc(700)
@@ -474,6 +519,8 @@ def test_a_device_that_has_failed_hides_no_error_of_the_scripts(gpu: ModelCuda, 
     assert source.stop().bytes.tolist() == [700]
     used = {each.mark: each.device_used is None for each in source.take_layers()}
     assert used == {"after_forward": False, "after_backward": True, "peak": True}
+    (note,) = source.notes()
+    assert is_warning(note) and note.endswith(": CUDA error: device-side assert triggered")
 
 
 def test_nodes_are_followed_from_when_cuda_is_there(gpu: ModelCuda, source: CudaSource) -> None:
@@ -549,6 +596,46 @@ def test_a_failure_on_another_device_is_kept_and_chosen_while_none_is(clock: Clo
     assert allocator is not None and allocator.device == (0 if chosen else 1)
 
 
+def test_a_failure_on_a_device_that_the_script_only_tried_chooses_nothing(clock: Clock) -> None:
+    gpu = ModelCuda(clock, total=64 * MIB, others=(0,))
+    source = CudaSource(api=gpu)
+    source.start({})
+    assert gpu._observer is not None
+    gpu._observer(1, 30 * MIB, 64 * MIB, 2 * MIB)
+    gpu.malloc(1 * MIB)
+    assert source.drain().bytes.tolist() == [1 * MIB]
+    source.stop()
+    allocator = source.allocator()
+    assert allocator is not None and allocator.device == 0
+
+
+def test_an_allocator_that_keeps_no_history_is_the_reason_that_nothing_was_recorded(
+    gpu: ModelCuda, source: CudaSource
+) -> None:
+    gpu.ready = False
+    source.start({})
+    gpu.why = "torch uses the allocator 'pluggable'"
+    gpu.init()
+    assert source.stop() is NO_EVENTS
+    assert source.nothing() == "nothing was recorded: torch uses the allocator 'pluggable'"
+
+
+def test_memory_that_the_allocator_does_not_serve_is_said(gpu: ModelCuda, source: CudaSource) -> None:
+    source.start({})
+    gpu.caching = False
+    source.drain()
+    assert str(source.nothing()).startswith("nothing was recorded: PyTorch's caching allocator allocated nothing on a")
+    gpu.caching = True
+    gpu.malloc(512)
+    source.drain()
+    assert source.nothing() is None
+    assert source.notes() == []
+    gpu.caching = False
+    source.stop()
+    (note,) = source.notes()
+    assert is_warning(note) and "turned PyTorch's caching allocator off" in note
+
+
 def test_only_some_failures_are_kept(clock: Clock) -> None:
     gpu = ModelCuda(clock, total=16 * MIB)
     source = CudaSource(api=gpu)
@@ -562,10 +649,25 @@ def test_only_some_failures_are_kept(clock: Clock) -> None:
 
 
 def test_nodes_run_innermost_first_and_hand_their_number_on() -> None:
-    nodes = nodes_of([(10, 50, "outer", 4), (20, 30, "inner", -1), (60, 70, "next", 3)])
+    nodes = nodes_of([Ran(10, 50, "outer", 4), Ran(20, 30, "inner", -1), Ran(60, 70, "next", 3)])
     op, sequence = nodes.at(np.array([5, 10, 25, 40, 55, 65, 90]))
     assert [nodes.ops[index] for index in op.tolist()] == ["", "outer", "inner", "outer", "", "next", ""]
     assert sequence.tolist() == [-1, 4, 4, 4, -1, 3, -1]
+
+
+def test_nodes_of_other_devices_threads_name_nothing_on_this_one() -> None:
+    spans = (Ran(10, 40, "here", 4, 2), Ran(30, 60, "there", 5, 3), Ran(70, 80, "of the recorded thread", 6, 1))
+    seen = Seen(spans, devices={2: {0}, 3: {1}})
+    names = {device: [seen.nodes(device).name_at(when) for when in (15, 35, 50, 75)] for device in (0, 1)}
+    assert names[0] == ["here", "here", "", "of the recorded thread"]
+    assert names[1] == ["", "there", "there", "of the recorded thread"]
+
+
+def test_where_nodes_of_two_threads_overlap_no_name_is_guessed() -> None:
+    nodes = nodes_of([Ran(10, 40, "first", 4, 1), Ran(30, 60, "second", 5, 2), Ran(45, 50, "inner", -1, 2)])
+    op, sequence = nodes.at(np.array([20, 35, 42, 47, 55, 65]))
+    assert [nodes.ops[index] for index in op.tolist()] == ["first", "", "second", "inner", "second", ""]
+    assert sequence.tolist() == [4, -1, 5, 5, 5, -1]
 
 
 def test_the_nodes_of_a_backward_are_recorded_with_their_times() -> None:
@@ -576,12 +678,12 @@ def test_the_nodes_of_a_backward_are_recorded_with_their_times() -> None:
     before = time_ns()
     (weight @ weight).exp().sum().backward()
     after = time_ns()
-    nodes = recorder.take(go_on=False)
+    nodes = recorder.take(go_on=False).nodes(0)
     assert {"MmBackward0", "ExpBackward0", "torch::autograd::AccumulateGrad"} <= set(nodes.ops)
     assert (np.diff(nodes.since_ns) >= 0).all()
     assert before <= nodes.since_ns[0] <= nodes.since_ns[-1] <= after
     assert nodes.name_at(before) == nodes.name_at(after) == ""
-    assert recorder.take(go_on=False).ops == ("",)
+    assert recorder.take(go_on=False).nodes(0).ops == ("",)
 
 
 def test_a_failure_in_backward_is_named_after_its_node(clock: Clock) -> None:
@@ -591,7 +693,7 @@ def test_a_failure_in_backward_is_named_after_its_node(clock: Clock) -> None:
     gpu.malloc(512)
     with pytest.raises(OutOfMemory):
         gpu.malloc(32 * MIB)
-    source._oom.name_ops(lambda instant: "MmBackward0")
+    source._oom.name_ops(lambda device, instant: "MmBackward0")
     source.stop()
     assert source.take_ooms()[0].op == "MmBackward0"
 
@@ -807,22 +909,34 @@ def test_what_backward_allocates_is_named_by_the_tree_whatever_the_clocks_say(dr
 def _node(name: str, thread: int, number: int, start: int, end: int, *children: Any) -> Any:
     return SimpleNamespace(
         name=name,
-        tag=TORCH_OP,
         start_time_ns=start,
         end_time_ns=end,
         start_tid=thread,
         children=list(children),
-        extra_fields=SimpleNamespace(sequence_number=number),
+        extra_fields=_OpFields(sequence_number=number),
     )
+
+
+class _Fields(SimpleNamespace):
+    """Those of an allocation."""
+
+
+class _OpFields(SimpleNamespace):
+    """Those of a node or a marker."""
+
+
+@pytest.fixture
+def made_up_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_nodes, "ALLOCATION", _Fields)
+    monkeypatch.setattr(cuda_nodes, "OP_FIELDS", _OpFields)
 
 
 def _memory(thread: int, when: int, address: int, size: int) -> Any:
-    fields = SimpleNamespace(device=torch.device("cuda", 0), ptr=address, alloc_size=size)
-    return SimpleNamespace(
-        name="[memory]", tag=None, start_time_ns=when, start_tid=thread, children=[], extra_fields=fields
-    )
+    fields = _Fields(device=torch.device("cuda", 0), ptr=address, alloc_size=size)
+    return SimpleNamespace(start_time_ns=when, start_tid=thread, children=[], extra_fields=fields)
 
 
+@pytest.mark.usefixtures("made_up_fields")
 def test_a_node_that_the_engines_thread_made_is_not_taken_for_one_of_the_recorded_threads() -> None:
     recomputed = _node("MmBackward0", 2, 3, 30, 40, _memory(2, 35, 4096, 512))
     checkpoint = _node("CheckpointFunctionBackward", 2, 3, 20, 50, _memory(2, 25, 512, 512), recomputed)

@@ -17,13 +17,14 @@ from ampmem.events import Column
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenBlocks:
-    """Blocks handed out (``bytes`` above 0) and taken back (below), in order; ``op`` indexes the nodes' names."""
+    """Blocks handed out (``bytes`` above 0) and taken back (below), in order; ``op`` indexes ``ops``, nodes' names."""
 
     time_ns: Column
     address: Column
     bytes: Column
     op: Column
     sequence: Column
+    ops: tuple[str, ...] = ("",)
 
     def __len__(self) -> int:
         return len(self.time_ns)
@@ -56,6 +57,12 @@ def found_in(uses: Sequence[Use], seen: SeenBlocks) -> Iterator[tuple[int, int]]
         seen_at.setdefault(address, []).append((index, size))
     for address, blocks in seen_at.items():
         there = at.get(address, [])
+        if len(there) == len(blocks):  # as nearly always: each can be one only
+            if all(
+                use.freed == (size < 0) and abs(size) >= use.size for use, (_, size) in zip(there, blocks, strict=True)
+            ):
+                yield from zip((use.entry for use in there), (index for index, _ in blocks), strict=True)
+            continue
         early = _earliest(there, blocks)
         late = _earliest(there[::-1], blocks[::-1])[::-1]
         for (index, _), first, last in zip(blocks, early, late, strict=False):

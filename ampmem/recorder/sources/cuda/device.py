@@ -25,7 +25,10 @@ OomObserver = Callable[[int, int, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """One device's statistics: those of ``torch.cuda.memory_stats``, all pools together; ``blocks`` is a number."""
+    """One device's statistics: those of ``torch.cuda.memory_stats``, all pools together.
+
+    ``blocks`` is their number, ``uses`` how many were handed out and taken back since the process started.
+    """
 
     blocks: int
     requested: int
@@ -33,6 +36,7 @@ class Stats:
     active: int
     reserved: int
     allocated_peak: int
+    uses: int = 0
 
 
 class CudaApi(Protocol):
@@ -49,6 +53,9 @@ class CudaApi(Protocol):
 
     def set_settings(self, text: str) -> None:
         """Put other settings in force."""
+
+    def caches(self) -> bool:
+        """Whether PyTorch's caching allocator serves the script: what it does not serve is in no history."""
 
     def history_is_on(self) -> bool:
         """Whether somebody records memory history already."""
@@ -136,6 +143,9 @@ class TorchCuda:
     def set_settings(self, text: str) -> None:
         torch_private.set_settings(text)
 
+    def caches(self) -> bool:
+        return torch_private.allocator_is_on()
+
     def history_is_on(self) -> bool:
         return torch.cuda.is_initialized() and torch_private.history_is_on()
 
@@ -157,6 +167,7 @@ class TorchCuda:
             **current,
             blocks=int(nested["allocation"]["all"]["current"]),
             allocated_peak=int(nested["allocated_bytes"]["all"]["peak"]),
+            uses=sum(int(nested["allocation"]["all"][count]) for count in ("allocated", "freed")),
         )
 
     def changes(self, device: int) -> tuple[int, ...]:

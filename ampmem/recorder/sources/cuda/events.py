@@ -83,16 +83,18 @@ class History:
         self.stacks = StackTexts()
 
     def read(self, snapshot: Snapshot, device: int, again: Callable[[], Snapshot] | None) -> Window:
-        """What ``snapshot`` has of ``device``, before the trace is emptied.
+        """What ``snapshot`` has of ``device``, before the trace is emptied. Takes the traces out of ``snapshot``.
 
         torch reads the trace first and then the segments, each under a lock of its own: what other threads did in
         between is in the segments alone. Where the two do not follow from what was known, ``again`` takes another
         snapshot, whose trace says what that was. It costs as much as the first one, which may be seconds: ``None``
-        says that nothing happened while the snapshot was taken.
+        says that nothing happened while the snapshot was taken. There is never more than one trace in memory.
         """
         segments = segments_of(snapshot, device)
         held, final = extents_of(segments), Blocks.of(segments)
-        entries, tags = self._read(snapshot["device_traces"], device)
+        traces = snapshot["device_traces"]
+        entries, tags = self._read(traces, device)
+        traces.clear()
         if again is not None and not self._follows(entries, final, held):
             whole = _until_snapshot(again()["device_traces"], device, len(entries))
             entries, tags = (entries, tags) if whole is None else self._read(whole, device)
@@ -236,8 +238,10 @@ def _with_blocks(entries: list[TraceEntry], seen: SeenBlocks) -> list[TraceEntry
         for index, entry in enumerate(entries)
         if entry.action in (ALLOC, FREE_REQUESTED)
     ]
+    sizes = seen.bytes.tolist()
     for index, which in found_in(uses, seen):
-        entries[index] = entries[index]._replace(block=abs(int(seen.bytes[which])), seen=which)
+        entry = entries[index]
+        entry.block, entry.seen = abs(sizes[which]), which
     return entries
 
 

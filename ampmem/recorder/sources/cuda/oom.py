@@ -71,9 +71,12 @@ class OomKeeper:
         """The device on which memory ran out last; ``None`` where it did on none."""
         return self._records[-1].device if self._records else None
 
-    def name_ops(self, op_at: Callable[[int], str]) -> None:
-        """Name the ops that no mode saw, which are autograd's, by when they failed."""
-        named = [record if record.op else replace(record, op=op_at(record.time_ns)) for record in self._records]
+    def name_ops(self, op_at: Callable[[int, int], str]) -> None:
+        """Name the ops that no mode saw, which are autograd's, by the device and when they failed there."""
+        named = [
+            record if record.op else replace(record, op=op_at(record.device, record.time_ns))
+            for record in self._records
+        ]
         self._records.clear()
         self._records.extend(named)
 

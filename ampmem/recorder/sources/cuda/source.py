@@ -15,26 +15,47 @@ from dataclasses import replace
 from time import time_ns
 
 from ampmem.allocator.model.layout import DEFAULT_POOL
-from ampmem.allocator.settings import VARIABLES, Settings, settings_of_environment, text_of_environment
+from ampmem.allocator.settings import UNCACHED, VARIABLES, Settings, settings_of_environment, text_of_environment
 from ampmem.errors import UsageError
 from ampmem.events import AllocatorRecord, LayersRecord, OomRecord
+from ampmem.names import warning
 from ampmem.recorder.facts.addresses import RealAddresses
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
-from ampmem.recorder.sources.base import NO_EVENTS, Place, RawEvents
-from ampmem.recorder.sources.cuda.blocks import NO_BLOCKS, SeenBlocks
+from ampmem.recorder.models.live import collection_paused
+from ampmem.recorder.sources.base import NO_EVENTS, Place, RawEvents, joined
+from ampmem.recorder.sources.cuda.blocks import SeenBlocks
 from ampmem.recorder.sources.cuda.device import CudaApi, Snapshot, TorchCuda, forget_observer
-from ampmem.recorder.sources.cuda.events import History, Settled
+from ampmem.recorder.sources.cuda.events import History, Level, Settled
 from ampmem.recorder.sources.cuda.nodes import NodeRecorder, Nodes
 from ampmem.recorder.sources.cuda.oom import OomKeeper
 from ampmem.recorder.sources.cuda.peaks import Peaks
 from ampmem.recorder.sources.cuda.trace import Counted, MarkCount, Stamps
 from ampmem.recorder.sources.window import check_free, install
+from ampmem.recorder.torch_private.general import in_backward
 from ampmem.units import format_count
 from ampmem.vocabulary import Mark, SourceKind
 
 ENTRIES = 2_000_000
-"""How many entries of the trace torch keeps: a bound for its memory, far above what a step makes."""
+"""How many entries of the trace torch keeps: a bound for its memory, far above what a phase of a step makes."""
+PART = 20_000
+"""After so many allocations and frees the trace is read between two phases of a step, and emptied.
+
+As Python objects an entry takes over a kilobyte; the columns that are kept of it until the step ends take 104 bytes.
+"""
+_OFF = (
+    "the script turned PyTorch's caching allocator off (torch.cuda.caching_allocator_enable(False)), and the memory "
+    "that it allocated since is not in this recording; leave that call out"
+)
+_FAILED = (
+    "the device had failed when ampmem waited for it at the end of a step; the memory that PyTorch's allocator counts "
+    "is still right, losses and updates of that step may not be"
+)
+_NOTHING = (
+    "nothing was recorded: PyTorch's caching allocator allocated nothing on a CUDA device. If the script uses one, "
+    f"have it keep that allocator: no {UNCACHED}, no torch.cuda.caching_allocator_enable(False); to record the CPU's "
+    "memory, say --device cpu"
+)
 _BY_CALL = "torch.cuda.memory._set_allocator_settings"
 
 
@@ -67,7 +88,14 @@ class CudaSource:
         self._layers: list[LayersRecord] = []
         self._oom = OomKeeper(self._api)
         self._notes: dict[str, None] = {}
-        self._lost = 0
+        self._refused: str | None = None
+        """Why recording could not begin when the script initialized CUDA."""
+        self._parts: list[RawEvents] = []
+        """What was read of the running step before its end."""
+        self._uses = 0
+        """How many allocations and frees the allocator had counted when the trace was emptied last."""
+        self._peak: Level | None = None
+        """The state of the running step with the most requested bytes, by what was read."""
         self._in_force = ""
         self._expandable = False
         self._streams: set[int] = set()
@@ -115,6 +143,7 @@ class CudaSource:
         device = self._chosen()
         if device is None:
             return
+        self._look_at_allocator()
         since, now = self._stamps.last, time_ns()
         self._stamp(now)  # what comes next is not to be taken for something before the mark
         stats = self._api.stats(device)
@@ -135,7 +164,21 @@ class CudaSource:
             process_used=self._api.process_used(device) if last else None,  # it may take a millisecond
         )
         self._marks.pop((step, mark), None)  # in order of time
+        self._layers = [each for each in self._layers if (each.step, each.mark) != (step, mark)]
         self._marks[(step, mark)] = (MarkCount(since, now, Counted(stats.blocks, stats.requested)), record)
+        self._read_much(stats.uses)
+
+    def pause(self) -> None:
+        """Read what there is of the running step, if that is much."""
+        if self._on:
+            device = self._api.current_device() if self._device is None else self._device
+            self._read_much(self._api.stats(device).uses)
+
+    def _read_much(self, uses: int) -> None:
+        # Inside backward the profiler cannot be closed: what runs there began before.
+        if uses - self._uses >= PART and threading.get_ident() == self._thread and not in_backward():
+            with collection_paused():
+                self._parts.append(self._part(go_on=True))
 
     def drain(self) -> RawEvents:
         """The events since the last call."""
@@ -151,8 +194,6 @@ class CudaSource:
         if self._on:
             self._on = False
             self._api.history(on=False, entries=0, stacks=False)
-            if self._device is None:
-                self._note("nothing was allocated on a CUDA device; --device cpu records the CPU's memory")
             forget_observer(self._oom.observe)
             if self._tag is not None and threading.get_ident() == self._thread:
                 with suppress(RuntimeError):
@@ -188,6 +229,10 @@ class CudaSource:
             peaks=tuple(self._peaks.now().values()),
         )
 
+    def nothing(self) -> str | None:
+        """Why nothing of the device was recorded; ``None`` where something was."""
+        return None if self._device is not None else self._refused or _NOTHING
+
     def prediction(self) -> None:
         """Nothing is only predicted on a real device."""
 
@@ -207,7 +252,7 @@ class CudaSource:
             return
         problem = self._api.problem()
         if problem is not None:  # the script has changed the allocator since
-            self._note(f"nothing was recorded: {problem}")
+            self._refused = f"nothing was recorded: {problem}"
             return
         try:
             self._take_settings()
@@ -217,7 +262,7 @@ class CudaSource:
             self._stamp(time_ns())
             self._api.observe_oom(self._oom.observe)
         except Exception as error:
-            self._note(f"memory history could not be switched on: {error}")
+            self._refused = f"nothing was recorded: memory history could not be switched on: {error}"
             return
         # Not before: a build for CUDA sets CUPTI up with the profiler, and the script may still choose its devices.
         if threading.get_ident() == self._thread:
@@ -247,11 +292,20 @@ class CudaSource:
         if threading.get_ident() == self._thread:
             self._stamps.add(now_ns)
             if self._tag is not None:
-                with suppress(RuntimeError):  # of a device that has failed
+                try:  # not a context manager, which takes longer than the tag
                     self._tag(str(now_ns))
+                except RuntimeError:  # of a device that has failed
+                    return
 
-    def _chosen(self) -> int | None:
-        """The device that is recorded; ``None`` while nothing is on any."""
+    def _look_at_allocator(self) -> None:
+        if not self._api.caches():
+            self._note(warning(_OFF))
+
+    def _chosen(self, *, over: bool = False) -> int | None:
+        """The device that is recorded; ``None`` while nothing is on any. ``over``: the recording ends.
+
+        A device that memory ran out on counts first: always where the script got no further, else where it has some.
+        """
         if self._device is None and self._on:
             if self._api.device_count() > 1:  # of which the script may have reset the peaks
                 self._peaks.note(self._api.snapshot())
@@ -260,32 +314,50 @@ class CudaSource:
             if best > 0:
                 current, short = self._api.current_device(), self._oom.device
                 ranked = [device for device, peak in peaks.items() if peak == best]
+                if short is not None and not over and self._api.stats(short).blocks == 0:
+                    short = None  # the script only tried what it would get there
                 self._device = short if short in peaks else current if current in ranked else ranked[0]
                 self.device_name = self._api.device_name(self._device)
         return self._device
 
     def _take(self, *, go_on: bool) -> RawEvents:
-        device = self._chosen()
+        device = self._chosen(over=not go_on)
+        if device is not None and self._synchronize:
+            try:
+                if not self._api.capturing():
+                    self._api.synchronize(device)
+            except RuntimeError as error:  # what the allocator knows can still be had
+                # A kernel's failure stays with the process: the script gets it from its own next call.
+                what = (str(error).splitlines() or [type(error).__name__])[0]
+                self._note(warning(f"{_FAILED}: {what}"))
+        last = self._part(go_on=go_on)
+        self._settle_peak()
+        parts, self._parts = self._parts, []
+        return joined([*parts, last]) if parts else last
+
+    def _part(self, *, go_on: bool) -> RawEvents:
+        """The events since the trace was emptied last."""
+        device = self._chosen(over=not go_on)
         if device is None:
             self._nodes.take(go_on=go_on)
             return NO_EVENTS
-        if self._synchronize:
-            with suppress(RuntimeError):  # of a device that has failed; what the allocator knows can still be had
-                if not self._api.capturing():
-                    self._api.synchronize(device)
+        self._look_at_allocator()
         since, self._since_ns = self._since_ns, time_ns()
         before = self._api.changes(device)
         snapshot = self._api.snapshot()
         quiet = self._api.changes(device) == before
+        self._peaks.note(snapshot)
+        self._note_window(snapshot, device)
         window = self._history.read(snapshot, device, None if quiet else self._api.snapshot)
         until = time_ns()
         if go_on:
             self._api.history(on=True, entries=ENTRIES, stacks=self._stacks)
-        nodes = self._nodes.take(go_on=go_on)
+            self._uses = self._api.stats(device).uses
+        profiled = self._nodes.take(go_on=go_on)
         if go_on and not self._nodes.running:  # another thread has initialized CUDA
             self._follow_nodes()
-        self._oom.name_ops(nodes.name_at)
-        seen = nodes.blocks.get(device, NO_BLOCKS)
+        self._oom.name_ops(lambda where, when: profiled.nodes(where).name_at(when))
+        nodes, seen = profiled.nodes(device), profiled.blocks(device)
         settled = self._history.settle(
             window,
             stamps=self._stamps.take(),
@@ -294,9 +366,9 @@ class CudaSource:
             seen=seen,
             marks=[count for count, _ in self._marks.values()],
         )
-        self._peaks.note(snapshot)
+        if settled.lost:
+            self._note("some allocator events were lost; what they did is at the start or end of its step")
         self._settle_marks(settled)
-        self._note_window(snapshot, device, settled)
         return _raw(settled, nodes, seen, self._history)
 
     def _settle_marks(self, settled: Settled) -> None:
@@ -304,22 +376,24 @@ class CudaSource:
         marks, self._marks = list(self._marks.values()), {}
         for count, record in marks:
             self._layers.append(replace(record, requested=record.requested - settled.awaiting_at(count.time_ns)))
-        if marks:
-            step = marks[-1][1].step
-            peak = settled.peak
-            self._layers.append(LayersRecord(step=step, mark=Mark.PEAK, device_used=None, **peak._asdict()))
+        if self._peak is None or settled.peak.requested > self._peak.requested:
+            self._peak = settled.peak
+
+    def _settle_peak(self) -> None:
+        """The step has ended whose last mark was settled last."""
+        if self._peak is not None and self._layers:
+            step = self._layers[-1].step
+            self._layers.append(LayersRecord(step=step, mark=Mark.PEAK, device_used=None, **self._peak._asdict()))
+        self._peak = None
 
     def _note(self, message: str) -> None:
         self._notes[message] = None
 
-    def _note_window(self, snapshot: Snapshot, device: int, settled: Settled) -> None:
-        if settled.lost and not self._lost:
-            self._note("some allocator events were lost; what they did is at the start or end of its step")
-        self._lost += settled.lost
+    def _note_window(self, snapshot: Snapshot, device: int) -> None:
         if len(snapshot["device_traces"][device]) >= ENTRIES:
             self._note(
-                f"a step had more than the {format_count(ENTRIES)} allocator events that are kept: its first ones are "
-                "lost, and its peak may be too low"
+                f"a phase of a step had more than the {format_count(ENTRIES)} allocator events that are kept: its "
+                "first ones are lost, and its peak may be too low"
             )
         settings: Mapping[str, object] = snapshot.get("allocator_settings", {})
         self._in_force = next((str(settings[name]) for name in VARIABLES if name in settings), "")
@@ -341,7 +415,7 @@ def _raw(settled: Settled, nodes: Nodes, seen: SeenBlocks, history: History) -> 
     """The events with the autograd nodes around them: as the profiler saw the block, or else by the time."""
     op, sequence = nodes.at(settled.time_ns)
     known = settled.seen >= 0
-    op[known], sequence[known] = seen.op[settled.seen[known]], seen.sequence[settled.seen[known]]
+    op[known], sequence[known] = seen.op[settled.seen[known]] + len(nodes.ops), seen.sequence[settled.seen[known]]
     return RawEvents(
         time_ns=settled.time_ns,
         action=settled.action,
@@ -352,7 +426,7 @@ def _raw(settled: Settled, nodes: Nodes, seen: SeenBlocks, history: History) -> 
         allocated=settled.allocated,
         op=op,
         sequence=sequence,
-        ops=nodes.ops,
+        ops=(*nodes.ops, *seen.ops),
         stack=settled.stack,
         stacks=tuple(history.stacks.texts),
         segments=settled.segments,

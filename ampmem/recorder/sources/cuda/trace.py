@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -33,8 +34,9 @@ class MarkCount(NamedTuple):
     counted: Counted
 
 
-class TraceEntry(NamedTuple):
-    """One entry of the trace.
+@dataclass(slots=True)
+class TraceEntry:
+    """One entry of the trace. It can be changed: a step may have a million, and a changed copy of each takes time.
 
     ``stack`` is an index into :attr:`StackTexts.texts`, ``seen`` one into the blocks that the profiler saw, or -1;
     ``block`` are the bytes of the block, 0 where they are not known.
@@ -99,14 +101,16 @@ def read_trace(rows: Iterable[Mapping[str, Any]], stacks: StackTexts) -> tuple[l
     """The entries on the trace's own clock, and the instant that each is tagged with, or 0."""
     entries: list[TraceEntry] = []
     tags: list[int] = []
+    text, tag = "", 0
     for row in rows:
-        action = str(row["action"])
-        stack = stacks.index(row.get("frames")) if action == ALLOC else 0  # a free has those of its alloc
-        address, stream = int(row.get("addr", 0)), int(row.get("stream", 0))
-        time_ns = int(row.get("time_us", 0)) * _US
-        entries.append(TraceEntry(action, address, int(row["size"]), stream, time_ns, stack))
-        tag = row.get("user_metadata", "")
-        tags.append(int(tag) if tag and tag.isdigit() else 0)
+        get, action = row.get, row["action"]
+        stack = stacks.index(get("frames")) if action == ALLOC else 0  # a free has those of its alloc
+        time_ns = get("time_us", 0) * _US
+        entries.append(TraceEntry(action, get("addr", 0), row["size"], get("stream", 0), time_ns, stack))
+        there = get("user_metadata", "")
+        if there != text:  # one tag holds for many entries
+            text, tag = there, int(there) if there.isdigit() else 0
+        tags.append(tag)
     return entries, tags
 
 
@@ -150,8 +154,9 @@ def timed(
         before = mark.time_ns if (tag[:first] == mark.since_ns).any() else mark.since_ns or mark.time_ns
         high[:first] = np.minimum(high[:first], before - 1)
         low[first:] = np.maximum(low[first:], mark.time_ns)
-    times = _clamped(when, low, high).tolist()
-    return [entry._replace(time_ns=time) for entry, time in zip(entries, times, strict=True)]
+    for entry, time in zip(entries, _clamped(when, low, high).tolist(), strict=True):
+        entry.time_ns = time
+    return entries
 
 
 def _around_seen(
@@ -171,11 +176,12 @@ def _clamped(when: Column, low: Column, high: Column) -> NDArray[np.int64]:
 
 def _counted(entries: list[TraceEntry], final: Counted) -> NDArray[np.int64]:
     """What is counted before each entry, and after the last: rows of :class:`Counted`."""
-    change = [
-        (_BLOCKS.get(entry.action, 0), _REQUESTED.get(entry.action, 0) * entry.size) for entry in reversed(entries)
-    ]
-    after = np.concatenate([np.cumsum(change, axis=0)[::-1], np.zeros((1, 2), dtype=np.int64)])
-    counted: NDArray[np.int64] = np.array(final, dtype=np.int64) - after
+    blocks, requested = _BLOCKS.get, _REQUESTED.get
+    change = np.array(
+        [[blocks(entry.action, 0) for entry in entries], [requested(entry.action, 0) * entry.size for entry in entries]]
+    )
+    after = np.concatenate([np.cumsum(change[:, ::-1], axis=1)[:, ::-1], np.zeros((2, 1), dtype=np.int64)], axis=1)
+    counted: NDArray[np.int64] = np.array(final, dtype=np.int64) - after.T
     return counted
 
 
