@@ -6,8 +6,7 @@ scaler, with autocast's cache (``amp``) and without it (``amp-nocache``); or wit
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -370,14 +369,9 @@ def lora(precision: str) -> None:
 
 
 @contextmanager
-def one_of_many() -> Any:
-    """The default process group: rank 0 of :data:`RANKS`. On a simulated device ``nccl`` has no peers either."""
-    if os.environ.get("WORLD_SIZE"):
-        dist.init_process_group("nccl", rank=0, world_size=RANKS)
-    else:
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-
-        dist.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
+def one_of_many() -> Iterator[None]:
+    """The default process group: rank 0 of :data:`RANKS`, on NCCL. No other rank is there, on neither side."""
+    dist.init_process_group("nccl", rank=0, world_size=RANKS, store=dist.HashStore())
     try:
         yield
     finally:
@@ -401,7 +395,7 @@ def ddp(precision: str) -> None:
     """Replicas on 8 ranks, with gradients in buckets."""
     with one_of_many():
         model = Language(lambda: gpt.Block(WIDTH, HEADS)).cuda()
-        parallel = nn.parallel.DistributedDataParallel(model, device_ids=[0], bucket_cap_mb=4)
+        parallel = nn.parallel.DistributedDataParallel(model, device_ids=[0], bucket_cap_mb=4, init_sync=False)
         train(parallel, loaded(words()), next_word, precision)
 
 

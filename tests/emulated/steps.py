@@ -22,6 +22,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,16 @@ SETTINGS = {
 }
 """The emulated device that is the simulated one."""
 REAL, SIMULATED = "real", "simulated"
+IMPORTED_ONCE = (
+    "programs",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "ampmem.analysis.analyse",
+    "ampmem.recorder.session",
+    "ampmem.simulator.communication",
+    "ampmem.simulator.start",
+)
+"""What takes seconds to import, before the children are made that would all do so."""
 
 Alive = tuple[str, str, int]
 """Category, op and requested bytes of an allocation."""
@@ -128,10 +139,8 @@ def cases(only: Sequence[str], programs: Iterable[str], precisions: Iterable[str
 
 def train_side(side: str, gpu: str, wanted: Sequence[tuple[str, str]], folder: Path) -> None:
     """Run each of ``wanted`` in a child of its own, which writes its :class:`Side` to ``folder``."""
-    import programs  # noqa: F401  before children are made, who would all import it
-
-    import ampmem.analysis.analyse  # noqa: F401
-    import ampmem.simulator.start  # noqa: F401
+    for name in IMPORTED_ONCE:
+        import_module(name)
 
     for place, (program, precision) in enumerate(wanted):
         child = os.fork()
