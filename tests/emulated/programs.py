@@ -53,9 +53,7 @@ def train(
     scaler = torch.amp.GradScaler("cuda", enabled=autocast)
     for batch in batches:
         given = [each.cuda(non_blocking=True) for each in batch]
-        with torch.autocast(
-            "cuda", dtype=torch.float16, enabled=autocast, cache_enabled=precision != "amp-nocache"
-        ):
+        with torch.autocast("cuda", dtype=torch.float16, enabled=autocast, cache_enabled=precision != "amp-nocache"):
             loss = loss_of(model, *given)
         scaler.scale(loss).backward()
         if clip is not None:
@@ -253,7 +251,9 @@ class ViT(nn.Module):
         self.patches = nn.Conv2d(3, WIDTH, 8, stride=8)
         self.first = nn.Parameter(torch.zeros(1, 1, WIDTH))
         self.positions = nn.Parameter(torch.zeros(1, 65, WIDTH))
-        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, activation="gelu", batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, HEADS, 4 * WIDTH, activation="gelu", batch_first=True, norm_first=True
+        )
         self.encoder = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
         self.head = nn.Linear(WIDTH, 100)
 

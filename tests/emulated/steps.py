@@ -3,11 +3,11 @@
     python tests/emulated/steps.py [--torch 2.14.1] [--gpu a100-80|h100] [--only PROGRAM[/PRECISION]]... [--details]
                                    [--json FILE] [--write]
 
-Each program of programs.py trains three steps in each precision, once on the emulated CUDA runtime and once on a
+Each program of programs.py trains three steps in each precision, on the emulated CUDA runtime and on a
 simulated GPU, in processes of their own. The table has the peaks of both and their difference to the byte; --details
-says of each difference what is alive at the peak on one side only, by category, op and size. cuBLAS's workspaces are
-those that PyTorch asks for on both sides; cuDNN's and cuBLASLt's are 0 on both, since nobody knows them without a GPU.
---json writes the table with its figures, --write puts it into docs/simulation.md.
+says of each difference what is alive at the peak on one side only, by category, op and size. The workspaces of cuBLAS
+and cuBLASLt are those that PyTorch asks for on both sides; those of cuDNN are 0 on both, since nobody knows them without
+a GPU. --json writes the figures, --write puts a short table into docs/simulation.md and the figures into reports/.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ sys.path[:0] = [str(HERE), str(ROOT)]
 
 DOCUMENT = ROOT / "docs/simulation.md"
 MARKS = ("<!-- steps: made by tests/emulated/steps.py --write -->", "<!-- steps end -->")
+FIGURES = ROOT / "reports/steps.json"
+_NONE = {"CUDNN_WORKSPACE": "0", "CUDNN_DROPOUT": "0"}
 SETTINGS = {
-    "a100-80": {"CC": "80", "SMS": "108", "MEMORY": "80G"},
-    "h100": {"CC": "90", "SMS": "132", "MEMORY": "80G"},
+    "a100-80": {"CC": "80", "SMS": "108", "MEMORY": "80G"} | _NONE,
+    "h100": {"CC": "90", "SMS": "132", "MEMORY": "80G"} | _NONE,
 }
 """The emulated device that is the simulated one."""
 REAL, SIMULATED = "real", "simulated"
@@ -106,7 +108,9 @@ class Row:
     def categories(self) -> dict[str, int]:
         """What differs at the peak, by category."""
         names = sorted({*self.real.categories, *self.simulated.categories})
-        differences = {name: self.simulated.categories.get(name, 0) - self.real.categories.get(name, 0) for name in names}
+        differences = {
+            name: self.simulated.categories.get(name, 0) - self.real.categories.get(name, 0) for name in names
+        }
         return {name: difference for name, difference in differences.items() if difference}
 
     def only(self) -> tuple[Counter[Alive], Counter[Alive]]:
@@ -167,7 +171,7 @@ def measured(side: str, gpu: str, program: str, precision: str, path: Path) -> S
     from ampmem.recorder.session import Session
     from ampmem.vocabulary import Device
 
-    sys.stdout = open(os.devnull, "w", encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the losses
     options = Options(path=path, script=program, stacks=False, baseline=False, device=Device.CUDA)
     if side == SIMULATED:
         from dataclasses import replace
@@ -179,9 +183,7 @@ def measured(side: str, gpu: str, program: str, precision: str, path: Path) -> S
 
         world = World(size=programs.RANKS) if program in programs.DISTRIBUTED else None
         simulation = Simulation(find_gpu(gpu), world=world)
-        session = Session(
-            replace(options, device=Device.SIMULATED), source=SimulatedSource(simulation.device)
-        )
+        session = Session(replace(options, device=Device.SIMULATED), source=SimulatedSource(simulation.device))
     else:
         session = Session(options)
     session.start()
@@ -265,7 +267,7 @@ def loaded(path: Path) -> Side:
 def table(found: Sequence[Row]) -> list[str]:
     """Markdown, a line for each row."""
     lines = [
-        "| program | precision | allocated, emulated | simulated − emulated | of it | reserved, emulated | simulated − emulated |",
+        "| program | precision | allocated, emulated | difference | of it | reserved, emulated | difference |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in found:
@@ -285,6 +287,63 @@ def signed(difference: int) -> str:
     return f"{difference:+,}" if difference else "equal"
 
 
+def figures(found: Sequence[Row], version: str, gpu: str) -> dict[str, Any]:
+    """The figures of the table, for a file."""
+    rows_of = [
+        {
+            "program": row.program,
+            "precision": row.precision,
+            "failed": row.failed,
+            "allocated": [row.real.allocated, row.simulated.allocated],
+            "reserved": [row.real.reserved, row.simulated.reserved],
+            "cublas": row.workspace,
+            "categories": row.categories,
+        }
+        for row in found
+    ]
+    return {"schema": "ampmem.steps/1", "torch": version, "gpu": gpu, "rows": rows_of}
+
+
+def short(found: Sequence[Row], version: str, gpu: str) -> str:
+    """The table of the documents: a line for each program, a column for each precision."""
+    judged = [row for row in found if not row.failed]
+    same = sum(not row.allocated for row in judged)
+    same_reserved = sum(not row.reserved for row in judged)
+    lines = [
+        f"On torch {version}, `{gpu}`: what is allocated at the peak is equal to the byte in {same} of {len(found)} "
+        f"runs, what is reserved in {same_reserved}.",
+        "",
+        f"| program | peak in FP32, MiB | {' | '.join(PRECISIONS)} |",
+        f"|---|---|{'---|' * len(PRECISIONS)}",
+    ]
+    for program in dict.fromkeys(row.program for row in found):
+        by_precision = {row.precision: row for row in found if row.program == program}
+        peak = f"{by_precision['fp32'].real.allocated / (1 << 20):.1f}" if "fp32" in by_precision else ""
+        cells = [cell(by_precision[name]) if name in by_precision else "" for name in PRECISIONS]
+        lines.append(f"| {program} | {peak} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def cell(row: Row) -> str:
+    """How one run differs."""
+    if row.failed:
+        return row.failed.partition(":")[0] + " fails"
+    parts = []
+    if row.allocated:
+        parts.append(f"{row.allocated:+,} ({', '.join(row.categories) or 'rounding'})")
+    if row.reserved:
+        parts.append(f"reserved {row.reserved / (1 << 20):+g} MiB")
+    return "; ".join(parts) or "equal"
+
+
+def written(text: str, made: str) -> str:
+    """``text`` of the document with the table ``made`` between its marks."""
+    before, found, rest = text.partition(MARKS[0])
+    if not found or MARKS[1] not in rest:
+        raise ValueError(f"{DOCUMENT} has no {MARKS[0]}")
+    return f"{before}{MARKS[0]}\n\n{made}\n\n{MARKS[1]}{rest.partition(MARKS[1])[2]}"
+
+
 def details(row: Row) -> Iterable[str]:
     """What each side alone has."""
     yield f"== {row.program} {row.precision}: allocated {row.allocated:+,}, reserved {row.reserved:+,}; {row.failed}"
@@ -302,7 +361,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], metavar="PROGRAM[/PRECISION]")
     parser.add_argument("--details", action="store_true")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/simulation.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/simulation.md and reports/")
     parser.add_argument("--side", choices=(REAL, SIMULATED), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--cases", help=argparse.SUPPRESS)
@@ -317,11 +376,34 @@ def main() -> None:
             if row.allocated or row.reserved or row.failed:
                 print("\n".join(details(row)))
     if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in found]), encoding="utf-8")
+        options.json.write_text(document(found, options) + "\n", encoding="utf-8")
+    if options.write:
+        FIGURES.write_text(document(found, options) + "\n", encoding="utf-8")
+        made = short(found, options.torch, options.gpu)
+        DOCUMENT.write_text(written(DOCUMENT.read_text(encoding="utf-8"), made), encoding="utf-8")
+
+
+def document(found: Sequence[Row], options: argparse.Namespace) -> str:
+    """The figures as JSON, a line for each run."""
+    everything = figures(found, options.torch, options.gpu)
+    lines = ",\n    ".join(json.dumps(row) for row in everything.pop("rows"))
+    return json.dumps(everything, indent=2)[:-2] + f',\n  "rows": [\n    {lines}\n  ]\n}}'
 
 
 NAMES = (
-    "gpt", "llama", "bert", "t5", "vit", "resnet", "unet", "lstm", "gan", "lora", "fsdp2", "ddp", "checkpointed",
+    "gpt",
+    "llama",
+    "bert",
+    "t5",
+    "vit",
+    "resnet",
+    "unet",
+    "lstm",
+    "gan",
+    "lora",
+    "fsdp2",
+    "ddp",
+    "checkpointed",
     "checkpointed gpt",
 )
 PRECISIONS = ("fp32", "amp", "amp-nocache", "bf16")

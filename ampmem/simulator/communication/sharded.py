@@ -71,9 +71,7 @@ def of_chunks(tensors: Sequence[Tensor], dim: int, count: int, item: int) -> int
     """Bytes of the arguments of the kernel that joins chunks of ``tensors`` (``_chunk_cat_out_cuda``); ``item`` is the
     size of an element of the result.
     """
-    pieces = [
-        -(-tensor.shape[dim] // count) * math.prod(tensor.shape[dim + 1 :]) * item for tensor in tensors
-    ]
+    pieces = [-(-tensor.shape[dim] // count) * math.prod(tensor.shape[dim + 1 :]) * item for tensor in tensors]
     return (6 * len(pieces) + 2 + _blocks(pieces, _BLOCK)) * _LONG
 
 

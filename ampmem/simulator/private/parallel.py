@@ -29,7 +29,6 @@ SYMMETRIC = ("empty", "rendezvous", "enable_symm_mem_for_group", "get_symm_mem_w
 
 def fsdp_copies() -> tuple[Any, Any]:
     """The ops that split what FSDP2 has gathered, and that join what it is to scatter; its import makes them."""
-    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as _
 
     return torch.ops.fsdp.split_with_sizes_copy.default, torch.ops.fsdp.chunk_cat.default
 
