@@ -5,9 +5,10 @@
 
 Each program of programs.py trains three steps in each precision, on the emulated CUDA runtime and on a
 simulated GPU, in processes of their own. The table has the peaks of both and their difference to the byte; --details
-says of each difference what is alive at the peak on one side only, by category, op and size. The workspaces of cuBLAS
-and cuBLASLt are those that PyTorch asks for on both sides; those of cuDNN are 0 on both, since nobody knows them without
-a GPU. --json writes the figures, --write puts a short table into docs/simulation.md and the figures into reports/.
+says of each difference what is alive at the peak on one side only, by category, op and size. The workspaces of
+cuBLAS and cuBLASLt are those that PyTorch asks for on both sides; those of cuDNN are 0 on both, since nobody knows
+them without a GPU. --json writes the figures, --write puts a short table into docs/simulation.md and the figures into
+reports/.
 """
 
 from __future__ import annotations

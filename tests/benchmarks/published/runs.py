@@ -54,8 +54,6 @@ class PublishedRun:
     """The list of libraries in ``environments/`` that the script needs beside torch; none where empty."""
     settings: str = ""
     """``PYTORCH_CUDA_ALLOC_CONF`` of the run."""
-    ranks: int = 1
-    """How many ranks the run had; rank 0 is simulated."""
     snapshot: str = ""
     """The name of the recording of the run, where it is at hand: then the allocations are compared one by one."""
     tuned: bool = False

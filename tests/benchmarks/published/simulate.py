@@ -3,9 +3,9 @@
     python simulate.py
 
 Each line of standard input is a run: a JSON object with the ``gpu``, the ``script`` and its ``arguments``, the
-allocator's ``settings``, the number of ``ranks``, of which the first is simulated, and the ``file`` for the JSON of a
-``Simulated``. A line of standard output says that it is done: empty, or the script's last words where it failed. Peaks
-are those since the script last called ``torch.cuda.reset_peak_memory_stats``.
+allocator's ``settings``, and the ``file`` for the JSON of a ``Simulated``. A line of standard output says that it is
+done: empty, or the script's last words where it failed. Peaks are those since the script last called
+``torch.cuda.reset_peak_memory_stats``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from ampmem.events import Action
 from ampmem.simulator.device import Event, SimulatedDevice
 from ampmem.simulator.memory.peaks import Peaks
 from ampmem.simulator.start import Simulation
-from ampmem.simulator.world import World
 from published.runs import Peak, Simulated
 
 
@@ -94,10 +93,10 @@ class Watched:
         )
 
 
-def run(gpu: str, file: str, script: str, arguments: list[str], ranks: int = 1) -> None:
+def run(gpu: str, file: str, script: str, arguments: list[str]) -> None:
     """One script, in this process."""
     began = perf_counter()
-    watched = Watched(Simulation(find_gpu(gpu), world=World(size=ranks) if ranks > 1 else None).device)
+    watched = Watched(Simulation(find_gpu(gpu)).device)
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).parent))
     try:
@@ -121,7 +120,7 @@ def in_child(asked: dict[str, Any]) -> str:
                 os.dup2(words.fileno(), 2)
                 if asked["settings"]:
                     os.environ["PYTORCH_CUDA_ALLOC_CONF"] = asked["settings"]
-                run(asked["gpu"], asked["file"], asked["script"], asked["arguments"], asked["ranks"])
+                run(asked["gpu"], asked["file"], asked["script"], asked["arguments"])
                 status = 0
             except BaseException:
                 traceback.print_exc()

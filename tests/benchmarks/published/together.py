@@ -66,13 +66,10 @@ class WhatRuns:
     command: tuple[str, ...]
     environment: str
     settings: str
-    ranks: int
 
 
 def _what_runs(run: PublishedRun) -> WhatRuns:
-    return WhatRuns(
-        gpu=run.gpu, command=run.command, environment=run.environment, settings=run.settings, ranks=run.ranks
-    )
+    return WhatRuns(gpu=run.gpu, command=run.command, environment=run.environment, settings=run.settings)
 
 
 class Warm:
@@ -96,8 +93,7 @@ class Warm:
         assert self._process.stdin is not None and self._process.stdout is not None
         with TemporaryDirectory() as folder:
             file = Path(folder) / "simulated.json"
-            asked = {"gpu": run.gpu, "settings": run.settings, "ranks": run.ranks, "file": str(file)}
-            asked["arguments"] = arguments
+            asked = {"gpu": run.gpu, "settings": run.settings, "file": str(file), "arguments": arguments}
             print(json.dumps(asked | {"script": str(HERE / "scripts" / script)}), file=self._process.stdin, flush=True)
             words = self._process.stdout.readline()
             if not file.exists():
