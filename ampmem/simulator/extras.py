@@ -21,6 +21,7 @@ aten = torch.ops.aten
 
 _LT_MATMULS = frozenset({aten.addmm.default, aten._addmm_activation.default, aten._scaled_mm.default})
 """The matrix products that may go through cuBLASLt."""
+_BY_CUBLAS = "matrix products (workspaces of cuBLAS, call by call)"
 _MATMULS = _LT_MATMULS | frozenset(
     {
         aten.mm.default,
@@ -30,6 +31,9 @@ _MATMULS = _LT_MATMULS | frozenset(
         aten.addmv.default,
         aten.mv.default,
         aten.dot.default,
+        aten.vdot.default,
+        aten.mm.dtype,
+        aten.bmm.dtype,
     }
 )
 _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
@@ -64,7 +68,7 @@ class Extras:
         if not _matters(func) or device.label != "cuda" or not _on_gpu(result):
             return
         if func in _MATMULS:
-            self._blas(func)
+            self._blas(func, args, result)
         elif func in _CONVOLUTIONS:
             self._convolution(func, args, result)
         for sizes in scratch_of(func, args, result, device.gpu):
@@ -73,16 +77,25 @@ class Extras:
         if missing is not None:
             device.leave_out(missing)
 
-    def _blas(self, func: Any) -> None:
+    def _blas(self, func: Any, args: Any, result: Any) -> None:
         capability = self._device.gpu.compute_capability
         size = workspaces.cublas(capability, os.environ)
+        by_lt = func in _LT_MATMULS and (func is not aten.addmm.default or workspaces.takes_lt(args))
+        own = workspaces.cublaslt(os.environ) if by_lt else 0
+        if not workspaces.kept(os.environ):
+            if result.numel():
+                self._assume_size(size)
+                self._device.scratch(_BY_CUBLAS, (own or size,))
+            return
         if self._first_use("cuBLAS"):
-            if capability is None:
-                self._device.assume(f"cuBLAS workspaces of {format_bytes(size)}: the GPU's architecture is not known")
+            self._assume_size(size)
             self._device.workspace("cuBLAS", size)
-        own = workspaces.cublaslt(os.environ) if func in _LT_MATMULS else 0
         if own and self._first_use("cuBLASLt"):
             self._device.workspace("cuBLASLt", own)
+
+    def _assume_size(self, size: int) -> None:
+        if self._device.gpu.compute_capability is None:
+            self._device.assume(f"cuBLAS workspaces of {format_bytes(size)}: the GPU's architecture is not known")
 
     def _first_use(self, library: str) -> bool:
         """Whether the thread that runs now has not used ``library`` before on the current stream."""

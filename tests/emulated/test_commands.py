@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import steps  # noqa: E402
 
 
 def said(*arguments: str, folder: Path) -> tuple[int, str]:
@@ -41,3 +44,25 @@ def test_what_cannot_be_asked_for_is_said(tmp_path: Path, arguments: tuple[str, 
     code, text = said(str(HERE / "run.py"), *arguments, folder=tmp_path)
     assert code == 1
     assert text.startswith(message)
+
+
+def side(allocated: int, reserved: int, **categories: int) -> steps.Side:
+    alive = [((name, "op", size), 1) for name, size in categories.items()]
+    return steps.Side(allocated=allocated, reserved=reserved, categories=categories, alive=alive, sizes=[], ops=[])
+
+
+def test_the_table_of_steps_says_what_differs_between_its_marks() -> None:
+    same = steps.Row(program="gpt", precision="fp32", real=side(1024, 2048, other=1024), simulated=side(1024, 2048))
+    more = steps.Row(
+        program="gpt", precision="amp", real=side(512, 4 << 20, other=512), simulated=side(1024, 2 << 20, other=1024)
+    )
+    assert [steps.cell(row) for row in (same, more)] == ["equal", "+512 (other); reserved -2 MiB"]
+    made = steps.short([same, more], "2.14.1", "h100")
+    assert "equal to the byte in 1 of 2 runs, what is reserved in 1." in made
+    assert made.endswith("| gpt | 0.0 | equal | +512 (other); reserved -2 MiB |  |  |")
+    document = steps.DOCUMENT.read_text(encoding="utf-8")
+    again = steps.written(document, made)
+    assert made in again
+    assert steps.written(again, made) == again
+    with pytest.raises(ValueError, match="has no"):
+        steps.written("", made)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from ampmem.simulator.communication import data_parallel, elsewhere, pipeline, process_group
+from ampmem.simulator.communication import data_parallel, elsewhere, pipeline, process_group, sharded
 from ampmem.simulator.communication.collectives import Collectives
 from ampmem.simulator.communication.communicators import Communicators
 from ampmem.simulator.communication.objects import Objects
@@ -24,6 +24,7 @@ def install(mode: SimulatedMode, world: World) -> Callable[[], None]:
         undo.callback(Objects(mode.device_model, communicators).install())
         undo.callback(Collectives(mode, communicators).install())
         undo.callback(data_parallel.install(mode))
+        undo.callback(sharded.install(mode))
         undo.callback(pipeline.install(mode))
         undo.callback(elsewhere.install(world, mode.device_model))
         return undo.pop_all().close

@@ -27,6 +27,12 @@ SYMMETRIC = ("empty", "rendezvous", "enable_symm_mem_for_group", "get_symm_mem_w
 """What makes or shares symmetric memory."""
 
 
+def fsdp_copies() -> tuple[Any, Any]:
+    """The ops that split what FSDP2 has gathered, and that join what it is to scatter; its import makes them."""
+
+    return torch.ops.fsdp.split_with_sizes_copy.default, torch.ops.fsdp.chunk_cat.default
+
+
 def symmetric_memory() -> Any:
     """The module of symmetric memory."""
     return _symmetric_memory

@@ -143,8 +143,55 @@ def test_the_workspace_of_cublas(capability: tuple[int, int] | None, size: int) 
     assert workspaces.cublas(capability, {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}) == 128 * KIB
 
 
-def test_cublaslt_has_its_own_when_asked() -> None:
-    assert workspaces.cublaslt({}) == workspaces.cublaslt({"CUBLASLT_WORKSPACE_SIZE": "4096"}) == 0
-    apart = {"TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0"}
-    assert workspaces.cublaslt(apart) == MIB
-    assert workspaces.cublaslt(apart | {"CUBLASLT_WORKSPACE_SIZE": "4096"}) == 4 * MIB
+def test_cublaslt_has_its_own_when_asked_and_before_torch_2_12() -> None:
+    large = {"CUBLASLT_WORKSPACE_SIZE": "4096"}
+    for version in ("2.12.1", "2.13.0", "2.14.1"):
+        assert workspaces.kept({}, version)
+        assert workspaces.cublaslt({}, version) == workspaces.cublaslt(large, version) == 0
+        apart = {"TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0"}
+        assert workspaces.cublaslt(apart, version) == MIB
+        assert workspaces.cublaslt(apart | large, version) == 4 * MIB
+    assert workspaces.cublaslt({}, "2.11.0") == MIB
+    assert workspaces.cublaslt({"TORCH_CUBLASLT_UNIFIED_WORKSPACE": "1"}, "2.11.0") == 0
+
+
+def test_from_torch_2_15_on_each_call_has_its_workspace() -> None:
+    assert not workspaces.kept({}, "2.15.0+cu132")
+    assert workspaces.cublaslt({}, "2.15.0+cu132") == MIB
+    cached = {"TORCH_CUBLAS_WORKSPACE_CACHE": "1"}
+    assert workspaces.kept(cached, "2.15.0")
+    assert workspaces.cublaslt(cached, "2.15.0") == 0
+
+
+@pytest.mark.parametrize(
+    ("bias", "inner", "columns", "dtype", "by_lt"),
+    [
+        ((96,), 128, 96, torch.float32, True),
+        ((96,), 128, 96, torch.float64, True),
+        ((1, 96), 128, 96, torch.float32, True),
+        ((64, 96), 128, 96, torch.float32, False),
+        ((64, 96), 128, 96, torch.bfloat16, True),
+        ((1,), 128, 1, torch.float32, False),
+        ((96,), 1, 96, torch.float32, False),
+        ((96,), 128, 96, torch.complex64, False),
+    ],
+)
+def test_which_products_go_through_cublaslt(
+    bias: tuple[int, ...], inner: int, columns: int, dtype: torch.dtype, by_lt: bool
+) -> None:
+    made = [torch.empty(shape, dtype=dtype, device="meta") for shape in (bias, (64, inner), (inner, columns))]
+    assert workspaces.takes_lt(made) is by_lt
+
+
+def test_fsdp2_packs_the_arguments_of_its_copies() -> None:
+    """The sizes are those of PyTorch's CUDA build: a GPT's block of width 256, over 8 ranks."""
+    from ampmem.simulator.communication.sharded import of_chunks, of_split
+
+    shapes = [(256,), (256,), (768, 256), (768,), (256, 256), (256,), (256,), (256,), (1024, 256), (1024,)]
+    shapes += [(256, 1024), (256,)]
+    whole = [meta(*shape) for shape in shapes]
+    sizes = [tensor.numel() // 8 for tensor in whole]
+    gathered = meta(8, sum(sizes))
+    assert of_split(gathered, sizes, 1, find_gpu("a100-80")) == 1992
+    assert of_chunks(whole, 0, 8, 4) == 2192
+    assert of_split(meta(8, 1 << 24), [1 << 24], 1, find_gpu("a100-80")) == 26_256
