@@ -322,6 +322,15 @@ def _efficient_workspace(
     return staging + -(-length // rows) * -(-width // columns) * (rows * columns * 4 + 16)
 
 
+def _cudnn_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
+    """The gradient of the queries and a sum for each of them in FP32, which cuDNN's frontend asks for.
+
+    That part of cuDNN is compiled into torch; what the library itself asks for is not known.
+    """
+    batch, heads, length, width = args[1].shape
+    return [(batch * heads * length * (width + 1) * 4,)]
+
+
 def _softmax(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
     """A copy of what is not contiguous (``host_softmax``)."""
     return [_copies(args[0])]
@@ -460,6 +469,8 @@ def made_by(func: Any, args: Sequence[Any], result: Any) -> Sequence[Any]:
         # The state of random numbers comes first; with dropout it is on the host.
         dropout = len(args) > 5 and args[5]
         return result[:2] if dropout else (*result[2:], *result[:2])
+    if func is aten._scaled_dot_product_cudnn_attention.default and not (len(args) > 5 and args[5]):
+        return (*result[6:8], *result[:6], *result[8:])
     if func is aten.native_dropout.default:
         return result[::-1]
     return result
@@ -516,6 +527,7 @@ _KNOWN: dict[Any, _Known] = {
     aten._scaled_dot_product_flash_attention.default: _flash_forward,
     aten._scaled_dot_product_efficient_attention.default: _efficient_forward,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+    aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
     **dict.fromkeys((aten._softmax.default, aten._log_softmax.default), _softmax),
     aten._safe_softmax.default: _safe_softmax,
     aten._softmax_backward_data.default: _softmax_backward,

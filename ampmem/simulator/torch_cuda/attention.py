@@ -35,6 +35,8 @@ _EFFICIENT_GROUPS = TorchVersion(torch.__version__) >= "2.14"
 kind in FP32 is the plain one, since the other kernels want 16 bits."""
 
 _CUDNN_TAKES_256 = TorchVersion(torch.__version__) >= "2.14"
+_CUDNN_DROPS_SIXTEENTHS = TorchVersion(torch.__version__) >= "2.14"
+"""Whether cuDNN's kernel takes only a dropout that is a multiple of 1/16 (``check_cudnn_dropout``); 0.1 is not."""
 
 
 class AttentionKernel(StrEnum):
@@ -96,6 +98,8 @@ def _cudnn(
     fits = query.shape[-1] == key.shape[-1] and _cudnn_widths(
         capability, query.shape[-1], value.shape[-1], trained=_trained(query, key, value)
     )
+    if _CUDNN_DROPS_SIXTEENTHS and dropout * 16 != math.floor(dropout * 16):
+        return False
     lengths = key.shape[2] > 1 and (dropout == 0 or query.shape[2] > 1)
     return query.dtype in _HALF and fits and lengths and _unit_stride(query, key, value)
 

@@ -178,6 +178,12 @@ def test_efficient_attention_with_wide_heads_has_its_output_in_fp32() -> None:
     assert scratch_of(EFFICIENT.default, (narrow, narrow, narrow), (), A100) == []
 
 
+def test_cudnns_attention_backward_adds_up_in_fp32() -> None:
+    func = aten._scaled_dot_product_cudnn_attention_backward.default
+    query = meta(8, 12, 256, 64, dtype=BF16)
+    assert scratch_of(func, (query, query), (), H100) == [(6389760,)]
+
+
 def test_random_numbers_of_efficient_attention_come_first_and_with_dropout_not_at_all() -> None:
     results = ("out", "sums", "seed", "offset")
     assert made_by(EFFICIENT.default, (0, 1, 2, None, True, 0.0), results) == ("seed", "offset", "out", "sums")
