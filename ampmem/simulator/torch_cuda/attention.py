@@ -183,9 +183,8 @@ def install(device: SimulatedDevice, additions: InPlaceAdditions) -> Callable[[]
         enable_gqa: bool = False,
     ) -> Tensor:
         if _UNSQUEEZES and query.dim() == key.dim() == value.dim() == 3:
-            given = (tensor.unsqueeze(0) for tensor in (query, key, value))
-            out3 = attention(*given, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-            return out3.squeeze(0)
+            q, k, v = (tensor.unsqueeze(0) for tensor in (query, key, value))
+            return attention(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa).squeeze(0)
         how = {"causal": is_causal, "gqa": enable_gqa, "dropout": dropout_p}
         kernel = choose(device, query, key, value, attn_mask, **how)
         device.assume(f"attention ran with the {kernel} kernel, as torch {torch.__version__} chooses it for this GPU")
