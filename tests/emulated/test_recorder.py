@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
 from commands import ampmem, python
+from torch.torch_version import TorchVersion
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.summary import summarize
@@ -279,15 +281,16 @@ def captures():
             y + 1
     except RuntimeError as error:
         failed.append(str(error).splitlines()[0])
-step(batch())
-thread = threading.Thread(target=captures)
+x = batch()  # not anew while a graph is captured: torch 2.11 refuses random numbers on any thread then
+step(x)
+thread = threading.Thread(target=captures, daemon=True)
 thread.start()
 begun.wait()
 for _ in range(2):
-    step(batch())
+    step(x)
 ends.set()
 thread.join()
-step(batch())
+step(x)
 print(failed)
 """,
         steps=4,
@@ -402,6 +405,7 @@ for _ in range(4):
 torch.empty(1 << 40, device="cuda:1", dtype=torch.uint8)
 """,
         steps=4,
+        ooms=1,
         code=1,
     ),
 }
@@ -476,13 +480,14 @@ def test_a_field_program_is_recorded_to_the_byte(name: str, tmp_path: Path) -> N
     assert list(recording.allocator.peaks) == peaks
 
 
-def test_cublas_workspaces_are_workspace_on_every_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of the script's thread and one of the engine's, 32 MiB each on this device."""
+def test_cublas_workspaces_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the script's thread and one of the engine's, 32 MiB each on this device; torch 2.15 takes one for each call."""
     _, recording = recorded(tmp_path, PROGRAMS["plain"], monkeypatch)
     analysis = analyse(recording)
     large = analysis.lifetimes.bytes == 32 << 20
-    assert large.sum() == 2
-    assert analysis.classes.of(Category.WORKSPACE)[large].all()
+    for_a_call = TorchVersion(torch.__version__) >= "2.15"
+    assert large.sum() == (12 if for_a_call else 2)
+    assert analysis.classes.of(Category.TEMPORARIES if for_a_call else Category.WORKSPACE)[large].all()
 
 
 RANK = """
@@ -533,4 +538,8 @@ def test_a_failure_of_the_device_is_the_scripts_own(tmp_path: Path, monkeypatch:
 
 def test_an_out_of_memory_on_another_device_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, recording = recorded(tmp_path, PROGRAMS["out of memory on another device"], monkeypatch)
-    assert any(note.startswith("device 1 ran out of memory when 1.0 TiB were asked for") for note in recording.notes)
+    (oom,) = recording.ooms
+    assert (oom.device, oom.asked) == (1, 1 << 40)
+    told = summarize(recording).out_of_memory
+    assert told is not None
+    assert not told.recorded
