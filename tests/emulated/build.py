@@ -4,10 +4,10 @@
 
 ENVIRONMENT is the folder of a virtual environment with a CUDA build of torch, which need not be the one that runs this.
 Left out, it is torch-VERSION in the cache folder: $AMPMEM_EMULATED, or ~/.cache/ampmem/emulated. --install makes it
-there where it is not there yet: 4.9 to 5.6 GB for torch 2.11 to 2.15. The library comes into ENVIRONMENT/emulated, into a
-folder for these sources, since other checkouts may use the same environment; `run.py` starts programs on it. gcc, nm and
-the headers that come with torch's own dependencies are all that it takes. Where one of them, the network or room on the
-disk is missing, or pip takes longer than --minutes, one line says so and the exit code is 77.
+there where it is not there yet: 4.9 to 5.6 GB for torch 2.11 to 2.15. The library comes into a folder of ENVIRONMENT's
+for these sources, since other checkouts may use the same environment; `run.py` starts programs on it. gcc, nm and the
+headers that come with torch's own dependencies are all that it takes. Where a tool, the network or room on the disk is
+missing, or pip takes longer than --minutes, one line says so and the exit code is 77.
 
 Every function of CUDA's libraries that this torch asks for is one of these, and --list names them:
 
@@ -50,7 +50,8 @@ _OF_CUDA = re.compile(
 HARMLESS: dict[str, str] = {
     "computes on the device, where nothing is computed": r"""
         cublas[SDCZHI][a-z0-9]+(_v2|Batched|StridedBatched|Ex)? cublas\w*Gemm\w* cublasDotEx cublasLtMatmul
-        cublas[SG]et(Matrix|Vector)Async cudaMemcpyToSymbol cuTensorMapEncodeTiled cudnn(Convolution|BatchNormalization|Pooling|SpatialTf)\w*(Forward|Backward)\w*
+        cublas[SG]et(Matrix|Vector)Async cudaMemcpyToSymbol cuTensorMapEncodeTiled
+        cudnn(Convolution|BatchNormalization|Pooling|SpatialTf)\w*(Forward|Backward)\w*
         cudnnRNN(Forward|Backward)\w* cudnnCTCLoss(_v8)? cufftXtExec""",
     "sets what only its own library reads": r"""
         cublasSet\w+ cublasLt\w+SetAttribute cublasLtMatmulAlgoInit cudnnSet\w+ cudnnRestoreDropoutDescriptor
@@ -112,8 +113,8 @@ def is_installed(where: Path, version: str) -> bool:
 def install(where: Path, version: str, minutes: float | None = None) -> None:
     """Make the environment: torch's CUDA build as pip has it, and what ampmem needs.
 
-    Raises :class:`CannotInstall` where a tool, the network or room on the disk is missing, and where pip takes more than
-    ``minutes``; another try goes on with what pip has downloaded.
+    Raises :class:`CannotInstall` where a tool, the network or room on the disk is missing, and where pip takes more
+    than ``minutes``; another try goes on with what pip has downloaded.
     """
     missing = [tool for tool in ("gcc", "nm") if shutil.which(tool) is None]
     if missing:
@@ -136,6 +137,8 @@ def install(where: Path, version: str, minutes: float | None = None) -> None:
         sys.stderr.write(done.stderr)
         said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [f"exit {done.returncode}"]
         raise CannotInstall(f"pip cannot install torch {version}: {said[-1].removeprefix('ERROR: ')}")
+    if not any(where.glob("lib/python3*/site-packages/torch/lib/libtorch_cuda.so")):
+        raise CannotInstall(f"pip has only a CPU build of torch {version}")
 
 
 def folder_of(where: Path) -> Path:

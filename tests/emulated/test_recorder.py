@@ -455,6 +455,8 @@ NOT_ON_A_DEFAULT_DEVICE = {
     ),  # choose their devices themselves
     *("loaded_by_threads", "worker_batches"),  # make tensors where there is no default device
 }
+RACES = {"ddp_buckets"}
+"""Threads of gloo's free what they like when they like: two runs without ampmem differ in their peaks, too."""
 FIELD = {path.stem for path in PROGRAMS_OF_THE_FIELD.glob("*.py")} - NOT_ON_A_DEFAULT_DEVICE
 
 
@@ -471,7 +473,11 @@ def test_a_field_program_is_recorded_to_the_byte(name: str, tmp_path: Path) -> N
     plain = python(tmp_path, "field.py")
     under = ampmem(tmp_path, "profile", "--device", "cuda", "--run-to-end", "--steps", "99", "--quiet", "field.py")
     assert (plain.returncode, under.returncode) == (0, 0), plain.stderr + under.stderr
-    assert under.stdout == plain.stdout
+    lines = [
+        [line for line in done.stdout.splitlines() if name not in RACES or not line.startswith("PEAK")]
+        for done in (plain, under)
+    ]
+    assert lines[0] == lines[1]
     recording = read(tmp_path / "field.ampmem")
     summary = summarize(recording)
     assert (summary.conservation.residual_bytes, summary.conservation.reserved_residual_bytes) == (0, 0)
@@ -481,7 +487,7 @@ def test_a_field_program_is_recorded_to_the_byte(name: str, tmp_path: Path) -> N
 
 
 def test_cublas_workspaces_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of the script's thread and one of the engine's, 32 MiB each on this device; torch 2.15 takes one for each call."""
+    """One of the script's thread and one of the engine's, 32 MiB each here; torch 2.15 takes one for each call."""
     _, recording = recorded(tmp_path, PROGRAMS["plain"], monkeypatch)
     analysis = analyse(recording)
     large = analysis.lifetimes.bytes == 32 << 20
