@@ -1,9 +1,11 @@
 """All that PyTorch's own CUDA build says without a GPU: runs it, prints three tables and writes the report.
 
-    python tests/emulated/all.py [--torch VERSION]... [--install] [--only recorder|ops|steps]... [--page-only]
+    python tests/emulated/all.py [--torch VERSION]... [--install] [--only recorder|ops|steps]...
+                                 [--quick] [--jobs 2] [--page-only]
 
 - recorder: the tests of this folder and of tests/gpu on each torch; all that build.py has installed, unless --torch
-  names some. --install makes what is missing, several GB each.
+  names some. --install makes what is missing, several GB each. --quick leaves out what run.py --quick leaves out;
+  --jobs 2 runs two versions at a time.
 - ops: what each op allocates, beside the simulation (ops.py).
 - steps: whole training steps, beside the simulation (steps.py).
 
@@ -23,7 +25,9 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from time import monotonic
@@ -49,15 +53,15 @@ SECONDS_PER_TEST = 600
 Document = dict[str, Any]
 
 
-def recorder(version: str) -> Document:
+def recorder(version: str, *, quick: bool = False) -> Document:
     """What came of each test on that torch; ``error`` says why there is nothing more."""
     began = monotonic()
     where = build.environment(version)
     build.build(where)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.jsonl"
-        command = [sys.executable, str(HERE / "run.py"), "--torch", version, "-q", "-p", "one_by_one"]
-        command += ["--seconds-per-test", str(SECONDS_PER_TEST)]
+        command = [sys.executable, str(HERE / "run.py"), "--torch", version, *(["--quick"] if quick else [])]
+        command += ["-q", "-p", "one_by_one", "--seconds-per-test", str(SECONDS_PER_TEST)]
         variables = os.environ | {results.FILE: str(path)}
         code = subprocess.run(command, env=variables, check=False).returncode
         rows = results.read(path)
@@ -256,6 +260,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--torch", action="append", metavar="VERSION", help=f"of {', '.join(VERSIONS)}, or another")
     parser.add_argument("--install", action="store_true", help="make the environments that are missing")
     parser.add_argument("--only", action="append", choices=TABLES, help="run this alone; may be given several times")
+    parser.add_argument("--quick", action="store_true", help="leave out what compiles and what starts fresh processes")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="versions of torch at a time")
     parser.add_argument("--page-only", action="store_true", help="run nothing: the page, from the JSON that is there")
     options = parser.parse_args(arguments)
     data = REPORT.with_suffix(".json")
@@ -278,7 +284,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             if name == "recorder":
                 before = {each["torch"]: each for each in document[name].get("versions", [])}
-                before |= {version: recorder(version) for version in versions}
+                with ThreadPoolExecutor(options.jobs) as pool:
+                    found = pool.map(partial(recorder, quick=options.quick), versions)
+                    before |= dict(zip(versions, found, strict=True))
                 document[name] = {"versions": [before[version] for version in sorted(before)]}
                 ran = [test for version in versions for test in before[version]["tests"]]
                 failed += [name] if results.verdict(results.Row(**test) for test in ran) != "ok" else []

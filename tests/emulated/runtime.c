@@ -1348,6 +1348,26 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *h, unsigned *count, struct pro
 }
 int nvmlDeviceGetComputeRunningProcesses(void *h, unsigned *count, struct process *found) { return nvmlDeviceGetComputeRunningProcesses_v3(h, count, found); }
 int nvmlDeviceGetComputeRunningProcesses_v2(void *h, unsigned *count, struct process *found) { return nvmlDeviceGetComputeRunningProcesses_v3(h, count, found); }
+struct memory_of_device { unsigned long long total, free, used; };
+int nvmlDeviceGetMemoryInfo(void *h, struct memory_of_device *m) {
+  int d = (int)(uintptr_t)h - 1;
+  if (d < 0 || d >= DEVICES) return NVML_NOT_SUPPORTED;
+  if (!settled) { hold(); settle(); release(); }
+  *m = (struct memory_of_device){is.memory, is.memory - taken(d), taken(d)};
+  return NVML_OK;
+}
+struct memory_of_device_v2 { unsigned version; unsigned long long total, reserved, free, used; };
+int nvmlDeviceGetMemoryInfo_v2(void *h, struct memory_of_device_v2 *m) {
+  struct memory_of_device first;
+  int error = nvmlDeviceGetMemoryInfo(h, &first);
+  if (!error) { m->total = first.total; m->reserved = 0; m->free = first.free; m->used = first.used; }
+  return error;
+}
+int nvmlDeviceGetUtilizationRates(void *h, unsigned *rates) { rates[0] = rates[1] = 0; return NVML_OK; }
+int nvmlDeviceGetTemperature(void *h, int sensor, unsigned *degrees) { *degrees = 40; return NVML_OK; }
+int nvmlDeviceGetPowerUsage(void *h, unsigned *milliwatts) { *milliwatts = 100000; return NVML_OK; }
+int nvmlDeviceGetClockInfo(void *h, int which, unsigned *mhz) { *mhz = 1980; return NVML_OK; }
+int nvmlDeviceGetName(void *h, char *name, unsigned size) { snprintf(name, size, "Emulated GPU"); return NVML_OK; }
 int nvmlSystemGetProcessName(unsigned pid, char *name, unsigned size) { snprintf(name, size, "python"); return NVML_OK; }
 int nvmlDeviceGetNvLinkRemoteDeviceType(void) { return NVML_NOT_SUPPORTED; }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void) { return NVML_NOT_SUPPORTED; }
