@@ -1,11 +1,11 @@
 """All that PyTorch's own CUDA build says without a GPU: runs it, prints three tables and writes the report.
 
     python tests/emulated/all.py [--torch VERSION]... [--install] [--only recorder|ops|steps]...
-                                 [--quick] [--jobs 2] [--page-only]
+                                 [--quick] [--jobs 2] [--go-on FOLDER] [--page-only]
 
 - recorder: the tests of this folder and of tests/gpu on each torch; all that build.py has installed, unless --torch
   names some. --install makes what is missing, several GB each. --quick leaves out what run.py --quick leaves out;
-  --jobs 2 runs two versions at a time.
+  --jobs 2 runs two versions at a time. What passed is noted in FOLDER, and is not run again with --go-on FOLDER.
 - ops: what each op allocates, beside the simulation (ops.py).
 - steps: whole training steps, beside the simulation (steps.py).
 
@@ -50,24 +50,32 @@ COMMAND = "python tests/emulated/all.py"
 SECONDS_PER_TEST = 600
 """One test compiles, which takes minutes where the cores are busy."""
 
+NOTHING_LEFT = 5
+"""pytest's exit code where all tests were left out."""
+
 Document = dict[str, Any]
 
 
-def recorder(version: str, *, quick: bool = False) -> Document:
-    """What came of each test on that torch; ``error`` says why there is nothing more."""
+def recorder(version: str, *, quick: bool, folder: Path) -> Document:
+    """What came of each test on that torch; ``error`` says why there is nothing more.
+
+    ``folder`` has, or gets, a file with a row for each test; what passed in it is not run again.
+    """
     began = monotonic()
     where = build.environment(version)
     build.build(where)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rows.jsonl"
-        command = [sys.executable, str(HERE / "run.py"), "--torch", version, *(["--quick"] if quick else [])]
-        command += ["-q", "-p", "one_by_one", "--seconds-per-test", str(SECONDS_PER_TEST)]
-        variables = os.environ | {results.FILE: str(path)}
-        code = subprocess.run(command, env=variables, check=False).returncode
-        rows = results.read(path)
+    path = folder / f"{version}.jsonl"
+    kept = [row for row in results.read(path) if row.outcome == results.PASSED]
+    path.unlink(missing_ok=True)
+    for row in kept:
+        results.append(path, row)
+    command = [sys.executable, str(HERE / "run.py"), "--torch", version, *(["--quick"] if quick else [])]
+    command += ["-q", "-p", "one_by_one", "--seconds-per-test", str(SECONDS_PER_TEST)]
+    code = subprocess.run(command, env=os.environ | {results.FILE: str(path)}, check=False).returncode
+    rows = results.read(path)
     found: Document = {"torch": version, "cuda": cuda_of(where), "seconds": round(monotonic() - began)}
     found["tests"] = [{"name": row.name, "outcome": row.outcome, "detail": shortened(row.detail)} for row in rows]
-    if code not in (0, 1):
+    if code not in (0, 1, NOTHING_LEFT):
         found["error"] = f"pytest ended with exit code {code}"
     return found
 
@@ -262,6 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", choices=TABLES, help="run this alone; may be given several times")
     parser.add_argument("--quick", action="store_true", help="leave out what compiles and what starts fresh processes")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="versions of torch at a time")
+    parser.add_argument("--go-on", type=Path, metavar="FOLDER", help="do not run again what passed, by its files")
     parser.add_argument("--page-only", action="store_true", help="run nothing: the page, from the JSON that is there")
     options = parser.parse_args(arguments)
     data = REPORT.with_suffix(".json")
@@ -284,8 +293,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             if name == "recorder":
                 before = {each["torch"]: each for each in document[name].get("versions", [])}
-                with ThreadPoolExecutor(options.jobs) as pool:
-                    found = pool.map(partial(recorder, quick=options.quick), versions)
+                with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(options.jobs) as pool:
+                    folder = options.go_on or Path(temporary)
+                    folder.mkdir(parents=True, exist_ok=True)
+                    found = pool.map(partial(recorder, quick=options.quick, folder=folder), versions)
                     before |= dict(zip(versions, found, strict=True))
                 document[name] = {"versions": [before[version] for version in sorted(before)]}
                 ran = [test for version in versions for test in before[version]["tests"]]
