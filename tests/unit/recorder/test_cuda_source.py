@@ -25,7 +25,7 @@ from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.sources.base import NO_EVENTS, DeviceSource
 from ampmem.recorder.sources.cuda import source as cuda
-from ampmem.recorder.sources.cuda.blocks import SeenBlocks
+from ampmem.recorder.sources.cuda.blocks import NO_BLOCKS, SeenBlocks
 from ampmem.recorder.sources.cuda.device import TorchCuda
 from ampmem.recorder.sources.cuda.nodes import NodeRecorder, _Walk, nodes_of
 from ampmem.recorder.sources.cuda.peaks import Peaks
@@ -678,6 +678,15 @@ def test_what_came_after_a_mark_is_not_put_before_it_by_what_the_profiler_saw() 
     final = Counted(blocks=2, requested=200)
     found = timed(entries, [0, 0], {}, seen, [mark], span=(0, 100), final=final)
     assert [entry.time_ns for entry in found] == [10, 20]
+
+
+def test_a_snapshot_within_a_mark_does_not_move_what_another_thread_does_meanwhile() -> None:
+    """It is ampmem's own, which looks for the device with the largest peak; the mark is where its phase began."""
+    entries = [TraceEntry("snapshot", 0, 0, 0, 7, 0), TraceEntry(ALLOC, 1, 100, 0, 12, 0)]
+    counted = Counted(blocks=1, requested=100)
+    mark = MarkCount(since_ns=5, time_ns=20, counted=counted)
+    found = timed(entries, [5, 0], {5: 20, 20: 2**62}, NO_BLOCKS, [mark], span=(0, 100), final=counted)
+    assert found[1].time_ns == 4
 
 
 def test_what_another_thread_allocates_between_the_trace_and_the_segments_has_its_time(
