@@ -118,7 +118,7 @@ def install(where: Path, version: str, minutes: float | None = None) -> None:
     """
     missing = [tool for tool in ("gcc", "nm") if shutil.which(tool) is None]
     if missing:
-        raise CannotInstall(f"{' and '.join(missing)} is not installed")
+        raise CannotInstall(f"not installed: {', '.join(missing)}")
     if is_installed(where, version):
         return
     where.mkdir(parents=True, exist_ok=True)
