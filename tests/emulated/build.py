@@ -1,11 +1,13 @@
 """Builds the emulated CUDA runtime for the torch of an environment: PyTorch's own CUDA build, without a GPU.
 
-    python tests/emulated/build.py [--torch 2.14.1 | ENVIRONMENT] [--install] [--list]
+    python tests/emulated/build.py [--torch 2.14.1 | ENVIRONMENT] [--install [--minutes 6]] [--list]
 
 ENVIRONMENT is the folder of a virtual environment with a CUDA build of torch, which need not be the one that runs this.
 Left out, it is torch-VERSION in the cache folder: $AMPMEM_EMULATED, or ~/.cache/ampmem/emulated. --install makes it
-there (several GB). The library comes into ENVIRONMENT/emulated; `run.py` starts programs on it. gcc, nm and the headers
-that come with torch's own dependencies are all that it takes.
+there where it is not there yet: 4.9 to 5.6 GB for torch 2.11 to 2.15. The library comes into a folder of ENVIRONMENT's
+for these sources, since other checkouts may use the same environment; `run.py` starts programs on it. gcc, nm and the
+headers that come with torch's own dependencies are all that it takes. Where a tool, the network or room on the disk is
+missing, or pip takes longer than --minutes, one line says so and the exit code is 77.
 
 Every function of CUDA's libraries that this torch asks for is one of these, and --list names them:
 
@@ -17,8 +19,10 @@ Every function of CUDA's libraries that this torch asks for is one of these, and
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import venv
@@ -31,6 +35,10 @@ TORCH = "2.14.1"
 LIBRARY = "libemulatedcuda.so"
 BESIDES = ("click", "tabulate", "jinja2", "plotly", "numpy", "pytest", "hypothesis", "nvidia-ml-py")
 """What ampmem and its tests need beside torch."""
+NEEDS_GB = 12
+"""Free room on the disk without which an environment is not begun: 5.6 for the largest, and pip's copies meanwhile."""
+CANNOT = 77
+"""The exit code where an environment cannot be made here: what needs it is to be skipped."""
 
 _ASKING = ("c10_cuda", "torch_cuda", "torch_cuda_linalg", "torch_python", "torch_nvshmem", "torch_cpu", "caffe2_nvrtc")
 """torch's libraries that ask CUDA's for something."""
@@ -42,7 +50,8 @@ _OF_CUDA = re.compile(
 HARMLESS: dict[str, str] = {
     "computes on the device, where nothing is computed": r"""
         cublas[SDCZHI][a-z0-9]+(_v2|Batched|StridedBatched|Ex)? cublas\w*Gemm\w* cublasDotEx cublasLtMatmul
-        cublas[SG]et(Matrix|Vector)Async cudnn(Convolution|BatchNormalization|Pooling|SpatialTf)\w*(Forward|Backward)\w*
+        cublas[SG]et(Matrix|Vector)Async cudaMemcpyToSymbol cuTensorMapEncodeTiled
+        cudnn(Convolution|BatchNormalization|Pooling|SpatialTf)\w*(Forward|Backward)\w*
         cudnnRNN(Forward|Backward)\w* cudnnCTCLoss(_v8)? cufftXtExec""",
     "sets what only its own library reads": r"""
         cublasSet\w+ cublasLt\w+SetAttribute cublasLtMatmulAlgoInit cudnnSet\w+ cudnnRestoreDropoutDescriptor
@@ -90,11 +99,53 @@ def packages(where: Path) -> Path:
     return found
 
 
-def install(where: Path, version: str) -> None:
-    """Make the environment: torch's CUDA build as pip has it, and what ampmem needs."""
-    if not (where / "bin/python").exists():
-        venv.create(where, with_pip=True)
-    subprocess.run([where / "bin/python", "-m", "pip", "install", f"torch=={version}", *BESIDES], check=True)
+class CannotInstall(Exception):
+    """An environment cannot be made on this machine; the message says why."""
+
+
+def is_installed(where: Path, version: str) -> bool:
+    """Whether that torch and everything else is there; pip writes what is installed last."""
+    found = {path.name.lower().replace("_", "-") for path in where.glob("lib/python3*/site-packages/*.dist-info")}
+    wanted = [f"torch-{version}", *(f"{name}-" for name in BESIDES)]
+    return all(any(name.startswith(each) for name in found) for each in wanted)
+
+
+def install(where: Path, version: str, minutes: float | None = None) -> None:
+    """Make the environment: torch's CUDA build as pip has it, and what ampmem needs.
+
+    Raises :class:`CannotInstall` where a tool, the network or room on the disk is missing, and where pip takes more
+    than ``minutes``; another try goes on with what pip has downloaded.
+    """
+    missing = [tool for tool in ("gcc", "nm") if shutil.which(tool) is None]
+    if missing:
+        raise CannotInstall(f"not installed: {', '.join(missing)}")
+    if is_installed(where, version):
+        return
+    where.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(where).free / 1e9
+    if free < NEEDS_GB:
+        raise CannotInstall(f"{where} has {free:.1f} GB of free room, {NEEDS_GB} are needed")
+    command = [where / "bin/python", "-m", "pip", "install", "--progress-bar", "off", f"torch=={version}", *BESIDES]
+    try:
+        if not (where / "bin/python").exists():
+            venv.create(where, with_pip=True)
+        limit = None if minutes is None else 60 * minutes
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=limit, check=False)
+    except subprocess.TimeoutExpired:
+        raise CannotInstall(f"pip took more than {minutes:g} minutes to install torch {version}") from None
+    if done.returncode:
+        sys.stderr.write(done.stderr)
+        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [f"exit {done.returncode}"]
+        raise CannotInstall(f"pip cannot install torch {version}: {said[-1].removeprefix('ERROR: ')}")
+    if not any(where.glob("lib/python3*/site-packages/torch/lib/libtorch_cuda.so")):
+        raise CannotInstall(f"pip has only a CPU build of torch {version}")
+
+
+def folder_of(where: Path) -> Path:
+    """Where the library made of these sources comes for the torch in ``where``."""
+    sources = sorted([*HERE.glob("*.[ch]"), HERE / "build.py"])
+    key = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    return where / "emulated" / key[:12]
 
 
 def plan(site: Path) -> Plan:
@@ -117,10 +168,10 @@ def plan(site: Path) -> Plan:
 def build(where: Path) -> tuple[Path, Plan]:
     """Compile the library for the torch in the environment ``where``; the library, and what is in it."""
     site = packages(where)
-    folder = where / "emulated"
-    folder.mkdir(exist_ok=True)
+    folder = folder_of(where)
+    folder.mkdir(parents=True, exist_ok=True)
     planned = plan(site)
-    stubs = folder / "stubs.c"
+    stubs = folder / f"stubs.{os.getpid()}.c"
     stubs.write_text("\n".join(_stubs(planned)), encoding="utf-8")
     # crt/ is not among the headers of every version; triton has a copy of all of them.
     headers = [_include(site), site / "nvidia/cudnn/include", site / "nvidia/nccl/include"]
@@ -129,14 +180,28 @@ def build(where: Path) -> tuple[Path, Plan]:
     fresh = folder / f"{LIBRARY}.{os.getpid()}"  # programs may run on the one that is there
     command = ["gcc", "-std=gnu11", "-O1", "-g1", "-shared", "-fPIC", "-Wno-deprecated-declarations", "-o", str(fresh)]
     command += [f"-I{header}" for header in headers]
+    command += _launches(site)
     command += [str(HERE / "runtime.c"), str(HERE / "libraries.c"), str(stubs), "-ldl", "-lpthread"]
     subprocess.run(command, check=True)
-    fresh.replace(library)
+    stubs.unlink()
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):  # one library under all names: it is one state
-        link = folder / name
-        link.unlink(missing_ok=True)
+        link = folder / f"{name}.{os.getpid()}"
         link.symlink_to(LIBRARY)
+        link.replace(folder / name)
+    fresh.replace(library)  # last: who finds it finds all of it
     return library, planned
+
+
+def _launches(site: Path) -> Iterable[str]:
+    """How many tensors and blocks a launch of a foreach op has, for runtime.c; nothing from torch 2.14 on."""
+    header = site / "torch/include/ATen/native/cuda/MultiTensorApply.cuh"
+    text = header.read_text(encoding="utf-8")
+    if "int64_t numel_for_tensor[depth_to_max_tensors[n - 1]]" not in text:
+        return ()
+    many = "{770," in text and "CUDART_VERSION >= 13000" in text and _include(site).parent.name == "cu13"
+    sizes = ("770", "2240", "uint16_t") if many else ("110", "320", "unsigned char")
+    names = ("TENSORS_OF_A_LAUNCH", "BLOCKS_OF_A_LAUNCH", "TENSOR_OF_A_BLOCK")
+    return [f"-D{name}={size}" for name, size in zip(names, sizes, strict=True)]
 
 
 def _include(site: Path) -> Path:
@@ -175,13 +240,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("environment", nargs="?", type=Path, metavar="ENVIRONMENT")
     parser.add_argument("--torch", default=TORCH, metavar="VERSION", help=f"which environment of the cache ({TORCH})")
     parser.add_argument("--install", action="store_true", help="make the environment where it is not there")
+    parser.add_argument("--minutes", type=float, metavar="N", help="give up when pip takes longer")
     parser.add_argument(
         "--list", action="store_true", help="name the functions that are harmless, and those that are missing"
     )
     options = parser.parse_args(arguments)
     where = (options.environment or environment(options.torch)).expanduser().resolve()
     if options.install:
-        install(where, options.torch)
+        try:
+            install(where, options.torch, options.minutes)
+        except CannotInstall as reason:
+            print(f"skipped: PyTorch's CUDA build without a GPU: {reason}")
+            sys.exit(CANNOT)
     library, planned = build(where)
     print(library)
     counts = f"{len(planned.written)} functions are written, {len(planned.harmless)} do nothing"

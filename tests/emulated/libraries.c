@@ -125,6 +125,19 @@ cudnnStatus_t cudnnGetFilterNdDescriptor(const cudnnFilterDescriptor_t d, int as
   return CUDNN_STATUS_SUCCESS;
 }
 
+/* The loss of connectionist temporal classification, whose workspace is a plan's. */
+cudnnStatus_t cudnnGetCTCLossWorkspaceSize_v8(cudnnHandle_t h, cudnnCTCLossAlgo_t algo, cudnnCTCLossDescriptor_t d,
+                                              const cudnnTensorDescriptor_t p, const cudnnTensorDescriptor_t g, size_t *n) {
+  *n = emulated_bytes("CUDNN_WORKSPACE", 0);
+  return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnGetCTCLossWorkspaceSize(cudnnHandle_t h, const cudnnTensorDescriptor_t p, const cudnnTensorDescriptor_t g, const int *labels,
+                                           const int *label_lengths, const int *input_lengths, cudnnCTCLossAlgo_t algo,
+                                           cudnnCTCLossDescriptor_t d, size_t *n) {
+  *n = emulated_bytes("CUDNN_WORKSPACE", 0);
+  return CUDNN_STATUS_SUCCESS;
+}
+
 /* Recurrent networks. A pseudo-layer is a layer in one direction. */
 static size_t item(cudnnDataType_t type) { return type == CUDNN_DATA_DOUBLE ? 8 : type == CUDNN_DATA_HALF || type == CUDNN_DATA_BFLOAT16 ? 2 : 4; }
 static int gates(const struct rnn *r) { return r->cell == CUDNN_LSTM ? 4 : r->cell == CUDNN_GRU ? 3 : 1; }
@@ -259,12 +272,23 @@ ncclResult_t ncclAllGather(const void *from, void *to, size_t n, ncclDataType_t 
 ncclResult_t ncclReduceScatter(const void *from, void *to, size_t n, ncclDataType_t t, ncclRedOp_t op, ncclComm_t c, cudaStream_t s) {
   return moved((const char *)from + (size_t)((struct communicator *)c)->rank * n * bytes_of(t), to, n * bytes_of(t), s);
 }
+ncclResult_t ncclGather(const void *from, void *to, size_t n, ncclDataType_t t, int root, ncclComm_t c, cudaStream_t s) {
+  return moved(from, to, n * bytes_of(t), s);
+}
 ncclResult_t ncclSend(const void *at, size_t n, ncclDataType_t t, int peer, ncclComm_t c, cudaStream_t s) { return worked(s); }
 ncclResult_t ncclRecv(void *at, size_t n, ncclDataType_t t, int peer, ncclComm_t c, cudaStream_t s) { return worked(s); }
 ncclResult_t ncclAlltoAll(const void *from, void *to, size_t n, ncclDataType_t t, ncclComm_t c, cudaStream_t s) { return worked(s); }
 ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t t, ncclScalarResidence_t r, ncclComm_t c) { *op = ncclSum; return ncclSuccess; }
 ncclResult_t ncclMemAlloc(void **at, size_t size) { return cudaMalloc(at, size) ? ncclUnhandledCudaError : ncclSuccess; }
 ncclResult_t ncclMemFree(void *at) { return cudaFree(at) ? ncclUnhandledCudaError : ncclSuccess; }
+
+/* ---- cuFFT --------------------------------------------------------------------------------------------------------------- */
+
+int cufftXtMakePlanMany(int plan, int rank, long long *n, long long *in, long long istride, long long idist, int intype, long long *on,
+                        long long ostride, long long odist, int outtype, long long batch, size_t *work, int type) {
+  *work = 0;   /* cuFFT's own choice is not known */
+  return 0;
+}
 
 /* ---- CUPTI --------------------------------------------------------------------------------------------------------------- */
 

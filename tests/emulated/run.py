@@ -1,12 +1,13 @@
 """Runs tests, or any program, with PyTorch's own CUDA build on the emulated CUDA runtime, without a GPU.
 
-    python tests/emulated/run.py [--torch 2.14.1] [--set NAME=VALUE]... [PYTEST-ARGUMENTS]
+    python tests/emulated/run.py [--torch 2.14.1] [--set NAME=VALUE]... [--quick] [PYTEST-ARGUMENTS]
     python tests/emulated/run.py [--torch 2.14.1] [--set NAME=VALUE]... --python SCRIPT [ARGUMENTS]
 
 The first runs pytest, in the environment that build.py made, over tests/emulated and the tests of tests/gpu that make
-sense here, or over what the arguments name. The second gives what follows to that environment's Python: train.py, or
+sense here, or over what the arguments name. --quick leaves out what compiles and what starts ampmem in fresh processes:
+it takes less than five minutes on two cores. The second gives what follows to that environment's Python: train.py, or
 -m ampmem profile train.py. ampmem is that of this checkout. --set CC=80 is the setting EMULATED_CUDA_CC of runtime.c;
-tests have two devices unless it is said otherwise. The library is built anew where its sources are newer.
+tests have two devices unless it is said otherwise. The library is built where there is none of these sources.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ import build
 
 ROOT = build.HERE.parents[1]
 TESTS = ("tests/emulated", "tests/gpu/test_laws.py", "tests/gpu/test_processes.py")
+QUICK = ("tests/emulated", "tests/gpu/test_laws.py", "-k", "not compiled")
 MARK = "EMULATED_CUDA"
 """The variable that says that this process runs on the emulation; its value is the library."""
 
 
 def variables(where: Path, settings: Mapping[str, str]) -> dict[str, str]:
     """The environment of a program that is to run on the library in ``where``."""
-    folder = where / "emulated"
+    folder = build.folder_of(where)
     library = folder / build.LIBRARY
-    sources = [*build.HERE.glob("*.[ch]"), build.HERE / "build.py"]
-    if not library.exists() or library.stat().st_mtime < max(source.stat().st_mtime for source in sources):
+    if not library.exists():
         build.build(where)
     path = os.pathsep.join(each for each in (str(ROOT), os.environ.get("PYTHONPATH", "")) if each)
     libraries = os.pathsep.join(each for each in (str(folder), os.environ.get("LD_LIBRARY_PATH", "")) if each)
@@ -52,9 +53,12 @@ def variables(where: Path, settings: Mapping[str, str]) -> dict[str, str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is asked for; its exit code."""
     left = list(sys.argv[1:] if arguments is None else arguments)
-    version, settings, python = build.TORCH, {}, False
-    while left and left[0] in ("--torch", "--set", "--python", "--help", "-h"):
+    version, settings, python, tests = build.TORCH, {}, False, TESTS
+    while left and left[0] in ("--torch", "--set", "--quick", "--python", "--help", "-h"):
         option = left.pop(0)
+        if option == "--quick":
+            tests = QUICK
+            continue
         if option == "--python":
             python = True
             break
@@ -82,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "-p",
             "no:cacheprovider",
             *left,
-            *(() if named else map(str, map(ROOT.joinpath, TESTS))),
+            *(() if named else (str(ROOT / each) if each.startswith("tests/") else each for each in tests)),
         ]
     else:
         command += left

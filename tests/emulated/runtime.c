@@ -8,7 +8,9 @@
    - Device memory: reserved address space that counts against the device's size. Fresh blocks are zero. Copies and memsets are
      real, so small values that are copied to a device and back are right. A copy of more than EMULATED_CUDA_COPY bytes only
      clears its target where that is the device's.
-   - Kernels do nothing, except that fill_ (torch.full, zeros, ones) fills contiguous tensors: a gradient scaler needs its scale.
+   - Kernels do nothing, except that fill_ (torch.full, zeros, ones) fills contiguous tensors, since a gradient scaler needs its
+     scale, and that a number is added to a contiguous tensor (x += 1, and _foreach_add_ of torch 2.11 and 2.12), since Adam
+     divides by what it makes of its count of steps, which may be on the device.
    - Streams and events in order of submission: a piece of work is done at once, after N more pieces of work, or only when
      somebody waits for it. Copies to pinned memory and host callbacks happen when they are done, not before.
    - Stream capture: what may not be called while a stream is captured fails and spoils the capture, as CUDA says.
@@ -797,6 +799,18 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
   *ms = (float)((double)(b->time.tv_sec - a->time.tv_sec) * 1e3 + (double)(b->time.tv_nsec - a->time.tv_nsec) / 1e6);
   return OK;
 }
+struct told { cudaStreamCallback_t call; void *data; cudaStream_t stream; };
+static void tell(void *data) {
+  struct told *t = data;
+  t->call(t->stream, sticky, t->data);
+  free(t);
+}
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t call, void *data);
+cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t call, void *data, unsigned flags) {
+  struct told *t = malloc(sizeof *t);
+  *t = (struct told){call, data, stream};
+  return cudaLaunchHostFunc(stream, tell, t);
+}
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t call, void *data) {
   ENTER();
   hold();
@@ -849,6 +863,7 @@ cudaError_t cudaFree(void *p) {
   forget(p);
   return sticky ? fail(sticky) : OK;
 }
+cudaError_t cudaMallocManaged(void **p, size_t size, unsigned flags) { ENTER(); UNSAFE(); return allocate(p, size); }
 cudaError_t cudaMallocAsync(void **p, size_t size, cudaStream_t s) { ENTER(); return allocate(p, size); }
 cudaError_t cudaFreeAsync(void *p, cudaStream_t s) { ENTER(); if (p) forget(p); return OK; }
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int d) {
@@ -865,6 +880,7 @@ cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr whi
   }
   return OK;
 }
+cudaError_t cudaDeviceGetGraphMemAttribute(int d, enum cudaGraphMemAttributeType which, void *value) { *(uint64_t *)value = 0; return OK; }
 static cudaError_t pinned(void **p, size_t size) {
   UNSAFE();
   hold();
@@ -1038,7 +1054,42 @@ static void fill(const char *name, void **arguments) {
     for (size_t i = 0; i < count; i++) memcpy(data + i * item, value, item);
 }
 
-static cudaError_t launch(const char *function, const void *kernel, void **arguments, cudaStream_t stream) {
+static void plus(char type, void *to, const void *from, size_t count, const void *number, const void *times) {
+#define PLUS(letter, T) \
+  if (type == letter) \
+    for (size_t i = 0; i < count; i++) ((T *)to)[i] = ((const T *)from)[i] + *(const T *)number * (times ? *(const T *)times : (T)1);
+  PLUS('f', float) PLUS('d', double) PLUS('i', int) PLUS('l', int64_t)
+#undef PLUS
+}
+
+/* x + number, contiguous: (int count, CUDAFunctorOnSelf_add<T> {number, times}, array<char *, 2> {to, from}). */
+static void add_number(const char *name, void **arguments) {
+  const char *functor = strstr(name, "21CUDAFunctorOnSelf_addI");
+  if (!functor || !arguments || !strstr(name, "elementwise_kernel") || strstr(name, "elementwise_kernelILi128")) return;
+  if (strstr(name, "LoadWithCast")) return;
+  char type = functor[strlen("21CUDAFunctorOnSelf_addI")];
+  size_t item = type == 'f' || type == 'i' ? 4 : 8, count = (size_t)*(int *)arguments[0];
+  char **data = arguments[2];
+  if (count * item <= is.copy) plus(type, data[0], data[1], count, arguments[1], (char *)arguments[1] + item);
+}
+
+/* The same for a list of tensors, in place: (TensorListMetadata<1>, functor, plus, number). build.py says how large its parts are
+   in this torch; from 2.14 on they are others, and Adam's counts are on the host. */
+static void add_number_to_each(const char *name, void **arguments, unsigned blocks) {
+#ifdef TENSORS_OF_A_LAUNCH
+  struct list { char *at[TENSORS_OF_A_LAUNCH]; int64_t count[TENSORS_OF_A_LAUNCH]; TENSOR_OF_A_BLOCK tensor[BLOCKS_OF_A_LAUNCH]; int chunk[BLOCKS_OF_A_LAUNCH]; };
+  enum { CHUNK = 65536 };
+  if (!arguments || !strstr(name, "18TensorListMetadataILi1E") || !strstr(name, "21BinaryOpScalarFunctorIfLi1ELi1ELi0E") || !strstr(name, "4plusIf")) return;
+  const struct list *l = arguments[0];
+  for (unsigned b = 0; b < blocks && b < BLOCKS_OF_A_LAUNCH; b++) {
+    int64_t first = (int64_t)l->chunk[b] * CHUNK, left = l->count[l->tensor[b]] - first;
+    char *at = l->at[l->tensor[b]] + first * 4;
+    if (left > 0) plus('f', at, at, (size_t)(left < CHUNK ? left : CHUNK), arguments[3], NULL);
+  }
+#endif
+}
+
+static cudaError_t launch(const char *function, const void *kernel, dim3 grid, void **arguments, cudaStream_t stream) {
   if (sticky) return fail(sticky);
   hold();
   struct stream *s = stream_of(stream);
@@ -1048,7 +1099,11 @@ static cudaError_t launch(const char *function, const void *kernel, void **argum
   if (f && f->sticky) add(s, (struct action){.at = submitted + 1, .error = f->error});   /* shows when the work is done */
   else if (f) error = f->error;
   if (!error) error = work(s, (struct node){WORK});
-  if (!error && !s->capture && name) fill(name, arguments);
+  if (!error && !s->capture && name) {
+    fill(name, arguments);
+    add_number(name, arguments);
+    add_number_to_each(name, arguments, grid.x);
+  }
   release();
   return error ? fail(error) : OK;
 }
@@ -1068,11 +1123,11 @@ cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, 
   return OK;
 }
 cudaError_t __cudaGetKernel(cudaKernel_t *k, const void *f) { *k = (cudaKernel_t)f; return OK; }
-cudaError_t cudaLaunchKernel(const void *f, dim3 g, dim3 b, void **a, size_t s, cudaStream_t st) { return launch(__func__, f, a, st); }
-cudaError_t __cudaLaunchKernel(cudaKernel_t k, dim3 g, dim3 b, void **a, size_t s, cudaStream_t st) { return launch("cudaLaunchKernel", k, a, st); }
-cudaError_t __cudaLaunchKernel_ptsz(cudaKernel_t k, dim3 g, dim3 b, void **a, size_t s, cudaStream_t st) { return launch("cudaLaunchKernel", k, a, st); }
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *f, void **a) { return launch("cudaLaunchKernel", f, a, c->stream); }
-cudaError_t cudaLaunchCooperativeKernel(const void *f, dim3 g, dim3 b, void **a, size_t s, cudaStream_t st) { return launch("cudaLaunchKernel", f, a, st); }
+cudaError_t cudaLaunchKernel(const void *f, dim3 g, dim3 b, void **a, size_t s, cudaStream_t st) { return launch(__func__, f, g, a, st); }
+cudaError_t __cudaLaunchKernel(cudaKernel_t k, dim3 g, dim3 b, void **a, size_t s, cudaStream_t st) { return launch("cudaLaunchKernel", k, g, a, st); }
+cudaError_t __cudaLaunchKernel_ptsz(cudaKernel_t k, dim3 g, dim3 b, void **a, size_t s, cudaStream_t st) { return launch("cudaLaunchKernel", k, g, a, st); }
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *f, void **a) { return launch("cudaLaunchKernel", f, c->gridDim, a, c->stream); }
+cudaError_t cudaLaunchCooperativeKernel(const void *f, dim3 g, dim3 b, void **a, size_t s, cudaStream_t st) { return launch("cudaLaunchKernel", f, g, a, st); }
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *a, const void *f) {
   memset(a, 0, sizeof *a);
   a->maxThreadsPerBlock = 1024;
@@ -1294,6 +1349,26 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *h, unsigned *count, struct pro
 }
 int nvmlDeviceGetComputeRunningProcesses(void *h, unsigned *count, struct process *found) { return nvmlDeviceGetComputeRunningProcesses_v3(h, count, found); }
 int nvmlDeviceGetComputeRunningProcesses_v2(void *h, unsigned *count, struct process *found) { return nvmlDeviceGetComputeRunningProcesses_v3(h, count, found); }
+struct memory_of_device { unsigned long long total, free, used; };
+int nvmlDeviceGetMemoryInfo(void *h, struct memory_of_device *m) {
+  int d = (int)(uintptr_t)h - 1;
+  if (d < 0 || d >= DEVICES) return NVML_NOT_SUPPORTED;
+  if (!settled) { hold(); settle(); release(); }
+  *m = (struct memory_of_device){is.memory, is.memory - taken(d), taken(d)};
+  return NVML_OK;
+}
+struct memory_of_device_v2 { unsigned version; unsigned long long total, reserved, free, used; };
+int nvmlDeviceGetMemoryInfo_v2(void *h, struct memory_of_device_v2 *m) {
+  struct memory_of_device first;
+  int error = nvmlDeviceGetMemoryInfo(h, &first);
+  if (!error) { m->total = first.total; m->reserved = 0; m->free = first.free; m->used = first.used; }
+  return error;
+}
+int nvmlDeviceGetUtilizationRates(void *h, unsigned *rates) { rates[0] = rates[1] = 0; return NVML_OK; }
+int nvmlDeviceGetTemperature(void *h, int sensor, unsigned *degrees) { *degrees = 40; return NVML_OK; }
+int nvmlDeviceGetPowerUsage(void *h, unsigned *milliwatts) { *milliwatts = 100000; return NVML_OK; }
+int nvmlDeviceGetClockInfo(void *h, int which, unsigned *mhz) { *mhz = 1980; return NVML_OK; }
+int nvmlDeviceGetName(void *h, char *name, unsigned size) { snprintf(name, size, "Emulated GPU"); return NVML_OK; }
 int nvmlSystemGetProcessName(unsigned pid, char *name, unsigned size) { snprintf(name, size, "python"); return NVML_OK; }
 int nvmlDeviceGetNvLinkRemoteDeviceType(void) { return NVML_NOT_SUPPORTED; }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void) { return NVML_NOT_SUPPORTED; }

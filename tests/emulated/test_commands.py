@@ -36,6 +36,17 @@ def test_without_a_cuda_build_of_torch_build_says_so(tmp_path: Path) -> None:
     assert text.startswith(f"{tmp_path} has no CUDA build of torch; --install makes it")
 
 
+def test_what_cannot_be_installed_is_to_be_skipped(tmp_path: Path) -> None:
+    """``.ci/run emulated`` passes then."""
+    code, text = said(str(HERE / "build.py"), "--install", folder=tmp_path)
+    assert (code, text) == (77, "skipped: PyTorch's CUDA build without a GPU: not installed: gcc, nm\n")
+
+
+def test_the_report_needs_a_torch(tmp_path: Path) -> None:
+    code, text = said(str(HERE / "all.py"), "--only", "recorder", folder=tmp_path)
+    assert (code, text) == (1, "no torch is installed: python tests/emulated/build.py --install\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [(("--set", "LATE"), "--set needs NAME=VALUE, not 'LATE'"), (("--torch",), "--torch needs a value")],

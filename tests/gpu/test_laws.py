@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -59,8 +60,9 @@ def test_the_observer_moves_nothing(name: str, arm: str) -> None:
     assert with_ampmem.allocs == without.allocs
     assert with_ampmem.frees == without.frees
     assert with_ampmem.rng == without.rng
-    # Kernels with atomics differ by themselves, and in bfloat16 by more.
-    assert with_ampmem.result == pytest.approx(without.result, rel=1e-3 if arm == "fp32" else 2e-2)
+    if "EMULATED_CUDA" not in os.environ:  # there nothing computes: losses are what lay in memory before
+        # Kernels with atomics differ by themselves, and in bfloat16 by more.
+        assert with_ampmem.result == pytest.approx(without.result, rel=1e-3 if arm == "fp32" else 2e-2)
 
 
 @pytest.mark.parametrize("implementation", ["foreach", "fused", "for-loop"])

@@ -78,6 +78,11 @@ def page_of(document: dict[str, Any]) -> str:
         every_run(rows),
         left_out(document["left_out"]),
     ]
+    return whole_page("ampmem: predictions beside published runs", parts)
+
+
+def whole_page(title: str, parts: Iterable[str]) -> str:
+    """A page in the style of ampmem's others; each heading of level 2 in ``parts`` begins a card, linked at the top."""
     first, *sections = "\n".join(parts).split("<h2>")
     titles = [section.partition("</h2>")[0] for section in sections]
     links = "".join(f'<a href="#{_anchor(title)}">{title}</a>' for title in titles)
@@ -90,7 +95,7 @@ def page_of(document: dict[str, Any]) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
-        "<title>ampmem: predictions beside published runs</title>",
+        f"<title>{text(title)}</title>",
         f"<style>\n{(FOLDER / 'page.css').read_text(encoding='utf-8')}{STYLE}</style>\n</head>\n<body>",
         f'<header class="bar"><div class="bar-inner">{BRAND}<nav aria-label="Sections">{links}</nav></div></header>',
         '<main id="main">',

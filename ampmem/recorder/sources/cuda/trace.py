@@ -17,6 +17,7 @@ from ampmem.recorder.sources.cuda.blocks import SeenBlocks
 
 _US = 1000
 _NEVER = 2**62
+_SNAPSHOT = "snapshot"
 
 
 class Counted(NamedTuple):
@@ -142,6 +143,8 @@ def timed(
         return entries
     when = np.array([entry.time_ns for entry in entries], dtype=np.int64)
     tag = np.array([each if each in stamps else 0 for each in tags], dtype=np.int64)
+    # A snapshot has an entry, too: one that ampmem takes within a mark is not something that the script did before it.
+    done = np.array([entry.action != _SNAPSHOT for entry in entries])
     ends = np.array([stamps.get(each, _NEVER) - 1 for each in tag.tolist()], dtype=np.int64)
     low = np.maximum.accumulate(np.maximum(tag, span[0]))
     high = np.minimum.accumulate(np.minimum(ends, span[1])[::-1])[::-1].copy()
@@ -151,7 +154,10 @@ def timed(
         near = np.searchsorted(_clamped(when, low, high), mark.time_ns, side="left")
         places = places[places >= first]
         first = int(places[np.argmin(np.abs(places - near))])
-        before = mark.time_ns if (tag[:first] == mark.since_ns).any() else mark.since_ns or mark.time_ns
+        # Also where the profiler is taken to have seen one of them before: the wrong one of two uses of an address.
+        high[first:] = np.maximum(high[first:], mark.time_ns)
+        tagged = (done[:first] & (tag[:first] == mark.since_ns)).any()
+        before = mark.time_ns if tagged else mark.since_ns or mark.time_ns
         high[:first] = np.minimum(high[:first], before - 1)
         low[first:] = np.maximum(low[first:], mark.time_ns)
     for entry, time in zip(entries, _clamped(when, low, high).tolist(), strict=True):
