@@ -77,7 +77,13 @@ def _checked(run: TrainingRun) -> dict[str, Finding]:
     """What the checks find in ``run``, by code."""
     of_steps = CHECKS if trains(run.recording) else OF_INFERENCE
     checks = (out_of_memory.check, residual.check, *(of_steps if run.steps else ()))
-    return {finding.code: finding for check in checks if (finding := check(run)) is not None}
+    found = (check(run) for check in checks)
+    return {finding.code: finding for finding in found if finding is not None and _worth_a_line(run, finding)}
+
+
+def _worth_a_line(run: TrainingRun, finding: Finding) -> bool:
+    """Whether ``finding`` is notable by its size; a warning is at any size, since something is wrong."""
+    return finding.severity == "warning" or finding.bytes is None or run.notable(finding.bytes)
 
 
 def _at_failure(found: Mapping[str, Finding], then: Mapping[str, Finding], *, ended: bool) -> dict[str, Finding]:

@@ -13,7 +13,7 @@ from build import ARM, RUN, Story, small_run
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.findings import CHECKS, OF_INFERENCE, Finding, findings
 from ampmem.analysis.findings.base import TrainingRun, own_frame
-from ampmem.analysis.findings.precision import fp32_activations
+from ampmem.analysis.findings.precision import amp_saves, fp32_activations
 from ampmem.analysis.fit.break_even import break_even, first_saving
 from ampmem.events import OTHER_THREADS, Action, ArmRecord, Fact, Phase, Recording
 from ampmem.names import shape_text
@@ -35,6 +35,7 @@ def run(
     low: str = "bfloat16",
     copy: int = 2000,
     activation: int = 4000,
+    copy_uses: int = 1,
     skipped: bool = False,
 ) -> Story:
     """Steps of a model with one parameter, one cast copy of it and one activation."""
@@ -44,7 +45,10 @@ def run(
         story.enter(Phase.FORWARD)
         story.alloc(0x2000, copy, op="aten::_to_copy")
         story.fact(Fact.CAST_COPY, 0x2000, "weight")
-        story.fact(Fact.SAVED, 0x2000, "aten::mm", dtype=low)
+        for _ in range(copy_uses):
+            story.fact(Fact.SAVED, 0x2000, "aten::mm", dtype=low)
+        if copy_uses > 1:
+            story.fact(Fact.CACHED, 0x2000)
         story.alloc(0x3000, activation, op="aten::mm")
         story.fact(Fact.SAVED, 0x3000, "aten::relu", dtype=low)
         story.enter(Phase.BACKWARD)
@@ -88,18 +92,27 @@ def test_amp_saves_or_does_not() -> None:
     saves = told(with_batch(run(Story()).recording(), 8))["amp-saves"]
     assert (saves.bytes, saves.severity) == (4000 - 2000, "info")
     assert "batch size 5 on" in saves.message  # 8 * 2000 / 4000 is 4, where it is even
-    costs = told(with_batch(run(Story(), activation=1000).recording(), 8))["amp-saves-nothing"]
-    assert (costs.bytes, costs.severity) == (2000 - 1000, "info")  # the peak is in backward
-    assert costs.change.startswith("batch_size >= 17")
+    costs = told(with_batch(run(Story(), activation=800).recording(), 8))["amp-saves-nothing"]
+    assert (costs.bytes, costs.severity) == (2000 - 800, "info")  # the peak is in backward
+    assert costs.change.startswith("batch_size >= 21")
     even = told(run(Story(), activation=2000).recording())["amp-saves-nothing"]
     assert even.bytes is None  # as much as, and no batch size known
     assert "batch size" not in even.message
     # Where no DataLoader made the batch, the first dimension may count tokens.
-    recording = with_batch(run(Story(), activation=1000).recording(), 8)
+    recording = with_batch(run(Story(), activation=800).recording(), 8)
     steps = tuple(replace(step, batch_loaded=False) for step in recording.steps)
     unknown = told(replace(recording, steps=steps))["amp-saves-nothing"]
-    assert "more than 2 times as large as here" in unknown.message
+    assert "more than 2.5 times as large as here" in unknown.message
     assert "batch" not in unknown.message and "batch_size" not in unknown.change
+    evaluates = run(Story(), activation=800)
+    evaluates.begin(3)
+    evaluates.enter(Phase.EVALUATION)
+    evaluates.alloc(0x5000, 20_000)
+    evaluates.free(0x5000)
+    evaluates.end()
+    there = told(with_batch(evaluates.recording(), 8))["amp-saves-nothing"]
+    assert (there.severity, there.change) == ("info", amp_saves.IN_EVALUATION)
+    assert "batch size" not in there.message
 
 
 def test_nothing_in_low_precision_never_pays() -> None:
@@ -235,6 +248,26 @@ def test_what_is_wrong_comes_before_what_could_be_better() -> None:
 
 def test_a_small_run_has_nothing_to_tell() -> None:
     assert told(small_run().recording()) == {}
+
+
+@pytest.mark.parametrize(
+    ("copy", "rest", "shown"), [(1024, 0, True), (1023, 0, False), (2000, 380_000, True), (2000, 400_000, False)]
+)
+def test_a_finding_is_shown_from_a_kibibyte_and_half_a_percent_of_the_peak_on(copy: int, rest: int, shown: bool) -> None:
+    """Whatever the finding; a warning is shown at any size, since it says that something is wrong."""
+    story = Story()
+    story.parameter(0x9000, "rest", rest // 4)
+    recording = run(story, copy=copy, activation=4, copy_uses=2).recording()
+    assert ("cache-off-costs" in told(recording)) == shown
+    outlives = run(Story(), copy=copy)
+    outlives.begin(3)
+    outlives.alloc(0x5000, 1, op="aten::_to_copy")
+    outlives.fact(Fact.CAST_COPY, 0x5000, "weight")
+    outlives.end()
+    outlives.begin(4)
+    outlives.enter(Phase.FORWARD)
+    outlives.end()
+    assert told(outlives.recording())["copies-survive"].bytes == 1
 
 
 # -- single findings --------------------------------------------------------------------------
