@@ -253,7 +253,9 @@ def test_a_small_run_has_nothing_to_tell() -> None:
 @pytest.mark.parametrize(
     ("copy", "rest", "shown"), [(1024, 0, True), (1023, 0, False), (2000, 380_000, True), (2000, 400_000, False)]
 )
-def test_a_finding_is_shown_from_a_kibibyte_and_half_a_percent_of_the_peak_on(copy: int, rest: int, shown: bool) -> None:
+def test_a_finding_is_shown_from_a_kibibyte_and_half_a_percent_of_the_peak_on(
+    copy: int, rest: int, shown: bool
+) -> None:
     """Whatever the finding; a warning is shown at any size, since it says that something is wrong."""
     story = Story()
     story.parameter(0x9000, "rest", rest // 4)
