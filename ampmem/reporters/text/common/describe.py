@@ -124,5 +124,6 @@ def conserved(summary: Summary) -> str:
     if reserved is not None:
         words.append(f"of reserved memory {format_bytes(reserved)}")
     if conservation.other_threads_bytes:
-        words.append(f"other threads held up to {format_bytes(conservation.other_threads_bytes)}")
+        most = format_bytes(conservation.other_threads_bytes)
+        words.append(f"other threads, which are not recorded, held up to {most} at once (in other)")
     return ", ".join(words)
