@@ -16,6 +16,8 @@ from ampmem.names import shape_of
 
 LARGEST = 50
 """How many a summary lists."""
+HELD_BY = "held by "
+"""What the name begins with of an activation that no op saved and a variable holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +25,7 @@ class LargeAllocation:
     """One allocation; ``None`` where nothing is known. ``stack`` is ``file:line function``, outermost first.
 
     ``name`` is that of the parameter or the like; of an activation that no op saved, the variable that holds it and
-    where that got its value, where one was seen: ``h of train.py:12 (in forward)``.
+    where that got its value, where one was seen: ``held by h of train.py:12 (in forward)``.
 
     ``shape`` is that of a tensor that fills the allocation to the byte.
     """
@@ -73,17 +75,19 @@ def largest(
 
 
 def _holders(history: MemoryHistory) -> dict[int, str]:
-    """The variable of the script that holds each activation that no op saved: ``h of train.py:12 (in forward)``."""
+    """The variable that holds each activation that no op saved: ``held by h of train.py:12 (in forward)``."""
     facts, texts = history.facts, history.recording.texts
     saved = np.isin(facts.fact, (Fact.SAVED, Fact.RECOMPUTED))
     unsaved = history.classes.of(Category.ACTIVATIONS)
     unsaved[facts.allocation[saved]] = False
     found: dict[int, str] = {}
-    for row in np.flatnonzero((facts.fact == Fact.VARIABLE) & unsaved[facts.allocation]).tolist():  # the last look counts
+    for row in np.flatnonzero(
+        (facts.fact == Fact.VARIABLE) & unsaved[facts.allocation]
+    ).tolist():  # the last look counts
         place, _, function = texts[facts.module[row]].rpartition(" ")
         inside = function.rpartition("<locals>.")[2]
         where = place.replace("\\", "/").rpartition("/")[2].removesuffix(":0")
-        found[int(facts.allocation[row])] = f"{texts[facts.name[row]]} of {where}" + (
+        found[int(facts.allocation[row])] = f"{HELD_BY}{texts[facts.name[row]]} of {where}" + (
             "" if inside.startswith("<") else f" (in {inside})"
         )
     return found

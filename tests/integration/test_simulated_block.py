@@ -132,7 +132,7 @@ def test_code_compiled_in_a_block_stops_in_it_alone() -> None:
 
 @pytest.mark.parametrize("way", ["model", "whole", "in place", "step"])
 def test_what_the_backend_eager_compiles_runs_as_it_is(way: str) -> None:
-    """That backend makes no kernels: the same bytes are alive at the peak, and a note says that nothing was compiled."""
+    """That backend makes no kernels: the peak has the same bytes, and a note says that nothing was compiled."""
 
     def peak(compiled: bool) -> tuple[int, list[str]]:
         with ampmem.profile(device="sim") as profile:

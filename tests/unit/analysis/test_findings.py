@@ -15,9 +15,13 @@ from ampmem.analysis.findings import CHECKS, OF_INFERENCE, Finding, findings
 from ampmem.analysis.findings.base import TrainingRun, own_frame
 from ampmem.analysis.findings.precision import amp_saves, fp32_activations
 from ampmem.analysis.fit.break_even import break_even, first_saving
+from ampmem.analysis.summary import summarize
 from ampmem.events import OTHER_THREADS, Action, ArmRecord, Fact, Phase, Recording
 from ampmem.names import shape_text
+from ampmem.reporters.base import Report
+from ampmem.reporters.text.details import Detail
 from ampmem.reporters.text.sections.findings import change_of
+from ampmem.reporters.text.table import TableReporter
 from ampmem.vocabulary import SourceKind
 
 MIB = 1 << 20
@@ -528,8 +532,8 @@ def test_only_a_softmax_before_a_product_of_batches_is_taken_for_attention(op: s
     assert found.off_peak == (5000 if attention else None)
 
 
-def held_outputs(*variables: tuple[int, str]) -> Finding:
-    """Of a step with outputs of 4000 and 6000 bytes that live through its backward, and the variables of each."""
+def with_held_outputs(*variables: tuple[int, str]) -> Recording:
+    """A step with outputs of 4000 and 6000 bytes that live through its backward, and the variables of each."""
     story = Story()
     story.parameter(0x1000, "weight", 10)
     for step in range(2):
@@ -547,7 +551,7 @@ def held_outputs(*variables: tuple[int, str]) -> Finding:
         story.enter(Phase.BETWEEN)
         story.end()
         story.free(0x2000, 0x3000)
-    return told(story.recording(arm=FP32))["outputs-kept"]
+    return story.recording(arm=FP32)
 
 
 @pytest.mark.parametrize(
@@ -572,10 +576,20 @@ def held_outputs(*variables: tuple[int, str]) -> Finding:
 def test_outputs_that_variables_hold(
     variables: list[tuple[int, str]], held_by: str, change: str, off_peak: int
 ) -> None:
-    found = held_outputs(*variables)
+    found = told(with_held_outputs(*variables))["outputs-kept"]
     assert found.message.endswith(f"they are held by {held_by}.")
     assert found.change.startswith(change)
     assert found.off_peak == off_peak
+
+
+def test_an_activation_that_no_op_saved_is_told_with_the_variable_that_holds_it() -> None:
+    summary = summarize(with_held_outputs((0x3000, "out.b")))
+    assert [(each.bytes, each.name) for each in summary.top if each.category == "activations"] == [
+        (6000, "held by out.b of train.py:42 (in train)"),
+        (4000, None),
+    ]
+    said = TableReporter(details=frozenset({Detail.LARGEST})).render([Report(title="", summary=summary, notes=())])
+    assert "held by out.b of train.py:42 (in train)" in said and "saved for" not in said
 
 
 SCORES = (2, 4, 16, 16)

@@ -32,7 +32,7 @@ def arm_in_words(arm: ArmSummary, source: SourceKind) -> str:
 
 
 def describe_allocator(allocator: AllocatorRecord) -> str:
-    """How the caching allocator was set and used: ``PYTORCH_ALLOC_CONF=max_split_size_mb:64, memory of 2 streams``.
+    """How the caching allocator was set and used: ``PYTORCH_ALLOC_CONF=max_split_size_mb:64, allocated on 2 streams``.
 
     Other streams may use that memory, too: these are the streams for which it was allocated.
     """
@@ -42,7 +42,7 @@ def describe_allocator(allocator: AllocatorRecord) -> str:
         words = ["settings not known"]
     if allocator.expandable_segments and "expandable_segments" not in allocator.settings:
         words.append("expandable segments")
-    words.append(f"memory of {counted(allocator.streams, 'stream')}")
+    words.append(f"allocated on {counted(allocator.streams, 'stream')}")
     if allocator.private_pools:
         words.append(counted(allocator.private_pools, "private pool"))
     return ", ".join(words)
