@@ -31,7 +31,7 @@ EAGER = "eager"
 """The backend of torch.compile that makes no kernels: it runs what was compiled op by op, as without it."""
 
 
-def on_call(called: Callable[[str], None]) -> Callable[[], None]:
+def on_call(called: Callable[[str], object]) -> Callable[[], None]:
     """Let ``called`` be called where code would be compiled, which then runs as it is; returns what undoes it.
 
     It is given the name of the backend that would compile it, empty where that is not known.
@@ -54,7 +54,7 @@ def on_call(called: Callable[[str], None]) -> Callable[[], None]:
     return patch(eval_frame, "_callback_from_stance", wrap)
 
 
-def run_uncompiled(called: Callable[[str], None]) -> Callable[[], None]:
+def run_uncompiled(called: Callable[[str], object]) -> Callable[[], None]:
     """Let code that is compiled run as it is, and ``called`` be called each time; returns what undoes it.
 
     The stance "force_eager" is torch's own word for it, since 2.6: with any other, code that is to be compiled whole
