@@ -130,33 +130,6 @@ def test_code_compiled_in_a_block_stops_in_it_alone() -> None:
     assert compiled(torch.ones(1)) == inside(torch.ones(1)) == 2
 
 
-@pytest.mark.parametrize("way", ["model", "whole", "in place", "step"])
-def test_what_the_backend_eager_compiles_runs_as_it_is(way: str) -> None:
-    """That backend makes no kernels: the peak has the same bytes, and a note says that nothing was compiled."""
-
-    def peak(compiled: bool) -> tuple[int, list[str]]:
-        with ampmem.profile(device="sim") as profile:
-            model = nn.Linear(8, 4).cuda()
-            run = lambda batch: model(batch).square().mean()  # noqa: E731
-            if compiled and way in ("model", "whole"):
-                model = torch.compile(model, backend="eager", fullgraph=way == "whole")
-            elif compiled and way == "in place":
-                model.compile(backend="eager")
-            elif compiled:
-                run = torch.compile(run, backend="eager")
-            optimizer = torch.optim.Adam(model.parameters())
-            for _ in range(2):
-                run(torch.ones(16, 8, device="cuda")).backward()
-                optimizer.step()
-        summary = profile.summary()
-        assert len(summary.steps) == 2
-        return summary.peak.bytes, [note for note in summary.notes if "compiled" in note]
-
-    plain, nothing = peak(False)
-    assert nothing == []
-    assert peak(True) == (plain, ['code compiled with backend="eager" ran uncompiled: that backend makes no kernels'])
-
-
 def doubled(x: torch.Tensor) -> torch.Tensor:
     return x * torch.tensor(2.0)
 

@@ -27,10 +27,6 @@ def load() -> None:
     torch.jit._builtins._get_builtin_table()
 
 
-EAGER = "eager"
-"""The backend of torch.compile that makes no kernels: it runs what was compiled op by op, as without it."""
-
-
 def on_call(called: Callable[[str], object]) -> Callable[[], None]:
     """Let ``called`` be called where code would be compiled, which then runs as it is; returns what undoes it.
 
@@ -45,8 +41,8 @@ def on_call(called: Callable[[str], object]) -> Callable[[], None]:
         def callback_from_stance(callback: Any) -> Any:
             if callback in (None, False):  # nothing was to be compiled
                 return original(callback)
-            backend = eval_frame.innermost_backend(callback)  # torch.compile's own have a compiler_name
-            called(str(getattr(backend, "compiler_name", getattr(backend, "__name__", ""))))
+            backend = eval_frame.innermost_backend(callback)
+            called(str(getattr(backend, "compiler_name", getattr(backend, "__name__", "of dynamo"))))
             return None
 
         return callback_from_stance

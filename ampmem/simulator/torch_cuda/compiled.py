@@ -13,7 +13,7 @@ import torch
 from ampmem.patching import passed_over, replace_all
 from ampmem.simulator.assumed import Assumed
 from ampmem.simulator.device import SimulatedDevice
-from ampmem.simulator.private.compiled import CALL, EAGER, on_call, run_uncompiled
+from ampmem.simulator.private.compiled import CALL, on_call, run_uncompiled
 from ampmem.simulator.where import stop
 
 _STOPS = (
@@ -21,9 +21,8 @@ _STOPS = (
     "plain run needs"
 )
 _INDUCTOR = "the kernels that torch.compile makes for a GPU, and there is none"
-_OTHER = 'the backend "{}", which does not run on a simulated GPU and may keep other results for backward'
+_OTHER = 'the backend "{}", which does not run on a simulated GPU'
 _DEFAULT = "inductor"
-_EAGER = f'code compiled with backend="{EAGER}" ran uncompiled: that backend makes no kernels'
 _UNCOMPILED = (
     "compiled code, which ran uncompiled, as {} says; a compiled run has other numbers, and keeps "
     "less as a rule, since pointwise operations are fused and some results computed again in backward"
@@ -39,16 +38,9 @@ def install(device: SimulatedDevice, assumed: Assumed) -> Callable[[], None]:
             undo.callback(run_uncompiled(lambda _: device.leave_out(uncompiled)))
             undo.callback(replace_all((torch,), {"compile": _without_inductor(torch.compile)}))
         else:
-            undo.callback(on_call(lambda backend: _passed(device, backend) or _refuse(backend, advice)))
+            undo.callback(on_call(lambda backend: _refuse(backend, advice)))
             undo.callback(replace_all((torch,), {"compile": _stopping(torch.compile, advice)}))
         return undo.pop_all().close
-
-
-def _passed(device: SimulatedDevice, backend: str) -> bool:
-    """Whether what ``backend`` compiled allocates what it does uncompiled, as is noted then."""
-    if backend == EAGER:
-        device.assume(_EAGER)
-    return backend == EAGER
 
 
 def _refuse(backend: Any, advice: str) -> NoReturn:
@@ -78,8 +70,6 @@ def _stopping(original: Callable[..., Any], advice: str) -> Callable[..., Any]:
             return functools.partial(compile, **options)
         if options.get("disable") or os.environ.get("TORCHDYNAMO_DISABLE") == "1":
             return model
-        if options.get("backend") == EAGER:  # as a whole it would have to be compiled, and nothing is
-            return original(model, **options | {"fullgraph": False})
         if isinstance(model, torch.nn.Module):
             _refuse(options.get("backend"), advice)
         if isinstance(model, type):  # torch compiles its calls, and gives it back
