@@ -8,10 +8,12 @@ recorder's mode and the simulated device's both do that.
 
 from __future__ import annotations
 
+import dis
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -33,8 +35,9 @@ _INSIDE = (*RECORDING_CODE, *(f"{torch.__path__[0]}{folder}/_" for folder in (""
 class InPlaceAdditions:
     """Chooses between an addition and its in-place twin.
 
-    The op is replaced only where nobody can need the product any longer, as is known of torch's own modules. Of others
-    that call these functions ``remark`` is told, since a result may be there twice.
+    The op is replaced only where nobody can need the product any longer: in torch's own modules, and where the line of
+    the script that runs calls one of these functions by its name, so that no addition of the line's own is meant. Of
+    others that may call them ``remark`` is told, since a result may be there twice.
     """
 
     def __init__(self, last: Any, remark: Callable[[str], None]) -> None:
@@ -68,18 +71,39 @@ class InPlaceAdditions:
             frame = frame.f_back
         if frame is None:
             return func
-        if frame.f_code.co_filename in _CALLERS:
+        if frame.f_code.co_filename in _CALLERS or _called(frame.f_code, frame.f_lasti) in _NAMES:
             return aten.add_.Tensor
         if _NAMES & set(frame.f_code.co_names):
             self._remark(
-                f"linear or scaled_dot_product_attention, called as a function at {script_line()}, may add a bias or a "
-                "mask out of place while ampmem watches: its result is there twice for a moment"
+                f"linear or scaled_dot_product_attention, called by another name at {script_line()}, may add a bias or "
+                "a mask out of place while ampmem watches: its result is there twice for a moment; call it by its name"
             )
         return func
 
     def after(self, func: Any, result: Any) -> None:
         """``func`` has returned ``result``."""
         self._product = id(result) if func in self._products else 0
+
+
+@functools.lru_cache(maxsize=1024)
+def _called(code: CodeType, instruction: int) -> str:
+    """The last name of what ``code`` calls at ``instruction``; empty where it calls nothing, or positions are not kept.
+
+    What is called begins where its call begins, and ends before it.
+    """
+    found = [each for each in dis.get_instructions(code) if each.offset <= instruction]  # it may be an inline cache
+    call = found[-1].positions if found and "CALL" in found[-1].opname else None
+    if call is None or None in call:
+        return ""
+    best, name = (0, 0), ""
+    for each in found:
+        at = each.positions
+        if at is None or None in at or at[::2] != call[::2] or not each.opname.startswith("LOAD_"):
+            continue
+        end = (at.end_lineno or 0, at.end_col_offset or 0)
+        if best < end < (call.end_lineno or 0, call.end_col_offset or 0):
+            best, name = end, str(each.argval)
+    return name
 
 
 def _fits(product: Any, added: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,16 +12,21 @@ from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import Mask
 from ampmem.analysis.timeline.tensors import Tensors
-from ampmem.events import OTHER_THREADS
+from ampmem.events import OTHER_THREADS, Fact
 from ampmem.names import shape_of
 
 LARGEST = 50
 """How many a summary lists."""
+HELD_BY = "held by "
+"""What the name begins with of an activation that no op saved and a variable holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargeAllocation:
     """One allocation; ``None`` where nothing is known. ``stack`` is ``file:line function``, outermost first.
+
+    ``name`` is that of the parameter or the like; of an activation that no op saved, the variable that holds it and
+    where that got its value, where one was seen: ``held by h of train.py:12 (in forward)``.
 
     ``shape`` is that of a tensor that fills the allocation to the byte.
     """
@@ -65,16 +71,36 @@ def largest(
     """The ``limit`` largest allocations alive at ``position``, or ``among`` these; of equal ones the oldest first."""
     alive = np.flatnonzero(history.lifetimes.alive_at(position) if among is None else among)
     order = np.argsort(-history.lifetimes.bytes[alive], kind="stable")
-    return tuple(_describe(history, tensors, int(index)) for index in alive[order[:limit]])
+    holders = _holders(history)
+    return tuple(_describe(history, tensors, int(index), holders) for index in alive[order[:limit]])
 
 
-def _describe(history: MemoryHistory, tensors: Tensors, index: int) -> LargeAllocation:
+def _holders(history: MemoryHistory) -> dict[int, str]:
+    """The variable that holds each activation that no op saved: ``held by h of train.py:12 (in forward)``."""
+    facts, texts = history.facts, history.recording.texts
+    saved = np.isin(facts.fact, (Fact.SAVED, Fact.RECOMPUTED))
+    unsaved = history.classes.of(Category.ACTIVATIONS)
+    unsaved[facts.allocation[saved]] = False
+    found: dict[int, str] = {}
+    for row in np.flatnonzero(
+        (facts.fact == Fact.VARIABLE) & unsaved[facts.allocation]
+    ).tolist():  # the last look counts
+        place, _, function = texts[facts.module[row]].rpartition(" ")
+        inside = function.rpartition("<locals>.")[2]
+        where = place.replace("\\", "/").rpartition("/")[2].removesuffix(":0")
+        found[int(facts.allocation[row])] = f"{HELD_BY}{texts[facts.name[row]]} of {where}" + (
+            "" if inside.startswith("<") else f" (in {inside})"
+        )
+    return found
+
+
+def _describe(history: MemoryHistory, tensors: Tensors, index: int, holders: Mapping[int, str]) -> LargeAllocation:
     lifetimes, classes, texts = history.lifetimes, history.classes, history.recording.texts
     module = texts[lifetimes.module[index]] or texts[classes.module[index]]
     return LargeAllocation(
         bytes=int(lifetimes.bytes[index]),
         category=CATEGORIES[classes.category[index]],
-        name=texts[classes.name[index]] or None,
+        name=holders.get(index) or texts[classes.name[index]] or None,
         module=module or None,
         op=texts[lifetimes.op[index]] or None,
         stack=tuple(line for line in texts[lifetimes.stack[index]].split("\n") if line),

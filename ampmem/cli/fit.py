@@ -94,7 +94,8 @@ def fit(
 
     The argument is whatever sets the size. --batch-size=1:64 is passed on as --batch-size=8,
     "--batch-size 1:64" as two arguments, batch_size=1:64 as batch_size=8, and 1:64 as 8, a positional argument.
-    Without HIGH (1:) the value is doubled until it does not fit. Ctrl-C prints the runs that have ended.
+    Without HIGH (1:) the value grows until it does not fit, to at most 65,536 times LOW. Ctrl-C prints the runs
+    that have ended.
 
     \b
     ampmem fit --gpu h100 train.py --vary --batch-size=1:512

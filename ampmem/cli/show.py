@@ -12,13 +12,14 @@ import click
 from ampmem.allocator.settings import parse_settings
 from ampmem.allocator.trace import WhatIf, trace_of_events, what_if
 from ampmem.analysis.comparison.compare import compare, distinct
+from ampmem.analysis.json.schema import one_or_several
 from ampmem.analysis.ranks.arms import Jobs, merge_all
 from ampmem.analysis.ranks.jobs import are_ranks
-from ampmem.analysis.ranks.ranks import ranks_schema
+from ampmem.analysis.ranks.ranks import Ranks, ranks_schema
 from ampmem.analysis.ranks.reading import ranks_beside, read_runs
 from ampmem.analysis.ranks.runs import RankRun, rank_run
 from ampmem.analysis.soundness import faults, soundness
-from ampmem.analysis.summary import summary_schema
+from ampmem.analysis.summary import Summary, summary_schema
 from ampmem.cli.options.schema import schema_option
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.recording import rank_of, rank_pattern, read, without_journals
@@ -46,7 +47,7 @@ def _detail_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command("show", short_help="Print recordings as tables, or as JSON.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON; several files give an array.")
-@schema_option(summary_schema)
+@schema_option(lambda: one_or_several(Summary, summary_schema()))
 @click.option(
     "--ranks",
     "as_ranks",
@@ -54,7 +55,7 @@ def _detail_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Print the merged view of a job's ranks and nothing else, of one rank too; with --json as JSON, an array "
     "where there are several precisions.",
 )
-@schema_option(ranks_schema, "--ranks-schema", of="--ranks --json")
+@schema_option(lambda: one_or_several(Ranks, ranks_schema()), "--ranks-schema", of="--ranks --json")
 @_detail_options
 @click.option("--all", "everything", is_flag=True, help="Add all of these.")
 @click.option("--steps", "all_steps", is_flag=True, help="Break every step down, not only the last one.")

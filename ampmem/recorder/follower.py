@@ -20,7 +20,7 @@ from ampmem.recorder.marker import Marker
 from ampmem.recorder.models.holders import Holders
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.variables import Variables
-from ampmem.recorder.outcome import Outcome
+from ampmem.recorder.outcome import IN_PLACE, Outcome
 from ampmem.recorder.rounds import Optimizers
 from ampmem.recorder.sources.cuda.late import LateNumber
 from ampmem.recorder.steering import depth
@@ -185,6 +185,12 @@ class Follower:
         """A model of this class runs forward on a thread that is not recorded."""
         self._outcome.other_thread = model
         self._note(warning(_RAN_ELSEWHERE.format(model=model)))
+
+    def compiled_in_place(self, model: str) -> None:
+        """A model of this class runs that ``model.compile()`` compiled in its place: no hook sees its forward."""
+        if self._outcome.in_place is None:
+            self._outcome.in_place = model
+            self._note(warning(IN_PLACE.format(model=model)))
 
     def batch_seen(self, size: int) -> None:
         """The outermost module is fed tensors whose first dimension is ``size``."""

@@ -9,6 +9,11 @@ from ampmem.failure import FailureRecord
 from ampmem.recorder.marker import FORMS, Marker
 from ampmem.vocabulary import StepOn
 
+IN_PLACE = (
+    "{model} was compiled in its place (model.compile()), and the forward of such a model is not seen; write "
+    "model = torch.compile(model)"
+)
+
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
@@ -33,6 +38,8 @@ class Outcome:
     """Where another function of that name has run."""
     other_thread: str | None = None
     """The class of a model that ran forward on another thread than the recorded one."""
+    in_place: str | None = None
+    """The class of a model that ``model.compile()`` compiled in its place."""
     steps: int = 0
     """Steps that have ended, those that were skipped too."""
     first_step: int = 0
@@ -92,6 +99,8 @@ class Outcome:
                 f"no model was seen on the recorded thread: {self.other_thread} ran forward on another one. ampmem "
                 "records the thread on which it starts: use ampmem.profile() in the thread that trains"
             )
+        if not self.model and self.in_place is not None:
+            return f"no model was seen: {IN_PLACE.format(model=self.in_place)}"
         if not self.model:
             return "no model was seen: ampmem follows torch.nn.Module forwards, and none with parameters ran"
         if self.backwards == 0 and self.step_on in (StepOn.FOUND, StepOn.OPTIMIZER, StepOn.BACKWARD):

@@ -10,9 +10,7 @@ _FINITE = ("was answered no at ", "trainer.py")
 """transformers' Trainer asks whether the loss is a number."""
 
 _WORKSPACES = ("cuDNN's workspaces in convolutions",)
-_MASKS = ("may add a bias or a mask out of place",)
-"""The plain attention of FP32, which the library calls as a function."""
-_TAKEN = {"vit": _WORKSPACES, "whisper": _WORKSPACES, "llama": _MASKS, "qwen": _MASKS}
+_TAKEN = {"vit": _WORKSPACES, "whisper": _WORKSPACES}
 
 PROGRAMS = (
     *(

@@ -121,6 +121,14 @@ class Functions(nn.Module):
         return nn.functional.linear(x, self.layer.weight, self.layer.bias) + (x @ self.layer.weight.t())
 
 
+class Renamed(Functions):
+    """The same by another name, which does not say what is called."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        function = nn.functional.linear
+        return function(x.transpose(0, 1), self.layer.weight, self.layer.bias)
+
+
 class Masked(nn.Module):
     """Attention with a mask that is computed op by op, since it has dropout."""
 
@@ -136,11 +144,15 @@ def encoder() -> nn.Module:
     return nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
 
 
-@pytest.mark.parametrize(("make", "autocast"), [(Tagger, False), (encoder, False), (Masked, True), (Functions, False)])
+@pytest.mark.parametrize(
+    ("make", "autocast"),
+    [(Tagger, False), (encoder, False), (Masked, True), (Functions, False), (Renamed, False)],
+)
 def test_what_torch_adds_in_place_is_added_in_place(make: Callable[[], nn.Module], autocast: bool) -> None:
     """``at::linear`` adds a bias into the product, and attention its mask, but not while a dispatch mode is active.
 
-    Where the script calls such a function itself, the op is let be: its result is there twice, which a note says.
+    Where the script calls such a function by a name of its own, the op is let be: its result is there twice, which a
+    note says.
     """
     batch, time, steps = 4, 16, 2
 
@@ -159,8 +171,8 @@ def test_what_torch_adds_in_place_is_added_in_place(make: Callable[[], nn.Module
 
     without, (with_ampmem, recording) = plain(run), observed(run)
     said = [note for note in recording.notes if "its result is there twice for a moment" in note]
-    assert len(said) == (make is Functions)
-    extra = Counter({batch * time * 24 * 4: steps} if make is Functions else {})
+    assert len(said) == (make is Renamed)
+    extra = Counter({batch * time * 24 * 4: steps} if make is Renamed else {})
     assert Counter(with_ampmem.allocs) - Counter(without.allocs) == extra
     assert Counter(with_ampmem.frees) - Counter(without.frees) == extra
     assert not Counter(without.allocs) - Counter(with_ampmem.allocs)
@@ -328,6 +340,28 @@ def test_compiled_model() -> None:
     without, with_ampmem = both(run)
     assert with_ampmem.result == without.result
     assert with_ampmem.rng == without.rng
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")
+@pytest.mark.parametrize("another", [False, True], ids=["alone", "beside another model"])
+def test_a_model_that_is_compiled_in_its_place_is_said_to_be_unseen(another: bool) -> None:
+    """As the reason where it is the only model, and as a note where another one is seen."""
+    torch._dynamo.reset()
+    told = (
+        "Sequential was compiled in its place (model.compile()), and the forward of such a model is not seen; write "
+        "model = torch.compile(model)"
+    )
+    model = small_model()
+    model.compile(backend="eager")
+    with nullcontext() if another else pytest.warns(RuntimeWarning) as said, ampmem.profile() as profile:
+        for _ in range(2):
+            model(torch.ones(2, 32)).sum().backward()
+        if another:
+            run_steps(small_model)
+    if said is None:
+        assert [note for note in profile.summary().warnings if "compiled" in note] == [told]
+    else:
+        assert [str(each.message) for each in said] == [f"ampmem: no model was seen: {told}"]
 
 
 # -- what the script may do to the session ----------------------------------------------------

@@ -122,9 +122,9 @@ def test_nothing_of_it_is_left_in_torch() -> None:
 
 
 def test_code_compiled_in_a_block_stops_in_it_alone() -> None:
-    compiled = torch.compile(lambda value: value + 1, backend="eager")
+    compiled = torch.compile(lambda value: value + 1, backend="aot_eager")
     with pytest.warns(RuntimeWarning, match="no model was seen"), ampmem.profile(device="sim"):
-        inside = torch.compile(lambda value: value + 1, backend="eager")
+        inside = torch.compile(lambda value: value + 1, backend="aot_eager")
         for each in (compiled, inside):
             with pytest.raises(
                 NotSimulated, match=rf'{Path(__file__).name}:.*; assume=\["compile=eager"\] runs it uncompiled'

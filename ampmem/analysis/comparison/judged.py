@@ -129,6 +129,8 @@ def _change(mine: _Run) -> str:
             "none in the precision: the peak is in the optimizer's update, and only activations larger than what that "
             "takes would move it"
         )
+    if mine.step.peak.phase == "evaluation":
+        return "none in the training batch: the peak is in evaluation, where nothing is kept for backward"
     if mine.break_even is not None and math.isfinite(mine.break_even):
         larger = f"batch_size >= {math.floor(mine.break_even) + 1}, from where on it saves at the end of forward"
     else:

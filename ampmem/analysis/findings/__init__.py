@@ -86,8 +86,13 @@ def _checked(run: TrainingRun) -> dict[str, Finding]:
     of_steps = CHECKS if trains(run.recording) else OF_INFERENCE
     if not run.steps:
         of_steps = OF_A_FAILURE if run.at_failure and trains(run.recording) else ()
-    checks = (out_of_memory.check, residual.check, *of_steps)
-    return {finding.code: finding for check in checks if (finding := check(run)) is not None}
+    found = (check(run) for check in (out_of_memory.check, residual.check, *of_steps))
+    return {finding.code: finding for finding in found if finding is not None and _worth_a_line(run, finding)}
+
+
+def _worth_a_line(run: TrainingRun, finding: Finding) -> bool:
+    """Whether ``finding`` is notable by its size; a warning is at any size, since something is wrong."""
+    return finding.severity == "warning" or finding.bytes is None or run.notable(finding.bytes)
 
 
 def _at_failure(found: Mapping[str, Finding], then: Mapping[str, Finding], *, ended: bool) -> dict[str, Finding]:

@@ -28,7 +28,7 @@ Severity: TypeAlias = Literal["info", "advice", "warning"]
 
 NOTABLE_BYTES = 1024
 NOTABLE_SHARE = 0.005
-"""What is less than this, or than this share of the run's peak, is not worth a change of the script."""
+"""What is less than this, or than this share of the run's peak, is worth neither a change of the script nor a line."""
 _NEARLY = 0.005
 """A step whose peak is lower than the run's by no more than this share does what the step of the peak does."""
 
@@ -164,6 +164,11 @@ class TrainingRun:
     def peak_in_backward(self) -> bool:
         """Whether an event of backward made the peak."""
         return self._peak_in(Phase.BACKWARD)
+
+    @property
+    def peak_in_evaluation(self) -> bool:
+        """Whether an event of a forward with gradients off made the peak, in a script that trains."""
+        return self._peak_in(Phase.EVALUATION)
 
     def _peak_in(self, phase: Phase) -> bool:
         if self.at_failure:

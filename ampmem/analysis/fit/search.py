@@ -16,7 +16,12 @@ from ampmem.analysis.fit.fit import BASELINE, Memory, Points, Vary, bracket, cro
 from ampmem.vocabulary import Arm
 
 DOUBLINGS = 16
-"""Without an upper bound, the value is doubled so many times at most."""
+"""Without an upper bound, no value is run that is more than two to this power times the smallest."""
+
+_GROWTH = 4
+"""Without an upper bound, the next value is so many times the last one where peaks have not grown yet."""
+_MOST_GROWTH = 16
+"""... and at most so many times where they have: a line through two small values may lead far off."""
 
 GUESSES = 10
 """From so many runs on, a search goes by halves."""
@@ -61,11 +66,13 @@ def next_to_fit(points: Points, vary: Vary, total: int) -> int | None:
         return None
     if too_large is None:
         last = vary.low << DOUBLINGS if vary.high is None else vary.high
-        following = fits * 2 if vary.high is None else last
-        return following if fits < last else None
+        if fits >= last:
+            return None
+        return last if vary.high is not None else min(_grown(points, total), last)
     if too_large - fits == 1:
         return None
-    guess = None if len(points) >= GUESSES else _largest_expected(points, fits, too_large, total)
+    guesses = GUESSES + (DOUBLINGS // 2 if vary.high is None else 0)  # those that only raised the value prove nothing
+    guess = None if len(points) >= guesses else _largest_expected(points, fits, too_large, total)
     return _inside(fits, too_large, guess)
 
 
@@ -161,6 +168,22 @@ def _slow(ends: list[int], other: int, moves: int) -> bool:
     """Whether these places of one end, the last first, are so many small moves; ``other`` is the other end."""
     small = (abs(now - before) * 4 < abs(other - before) for now, before in pairwise(ends))
     return len(ends) > moves and all(small)
+
+
+def _grown(points: Points, total: int) -> int:
+    """A larger value than all that were run, which all fit: where the line through the two largest fills the device.
+
+    It may be close to the last one; in a search of :data:`GUESSES` runs it is twice as large at least.
+    """
+    known = [(value, memory) for value, memory in sorted(points.items()) if memory is not None][-2:]
+    larger, above = known[-1]
+    smaller, below = known[0]
+    less, more = _growing(below, above, total)
+    if more <= less:
+        return larger * _GROWTH
+    expected = larger + (total - more) * (larger - smaller) // (more - less)
+    least = larger + 1 if len(points) < GUESSES else larger * 2
+    return min(max(expected, least), larger * _MOST_GROWTH)
 
 
 def _growing(below: Memory, above: Memory, total: int) -> tuple[int, int]:

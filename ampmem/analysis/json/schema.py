@@ -42,6 +42,24 @@ def schema_of(root: type, *, title: str, description: str) -> dict[str, Json]:
     return {"$schema": DIALECT, "title": title, **body, "description": description, "$defs": by_name}
 
 
+def one_or_several(root: type, one: Mapping[str, Json]) -> dict[str, Json]:
+    """The schema of what a command prints that gives an object of ``root`` for one file, an array of them for several.
+
+    ``one`` is the schema of the object, as :func:`schema_of` made it.
+    """
+    of_root = ("$schema", "title", "description", "$defs")
+    definitions = one["$defs"]
+    assert isinstance(definitions, dict)
+    name = root.__name__
+    object_itself = {key: value for key, value in one.items() if key not in of_root}
+    reference: Json = {"$ref": f"#/$defs/{name}"}
+    return {
+        **{key: one[key] for key in of_root[:-1]},
+        "anyOf": [reference, {"type": "array", "minItems": 2, "items": reference}],
+        "$defs": {name: {"description": _prose(root.__doc__ or ""), **object_itself}, **definitions},
+    }
+
+
 def _object(of: type, definitions: _Definitions) -> dict[str, Json]:
     hints, written = get_type_hints(of, include_extras=True), _written_below(of)
     properties: dict[str, Json] = {}

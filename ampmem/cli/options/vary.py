@@ -15,7 +15,7 @@ _SPEC = re.compile(r"(?P<name>[^\s=]+)(?P<separator>=|\s+)(?P<range>\S*)")
 _POSITIONAL = re.compile(r"(?P<name>)(?P<range>\d+:\d*)", re.ASCII)
 _RANGE = re.compile(r"(?P<low>\d{1,15}):(?P<high>\d{0,15})", re.ASCII)
 _FORMS = (
-    f"such as {OPTION} --batch-size=1:64, or --batch-size=1: to double it until it does not fit, or {OPTION} 1:64 for "
+    f"such as {OPTION} --batch-size=1:64, or --batch-size=1: to raise it until it does not fit, or {OPTION} 1:64 for "
     "a positional argument"
 )
 

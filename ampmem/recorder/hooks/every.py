@@ -53,6 +53,7 @@ class Hooks:
         self.places = Places(options.place)
         self.compiled = UnseenByCompiled(
             lambda: listener.recording and not self.modules.in_forward(),
+            listener.compiled_in_place,
             lambda: log.casts if listener.recording and arm_seen.on() else None,
             lambda: listener.remark(CASTS_COMPILED),
         )

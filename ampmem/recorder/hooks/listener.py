@@ -28,6 +28,9 @@ class Listener(Protocol):
     def forward_elsewhere(self, model: str) -> None:
         """A model of this class runs forward on a thread that is not recorded."""
 
+    def compiled_in_place(self, model: str) -> None:
+        """A model of this class runs that ``model.compile()`` compiled in its place: no hook sees its forward."""
+
     def batch_seen(self, size: int) -> None:
         """The outermost module is fed tensors whose first dimension is ``size``."""
 

@@ -28,6 +28,7 @@ from ampmem.recorder.models.anatomy import has_parameters
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.steering.arms import ArmSeen
 from ampmem.recorder.torch_private.general import (
+    CALLS_MODULE,
     COMPILE,
     HAS_HOOKS,
     RUNS_COMPILED,
@@ -211,6 +212,8 @@ class UnseenByCompiled:
     without them. What is seen then is seen by the modes, and by the hooks on the module that was compiled.
 
     ``needed`` says whether the hooks are needed inside, as long as nothing else has seen that forward started.
+    ``in_place`` is called with the class of a model that runs then and that was compiled in its place
+    (``model.compile()``): its compiled code has the hooks' calls inside, where they do nothing.
     ``casts`` counts the casts of parameters that were seen so far, and is ``None`` where autocast makes none now;
     ``no_cast`` is called when compiled code has run in which autocast could make casts and none was seen.
     """
@@ -218,10 +221,12 @@ class UnseenByCompiled:
     def __init__(
         self,
         needed: Callable[[], bool],
+        in_place: Callable[[str], None],
         casts: Callable[[], int | None],
         no_cast: Callable[[], None],
     ) -> None:
         self._needed = needed
+        self._in_place = in_place
         self._casts = casts
         self._no_cast = no_cast
         self._under_autocast: tuple[int, int] | None = None
@@ -277,13 +282,22 @@ class UnseenByCompiled:
                 if frame.f_code.co_name == RUNS_COMPILED:
                     self._count_casts(id(frame))
                 if self._put_back is None and callback is not None and callback is not False:
-                    if frame.f_code.co_name == RUNS_COMPILED and not self._needed():
-                        self._put_back, self._runs_in = taken_out(_is_own), id(frame)
+                    if frame.f_code.co_name == RUNS_COMPILED:
+                        if self._needed():
+                            self._look_for_model(frame.f_locals.get("fn"))
+                        else:
+                            self._put_back, self._runs_in = taken_out(_is_own), id(frame)
                 elif id(frame) == self._runs_in:
                     self.show()
             return original(callback)
 
         return _maybe_set_eval_frame
+
+    def _look_for_model(self, call: Any) -> None:
+        """Compiled code is about to run that ``call`` was compiled to."""
+        module = getattr(call, "__self__", None) if type(call) is MethodType else None
+        if isinstance(module, nn.Module) and call.__func__.__name__ == CALLS_MODULE and has_parameters(module):
+            self._in_place(type(module).__name__)
 
     def _count_casts(self, frame: int) -> None:
         """Compiled code begins or ends in the frame with this ``id``."""

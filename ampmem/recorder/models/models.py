@@ -218,7 +218,9 @@ class Models:
         """
         strangers = [module for module in modules if self._known_path(module) is None]
         parents = _parents(strangers)
-        models = [(_shapes(root), prefix, root) for reference, prefix in self._roots if (root := reference())]
+        models = [
+            (_shapes(root), prefix, root) for reference, prefix in self._roots if (root := reference()) is not None
+        ]
         for module in strangers:
             if id(module) in parents:
                 continue

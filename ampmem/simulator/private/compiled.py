@@ -27,8 +27,10 @@ def load() -> None:
     torch.jit._builtins._get_builtin_table()
 
 
-def on_call(called: Callable[[], None]) -> Callable[[], None]:
+def on_call(called: Callable[[str], object]) -> Callable[[], None]:
     """Let ``called`` be called where code would be compiled, which then runs as it is; returns what undoes it.
+
+    It is given the name of the backend that would compile it, empty where that is not known.
 
     Dynamo asks a function of its own, since 2.6, what to do whenever compiled code is called: here the answer is
     "nothing".
@@ -39,7 +41,8 @@ def on_call(called: Callable[[], None]) -> Callable[[], None]:
         def callback_from_stance(callback: Any) -> Any:
             if callback in (None, False):  # nothing was to be compiled
                 return original(callback)
-            called()
+            backend = eval_frame.innermost_backend(callback)
+            called(str(getattr(backend, "compiler_name", getattr(backend, "__name__", "of dynamo"))))
             return None
 
         return callback_from_stance
@@ -47,7 +50,7 @@ def on_call(called: Callable[[], None]) -> Callable[[], None]:
     return patch(eval_frame, "_callback_from_stance", wrap)
 
 
-def run_uncompiled(called: Callable[[], None]) -> Callable[[], None]:
+def run_uncompiled(called: Callable[[str], object]) -> Callable[[], None]:
     """Let code that is compiled run as it is, and ``called`` be called each time; returns what undoes it.
 
     The stance "force_eager" is torch's own word for it, since 2.6: with any other, code that is to be compiled whole

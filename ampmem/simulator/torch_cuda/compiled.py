@@ -17,9 +17,12 @@ from ampmem.simulator.private.compiled import CALL, on_call, run_uncompiled
 from ampmem.simulator.where import stop
 
 _STOPS = (
-    "what compiled code allocates is decided by the kernels that torch.compile makes for a GPU, and there is none; "
-    "{} runs it uncompiled, or leave torch.compile out to see what the plain run needs"
+    "what compiled code allocates is decided by {}; {} runs it uncompiled, or leave torch.compile out to see what the "
+    "plain run needs"
 )
+_INDUCTOR = "the kernels that torch.compile makes for a GPU, and there is none"
+_OTHER = 'the backend "{}", which does not run on a simulated GPU'
+_DEFAULT = "inductor"
 _UNCOMPILED = (
     "compiled code, which ran uncompiled, as {} says; a compiled run has other numbers, and keeps "
     "less as a rule, since pointwise operations are fused and some results computed again in backward"
@@ -31,17 +34,19 @@ def install(device: SimulatedDevice, assumed: Assumed) -> Callable[[], None]:
     advice = assumed.advice("compile=eager")
     with ExitStack() as undo:
         if assumed.uncompiled:
-            undo.callback(run_uncompiled(functools.partial(device.leave_out, _UNCOMPILED.format(advice))))
+            uncompiled = _UNCOMPILED.format(advice)
+            undo.callback(run_uncompiled(lambda _: device.leave_out(uncompiled)))
             undo.callback(replace_all((torch,), {"compile": _without_inductor(torch.compile)}))
         else:
-            stops = _STOPS.format(advice)
-            undo.callback(on_call(functools.partial(_refuse, stops)))
-            undo.callback(replace_all((torch,), {"compile": _stopping(torch.compile, stops)}))
+            undo.callback(on_call(lambda backend: _refuse(backend, advice)))
+            undo.callback(replace_all((torch,), {"compile": _stopping(torch.compile, advice)}))
         return undo.pop_all().close
 
 
-def _refuse(stops: str) -> NoReturn:
-    raise stop(stops)
+def _refuse(backend: Any, advice: str) -> NoReturn:
+    """``backend`` is its name or the function that it is; ``None`` is torch's own."""
+    name = str(getattr(backend, "__name__", backend or _DEFAULT))
+    raise stop(_STOPS.format(_INDUCTOR if _DEFAULT in name else _OTHER.format(name), advice))
 
 
 def _without_inductor(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,7 +61,7 @@ def _without_inductor(original: Callable[..., Any]) -> Callable[..., Any]:
     return compile
 
 
-def _stopping(original: Callable[..., Any], stops: str) -> Callable[..., Any]:
+def _stopping(original: Callable[..., Any], advice: str) -> Callable[..., Any]:
     """A module stops when it is compiled, a function when it is called: libraries compile many that nobody uses."""
 
     @functools.wraps(original)
@@ -66,7 +71,7 @@ def _stopping(original: Callable[..., Any], stops: str) -> Callable[..., Any]:
         if options.get("disable") or os.environ.get("TORCHDYNAMO_DISABLE") == "1":
             return model
         if isinstance(model, torch.nn.Module):
-            raise stop(stops)
+            _refuse(options.get("backend"), advice)
         if isinstance(model, type):  # torch compiles its calls, and gives it back
             name = CALL if issubclass(model, torch.nn.Module) else "__call__"
             setattr(model, name, when_called(getattr(model, name), {}))
@@ -79,7 +84,7 @@ def _stopping(original: Callable[..., Any], stops: str) -> Callable[..., Any]:
         @functools.wraps(function)
         def stopped(*args: Any, **kwargs: Any) -> Any:
             if torch.compile is compile:
-                raise stop(stops)
+                _refuse(options.get("backend"), advice)
             return compiled()(*args, **kwargs)  # the simulation has ended
 
         return passed_over(stopped)

@@ -137,6 +137,15 @@ def _memory(device: SimulatedDevice) -> dict[str, Any]:
             raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
         simulated.set_memory_fraction(fraction)
 
+    def no_history(enabled: Any = "all", *_: Any, **__: Any) -> None:
+        # Said here, too: the recording may stop the script before it gets to its dump.
+        if enabled:
+            simulated.not_written(
+                f"torch.cuda.memory.{RECORD_HISTORY} has no effect at {script_line()}, and {DUMP_SNAPSHOT} writes "
+                f"nothing: {_SNAPSHOTS}",
+                aloud=True,
+            )
+
     def no_snapshot(filename: str = "dump_snapshot.pickle", **_: Any) -> None:
         simulated.not_written(
             f"torch.cuda.memory.{DUMP_SNAPSHOT} wrote nothing at {script_line()}: {_SNAPSHOTS}", aloud=True
@@ -167,7 +176,7 @@ def _memory(device: SimulatedDevice) -> dict[str, Any]:
         "get_per_process_memory_fraction": lambda device=None: allocator.settings.memory_fraction or 1.0,
         "get_allocator_backend": lambda: "native",
         "memory_snapshot": lambda *_, **__: [],
-        RECORD_HISTORY: lambda *_, **__: None,
+        RECORD_HISTORY: no_history,
         SNAPSHOT: empty_snapshot,
         SET_SETTINGS: _settings(device),
         DUMP_SNAPSHOT: no_snapshot,

@@ -35,16 +35,16 @@ BUSY = AllocatorRecord(
 @pytest.mark.parametrize(
     ("allocator", "words", "devices"),
     [
-        (PLAIN, "default settings, 1 stream", ""),
-        (replace(PLAIN, peaks=()), "default settings, 1 stream", ""),
-        (replace(PLAIN, peaks=(), device=2), "default settings, 1 stream", "2 (recorded)"),
+        (PLAIN, "default settings, allocated on 1 stream", ""),
+        (replace(PLAIN, peaks=()), "default settings, allocated on 1 stream", ""),
+        (replace(PLAIN, peaks=(), device=2), "default settings, allocated on 1 stream", "2 (recorded)"),
         (
             BUSY,
-            "PYTORCH_ALLOC_CONF=expandable_segments:True, 3 streams, 1 private pool",
+            "PYTORCH_ALLOC_CONF=expandable_segments:True, allocated on 3 streams, 1 private pool",
             "0 peak 1.0 MiB; 1 (recorded) peak 3.0 MiB",
         ),
-        (replace(PLAIN, settings="max_split_size:64"), "max_split_size:64, 1 stream", ""),
-        (replace(PLAIN, expandable_segments=True), "default settings, expandable segments, 1 stream", ""),
+        (replace(PLAIN, settings="max_split_size:64"), "max_split_size:64, allocated on 1 stream", ""),
+        (replace(PLAIN, expandable_segments=True), "default settings, expandable segments, allocated on 1 stream", ""),
     ],
 )
 def test_it_is_told_in_words(allocator: AllocatorRecord, words: str, devices: str) -> None:

@@ -15,11 +15,15 @@ from ampmem.allocator.trace import Trace
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.findings import CHECKS, OF_INFERENCE, Finding, findings, fragmentation
 from ampmem.analysis.findings.base import TrainingRun, own_frame
-from ampmem.analysis.findings.precision import fp32_activations
+from ampmem.analysis.findings.precision import amp_saves, fp32_activations
 from ampmem.analysis.fit.break_even import break_even, first_saving
+from ampmem.analysis.summary import summarize
 from ampmem.events import OTHER_THREADS, Action, ArmRecord, Fact, Phase, Recording
 from ampmem.names import shape_text
+from ampmem.reporters.base import Report
+from ampmem.reporters.text.details import Detail
 from ampmem.reporters.text.sections.findings import change_of
+from ampmem.reporters.text.table import TableReporter
 from ampmem.vocabulary import SourceKind
 
 MIB = 1 << 20
@@ -37,6 +41,7 @@ def run(
     low: str = "bfloat16",
     copy: int = 2000,
     activation: int = 4000,
+    copy_uses: int = 1,
     skipped: bool = False,
 ) -> Story:
     """Steps of a model with one parameter, one cast copy of it and one activation."""
@@ -46,7 +51,10 @@ def run(
         story.enter(Phase.FORWARD)
         story.alloc(0x2000, copy, op="aten::_to_copy")
         story.fact(Fact.CAST_COPY, 0x2000, "weight")
-        story.fact(Fact.SAVED, 0x2000, "aten::mm", dtype=low)
+        for _ in range(copy_uses):
+            story.fact(Fact.SAVED, 0x2000, "aten::mm", dtype=low)
+        if copy_uses > 1:
+            story.fact(Fact.CACHED, 0x2000)
         story.alloc(0x3000, activation, op="aten::mm")
         story.fact(Fact.SAVED, 0x3000, "aten::relu", dtype=low)
         story.enter(Phase.BACKWARD)
@@ -90,18 +98,27 @@ def test_amp_saves_or_does_not() -> None:
     saves = told(with_batch(run(Story()).recording(), 8))["amp-saves"]
     assert (saves.bytes, saves.severity) == (4000 - 2000, "info")
     assert "batch size 5 on" in saves.message  # 8 * 2000 / 4000 is 4, where it is even
-    costs = told(with_batch(run(Story(), activation=1000).recording(), 8))["amp-saves-nothing"]
-    assert (costs.bytes, costs.severity) == (2000 - 1000, "info")  # the peak is in backward
-    assert costs.change.startswith("batch_size >= 17")
+    costs = told(with_batch(run(Story(), activation=800).recording(), 8))["amp-saves-nothing"]
+    assert (costs.bytes, costs.severity) == (2000 - 800, "info")  # the peak is in backward
+    assert costs.change.startswith("batch_size >= 21")
     even = told(run(Story(), activation=2000).recording())["amp-saves-nothing"]
     assert even.bytes is None  # as much as, and no batch size known
     assert "batch size" not in even.message
     # Where no DataLoader made the batch, the first dimension may count tokens.
-    recording = with_batch(run(Story(), activation=1000).recording(), 8)
+    recording = with_batch(run(Story(), activation=800).recording(), 8)
     steps = tuple(replace(step, batch_loaded=False) for step in recording.steps)
     unknown = told(replace(recording, steps=steps))["amp-saves-nothing"]
-    assert "more than 2 times as large as here" in unknown.message
+    assert "more than 2.5 times as large as here" in unknown.message
     assert "batch" not in unknown.message and "batch_size" not in unknown.change
+    evaluates = run(Story(), activation=800)
+    evaluates.begin(3)
+    evaluates.enter(Phase.EVALUATION)
+    evaluates.alloc(0x5000, 20_000)
+    evaluates.free(0x5000)
+    evaluates.end()
+    there = told(with_batch(evaluates.recording(), 8))["amp-saves-nothing"]
+    assert (there.severity, there.change) == ("info", amp_saves.IN_EVALUATION)
+    assert "batch size" not in there.message
 
 
 def test_nothing_in_low_precision_never_pays() -> None:
@@ -237,6 +254,28 @@ def test_what_is_wrong_comes_before_what_could_be_better() -> None:
 
 def test_a_small_run_has_nothing_to_tell() -> None:
     assert told(small_run().recording()) == {}
+
+
+@pytest.mark.parametrize(
+    ("copy", "rest", "shown"), [(1024, 0, True), (1023, 0, False), (2000, 380_000, True), (2000, 400_000, False)]
+)
+def test_a_finding_is_shown_from_a_kibibyte_and_half_a_percent_of_the_peak_on(
+    copy: int, rest: int, shown: bool
+) -> None:
+    """Whatever the finding; a warning is shown at any size, since it says that something is wrong."""
+    story = Story()
+    story.parameter(0x9000, "rest", rest // 4)
+    recording = run(story, copy=copy, activation=4, copy_uses=2).recording()
+    assert ("cache-off-costs" in told(recording)) == shown
+    outlives = run(Story(), copy=copy)
+    outlives.begin(3)
+    outlives.alloc(0x5000, 1, op="aten::_to_copy")
+    outlives.fact(Fact.CAST_COPY, 0x5000, "weight")
+    outlives.end()
+    outlives.begin(4)
+    outlives.enter(Phase.FORWARD)
+    outlives.end()
+    assert told(outlives.recording())["copies-survive"].bytes == 1
 
 
 # -- single findings --------------------------------------------------------------------------
@@ -495,8 +534,8 @@ def test_only_a_softmax_before_a_product_of_batches_is_taken_for_attention(op: s
     assert found.off_peak == (5000 if attention else None)
 
 
-def held_outputs(*variables: tuple[int, str]) -> Finding:
-    """Of a step with outputs of 4000 and 6000 bytes that live through its backward, and the variables of each."""
+def with_held_outputs(*variables: tuple[int, str]) -> Recording:
+    """A step with outputs of 4000 and 6000 bytes that live through its backward, and the variables of each."""
     story = Story()
     story.parameter(0x1000, "weight", 10)
     for step in range(2):
@@ -514,7 +553,7 @@ def held_outputs(*variables: tuple[int, str]) -> Finding:
         story.enter(Phase.BETWEEN)
         story.end()
         story.free(0x2000, 0x3000)
-    return told(story.recording(arm=FP32))["outputs-kept"]
+    return story.recording(arm=FP32)
 
 
 @pytest.mark.parametrize(
@@ -539,10 +578,20 @@ def held_outputs(*variables: tuple[int, str]) -> Finding:
 def test_outputs_that_variables_hold(
     variables: list[tuple[int, str]], held_by: str, change: str, off_peak: int
 ) -> None:
-    found = held_outputs(*variables)
+    found = told(with_held_outputs(*variables))["outputs-kept"]
     assert found.message.endswith(f"they are held by {held_by}.")
     assert found.change.startswith(change)
     assert found.off_peak == off_peak
+
+
+def test_an_activation_that_no_op_saved_is_told_with_the_variable_that_holds_it() -> None:
+    summary = summarize(with_held_outputs((0x3000, "out.b")))
+    assert [(each.bytes, each.name) for each in summary.top if each.category == "activations"] == [
+        (6000, "held by out.b of train.py:42 (in train)"),
+        (4000, None),
+    ]
+    said = TableReporter(details=frozenset({Detail.LARGEST})).render([Report(title="", summary=summary, notes=())])
+    assert "held by out.b of train.py:42 (in train)" in said and "saved for" not in said
 
 
 SCORES = (2, 4, 16, 16)

@@ -175,13 +175,28 @@ def test_a_search_does_not_creep_up_to_where_the_device_cuts_the_most_off() -> N
     assert len(points) <= 4 + 8
 
 
-def test_without_an_upper_bound_the_value_is_doubled_so_many_times_at_most() -> None:
+def test_without_an_upper_bound_few_runs_find_the_largest_value_and_none_is_far_beyond_it() -> None:
     points = searched({"amp": lambda value: 300 * value}, vary(3, None))["amp"]
     (arm,) = arm_fits({"amp": points})
     assert (arm.largest_fitting, arm.smallest_not_fitting) == (331, 332)
-    assert list(points)[:8] == [3 * 2**i for i in range(8)]
+    assert list(points) == [3, 12, 192, 331, 332]
+    late = searched({"amp": lambda value: max(20_000, 5 * value)}, vary(1, None))["amp"]  # another phase's peak first
+    assert list(late) == [1, 4, 16, 64, 256, 1024, 4096, 65536, 34816, 19456, 19897, 19898]
     endless = searched({"amp": lambda value: 5}, vary(3, None))["amp"]
-    assert list(endless) == [3 * 2**i for i in range(DOUBLINGS + 1)]
+    assert list(endless) == [3 * 4**i for i in range(DOUBLINGS // 2 + 1)]
+
+
+@given(st.integers(1, 3000), st.floats(0.5, 2), st.integers(0, 90_000))
+def test_without_an_upper_bound_the_search_ends_whatever_the_peaks_grow_like(
+    slope: int, power: float, base: int
+) -> None:
+    points = searched({"amp": lambda value: max(base, int(slope * value**power))}, vary(1, None))["amp"]
+    fits, too_large = (
+        max((v for v, found in points.items() if found), default=0),
+        min((v for v, found in points.items() if found is None), default=None),
+    )
+    assert fits == 1 << DOUBLINGS or too_large == fits + 1
+    assert len(points) <= 2 * DOUBLINGS + GUESSES
 
 
 @given(st.integers(1, 400), st.integers(0, 40_000), st.integers(2, 500))

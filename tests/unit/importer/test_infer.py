@@ -499,8 +499,8 @@ def test_settings_that_a_snapshot_does_not_have_are_not_called_the_default(tmp_p
     story = Story()
     story.alloc("out", 1 * MIB, FORWARD)
     for more, said in (
-        ({}, "settings not known, 1 stream"),
-        ({"allocator_settings": {}}, "default settings, 1 stream"),
+        ({}, "settings not known, allocated on 1 stream"),
+        ({"allocator_settings": {}}, "default settings, allocated on 1 stream"),
     ):
         allocator = imported(tmp_path, story.snapshot(**more)).recording.allocator
         assert allocator is not None

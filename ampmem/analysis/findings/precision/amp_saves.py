@@ -20,6 +20,11 @@ _UNSURE_SHARE = 0.1
 """Of what the estimate says: when a library's workspaces, of which no one knows what they were in FP32, could change it
 by more, none is made."""
 
+IN_EVALUATION = (
+    "the peak is in evaluation, where nothing is kept for backward, so larger training batches do not make AMP pay "
+    "there: ampmem compare measures what AMP changes at that peak"
+)
+
 
 def check(run: TrainingRun) -> Finding | None:
     """What the cast copies cost against what low-precision activations save."""
@@ -30,6 +35,8 @@ def check(run: TrainingRun) -> Finding | None:
     copies = run.live(Category.CAST_COPIES, position)
     if saved is None or (copies == 0 and saved <= 0) or _unsure(run, position) > _UNSURE_SHARE * abs(saved - copies):
         return None
+    if not run.notable(max(copies, saved)):
+        return None  # the difference of the two may be 0 where each of them is worth knowing
     return _pays(run, position, copies, saved) if saved > copies else _does_not_pay(run, position, copies, saved)
 
 
@@ -109,7 +116,7 @@ def _does_not_pay(run: TrainingRun, position: int, copies: int, saved: int) -> F
     gain = f"save about {format_bytes(saved)}" if saved > 0 else "save nothing"
     return Finding(
         code="amp-saves-nothing",
-        severity="info" if run.peak_in_backward else "warning",
+        severity="info" if run.peak_in_backward or run.peak_in_evaluation else "warning",
         section=Section.ACTIVATIONS,
         message=f"AMP saves no memory at the end of forward: the cast copies take {format_bytes(copies)} and "
         f"low-precision activations {gain}{_from(run, copies, saved)} (an estimate from this run alone).",
@@ -125,6 +132,8 @@ def _change(run: TrainingRun, copies: int, saved: int) -> str:
             "the peak is in the optimizer's update, which AMP does not touch: only activations larger than what that "
             "takes would move it; keep FP32 if memory is the reason for AMP"
         )
+    if run.peak_in_evaluation:
+        return IN_EVALUATION
     if saved <= 0:
         return f"larger batches change nothing while activations save nothing; {_at_the_peak(run)}"
     first = first_saving(_batch_size(run), copies, saved)
@@ -142,7 +151,7 @@ def _at_the_peak(run: TrainingRun) -> str:
 def _from(run: TrainingRun, copies: int, saved: int) -> str:
     """From where on it pays: a batch size where one is known, or else how large the activations have to be."""
     first = first_saving(_batch_size(run), copies, saved)
-    if run.peak_in_update:
+    if run.peak_in_update or run.peak_in_evaluation:
         return ""  # no batch size is the one from which on the peak falls
     if first is not None and copies:
         return f"; by that it saves from batch size {first} on"

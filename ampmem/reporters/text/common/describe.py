@@ -32,14 +32,17 @@ def arm_in_words(arm: ArmSummary, source: SourceKind) -> str:
 
 
 def describe_allocator(allocator: AllocatorRecord) -> str:
-    """How the caching allocator was set and used: ``PYTORCH_ALLOC_CONF=max_split_size_mb:64, 2 streams``."""
+    """How the caching allocator was set and used: ``PYTORCH_ALLOC_CONF=max_split_size_mb:64, allocated on 2 streams``.
+
+    Other streams may use that memory, too: these are the streams for which it was allocated.
+    """
     variable = f"{allocator.variable}=" if allocator.variable else ""
     words = [f"{variable}{allocator.settings}" if allocator.settings else "default settings"]
     if allocator.settings == NOT_KNOWN:
         words = ["settings not known"]
     if allocator.expandable_segments and "expandable_segments" not in allocator.settings:
         words.append("expandable segments")
-    words.append(counted(allocator.streams, "stream"))
+    words.append(f"allocated on {counted(allocator.streams, 'stream')}")
     if allocator.private_pools:
         words.append(counted(allocator.private_pools, "private pool"))
     return ", ".join(words)
@@ -121,5 +124,6 @@ def conserved(summary: Summary) -> str:
     if reserved is not None:
         words.append(f"of reserved memory {format_bytes(reserved)}")
     if conservation.other_threads_bytes:
-        words.append(f"other threads held up to {format_bytes(conservation.other_threads_bytes)}")
+        most = format_bytes(conservation.other_threads_bytes)
+        words.append(f"other threads, which are not recorded, held up to {most} at once (in other)")
     return ", ".join(words)

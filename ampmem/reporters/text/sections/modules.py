@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampmem.analysis.frames import user_frame
-from ampmem.analysis.largest import LARGEST, LargeAllocation
+from ampmem.analysis.largest import HELD_BY, LARGEST, LargeAllocation
 from ampmem.analysis.modules import ModuleMemory
 from ampmem.analysis.ops import plain_op, result_of
 from ampmem.analysis.summary import Summary
@@ -123,11 +123,12 @@ def _name(item: LargeAllocation) -> str | None:
 
 
 def _below(item: LargeAllocation, layout: Layout) -> list[str]:
-    """The script's own line, and the op that saved an activation if another one made it."""
+    """The script's own line, and of an activation the op that saved it, if another made it, or who holds it."""
     frame, room = user_frame(item.stack), layout.width - _INDENT
     parts = [] if frame is None else [f"at {shorten(frame, room - 3)}"]
     if item.category is Category.ACTIVATIONS and item.name not in (None, item.op):
-        parts.append(f"saved for {plain_op(item.name or '')}")
+        name = item.name or ""
+        parts.append(name if name.startswith(HELD_BY) else f"saved for {plain_op(name)}")
     together = ", ".join(parts)
     return [
         layout.faint(f"{'':{_INDENT}}{shorten(each, room)}")

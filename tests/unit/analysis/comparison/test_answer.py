@@ -38,10 +38,12 @@ def run(
     in_float32: int = 0,
     copies: int = 0,
     update: int = 0,
+    phase: Phase = Phase.OPTIMIZER,
     script: str = "train.py",
 ) -> Recording:
     """One step: parameters of 200 KiB and their gradients, so much saved for backward, and so much for the update.
 
+    ``phase`` is one that takes ``update`` bytes in place of the update.
     Of the activations ``in_float32`` are the loss's, and the rest what ``addmm`` saved, low under autocast.
     """
     story = Story()
@@ -60,7 +62,7 @@ def run(
     story.alloc(0x4000, 200 * KIB, op="AddmmBackward0")
     story.fact(Fact.GRADIENT, 0x4000, "weight")
     story.free(0x3000, *[0x5000] * bool(in_float32), *[0x2000] * bool(copies))
-    story.enter(Phase.OPTIMIZER)
+    story.enter(phase)
     if update:
         story.alloc(0x6000, update, op="aten::_foreach_add")
         story.free(0x6000)
@@ -372,12 +374,19 @@ def test_a_loss_is_told_as_measured() -> None:
     )
 
 
-def test_where_the_update_sets_the_peak_no_batch_size_is_named() -> None:
-    big = run(ARM, activations=995 * KIB, in_float32=990 * KIB, copies=100 * KIB, update=3000 * KIB)
-    compared = compare([entry_of(run(update=3000 * KIB)), entry_of(big)])
+@pytest.mark.parametrize(
+    ("phase", "change"),
+    [
+        (Phase.OPTIMIZER, "none in the precision: the peak is in the optimizer's update"),
+        (Phase.EVALUATION, "none in the training batch: the peak is in evaluation, where nothing is kept for backward"),
+    ],
+)
+def test_where_the_update_or_an_evaluation_sets_the_peak_no_batch_size_is_named(phase: Phase, change: str) -> None:
+    big = run(ARM, activations=995 * KIB, in_float32=990 * KIB, copies=100 * KIB, update=3000 * KIB, phase=phase)
+    compared = compare([entry_of(run(update=3000 * KIB, phase=phase)), entry_of(big)])
     (finding,) = [found for found in judged_findings(compared)[1] if found.code == "amp-saves-nothing"]
     assert finding.severity == "info"
-    assert finding.change.startswith("none in the precision: the peak is in the optimizer's update")
+    assert finding.change.startswith(change)
 
 
 def test_other_scripts_judge_nothing() -> None:

@@ -110,7 +110,7 @@ export function showPeak(run, categoryOf) {
       ? "the allocator gave no total to check against"
       : `residual against the allocator's own total: ${formatBytes(residual)}`;
   const held = conservation.other_threads_bytes;
-  const elsewhere = held ? `; other threads held up to ${formatBytes(held)}` : "";
+  const elsewhere = held ? `; other threads, which are not recorded, held up to ${formatBytes(held)} at once (in other)` : "";
   return showSection(
     "peak",
     make(
