@@ -29,7 +29,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 TORCH = "2.14.1"
 LIBRARY = "libemulatedcuda.so"
-BESIDES = ("click", "tabulate", "jinja2", "plotly", "numpy", "pytest", "hypothesis", "nvidia-ml-py")
+BESIDES = ("click", "tabulate", "jinja2", "plotly", "numpy", "pytest", "hypothesis", "nvidia-ml-py", "expecttest")
 """What ampmem and its tests need beside torch."""
 
 _ASKING = ("c10_cuda", "torch_cuda", "torch_cuda_linalg", "torch_python", "torch_nvshmem", "torch_cpu", "caffe2_nvrtc")

@@ -27,7 +27,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-SETS = {"large": "op_cases"}
+SETS = {"large": "op_cases", "op_db": "op_db_cases", "optimizers": "optimizer_cases", "further": "op_further"}
 """The module that has the cases of a set, as ``cases()``."""
 GPU = "a100-80"
 WORKSPACE = 7919 << 10
