@@ -9,7 +9,8 @@ recorder's mode and the simulated device's both do that.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -41,8 +42,18 @@ class InPlaceAdditions:
         """The ``last`` of the ops that a matrix product of more than two dimensions is made of; in inference mode it is
         a single op."""
         self._remark = remark
+        self._sure = False
         self._product = 0
         """``id`` of what the newest op has returned, where that is such a product."""
+
+    @contextmanager
+    def of_a_product(self) -> Iterator[None]:
+        """Whatever is added to a product in here is added in place, as nobody else has the product."""
+        former, self._sure = self._sure, True
+        try:
+            yield
+        finally:
+            self._sure = former
 
     def choose(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
         """``func``, or what would run in its place without a mode."""
@@ -50,6 +61,8 @@ class InPlaceAdditions:
             return func
         if not _fits(*args):
             return func
+        if self._sure:
+            return aten.add_.Tensor
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):
             frame = frame.f_back

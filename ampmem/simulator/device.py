@@ -294,16 +294,33 @@ class SimulatedDevice:
             self.on_workspace(block.address, library)
 
     def scratch(self, op: str, sizes: Sequence[int]) -> None:
-        """Scratch of all these sizes at once, which ``op`` gives back before it ends."""
-        held, blocks = self._peaks.scratch, []
+        """Scratch that ``op`` gives back before it ends, as in :meth:`scratch_during`."""
+        with self.scratch_during(op, sizes):
+            pass
+
+    @contextmanager
+    def scratch_during(self, op: str, sizes: Sequence[int]) -> Iterator[None]:
+        """Scratch of all these sizes, which ``op`` gives back at the end.
+
+        A negative number gives the newest block of so many bytes back before the next one is taken.
+        """
+        held, blocks = self._peaks.scratch, list[Block]()
+        before = held.get(op, 0)
         try:
             for size in sizes:
                 held[op] = held.get(op, 0) + size
+                if size < 0:
+                    newest = max(at for at, block in enumerate(blocks) if block.requested == -size)
+                    self.free(blocks.pop(newest))
+                    continue
                 blocks.append(self.malloc(size))
                 if self.on_scratch is not None:
                     self.on_scratch(blocks[-1].address, op)
+            yield
         finally:
             held.pop(op, None)
+            if before:
+                held[op] = before
             for block in reversed(blocks):
                 self.free(block)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ampmem.simulator.private.general import ENGINE_CALLER, FakeTensor, holders
+from ampmem.simulator.private.general import ENGINE_CALLER, FakeTensor, holders, running_node
 
 aten = torch.ops.aten
 
@@ -29,7 +29,29 @@ _IN_PLACE = {
     aten.scatter_add.default: aten.scatter_add_.default,
     aten.index_add.default: aten.index_add_.default,
     aten.masked_scatter.default: aten.masked_scatter_.default,
+    aten.put.default: aten.put_.default,
 }
+_MASKED = {aten.masked_fill.Scalar: aten.masked_fill_.Scalar}
+_LOGICAL = {
+    aten.logical_and.default: aten.logical_and_.default,
+    aten.logical_or.default: aten.logical_or_.default,
+}
+_CHAINED = {
+    aten.sub.Tensor: aten.sub_.Tensor,
+    aten.mul.Tensor: aten.mul_.Tensor,
+    aten.div.Scalar: aten.div_.Scalar,
+    aten.div.Tensor: aten.div_.Tensor,
+}
+_IN_FORMULA: dict[str, dict[Any, Any]] = {
+    **dict.fromkeys((f"{name}Backward0" for name in ("Maximum", "Minimum", "Fmax", "Fmin", "Amax", "Amin")), _MASKED),
+    **dict.fromkeys(("ClampBackward0", "ClampBackward1", "ClampMinBackward1", "ClampMaxBackward1"), _MASKED),
+    **dict.fromkeys(("MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0"), _LOGICAL),
+    "BinaryCrossEntropyWithLogitsBackward0": _CHAINED,
+    "VarMeanBackward0": {},
+    "StdMeanBackward0": {},
+}
+"""Nodes whose formulas write to what they have made themselves, with the ops that are in place there
+(``FunctionsManual.cpp``, ``derivatives.yaml``); or that do not, where a sum looks like one of the engine's."""
 
 
 class Accumulation:
@@ -41,11 +63,24 @@ class Accumulation:
         self.seen: list[tuple[int, int, int]] | None = None
         """The same of every sum, in order, while the self-test listens."""
         self._zeros: weakref.ref[torch.UntypedStorage] | None = None
+        self._node = ("", -1)
+        self._made: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        """What the running node has made, if it is one of those of :data:`_IN_FORMULA`."""
 
     def choose(self, func: Any, args: Sequence[Any]) -> Any:
         """``func``, or what a GPU would run in its place."""
         if torch.is_grad_enabled():
             return func
+        node = running_node()
+        if node[0] in _IN_FORMULA:
+            if node != self._node:
+                self._node = node
+                self._made.clear()
+            made = self._made_here(args[0]) if args else False
+            if made and func is aten.add.Tensor and self._made_here(args[1]):
+                return func
+            if made and func in _IN_FORMULA[node[0]] and _same(args):
+                return _IN_FORMULA[node[0]][func]
         if func is aten.add.Tensor:
             return aten.add_.Tensor if self._sums_in_place(args) else func
         if func in _IN_PLACE and self._zeros is not None and self._zeros() is args[0].untyped_storage():
@@ -54,8 +89,13 @@ class Accumulation:
 
     def after(self, func: Any, result: Any) -> None:
         """``func`` gave ``result``: fresh zeros may be written to."""
+        if self._node[0] and isinstance(result, FakeTensor) and running_node() == self._node:
+            self._made.add(result.untyped_storage())
         if func in _ZEROS and isinstance(result, FakeTensor):
             self._zeros = weakref.ref(result.untyped_storage())
+
+    def _made_here(self, value: Any) -> bool:
+        return isinstance(value, FakeTensor) and value.untyped_storage() in self._made
 
     def _sums_in_place(self, args: Sequence[Any]) -> bool:
         """As ``can_accumulate_inplace`` in torch's ``input_buffer.cpp`` decides for plain tensors."""
@@ -70,6 +110,17 @@ class Accumulation:
         if old.shape != new.shape or old.dtype != new.dtype or not _dense(old):
             return False
         return all(now <= alone for now, alone in zip(found, self.alone, strict=True))
+
+
+def _same(args: Sequence[Any]) -> bool:
+    """Whether an op of these arguments has a result like the first of them."""
+    first, *rest = args
+    tensors = [other for other in rest if isinstance(other, torch.Tensor)]
+    return all(
+        torch.broadcast_shapes(first.shape, other.shape) == first.shape
+        and torch.promote_types(first.dtype, other.dtype) == first.dtype
+        for other in tensors
+    )
 
 
 def _called_by_engine() -> bool:

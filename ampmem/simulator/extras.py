@@ -14,7 +14,7 @@ from ampmem.simulator.private.general import FakeTensor, in_backward
 from ampmem.simulator.scratch import workspaces
 from ampmem.simulator.scratch.convolutions import Convolution, convolution_of, workspace_limit
 from ampmem.simulator.scratch.measured import table_for
-from ampmem.simulator.scratch.scratch import has_scratch, scratch_of, unmodelled
+from ampmem.simulator.scratch.scratch import copies_of, has_scratch, scratch_of, unmodelled
 from ampmem.units import format_bytes
 
 aten = torch.ops.aten
@@ -57,6 +57,10 @@ class Extras:
         self._table = table_for(device.gpu)
         self._tried: set[tuple[object, ...]] = set()
         """The convolutions whose algorithms were tried, by thread: each has a cache of its own (``Conv_v8.cpp``)."""
+
+    def before(self, func: Any, args: Any, result: Any) -> tuple[int, ...]:
+        """The sizes of what ``func`` takes before it takes memory for ``result``, and gives back after."""
+        return copies_of(func, args, result) if self._device.label == "cuda" and _on_gpu(result) else ()
 
     def after(self, func: Any, args: Any, result: Any) -> None:
         """``func`` has returned ``result``."""

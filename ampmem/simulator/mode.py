@@ -33,7 +33,7 @@ from ampmem.simulator.private.general import (
 )
 from ampmem.simulator.private.ops import PRODUCT, has_size_of_data, is_composite, is_higher_order, unwraps_itself
 from ampmem.simulator.reading import LARGE, Reading
-from ampmem.simulator.scratch.scratch import whole_loss
+from ampmem.simulator.scratch.scratch import made_by, whole_result
 from ampmem.simulator.values import Guesses, Known, written
 from ampmem.simulator.where import NotSimulated, stop
 from ampmem.simulator.world import check_index
@@ -196,7 +196,7 @@ class SimulatedMode(SharedFakeTensorMode):
         functions = is_higher_order(func)
         if functions:
             self._check_higher_order(str(func))
-        whole = not (functions or is_composite(func))
+        whole = not (functions or is_composite(func, self.device_model.label))
         self._inside += whole
         # What fake tensors remember of an op is its result: the parts of a composite one (inference mode lets them
         # through) have to run each time, or what they allocate would get memory the first time only.
@@ -288,10 +288,18 @@ class SimulatedMode(SharedFakeTensorMode):
     def _give_memory(self, func: Any, args: Any, result: Any) -> None:
         """Give every storage that ``func`` returned for the first time its memory."""
         device = self.device_model
-        if (size := whole_loss(func, args, result)) is not None:
+        if (size := whole_result(func, args, result)) is not None:
             with below_modes():
                 result.untyped_storage().resize_(size)
-        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+        if sizes := self.extras.before(func, args, result):
+            with device.scratch_during(str(func), sizes):
+                self._give_results(func, args, result)
+        else:
+            self._give_results(func, args, result)
+
+    def _give_results(self, func: Any, args: Any, result: Any) -> None:
+        device = self.device_model
+        for tensor in made_by(func, args, result):
             if isinstance(tensor, FakeTensor) and tensor.fake_device.type == device.label:
                 device.born(tensor.untyped_storage())
         if func in _RESIZING and isinstance(args[0], FakeTensor):

@@ -21,6 +21,7 @@ from ampmem.simulator.assumed import NOTHING, Assumed
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private import compiled, general
+from ampmem.simulator.private.ops import kernels_of_cuda
 from ampmem.simulator.refusal import our_fault, refusal
 from ampmem.simulator.scratch import convolutions
 from ampmem.simulator.torch_cuda import attention, cuda, recurrent
@@ -105,8 +106,9 @@ def _install(mode: SimulatedMode, undo: ExitStack, world: World | None = None) -
     """Patch, register and push all that belongs to ``mode`` and its device."""
     device = mode.device_model
     undo.callback(general.accept_foreach())
-    undo.callback(attention.install(device))
+    undo.callback(attention.install(device, mode.additions))
     if device.label == "cuda":
+        undo.callback(kernels_of_cuda())
         undo.callback(cuda.install(mode, alone=world is None))
         undo.callback(recurrent.install(mode))
         undo.callback(general.convolutions_in_format(convolutions.memory_format))

@@ -9,16 +9,43 @@ from typing import Any
 
 import torch
 
+from ampmem.patching import added
+
 PRODUCT = torch.ops.aten._unsafe_view.default
 """The last op of a matrix product of more than two dimensions. Since 0.4."""
 
 
+KERNELS_OF_CUDA = ("aten::_fused_rms_norm", "aten::silu_backward", "aten::mish_backward")
+"""The ops that CUDA has a kernel of its own for, although they could be run as several ops: from 2.11 to 2.15."""
+
+
 @functools.cache
-def is_composite(func: Any) -> bool:
-    """Whether ``func`` is run as several ops on a GPU too. The question can be asked since 1.10."""
-    return isinstance(func, torch._ops.OpOverload) and torch._C._dispatch_has_kernel_for_dispatch_key(
-        func.name(), "CompositeImplicitAutograd"
-    )
+def is_composite(func: Any, device: str = "cuda") -> bool:
+    """Whether ``func`` is run as several ops on a device of that type too. The question can be asked since 1.10."""
+    if not isinstance(func, torch._ops.OpOverload) or not _has_kernel(func.name(), "CompositeImplicitAutograd"):
+        return False
+    return func.name() not in KERNELS_OF_CUDA if device == "cuda" else not _has_kernel(func.name(), device.upper())
+
+
+def _has_kernel(name: str, key: str) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+
+
+def kernels_of_cuda() -> Callable[[], None]:
+    """Let autograd see that CUDA has kernels for :data:`KERNELS_OF_CUDA`, in builds without; returns what undoes it.
+
+    Without a kernel autograd differentiates the parts of an op, and keeps what each of them needs. The kernels that
+    are put in place never run: the mode is above them. ``Library`` is there since 1.8, ``_destroy`` since 2.1.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    for name in KERNELS_OF_CUDA:
+        if not _has_kernel(name, "CUDA"):
+            library.impl(name.removeprefix("aten::"), _never, "CUDA")
+    return added("torch.library", "kernels of CUDA", library._destroy)
+
+
+def _never(*_: Any) -> Any:
+    raise RuntimeError("unreachable")
 
 
 @functools.cache

@@ -18,10 +18,15 @@ from ampmem.simulator.scratch.reductions import Iteration, ReductionKernel, accu
 aten = torch.ops.aten
 
 Sizes: TypeAlias = "list[tuple[int, ...]]"
-"""Sets of allocations: those of a set are alive together, one set after the other."""
+"""Sets of allocations: those of a set are alive together, one set after the other. A negative number in a set gives the
+newest of so many bytes back before the next allocation."""
 
 _HALF = (torch.float16, torch.bfloat16)
 _LONG = 8
+_RANDOM_STATE = 16
+"""Bytes of the seed and the offset of the random numbers."""
+_SMALL = ((8, 6), (8, 9), (12, 0), (12, 1))
+"""Compute capabilities since Ampere with little shared memory."""
 _PAIR = 16
 """A value and its index (``MaxOps``, ``ArgMaxOps``)."""
 _CHUNK = 65536
@@ -45,7 +50,6 @@ _SOLVERS = "the workspaces of cuSOLVER and cuFFT"
 _UNKNOWN = {
     **dict.fromkeys(("mode", "histc", "bincount"), SORTS),
     **dict.fromkeys(("nansum",), _ITSELF),
-    **dict.fromkeys(("native_group_norm", "native_group_norm_backward", "grid_sampler_2d_backward"), _ITSELF),
     **dict.fromkeys(("_fft_r2c", "_fft_c2r", "_fft_c2c", "_linalg_svd", "_linalg_eigh"), _SOLVERS),
     **dict.fromkeys(("linalg_qr", "linalg_cholesky_ex", "linalg_lu_factor_ex"), _SOLVERS),
     **dict.fromkeys(
@@ -182,14 +186,15 @@ def _layer_norm_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Size
         return []
     blocks = min(32 * 1024 // -(-columns // 32), -(-rows // 32))
     gradients = [gradient for gradient in result[1:] if gradient is not None]
-    held = tuple(blocks * columns * gradient.dtype.itemsize for gradient in gradients)
-    sets: Sizes = [held]
+    steps = [blocks * columns * gradient.dtype.itemsize for gradient in gradients]
     for gradient in gradients:  # each is then replaced by the sum of its partial ones
         item = gradient.dtype.itemsize
         work = iteration((blocks, columns), (columns, 1), (0,), item, result_item=item)
-        sums = _launches(_sum_kernel(gradient.dtype, gradient.dtype), work, item, gpu)
-        sets += [(*held, columns * item, *sizes) for sizes in sums]
-    return sets
+        steps.append(columns * item)
+        for sizes in _launches(_sum_kernel(gradient.dtype, gradient.dtype), work, item, gpu):
+            steps += [*sizes, *(-size for size in sizes)]
+        steps.append(-columns * item)
+    return [tuple(steps)]
 
 
 def _embedding_backward(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
@@ -219,11 +224,167 @@ def _embedding_sums(
 
 
 def _flash_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
-    """``softmax_d`` and ``dq_accum`` of ``mha_bwd`` (``flash_attn/flash_api.cpp``), both FP32."""
+    """``softmax_d`` and ``dq_accum`` of ``mha_bwd`` (``flash_attn/flash_api.cpp``), both FP32.
+
+    Fewer heads of keys and values get their gradients for each head of the queries first, which are then summed.
+    """
     batch, heads, length, width = args[1].shape
     rounded = round_up(length, 128)
-    padded = round_up(width, 32) if width <= 128 else round_up(width, 64)
-    return [(batch * heads * rounded * 4, batch * heads * rounded * padded * 4)]
+    sizes = [batch * heads * rounded * 4, batch * heads * rounded * _rounded_width(width) * 4]
+    if len(args) > 2 and args[2].shape[1] != heads:
+        sizes += [batch * heads * args[2].shape[2] * width * args[2].dtype.itemsize] * 2
+    return [tuple(sizes)]
+
+
+def _rounded_width(width: int) -> int:
+    """``head_size_rounded``."""
+    return round_up(width, 32) if width <= 128 else round_up(width, 64)
+
+
+def _flash_forward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
+    """What several blocks of threads make of parts of the keys (``set_params_splitkv``), in ``mha_fwd``.
+
+    It is FP32, and allocated before the state of the random numbers, the last two results.
+    """
+    query, key = args[0], args[1]
+    if len(args) > 3 and args[3]:
+        return [(_RANDOM_STATE,)]  # and keys are not split
+    batch, heads, length, width = query.shape
+    splits = _key_splits(batch * heads * -(-length // 64), key.shape[2], width, gpu)
+    if splits < 2:
+        return []
+    rows = splits * batch * heads * length * 4
+    return [(rows, rows * _rounded_width(width))]
+
+
+def _key_splits(blocks: int, keys: int, width: int, gpu: GpuSpec) -> int:
+    """Among how many the keys are divided: the fewest that fill the GPU nearly as well as any
+    (``num_splits_heuristic``). ``blocks`` there are without, each on half a multiprocessor."""
+    at_once = 2 * (gpu.sm_count or 108)
+    if blocks >= 0.8 * at_once:
+        return 1
+    of_keys = -(-keys // (256 if width <= 64 else 128 if width <= 128 else 64))
+    filled: dict[int, float] = {}
+    for splits in range(1, min(128, at_once, of_keys) + 1):
+        if splits == 1 or -(-of_keys // splits) != -(-of_keys // (splits - 1)):
+            waves = blocks * splits / at_once
+            filled[splits] = waves / math.ceil(waves)
+    return next((splits for splits, part in filled.items() if part >= 0.85 * max(filled.values())), 1)
+
+
+def _efficient_forward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
+    """The output in FP32, where it does not fit into registers (``kNeedsOutputAccumulatorBuffer``)."""
+    query, value = args[0], args[2]
+    if query.dtype not in _HALF or max(query.shape[3], value.shape[3]) <= 128:
+        return []
+    return [(query.numel() // query.shape[3] * value.shape[3] * 4,)]
+
+
+def _efficient_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
+    """The sums over gradient and output, which the kernel for 16 bits computes itself, and the kernel's workspace
+    (``_efficient_attention_backward``)."""
+    query, key, value = args[1], args[2], args[3]
+    batch, heads, length = query.shape[:3]
+    rows = batch * heads * length * 4
+    if not (rows and key.numel()):
+        return []
+    groups: tuple[int, ...] = ()
+    if key.shape[1] != heads:  # the gradients for each head of the queries
+        groups = tuple(batch * heads * each.shape[2] * each.shape[3] * each.dtype.itemsize for each in (key, value))
+    sums: tuple[int, ...] = (rows,)
+    if query.dtype not in _HALF:
+        product = batch * heads * length * value.shape[3] * 4
+        copied = min(heads, length) > 1  # they are put in order
+        sums = (product, rows, rows, -product, -rows) if copied else (product, rows, -product)
+    dropout = bool(len(args) > 9 and args[9])
+    return [(*groups, *sums, batch * heads * _efficient_workspace(query, key, value, gpu, dropout=dropout))]
+
+
+def _efficient_workspace(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, gpu: GpuSpec, *, dropout: bool
+) -> int:
+    """Bytes of a head's workspace (``Params::workspace_strideBH`` in ``mem_eff_attention/kernel_backward.h``).
+
+    The kernel is the first of ``kernels/cutlassB.h`` that takes heads so wide and fits into shared memory: which does
+    is not confirmed for 16 bits and heads of more than 64 on GPUs other than A100 and H100.
+    """
+    batch, heads, length, width = query.shape
+    keys, widest, half = key.shape[2], max(width, value.shape[3]), query.dtype in _HALF
+    capability = gpu.compute_capability or (8, 0)
+    rows, columns, most = 64, 64, 64
+    if widest > 64 and (half or capability >= (8, 0)):
+        rows, most = 128, 128 if widest <= 128 else widest
+        if half and widest <= 128 and capability >= (8, 0):
+            if capability not in _SMALL:
+                columns = 128
+            elif widest > 96 or dropout:
+                rows = 64
+    splits = -(-keys // columns)
+    if batch * heads >= 256 and keys <= 2 * columns:
+        splits = 1
+    staged = half and most > rows
+    """Whether the gradients of keys and values do not fit into registers."""
+    if staged:
+        splits = min(splits, 200 // (batch * heads))
+    if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
+        splits = 1
+    staging = max(splits, 1) * columns * (round_up(width, rows) + round_up(value.shape[3], rows)) * 4 if staged else 0
+    return staging + -(-length // rows) * -(-width // columns) * (rows * columns * 4 + 16)
+
+
+def _softmax(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
+    """A copy of what is not contiguous (``host_softmax``)."""
+    return [_copies(args[0])]
+
+
+def _safe_softmax(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
+    """Where the input is minus infinity, and the rows in which all is (``_safe_softmax``)."""
+    rows = result.numel() // max(result.shape[args[1]], 1) if result.dim() else 1
+    return [_copies(args[0]), (result.numel(), rows, result.dtype.itemsize)]
+
+
+def _softmax_backward(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
+    """The gradient times the output (``structured_softmax_backward_cuda_out``), and copies of what is not contiguous.
+
+    The product lies in memory as both do; where they do not lie alike it has the order of the gradient.
+    """
+    gradient, output = args[0], args[1]
+    product = gradient.numel() * max(gradient.dtype.itemsize, output.dtype.itemsize)
+    again = () if gradient.is_contiguous() else (product,)
+    return [(product, *again, *_copies(output))]
+
+
+def _log_softmax_backward(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
+    return [_copies(args[0], args[1])]
+
+
+def _copies(*tensors: torch.Tensor | None) -> tuple[int, ...]:
+    """Bytes of a contiguous copy of each tensor that is not contiguous."""
+    given = [tensor for tensor in tensors if tensor is not None and not tensor.is_contiguous()]
+    return tuple(tensor.numel() * tensor.dtype.itemsize for tensor in given)
+
+
+def _group_norm(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
+    """The mean and scale of each group in FP32, and of each channel where there are weights
+    (``GroupNormKernelImplInternal``)."""
+    source, weight, bias, batch, channels, area, groups = args[:7]
+    statistics = batch * groups * 4 if source.dtype in _HALF else 0
+    affine = weight is not None or bias is not None
+    channel = batch * channels * _accumulated_in(source.dtype) if affine and area > 1 else 0
+    return [(*_copies(source), statistics, statistics, channel, channel)]
+
+
+def _group_norm_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
+    """Two sums of each channel; two factors of each group, and one of each channel where there is a weight
+    (``GroupNormBackwardKernelImplInternal``)."""
+    source, weight, batch, channels, area, groups = args[1], *args[4:9]
+    if area == 1:
+        return []
+    item = _accumulated_in(source.dtype)
+    channel, group = batch * channels * item, batch * groups * item
+    return [
+        (channel, channel, *((group, group, channel if weight is not None else 0) if result[0] is not None else ()))
+    ]
 
 
 def _index_put(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
@@ -337,6 +498,63 @@ def _elementwise_loss(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -
     return [(elements * item, *sizes) for sizes in launches]
 
 
+def _roll_before(args: Sequence[Any], result: torch.Tensor) -> tuple[int, ...]:
+    """The input rolled over one dimension after the other (``roll_common``)."""
+    dims = args[2] if len(args) > 2 else ()
+    return (*_copies(args[0]), *(result.numel() * result.dtype.itemsize,) * (len(dims) - 1))
+
+
+def _unfold_before(args: Sequence[Any], result: torch.Tensor) -> tuple[int, ...]:
+    """The result has the input's size first, and is then given more memory (``im2col_cuda``, ``col2im_cuda``)."""
+    before, after = (tensor.numel() * tensor.dtype.itemsize for tensor in (args[0], result))
+    return (before,) if before < after else ()
+
+
+_BEFORE: dict[Any, Callable[[Sequence[Any], Any], tuple[int, ...]]] = {
+    **dict.fromkeys(
+        (aten.native_layer_norm.default, aten._fused_rms_norm.default),
+        lambda args, result: _copies(args[0], args[2]),
+    ),
+    **dict.fromkeys(
+        (
+            aten.native_layer_norm_backward.default,
+            aten._fused_rms_norm_backward.default,
+            aten.native_group_norm_backward.default,
+        ),
+        lambda args, result: _copies(args[0], args[1]),
+    ),
+    **dict.fromkeys(
+        (aten._scaled_dot_product_flash_attention_backward.default,),
+        lambda args, result: _copies(args[0].transpose(1, 2), args[4].transpose(1, 2)),
+    ),
+    aten._scaled_dot_product_efficient_attention_backward.default: lambda args, result: _copies(
+        args[0].transpose(1, 2)
+    ),
+    aten.roll.default: _roll_before,
+    aten.im2col.default: _unfold_before,
+    aten.col2im.default: _unfold_before,
+}
+
+
+def copies_of(func: Any, args: Sequence[Any], result: Any) -> tuple[int, ...]:
+    """What ``func`` allocates before it allocates ``result``, and gives back after: copies, most of them."""
+    known = _BEFORE.get(func)
+    return () if known is None else known(args, result)
+
+
+def made_by(func: Any, args: Sequence[Any], result: Any) -> Sequence[Any]:
+    """What ``func`` returns, in the order in which it allocates that."""
+    if not isinstance(result, (tuple, list)):
+        return (result,)
+    if func is aten._scaled_dot_product_efficient_attention.default:
+        # The state of random numbers comes first; with dropout it is on the host.
+        dropout = len(args) > 5 and args[5]
+        return result[:2] if dropout else (*result[2:], *result[:2])
+    if func is aten.native_dropout.default:
+        return result[::-1]
+    return result
+
+
 _COMPUTED_WHOLE = frozenset(
     {
         aten.mse_loss.default,
@@ -347,12 +565,19 @@ _COMPUTED_WHOLE = frozenset(
 )
 
 
-def whole_loss(func: Any, args: Sequence[Any], result: Any) -> int | None:
-    """Bytes of the memory of a loss that is a single number and keeps that of each element's; ``None`` of all else.
+_RESIZED = (aten.im2col.default, aten.col2im.default)
 
-    These ops give their result the shape of the inputs first, and resize it then, which frees nothing
-    (``TORCH_META_FUNC(mse_loss)``, ``soft_margin_loss_out``, ``binary_cross_entropy_out_cuda``).
+
+def whole_result(func: Any, args: Sequence[Any], result: Any) -> int | None:
+    """Bytes of the memory of a result that keeps more than it needs; ``None`` of all else.
+
+    These ops give their result the shape of the inputs first, and resize it then, which frees nothing: losses that are
+    a single number (``TORCH_META_FUNC(mse_loss)``, ``soft_margin_loss_out``, ``binary_cross_entropy_out_cuda``), and
+    folds that make less of more (``im2col_cuda``, ``col2im_cuda``).
     """
+    if func in _RESIZED:
+        before, after = (tensor.numel() * int(tensor.dtype.itemsize) for tensor in (args[0], result))
+        return before if before > after else None
     if func not in _COMPUTED_WHOLE or result.dim():
         return None
     elements = math.prod(torch.broadcast_shapes(args[0].shape, args[1].shape))
@@ -381,6 +606,15 @@ _KNOWN: dict[Any, _Known] = {
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     aten._flash_attention_backward.default: _flash_backward,
     aten._embedding_bag_backward.default: _embedding_bag_backward,
+    aten._scaled_dot_product_flash_attention.default: _flash_forward,
+    aten._scaled_dot_product_efficient_attention.default: _efficient_forward,
+    aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+    **dict.fromkeys((aten._softmax.default, aten._log_softmax.default), _softmax),
+    aten._safe_softmax.default: _safe_softmax,
+    aten._softmax_backward_data.default: _softmax_backward,
+    aten._log_softmax_backward_data.default: _log_softmax_backward,
+    aten.native_group_norm.default: _group_norm,
+    aten.native_group_norm_backward.default: _group_norm_backward,
     **dict.fromkeys(_INDEX_PUTS, _index_put),
     aten.sort.default: _sort,
     **dict.fromkeys((aten.topk.default, aten.topk.values), _topk),

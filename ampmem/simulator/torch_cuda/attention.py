@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.library import Library
 from torch.torch_version import TorchVersion
 
+from ampmem.additions import InPlaceAdditions
 from ampmem.patching import added
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.private.ops import give_back
@@ -25,8 +26,10 @@ aten = torch.ops.aten
 _KEYS = {"cuda": ("AutogradCUDA", "CUDA"), "cpu": ("AutogradCPU", "CPU")}
 """Where the choice is made, by the type of device."""
 _HALF = (torch.float16, torch.bfloat16)
-_MASK_ALIGNMENT = 16
+_MASK_ALIGNMENT = 8
 """Elements: the memory-efficient kernel wants masks padded to that (``preprocess_mask``)."""
+_UNSQUEEZES = TorchVersion(torch.__version__) >= "2.14"
+"""Whether tensors of three dimensions are given a fourth. Before, their attention is the plain one."""
 _EFFICIENT_GROUPS = TorchVersion(torch.__version__) >= "2.14"
 """Whether the memory-efficient kernel takes fewer heads of keys and values than of queries. Before, attention of that
 kind in FP32 is the plain one, since the other kernels want 16 bits."""
@@ -161,7 +164,7 @@ def _unit_stride(*tensors: Tensor) -> bool:
     return all(tensor.stride(-1) == 1 or tensor.shape[-1] == 1 for tensor in tensors)
 
 
-def install(device: SimulatedDevice) -> Callable[[], None]:
+def install(device: SimulatedDevice, additions: InPlaceAdditions) -> Callable[[], None]:
     """Take the place of the op that chooses the kernel; returns what gives it back."""
 
     def attention(
@@ -175,6 +178,10 @@ def install(device: SimulatedDevice) -> Callable[[], None]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
+        if _UNSQUEEZES and query.dim() == key.dim() == value.dim() == 3:
+            given = (tensor.unsqueeze(0) for tensor in (query, key, value))
+            out3 = attention(*given, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+            return out3.squeeze(0)
         how = {"causal": is_causal, "gqa": enable_gqa, "dropout": dropout_p}
         kernel = choose(device, query, key, value, attn_mask, **how)
         device.assume(f"attention ran with the {kernel} kernel, as torch {torch.__version__} chooses it for this GPU")
@@ -193,7 +200,8 @@ def install(device: SimulatedDevice) -> Callable[[], None]:
                 query, key, value, mask, needs_grad, dropout_p, is_causal, scale=scale
             )
             return out[0]
-        return _plain(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
+        with additions.of_a_product():
+            return _plain(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
 
     library = Library("aten", "IMPL")
     for dispatch_key in _KEYS[device.label]:
@@ -227,12 +235,11 @@ def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _prepared(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """A mask that the memory-efficient kernel takes (``preprocess_mask``)."""
-    mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    short = -mask.shape[-1] % _MASK_ALIGNMENT
-    if short:
-        return torch.nn.functional.pad(mask, (0, short))[..., : mask.shape[-1]]
-    return mask.contiguous() if any(stride % _MASK_ALIGNMENT for stride in mask.stride()[:3]) else mask
+    """A mask that the memory-efficient kernel takes (``preprocess_mask``): it is padded before it is expanded."""
+    if mask.stride(-1) != 1 or any(stride % _MASK_ALIGNMENT for stride in mask.stride()[:-1]):
+        columns = mask.shape[-1]
+        mask = torch.nn.functional.pad(mask, (0, _MASK_ALIGNMENT - columns % _MASK_ALIGNMENT))[..., :columns]
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 
 def _flash_attention(
