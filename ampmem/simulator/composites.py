@@ -52,9 +52,7 @@ def _bce_with_logits(
     return _reduced(loss, reduction)
 
 
-def _bce(
-    found: Any, source: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _MEAN
-) -> Tensor:
+def _bce(found: Any, source: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _MEAN) -> Tensor:
     """``binary_cross_entropy_out_cuda`` (``cuda/Loss.cu``)."""
     loss = torch.empty_like(source)
     if weight is not None:
@@ -217,16 +215,37 @@ def _ctc(
     """``ctc_loss_gpu_template`` (``cuda/LossCTC.cu``)."""
     batched = log_probs.dim() > 2
     batch = log_probs.shape[1] if batched else 1
+    numbers = _ctc_numbers(log_probs, batch)
     alpha = log_probs.new_empty((batch, log_probs.shape[0], 2 * max(target_lengths, default=0) + 1))
+    del numbers
     return log_probs.new_empty((batch,) if batched else ()), alpha
 
 
 def _ctc_backward(found: Any, grad: Tensor, log_probs: Tensor, *rest: Any, **__: Any) -> Tensor:
     """``ctc_loss_backward_gpu_template`` (``cuda/LossCTC.cu``)."""
-    beta = log_probs.new_empty(rest[4].shape)
+    alpha = rest[4]
+    numbers = _ctc_numbers(log_probs, alpha.shape[0])
+    beta = log_probs.new_empty(alpha.shape)
     gradient = torch.full_like(log_probs, -math.inf)
-    del beta
+    del beta, numbers
     return gradient
+
+
+def _ctc_numbers(log_probs: Tensor, batch: int) -> list[Tensor]:
+    """Both lengths of each sequence, and where its targets begin."""
+    return [log_probs.new_empty((batch,), dtype=torch.int64) for _ in range(3)]
+
+
+def _dist(found: Any, source: Tensor, other: Tensor, p: Any = 2) -> Tensor:
+    """``dist`` (``ReduceOps.cpp``)."""
+    return torch.norm(source - other, p)
+
+
+def _isinf(found: Any, source: Tensor) -> Tensor:
+    """``isinf`` (``TensorCompare.cpp``)."""
+    if not source.is_floating_point():
+        return NotImplemented
+    return source.abs() == math.inf
 
 
 def _batch_norm_with_update(found: Any, source: Tensor, weight: Tensor | None, *rest: Any) -> Any:
@@ -247,6 +266,8 @@ COMPOSITES: dict[Any, Any] = {
     aten.multilabel_margin_loss_forward.default: _multilabel_margin,
     aten.multilabel_margin_loss_backward.default: _multilabel_margin_backward,
     aten.logsumexp.default: _logsumexp,
+    aten.dist.default: _dist,
+    aten.isinf.default: _isinf,
     aten.count_nonzero.default: _count_nonzero,
     aten.count_nonzero.dim_IntList: _count_nonzero,
     aten._thnn_fused_lstm_cell.default: _lstm_cell,

@@ -73,9 +73,7 @@ def _gru_cell_backward(found: Found, grad: Tensor, workspace: Tensor, has_bias: 
     return input_gates, hidden_gates, hx, *biases
 
 
-def _sort(
-    found: Found, tensor: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
-) -> Any:
+def _sort(found: Found, tensor: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
     """All sorts on a GPU are stable, so this is the other overload, too."""
     return aten.sort.default(tensor, dim, descending)
 

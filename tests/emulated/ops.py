@@ -207,7 +207,10 @@ def both(options: argparse.Namespace) -> list[tuple[str, str, Result, Result]]:
     common = {"CUBLAS_WORKSPACE_CONFIG": f":{WORKSPACE >> 10}:1", "PYTHONPATH": str(ROOT)}
     sides = {
         "emulated": ([str(python)], run.variables(where, settings) | common),
-        "simulated": ([os.path.abspath(options.simulate_with or python)], {**os.environ, "OMP_NUM_THREADS": "1", **common}),
+        "simulated": (
+            [os.path.abspath(options.simulate_with or python)],
+            {**os.environ, "OMP_NUM_THREADS": "1", **common},
+        ),
     }
     names = names_of_cases(*sides["simulated"], options)
     with tempfile.TemporaryDirectory() as folder:

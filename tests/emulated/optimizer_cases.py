@@ -51,7 +51,9 @@ def cases() -> Iterable[Case]:
             yield Case(name=title, arm="f32", run=partial(scaled, kind))
     for order in (2.0, float("inf")):
         for foreach in (None, False):
-            yield Case(name=f"clip_grad_norm_ {order} foreach={foreach}", arm="f32", run=partial(clipped, order, foreach))
+            yield Case(
+                name=f"clip_grad_norm_ {order} foreach={foreach}", arm="f32", run=partial(clipped, order, foreach)
+            )
 
 
 def model(dtype: torch.dtype) -> nn.Module:

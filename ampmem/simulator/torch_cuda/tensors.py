@@ -122,7 +122,9 @@ def _ctc_loss(mode: SimulatedMode) -> Any:
     original = torch.ctc_loss
 
     @functools.wraps(original)
-    def ctc_loss(log_probs: torch.Tensor, targets: torch.Tensor, inputs: Any, lengths: Any, *how: Any, **named: Any) -> Any:
+    def ctc_loss(
+        log_probs: torch.Tensor, targets: torch.Tensor, inputs: Any, lengths: Any, *how: Any, **named: Any
+    ) -> Any:
         if isinstance(log_probs, FakeTensor) and isinstance(lengths, torch.Tensor):
             batch = log_probs.shape[1] if log_probs.dim() > 2 else 1
             longest = targets.shape[1] if targets.dim() > 1 else -(-targets.numel() // batch)

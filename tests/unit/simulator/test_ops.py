@@ -87,6 +87,8 @@ FORWARD: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], list
         [3_072_000, 8192, 24_576_000],
         27_656_192,
     ),
+    "dist": (lambda x, y: x.dist(y), lambda: (rand(512, 768), rand(512, 768)), [N, *MEAN], N + 200),
+    "isinf": (lambda x: x.isinf(), lambda: (rand(512, 768),), [N, N // 4], N + N // 4),
     "scatter_reduce": (
         lambda x, i, s: x.scatter_reduce(0, i, s, "mean"),
         lambda: (rand(128, 300), whole(64, 300), rand(64, 300)),
@@ -167,8 +169,7 @@ FORWARD: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], list
     "multinomial, several": (
         lambda x: torch.multinomial(x, 5),
         lambda: (plain(4, 100_000),),
-        [160, 4, 4, 392, 4, 1, 1, 1, 16, 4, 1, 1, 1_600_000, 80]
-        + [16, 32, 32, 200_704, 4096, 1568, 1568, 1279, 1279],
+        [160, 4, 4, 392, 4, 1, 1, 1, 16, 4, 1, 1, 1_600_000, 80] + [16, 32, 32, 200_704, 4096, 1568, 1568, 1279, 1279],
         1_809_545,
     ),
     "multinomial, replaced": (
@@ -234,10 +235,11 @@ def test_ctc_loss(simulation: Simulation, where: str) -> None:
     """One matrix for each sequence: 50 steps, and 2 × 30 + 1 states."""
     lengths = [torch.full((16,), each, device=where) for each in (50, 30)]
     scores = rand(50, 16, 20)
-    sizes, _, result = made(simulation, lambda: F.ctc_loss(scores, torch.ones_like(whole(16, 30)), *lengths))
-    assert 16 * 50 * 61 * 4 in sizes
+    targets = whole(16, 30)
+    sizes, _, result = made(simulation, lambda: F.ctc_loss(scores, targets, *lengths))
+    assert sizes[:5] == [128, 128, 128, 16 * 50 * 61 * 4, 64]
     assert result.shape == ()
-    assert 16 * 50 * 61 * 4 in made(simulation, result.backward)[0]
+    assert made(simulation, result.backward)[0][-5:] == [128, 128, 128, 16 * 50 * 61 * 4, 64_000]
 
 
 def test_ops_without_a_meta_kernel(simulation: Simulation) -> None:
