@@ -7,6 +7,9 @@ another Python for the simulated one. Of each phase of a case (forward and backw
 things are compared: the bytes that are kept at its end, the peak of the requested bytes within it, and the sizes of the
 allocations in their order. The workspaces of cuBLAS are taken out: :data:`WORKSPACE` gives them a size that nothing
 else has. --all prints the phases that agree too, --json FILE writes everything down.
+
+known_differences.json has what is known to differ, by set. --check compares with it, and fails where a difference is
+new or gone; --write puts what differs now in its place, and its table into docs/simulation.md.
 """
 
 from __future__ import annotations
@@ -27,7 +30,10 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-SETS = {"large": "op_cases", "op_db": "op_db_cases", "optimizers": "optimizer_cases", "further": "op_further"}
+KNOWN = HERE / "known_differences.json"
+PAGE = ROOT / "docs/simulation.md"
+BEGIN, END = "<!-- begin of tests/emulated/ops.py -->", "<!-- end of tests/emulated/ops.py -->"
+SETS = {"large": "op_cases", "op_db": "op_db_cases", "optimizers": "optimizer_cases"}
 """The module that has the cases of a set, as ``cases()``."""
 GPU = "a100-80"
 WORKSPACE = 7919 << 10
@@ -207,10 +213,7 @@ def both(options: argparse.Namespace) -> list[tuple[str, str, Result, Result]]:
     common = {"CUBLAS_WORKSPACE_CONFIG": f":{WORKSPACE >> 10}:1", "PYTHONPATH": str(ROOT)}
     sides = {
         "emulated": ([str(python)], run.variables(where, settings) | common),
-        "simulated": (
-            [os.path.abspath(options.simulate_with or python)],
-            {**os.environ, "OMP_NUM_THREADS": "1", **common},
-        ),
+        "simulated": ([str(Path(options.simulate_with or python).absolute())], {**_without_emulation(), **common}),
     }
     names = names_of_cases(*sides["simulated"], options)
     with tempfile.TemporaryDirectory() as folder:
@@ -218,6 +221,12 @@ def both(options: argparse.Namespace) -> list[tuple[str, str, Result, Result]]:
         lines = dict(zip(sides, (side.finish() for side in started), strict=True))
     pairs = zip(lines["emulated"], lines["simulated"], strict=True)
     return [(one[0], one[1], one[2], other[2]) for one, other in pairs]
+
+
+def _without_emulation() -> dict[str, str]:
+    """The variables of this process without those of run.py, under which a test runs."""
+    ours = ("EMULATED_", "LD_PRELOAD", "LD_LIBRARY_PATH")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | {"OMP_NUM_THREADS": "1"}
 
 
 class _Side:
@@ -321,6 +330,58 @@ def report(phases: Sequence[Difference], failed: dict[str, list[str]], *, everyt
     yield f"{len(phases)} phases compared: {counts}; not compared {sum(map(len, failed.values()))} cases"
 
 
+Known = dict[str, dict[str, str]]
+"""By case and phase: what differs in each arm, as :attr:`Difference.text` says it."""
+
+
+def known(phases: Iterable[Difference]) -> Known:
+    """What differs among ``phases``."""
+    found: Known = defaultdict(dict)
+    for each in phases:
+        if each.text != "equal":
+            found[f"{each.name} {each.phase}"][each.arm] = each.text
+    return dict(found)
+
+
+def changes(was: Known, phases: Sequence[Difference]) -> list[str]:
+    """What is not as known: new differences, other ones, and those that are gone."""
+    lines = []
+    for each in phases:
+        expected = was.get(f"{each.name} {each.phase}", {}).get(each.arm, "equal")
+        if expected != each.text:
+            sizes = f"emulated {each.emulated.sizes}, simulated {each.simulated.sizes}"
+            lines.append(f"{each.name} {each.phase} [{each.arm}]: known as {expected}, is {each.text}: {sizes}")
+    return lines
+
+
+def table(sets: dict[str, Known]) -> list[str]:
+    """The known differences of a percent and more in the peak, or in what is kept, as Markdown; the worst first."""
+    rows = []
+    for what in sets.values():
+        for name, arms in what.items():
+            told = {arm: text for arm, text in arms.items() if text != "sequence" and _badness(text) > 1.01}
+            if told:
+                texts = sorted(set(told.values()), key=_badness)
+                shown = texts[-1] if len(texts) == 1 else ", ".join(f"{text} ({arm})" for arm, text in told.items())
+                rows.append((max(map(_badness, told.values())), f"| {name} | {shown} |"))
+    return ["| phase | peak, simulated / emulated |", "|---|---|", *(row for _, row in sorted(rows, reverse=True))]
+
+
+def _badness(text: str) -> float:
+    factor = float(text.split()[0].removeprefix("x")) if text.startswith("x") else 1.0
+    return max(factor, 1 / factor if factor else 1e9, 2.0 if "keeps" in text else 1.0)
+
+
+def write(name: str, phases: Sequence[Difference]) -> None:
+    """Put what differs into the file and onto the page."""
+    sets = json.loads(KNOWN.read_text(encoding="utf-8")) if KNOWN.exists() else {}
+    sets[name] = known(phases)
+    KNOWN.write_text(json.dumps(sets, indent=1) + "\n", encoding="utf-8")
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text("\n".join([f"{before}{BEGIN}", "", *table(sets), "", f"{END}{after}"]), encoding="utf-8")
+
+
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options of the command line."""
     sys.path.insert(0, str(HERE))
@@ -334,6 +395,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--simulate-with", metavar="PYTHON", help="another Python for the simulated side")
     parser.add_argument("--all", action="store_true", help="print what agrees, too")
     parser.add_argument("--sizes", action="store_true", help="print the sizes of the allocations of what differs")
+    parser.add_argument("--check", action="store_true", help="compare with the known differences")
+    parser.add_argument("--write", action="store_true", help="replace the known differences of the whole set")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--side", choices=("emulated", "simulated"), help=argparse.SUPPRESS)
     parser.add_argument("--list", action="store_true", help=argparse.SUPPRESS)
@@ -357,6 +420,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(f"{each.name} [{each.arm}] {each.phase}: {each.text}")
                 print("  emulated ", *each.emulated.sizes)
                 print("  simulated", *each.simulated.sizes)
+    if options.check:
+        different = changes(json.loads(KNOWN.read_text(encoding="utf-8"))[options.set], phases)
+        sys.exit("\n".join(different) if different else 0)
+    if options.write:
+        if options.only:
+            sys.exit("--write needs the whole set: leave --only out")
+        write(options.set, phases)
     print("\n".join(report(phases, failed, everything=options.all)))
     if options.json:
         rows = [

@@ -36,8 +36,8 @@ def install(*, alone: bool) -> Callable[[], None]:
         raw = ("caching_allocator_alloc", "caching_allocator_delete")
         allocators = ("CUDAPluggableAllocator", "change_current_allocator", *raw)
         undo.callback(replace_all((cuda, cuda.memory), _each_stops(cuda.memory, allocators, _ALLOCATORS)))
-        kernels = ("_create_jit_fn", "_create_multi_output_jit_fn")
-        undo.callback(replace_all((cuda.jiterator,), _each_stops(cuda.jiterator, kernels, _JITERATOR)))
+        function = cuda.jiterator._JittedFunction
+        undo.callback(replace_all((function,), _each_stops(function, ("__call__",), _JITERATOR)))
         if alone and distributed.is_available():
             undo.callback(_without_communication())
         return undo.pop_all().close

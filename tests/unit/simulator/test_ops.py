@@ -268,8 +268,9 @@ def test_new_tensors_in_pinned_memory(simulation: Simulation) -> None:
 
 
 def test_kernels_that_are_compiled_at_run_time_are_refused(simulation: Simulation) -> None:
+    same = torch.cuda.jiterator._create_jit_fn("template <typename T> T same(T x) { return x; }")
     with pytest.raises(NotSimulated, match="write the function with torch's own ops"):
-        torch.cuda.jiterator._create_jit_fn("template <typename T> T same(T x) { return x; }")
+        same(plain(8))
 
 
 def test_a_fake_process_group_needs_a_world(simulation: Simulation) -> None:

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from ampmem.allocator.gpus import find_gpu  # noqa: E402
 from ampmem.allocator.settings import KIB, MIB  # noqa: E402
 from ampmem.simulator.scratch import sorts, workspaces  # noqa: E402
-from ampmem.simulator.scratch.scratch import SORTS, scratch_of, unmodelled, whole_loss  # noqa: E402
+from ampmem.simulator.scratch.scratch import SORTS, scratch_of, unmodelled, whole_result  # noqa: E402
 
 aten = torch.ops.aten
 H100 = find_gpu("h100")
@@ -66,10 +66,10 @@ def test_a_loss_is_made_of_each_element_first(loss: Any) -> None:
 def test_the_memory_of_each_element_stays_with_a_reduced_loss() -> None:
     given, number = (meta(4096, 1), meta(2048)), meta()
     for loss in (aten.mse_loss, aten.smooth_l1_loss, aten.soft_margin_loss, aten.binary_cross_entropy):
-        assert whole_loss(loss.default, given, number) == 4 * 4096 * 2048
-        assert whole_loss(loss.default, given, meta(4096, 2048)) is None
-        assert whole_loss(loss.default, (meta(), meta()), number) is None
-    assert whole_loss(aten.huber_loss.default, given, number) is None
+        assert whole_result(loss.default, given, number) == 4 * 4096 * 2048
+        assert whole_result(loss.default, given, meta(4096, 2048)) is None
+        assert whole_result(loss.default, (meta(), meta()), number) is None
+    assert whole_result(aten.huber_loss.default, given, number) is None
 
 
 def test_what_is_summed_in_another_type_is_cast_first() -> None:
