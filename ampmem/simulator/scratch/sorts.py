@@ -1,8 +1,8 @@
 """Temporary storage of sorts and scans on a GPU: what CUB asks for, and PyTorch's own sort and topk beside it.
 
-The sizes are those that CUB's host code computes (``cub/device/dispatch``, as it comes with CUDA 12 and 13): they depend
-on the number of elements, on the sizes of keys and values, and a little on the GPU. ``sm_count`` and the compute
-capability of an A100 stand for those of a GPU that is not known.
+The sizes are those that CUB computes on the host (``cub/device/dispatch``, in CUDA 12 and 13): they depend on the number
+of elements, on the sizes of keys and values, and a little on the GPU. The multiprocessors and the compute capability of
+an A100 stand for those of a GPU that is not known.
 """
 
 from __future__ import annotations
