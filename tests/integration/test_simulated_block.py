@@ -16,9 +16,12 @@ from simulated_runs import torch_now
 from torch import nn
 
 import ampmem
+from ampmem.allocator.gpus import find_gpu
 from ampmem.errors import ModelElsewhere, NothingRecorded, UsageError
 from ampmem.events import Action, Phase
 from ampmem.recording import read
+from ampmem.simulator.device import Event
+from ampmem.simulator.start import Simulation
 from ampmem.simulator.where import NotSimulated
 
 PARAMETERS = 2 * (64 * 64 + 64) * 4
@@ -430,6 +433,52 @@ def test_a_linear_layer_on_an_input_that_is_not_contiguous_adds_its_bias_in_plac
     assert phases.count(Phase.EVALUATION) == 1
     assert phases.count(Phase.FORWARD) == 1
     assert phases.count(Phase.BETWEEN) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "forward", "backward"),
+    [
+        ("rms_norm", [(4, 256, 1024)], [2097152, 4096], [2097152]),
+        ("silu", [(4, 256, 1024)], [2097152], [2097152]),
+        ("mish", [(4, 256, 1024)], [2097152], [2097152]),
+        ("maximum", [(4, 256, 1024)] * 2, [2097152], [1048576, 2097152] * 4),
+        ("binary_cross_entropy_with_logits", [(512, 1024)] * 2, None, [1048576]),
+        ("var_mean", [(512, 5000)], [1024, 1024], [1024, 5120000, 1024, 5120000, 5120000, 5120000]),
+        ("take", [(512, 1000)], [1024], [1024000]),
+    ],
+)
+def test_an_op_allocates_what_pytorchs_cuda_build_does(
+    name: str, shapes: list[tuple[int, ...]], forward: list[int] | None, backward: list[int]
+) -> None:
+    """In bfloat16, to the byte and in order; the sizes are those of tests/emulated/ops.py."""
+    calls: dict[str, Callable[..., object]] = {
+        "rms_norm": lambda x: nn.functional.rms_norm(x, (1024,)),
+        "silu": nn.functional.silu,
+        "mish": nn.functional.mish,
+        "maximum": torch.maximum,
+        "binary_cross_entropy_with_logits": lambda x, y: nn.functional.binary_cross_entropy_with_logits(x, y.detach()),
+        "var_mean": lambda x: torch.var_mean(x, dim=-1),
+        "take": lambda x: torch.take(x, torch.zeros(512, dtype=torch.int64, device="cuda")),
+    }
+    simulation = Simulation(find_gpu("a100-80"))
+    try:
+        inputs = [torch.zeros(shape, dtype=torch.bfloat16, device="cuda", requires_grad=True) for shape in shapes]
+        made: list[int] = []
+
+        def note(event: Event) -> None:
+            if event.action == Action.ALLOC:
+                made.append(event.bytes)
+
+        simulation.device.recorder = note
+        result = calls[name](*inputs)
+        outs = [out for out in (result if isinstance(result, tuple) else (result,)) if isinstance(out, torch.Tensor)]
+        assert forward is None or made == (forward if name != "take" else [4096, *forward])
+        grads = [torch.ones_like(out) for out in outs]
+        made.clear()
+        torch.autograd.backward(outs, grads)
+        assert made == backward
+    finally:
+        simulation.end()
 
 
 def test_a_caught_out_of_memory_keeps_nothing_of_the_scripts() -> None:

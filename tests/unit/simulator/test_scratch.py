@@ -11,7 +11,14 @@ torch = pytest.importorskip("torch")
 from ampmem.allocator.gpus import find_gpu  # noqa: E402
 from ampmem.allocator.settings import KIB, MIB  # noqa: E402
 from ampmem.simulator.scratch import sorts, workspaces  # noqa: E402
-from ampmem.simulator.scratch.scratch import SORTS, scratch_of, unmodelled, whole_result  # noqa: E402
+from ampmem.simulator.scratch.scratch import (  # noqa: E402
+    SORTS,
+    copies_of,
+    made_by,
+    scratch_of,
+    unmodelled,
+    whole_result,
+)
 
 aten = torch.ops.aten
 H100 = find_gpu("h100")
@@ -97,9 +104,9 @@ def test_the_norms_of_very_many_rows() -> None:
     source, moments, weight = meta(131_072, 256), meta(131_072, 1), meta(256)
     args = (source, source, [256], moments, moments, weight, weight, [True, True, True])
     # 4096 x 8 blocks of 32 rows; then each gradient is the sum of 4096: 64 blocks of 32 x 4 outputs.
-    partial = 4096 * 256 * 4
-    added = (partial, partial, 1024, 4 * 256 * 64 * 128, 8)
-    assert scratch(aten.native_layer_norm_backward.default, *args) == [(partial, partial), added, added]
+    partial, staging = 4096 * 256 * 4, 4 * 256 * 64 * 128
+    added = (1024, staging, 8, -staging, -8, -1024)
+    assert scratch(aten.native_layer_norm_backward.default, *args) == [(partial, partial, *added, *added)]
     few, moments = meta(65_536, 256), meta(65_536, 1)
     args = (few, few, [256], moments, moments, weight, weight, [True, True, True])
     assert scratch(aten.native_layer_norm_backward.default, *args) == []
@@ -118,6 +125,103 @@ def test_attention_backward() -> None:
     query = meta(2, 4, 100, 72, dtype=torch.bfloat16)
     sizes = scratch_of(aten._scaled_dot_product_flash_attention_backward.default, (query, query), (), H100)
     assert sizes == [(2 * 4 * 128 * 4, 2 * 4 * 128 * 96 * 4)]
+
+
+A100 = find_gpu("a100-80")
+BF16 = torch.bfloat16
+FLASH, EFFICIENT = aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_efficient_attention
+
+
+@pytest.mark.parametrize(
+    ("query", "keys", "dropout", "sizes"),
+    [
+        ((8, 12, 256, 64), 256, 0.0, []),
+        ((8, 12, 64, 64), 308, 0.0, [(49152, 3145728)]),
+        ((2, 12, 256, 80), 256, 0.0, [(49152, 4718592)]),
+        ((2, 12, 256, 256), 256, 0.0, [(49152, 12582912)]),
+        ((1, 12, 16, 64), 2048, 0.0, [(6144, 393216)]),
+        ((8, 12, 64, 64), 308, 0.1, [(16,)]),
+    ],
+)
+def test_flash_attention_divides_the_keys(query: Any, keys: int, dropout: float, sizes: Any) -> None:
+    """The bytes are those of PyTorch's CUDA build for an A100, as in the two tests after this one."""
+    key = meta(*query[:2], keys, query[3], dtype=BF16)
+    args = (meta(*query, dtype=BF16), key, key, dropout)
+    assert scratch_of(FLASH.default, args, (), A100) == sizes
+
+
+def test_flash_attention_backward_copies_and_sums_over_groups() -> None:
+    query, key = meta(2, 16, 256, 64, dtype=BF16), meta(2, 4, 256, 64, dtype=BF16)
+    func = aten._scaled_dot_product_flash_attention_backward.default
+    args = (query, query, key, key, query)
+    assert scratch_of(func, args, (), A100) == [(32768, 2097152, 1048576, 1048576)]
+    assert copies_of(func, args, ()) == (1048576, 1048576)
+    transposed = meta(2, 256, 16, 64, dtype=BF16).transpose(1, 2)
+    assert copies_of(func, (transposed, query, key, key, transposed), ()) == ()
+
+
+@pytest.mark.parametrize(
+    ("query", "keys", "dtype", "sizes"),
+    [
+        ((8, 12, 256, 64), 256, torch.float32, (6291456, 98304, 98304, -6291456, -98304, 6297600)),
+        ((2, 12, 1, 64), 512, torch.float32, (6144, 96, -6144, 393600)),
+        ((2, 12, 256, 80), 256, torch.float32, (1966080, 24576, 24576, -1966080, -24576, 3147264)),
+        ((2, 12, 256, 160), 256, torch.float32, (3932160, 24576, 24576, -3932160, -24576, 4720896)),
+        ((8, 12, 256, 64), 256, BF16, (98304, 6297600)),
+        ((8, 12, 77, 64), 77, BF16, (29568, 3148800)),
+    ],
+)
+def test_efficient_attention_backward(query: Any, keys: int, dtype: Any, sizes: tuple[int, ...]) -> None:
+    source, key = meta(*query, dtype=dtype), meta(*query[:2], keys, query[3], dtype=dtype)
+    args = (source, source, key, key, None, source, None, None, None, 0.0, [True] * 3 + [False])
+    assert scratch_of(aten._scaled_dot_product_efficient_attention_backward.default, args, (), A100) == [sizes]
+
+
+def test_efficient_attention_with_wide_heads_has_its_output_in_fp32() -> None:
+    wide, narrow = meta(2, 4, 512, 256, dtype=BF16), meta(2, 4, 512, 128, dtype=BF16)
+    assert scratch_of(EFFICIENT.default, (wide, wide, wide), (), A100) == [(4194304,)]
+    assert scratch_of(EFFICIENT.default, (narrow, narrow, narrow), (), A100) == []
+
+
+def test_random_numbers_of_efficient_attention_come_first_and_with_dropout_not_at_all() -> None:
+    results = ("out", "sums", "seed", "offset")
+    assert made_by(EFFICIENT.default, (0, 1, 2, None, True, 0.0), results) == ("seed", "offset", "out", "sums")
+    assert made_by(EFFICIENT.default, (0, 1, 2, None, True, 0.1), results) == ("out", "sums")
+
+
+def test_softmax_multiplies_gradient_and_output() -> None:
+    scores = meta(8, 12, 128, 128)
+    assert scratch(aten._softmax_backward_data.default, scores, scores, -1, torch.float32) == [(6291456,)]
+    permuted = scores.transpose(0, 1)
+    assert scratch_of(aten._softmax.default, (permuted, -1, False), scores, A100) == [(6291456,)]
+    assert scratch_of(aten._log_softmax.default, (scores, -1, False), scores, A100) == []
+    assert scratch_of(aten._safe_softmax.default, (scores, -1), scores, A100) == [(1572864, 12288, 4)]
+
+
+def test_norms_copy_what_is_not_contiguous() -> None:
+    images = meta(4, 96, 56, 56).permute(0, 2, 3, 1)
+    assert copies_of(aten.native_layer_norm.default, (images, [96], None, None, 1e-5), ()) == (4816896,)
+    assert copies_of(aten._fused_rms_norm.default, (images, [96], None, 1e-5), ()) == (4816896,)
+    assert copies_of(aten.native_layer_norm_backward.default, (images.contiguous(), images), ()) == (4816896,)
+    source, weight = meta(4, 128, 32, 32, dtype=BF16), meta(128, dtype=BF16)
+    shape = (4, 128, 1024, 32)
+    assert scratch(aten.native_group_norm.default, source, weight, weight, *shape, 1e-5) == [(512, 512, 2048, 2048)]
+    assert scratch(aten.native_group_norm.default, source, None, None, *shape, 1e-5) == [(512, 512)]
+    means = meta(4, 32, dtype=BF16)
+    args = (source, source, means, means, weight, *shape, [True] * 3)
+    sizes = scratch_of(aten.native_group_norm_backward.default, args, (source, weight, weight), A100)
+    assert sizes == [(2048, 2048, 512, 512, 2048)]
+
+
+def test_rolling_and_folding_take_memory_first() -> None:
+    images = meta(8, 56, 56, 96)
+    assert copies_of(aten.roll.default, (images, [3, 3], [1, 2]), images) == (9633792,)
+    assert copies_of(aten.roll.default, (images, [1], [1]), images) == ()
+    image, columns = meta(4, 32, 56, 56), meta(4, 288, 3136)
+    assert copies_of(aten.im2col.default, (image,), columns) == (1605632,)
+    assert whole_result(aten.im2col.default, (image,), columns) is None
+    assert copies_of(aten.col2im.default, (columns,), image) == ()
+    assert whole_result(aten.col2im.default, (columns,), image) == 14450688
 
 
 def test_what_has_no_formula_is_named() -> None:
