@@ -169,7 +169,7 @@ FORWARD: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], list
     "multinomial, several": (
         lambda x: torch.multinomial(x, 5),
         lambda: (plain(4, 100_000),),
-        [160, 4, 4, 392, 4, 1, 1, 1, 16, 4, 1, 1, 1_600_000, 80] + [16, 32, 32, 200_704, 4096, 1568, 1568, 1279, 1279],
+        [160, 4, 4, 392, *(4, 1, 1, 1, 16, 4, 1, 1), 1_600_000, 80, 16, 32, 32, 200_704, 4096, 1568, 1568, 1279, 1279],
         1_809_545,
     ),
     "multinomial, replaced": (
