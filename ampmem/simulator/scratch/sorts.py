@@ -1,8 +1,7 @@
 """Temporary storage of sorts and scans on a GPU: what CUB asks for, and PyTorch's own sort and topk beside it.
 
-The sizes are those that CUB computes on the host (``cub/device/dispatch``, in CUDA 12 and 13): they depend on the number
-of elements, on the sizes of keys and values, and a little on the GPU. The multiprocessors and the compute capability of
-an A100 stand for those of a GPU that is not known.
+The sizes are those that CUB computes on the host (``cub/device/dispatch``, in CUDA 12 and 13): they depend on how many
+elements there are, on the sizes of keys and values, and a little on the GPU. Where that is not known, an A100 is taken.
 """
 
 from __future__ import annotations
