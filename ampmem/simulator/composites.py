@@ -113,7 +113,7 @@ def _multilabel_margin_backward(found: Any, grad: Tensor, source: Tensor, *_: An
     return source.new_empty(source.shape)
 
 
-def _logsumexp(found: Any, source: Tensor, dim: Sequence[int] | int, keepdim: bool = False) -> Tensor:
+def _logsumexp(found: Any, source: Tensor, dim: Sequence[int] | int, keepdim: bool = False) -> Any:
     """``logsumexp_out_impl`` (``ReduceOps.cpp``)."""
     if not source.numel():
         return NotImplemented
@@ -131,7 +131,7 @@ def _logsumexp(found: Any, source: Tensor, dim: Sequence[int] | int, keepdim: bo
     return result.log_().add_(maxima if keepdim else maxima.view(result.shape))
 
 
-def _count_nonzero(found: Any, source: Tensor, dim: Sequence[int] | int | None = None) -> Tensor:
+def _count_nonzero(found: Any, source: Tensor, dim: Sequence[int] | int | None = None) -> Any:
     """``count_nonzero_cuda`` (``TensorAdvancedIndexing.cpp``)."""
     if source.is_complex():
         return NotImplemented
@@ -173,7 +173,7 @@ def _multinomial(
     return result
 
 
-def _median(found: Any, source: Tensor) -> Tensor:
+def _median(found: Any, source: Tensor) -> Any:
     """``median_impl`` (``cuda/Sorting.cpp``)."""
     if not source.numel():
         return NotImplemented
@@ -241,7 +241,7 @@ def _dist(found: Any, source: Tensor, other: Tensor, p: Any = 2) -> Tensor:
     return torch.norm(source - other, p)
 
 
-def _isinf(found: Any, source: Tensor) -> Tensor:
+def _isinf(found: Any, source: Tensor) -> Any:
     """``isinf`` (``TensorCompare.cpp``)."""
     if not source.is_floating_point():
         return NotImplemented
