@@ -131,7 +131,7 @@ def _logsumexp(found: Any, source: Tensor, dim: Sequence[int] | int, keepdim: bo
     return result.log_().add_(maxima if keepdim else maxima.view(result.shape))
 
 
-def _count_nonzero(found: Any, source: Tensor, dim: Sequence[int] | int | None = None) -> Any:
+def _count_nonzero(found: Any, source: Tensor, dim: Any = None) -> Any:
     """``count_nonzero_cuda`` (``TensorAdvancedIndexing.cpp``)."""
     if source.is_complex():
         return NotImplemented
@@ -236,7 +236,7 @@ def _ctc_numbers(log_probs: Tensor, batch: int) -> list[Tensor]:
     return [log_probs.new_empty((batch,), dtype=torch.int64) for _ in range(3)]
 
 
-def _dist(found: Any, source: Tensor, other: Tensor, p: Any = 2) -> Tensor:
+def _dist(found: Any, source: Tensor, other: Tensor, p: Any = 2) -> Any:
     """``dist`` (``ReduceOps.cpp``)."""
     return torch.norm(source - other, p)
 
