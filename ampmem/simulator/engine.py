@@ -32,6 +32,10 @@ _IN_PLACE = {
     aten.put.default: aten.put_.default,
 }
 _MASKED = {aten.masked_fill.Scalar: aten.masked_fill_.Scalar}
+_LOGICAL = {
+    aten.logical_and.default: aten.logical_and_.default,
+    aten.logical_or.default: aten.logical_or_.default,
+}
 _CHAINED = {
     aten.sub.Tensor: aten.sub_.Tensor,
     aten.mul.Tensor: aten.mul_.Tensor,
@@ -41,6 +45,7 @@ _CHAINED = {
 _IN_FORMULA: dict[str, dict[Any, Any]] = {
     **dict.fromkeys((f"{name}Backward0" for name in ("Maximum", "Minimum", "Fmax", "Fmin", "Amax", "Amin")), _MASKED),
     **dict.fromkeys(("ClampBackward0", "ClampBackward1", "ClampMinBackward1", "ClampMaxBackward1"), _MASKED),
+    **dict.fromkeys(("MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0"), _LOGICAL),
     "BinaryCrossEntropyWithLogitsBackward0": _CHAINED,
     "VarMeanBackward0": {},
     "StdMeanBackward0": {},

@@ -29,6 +29,7 @@ from ampmem.simulator.private.general import (
     below_modes,
     in_backward,
     tree_leaves,
+    without_autocast,
 )
 from ampmem.simulator.private.ops import PRODUCT, has_size_of_data, is_composite, is_higher_order, unwraps_itself
 from ampmem.simulator.reading import LARGE, Reading
@@ -79,6 +80,8 @@ class SimulatedMode(SharedFakeTensorMode):
         """Whether tensors on the CPU are simulated too."""
         self.real: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         """Those that are not, even so."""
+        self.pinned: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        """Those on the CPU that claim to be in pinned memory, which is memory like any other here."""
         self.ended = False
         """Whether the device is gone: what is still on it has neither memory nor values."""
         self.shared = False
@@ -162,6 +165,10 @@ class SimulatedMode(SharedFakeTensorMode):
 
     def unanswered(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run one op, whatever :attr:`answers` has for it."""
+        if kwargs.get("pin_memory"):  # which takes a driver
+            made = self.unanswered(func, types, args, {**kwargs, "pin_memory": False})
+            self.pinned.add(made.untyped_storage())
+            return made
         if not self._concerns(func, types, args, kwargs):
             return func(*args, **kwargs)
         if kwargs.get("layout") not in _DENSE:
@@ -305,7 +312,8 @@ class SimulatedMode(SharedFakeTensorMode):
     def _own_kernel(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in DISTINCT and (result := self._of_known_size(func, args, kwargs)) is not None:
             return result
-        result = KERNELS[func](self._found, *args, **kwargs)
+        with without_autocast():  # which has had its say, and is not asked of the parts
+            result = KERNELS[func](self._found, *args, **kwargs)
         if result is NotImplemented:
             return self.run(func, args, kwargs)
         self.extras.after(func, args, result)

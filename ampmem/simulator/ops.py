@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ampmem.simulator.composites import COMPOSITES
 from ampmem.simulator.where import stop
 
 aten = torch.ops.aten
@@ -70,6 +71,11 @@ def _gru_cell_backward(found: Found, grad: Tensor, workspace: Tensor, has_bias: 
     hx = grad.new_empty(grad.shape)
     biases = (input_gates.sum(0), hidden_gates.sum(0)) if has_bias else (None, None)
     return input_gates, hidden_gates, hx, *biases
+
+
+def _sort(found: Found, tensor: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+    """All sorts on a GPU are stable, so this is the other overload, too."""
+    return aten.sort.default(tensor, dim, descending)
 
 
 def _nonzero(found: Found, tensor: Tensor) -> Tensor:
@@ -207,6 +213,7 @@ KERNELS: dict[Any, OpAnswer] = {
     aten._embedding_bag.default: _embedding_bag,
     aten._thnn_fused_gru_cell.default: _gru_cell,
     aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
+    aten.sort.stable: _sort,
     aten.nonzero.default: _nonzero,
     aten.masked_select.default: _masked_select,
     aten.index.Tensor: _index,
@@ -214,6 +221,7 @@ KERNELS: dict[Any, OpAnswer] = {
         op: _accumulating(op) for op in (aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
     },
     **DISTINCT,
+    **COMPOSITES,
     aten._pack_padded_sequence.default: _pack_padded_sequence,
 }
 

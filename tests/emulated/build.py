@@ -33,7 +33,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 TORCH = "2.14.1"
 LIBRARY = "libemulatedcuda.so"
-BESIDES = ("click", "tabulate", "jinja2", "plotly", "numpy", "pytest", "hypothesis", "nvidia-ml-py")
+BESIDES = ("click", "tabulate", "jinja2", "plotly", "numpy", "pytest", "hypothesis", "nvidia-ml-py", "expecttest")
 """What ampmem and its tests need beside torch."""
 NEEDS_GB = 12
 """Free room on the disk without which an environment is not begun: 5.6 for the largest, and pip's copies meanwhile."""

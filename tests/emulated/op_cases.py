@@ -43,7 +43,7 @@ def trained(build: Build, arm: str) -> Iterator[str]:
     with context():
         result = function(*arguments)
     yield ""
-    outs = [out for out in _tensors(result) if out.requires_grad]
+    outs = [out for out in tensors(result) if out.requires_grad]
     grads = [torch.ones_like(out) for out in outs]
     if outs:
         del result
@@ -51,12 +51,12 @@ def trained(build: Build, arm: str) -> Iterator[str]:
         torch.autograd.backward(outs, grads)
 
 
-def _tensors(result: Any) -> Iterator[Tensor]:
+def tensors(result: Any) -> Iterator[Tensor]:
     if isinstance(result, Tensor):
         yield result
     elif isinstance(result, (tuple, list)):
         for each in result:
-            yield from _tensors(each)
+            yield from tensors(each)
 
 
 def rand(dtype: torch.dtype, *shape: int, grad: bool = True) -> Tensor:

@@ -66,7 +66,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "assumed refusal where",
         "world",
         "private",
-        "memory",
+        "composites memory",
         "device engine ops scratch",
         "extras values",
         "reading",

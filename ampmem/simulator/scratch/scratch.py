@@ -12,6 +12,7 @@ import torch
 from ampmem.allocator.gpus import GpuSpec
 from ampmem.allocator.rounding import round_up
 from ampmem.simulator.private.ops import schema_of
+from ampmem.simulator.scratch import sorts
 from ampmem.simulator.scratch.reductions import Iteration, ReductionKernel, accumulated, iteration, scratch
 
 aten = torch.ops.aten
@@ -34,8 +35,8 @@ _PARTIAL_ROWS = 10
 """Rows of gradients that a thread of an embedding's backward adds up (``NROWS_PER_THREAD``)."""
 _SORTED_SINCE = 3072
 """With more indices than that an embedding's backward sorts them."""
-_SORTED_FOR_NOTHING = 512
-"""So many indices were sorted in the traces, and the sort asked for one byte."""
+_BAG_MAX = 2
+"""The mode of an ``EmbeddingBag`` that takes the largest."""
 _INDEX_PUTS = (aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default)
 
 _ITSELF = "what {op} allocates for itself"
@@ -47,11 +48,8 @@ _TORCHS = frozenset({"aten", "prims", "prim", "c10d", "c10d_functional", "dtenso
 _SOLVERS = "the workspaces of cuSOLVER and cuFFT"
 
 _UNKNOWN = {
-    **dict.fromkeys(("sort", "topk", "kthvalue", "median", "mode", "multinomial", "histc", "bincount"), SORTS),
-    **dict.fromkeys(("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "randperm"), SORTS),
-    **dict.fromkeys(("logsumexp", "nansum", "count_nonzero", "_ctc_loss", "_ctc_loss_backward"), _ITSELF),
-    "grid_sampler_2d_backward": _ITSELF,
-    **dict.fromkeys(("_embedding_bag", "_embedding_bag_dense_backward"), _ITSELF),
+    **dict.fromkeys(("mode", "histc", "bincount"), SORTS),
+    **dict.fromkeys(("nansum",), _ITSELF),
     **dict.fromkeys(("_fft_r2c", "_fft_c2r", "_fft_c2c", "_linalg_svd", "_linalg_eigh"), _SOLVERS),
     **dict.fromkeys(("linalg_qr", "linalg_cholesky_ex", "linalg_lu_factor_ex"), _SOLVERS),
     **dict.fromkeys(
@@ -72,13 +70,6 @@ def unmodelled(func: Any) -> str | None:
         return _OF_LIBRARIES.format(library=library)
     text = _UNKNOWN.get(name)
     return None if text is None else text.format(op=name)
-
-
-def sorts_much(func: Any, args: Sequence[Any]) -> bool:
-    """Whether ``func`` sorts so many indices that the sort's own storage, for which there is no formula, may count."""
-    if func is aten.embedding_dense_backward.default:
-        return bool(args[1].numel() > _SORTED_SINCE)
-    return func in _INDEX_PUTS and len(args) > 3 and bool(args[3]) and _indices(args) > _SORTED_FOR_NOTHING
 
 
 def has_scratch(func: Any) -> bool:
@@ -166,6 +157,13 @@ def _extremum(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
     return _reduction(kernel, source, dims, result.dtype.itemsize, gpu)
 
 
+def _both_extrema(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
+    """``aminmax`` of everything: the least and the largest at once."""
+    source = args[0]
+    kernel = ReductionKernel(element=2 * source.dtype.itemsize, item=source.dtype.itemsize)
+    return _reduction(kernel, source, _dims(source, None), source.dtype.itemsize, gpu)
+
+
 def _indexed_extremum(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
     source, first = args[0], result[0] if isinstance(result, tuple) else result
     kernel = ReductionKernel(element=_PAIR, item=source.dtype.itemsize, in_output=False)
@@ -200,17 +198,29 @@ def _layer_norm_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Size
 
 
 def _embedding_backward(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
-    """The sorted indices, then sums of every :data:`_PARTIAL_ROWS` rows (``EmbeddingBackwardKernel.cu``)."""
     gradient, indices, rows, by_frequency = args[0], args[1], args[2], args[4]
-    count, item = indices.numel(), indices.dtype.itemsize
-    if count <= _SORTED_SINCE and not by_frequency:
+    if indices.numel() <= _SORTED_SINCE and not by_frequency:
         return []
+    return _embedding_sums(gradient, indices, rows, by_frequency, gpu)
+
+
+def _embedding_bag_backward(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
+    gradient, indices, rows, by_frequency, mode = args[0], args[1], args[6], args[7], args[8]
+    return [] if mode == _BAG_MAX else _embedding_sums(gradient, indices, rows, by_frequency, gpu)
+
+
+def _embedding_sums(
+    gradient: torch.Tensor, indices: torch.Tensor, rows: int, by_frequency: bool, gpu: GpuSpec
+) -> Sizes:
+    """The sorted indices, then sums of every :data:`_PARTIAL_ROWS` rows (``EmbeddingBackwardKernel.cu``)."""
+    count, item = indices.numel(), indices.dtype.itemsize
     kept = (count * item,) * (3 if by_frequency else 2)
     segments = min(count, rows)
     partials = count // _PARTIAL_ROWS + segments
     sums = partials * gradient.shape[-1] * _accumulated_in(gradient.dtype)
+    sort = sorts.radix_sort(count, item, item, gpu, bits=sorts.bits_of(rows))
     numbers = (count * item, _LONG, segments * item, segments * item, _LONG, partials * item)
-    return [(*kept, count * item), (*kept, *numbers, sums)]
+    return [(*kept, count * item, sort), (*kept, *numbers, sums)]
 
 
 def _flash_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
@@ -387,14 +397,94 @@ def _group_norm_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Size
 
 
 def _index_put(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
-    """Adding at indices sorts them first (``index_put_with_sort_kernel``); how many arrays: from a trace."""
-    if len(args) < 4 or not args[3]:
+    """Adding at indices sorts them first (``index_put_with_sort_kernel``).
+
+    Of each index there is one that counts from the front, and one times the stride (``computeLinearIndex``). A mask has
+    become indices before, for which there is scratch by themselves.
+    """
+    target, indices = args[0], [index for index in args[1] if index is not None]
+    if len(args) < 4 or not args[3] or any(index.dtype in (torch.bool, torch.uint8) for index in indices):
         return []
-    return [(*(_indices(args) * _LONG,) * 5, 1)]
+    count = math.prod(torch.broadcast_shapes(*(index.shape for index in indices)))
+    if not count:
+        return []
+    size, slices = count * _LONG, _slice_size(target, args[1])
+    largest = sum((length - 1) * stride for length, stride in zip(target.shape, target.stride(), strict=True))
+    bits = sorts.bits_of(largest // max(slices, 1))
+    ends = (size,) * 4, sorts.radix_sort(count, _LONG, _LONG, gpu, bits=bits)
+    return [*[(size,)] * (2 * len(indices) - 1), (*ends[0], ends[1])]
 
 
-def _indices(args: Sequence[Any]) -> int:
-    return max((index.numel() for index in args[1] if index is not None), default=0)
+def _slice_size(target: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> int:
+    """How many elements one index stands for: those of the dimensions behind the last index."""
+    given = [place for place, index in enumerate(indices) if index is not None]
+    between = [place for place, index in enumerate(indices) if index is None and place < given[-1]]
+    return math.prod(length for place, length in enumerate(target.shape) if place > given[-1] or place in between)
+
+
+def _sort(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
+    """``sort_cuda_kernel``: long rows are copied first where their elements do not lie together."""
+    source = args[0]
+    if not source.dim() or source.numel() < 2:
+        return []
+    dim = args[1] if len(args) > 1 else -1
+    length, item = source.shape[dim], source.dtype.itemsize
+    sets = sorts.sort(length, source.numel() // length, item, gpu)
+    if length <= sorts.SMALL_SORT or source.stride(dim) == 1:
+        return sets
+    copies = (source.numel() * item, source.numel() * item, source.numel() * _LONG)
+    return [(*copies, *sets[0]), *sets[1:]]
+
+
+def _topk(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
+    """Looking for the elements, and sorting those that were found where they are many."""
+    source, found = args[0], args[1]
+    if not source.dim() or not found or not source.numel():
+        return []
+    dim = args[2] if len(args) > 2 else -1
+    length, item = source.shape[dim], source.dtype.itemsize
+    rows = source.numel() // length
+    sets = sorts.topk(length, rows, item, gpu)
+    if (len(args) < 5 or args[4]) and found > sorts.SMALL_SORT:
+        kept = (found * rows * _LONG, found * rows * item)
+        sets += [(*kept, *sizes) for sizes in sorts.sort(found, rows, item, gpu)]
+    return sets
+
+
+def _running(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
+    """Running sums and products: an input of another type is cast first, and a single row is left to CUB."""
+    source, first = args[0], result
+    item = first.dtype.itemsize
+    cast = source.numel() * item if first.dtype != source.dtype else 0
+    alone = source.dim() and source.numel() == source.shape[args[1]] and item in (4, _LONG)
+    return [(cast, sorts.scan(source.numel(), item) if alone and source.numel() else 0)]
+
+
+def _randperm(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
+    return sorts.randperm(result.numel(), result.dtype.itemsize, gpu)
+
+
+def _scatter_mean(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
+    """Ones, how often each element was written, and where that is never (``scatter_reduce_two``)."""
+    if args[4] != "mean" or not args[2].numel():
+        return []
+    return [(args[3].nbytes, result.nbytes, result.numel())]
+
+
+def _index_mean(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
+    """The same of ``index_reduce``."""
+    return [(result.nbytes, args[3].nbytes), (result.nbytes, result.numel())] if args[4] == "mean" else []
+
+
+def _masked_scatter(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
+    """How many elements come before each (``launch_masked_scatter_kernel``)."""
+    count = result.numel()
+    return [(count * _LONG, sorts.scan(count, _LONG))] if count else []
+
+
+def _scalar_base(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
+    """The number becomes a tensor on the device (``pow`` of a number)."""
+    return [(_PAIR if isinstance(args[0], complex) else _LONG,)] if args[0] != 1 else []
 
 
 def _convolution_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
@@ -517,6 +607,8 @@ _KNOWN: dict[Any, _Known] = {
     **dict.fromkeys((aten.any.default, aten.any.dim, aten.any.dims), _extremum),
     **dict.fromkeys((aten.all.default, aten.all.dim, aten.all.dims), _extremum),
     **dict.fromkeys((aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default), _indexed_extremum),
+    aten.argmax.out: _indexed_extremum,
+    aten.aminmax.default: _both_extrema,
     **dict.fromkeys((aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default), _elementwise_loss),
     aten._foreach_norm.Scalar: _foreach_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
@@ -524,6 +616,7 @@ _KNOWN: dict[Any, _Known] = {
     aten.embedding_dense_backward.default: _embedding_backward,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     aten._flash_attention_backward.default: _flash_backward,
+    aten._embedding_bag_backward.default: _embedding_bag_backward,
     aten._scaled_dot_product_flash_attention.default: _flash_forward,
     aten._scaled_dot_product_efficient_attention.default: _efficient_forward,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
@@ -535,5 +628,13 @@ _KNOWN: dict[Any, _Known] = {
     aten.native_group_norm.default: _group_norm,
     aten.native_group_norm_backward.default: _group_norm_backward,
     **dict.fromkeys(_INDEX_PUTS, _index_put),
+    aten.sort.default: _sort,
+    **dict.fromkeys((aten.topk.default, aten.topk.values), _topk),
+    **dict.fromkeys((aten.cumsum.default, aten.cumprod.default, aten.logcumsumexp.default), _running),
+    **dict.fromkeys((aten.randperm.default, aten.randperm.generator), _randperm),
+    **dict.fromkeys((aten.scatter_reduce.two, aten.scatter_reduce_.two), _scatter_mean),
+    **dict.fromkeys((aten.index_reduce.default, aten.index_reduce_.default), _index_mean),
+    **dict.fromkeys((aten.masked_scatter.default, aten.masked_scatter_.default), _masked_scatter),
+    aten.pow.Scalar: _scalar_base,
     aten.convolution_backward.default: _convolution_backward,
 }

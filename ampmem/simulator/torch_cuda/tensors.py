@@ -33,7 +33,7 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
         undo.callback(
             replace_all(
                 (torch.Tensor,),
-                _pinned()
+                _pinned(mode.pinned)
                 | {
                     "record_stream": lambda tensor, stream: device.record_stream(
                         tensor.untyped_storage(), stream.stream_id
@@ -53,15 +53,15 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
         undo.callback(replace_all((torch.UntypedStorage,), _storage_writes(mode)))
         undo.callback(replace_all((torch.TypedStorage,), _typed_storage_writes(mode)))
         undo.callback(replace_all((torch, torch.serialization), _files(device)))
+        undo.callback(replace_all((torch,), {"ctc_loss": _ctc_loss(mode)}))
         undo.callback(_generators())
         undo.callback(traced.install())
         undo.callback(replace_all((torch.nn.parallel.comm,), {"scatter": _scatter}))
         return undo.pop_all().close
 
 
-def _pinned() -> dict[str, Any]:
+def _pinned(pinned: weakref.WeakSet[torch.UntypedStorage]) -> dict[str, Any]:
     """Pinned memory is memory like any other here; as on a GPU, a tensor that is not there yet is copied into it."""
-    pinned: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def can_be(tensor: torch.Tensor) -> bool:
         return tensor.device.type == "cpu" and tensor.layout is torch.strided
@@ -112,6 +112,34 @@ def _typed_storage_writes(mode: SimulatedMode) -> dict[str, Any]:
         return method
 
     return {name: forgetting(name) for name in ("fill_", "__setitem__")}
+
+
+def _ctc_loss(mode: SimulatedMode) -> Any:
+    """``torch.ctc_loss`` with the lengths as numbers, as a GPU reads them before it runs.
+
+    Those that nobody knows are taken to be as long as they may be.
+    """
+    original = torch.ctc_loss
+
+    @functools.wraps(original)
+    def ctc_loss(
+        log_probs: torch.Tensor, targets: torch.Tensor, inputs: Any, lengths: Any, *how: Any, **named: Any
+    ) -> Any:
+        if isinstance(log_probs, FakeTensor) and isinstance(lengths, torch.Tensor):
+            batch = log_probs.shape[1] if log_probs.dim() > 2 else 1
+            longest = targets.shape[1] if targets.dim() > 1 else -(-targets.numel() // batch)
+            inputs = _lengths(mode, inputs, batch, log_probs.shape[0])
+            lengths = _lengths(mode, lengths, batch, longest)
+        return original(log_probs, targets, inputs, lengths, *how, **named)
+
+    return ctc_loss
+
+
+def _lengths(mode: SimulatedMode, lengths: torch.Tensor, batch: int, most: int) -> list[int]:
+    if not isinstance(lengths, FakeTensor):
+        return [int(length) for length in lengths.reshape(-1).tolist()]
+    known = mode.known.of(lengths)
+    return [most] * batch if known is None else [int(length) for length in known.reshape(-1).tolist()]
 
 
 def _read(mode: SimulatedMode, tensor: torch.Tensor) -> Any:

@@ -18,6 +18,7 @@ _GRAPHS = (
 )
 _POOLS = "memory pools of the script's own are not simulated; leave them out"
 _ALLOCATORS = "only PyTorch's own caching allocator is simulated; leave the other one out"
+_JITERATOR = "torch.cuda.jiterator compiles kernels for a GPU that is there; write the function with torch's own ops"
 _DISTRIBUTED = (
     "one process with one GPU is simulated, and no communication; --world-size N simulates one rank of N, or run the "
     "script without torch.distributed, with the batch of one rank"
@@ -35,6 +36,8 @@ def install(*, alone: bool) -> Callable[[], None]:
         raw = ("caching_allocator_alloc", "caching_allocator_delete")
         allocators = ("CUDAPluggableAllocator", "change_current_allocator", *raw)
         undo.callback(replace_all((cuda, cuda.memory), _each_stops(cuda.memory, allocators, _ALLOCATORS)))
+        function = cuda.jiterator._JittedFunction
+        undo.callback(replace_all((function,), _each_stops(function, ("__call__",), _JITERATOR)))
         if alone and distributed.is_available():
             undo.callback(_without_communication())
         return undo.pop_all().close
@@ -46,7 +49,7 @@ def _without_communication() -> Callable[[], None]:
 
     @functools.wraps(start)
     def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        if backend is None or "nccl" in str(backend):
+        if backend is None or any(name in str(backend) for name in ("nccl", "fake")):
             raise stop(_DISTRIBUTED)
         return start(backend, *args, **kwargs)
 

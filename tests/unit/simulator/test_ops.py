@@ -1,0 +1,278 @@
+"""What single ops allocate on a simulated A100, against PyTorch's own CUDA build on the emulated runtime (2.14.1).
+
+The sizes and peaks were printed there, by ``tests/emulated/ops.py``, which runs the same on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from ampmem.allocator.gpus import find_gpu  # noqa: E402
+from ampmem.events import Action  # noqa: E402
+from ampmem.simulator.device import Event  # noqa: E402
+from ampmem.simulator.start import Simulation  # noqa: E402
+from ampmem.simulator.where import NotSimulated  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def simulation() -> Iterator[Simulation]:
+    simulated = Simulation(find_gpu("a100-80"))
+    yield simulated
+    simulated.end()
+
+
+def rand(*shape: int) -> Any:
+    return torch.zeros(shape, device="cuda", requires_grad=True)
+
+
+def plain(*shape: int) -> Any:
+    return torch.zeros(shape, device="cuda")
+
+
+def whole(*shape: int) -> Any:
+    return torch.zeros(shape, dtype=torch.int64, device="cuda")
+
+
+def made(simulation: Simulation, run: Callable[[], Any]) -> tuple[list[int], int, Any]:
+    """The sizes of what ``run`` allocates, in order, their highest sum, and what it returns."""
+    events: list[Event] = []
+    simulation.device.recorder = events.append
+    try:
+        result = run()
+    finally:
+        simulation.device.recorder = None
+    live = peak = 0
+    for event in events:
+        live += event.bytes if event.action == Action.ALLOC else -event.bytes
+        peak = max(peak, live)
+    return [event.bytes for event in events if event.action == Action.ALLOC], peak, result
+
+
+N = 512 * 768 * 4
+MEAN = [4, 192, 4]
+"""The mean of so many elements, and the scratch of their sum."""
+FORWARD: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], list[int], int]] = {
+    "bce_with_logits": (
+        F.binary_cross_entropy_with_logits,
+        lambda: (rand(512, 768), plain(512, 768)),
+        [N, N, *MEAN],
+        2 * N + 200,
+    ),
+    "bce_with_logits, weights of positives": (
+        lambda x, y, w: F.binary_cross_entropy_with_logits(x, y, pos_weight=w),
+        lambda: (rand(512, 768), plain(512, 768), plain(768)),
+        [N, 3072, N, N, *MEAN],
+        2 * N + 3072,
+    ),
+    "binary_cross_entropy": (F.binary_cross_entropy, lambda: (rand(512, 768), plain(512, 768)), [N, *MEAN], N + 200),
+    "soft_margin_loss": (F.soft_margin_loss, lambda: (rand(512, 768), plain(512, 768)), [N, *MEAN], N + 200),
+    "logsumexp": (
+        lambda x: x.logsumexp(1),
+        lambda: (rand(1024, 3000),),
+        [4096, 4096, 1024, 12_288_000, 4096],
+        12_296_192,
+    ),
+    "count_nonzero": (
+        lambda x: x.count_nonzero(1),
+        lambda: (rand(1024, 3000),),
+        [3_072_000, 8192, 24_576_000],
+        27_656_192,
+    ),
+    "dist": (lambda x, y: x.dist(y), lambda: (rand(512, 768), rand(512, 768)), [N, *MEAN], N + 200),
+    "isinf": (lambda x: x.isinf(), lambda: (rand(512, 768),), [N, N // 4], N + N // 4),
+    "scatter_reduce": (
+        lambda x, i, s: x.scatter_reduce(0, i, s, "mean"),
+        lambda: (rand(128, 300), whole(64, 300), rand(64, 300)),
+        [153_600, 76_800, 153_600, 38_400],
+        422_400,
+    ),
+    "masked_scatter": (
+        lambda x, m, s: x.masked_scatter(m, s),
+        lambda: (rand(1000, 64), plain(1000, 64).bool(), rand(64_000)),
+        [256_000, 512_000, 2303],
+        770_303,
+    ),
+    "sort, short rows": (lambda x: x.sort()[0], lambda: (rand(8, 1000),), [32_000, 64_000, 8000], 104_000),
+    "sort, long rows": (
+        lambda x: x.sort()[0],
+        lambda: (rand(8, 5000),),
+        [160_000, 320_000, 320_000, 320_000, 160_000, 503_039, 13_823],
+        1_783_039,
+    ),
+    "sort, columns": (
+        lambda x: x.sort(0)[0],
+        lambda: (rand(4097, 3),),
+        [49_164, 98_328, 49_164, 49_164, 98_328, 98_328, 98_328, 49_164, 161_791, 6655],
+        751_759,
+    ),
+    "sort, one row": (
+        lambda x: x.sort(stable=True, descending=True)[0],
+        lambda: (rand(1_000_000),),
+        [4_000_000, 8_000_000, 8_000_000, 12_342_527],
+        32_342_527,
+    ),
+    "sort, integers": (
+        lambda x: x.sort(),
+        lambda: (whole(100_000),),
+        [800_000, 800_000, 800_000, 1_644_543],
+        4_044_543,
+    ),
+    "sort, two bytes": (
+        lambda x: x.sort(),
+        lambda: (plain(1_000_000).bfloat16(),),
+        [2_000_000, 8_000_000, 8_000_000, 14_469_119],
+        32_469_119,
+    ),
+    "topk, one row": (
+        lambda x: x.topk(3)[0],
+        lambda: (rand(1_000_000),),
+        [12, 24, 4, 8, 8, 286_208, 1024, 2236, 2236, 1279, 1279],
+        293_039,
+    ),
+    "topk, many rows": (
+        lambda x: x.topk(3)[0],
+        lambda: (rand(2048, 3000),),
+        [24_576, 49_152, 8192, 16_384, 16_384, 1_048_576, 2_097_152, 8192, 8192, 1279, 1279],
+        3_278_079,
+    ),
+    "topk, short rows": (lambda x: x.topk(3)[0], lambda: (rand(8, 1000),), [96, 192], 288),
+    "median": (lambda x: x.median(), lambda: (rand(8, 1000),), [32_000, 64_000, 64_000, 107_775, 1, 4], 267_775),
+    "cumsum, one row": (lambda x: x.cumsum(0), lambda: (rand(1_000_000),), [4_000_000, 5119], 4_005_119),
+    "cumsum, cast": (lambda x: x.cumsum(1), lambda: (plain(64, 1000).bool(),), [512_000, 512_000], 1_024_000),
+    "randperm, 32 bits": (
+        partial(torch.randperm, 5000, device="cuda"),
+        tuple,
+        [40_000, 8, 40_000, 20_000, 20_000, 71_167],
+        191_167,
+    ),
+    "randperm, 64 bits": (
+        partial(torch.randperm, 1_000_000, device="cuda"),
+        tuple,
+        [8_000_000, 8, 8_000_000, 8_000_000, 8_000_000, 16_280_063],
+        48_280_063,
+    ),
+    "multinomial": (
+        lambda x: torch.multinomial(x, 1),
+        lambda: (plain(4, 5000),),
+        [32, 4, 4, 1, 1, 1, 16, 4, 1, 1, 80_000],
+        80_042,
+    ),
+    "multinomial, several": (
+        lambda x: torch.multinomial(x, 5),
+        lambda: (plain(4, 100_000),),
+        [160, 4, 4, 392, *(4, 1, 1, 1, 16, 4, 1, 1), 1_600_000, 80, 16, 32, 32, 200_704, 4096, 1568, 1568, 1279, 1279],
+        1_809_545,
+    ),
+    "multinomial, replaced": (
+        lambda x: torch.multinomial(x, 5, replacement=True),
+        lambda: (plain(4, 5000),),
+        [160, 80_000, 80_000, 80_000],
+        240_160,
+    ),
+}
+BACKWARD: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], list[int], int]] = {
+    "bce_with_logits": (F.binary_cross_entropy_with_logits, lambda: (rand(512, 768), plain(512, 768)), [N], N),
+    "soft_margin_loss": (F.soft_margin_loss, lambda: (rand(512, 768), plain(512, 768)), [N, N, N, N], 3 * N),
+    "median": (lambda x: x.median(), lambda: (rand(8, 1000),), [8000, 1, 8000, 8, 64_000, 4, 32_000], 80_009),
+    "index": (
+        lambda x, i: x[i],
+        lambda: (rand(1000, 64), whole(5000)),
+        [256_000, *[40_000] * 5, 87_039],
+        503_039,
+    ),
+    "index in two dimensions": (
+        lambda x, i, j: x[i, j],
+        lambda: (rand(1000, 64), whole(5000), whole(5000)),
+        [256_000, *[40_000] * 7, 87_039],
+        503_039,
+    ),
+    "few indices": (lambda x, i: x[i], lambda: (rand(1000, 64), whole(100)), [256_000, *[800] * 5, 1], 259_201),
+}
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_forward(simulation: Simulation, name: str) -> None:
+    function, arguments, sizes, peak = FORWARD[name]
+    given = arguments()
+    assert made(simulation, lambda: function(*given))[:2] == (sizes, peak)
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_backward(simulation: Simulation, name: str) -> None:
+    function, arguments, sizes, peak = BACKWARD[name]
+    result = function(*arguments())
+    gradient = torch.ones_like(result)
+    assert made(simulation, lambda: result.backward(gradient))[:2] == (sizes, peak)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_backward_of_an_embedding_bag(simulation: Simulation, mode: str) -> None:
+    result = F.embedding_bag(whole(5000), rand(1000, 64), torch.arange(0, 5000, 10, device="cuda"), mode=mode)
+    gradient = torch.ones_like(result)
+    assert made(simulation, lambda: result.backward(gradient))[1] == 788_016
+
+
+@pytest.mark.parametrize("loss", [F.multi_margin_loss, F.multilabel_margin_loss])
+def test_margins(simulation: Simulation, loss: Callable[..., Any]) -> None:
+    target = whole(512) if loss is F.multi_margin_loss else whole(512, 768)
+    given = rand(512, 768)
+    result = loss(given, target)
+    assert made(simulation, result.backward)[0][-1:] == [N]
+    assert given.grad.shape == given.shape
+
+
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+def test_ctc_loss(simulation: Simulation, where: str) -> None:
+    """One matrix for each sequence: 50 steps, and 2 × 30 + 1 states."""
+    lengths = [torch.full((16,), each, device=where) for each in (50, 30)]
+    scores = rand(50, 16, 20)
+    targets = whole(16, 30)
+    sizes, _, result = made(simulation, lambda: F.ctc_loss(scores, targets, *lengths))
+    assert sizes[:5] == [128, 128, 128, 16 * 50 * 61 * 4, 64]
+    assert result.shape == ()
+    assert made(simulation, result.backward)[0][-5:] == [128, 128, 128, 16 * 50 * 61 * 4, 64_000]
+
+
+def test_ops_without_a_meta_kernel(simulation: Simulation) -> None:
+    pooled = F.fractional_max_pool3d(rand(2, 3, 20, 20, 20), 2, output_size=8)
+    assert made(simulation, pooled.sum().backward)[0][-1] == 2 * 3 * 20**3 * 4
+    sampled = F.grid_sample(rand(2, 3, 20, 20), rand(2, 15, 15, 2), align_corners=True)
+    assert made(simulation, sampled.sum().backward)[0][-2:] == [2 * 3 * 400 * 4, 2 * 225 * 2 * 4]
+    x, c = plain(8, 16, 10, 10), plain(16)
+    shapes = [each.shape[:1] for each in torch.ops.aten._batch_norm_with_update(x, c, c, c, c, 0.1, 1e-5)]
+    assert shapes == [(8,), (16,), (16,), (0,)]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell])
+def test_a_cell_without_biases_trains(simulation: Simulation, kind: type[nn.Module]) -> None:
+    cell = kind(64, 128, bias=False).cuda()
+    out = cell(rand(32, 64))
+    (out[0] if isinstance(out, tuple) else out).sum().backward()
+    assert [p.grad.shape for p in cell.parameters()] == [p.shape for p in cell.parameters()]
+
+
+def test_new_tensors_in_pinned_memory(simulation: Simulation) -> None:
+    made_pinned = torch.randn(100, pin_memory=True)
+    assert made_pinned.is_pinned()
+    assert made_pinned.cuda().device.type == "cuda"
+    assert not torch.randn(100).is_pinned()
+
+
+def test_kernels_that_are_compiled_at_run_time_are_refused(simulation: Simulation) -> None:
+    same = torch.cuda.jiterator._create_jit_fn("template <typename T> T same(T x) { return x; }")
+    with pytest.raises(NotSimulated, match="write the function with torch's own ops"):
+        same(plain(8))
+
+
+def test_a_fake_process_group_needs_a_world(simulation: Simulation) -> None:
+    with pytest.raises(NotSimulated, match="--world-size N"):
+        torch.distributed.init_process_group("fake", rank=0, world_size=8)
