@@ -35,6 +35,8 @@ from ampmem.patching import added, patch, replace_all, replaced
 
 FAKE_TENSOR_MODULES = (torch._subclasses, fake_tensor)
 """Where libraries look for the class of fake tensors."""
+COMPILED_AT_RUN_TIME = torch.cuda.jiterator._JittedFunction
+"""What ``torch.cuda.jiterator`` returns: a function with a CUDA kernel that is compiled when it is called."""
 THREAD_STARTS = (threading.Thread, "_bootstrap_inner")
 """Python's own: the method that runs first on a new thread, since 2.5."""
 _CUDA = 1

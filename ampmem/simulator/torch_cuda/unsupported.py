@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ampmem.patching import replace_all
-from ampmem.simulator.private.general import FakeTensor
+from ampmem.simulator.private.general import COMPILED_AT_RUN_TIME, FakeTensor
 from ampmem.simulator.where import stop
 
 _GRAPHS = (
@@ -36,8 +36,8 @@ def install(*, alone: bool) -> Callable[[], None]:
         raw = ("caching_allocator_alloc", "caching_allocator_delete")
         allocators = ("CUDAPluggableAllocator", "change_current_allocator", *raw)
         undo.callback(replace_all((cuda, cuda.memory), _each_stops(cuda.memory, allocators, _ALLOCATORS)))
-        function = cuda.jiterator._JittedFunction
-        undo.callback(replace_all((function,), _each_stops(function, ("__call__",), _JITERATOR)))
+        jitted = (COMPILED_AT_RUN_TIME, ("__call__",), _JITERATOR)
+        undo.callback(replace_all((COMPILED_AT_RUN_TIME,), _each_stops(*jitted)))
         if alone and distributed.is_available():
             undo.callback(_without_communication())
         return undo.pop_all().close
