@@ -59,7 +59,7 @@ for _ in range(3):
 """
 GPT = ("-m", "ampmem.workloads.gpt", "--preset", "tiny", "--device", "cuda")
 SCRIPTS = {
-    "transformer": (GPT, "--batch-size", 48, 64),
+    "transformer": (GPT, "--batch-size", 24, 64),
     "cnn": (("train.py", "cnn"), "--size", 4, 48),
     "mlp": (("train.py", "mlp"), "--size", 16, 96),
 }

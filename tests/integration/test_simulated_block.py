@@ -362,7 +362,8 @@ def test_memory_that_runs_out_does_so_in_the_block() -> None:
     with (
         warnings.catch_warnings(),
         pytest.raises(
-            torch.OutOfMemoryError, match=r"has 512.0 MiB free beside the 80.0 MiB assumed in use outside of"
+            torch.OutOfMemoryError,
+            match=r"has 592.0 MiB, of which 512.0 MiB is free.* 80.0 MiB is assumed to be in use outside of",
         ),
         ampmem.profile(device="sim", gpu="592MiB"),
     ):

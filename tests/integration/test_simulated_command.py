@@ -11,7 +11,7 @@ from commands import ampmem
 
 from ampmem.allocator.settings import MIB
 from ampmem.analysis.summary import summarize
-from ampmem.names import RAN_ON_PREDICTED
+from ampmem.names import RAN_ON_FAILED, RAN_ON_PREDICTED
 from ampmem.recording import read
 from ampmem.reporters.text.table import render
 from ampmem.units import format_bytes
@@ -302,13 +302,14 @@ def test_a_run_that_goes_on_after_its_steps_says_what_is_of_all_of_it(tmp_path: 
     assert summary.prediction is not None
     whole = summary.prediction.at_peak_allocated.allocated
     assert 0 <= whole - of_run < MIB
-    assert RAN_ON_PREDICTED in summary.notes
+    assert (RAN_ON_FAILED if end == "fail" else RAN_ON_PREDICTED) in summary.notes
     first = next(line for line in done.stderr.splitlines() if "(simulated): peak" in line)
     assert f"peak {format_bytes(whole)} allocated" in first
     text = " ".join(render(summary, recording.notes).split())
     assert (
         f"The peak of the recorded steps is {format_bytes(summary.peak.bytes)} allocated, in forward of step 2" in text
     )
-    assert f"The whole run: {first.removeprefix('ampmem: ')}" in text
+    same = first.removeprefix("ampmem: ").replace(" allocated, ", " allocated after the recorded steps, ")
+    assert (same if end == "fail" else f"The whole run: {same}") in text
     assert ("up to where the script failed" in first) is (end == "fail") is (recording.run.failure is not None)
     assert "79.2 GiB, for the whole run" in text

@@ -138,7 +138,7 @@ assert torch.cuda.get_per_process_memory_fraction() == 0.25
 try:
     torch.empty(21 << 30, dtype=torch.uint8, device="cuda")
 except torch.cuda.OutOfMemoryError as error:
-    assert "reached its memory fraction" in str(error), error
+    assert "This process may take 19.8 GiB" in str(error), error
 else:
     raise SystemExit("the fraction is ignored")
 train()
@@ -257,7 +257,7 @@ STOPS = {
     "to_sparse": ("x.to_sparse()", "sparse tensors cannot be simulated"),
     "quantized": ("torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8).cuda()", "quantized tensors"),
     "saved": ("torch.save(model.state_dict(), 'm.pt'); torch.load('m.pt')", "leave the load out"),
-    "ctc": ("torch._use_cudnn_ctc_loss(x, x.long(), [1], [1], 0)", "has no meta kernel"),
+    "geqrf": ("torch.geqrf(x)", "has no meta kernel"),
 }
 
 

@@ -12,7 +12,7 @@ const run = (changes = {}) => ({
   out_of_memory: null,
   steps: [step(0, 10, 100, 30), step(1, 100, 200, 130)],
   phase_runs: [[0, "setup"], [10, "forward"], [20, "backward"], [40, "optimizer"], [100, "forward"], [110, "backward"]],
-  peak: { position: 130, bytes: 2048, step: 1 },
+  peak: { position: 130, bytes: 2048, step: 1, said: "2.0 KiB" },
   stream: { events: 220 },
   ...changes,
 });
