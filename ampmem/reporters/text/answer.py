@@ -340,7 +340,9 @@ def _of_several(verdict: Verdict) -> Wording:
     words = [_in_short(label, item) for label, item in found[:_LABELS]]
     if len(found) > _LABELS:
         words.append(f"{len(found) - _LABELS} more")
-    return Wording(headline=f"Peaks: {', '.join(words)}")
+    steps = {item.step for item in verdict.compositions if item is not None}
+    which = f" of step {steps.pop()}" if len(steps) == 1 and _own_peaks(verdict) else ""
+    return Wording(headline=f"Peaks{which}: {', '.join(words)}")
 
 
 def _in_short(label: str, found: Composition | None) -> str:

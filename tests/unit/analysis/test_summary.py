@@ -696,7 +696,7 @@ def test_recordings_side_by_side_name_the_step_and_their_own_peaks() -> None:
     comparison = compare(entries)
     assert comparison.peaks == (2560, 3072)
     told = render_comparison(comparison)
-    assert told.startswith("Peaks: fp32 a 2.5 KiB, fp32 b 3.0 KiB.")
+    assert told.startswith("Peaks of step 1: fp32 a 2.5 KiB, fp32 b 3.0 KiB.")
     own = "the peak of each whole run: fp32 a 5.0 KiB in step 0, fp32 b 3.0 KiB in step 1."
     assert f"Compared is step 1 of each, as a comparison needs one common step; {own}" in " ".join(told.split())
     rows = [line.split("  ")[0] for line in told.splitlines()]
