@@ -92,13 +92,12 @@ def cuda_of(where: Path) -> str:
     return found[1] if found else ""
 
 
-def script(name: str, *arguments: str) -> list[Document]:
-    """The rows that a script of this folder writes; raises ``subprocess.CalledProcessError``."""
+def script(name: str, *arguments: str) -> Any:
+    """The JSON that a script of this folder writes; raises ``subprocess.CalledProcessError``."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.json"
         subprocess.run([sys.executable, str(HERE / name), *arguments, "--json", str(path)], check=True)
-        rows: list[Document] = json.loads(path.read_text(encoding="utf-8"))
-    return rows
+        return json.loads(path.read_text(encoding="utf-8"))
 
 
 def ops(version: str) -> Document:
@@ -129,18 +128,9 @@ def ops(version: str) -> Document:
 
 
 def steps(version: str) -> Document:
-    """The peaks of whole steps on both sides, in bytes."""
-    kept = ("allocated", "reserved", "error")
-    rows = [
-        {
-            "program": row["program"],
-            "precision": row["precision"],
-            "emulated": {key: row["real"].get(key) for key in kept},
-            "simulated": {key: row["simulated"].get(key) for key in kept},
-        }
-        for row in script("steps.py", "--torch", version)
-    ]
-    return {"torch": version, "rows": rows}
+    """The peaks of whole steps in bytes, those of PyTorch first."""
+    found = script("steps.py", "--torch", version)
+    return {"torch": version, "gpu": found["gpu"], "rows": found["rows"]}
 
 
 def grouped(versions: Sequence[Document]) -> list[tuple[str, str, list[Counter[str]]]]:
@@ -193,14 +183,12 @@ def _why(part: Document) -> list[str]:
 
 
 def _step(row: Document) -> tuple[str, ...]:
-    real, simulated = row["emulated"], row["simulated"]
-    if real["error"] or simulated["error"]:
-        return row["program"], row["precision"], "", "", real["error"] or simulated["error"]
-    difference = simulated["allocated"] - real["allocated"]
-    share = (
-        f"{difference:+,} ({100 * difference / real['allocated']:+.2f} %)" if real["allocated"] else "nothing allocated"
-    )
-    return row["program"], row["precision"], f"{real['allocated']:,}", f"{simulated['allocated']:,}", share
+    if row["failed"]:
+        return row["program"], row["precision"], "", "", row["failed"]
+    real, simulated = row["allocated"]
+    difference = simulated - real
+    share = f"{difference:+,} ({100 * difference / real:+.2f} %)" if difference else "equal"
+    return row["program"], row["precision"], f"{real:,}", f"{simulated:,}", share
 
 
 def page_of(document: Document) -> str:

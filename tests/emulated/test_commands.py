@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -77,3 +79,15 @@ def test_the_table_of_steps_says_what_differs_between_its_marks() -> None:
     assert steps.written(again, made) == again
     with pytest.raises(ValueError, match="has no"):
         steps.written("", made)
+
+
+def test_the_report_reads_what_steps_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = importlib.import_module("all")
+    written = json.loads((HERE.parents[1] / "reports/steps.json").read_text(encoding="utf-8"))
+    monkeypatch.setattr(report, "script", lambda name, *arguments: written)
+    found = report.steps(written["torch"])
+    assert found["gpu"] == written["gpu"] and len(found["rows"]) == len(written["rows"]) == 56
+    row = {"program": "p", "precision": "amp", "failed": "", "allocated": [2000, 2010]}
+    assert report._step(row) == ("p", "amp", "2,000", "2,010", "+10 (+0.50 %)")
+    assert report._step(row | {"allocated": [2000, 2000]})[-1] == "equal"
+    assert report._step(row | {"failed": "out of memory"}) == ("p", "amp", "", "", "out of memory")
