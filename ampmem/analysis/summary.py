@@ -273,8 +273,8 @@ class Summary(Shown):
         arm, place = (self.arm.name, self.arm.dtype), (self.rank, self.world_size)
         run = in_short(self.source, self.device.name, arm, len(self.steps), place)
         peak, whole = self.peak, self.whole
-        where = f"{peak.phase} of step {peak.step}" if whole.where is PeakPlace.STEP else PLACES[whole.where]
-        return f"{run}, peak {format_peak(whole.bytes)} {'in ' * (whole.where is PeakPlace.STEP)}{where}"
+        where = f"in {peak.phase} of step {peak.step}" if whole.where is PeakPlace.STEP else PLACES[whole.where]
+        return f"{run}, peak {format_peak(whole.bytes)} {where}"
 
 
 def summary_schema() -> dict[str, Json]:

@@ -73,7 +73,7 @@ def wording(verdict: Verdict) -> Wording:
         return replace(said, more=(*said.more, *_own_peaks(verdict), *_failed(verdict)))
     if len(verdict.compositions) == 1:
         return _of_one(verdict.compositions[0])
-    return replace(_of_several(verdict), more=tuple(_own_peaks(verdict)))
+    return _of_several(verdict)
 
 
 def _own_peaks(verdict: Verdict) -> list[str]:
@@ -337,12 +337,13 @@ def _of_several(verdict: Verdict) -> Wording:
     found = list(zip(verdict.labels, verdict.compositions, strict=True))
     if not any(verdict.compositions):
         return Wording(headline="Nothing was recorded")
+    own = tuple(_own_peaks(verdict))
     words = [_in_short(label, item) for label, item in found[:_LABELS]]
     if len(found) > _LABELS:
         words.append(f"{len(found) - _LABELS} more")
     steps = {item.step for item in verdict.compositions if item is not None}
-    which = f" of step {steps.pop()}" if len(steps) == 1 and _own_peaks(verdict) else ""
-    return Wording(headline=f"Peaks{which}: {', '.join(words)}")
+    which = f" of step {steps.pop()}" if own and len(steps) == 1 else ""
+    return Wording(headline=f"Peaks{which}: {', '.join(words)}", more=own)
 
 
 def _in_short(label: str, found: Composition | None) -> str:
