@@ -12,7 +12,7 @@ functions' own time: what another part takes inside of them is that part's.
 The second records one step of about so many entries of the allocator's trace, an accumulation over many batches, and
 prints what that costs in memory and CPU time.
 
-It asserts nothing: it needs PyTorch's CUDA build (tests/emulated/build.py), and its figures are the machine's own.
+It asserts nothing: it needs PyTorch's CUDA build (tests/emulated/emulation.py), and its figures are the machine's own.
 """
 
 from __future__ import annotations

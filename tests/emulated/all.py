@@ -3,7 +3,7 @@
     python tests/emulated/all.py [--torch VERSION]... [--install] [--only recorder|ops|steps]...
                                  [--quick] [--jobs 2] [--go-on FOLDER] [--page-only]
 
-- recorder: the tests of this folder and of tests/gpu on each torch; all that build.py has installed, unless --torch
+- recorder: the tests of this folder and of tests/gpu on each torch; all that emulation.py has installed, unless --torch
   names some. --install makes what is missing, several GB each. --quick leaves out what run.py --quick leaves out;
   --jobs 2 runs two versions at a time. What passed is noted in FOLDER, and is not run again with --go-on FOLDER.
 - ops: what each op allocates, beside the simulation (ops.py).
@@ -38,10 +38,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import build
+import emulation
 import results
 
-HERE = build.HERE
+HERE = emulation.HERE
 ROOT = HERE.parents[1]
 VERSIONS = ("2.11.0", "2.12.1", "2.14.1", "2.15.0")
 TABLES = ("recorder", "ops", "steps")
@@ -62,8 +62,8 @@ def recorder(version: str, *, quick: bool, folder: Path) -> Document:
     ``folder`` has, or gets, a file with a row for each test; what passed in it is not run again.
     """
     began = monotonic()
-    where = build.environment(version)
-    build.build(where)
+    where = emulation.environment(version)
+    emulation.build(where)
     path = folder / f"{version}.jsonl"
     kept = [row for row in results.read(path) if row.outcome == results.PASSED]
     path.unlink(missing_ok=True)
@@ -87,7 +87,7 @@ def shortened(detail: str) -> str:
 
 def cuda_of(where: Path) -> str:
     """The version of CUDA that the torch in ``where`` is for."""
-    text = (build.packages(where) / "torch/version.py").read_text(encoding="utf-8")
+    text = (emulation.packages(where) / "torch/version.py").read_text(encoding="utf-8")
     found = re.search(r"^cuda.*= '([\d.]+)'", text, re.MULTILINE)
     return found[1] if found else ""
 
@@ -266,12 +266,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if data.exists():
         document |= json.loads(data.read_text(encoding="utf-8"))
     wanted = [] if options.page_only else options.only or TABLES
-    versions = options.torch or [each for each in VERSIONS if options.install or build.environment(each).exists()]
+    versions = options.torch or [each for each in VERSIONS if options.install or emulation.environment(each).exists()]
     if wanted and not versions:
-        sys.exit("no torch is installed: python tests/emulated/build.py --install")
+        sys.exit("no torch is installed: python tests/emulated/emulation.py --install")
     failed = []
     for version in versions if options.install else ():
-        build.install(build.environment(version), version)
+        emulation.install(emulation.environment(version), version)
     for name in wanted:
         if why := reason_not_to(name):
             print(f"{name}: skipped: {why}")
@@ -290,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 ran = [test for version in versions for test in before[version]["tests"]]
                 failed += [name] if results.verdict(results.Row(**test) for test in ran) != "ok" else []
             else:
-                chosen = build.TORCH if build.TORCH in versions else versions[-1]
+                chosen = emulation.TORCH if emulation.TORCH in versions else versions[-1]
                 document[name] = {"ops": ops, "steps": steps}[name](chosen)
         except subprocess.CalledProcessError as error:
             print(f"{name}: {error}", file=sys.stderr)

@@ -2,7 +2,7 @@
 
     python tests/emulated/ops.py [--set large] [--only PATTERN] [--torch 2.14.1] [--gpu a100-80]
 
-Both sides run in the environment that build.py made, each in a process of its own, unless --simulate-with names
+Both sides run in the environment that emulation.py made, each in a process of its own, unless --simulate-with names
 another Python for the simulated one. Of each phase of a case (forward and backward, or the steps of an optimizer) three
 things are compared: the bytes that are kept at its end, the peak of the requested bytes within it, and the sizes of the
 allocations in their order. The workspaces of cuBLAS are taken out: :data:`WORKSPACE` gives them a size that nothing
@@ -200,15 +200,15 @@ def run_side(side: str, options: argparse.Namespace) -> None:
 def both(options: argparse.Namespace) -> list[tuple[str, str, Result, Result]]:
     """Name, arm and both results of every case."""
     sys.path[:0] = [str(HERE), str(ROOT)]
-    import build
+    import emulation
     import run
 
     from ampmem.allocator.gpus import find_gpu
 
-    where = build.environment(options.torch)
+    where = emulation.environment(options.torch)
     python = where / "bin/python"
     if not python.exists():
-        sys.exit(f"{where} is not there; python tests/emulated/build.py --torch {options.torch} --install makes it")
+        sys.exit(f"{where} is not there; python tests/emulated/emulation.py --torch {options.torch} --install makes it")
     gpu = find_gpu(options.gpu)
     major, minor = gpu.compute_capability or (8, 0)
     settings = {"CC": f"{major}{minor}", "SMS": str(gpu.sm_count or 108)}
@@ -388,12 +388,13 @@ def write(name: str, phases: Sequence[Difference]) -> None:
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options of the command line."""
     sys.path.insert(0, str(HERE))
-    import build
+    import emulation
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--set", default="large", choices=SETS)
     parser.add_argument("--only", default="", metavar="PATTERN", help="a regular expression, for NAME [ARM]")
-    parser.add_argument("--torch", default=build.TORCH, metavar="VERSION", help=f"which environment ({build.TORCH})")
+    help_torch = f"which environment ({emulation.TORCH})"
+    parser.add_argument("--torch", default=emulation.TORCH, metavar="VERSION", help=help_torch)
     parser.add_argument("--gpu", default=GPU, help=f"which GPU is simulated and emulated ({GPU})")
     parser.add_argument("--simulate-with", metavar="PYTHON", help="another Python for the simulated side")
     parser.add_argument("--all", action="store_true", help="print what agrees, too")

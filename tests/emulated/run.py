@@ -3,8 +3,8 @@
     python tests/emulated/run.py [--torch 2.14.1] [--set NAME=VALUE]... [--quick] [PYTEST-ARGUMENTS]
     python tests/emulated/run.py [--torch 2.14.1] [--set NAME=VALUE]... --python SCRIPT [ARGUMENTS]
 
-The first runs pytest, in the environment that build.py made, over tests/emulated and the tests of tests/gpu that make
-sense here, or over what the arguments name. --quick leaves out what compiles and what starts ampmem in fresh processes:
+The first runs pytest, in the environment that emulation.py made, over tests/emulated and the tests of tests/gpu that
+make sense here, or over what the arguments name. --quick leaves out what compiles and what starts ampmem in fresh processes:
 it takes less than five minutes on two cores. The second gives what follows to that environment's Python: train.py, or
 -m ampmem profile train.py. ampmem is that of this checkout. --set CC=80 is the setting EMULATED_CUDA_CC of runtime.c;
 tests have two devices unless it is said otherwise. The library is built where there is none of these sources.
@@ -20,9 +20,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import build
+import emulation
 
-ROOT = build.HERE.parents[1]
+ROOT = emulation.HERE.parents[1]
 TESTS = ("tests/emulated", "tests/gpu/test_laws.py", "tests/gpu/test_processes.py")
 QUICK = ("tests/emulated", "tests/gpu/test_laws.py", "-k", "not compiled")
 MARK = "EMULATED_CUDA"
@@ -31,10 +31,10 @@ MARK = "EMULATED_CUDA"
 
 def variables(where: Path, settings: Mapping[str, str]) -> dict[str, str]:
     """The environment of a program that is to run on the library in ``where``."""
-    folder = build.folder_of(where)
-    library = folder / build.LIBRARY
+    folder = emulation.folder_of(where)
+    library = folder / emulation.LIBRARY
     if not library.exists():
-        build.build(where)
+        emulation.build(where)
     path = os.pathsep.join(each for each in (str(ROOT), os.environ.get("PYTHONPATH", "")) if each)
     libraries = os.pathsep.join(each for each in (str(folder), os.environ.get("LD_LIBRARY_PATH", "")) if each)
     return (
@@ -53,7 +53,7 @@ def variables(where: Path, settings: Mapping[str, str]) -> dict[str, str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is asked for; its exit code."""
     left = list(sys.argv[1:] if arguments is None else arguments)
-    version, settings, python, tests = build.TORCH, {}, False, TESTS
+    version, settings, python, tests = emulation.TORCH, {}, False, TESTS
     while left and left[0] in ("--torch", "--set", "--quick", "--python", "--help", "-h"):
         option = left.pop(0)
         if option == "--quick":
@@ -74,9 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             name, _, settings[name] = value.partition("=")
         else:
             sys.exit(f"--set needs NAME=VALUE, not {value!r}")
-    where = build.environment(version)
+    where = emulation.environment(version)
     if not (where / "bin/python").exists():
-        sys.exit(f"{where} is not there; python tests/emulated/build.py --torch {version} --install makes it")
+        sys.exit(f"{where} is not there; python tests/emulated/emulation.py --torch {version} --install makes it")
     command = [str(where / "bin/python")]
     if not python:
         named = any(not each.startswith("-") and Path(each.partition("::")[0]).exists() for each in left)

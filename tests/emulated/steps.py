@@ -231,13 +231,13 @@ def side_of(path: Path, allocated: int, reserved: int) -> Side:
 
 
 def rows(version: str, gpu: str, wanted: Sequence[tuple[str, str]]) -> list[Row]:
-    """Train everything on both sides, in the environment that build.py made for torch ``version``."""
-    import build
+    """Train everything on both sides, in the environment that emulation.py made for torch ``version``."""
+    import emulation
     import run
 
-    where = build.environment(version)
+    where = emulation.environment(version)
     if not (where / "bin/python").exists():
-        sys.exit(f"{where} is not there; python tests/emulated/build.py --torch {version} --install makes it")
+        sys.exit(f"{where} is not there; python tests/emulated/emulation.py --torch {version} --install makes it")
     with tempfile.TemporaryDirectory() as temporary:
         started = []
         for side in (REAL, SIMULATED):
@@ -357,7 +357,7 @@ def details(row: Row) -> Iterable[str]:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--torch", default="2.14.1", metavar="VERSION", help="which environment of build.py")
+    parser.add_argument("--torch", default="2.14.1", metavar="VERSION", help="which environment of emulation.py")
     parser.add_argument("--gpu", default="a100-80", choices=SETTINGS)
     parser.add_argument("--only", action="append", default=[], metavar="PROGRAM[/PRECISION]")
     parser.add_argument("--details", action="store_true")

@@ -1,4 +1,4 @@
-"""build.py and run.py, where no environment is there: these run everywhere."""
+"""emulation.py and run.py, where no environment is there: these run everywhere."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ def test_without_an_environment_run_says_how_to_make_it(tmp_path: Path) -> None:
     code, text = said(str(HERE / "run.py"), "--torch", "2.14.1", folder=tmp_path)
     assert code == 1
     assert text == (
-        f"{tmp_path}/torch-2.14.1 is not there; python tests/emulated/build.py --torch 2.14.1 --install makes it\n"
+        f"{tmp_path}/torch-2.14.1 is not there; python tests/emulated/emulation.py --torch 2.14.1 --install makes it\n"
     )
 
 
 def test_without_a_cuda_build_of_torch_build_says_so(tmp_path: Path) -> None:
-    code, text = said(str(HERE / "build.py"), str(tmp_path), folder=tmp_path)
+    code, text = said(str(HERE / "emulation.py"), str(tmp_path), folder=tmp_path)
     assert code == 1
     assert text.startswith(f"{tmp_path} has no CUDA build of torch; --install makes it")
 
 
 def test_what_cannot_be_installed_is_to_be_skipped(tmp_path: Path) -> None:
     """``.ci/run emulated`` passes then."""
-    code, text = said(str(HERE / "build.py"), "--install", folder=tmp_path)
+    code, text = said(str(HERE / "emulation.py"), "--install", folder=tmp_path)
     assert (code, text) == (77, "skipped: PyTorch's CUDA build without a GPU: not installed: gcc, nm\n")
 
 
 def test_the_report_needs_a_torch(tmp_path: Path) -> None:
     code, text = said(str(HERE / "all.py"), "--only", "recorder", folder=tmp_path)
-    assert (code, text) == (1, "no torch is installed: python tests/emulated/build.py --install\n")
+    assert (code, text) == (1, "no torch is installed: python tests/emulated/emulation.py --install\n")
 
 
 @pytest.mark.parametrize(

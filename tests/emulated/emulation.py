@@ -1,6 +1,6 @@
 """Builds the emulated CUDA runtime for the torch of an environment: PyTorch's own CUDA build, without a GPU.
 
-    python tests/emulated/build.py [--torch 2.14.1 | ENVIRONMENT] [--install [--minutes 6]] [--list]
+    python tests/emulated/emulation.py [--torch 2.14.1 | ENVIRONMENT] [--install [--minutes 6]] [--list]
 
 ENVIRONMENT is the folder of a virtual environment with a CUDA build of torch, which need not be the one that runs this.
 Left out, it is torch-VERSION in the cache folder: $AMPMEM_EMULATED, or ~/.cache/ampmem/emulated. --install makes it
@@ -143,7 +143,7 @@ def install(where: Path, version: str, minutes: float | None = None) -> None:
 
 def folder_of(where: Path) -> Path:
     """Where the library made of these sources comes for the torch in ``where``."""
-    sources = sorted([*HERE.glob("*.[ch]"), HERE / "build.py"])
+    sources = sorted([*HERE.glob("*.[ch]"), HERE / "emulation.py"])
     key = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
     return where / "emulated" / key[:12]
 
