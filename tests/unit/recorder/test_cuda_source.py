@@ -32,7 +32,7 @@ from ampmem.recorder.sources.cuda.device import TorchCuda
 from ampmem.recorder.sources.cuda.nodes import NodeRecorder, Ran, Seen, _Walk, nodes_of
 from ampmem.recorder.sources.cuda.peaks import Peaks
 from ampmem.recorder.sources.cuda.source import CudaSource
-from ampmem.recorder.sources.cuda.trace import Counted, MarkCount, Stamps, TraceEntry, timed
+from ampmem.recorder.sources.cuda.trace import Counted, MarkCount, StackTexts, Stamps, read_trace, timed
 from ampmem.recorder.sources.window import MARKER
 from ampmem.recorder.torch_private import cuda as torch_private
 from ampmem.recorder.torch_private.general import next_node
@@ -770,25 +770,31 @@ def test_what_another_thread_allocates_while_the_statistics_are_read_counts_befo
     assert [time < at for time in window.time_ns.tolist()] == [True, False, False]
 
 
+def row(action: str, address: int) -> dict[str, Any]:
+    """An entry of 100 B in a trace."""
+    return {"action": action, "addr": address, "size": 100}
+
+
 def test_what_came_after_a_mark_is_not_put_before_it_by_what_the_profiler_saw() -> None:
     """Of two uses of an address the profiler may have seen the other one: the allocator's count at the mark decides."""
-    entries = [TraceEntry(ALLOC, address, 100, 0, time, 0) for address, time in ((1, 10), (2, 30))]
-    entries[1] = TraceEntry(ALLOC, 2, 100, 0, 30, 0, 512, seen=0)
+    trace = read_trace([row(ALLOC, 1), row(ALLOC, 2)], StackTexts())
+    trace.time_ns[:] = 10, 30
+    trace.block[1], trace.seen[1] = 512, 0
     facts = {"time_ns": 15, "address": 2, "bytes": 512, "op": 0, "sequence": 0}
     seen = SeenBlocks(**{name: np.array([value]) for name, value in facts.items()})
     mark = MarkCount(since_ns=0, time_ns=20, counted=Counted(blocks=1, requested=100))
     final = Counted(blocks=2, requested=200)
-    found = timed(entries, [0, 0], {}, seen, [mark], span=(0, 100), final=final)
-    assert [entry.time_ns for entry in found] == [10, 20]
+    assert timed(trace, {}, seen, [mark], span=(0, 100), final=final).tolist() == [10, 20]
 
 
 def test_a_snapshot_within_a_mark_does_not_move_what_another_thread_does_meanwhile() -> None:
     """It is ampmem's own, which looks for the device with the largest peak; the mark is where its phase began."""
-    entries = [TraceEntry("snapshot", 0, 0, 0, 7, 0), TraceEntry(ALLOC, 1, 100, 0, 12, 0)]
+    trace = read_trace([row("snapshot", 0) | {"user_metadata": "5"}, row(ALLOC, 1)], StackTexts())
+    trace.time_ns[:] = 7, 12
     counted = Counted(blocks=1, requested=100)
     mark = MarkCount(since_ns=5, time_ns=20, counted=counted)
-    found = timed(entries, [5, 0], {5: 20, 20: 2**62}, NO_BLOCKS, [mark], span=(0, 100), final=counted)
-    assert found[1].time_ns == 4
+    found = timed(trace, {5: 20, 20: 2**62}, NO_BLOCKS, [mark], span=(0, 100), final=counted)
+    assert found.tolist()[1] == 4
 
 
 def test_what_another_thread_allocates_between_the_trace_and_the_segments_has_its_time(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from ampmem.allocator.model.blocks import Block
 from ampmem.allocator.settings import MIB, Settings
 from ampmem.analysis.timeline.lifetimes import pair
-from ampmem.events import Action, LayersRecord
+from ampmem.events import Action, LayersRecord, SegmentColumns
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.cuda import source as cuda
+from ampmem.recorder.sources.cuda.events import History
 from ampmem.recorder.sources.cuda.nodes import NodeRecorder
 from ampmem.recorder.sources.cuda.source import CudaSource
+from ampmem.recorder.sources.cuda.states import Chain
 
 _FREE = st.tuples(st.just("free"), st.integers(0, 1000), st.just(0))
 _MALLOC = st.tuples(st.just("malloc"), st.integers(1, 24 * MIB), st.integers(0, 2))
@@ -181,3 +183,37 @@ def test_other_threads_may_allocate_while_the_allocator_is_read(
         replay.run(calls)
         replay.gpu.meanwhile = None
         check(replay)
+
+
+@settings(max_examples=60, deadline=None)
+@given(windows=st.lists(st.lists(st.one_of(_MALLOC, _FREE, _USE, _COMPLETE), max_size=12), min_size=2, max_size=4))
+def test_a_trace_without_gaps_is_read_in_one_go_as_it_would_be_entry_by_entry(
+    windows: list[list[tuple[str, int, int]]],
+) -> None:
+    replay = Replay(Clock(), ModelCuda(Clock()))
+    quick, careful = History(Settings()), History(Settings())
+    careful._followed = lambda trace, final: None  # type: ignore[method-assign]
+    for number, calls in enumerate(windows):
+        replay.gpu.history(on=True, entries=1000, stacks=False)
+        replay.alloc_all(calls)
+        found = []
+        for history in (quick, careful):
+            window = history.read(replay.gpu.snapshot(), 0, None)
+            if number and history is quick:
+                assert Chain(window.trace, quick._live, quick._awaiting).leads_to(window.final)
+            found.append(history.settle(window, stamps={}, since_ns=1, until_ns=2**62))
+        for name in (each.name for each in fields(found[0])):
+            of_quick, of_careful = (getattr(each, name) for each in found)
+            if name == "segments":
+                assert [getattr(of_quick, each).tolist() for each in SegmentColumns.names()] == [
+                    getattr(of_careful, each).tolist() for each in SegmentColumns.names()
+                ]
+            elif isinstance(of_quick, np.ndarray):
+                assert of_quick.tolist() == of_careful.tolist(), name
+            else:
+                assert of_quick == of_careful, name
+        assert (quick._live, quick._awaiting, quick._awaiting_bytes) == (
+            careful._live,
+            careful._awaiting,
+            careful._awaiting_bytes,
+        )

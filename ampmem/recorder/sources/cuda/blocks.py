@@ -6,11 +6,12 @@ have that of the thread whose backward they run. What other threads do is in the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ampmem.events import Column
 
@@ -34,50 +35,63 @@ _NONE = np.zeros(0, dtype=np.int64)
 NO_BLOCKS = SeenBlocks(time_ns=_NONE, address=_NONE, bytes=_NONE, op=_NONE, sequence=_NONE)
 
 
-class Use(NamedTuple):
-    """An alloc (``size`` requested bytes) or a free of the trace."""
+class Uses(NamedTuple):
+    """Allocs (``size`` requested bytes) and frees of the trace; ``entry`` is the index of each there."""
 
-    entry: int
-    address: int
-    size: int
-    freed: bool
+    entry: Column
+    address: Column
+    size: Column
+    freed: NDArray[np.bool_]
 
 
-def found_in(uses: Sequence[Use], seen: SeenBlocks) -> Iterator[tuple[int, int]]:
-    """(index of an entry of the trace, index into ``seen``) of what is surely the same.
+def found_in(uses: Uses, seen: SeenBlocks) -> tuple[Column, Column]:
+    """Indices of entries of the trace, and indices into ``seen``, of what is surely the same.
 
     At each address both are in order, and ``seen`` may lack what other threads did. Going through from the front gives
     the earliest entry that each can be, from the back the latest: where these are one, there is no other.
     """
-    at: dict[int, list[Use]] = {}
-    for use in uses:
-        at.setdefault(use.address, []).append(use)
-    seen_at: dict[int, list[tuple[int, int]]] = {}
-    for index, (address, size) in enumerate(zip(seen.address.tolist(), seen.bytes.tolist(), strict=True)):
-        seen_at.setdefault(address, []).append((index, size))
-    for address, blocks in seen_at.items():
-        there = at.get(address, [])
-        if len(there) == len(blocks):  # as nearly always: each can be one only
-            if all(
-                use.freed == (size < 0) and abs(size) >= use.size for use, (_, size) in zip(there, blocks, strict=True)
-            ):
-                yield from zip((use.entry for use in there), (index for index, _ in blocks), strict=True)
-            continue
-        early = _earliest(there, blocks)
-        late = _earliest(there[::-1], blocks[::-1])[::-1]
-        for (index, _), first, last in zip(blocks, early, late, strict=False):
-            if first == last:
-                yield first, index
+    there, known = np.argsort(uses.address, kind="stable"), np.argsort(seen.address, kind="stable")
+    addresses, counts = np.unique(seen.address, return_counts=True)
+    used_at, used = np.unique(uses.address, return_counts=True)
+    place = np.minimum(np.searchsorted(used_at, addresses), max(len(used_at) - 1, 0))
+    if len(used_at) == 0 or len(addresses) == 0:
+        return _NONE, _NONE
+    as_many = (used_at[place] == addresses) & (used[place] == counts)  # as nearly always: each can be one only
+    there_alike = there[np.isin(uses.address[there], addresses[as_many])]
+    known_alike = known[np.isin(seen.address[known], addresses[as_many])]
+    fits = (uses.freed[there_alike] == (seen.bytes[known_alike] < 0)) & (
+        np.abs(seen.bytes[known_alike]) >= uses.size[there_alike]
+    )
+    if len(fits):
+        starts = np.concatenate([[0], np.cumsum(counts[as_many])[:-1]])
+        fits = np.repeat(np.logical_and.reduceat(fits, starts), counts[as_many])
+    entries, which = [uses.entry[there_alike[fits]]], [known_alike[fits]]
+    for address in addresses[~as_many].tolist():
+        some = _surely_same(uses, there[uses.address[there] == address], seen, known[seen.address[known] == address])
+        entries.append(some[0])
+        which.append(some[1])
+    return np.concatenate(entries), np.concatenate(which)
 
 
-def _earliest(uses: Sequence[Use], blocks: Sequence[tuple[int, int]]) -> list[int]:
+def _surely_same(uses: Uses, there: Column, seen: SeenBlocks, known: Column) -> tuple[Column, Column]:
+    """The same at one address, where the profiler has not seen as many as the trace has."""
+    rows = list(zip(uses.entry[there].tolist(), uses.size[there].tolist(), uses.freed[there].tolist(), strict=True))
+    sizes = seen.bytes[known].tolist()
+    early = _earliest(rows, sizes)
+    late = _earliest(rows[::-1], sizes[::-1])[::-1]
+    same = [(first, index) for index, first, last in zip(known.tolist(), early, late, strict=False) if first == last]
+    entries, which = np.array(same, dtype=np.int64).reshape(-1, 2).T
+    return entries, which
+
+
+def _earliest(uses: Sequence[tuple[int, int, bool]], sizes: Sequence[int]) -> list[int]:
     """The first entry that each block can be; empty where they do not fit into each other."""
     found: list[int] = []
     rest = iter(uses)
-    for _, size in blocks:
-        for use in rest:
-            if use.freed == (size < 0) and abs(size) >= use.size:
-                found.append(use.entry)
+    for size in sizes:
+        for entry, asked, freed in rest:
+            if freed == (size < 0) and abs(size) >= asked:
+                found.append(entry)
                 break
         else:
             return []

@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ampmem.allocator.model.layout import SnapshotSegment
 from ampmem.allocator.rounding import round_size
-from ampmem.allocator.segments import RESERVING, Extent, SegmentLog, extent_of_call, extents_of, rewound
+from ampmem.allocator.segments import RESERVING, Extent, SegmentLog, extent_of_call, rewound
 from ampmem.allocator.settings import Settings
 from ampmem.allocator.snapshots.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED, read_segments
 from ampmem.events import Action, Column, SegmentColumns
-from ampmem.recorder.sources.cuda.blocks import NO_BLOCKS, SeenBlocks, Use, found_in
+from ampmem.recorder.sources.cuda.blocks import NO_BLOCKS, SeenBlocks, Uses, found_in
 from ampmem.recorder.sources.cuda.device import Snapshot
-from ampmem.recorder.sources.cuda.states import Blocks, LiveBlock, rewound_blocks, true_sizes
-from ampmem.recorder.sources.cuda.trace import MarkCount, StackTexts, TraceEntry, read_trace, timed
+from ampmem.recorder.sources.cuda.states import Blocks, Chain, LiveBlock, extents_in, rewound_blocks, true_sizes
+from ampmem.recorder.sources.cuda.trace import (
+    IS_ALLOC,
+    IS_DONE,
+    IS_FREE,
+    IS_SEGMENT,
+    KINDS,
+    MarkCount,
+    StackTexts,
+    Trace,
+    TraceEntry,
+    read_trace,
+    timed,
+)
 
 OOM = "oom"
 _SNAPSHOT = "snapshot"
 
 
 class Window(NamedTuple):
-    """One step's trace, with the instants that its entries are tagged with, and what there is after it."""
+    """One step's trace, and what there is after it."""
 
-    entries: list[TraceEntry]
-    tags: list[int]
+    trace: Trace
     held: list[Extent]
     final: Blocks
 
@@ -90,15 +103,14 @@ class History:
         snapshot, whose trace says what that was. It costs as much as the first one, which may be seconds: ``None``
         says that nothing happened while the snapshot was taken. There is never more than one trace in memory.
         """
-        segments = segments_of(snapshot, device)
-        held, final = extents_of(segments), Blocks.of(segments)
+        held, final = extents_in(snapshot, device), Blocks.of(snapshot, device)
         traces = snapshot["device_traces"]
-        entries, tags = self._read(traces, device)
+        trace = self._read(traces, device)
         traces.clear()
-        if again is not None and not self._follows(entries, final, held):
-            whole = _until_snapshot(again()["device_traces"], device, len(entries))
-            entries, tags = (entries, tags) if whole is None else self._read(whole, device)
-        return Window(entries, tags, held, final)
+        if again is not None and not self._follows(trace.entries(), final, held):
+            whole = _until_snapshot(again()["device_traces"], device, len(trace))
+            trace = trace if whole is None else self._read(whole, device)
+        return Window(trace, held, final)
 
     def settle(
         self,
@@ -111,31 +123,35 @@ class History:
         marks: Sequence[MarkCount] = (),
     ) -> Settled:
         """The events of ``window``, which was from ``since_ns`` to ``until_ns``."""
-        entries, tags, held, final = window
-        entries = _with_blocks(entries, seen)
+        trace, held, final = window
+        _add_blocks(trace, seen)
         start = max(self._now, since_ns)
-        span = (start, max(start, until_ns))
-        entries = timed(entries, tags, stamps, seen, marks, span=span, final=final.counted)
-        before = rewound_blocks(entries, final)
-        self._await_again(before.awaiting)
-        writer = _Writer(self._live, self._settings, final.alive, true_sizes(entries, final.alive))
-        lost = self._reconcile_segments(held, entries, start)
-        lost += self._reconcile(writer, before.alive, start)
-        self._forward(writer, entries)
-        self._now = max(start, entries[-1].time_ns) if entries else start
-        lost += writer.agree(self._now)
-        lost += self._segments.agree(self._now, writer.count, held)
+        trace.time_ns = timed(trace, stamps, seen, marks, span=(start, max(start, until_ns)), final=final.counted)
+        lost = self._reconcile_segments(held, trace, start)
+        self._now = max(start, int(trace.time_ns[-1])) if len(trace) else start
+        rows = None if self._first else self._followed(trace, final)
+        if rows is None:
+            entries = trace.entries()
+            writer = _Writer(self._live, self._settings, final.alive, true_sizes(entries, final.alive))
+            before = rewound_blocks(entries, final)
+            self._await_again(before.awaiting)
+            lost += self._reconcile(writer, before.alive, start)
+            self._forward(writer, entries)
+            lost += writer.agree(self._now)
+            rows = writer.rows()
+        lost += self._segments.agree(self._now, len(rows.table), held)
         self._first = False
-        return writer.settled(sum(block.requested for block in final.alive.values()), self._segments.take(), lost)
+        return rows.settled(sum(block.requested for block in final.alive.values()), self._segments.take(), lost)
 
-    def _read(self, traces: Sequence[Any], device: int) -> tuple[list[TraceEntry], list[int]]:
+    def _read(self, traces: Sequence[Any], device: int) -> Trace:
         self.stacks.forget()
         return read_trace(traces[device] if device < len(traces) else (), self.stacks)
 
     def _follows(self, entries: list[TraceEntry], final: Blocks, held: list[Extent]) -> bool:
         """Whether what there was before ``entries``, by where they led, is what is known. At first nothing is."""
         before = rewound_blocks(entries, final)
-        reserved = sum(extent.size for extent in _before(held, entries))
+        calls = [(entry.action, _extent(entry)) for entry in entries if entry.action in RESERVING]
+        reserved = sum(extent.size for extent in rewound(held, calls)[0])
         return not self._first and reserved == self._segments.held.size and before.same(self._live, self._awaiting)
 
     def _await_again(self, before: dict[int, LiveBlock]) -> None:
@@ -167,13 +183,48 @@ class History:
                 changed += not self._first
         return changed
 
-    def _reconcile_segments(self, held: list[Extent], entries: list[TraceEntry], start_ns: int) -> int:
+    def _reconcile_segments(self, held: list[Extent], trace: Trace, start_ns: int) -> int:
         """The same for segments, which are there before the blocks in them."""
-        before = _before(held, entries)
+        before = rewound(held, [(action, extent) for _, action, extent in _segment_calls(trace)])[0]
         if self._first:
             self._segments.begin(start_ns, before)
             return 0
         return self._segments.agree(start_ns, 0, before)
+
+    def _followed(self, trace: Trace, final: Blocks) -> _Rows | None:
+        """The rows of a ``trace`` that leads without a gap from what is known to ``final``; ``None`` of another."""
+        chain = Chain(trace, self._live, self._awaiting)
+        if not chain.leads_to(final):
+            return None
+        chain.size_blocks(final, self._settings)
+        in_order = np.argsort(chain.place)
+        place, kind, size = chain.place[in_order], chain.kind[in_order], chain.size[in_order]
+        block, stream = chain.bytes[in_order], chain.stream[in_order]
+        is_row, time = kind != IS_DONE, trace.time_ns[place]
+        count = np.cumsum(is_row)
+        # Before the first entry, and after each.
+        sign, waiting = _SIGN[kind], _WAITING[kind]
+        requested = _sums(sum(each.requested for each in self._live.values()), sign * size)
+        allocated = _sums(sum(each.size for each in self._live.values()), sign * block)
+        awaiting = _sums(self._awaiting_bytes, waiting * size)
+        active = allocated + _sums(self._awaiting_size(), waiting * block)
+        reserved_after, reserved = [-1], [self._segments.held.size]
+        for at, word, extent in _segment_calls(trace):
+            change = self._segments.reserve if RESERVING[word] else self._segments.release
+            known = int(np.searchsorted(place, at))
+            change(int(trace.time_ns[at]), int(count[known - 1]) if known else 0, extent)
+            reserved_after.append(at)
+            reserved.append(self._segments.held.size)
+        peak = int(np.argmax(np.where(np.concatenate([[True], kind == IS_ALLOC]), requested, -1)))
+        at_peak = bisect_right(reserved_after, int(place[peak - 1])) - 1 if peak else 0
+        level = Level(int(requested[peak]), int(allocated[peak]), int(active[peak]), reserved[at_peak])
+        self._live, self._awaiting = chain.after()
+        self._awaiting_bytes = int(awaiting[-1])
+        action = np.where(kind == IS_ALLOC, int(Action.ALLOC), int(Action.FREE))
+        columns = (time, action, chain.address[in_order], size, block, stream, trace.stack[place], trace.seen[place])
+        changed = np.concatenate([[True], waiting != 0])
+        since = np.concatenate([[0], time])
+        return _Rows(np.stack(columns, axis=1)[is_row], np.stack([since, awaiting], axis=1)[changed], level)
 
     def _forward(self, writer: _Writer, entries: list[TraceEntry]) -> None:
         level = writer.level(self._awaiting_size(), self._segments.held.size)
@@ -211,14 +262,26 @@ def segments_of(snapshot: Snapshot, device: int) -> tuple[SnapshotSegment, ...]:
     return read_segments(snapshot["segments"], device)
 
 
+_SIGN, _WAITING = np.zeros(len(KINDS), dtype=np.int64), np.zeros(len(KINDS), dtype=np.int64)
+_SIGN[[IS_ALLOC, IS_FREE]] = 1, -1
+_WAITING[[IS_FREE, IS_DONE]] = 1, -1
+"""What each kind of entry does to the bytes that tensors have, and to those that await other streams."""
+
+
+def _sums(start: int, changes: Column) -> Column:
+    """``start``, and what it comes to after each of ``changes``."""
+    return np.cumsum(np.concatenate([[start], changes]))
+
+
+def _segment_calls(trace: Trace) -> Iterator[tuple[int, str, Extent]]:
+    """Of each entry about a segment: its place, its word, and the segment or pages."""
+    for at in np.flatnonzero(trace.kind >= IS_SEGMENT).tolist():
+        action = trace.action[at]
+        yield at, action, extent_of_call(action, int(trace.address[at]), int(trace.size[at]), int(trace.stream[at]))
+
+
 def _extent(entry: TraceEntry) -> Extent:
     return extent_of_call(entry.action, entry.address, entry.size, entry.stream)
-
-
-def _before(held: list[Extent], entries: list[TraceEntry]) -> list[Extent]:
-    """The segments that were there before ``entries``."""
-    calls = [(entry.action, _extent(entry)) for entry in entries if entry.action in RESERVING]
-    return rewound(held, calls)[0]
 
 
 def _until_snapshot(traces: Sequence[Any], device: int, count: int) -> Sequence[Any] | None:
@@ -231,22 +294,48 @@ def _until_snapshot(traces: Sequence[Any], device: int, count: int) -> Sequence[
     return [*traces[:device], trace[: places[-1]]] if places else None
 
 
-def _with_blocks(entries: list[TraceEntry], seen: SeenBlocks) -> list[TraceEntry]:
-    """``entries`` with what the profiler saw of them."""
-    uses = [
-        Use(index, entry.address, entry.size, entry.action != ALLOC)
-        for index, entry in enumerate(entries)
-        if entry.action in (ALLOC, FREE_REQUESTED)
-    ]
-    sizes = seen.bytes.tolist()
-    for index, which in found_in(uses, seen):
-        entry = entries[index]
-        entry.block, entry.seen = abs(sizes[which]), which
-    return entries
+def _add_blocks(trace: Trace, seen: SeenBlocks) -> None:
+    """Write into ``trace`` what the profiler saw of its blocks."""
+    uses = np.flatnonzero((trace.kind == IS_ALLOC) | (trace.kind == IS_FREE))
+    freed = trace.kind[uses] == IS_FREE
+    entries, which = found_in(Uses(uses, trace.address[uses], trace.size[uses], freed), seen)
+    trace.block[entries], trace.seen[entries] = np.abs(seen.bytes[which]), which
+
+
+class _Rows(NamedTuple):
+    """Events of a window, one a row as :class:`Settled` has the columns, and the requested bytes that await streams."""
+
+    table: NDArray[np.int64]
+    awaiting: NDArray[np.int64]
+    peak: Level
+
+    def settled(self, final_requested: int, segments: SegmentColumns, lost: int) -> Settled:
+        """The columns; ``final_requested`` bytes are alive in the end, as the segments say."""
+        time, action, address, size, block, stream, stack, seen = np.ascontiguousarray(self.table.T)
+        delta = np.where(action == Action.FREE, -size, size)
+        # Counted back from what the segments hold now, and not on from what was known before: a sum of its own.
+        allocated = final_requested - (delta.sum() - np.cumsum(delta))
+        since, awaiting = np.ascontiguousarray(self.awaiting.T)
+        return Settled(
+            time_ns=time,
+            action=action,
+            address=address,
+            bytes=size,
+            block_bytes=block,
+            stream=stream,
+            allocated=allocated,
+            stack=stack,
+            seen=seen,
+            awaiting_ns=since,
+            awaiting=awaiting,
+            peak=self.peak,
+            segments=segments,
+            lost=lost,
+        )
 
 
 class _Writer:
-    """Collects events, and keeps the running totals."""
+    """Collects the events of a trace with gaps, and keeps the running totals."""
 
     def __init__(
         self, live: dict[int, LiveBlock], settings: Settings, final: dict[int, LiveBlock], sizes: dict[int, int]
@@ -314,26 +403,7 @@ class _Writer:
     def note_awaiting(self, time_ns: int, size: int) -> None:
         self._awaiting.append((time_ns, size))
 
-    def settled(self, final_requested: int, segments: SegmentColumns, lost: int) -> Settled:
-        table = np.array(self._rows, dtype=np.int64).reshape(-1, 8)
-        time, action, address, size, block, stream, stack, seen = np.ascontiguousarray(table.T)
-        delta = np.where(action == Action.FREE, -size, size)
-        # Counted back from what the segments hold now, and not on from what was known before: a sum of its own.
-        allocated = final_requested - (delta.sum() - np.cumsum(delta))
-        since, awaiting = np.array(self._awaiting, dtype=np.int64).reshape(-1, 2).T
-        return Settled(
-            time_ns=time,
-            action=action,
-            address=address,
-            bytes=size,
-            block_bytes=block,
-            stream=stream,
-            allocated=allocated,
-            stack=stack,
-            seen=seen,
-            awaiting_ns=since,
-            awaiting=awaiting,
-            peak=self._peak,
-            segments=segments,
-            lost=lost,
-        )
+    def rows(self) -> _Rows:
+        """All of them."""
+        awaiting = np.array(self._awaiting, dtype=np.int64).reshape(-1, 2)
+        return _Rows(np.array(self._rows, dtype=np.int64).reshape(-1, 8), awaiting, self._peak)

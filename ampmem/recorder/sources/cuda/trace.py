@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ampmem.allocator.segments import RESERVING
 from ampmem.allocator.snapshots.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED
 from ampmem.events import Column
 from ampmem.recorder.models.stacks import stack_text
@@ -35,22 +36,53 @@ class MarkCount(NamedTuple):
     counted: Counted
 
 
-@dataclass(slots=True)
-class TraceEntry:
-    """One entry of the trace. It can be changed: a step may have a million, and a changed copy of each takes time.
-
-    ``stack`` is an index into :attr:`StackTexts.texts`, ``seen`` one into the blocks that the profiler saw, or -1;
-    ``block`` are the bytes of the block, 0 where they are not known.
-    """
+class TraceEntry(NamedTuple):
+    """One entry of a :class:`Trace`."""
 
     action: str
     address: int
     size: int
     stream: int
     time_ns: int
-    stack: int
+    stack: int = 0
     block: int = 0
     seen: int = -1
+
+
+@dataclass(slots=True)
+class Trace:
+    """The entries of the trace, as columns: a step may have a million, and an object for each takes time.
+
+    ``kind`` has the words of :data:`KINDS` as their places there, and others as 0. ``stack`` has indices into
+    :attr:`StackTexts.texts`, ``tag`` the instant that an entry is tagged with, or 0. ``seen`` has indices into the
+    blocks that the profiler saw, or -1; ``block`` are the bytes of the block, 0 where they are not known.
+    """
+
+    action: list[str]
+    kind: NDArray[np.int8]
+    address: NDArray[np.int64]
+    size: NDArray[np.int64]
+    stream: NDArray[np.int64]
+    time_ns: NDArray[np.int64]
+    stack: NDArray[np.int64]
+    tag: NDArray[np.int64]
+    block: NDArray[np.int64]
+    seen: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+    def entries(self) -> list[TraceEntry]:
+        """The entries one by one, for whoever has to look at each."""
+        columns = (self.address, self.size, self.stream, self.time_ns, self.stack, self.block, self.seen)
+        return list(map(TraceEntry, self.action, *(column.tolist() for column in columns)))
+
+
+KINDS = ("", ALLOC, FREE_REQUESTED, FREE_COMPLETED, _SNAPSHOT, *RESERVING)
+"""The words of a trace that count."""
+IS_ALLOC, IS_FREE, IS_DONE, IS_SNAPSHOT, IS_SEGMENT = 1, 2, 3, 4, 5
+"""Their places in :data:`KINDS`; segments are those from the last one on."""
+_KIND = {word: place for place, word in enumerate(KINDS)}
 
 
 class Stamps:
@@ -98,34 +130,38 @@ class StackTexts:
         return found
 
 
-def read_trace(rows: Iterable[Mapping[str, Any]], stacks: StackTexts) -> tuple[list[TraceEntry], list[int]]:
-    """The entries on the trace's own clock, and the instant that each is tagged with, or 0."""
-    entries: list[TraceEntry] = []
-    tags: list[int] = []
-    text, tag = "", 0
-    for row in rows:
-        get, action = row.get, row["action"]
-        stack = stacks.index(get("frames")) if action == ALLOC else 0  # a free has those of its alloc
-        time_ns = get("time_us", 0) * _US
-        entries.append(TraceEntry(action, get("addr", 0), row["size"], get("stream", 0), time_ns, stack))
-        there = get("user_metadata", "")
-        if there != text:  # one tag holds for many entries
-            text, tag = there, int(there) if there.isdigit() else 0
-        tags.append(tag)
-    return entries, tags
+def read_trace(rows: Sequence[Mapping[str, Any]], stacks: StackTexts) -> Trace:
+    """The entries on the trace's own clock; nothing is known of their blocks."""
+    action = [row["action"] for row in rows]
+    # A free has the stack of its alloc.
+    stack = [stacks.index(row.get("frames")) if word == ALLOC else 0 for word, row in zip(action, rows, strict=True)]
+    texts = [row.get("user_metadata", "") for row in rows]
+    instants = {text: int(text) if text.isdigit() else 0 for text in set(texts)}  # one tag holds for many entries
+    count = len(rows)
+    return Trace(
+        action=action,
+        kind=np.fromiter((_KIND.get(word, 0) for word in action), dtype=np.int8, count=count),
+        address=np.array([row.get("addr", 0) for row in rows], dtype=np.int64),
+        size=np.array([row["size"] for row in rows], dtype=np.int64),
+        stream=np.array([row.get("stream", 0) for row in rows], dtype=np.int64),
+        time_ns=np.array([row.get("time_us", 0) for row in rows], dtype=np.int64) * _US,
+        stack=np.array(stack, dtype=np.int64),
+        tag=np.array([instants[text] for text in texts], dtype=np.int64),
+        block=np.zeros(count, dtype=np.int64),
+        seen=np.full(count, -1, dtype=np.int64),
+    )
 
 
 def timed(
-    entries: list[TraceEntry],
-    tags: list[int],
+    trace: Trace,
     stamps: Mapping[int, int],
     seen: SeenBlocks,
     marks: Sequence[MarkCount],
     *,
     span: tuple[int, int],
     final: Counted,
-) -> list[TraceEntry]:
-    """``entries`` on the clock of ``time.time_ns``, in their order, none outside of ``span``.
+) -> NDArray[np.int64]:
+    """When each entry of ``trace`` was by ``time.time_ns``: in their order, none outside of ``span``.
 
     torch gives whole microseconds, cut off, on a clock that is put on ``time.time_ns``'s by a line through two
     points: off by what the system's clock was slewed in between. So what is known better has its way:
@@ -139,18 +175,17 @@ def timed(
     ``final`` is what is counted after the last entry. Where several events share an instant they keep their order:
     the memory of a free and of the alloc that reuses it must not change places.
     """
-    if not entries:
-        return entries
-    when = np.array([entry.time_ns for entry in entries], dtype=np.int64)
-    tag = np.array([each if each in stamps else 0 for each in tags], dtype=np.int64)
+    if not len(trace):
+        return trace.time_ns
+    when = trace.time_ns
+    tag, ends = _known_tags(trace.tag, stamps)
     # A snapshot has an entry, too: one that ampmem takes within a mark is not something that the script did before it.
-    done = np.array([entry.action != _SNAPSHOT for entry in entries])
-    ends = np.array([stamps.get(each, _NEVER) - 1 for each in tag.tolist()], dtype=np.int64)
+    done = trace.kind != IS_SNAPSHOT
     low = np.maximum.accumulate(np.maximum(tag, span[0]))
     high = np.minimum.accumulate(np.minimum(ends, span[1])[::-1])[::-1].copy()
-    low, high = _around_seen(entries, seen, low, high)
+    low, high = _around_seen(trace.seen, seen, low, high)
     first = 0
-    for mark, places in _places(marks, tag, ends, _counted(entries, final)):
+    for mark, places in _places(marks, tag, ends, _counted(trace, final)):
         near = np.searchsorted(_clamped(when, low, high), mark.time_ns, side="left")
         places = places[places >= first]
         first = int(places[np.argmin(np.abs(places - near))])
@@ -160,16 +195,24 @@ def timed(
         before = mark.time_ns if tagged else mark.since_ns or mark.time_ns
         high[:first] = np.minimum(high[:first], before - 1)
         low[first:] = np.maximum(low[first:], mark.time_ns)
-    for entry, time in zip(entries, _clamped(when, low, high).tolist(), strict=True):
-        entry.time_ns = time
-    return entries
+    return _clamped(when, low, high)
+
+
+def _known_tags(tags: Column, stamps: Mapping[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Each entry's stamp, 0 where its tag is none of ours, and the last instant before the next stamp."""
+    known, of = np.unique(tags, return_inverse=True)
+    stamp = np.array([each if each in stamps else 0 for each in known.tolist()], dtype=np.int64)
+    end = np.array([stamps.get(each, _NEVER) - 1 for each in stamp.tolist()], dtype=np.int64)
+    return stamp[of], end[of]
 
 
 def _around_seen(
-    entries: list[TraceEntry], seen: SeenBlocks, low: NDArray[np.int64], high: NDArray[np.int64]
+    of: Column, seen: SeenBlocks, low: NDArray[np.int64], high: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The bounds of ``entries``, where those that the profiler saw were at its time, if that is within the bounds."""
-    of = np.array([entry.seen for entry in entries], dtype=np.int64)
+    """The bounds of entries, where those that the profiler saw were at its time, if that is within the bounds.
+
+    ``of`` says which of the blocks each entry is, or -1.
+    """
     known = of >= 0
     low, high = low.copy(), high.copy()
     low[known] = high[known] = np.clip(seen.time_ns[of[known]], low[known], high[known])
@@ -180,19 +223,20 @@ def _clamped(when: Column, low: Column, high: Column) -> NDArray[np.int64]:
     return np.maximum.accumulate(np.minimum(np.maximum(when, low), high))
 
 
-def _counted(entries: list[TraceEntry], final: Counted) -> NDArray[np.int64]:
+def _counted(trace: Trace, final: Counted) -> NDArray[np.int64]:
     """What is counted before each entry, and after the last: rows of :class:`Counted`."""
-    blocks, requested = _BLOCKS.get, _REQUESTED.get
-    change = np.array(
-        [[blocks(entry.action, 0) for entry in entries], [requested(entry.action, 0) * entry.size for entry in entries]]
-    )
+    change = np.stack([_BLOCKS[trace.kind], _REQUESTED[trace.kind] * trace.size])
     after = np.concatenate([np.cumsum(change[:, ::-1], axis=1)[:, ::-1], np.zeros((2, 1), dtype=np.int64)], axis=1)
     counted: NDArray[np.int64] = np.array(final, dtype=np.int64) - after.T
     return counted
 
 
-_BLOCKS = {ALLOC: 1, FREE_REQUESTED: -1}
-_REQUESTED = {ALLOC: 1, FREE_COMPLETED: -1}
+def _by_kind(changes: Mapping[int, int]) -> NDArray[np.int64]:
+    return np.array([changes.get(kind, 0) for kind in range(len(KINDS))], dtype=np.int64)
+
+
+_BLOCKS = _by_kind({IS_ALLOC: 1, IS_FREE: -1})
+_REQUESTED = _by_kind({IS_ALLOC: 1, IS_DONE: -1})
 
 
 def _places(
