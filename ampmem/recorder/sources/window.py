@@ -103,7 +103,7 @@ class Window:
     """A profile of the calling thread, and of the backward passes it starts; ``memory`` adds the CPU's allocations."""
 
     def __init__(self, *, memory: bool) -> None:
-        self._memory = memory
+        self._config = profile(profile_memory=memory).config()
         self._marks: list[ClockMark] = []
         self._opened = False
         self.lost = False
@@ -160,12 +160,11 @@ class Window:
         self._marks = _mark()
 
     def _prepare(self) -> Any:
-        config = profile(profile_memory=self._memory).config()
         if FILTERS:
-            prepare_profiler(config, set(_PARTS), _PARTS if log_level() is None else _without_allocations())
+            prepare_profiler(self._config, set(_PARTS), _PARTS if log_level() is None else _without_allocations())
         else:
-            prepare_profiler(config, _ACTIVITIES)
-        return config
+            prepare_profiler(self._config, _ACTIVITIES)
+        return self._config
 
 
 def _without_allocations() -> dict[ProfilerActivity, set[str]]:

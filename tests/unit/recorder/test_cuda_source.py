@@ -974,10 +974,9 @@ def test_a_node_that_the_engines_thread_made_is_not_taken_for_one_of_the_recorde
         ("CheckpointFunctionBackward", 3),
         ("MmBackward0", 3 + ELSEWHERE),
     ]
-    assert [block[4:] for block in walk.blocks] == [
-        ("CheckpointFunctionBackward", 3),
-        ("MmBackward0", 3 + ELSEWHERE),
-    ]
+    blocks = walk.blocks()[0]
+    assert [blocks.ops[op] for op in blocks.op] == ["CheckpointFunctionBackward", "MmBackward0"]
+    assert blocks.sequence.tolist() == [3, 3 + ELSEWHERE]
 
 
 def test_what_the_engines_thread_computes_again_is_named_after_its_own_op() -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple, TypeAlias
+from itertools import compress
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ class Seen:
     def __init__(
         self,
         spans: Sequence[Ran] = (),
-        blocks: Sequence[BlockRow] = (),
+        blocks: Mapping[int, SeenBlocks] | None = None,
         devices: Mapping[int, set[int]] | None = None,
         shift: Callable[[Column], Column] = np.array,
     ) -> None:
@@ -57,7 +58,7 @@ class Seen:
         self._devices = devices or {}
         self._shift = shift
         self._nodes: dict[int, Nodes] = {}
-        self._blocks = blocks_of(blocks, shift)
+        self._blocks = blocks or {}
 
     def nodes(self, device: int) -> Nodes:
         """The nodes by which memory of ``device`` is named: each device has a thread of the engine's own.
@@ -118,7 +119,8 @@ class NodeRecorder:
         walk = _Walk(result.experimental_event_tree())
         if len(walk.markers) < 2 * MARKERS:  # without them there is no telling when the nodes ran
             return Seen()
-        return Seen(walk.spans, walk.blocks, walk.devices, shift_between(walk.markers, marks))
+        shift = shift_between(walk.markers, marks)
+        return Seen(walk.spans, walk.blocks(shift), walk.devices, shift)
 
 
 _WHOLE = "ampmem::window"
@@ -155,36 +157,49 @@ class _Open(NamedTuple):
     thread: int
 
 
-BlockRow: TypeAlias = tuple[int, int, int, int, str, int]
-"""Time, device, address, bytes, name of the node around it, its sequence number."""
-
-
+_fields, _start = attrgetter("extra_fields"), attrgetter("start_time_ns")
 _of_allocation = attrgetter("ptr", "alloc_size", "device")
 
 
 class _Walk:
-    """Reads the nodes, and the device's blocks in them, out of a profile's event tree."""
+    """Reads the nodes, and the device's blocks in them, out of a profile's event tree.
+
+    Every attribute of a node costs a call into C++: those of allocations, which are most of the tree, are read by loops
+    that are not Python's.
+    """
 
     def __init__(self, roots: list[Any]) -> None:
         self.markers: list[Span] = []
         self.spans: list[Ran] = []
         """Parents before children."""
-        self.blocks: list[BlockRow] = []
-        self.devices: dict[int, set[int]] = {}
-        """By thread, the CUDA devices whose memory its nodes took or gave back."""
+        self._times: list[int] = []
+        self._allocations: list[tuple[int, int, torch.device]] = []
+        self._runs: list[tuple[int, _Around]] = []
+        """From which allocation on they lie in which node."""
         self._thread: int | None = None
         """The recorded one, in the profiler's numbers: the markers are its own."""
-        self._indices: dict[torch.device, int] = {}
-        """The CUDA devices that were met, and others as -1."""
-        self._met: set[tuple[int, int]] = set()
-        pending = [(root, _IN_NONE) for root in reversed(roots)]
+        pending = [(roots, _IN_NONE)]
         while pending:
-            node, around = pending.pop()
-            fields = node.extra_fields
-            kind = type(fields)
-            if kind is ALLOCATION:
-                self._block(node, fields, around)
-            elif kind is OP_FIELDS:  # or else a call of CUDA's runtime
+            nodes, around = pending.pop()
+            inside = self._visit(nodes, around)
+            pending += reversed(inside)
+        self._indices = {
+            device: (device.index or 0) if device.type == "cuda" else -1
+            for device in {device for _, _, device in self._allocations}
+        }
+
+    def _visit(self, nodes: list[Any], around: _Around) -> list[tuple[list[Any], _Around]]:
+        """Read the ``nodes`` that lie in ``around``; gives those in them, with the node around each."""
+        fields = list(map(_fields, nodes))
+        kinds = list(map(type, fields))
+        allocated = [kind is ALLOCATION for kind in kinds]
+        if any(allocated):
+            self._runs.append((len(self._times), around))
+            self._times += map(_start, compress(nodes, allocated))
+            self._allocations += map(_of_allocation, compress(fields, allocated))
+        found = []
+        for node, of_node, kind in zip(nodes, fields, kinds, strict=True):
+            if kind is OP_FIELDS:  # or else a call of CUDA's runtime
                 name = node.name
                 if name == MARKER:
                     self.markers.append((node.start_time_ns, node.end_time_ns))
@@ -192,20 +207,52 @@ class _Walk:
                     continue
                 inside = around
                 if name != _WHOLE and not name.startswith(COLLECTIVES):
-                    inside = self._node(node, fields, name, around)
-                pending += [(child, inside) for child in reversed(node.children)]
+                    inside = self._node(node, of_node, name, around)
+                if children := node.children:
+                    found.append((children, inside))
+        return found
 
-    def _block(self, node: Any, fields: Any, around: _Around) -> None:
-        address, size, device = _of_allocation(fields)
-        index = self._indices.get(device)
-        if index is None:
-            index = self._indices[device] = (device.index or 0) if device.type == "cuda" else -1
-        if index >= 0:
-            name, sequence, thread = around
-            self.blocks.append((node.start_time_ns, index, address, size, name, sequence))
-            if (thread, index) not in self._met:
-                self._met.add((thread, index))
-                self.devices.setdefault(thread, set()).add(index)
+    @property
+    def devices(self) -> dict[int, set[int]]:
+        """By thread, the CUDA devices whose memory its nodes took or gave back."""
+        found: dict[int, set[int]] = {}
+        for thread, (_, _, device) in zip(self._around()[2].tolist(), self._allocations, strict=True):
+            if self._indices[device] >= 0:
+                found.setdefault(thread, set()).add(self._indices[device])
+        return found
+
+    def blocks(self, shift: Callable[[Column], Column] = np.array) -> dict[int, SeenBlocks]:
+        """What the profiler saw of the blocks, by the index of their device."""
+        numbers = [(address, size, self._indices[device]) for address, size, device in self._allocations]
+        address, size, device = np.array(numbers, dtype=np.int64).reshape(-1, 3).T
+        time = np.array(self._times, dtype=np.int64)
+        op, sequence, _ = self._around()
+        names = [around.name for _, around in self._runs]
+        found = {}
+        for index in set(self._indices.values()) - {-1}:
+            rows = np.flatnonzero(device == index)
+            rows = rows[np.argsort(time[rows], kind="stable")]
+            used, of = np.unique(op[rows], return_inverse=True)
+            ops = {"": 0}
+            places = np.array([ops.setdefault(names[each], len(ops)) for each in used.tolist()], dtype=np.int64)
+            found[index] = SeenBlocks(
+                time_ns=shift(time[rows]),
+                address=address[rows],
+                bytes=size[rows],
+                op=places[of],
+                sequence=sequence[rows],
+                ops=tuple(ops),
+            )
+        return found
+
+    def _around(self) -> tuple[Column, Column, Column]:
+        """Of each allocation: the run that it is in, and the sequence number and the thread of the node around."""
+        starts = [start for start, _ in self._runs]
+        counts = np.diff([*starts, len(self._times)])
+        sequences = np.array([around.sequence for _, around in self._runs], dtype=np.int64)
+        threads = np.array([around.thread for _, around in self._runs], dtype=np.int64)
+        runs = np.arange(len(starts))
+        return np.repeat(runs, counts), np.repeat(sequences, counts), np.repeat(threads, counts)
 
     def _node(self, node: Any, fields: Any, name: str, around: _Around) -> _Around:
         number, thread = getattr(fields, "sequence_number", -1), node.start_tid
@@ -224,6 +271,33 @@ def nodes_of(spans: Sequence[Ran], shift: Callable[[Column], Column] = np.array)
     runs there. One that lies in another thread's is what that thread waits for: a reentrant checkpoint.
     """
     names: dict[str, int] = {"": 0}
+    in_order = sorted(spans, key=lambda span: (span[0], -span[1]))
+    rows = _of_one_thread(in_order, names) if len({span[4] for span in spans}) == 1 else _of_threads(in_order, names)
+    table = np.array(rows, dtype=np.int64).reshape(-1, 3)
+    since, ops, numbers = np.ascontiguousarray(table.T)
+    return Nodes(since_ns=shift(since), op=ops, sequence=numbers, ops=tuple(names))
+
+
+def _of_one_thread(spans: Sequence[Ran], names: dict[str, int]) -> list[tuple[int, int, int]]:
+    """Since when which of ``names`` runs, with which number: each span lies in the one before, or after its end."""
+    rows: list[tuple[int, int, int]] = []
+    running: list[tuple[int, int, int]] = []
+    for start, end, name, sequence, _ in [*spans, Ran(2**62, 2**62, "", -1)]:
+        while running and running[-1][0] <= start:
+            ended = running.pop()[0]
+            rows.append((ended, *running[-1][1:]) if running else (ended, 0, -1))
+        if name:
+            number = sequence
+            if running:  # by the clock a node may seem to outlast the one that it is in
+                end = min(end, running[-1][0])
+                number = sequence if sequence >= 0 else running[-1][2]
+            running.append((end, names.setdefault(name, len(names)), number))
+            rows.append((start, *running[-1][1:]))
+    return rows
+
+
+def _of_threads(spans: Sequence[Ran], names: dict[str, int]) -> list[tuple[int, int, int]]:
+    """The same for spans of several threads, in order."""
     rows: list[tuple[int, int, int]] = []
     open_spans: list[_Open] = []
 
@@ -239,7 +313,7 @@ def nodes_of(spans: Sequence[Ran], shift: Callable[[Column], Column] = np.array)
             open_spans[:] = [each for each in open_spans if each.end > end]
             rows.append(now(end))
 
-    for start, end, name, sequence, thread in sorted(spans, key=lambda span: (span[0], -span[1])):
+    for start, end, name, sequence, thread in spans:
         close(start)
         around = next((each for each in reversed(open_spans) if each.thread == thread), None)
         if around is not None:  # by the clock a node may seem to outlast the one that it is in
@@ -248,24 +322,4 @@ def nodes_of(spans: Sequence[Ran], shift: Callable[[Column], Column] = np.array)
         open_spans.append(_Open(end, names.setdefault(name, len(names)), number, thread))
         rows.append(now(start))
     close(2**62)
-    table = np.array(rows, dtype=np.int64).reshape(-1, 3)
-    since, ops, numbers = np.ascontiguousarray(table.T)
-    return Nodes(since_ns=shift(since), op=ops, sequence=numbers, ops=tuple(names))
-
-
-def blocks_of(rows: Sequence[BlockRow], shift: Callable[[Column], Column] = np.array) -> dict[int, SeenBlocks]:
-    """What the profiler saw of the blocks, by the index of their device."""
-    found: dict[int, list[tuple[int, int, int, int, int]]] = {}
-    names: dict[int, dict[str, int]] = {}
-    for time, device, address, size, name, sequence in sorted(rows, key=itemgetter(0)):
-        known = names.setdefault(device, {"": 0})
-        op = known.setdefault(name, len(known))
-        found.setdefault(device, []).append((time, address, size, op, sequence))
-    return {device: _seen(of_device, tuple(names[device]), shift) for device, of_device in found.items()}
-
-
-def _seen(
-    rows: list[tuple[int, int, int, int, int]], ops: tuple[str, ...], shift: Callable[[Column], Column]
-) -> SeenBlocks:
-    time, address, size, op, sequence = np.ascontiguousarray(np.array(rows, dtype=np.int64).T)
-    return SeenBlocks(time_ns=shift(time), address=address, bytes=size, op=op, sequence=sequence, ops=ops)
+    return rows
