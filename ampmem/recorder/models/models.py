@@ -65,7 +65,7 @@ class Places:
 
     def add(self, tensor: torch.Tensor, name: int) -> None:
         """``tensor`` has that name; of tensors in the same place the first one counts."""
-        for part in parts_of(tensor):
+        for part in (tensor,) if type(tensor) in PLAIN and tensor.layout is torch.strided else parts_of(tensor):
             storage = self._log.storage_address(part)
             if storage:  # a parameter that never was materialized is nowhere
                 start = self._log.data_address(part)
@@ -194,10 +194,12 @@ class Models:
 
     def parameters(self) -> Iterator[tuple[Slot, nn.Parameter]]:
         """Every live parameter with where it hangs."""
+        kept = self.sharded.kept
         for slot in self._parameters:
-            parameter = slot.tensor(PARAMETERS)
-            if parameter is not None and not _is_computed(parameter):
-                yield slot, self.sharded.kept(parameter)  # type: ignore[arg-type]
+            module = slot.module()
+            parameter = None if module is None else held_as(module, PARAMETERS, slot.key)
+            if parameter is not None and (parameter.is_leaf or not _is_computed(parameter)):
+                yield slot, kept(parameter)  # type: ignore[arg-type]
 
     def parameter_names(self) -> Iterator[str]:
         """The names of all parameters, those among them that are gone, or not made yet."""
