@@ -433,7 +433,7 @@ def _plain_tensors(state: Any) -> list[tuple[str, torch.Tensor]] | None:
     """As :func:`_tensors` of a dictionary of plain tensors and numbers, as most are; ``None`` of any other state."""
     if type(state) is not dict:
         return None
-    found = []
+    found: list[tuple[str, torch.Tensor]] = []
     for name, part in state.items():
         if type(name) is not str:
             return None
