@@ -14,7 +14,7 @@ class RunningUpdate:
 
     def __init__(self, log: Log, stacks: Stacks, texts: Texts) -> None:
         self._log = log
-        self._stacks = stacks
+        self.stacks = stacks
         self._texts = texts
         self._began = (0, 0, 0)
         """When, and the ids of its name and of the stack that called it."""
@@ -26,7 +26,7 @@ class RunningUpdate:
     def begin(self, optimizer: str) -> None:
         """The ``step`` of an optimizer of this class begins."""
         self.name = f"{optimizer}.step"
-        self._began = (time_ns(), self._texts.id(self.name), self._stacks.capture())
+        self._began = (time_ns(), self._texts.id(self.name), self.stacks.capture())
 
     def end(self) -> None:
         """It has ended, or memory ran out in it."""

@@ -40,8 +40,10 @@ class RealAddresses:
         """The address of the first byte of ``tensor``'s storage; 0 when it has none that can be read."""
         try:
             storage = _storage_of(tensor)
+            if type(tensor) in PLAIN:
+                return storage.data_ptr()
             # A fake tensor's pointer is one that torch warns of.
-            return storage.data_ptr() if type(tensor) in PLAIN or storage.device.type != "meta" else 0
+            return storage.data_ptr() if storage.device.type != "meta" else 0
         except (RuntimeError, NotImplementedError, ValueError):
             return 0
 

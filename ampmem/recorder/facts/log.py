@@ -15,7 +15,7 @@ from ampmem.events import NO_STEP, Column, Columns, Fact, FactColumns, Phase, Ph
 from ampmem.names import shape_text
 from ampmem.recorder.facts.addresses import Addresses
 from ampmem.recorder.facts.misses import Misses
-from ampmem.recorder.facts.parts import parts_of
+from ampmem.recorder.facts.parts import PLAIN, parts_of
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.torch_private.general import next_node
 
@@ -116,9 +116,14 @@ class Log:
         """``fact`` is true of all memory of ``tensor`` now, or was at the instant ``at``: of all its parts."""
         now = time_ns() if at is None else at
         try:
-            for part in parts_of(tensor):
+            # Most are plain, and of a type and a shape that were there before: not worth two calls.
+            plain = type(tensor) in PLAIN and tensor.layout is torch.strided
+            for part in (tensor,) if plain else parts_of(tensor):
                 address = self.storage_address(part)
-                dtype, shape = self._kind(part)
+                try:
+                    dtype, shape = self._kinds[part.dtype, part.shape]
+                except (KeyError, RuntimeError, TypeError):
+                    dtype, shape = self._kind(part)
                 self._facts += (now, address, fact, name, module, dtype, shape if address else 0)
                 if self._see is not None and fact in _TOLD:
                     self._see(part, kept=fact in _KEPT)

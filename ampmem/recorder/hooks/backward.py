@@ -88,8 +88,9 @@ class GradientHooks:
         self._inputs.clear()
 
     def _note(self, name: int, path: int, parameter: torch.Tensor) -> None:
-        if parameter.grad is not None:
-            self._log.about(Fact.GRADIENT, parameter.grad, name, path)
+        gradient = parameter.grad
+        if gradient is not None:
+            self._log.about(Fact.GRADIENT, gradient, name, path)
 
 
 def _nothing() -> None:

@@ -46,7 +46,7 @@ class Hooks:
     ) -> None:
         self.optimizers = OptimizerHooks(listener, log, models, texts, update)
         communication = CommunicationHooks(listener, log, models, texts, arm_seen)
-        self.modules = ModuleHooks(listener, log, models, texts, arm_seen, communication.follow)
+        self.modules = ModuleHooks(listener, log, models, update.stacks, arm_seen, communication.follow)
         step_on = options.step_on
         self.data_parallel = DataParallelHooks(listener, log, texts)
         self.calls = Calls(step_on, listener) if isinstance(step_on, Marker) else None

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from threading import get_ident
-from types import FunctionType, MethodType
+from types import FrameType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -22,10 +22,10 @@ from ampmem.own_code import OWN_FOLDERS
 from ampmem.patching import Undo, added, hook, patch
 from ampmem.recorder.facts.guests import is_parameter, is_tensor
 from ampmem.recorder.facts.log import Log
-from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.anatomy import has_parameters
 from ampmem.recorder.models.models import Models
+from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.steering.arms import ArmSeen
 from ampmem.recorder.torch_private.general import (
     CALLS_MODULE,
@@ -47,6 +47,8 @@ from ampmem.recorder.torch_private.general import (
 )
 
 _FSDP1 = "FullyShardedDataParallel"
+_MODULE = nn.Module.forward.__code__.co_filename
+"""The file whose functions call a module, and hooks before and after."""
 WHOLE_GRADIENTS = (
     f"{_FSDP1} (FSDP1): the parameters are this rank's shards; a whole gradient counts as gradients until it is reduced"
 )
@@ -60,21 +62,21 @@ class ModuleHooks:
         listener: Listener,
         log: Log,
         models: Models,
-        texts: Texts,
+        stacks: Stacks,
         arm_seen: ArmSeen,
         follow: Callable[[], None],
     ) -> None:
         self._listener = listener
         self._log = log
         self._models = models
-        self._texts = texts
+        self._stacks = stacks
         self._arm_seen = arm_seen
         self._follow = follow
         """Called before a forward starts."""
         self._look_at_new = log.misses.guarded(models.registered)
         self._look_before, self._look_after = log.misses.guarded(self._before), log.misses.guarded(self._ended)
-        self._running: list[tuple[int, int]] = []
-        """(id, path) of each module whose forward is running, outermost first; a transform has no path."""
+        self._running: list[tuple[int, int, int]] = []
+        """(id, path, call) of each module whose forward is running, outermost first; a transform has no path."""
         self._started_at: int | None = None
         """How many transforms run above the module with which forward started; ``None`` outside of forward."""
         self._before_transform: Phase | None = None
@@ -108,9 +110,9 @@ class ModuleHooks:
         """``module`` is about to run."""
         # Asked first: dynamo traces the hooks too, and must find nothing in them that breaks the script's graph.
         if not torch.compiler.is_compiling():
-            self._look_before(module, args)
+            self._look_before(module, args, sys._getframe(1))
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def _before(self, module: nn.Module, args: tuple[Any, ...], caller: FrameType) -> None:
         # A module that torch.jit traces computes nothing of a step, and its tracer does not stand the dispatch mode.
         if is_tracing():
             return
@@ -137,8 +139,12 @@ class ModuleHooks:
         else:
             path = self._models.path_id(module)
         self._arm_seen.sample()
-        self._running.append((id(module), path))
+        self._running.append((id(module), path, self._entered(caller)))
         self._log.started(path)
+
+    def _entered(self, caller: FrameType) -> int:
+        """``caller`` called a hook before a module runs: where it is torch's, it calls the module next."""
+        return self._stacks.entered(caller) if caller.f_code.co_filename == _MODULE else 0
 
     def _ran_elsewhere(self, module: nn.Module) -> None:
         """``module`` is about to run on a thread that is not recorded: said once, of the first that has parameters."""
@@ -149,7 +155,7 @@ class ModuleHooks:
     def _transform(self, module: nn.Module) -> None:
         if not self._running:
             self._before_transform = self._listener.transform_started()
-        self._running.append((id(module), 0))
+        self._running.append((id(module), 0, 0))
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any = None, result: Any = None) -> None:
         # Called with (module, args, result) instead when the forward raised.
@@ -158,10 +164,18 @@ class ModuleHooks:
 
     def _ended(self, module: nn.Module, kwargs: Any) -> None:
         running = self._running
-        if not any(entry == id(module) for entry, _ in running):
+        if not running:
             return
-        while running and running.pop()[0] != id(module):
-            pass
+        if running[-1][0] == id(module):  # as a rule
+            self._stacks.left(running.pop()[2])
+        elif any(entry == id(module) for entry, _, _ in running):
+            while running:
+                entry, _, call = running.pop()
+                self._stacks.left(call)
+                if entry == id(module):
+                    break
+        else:
+            return
         started_at = self._started_at
         if started_at is not None:
             self._log.enter_module(running[-1][1] if running else 0)

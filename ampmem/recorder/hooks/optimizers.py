@@ -38,6 +38,11 @@ from ampmem.recorder.update import RunningUpdate
 
 _Names: TypeAlias = dict[int, list[tuple[int, int]]]
 """``id`` of each parameter to the text ids of its name and module; of a flat copy to those of all that are in it."""
+_Pairs: TypeAlias = Sequence[tuple[Slot, torch.Tensor]]
+_NOBODYS = [(0, 0)]
+"""Those of a parameter of which nothing is known."""
+_NO_TENSORS = frozenset((int, float, bool, str, type(None)))
+"""Types of what has no tensors in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +84,8 @@ class OptimizerHooks:
         """How often something new was noted."""
         self._states_of = log.misses.guarded(states_of)
         self._look_into = log.misses.guarded(lambda state: list(_tensors(state, "")))
-        self._state_names: dict[tuple[str, str], int] = {}
-        """Text ids, by the optimizer's key and the parameter's name."""
+        self._state_names: dict[tuple[str, int], int] = {}
+        """Text ids, by the optimizer's key and the parameter's name: each is asked for in every step."""
         self._optimized: dict[str, int] = {}
         """Name of each parameter to the number of the optimizer that updates it, or its master copy."""
         self._wider: set[str] = set()
@@ -123,22 +128,27 @@ class OptimizerHooks:
             stepping[:] = [entry for n, entry in enumerate(stepping) if stepping[:n].count(entry) < running[entry]]
         stepping.append(id(optimizer))
         if self._listener.recording:
-            self.note_gradients(optimizer)
-            self._note_swapped(optimizer)
+            pairs = list(self._models.parameters())
+            self.note_gradients(optimizer, pairs)
+            self._note_swapped(optimizer, pairs)
             if id(optimizer) not in self._records and self._states_of(optimizer):  # which this update may replace
                 self._note_tensors(optimizer, self._names(optimizer, before=True), named=True)
             self._listener.optimizer_started(type(optimizer).__name__)
 
-    def _note_swapped(self, optimizer: Optimizer) -> None:
+    def _note_swapped(self, optimizer: Optimizer, pairs: _Pairs) -> None:
         """Log as master copies what ``optimizer`` updates where forward uses narrower memory, in two steps at least.
 
         In one step alone the model may have been converted in between.
         """
         models = self._models
-        updated = {id(parameter) for _, _, parameter in _parameters(optimizer)}
-        for slot, parameter in models.parameters():
+        updated: set[int] | None = None
+        for slot, parameter in pairs:
             width = models.widths.get(slot.name_id)
-            if width is None or id(parameter) not in updated or parameter.element_size() <= width:
+            if width is None or parameter.element_size() <= width:
+                continue
+            if updated is None:
+                updated = {id(parameter) for _, _, parameter in _parameters(optimizer)}
+            if id(parameter) not in updated:
                 continue
             if slot.name in self._wider:
                 models.swapped.add(slot.name)
@@ -182,14 +192,18 @@ class OptimizerHooks:
         self._updates += 1
         self._listener.updated(id(optimizer), skipped=skipped)
 
-    def note_gradients(self, optimizer: Optimizer) -> None:
-        """Log the gradients that ``optimizer`` is about to use, master copies' among them."""
-        names = self._names(optimizer, before=True)
+    def note_gradients(self, optimizer: Optimizer, pairs: _Pairs) -> None:
+        """Log the gradients that ``optimizer`` is about to use, master copies' among them.
+
+        ``pairs`` are the parameters of the models.
+        """
+        names = self._names(optimizer, pairs, before=True)
+        about = self._log.about
         for _, _, parameter in _parameters(optimizer):
             gradient = gradient_of(parameter)
             if gradient is not None:
-                for name, path in names.get(id(parameter), [(0, 0)]):
-                    self._log.about(Fact.GRADIENT, gradient, name, path)
+                for name, path in names.get(id(parameter), _NOBODYS):
+                    about(Fact.GRADIENT, gradient, name, path)
 
     def note_state(self, optimizer: Optimizer) -> None:
         """Log ``optimizer``'s state and the parameters that are its own."""
@@ -234,25 +248,24 @@ class OptimizerHooks:
 
     def _note_tensors(self, optimizer: Optimizer, names: _Names, *, named: bool = False) -> None:
         """Log the tensors in ``optimizer``'s state; ``named``: only those of parameters that have a name."""
+        about, state_names = self._log.about, self._state_names
         for parameter, state in self._states_of(optimizer) or ():
             if named and id(parameter) not in names:
                 continue
-            tensors = self._look_into(state) or []
-            for name, path in names.get(id(parameter), [(0, 0)]):
-                of = self._texts.value(name)
+            tensors = _plain_tensors(state) or self._look_into(state) or []
+            for name, path in names.get(id(parameter), _NOBODYS):
                 for key, tensor in tensors:
                     if is_master(key, tensor, parameter):
-                        self._log.about(Fact.MASTER_COPY, tensor, name, path)
+                        about(Fact.MASTER_COPY, tensor, name, path)
                     else:
-                        self._log.about(Fact.OPTIMIZER_STATE, tensor, self._state_name(key, of), path)
+                        known = state_names.get((key, name))
+                        about(Fact.OPTIMIZER_STATE, tensor, known or self._state_name(key, name), path)
 
-    def _state_name(self, key: str, parameter: str) -> int:
-        """Text id of a tensor of optimizer state; each is asked for in every step."""
-        known = self._state_names.get((key, parameter))
-        if known is None:
-            known = self._texts.id(str(StateName(state=key, parameter=parameter)))
-            self._state_names[key, parameter] = known
-        return known
+    def _state_name(self, key: str, parameter: int) -> int:
+        """Text id of a tensor of optimizer state of the ``parameter`` with that text id."""
+        state = StateName(state=key, parameter=self._texts.value(parameter))
+        found = self._state_names[key, parameter] = self._texts.id(str(state))
+        return found
 
     def _note_optimizer(self, optimizer: Optimizer, names: _Names) -> None:
         """``optimizer`` has made an update, or a GradScaler has left its update out."""
@@ -270,13 +283,16 @@ class OptimizerHooks:
             for name, _ in names[id(parameter)]:
                 self._optimized[self._texts.value(name)] = number
 
-    def _names(self, optimizer: Optimizer, *, before: bool = False) -> _Names:
-        """Whose each parameter is, of the modules and of ``optimizer``.
+    def _names(self, optimizer: Optimizer, pairs: _Pairs | None = None, *, before: bool = False) -> _Names:
+        """Whose each parameter is, of the modules and of ``optimizer``. ``pairs`` are the parameters of the models.
 
         ``before`` an update a copy still has its parameter's values, but the model may not have run.
         """
-        pairs = list(self._models.parameters())
+        if pairs is None:
+            pairs = list(self._models.parameters())
         names = {id(parameter): [(slot.name_id, slot.path_id)] for slot, parameter in pairs}
+        if all(id(parameter) in names for _, _, parameter in _parameters(optimizer)):
+            return names  # as a rule
         optimized = {id(parameter) for _, _, parameter in _parameters(optimizer)}
         twinless = [pair for pair in pairs if id(pair[1]) not in optimized]
         for group, index, parameter in _parameters(optimizer):
@@ -411,6 +427,21 @@ def _given(optimizer: Optimizer) -> list[tuple[int, int, torch.Tensor]]:
     with suppress(Exception):  # of a class of the script's, whose groups may be anything
         return list(_parameters(optimizer))
     return []
+
+
+def _plain_tensors(state: Any) -> list[tuple[str, torch.Tensor]] | None:
+    """As :func:`_tensors` of a dictionary of plain tensors and numbers, as most are; ``None`` of any other state."""
+    if type(state) is not dict:
+        return None
+    found: list[tuple[str, torch.Tensor]] = []
+    for name, part in state.items():
+        if type(name) is not str:
+            return None
+        if type(part) in PLAIN:
+            found.append((name, part))
+        elif type(part) not in _NO_TENSORS:
+            return None
+    return found
 
 
 def _tensors(value: Any, key: str, seen: frozenset[int] = frozenset()) -> Iterator[tuple[str, torch.Tensor]]:

@@ -28,7 +28,8 @@ def held(module: nn.Module, kind: str) -> dict[str, torch.Tensor]:
 
 def held_as(module: nn.Module, kind: str, key: str) -> torch.Tensor | None:
     """The one of that name; ``None`` where there is none, or it is not made yet."""
-    tensor: torch.Tensor | None = _own(module, kind).get(key)
+    own = _attributes_of(module).get(kind)
+    tensor: torch.Tensor | None = (own if type(own) is dict else _own(module, kind)).get(key)
     return tensor if type(tensor) in PLAIN or not (tensor is None or is_lazy(tensor)) else None
 
 

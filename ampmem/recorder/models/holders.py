@@ -19,7 +19,7 @@ from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_paramete
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.parts import PLAIN, parts_of
 from ampmem.recorder.facts.texts import Texts
-from ampmem.recorder.models.live import collection_paused, live_objects
+from ampmem.recorder.models.live import collection_paused, live_modules, live_tensors
 from ampmem.recorder.models.models import ROOT, Models
 from ampmem.recorder.torch_private.general import BUFFERS, CHILDREN, PARAMETERS
 
@@ -115,21 +115,25 @@ class Holders:
 
     def _left_behind(self) -> list[Tensor]:
         """One tensor of each of the largest storages, parameters left out."""
-        tensors = [tensor for tensor in live_objects().tensors if not is_parameter(tensor)]
-        return _largest(self._by_address(tensors))
+        return _largest(self._by_address(tensor for tensor in live_tensors() if not is_parameter(tensor)))
 
     def _unknown(self, models: Models, known: set[int]) -> list[Tensor]:
         """One tensor of each of the largest storages of which nothing is known; none where they come to little."""
-        live = live_objects()
-        storages = self._by_address(live.tensors)
-        for name, parameter in models.idle(live.modules):
+        tensors = live_tensors()
+        storages = self._by_address(tensors)
+        if any(map(_may_be_parameter, (each for each in tensors if self._log.storage_address(each) not in known))):
+            self._note_idle(models, known)
+        rest = {address: found for address, found in storages.items() if address not in known}
+        much = sum(size for size, _ in rest.values()) * _SHARE > sum(size for size, _ in storages.values())
+        return _largest(rest) if much else []
+
+    def _note_idle(self, models: Models, known: set[int]) -> None:
+        """Log the parameters of modules that did not run."""
+        for name, parameter in models.idle(live_modules()):
             address = self._log.storage_address(parameter)
             if address not in known:
                 known.add(address)
                 self._log.fact(Fact.PARAMETER_COPY, address, self._texts.id(name), tensor=_plain(parameter))
-        rest = {address: found for address, found in storages.items() if address not in known}
-        much = sum(size for size, _ in rest.values()) * _SHARE > sum(size for size, _ in storages.values())
-        return _largest(rest) if much else []
 
     def _by_address(self, tensors: Iterable[Tensor]) -> dict[int, tuple[int, Tensor]]:
         """The storages with their bytes, and one tensor of each."""
@@ -146,6 +150,11 @@ class Holders:
         gradients = [grad for parameter in parameters if (grad := gradient_of(parameter)) is not None]
         tensors = [*parameters, *gradients, *(tensor for state in states for tensor in _tensors(state))]
         return {self._log.storage_address(part) for tensor in tensors for part in parts_of(tensor)}
+
+
+def _may_be_parameter(tensor: Tensor) -> bool:
+    """Whether a module may have ``tensor`` as a parameter: of other classes than ``Tensor`` some are."""
+    return type(tensor) is not Tensor or tensor.requires_grad
 
 
 def _plain(tensor: Tensor) -> Tensor | None:
@@ -193,6 +202,8 @@ def names_of_holders(tensors: list[Tensor], optimizers: dict[int, Any] | None = 
     Those of the objects in the names that are optimizers are put into ``optimizers``, by ``id``.
     What only a local variable of a function holds is held by nobody here: the collector does not see those.
     """
+    if not tensors:
+        return []  # each level is a walk through all objects
     up: dict[int, tuple[Any, str]] = {}
     level: list[Any] = list(tensors)
     own: list[Any] = [tensors, up]

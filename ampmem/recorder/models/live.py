@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import gc
 import operator
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain, compress, starmap
 from typing import Any
 
@@ -17,42 +16,44 @@ from torch.optim import Optimizer as Optimizer
 from ampmem.recorder.torch_private.optimizers import never_made
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveObjects:
-    """Every live module, optimizer and tensor that the garbage collector tracks."""
-
-    modules: list[Module]
-    optimizers: list[Optimizer]
-    tensors: list[Tensor]
-
-
-def live_objects() -> LiveObjects:
-    """Look at all objects once.
+def live_modules() -> list[Module]:
+    """Every live module. Looks at all objects once.
 
     Goes by the ``id`` of their exact types: no code of an object's, its class's or its metaclass's is run.
     """
-    found = LiveObjects(modules=[], optimizers=[], tensors=[])
-    add: dict[int, Callable[[Any], None]] = {
-        **dict.fromkeys(_with_subclasses(Module), found.modules.append),
-        **dict.fromkeys(_with_subclasses(Optimizer), found.optimizers.append),
-        **dict.fromkeys(_with_subclasses(Tensor), found.tensors.append),
-    }
-    for item in _of_types(add, map(gc.get_objects, (None,))):
-        add[id(type(item))](item)
-    return found
+    return _of_types(_with_subclasses(Module), map(gc.get_objects, (None,)))
 
 
-def live_at_start() -> tuple[list[Optimizer], list[Tensor]]:
-    """Every live optimizer, and every live tensor whose class may have memory of its own.
+def live_tensors() -> list[Tensor]:
+    """Every live tensor whose class may have memory of its own; found as in :func:`live_at_start`."""
+    return _with_types(_may_have_memory())
+
+
+def live_at_start(*, tensors: bool = True) -> tuple[list[Optimizer], list[Tensor]]:
+    """Every live optimizer, and every live tensor whose class may have memory of its own, where ``tensors`` asks so.
 
     Asks who refers to their classes, as each object does to its own. For few classes that takes half as long as to
     look at all objects; for modules, of which there are hundreds of classes, it would take longer.
     """
     optimizers = {key: kind for key, kind in _with_subclasses(Optimizer).items() if not _is_idle(kind)}
-    kinds = optimizers | {key: kind for key, kind in _with_subclasses(Tensor).items() if not _wraps_others(kind)}
-    found = _of_types(kinds, starmap(gc.get_referrers, (tuple(kinds.values()),)))
+    found = _with_types(optimizers | _may_have_memory() if tensors else optimizers)
     is_optimizer = [id(type(item)) in optimizers for item in found]
     return list(compress(found, is_optimizer)), list(compress(found, map(operator.not_, is_optimizer)))
+
+
+def dictionaries_with(item: object) -> list[dict[Any, Any]]:
+    """Every dictionary that has ``item`` as a value or a key."""
+    return _of_types(_with_subclasses(dict), starmap(gc.get_referrers, ((item,),)))
+
+
+def _may_have_memory() -> dict[int, type]:
+    """By ``id``, the classes of tensors whose objects may have memory of their own."""
+    return {key: kind for key, kind in _with_subclasses(Tensor).items() if not _wraps_others(kind)}
+
+
+def _with_types(kinds: dict[int, type]) -> list[Any]:
+    """All objects of exactly these types."""
+    return _of_types(kinds, starmap(gc.get_referrers, (tuple(kinds.values()),)))
 
 
 def _of_types(types: Container[int], candidates: Iterator[list[Any]]) -> list[Any]:

@@ -19,7 +19,7 @@ from ampmem.recorder.facts.parts import PLAIN, bytes_of, dtype_of, elements_of, 
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.models.anatomy import children, has_parameters, held_as, named, named_parameters, tree
 from ampmem.recorder.models.covered import Covered
-from ampmem.recorder.models.live import live_objects
+from ampmem.recorder.models.live import dictionaries_with, live_modules
 from ampmem.recorder.models.sharded import Sharded
 from ampmem.recorder.torch_private.general import BUFFERS, PARAMETERS
 from ampmem.recorder.torch_private.sharded import flat_wholes, is_part_of_whole
@@ -65,7 +65,7 @@ class Places:
 
     def add(self, tensor: torch.Tensor, name: int) -> None:
         """``tensor`` has that name; of tensors in the same place the first one counts."""
-        for part in parts_of(tensor):
+        for part in (tensor,) if type(tensor) in PLAIN and tensor.layout is torch.strided else parts_of(tensor):
             storage = self._log.storage_address(part)
             if storage:  # a parameter that never was materialized is nowhere
                 start = self._log.data_address(part)
@@ -194,10 +194,12 @@ class Models:
 
     def parameters(self) -> Iterator[tuple[Slot, nn.Parameter]]:
         """Every live parameter with where it hangs."""
+        kept = self.sharded.kept
         for slot in self._parameters:
-            parameter = slot.tensor(PARAMETERS)
-            if parameter is not None and not _is_computed(parameter):
-                yield slot, self.sharded.kept(parameter)  # type: ignore[arg-type]
+            module = slot.module()
+            parameter = None if module is None else held_as(module, PARAMETERS, slot.key)
+            if parameter is not None and (parameter.is_leaf or not _is_computed(parameter)):
+                yield slot, kept(parameter)  # type: ignore[arg-type]
 
     def parameter_names(self) -> Iterator[str]:
         """The names of all parameters, those among them that are gone, or not made yet."""
@@ -375,11 +377,19 @@ def _shapes(module: nn.Module) -> list[torch.Size]:
 
 def _root_of(module: nn.Module) -> nn.Module:
     """The module below which ``module`` hangs, however deep."""
-    parents = _parents(live_objects().modules)
+    # Most hang below none, which takes a third of the time of a look at all modules.
+    if not any(map(_may_be_children, dictionaries_with(module))):
+        return module
+    parents = _parents(live_modules())
     root = module
     while id(root) in parents:
         root = parents[id(root)]
     return root
+
+
+def _may_be_children(found: dict[Any, Any]) -> bool:
+    """Whether ``found`` may be where a module has its children: there is nothing but modules in it."""
+    return all(value is None or issubclass(type(value), nn.Module) for value in list(dict.values(found)))
 
 
 def _parents(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:

@@ -20,6 +20,8 @@ class Placement:
         self._device_type = device_type
         self._here: set[str] = set()
         """Names of the parameters that were on the device at a mark."""
+        self._all_here_in: int | None = None
+        """The generation of names all of which were on the device."""
         self._elsewhere: dict[str, str] = {}
         """The device of each parameter that was not there so far."""
         self._offloaded: set[str] = set()
@@ -29,7 +31,10 @@ class Placement:
 
     def note(self) -> None:
         """See where each parameter is now that was not on the device so far."""
+        if self._all_here_in == self._models.generation:
+            return
         if self._here.issuperset(self._models.parameter_names()):
+            self._all_here_in = self._models.generation
             return
         for slot, parameter in self._models.parameters():
             if slot.name in self._here:

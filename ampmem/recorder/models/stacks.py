@@ -39,20 +39,57 @@ class Stacks:
         """What each place in the code is in a text."""
         self._text_ids: list[int] = [0]
         self._pending: list[tuple[int, ...]] = []
+        self._calls: dict[int, list[tuple[int, ...]]] = {}
+        """By ``id`` of each frame that runs a module: who called it, once that was asked for."""
+        self._callers: set[int] = set()
+        """``id`` of the code of those frames."""
+
+    def entered(self, frame: FrameType) -> int:
+        """``frame`` runs a module from now until :meth:`left`: where it was called from stays as it is so long.
+
+        Returns what is to be said to :meth:`left`.
+        """
+        if not self._enabled:
+            return 0
+        number = id(frame)
+        self._calls[number] = []
+        self._codes[id(frame.f_code)] = frame.f_code
+        self._callers.add(id(frame.f_code))
+        return number
+
+    def left(self, number: int) -> None:
+        """The frame of which :meth:`entered` has returned ``number`` runs that module no longer."""
+        self._calls.pop(number, None)
 
     def capture(self) -> int:
         """The id of the stack that called the caller; 0 when stacks are off."""
         if not self._enabled:
             return 0
-        frame: FrameType | None = sys._getframe(2)
-        key: list[int] = []
-        while frame is not None:
-            key.append(id(frame.f_code))
-            key.append(frame.f_lasti)
-            frame = frame.f_back
-        stack = tuple(key)
+        stack = self._above(sys._getframe(2))
         known = self._index.get(stack)
         return known if known is not None else self._add(stack)
+
+    def _above(self, frame: FrameType | None) -> tuple[int, ...]:
+        """Code and instruction of ``frame`` and of all that led to it."""
+        calls, callers = self._calls, self._callers
+        key: list[int] = []
+        asked: list[tuple[list[tuple[int, ...]], int]] = []
+        while frame is not None:
+            code = id(frame.f_code)
+            key.append(code)
+            key.append(frame.f_lasti)
+            if code in callers:
+                call = calls.get(id(frame))
+                if call is not None:
+                    if call:
+                        key += call[0]
+                        break
+                    asked.append((call, len(key)))
+            frame = frame.f_back
+        stack = tuple(key)
+        for call, length in asked:
+            call.append(stack[length:])
+        return stack
 
     def _add(self, stack: tuple[int, ...]) -> int:
         frame: FrameType | None = sys._getframe(3)

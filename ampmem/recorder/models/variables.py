@@ -10,8 +10,10 @@ from __future__ import annotations
 import dis
 import sys
 from collections.abc import Iterator
+from functools import cached_property
 from inspect import CO_OPTIMIZED
-from itertools import islice, pairwise
+from itertools import compress, islice, pairwise
+from operator import itemgetter, not_
 from time import time_ns
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
@@ -53,9 +55,8 @@ class Variables:
     def __init__(self, log: Log, texts: Texts) -> None:
         self._log = log
         self._texts = texts
-        self._asks: dict[CodeType, bool] = {}
-        self._lines: dict[CodeType, dict[str, list[int]]] = {}
-        """By code the lines that assign each of its variables."""
+        self._codes: dict[int, _Code] = {}
+        """By ``id``, the code that was met: to look it up by itself takes as long as it is large."""
         self.note = log.misses.guarded(self._note)
         """Log a fact for each variable of a running frame of the script, and of its module, that holds a tensor."""
 
@@ -68,12 +69,13 @@ class Variables:
 
     def _found(self, start: FrameType | None) -> Iterator[tuple[str, str, torch.Tensor, FrameType]]:
         """Each variable, the name that it starts with, its tensor, and a frame that sees it."""
-        frames = list(islice(_frames(start), _FRAMES))
+        frames = list(islice(self._frames(start), _FRAMES))
         spaces: list[tuple[FrameType, Any]] = []
         for frame in frames:
-            if not frame.f_code.co_flags & CO_OPTIMIZED:
+            code = frame.f_code
+            if not code.co_flags & CO_OPTIMIZED:
                 spaces.append((frame, frame.f_locals))
-            elif not (_SNAPSHOTS and self._asks_for_locals(frame.f_code)):
+            elif not (_SNAPSHOTS and self._code(code).asks_for_locals):
                 yield from _of_function(frame)
         seen: set[int] = set()
         for frame, space in (*spaces, *((frame, frame.f_globals) for frame in frames)):
@@ -82,35 +84,32 @@ class Variables:
                 for held, name, tensor in _tensors(space):
                     yield held, name, tensor, frame
 
-    def _asks_for_locals(self, code: CodeType) -> bool:
-        """Whether the script may have the dictionary of this function's variables: then that is left as it is."""
-        asks = self._asks.get(code)
-        if asks is None:
-            asks = self._asks[code] = _asks_for_locals(code)
-        return asks
+    def _frames(self, frame: FrameType | None) -> Iterator[FrameType]:
+        """The frames of the script and its libraries, the innermost first, down to the one that runs the script."""
+        codes = self._codes
+        while frame is not None:
+            code = codes.get(id(frame.f_code)) or self._code(frame.f_code)
+            if code.is_script:
+                yield frame
+            elif code.runs_script:
+                return
+            frame = frame.f_back
+
+    def _code(self, code: CodeType) -> _Code:
+        found = self._codes.get(id(code))
+        if found is None:
+            found = self._codes[id(code)] = _Code(code)
+        return found
 
     def _place(self, name: str, frame: FrameType) -> str:
         """``FILE:LINE FUNCTION`` of the line that gave ``name`` its value, as far as the frame's code has it."""
         code = frame.f_code
-        if name not in _names(code):  # a variable of the module, seen from a function
+        known = self._code(code)
+        if name not in known.names:  # a variable of the module, seen from a function
             return f"{code.co_filename}:0 <module>"
-        lines = self._lines.get(code)
-        if lines is None:
-            lines = self._lines[code] = _assignments(code)
-        mine = lines.get(name, [code.co_firstlineno])
+        mine = known.assignments.get(name, [code.co_firstlineno])
         before = [line for line in mine if line <= (frame.f_lineno or 0)]
         return f"{code.co_filename}:{(before or mine)[-1]} {code.co_qualname}"
-
-
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """The frames of the script and its libraries, the innermost first; below the one that runs the script is none."""
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if file == RUNNER:
-            return
-        if not (is_torch(file) or file.startswith((*OWN_FOLDERS, *RECORDING_CODE, "<frozen"))):
-            yield frame
-        frame = frame.f_back
 
 
 def _of_function(frame: FrameType) -> list[tuple[str, str, torch.Tensor, FrameType]]:
@@ -125,36 +124,68 @@ def _of_function(frame: FrameType) -> list[tuple[str, str, torch.Tensor, FrameTy
 def _tensors(space: Any) -> list[tuple[str, str, torch.Tensor]]:
     """What holds a tensor in ``space`` (``outputs.logits``), the name that this starts with, and the tensor."""
     found: list[tuple[str, str, torch.Tensor]] = []
-    for name, value in list(space.items()):
+    items = list(space.items())
+    # Without Python's own loop: most variables are of types that hold nothing.
+    holds_nothing = map(_NO_HOLDERS.__contains__, map(type, map(itemgetter(1), items)))
+    for name, value in compress(items, map(not_, holds_nothing)):
         kind = type(value)
-        if kind in _NO_HOLDERS:
-            continue
         if issubclass(kind, torch.Tensor):
             found.append((name, name, value))
         elif not issubclass(kind, _NO_HOLDERS_EITHER):
-            found += ((f"{name}{part}", name, item) for part, item in _parts(value) if is_tensor(item))
+            found += ((f"{name}{part}", name, item) for part, item in _parts(value))
     return [each for each in found if not is_parameter(each[2])]
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What ``value`` holds, and how the script writes it. Its class is not asked."""
+def _parts(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that ``value`` holds, and how the script writes each. Its class is not asked."""
     kind = type(value)
     if issubclass(kind, dict):
         plain = kind is dict  # an output of a model library has its items as attributes, too
         for key, item in list(islice(dict.items(value), _ITEMS)):
-            if type(key) is str:
+            if type(key) is str and is_tensor(item):
                 yield f"[{key!r}]" if plain or not key.isidentifier() else f".{key}", item
     elif issubclass(kind, tuple):
-        fields = next((base.__dict__["_fields"] for base in kind.__mro__ if "_fields" in base.__dict__), ())
-        for index, item in enumerate(tuple.__getitem__(value, slice(_ITEMS))):
-            yield f".{fields[index]}" if index < len(fields) else f"[{index}]", item
+        held = tuple.__getitem__(value, slice(_ITEMS))
+        if any(map(is_tensor, held)):
+            fields = next((base.__dict__["_fields"] for base in kind.__mro__ if "_fields" in base.__dict__), ())
+            for index, item in enumerate(held):
+                if is_tensor(item):
+                    yield f".{fields[index]}" if index < len(fields) else f"[{index}]", item
     elif issubclass(kind, list):
         first = max(list.__len__(value) - _ITEMS, 0)
         for index, item in enumerate(list.__getitem__(value, slice(first, None)), first):
-            yield f"[{index}]", item
+            if is_tensor(item):
+                yield f"[{index}]", item
     else:
         for key, item in islice(list(attributes_of(value).items()), _ITEMS):
-            yield f".{key}", item
+            if is_tensor(item):
+                yield f".{key}", item
+
+
+class _Code:
+    """What there is to know of code that a frame runs."""
+
+    def __init__(self, code: CodeType) -> None:
+        self._code = code  # kept alive, so that its id stays its own
+        file = code.co_filename
+        self.runs_script = file == RUNNER
+        """Whether its frame is the one that runs the script."""
+        self.is_script = not (
+            self.runs_script or is_torch(file) or file.startswith((*OWN_FOLDERS, *RECORDING_CODE, "<frozen"))
+        )
+        """Whether it is the script's or that of a library."""
+        self.names = frozenset(_names(code))
+        """Its variables."""
+
+    @cached_property
+    def asks_for_locals(self) -> bool:
+        """Whether the script may have the dictionary of this function's variables: then that is left as it is."""
+        return _asks_for_locals(self._code)
+
+    @cached_property
+    def assignments(self) -> dict[str, list[int]]:
+        """The lines that assign each of its variables."""
+        return _assignments(self._code)
 
 
 def _names(code: CodeType) -> tuple[str, ...]:

@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import copy
 import gc
 from types import ModuleType
 
+import pytest
 import torch
 from torch import nn
 
-from ampmem.recorder.models.holders import names_of_holders
+from ampmem.events import Fact
+from ampmem.recorder.facts.addresses import RealAddresses
+from ampmem.recorder.facts.log import Log
+from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.models.holders import Holders, names_of_holders
+from ampmem.recorder.models.models import Models
 
 
 class Layer:
@@ -72,4 +79,23 @@ def test_the_arguments_of_a_call_hold_nothing() -> None:
 def test_what_a_local_variable_holds_has_no_name() -> None:
     tensor = torch.ones(3)
     assert names_of_holders([tensor]) == [""]
+
+
+def test_of_no_tensors_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gc, "get_referrers", lambda *_: pytest.fail("that walks through all objects"))
     assert names_of_holders([]) == []
+
+
+def test_modules_that_did_not_run_are_looked_for_where_parameters_are_unknown() -> None:
+    texts = Texts()
+    log = Log(RealAddresses(), texts)
+    models = Models(texts, log)
+    model = nn.Linear(2, 2)
+    models.add(model)
+    log.take_facts()
+    idle = copy.deepcopy(model)
+    Holders(log, texts).note_rest(models, [], None)
+    facts = log.take_facts()
+    copies = [row for row, fact in enumerate(facts.fact) if fact == Fact.PARAMETER_COPY]
+    found = {texts.value(facts.name[row]) for row in copies if facts.address[row] == idle.weight.data_ptr()}
+    assert found == {"copy of weight"}

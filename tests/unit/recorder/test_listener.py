@@ -93,7 +93,7 @@ def test_one_step_as_the_hooks_report_it() -> None:
     models = Models(texts, log)
     update = RunningUpdate(log, Stacks(enabled=False), texts)
     hooks = [
-        ModuleHooks(listener, log, models, texts, ArmSeen(device_type="cpu"), follow=lambda: None),
+        ModuleHooks(listener, log, models, update.stacks, ArmSeen(device_type="cpu"), follow=lambda: None),
         BackwardHooks(listener, log.misses),
         OptimizerHooks(listener, log, models, texts, update),
     ]

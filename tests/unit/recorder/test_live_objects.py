@@ -15,21 +15,29 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from ampmem.recorder.models import live
-from ampmem.recorder.models.live import live_at_start, live_objects
+from ampmem.recorder.models.live import dictionaries_with, live_at_start, live_modules, live_tensors
 
 ROUNDS = 20
 
 
-def test_modules_optimizers_and_tensors_are_found() -> None:
+def test_modules_and_tensors_are_found() -> None:
     class Own(nn.Linear):
         pass
 
     model = Own(2, 2)
-    optimizer = torch.optim.SGD(model.parameters())
-    found = live_objects()
-    assert any(each is model for each in found.modules)
-    assert any(each is optimizer for each in found.optimizers)
-    assert any(each is model.weight for each in found.tensors)
+    assert any(each is model for each in live_modules())
+    assert any(each is model.weight for each in live_tensors())
+
+
+def test_dictionaries_that_have_an_object_are_found() -> None:
+    class Own(dict[str, object]):
+        pass
+
+    item = nn.Linear(2, 2)
+    plain, own, other = {"item": item}, Own(item=item), {"others": [item]}
+    found = {id(each) for each in dictionaries_with(item)}
+    assert found >= {id(plain), id(own)}
+    assert id(other) not in found
 
 
 def test_at_the_start_optimizers_and_what_may_have_memory_are_found() -> None:
@@ -51,9 +59,10 @@ def test_at_the_start_optimizers_and_what_may_have_memory_are_found() -> None:
         assert any(each is optimizer for each in found_optimizers)
     for tensor in (model.weight, *own):
         assert any(each is tensor for each in found)
-    assert not {id(each) for each in live_objects().tensors if type(each) in (torch.Tensor, nn.Parameter)} - {
-        id(each) for each in found
-    }
+    assert {id(each) for each in live_tensors()} == {id(each) for each in found}
+    only_optimizers, nothing = live_at_start(tensors=False)
+    assert {id(each) for each in only_optimizers} == {id(each) for each in found_optimizers}
+    assert nothing == []
 
 
 def test_an_optimizer_is_found_however_it_came_about(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,11 +92,10 @@ def test_an_optimizer_is_found_where_the_step_of_its_class_was_replaced(monkeypa
 def test_at_the_start_classes_of_torch_that_wrap_tensors_are_left_out() -> None:
     with FakeTensorMode():
         fake = torch.zeros(2)
-    assert any(each is fake for each in live_objects().tensors)
     assert not any(each is fake for each in live_at_start()[1])
 
 
-@pytest.mark.parametrize("look", [live_objects, live_at_start])
+@pytest.mark.parametrize("look", [live_modules, live_tensors, live_at_start])
 def test_a_tuple_that_another_thread_is_making_is_not_held(look: Callable[[], object]) -> None:
     errors: list[BaseException] = []
     over = threading.Event()

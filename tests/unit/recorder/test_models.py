@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from torch import nn
 
 from ampmem.recorder.facts.addresses import RealAddresses
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.models import models as models_module
 from ampmem.recorder.models.models import Models
 
 
@@ -26,3 +28,15 @@ def test_a_module_at_the_id_of_a_dead_one_is_named_by_its_root() -> None:
     models.registered(roots[-1])
     models.add_registered()
     assert [slot.name for slot, _ in models.parameters()] == ["0.weight"]
+
+
+def test_a_module_that_was_there_before_is_named_by_its_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = Texts()
+    models = Models(texts, Log(RealAddresses(), texts))
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2, bias=False)))
+    assert texts.value(models.path_id(model[0][0])) == "0.0"  # type: ignore[index]
+
+    alone = nn.Linear(3, 3)
+    variables = {"alone": alone, "width": 3}
+    monkeypatch.setattr(models_module, "live_modules", lambda: pytest.fail("a root needs no look at all modules"))
+    assert texts.value(models.path_id(variables["alone"])) == "Linear"  # type: ignore[arg-type]

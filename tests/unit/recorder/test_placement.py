@@ -14,6 +14,7 @@ from ampmem.vocabulary import SourceKind
 def _placement(*, offloaded: bool) -> Placement:
     parameter = torch.nn.Parameter(torch.zeros(2))
     models: Any = SimpleNamespace(
+        generation=1,
         parameter_names=lambda: ["a"],
         parameters=lambda: [(SimpleNamespace(name="a", above=()), parameter)],
         sharded=SimpleNamespace(offloaded=lambda parameter: offloaded),
