@@ -3,7 +3,7 @@
 Importing torch takes seconds; most tests ask for what comes after. Only what a script has by then is imported
 (:data:`BESIDE`); ``tests/cold/`` has commands in bare interpreters. :func:`ready_python` is the path of an executable
 that takes ``-c CODE``, ``-m MODULE`` or a script, and arguments, as Python does, and ``-u`` first; ``-X`` comes too
-late. It asks a server, one for each process of pytest, to fork: the child is a process of its own, with the caller's
+late. It asks a server, one for each process of pytest (and for each environment of ``tests/cold/``), to fork: the child is a process of its own, with the caller's
 directory, environment, PYTHONPATH and standard streams. SIGINT and SIGTERM reach it through the caller. In it
 ``sys.executable`` is this one too.
 
@@ -77,13 +77,13 @@ os._exit(os.waitstatus_to_exitcode(status))
 """
 
 
-def ready_python(*, to_the_end: bool = False) -> str:
-    """The executable's path. Its server starts with the first call, and ends with this process."""
-    return str(_started() / (TO_THE_END if to_the_end else "python"))
+def ready_python(*, to_the_end: bool = False, interpreter: str = sys.executable) -> str:
+    """The executable's path. Its server, an ``interpreter``, starts with the first call, and ends with this process."""
+    return str(_started(interpreter) / (TO_THE_END if to_the_end else "python"))
 
 
 @functools.cache
-def _started() -> Path:
+def _started(interpreter: str) -> Path:
     """The folder of the executables, once there is a server."""
     folder = tempfile.TemporaryDirectory(prefix="ready-python-")
     address = str(Path(folder.name) / "socket")
@@ -92,11 +92,11 @@ def _started() -> Path:
     listener.listen(64)
     for name in ("python", TO_THE_END):
         executable = Path(folder.name) / name
-        executable.write_text(CLIENT.format(python=sys.executable, address=address, size=SIZE))
+        executable.write_text(CLIENT.format(python=interpreter, address=address, size=SIZE))
         executable.chmod(0o700)
     # A thread of numpy's library would not be there in the children.
     server = subprocess.Popen(
-        [sys.executable, __file__, str(listener.fileno())],
+        [interpreter, __file__, str(listener.fileno())],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         pass_fds=[listener.fileno()],
