@@ -33,6 +33,7 @@ PLAIN = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(PLAIN, st.integers(2, 5))
 def test_plain_data_comes_through(data: object, protocol: int) -> None:
