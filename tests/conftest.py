@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from importlib import import_module
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -40,6 +41,25 @@ from ampmem import patching  # noqa: E402
 def pytest_configure(config: pytest.Config) -> None:
     """Have xdist hand out files in the order of :func:`pytest_collection_modifyitems`, not by numbers of tests."""
     config.option.loadscopereorder = False
+
+
+SHARING = ("test_arms.py", "test_verdict_of_runs.py", "test_cast_ledger.py")
+"""Files of tests/integration that ask :func:`arms.workload` for the same recordings, which a process keeps."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Have one worker run the files of :data:`SHARING`, and each other file on its own, as ``--dist loadfile`` says."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = str(super()._split_scope(nodeid))
+            return "SHARING" if file.startswith("tests/integration/") and file.endswith(SHARING) else file
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

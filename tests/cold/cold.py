@@ -1,7 +1,11 @@
 """Commands as a new user runs them: an installed wheel, a bare interpreter, an own folder, a clean environment.
 
 Nothing is imported before them, no PYTHONPATH is set, and nothing of the checkout is on the path. What a command reads
-(train.py, recordings of earlier runs) is made the same way, once, by the commands of :data:`EARLIER`.
+(train.py, recordings of earlier runs) is made once, by the commands of :data:`EARLIER`.
+
+Half of what a command takes that runs a script is the import of torch. So each way of running one is tried in a bare
+interpreter once, and what only repeats it, with another option or to make a file, in a Python of the same environment
+that has imported torch already: :mod:`ready_python` says what else, and why that hides nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ from fnmatch import fnmatch
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
+
+from ready_python import ready_python
 
 TRAIN = Path(__file__).with_name("train.py")
 TIMEOUT_S = 400
@@ -64,6 +70,19 @@ def outputs_of(command: str) -> list[str]:
     return [word for option, word in pairwise(words) if option in _WRITTEN]
 
 
+def way_of(command: str) -> str:
+    """How the script ran that ``command`` runs, or whose recording it reads."""
+    words = words_of(command)
+    if any(word == "--world-size" or "-of-8" in word for word in words):
+        return "one of eight"
+    if any(word in ("torchrun", "accelerate", "--nproc-per-node") or "rank*" in word for word in words):
+        return "two ranks"
+    if "sim" in words or "--gpu" in words:
+        return "simulated"
+    ways = {way_of(EARLIER[word]) for word in words if word in EARLIER}
+    return ways.pop() if len(ways) == 1 else "cpu"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cold:
     """The environment ``installed`` has the wheel without extras; the folder ``shared`` has what is made once."""
@@ -71,9 +90,14 @@ class Cold:
     installed: Path
     shared: Path
 
-    def run(self, folder: Path, command: str, *, extras: str = "") -> subprocess.CompletedProcess[str]:
-        """Run ``command`` in bash, in ``folder``; ``extras`` are the packages that it needs beside ampmem."""
-        bins = [self.with_extras(extras) / "bin"] if extras else []
+    def run(
+        self, folder: Path, command: str, *, extras: str = "", ready: bool = False
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``command`` in bash, in ``folder``; ``extras`` are the packages that it needs beside ampmem.
+
+        With ``ready`` what it calls ``ampmem`` has torch imported already, and so have the processes that it starts.
+        """
+        bins = [self.with_extras(extras) / "bin"] if extras else [self._ready()] if ready else []
         home = self.shared / "home"
         home.mkdir(exist_ok=True)
         environment = {
@@ -91,6 +115,15 @@ class Cold:
             timeout=TIMEOUT_S,
             check=False,
         )
+
+    def _ready(self) -> Path:
+        """A folder with an ``ampmem`` that has torch imported already."""
+        python = Path(ready_python(interpreter=str(self.installed / "bin" / "python")))
+        script = python.with_name("ampmem")
+        if not script.exists():
+            script.write_text(f'#!/bin/sh\nexec {shlex.quote(str(python))} -m ampmem "$@"\n')
+            script.chmod(0o700)
+        return python.parent
 
     def provide(self, folder: Path, command: str, train: str) -> None:
         """Put into ``folder`` the script ``train`` as train.py, and what ``command`` reads of earlier runs."""
@@ -117,7 +150,7 @@ class Cold:
         with self._once(folder) as first:
             if first:
                 (folder / "train.py").write_text(train, encoding="utf-8")
-                done = self.run(folder, command)
+                done = self.run(folder, command, ready=True)
                 assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return folder
 

@@ -99,6 +99,20 @@ EXITS: Mapping[str, tuple[int, str]] = {
 }
 """Commands that are not to end with 0: one test of the page is to fail. Their exit code, and what they print."""
 
+BARE = frozenset(
+    {
+        "ampmem profile train.py",
+        "ampmem profile --gpu h100 train.py",
+        "ampmem profile --nproc-per-node 2 train.py",
+        "ampmem profile --device sim --gpu h100 --world-size 64 train.py",
+        "ampmem compare --no-times --arms fp32,amp --dtype fp16 -o run train.py",
+        "ampmem check --device sim --budget peak=20GiB train.py",
+        "torchrun --nproc-per-node 2 -m ampmem profile train.py",
+        "accelerate launch -m ampmem profile train.py",
+    }
+)
+"""The commands that run a script in a bare interpreter: the others repeat them. Of fit test_subcommands.py has one."""
+
 _HOSTS = "accelerate,lightning,pytest,transformers tensorboard pandas"
 """One environment for all of them: making one takes as long as several commands."""
 EXTRAS: Mapping[str, str] = {
@@ -254,6 +268,11 @@ def tried() -> Iterator[Tried]:
         yield Tried(line=line, page=places[0].partition(":")[0], places=tuple(places))
 
 
+def is_bare(line: str) -> bool:
+    """Whether a command has nothing imported before it: those that run no script, and :data:`BARE`."""
+    return re.search(r"\bampmem (profile|compare|check|fit) .*(\.py\b|-m )", line) is None or line in BARE
+
+
 def snippets() -> Iterator[Snippet]:
     """Each block of Python that is run by itself; tests of pages are run by the commands of their page."""
     for page in TRIED:
@@ -307,7 +326,7 @@ def test_commands_of_the_pages(cold: Cold, tmp_path: Path, command: Tried) -> No
             (tmp_path / f"test_{number}.py").write_text(with_before(command.page, text), encoding="utf-8")
         if "--ampmem-update" not in command.line and "--ampmem-baseline" in command.line:
             cold.run(tmp_path, f"{command.line} --ampmem-update", extras=extras_for("pytest"))
-    done = cold.run(tmp_path, command.line, extras=extras_for(command.line))
+    done = cold.run(tmp_path, command.line, extras=extras_for(command.line), ready=not is_bare(command.line))
     check(done, command.line, EXITS.get(command.line, (0, "")))
     if not command.line.startswith("eval"):
         assert done.stdout or done.stderr
@@ -324,7 +343,9 @@ def test_python_of_the_pages(cold: Cold, tmp_path: Path, snippet: Snippet) -> No
     cold.provide(tmp_path, " ".join(re.findall(r'"[^"\n]*"', snippet.text)), train_of(snippet.page))
     (tmp_path / name).write_text(with_before(snippet.page, snippet.text), encoding="utf-8")
     command = f"ampmem profile --device sim --gpu h100 {name}" if trains_alone(snippet.text) else f"python {name}"
-    check(cold.run(tmp_path, command, extras=extras_for(snippet.page)), snippet.text)
+    extras = extras_for(snippet.page)
+    ready = not extras and snippet.page != "README.md"
+    check(cold.run(tmp_path, command, extras=extras, ready=ready), snippet.text)
 
 
 def executed(cold: Cold, path: Path) -> list[str]:
@@ -373,7 +394,7 @@ def test_each_entry_of_the_other_tables_is_used() -> None:
     text, lines = all_text(), [command.line for command in tried()]
     pages = {name_of(page) for page in TRIED}
     assert [word for word in STANDS_FOR if not re.search(rf"ampmem [^`\n]*{re.escape(word)}", text)] == []
-    assert [line for line in EXITS if line not in lines] == []
+    assert [line for line in (*EXITS, *BARE) if line not in lines] == []
     assert [name for name in EXTRAS if name not in pages and not any(line.startswith(name) for line in lines)] == []
     assert set(BEFORE) | set(ELLIPSIS) <= pages
     mentioned = {line.split()[1] for line in re.findall(r"`(ampmem [a-z]+[^`\n]*)`", text)}

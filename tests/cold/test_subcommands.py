@@ -1,7 +1,6 @@
 """Each subcommand on the CPU, on a simulated GPU, with two ranks, and as one of eight on paper.
 
-What a command of the documents tries already is not run here again: each run takes ten seconds, most of them torch's
-import.
+What a command of the documents tries already is not run here again.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from cold import CHANGED, EARLIER, RANK_OF_8, SIM, TRAIN, Cold, words_of
-from test_documents import tried
+from cold import CHANGED, RANK_OF_8, SIM, TRAIN, Cold, way_of
+from test_documents import BARE, tried
 
 from ampmem.cli.main import SUBCOMMANDS
 
@@ -52,19 +51,6 @@ WITHOUT_MEANING: Mapping[tuple[str, str], str] = {
 """The combinations that are not tried, and why."""
 
 
-def way_of(command: str) -> str:
-    """How the script ran that ``command`` runs, or whose recording it reads."""
-    words = words_of(command)
-    if any(word == "--world-size" or "-of-8" in word for word in words):
-        return "one of eight"
-    if any(word in ("torchrun", "accelerate", "--nproc-per-node") or "rank*" in word for word in words):
-        return "two ranks"
-    if "sim" in words or "--gpu" in words:
-        return "simulated"
-    ways = {way_of(EARLIER[word]) for word in words if word in EARLIER}
-    return ways.pop() if len(ways) == 1 else "cpu"
-
-
 OF_THE_DOCUMENTS = frozenset(
     (line.split()[1], way_of(line)) for line in (each.line for each in tried()) if line.startswith("ampmem ")
 )
@@ -76,12 +62,14 @@ def test_each_subcommand_is_tried_in_each_way_that_has_a_meaning() -> None:
     assert {"profile", *RUNS, *READS, "completion"} == set(SUBCOMMANDS)
     assert all(name in SUBCOMMANDS and way in WAYS for name, way in LEFT_OUT)
     assert {way_of(command) for _, command in RECORDED.values()} == set(WAYS)
+    assert {way_of(line) for line in BARE if line.startswith("ampmem profile")} == set(WAYS)
+    assert {line.split()[1] for line in BARE if line.startswith("ampmem ")} == {"profile", *RUNS} - {"fit"}
     assert ("profile", "simulated") in OF_THE_DOCUMENTS and ("model", "one of eight") not in OF_THE_DOCUMENTS
 
 
-def run(cold: Cold, folder: Path, command: str) -> str:
+def run(cold: Cold, folder: Path, command: str, *, ready: bool = False) -> str:
     """What a command that must end well says."""
-    done = cold.run(folder, command)
+    done = cold.run(folder, command, ready=ready)
     printed = f"{command}\n{done.stdout}\n{done.stderr}"
     assert done.returncode == 0, printed
     assert "Traceback (most recent call last)" not in done.stderr, printed
@@ -97,7 +85,8 @@ def test_scripts(cold: Cold, tmp_path: Path, name: str, way: str) -> None:
     options = WAYS[way]
     if name == "fit":
         options = options.replace("--device sim", "")
-    run(cold, tmp_path, RUNS[name].format(options=options))
+    # compare and check run bare among the commands of the documents.
+    run(cold, tmp_path, RUNS[name].format(options=options), ready=name != "fit")
     left = sorted(path.name for path in tmp_path.glob("*.ampmem"))
     assert len(left) == (2 * len(RECORDED[way][0].split()) if name == "compare" else 0)
 

@@ -80,10 +80,15 @@ class Outcome:
         return self.found == self.program.expected and not self.problems
 
 
-def outcome(program: Program, folder: Path, only: Collection[str] = (*ARMS, OWN)) -> Outcome:
-    """Record ``program`` in each precision, of those in ``only``, and judge it; recordings are left in ``folder``."""
+def outcome(
+    program: Program, folder: Path, only: Collection[str] = (*ARMS, OWN), *, python: str = sys.executable
+) -> Outcome:
+    """Record ``program`` in each precision, of those in ``only``, and judge it; recordings are left in ``folder``.
+
+    ``python`` is the interpreter that runs it.
+    """
     precisions = [*program.arms, *([OWN] if program.own is not None else [])]
-    runs = tuple(record(program, precision, folder) for precision in precisions if precision in only)
+    runs = tuple(record(program, precision, folder, python=python) for precision in precisions if precision in only)
     if program.stops:
         problems = [
             f"{run.precision}: it did not stop so: {program.stops}" for run in runs if not stopped(program, run)
@@ -98,10 +103,12 @@ def outcome(program: Program, folder: Path, only: Collection[str] = (*ARMS, OWN)
     return Outcome(program=program, runs=runs, found=FAILS if failed else works, problems=tuple(problems))
 
 
-def record(program: Program, precision: str, folder: Path, *, device: str = SIMULATED) -> Recorded:
+def record(
+    program: Program, precision: str, folder: Path, *, device: str = SIMULATED, python: str = sys.executable
+) -> Recorded:
     """One run in a process of its own."""
     file = folder / f"{precision}.{device}.ampmem"
-    command = [sys.executable, "-m", "ampmem", "profile", *arguments(program, precision, file, device)]
+    command = [python, "-m", "ampmem", "profile", *arguments(program, precision, file, device)]
     path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part)
     environment = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
     try:

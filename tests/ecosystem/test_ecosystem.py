@@ -8,6 +8,7 @@ import pytest
 from against_cpu import SAME, differences
 from check import PROGRAMS, missing
 from program import Program
+from ready_python import ready_python
 from runs import Recorded, outcome
 
 QUICK = [program for program in PROGRAMS if program.quick]
@@ -18,7 +19,7 @@ QUICK = [program for program in PROGRAMS if program.quick]
 def test_what_people_train_with_is_as_the_list_says(tmp_path: Path, program: Program) -> None:
     if lacks := missing(program):
         pytest.skip(f"{', '.join(lacks)} is not installed: pip install '.[ecosystem]'")
-    found = outcome(program, tmp_path)
+    found = outcome(program, tmp_path, python=ready_python())
     assert (found.found, found.problems) == (program.expected, ())
 
 

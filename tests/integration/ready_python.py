@@ -3,9 +3,9 @@
 Importing torch takes seconds; most tests ask for what comes after. Only what a script has by then is imported
 (:data:`BESIDE`); ``tests/cold/`` has commands in bare interpreters. :func:`ready_python` is the path of an executable
 that takes ``-c CODE``, ``-m MODULE`` or a script, and arguments, as Python does, and ``-u`` first; ``-X`` comes too
-late. It asks a server, one for each process of pytest, to fork: the child is a process of its own, with the caller's
-directory, environment, PYTHONPATH and standard streams. SIGINT and SIGTERM reach it through the caller. In it
-``sys.executable`` is this one too.
+late. It asks a server, one for each process of pytest (and one of the wheel's environment for ``tests/cold/``), to
+fork: the child is a process of its own, with the caller's directory, environment, PYTHONPATH and standard streams.
+SIGINT and SIGTERM reach it through the caller. In it ``sys.executable`` is this one too.
 
 When the program has ended, or exits with a number, the child waits for threads, calls what is registered with atexit,
 flushes the streams and is gone: taking Python and torch apart takes longer than most programs of tests. Where a test is
@@ -20,7 +20,7 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
-import json
+import marshal
 import os
 import runpy
 import select
@@ -61,29 +61,32 @@ TO_THE_END = "python-to-the-end"
 """Name of the executable whose programs end as with Python."""
 
 CLIENT = """#!{python} -IS
-import json, os, signal, socket, sys
-server = socket.socket(socket.AF_UNIX)
+# Of json, signal and socket only what is written in C: to import the rest takes longer than all else here.
+import _signal, _socket, marshal, os, sys
+server = _socket.socket(_socket.AF_UNIX)
 server.connect({address!r})
-request = json.dumps([sys.argv[0], sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
-socket.send_fds(server, [len(request).to_bytes({size}, "big")], [0, 1, 2])
+request = marshal.dumps([sys.argv[0], sys.argv[1:], os.getcwd(), dict(os.environ)])
+streams = b"".join(number.to_bytes(4, sys.byteorder) for number in range(3))
+server.sendmsg([len(request).to_bytes({size}, "big")], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)])
 server.sendall(request)
-for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, lambda number, frame: server.sendall(bytes([number])))
+for number in (_signal.SIGINT, _signal.SIGTERM):
+    _signal.signal(number, lambda number, frame: server.sendall(bytes([number])))
 status = int(server.recv(16) or b"9")
 if os.WIFSIGNALED(status):
-    signal.signal(os.WTERMSIG(status), signal.SIG_DFL) if os.WTERMSIG(status) != signal.SIGKILL else None
-    os.kill(os.getpid(), os.WTERMSIG(status))
+    number = os.WTERMSIG(status)
+    _signal.signal(number, _signal.SIG_DFL) if number != _signal.SIGKILL else None
+    os.kill(os.getpid(), number)
 os._exit(os.waitstatus_to_exitcode(status))
 """
 
 
-def ready_python(*, to_the_end: bool = False) -> str:
-    """The executable's path. Its server starts with the first call, and ends with this process."""
-    return str(_started() / (TO_THE_END if to_the_end else "python"))
+def ready_python(*, to_the_end: bool = False, interpreter: str = sys.executable) -> str:
+    """The executable's path. Its server, an ``interpreter``, starts with the first call, and ends with this process."""
+    return str(_started(interpreter) / (TO_THE_END if to_the_end else "python"))
 
 
 @functools.cache
-def _started() -> Path:
+def _started(interpreter: str) -> Path:
     """The folder of the executables, once there is a server."""
     folder = tempfile.TemporaryDirectory(prefix="ready-python-")
     address = str(Path(folder.name) / "socket")
@@ -92,11 +95,11 @@ def _started() -> Path:
     listener.listen(64)
     for name in ("python", TO_THE_END):
         executable = Path(folder.name) / name
-        executable.write_text(CLIENT.format(python=sys.executable, address=address, size=SIZE))
+        executable.write_text(CLIENT.format(python=interpreter, address=address, size=SIZE))
         executable.chmod(0o700)
     # A thread of numpy's library would not be there in the children.
     server = subprocess.Popen(
-        [sys.executable, __file__, str(listener.fileno())],
+        [interpreter, __file__, str(listener.fileno())],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         pass_fds=[listener.fileno()],
@@ -141,7 +144,7 @@ def keep(connection: socket.socket) -> list[str] | None:
     request = b""
     while len(request) < int.from_bytes(head, "big"):
         request += connection.recv(1 << 20)
-    executable, arguments, folder, environment = json.loads(request)
+    executable, arguments, folder, environment = marshal.loads(request)
     child = os.fork()
     if child:
         for stream in streams:
@@ -157,7 +160,7 @@ def keep(connection: socket.socket) -> list[str] | None:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    sys.executable, tempfile.tempdir = executable, None
+    sys.executable, sys.orig_argv, tempfile.tempdir = executable, [executable, *arguments], None
     import_module("numpy.random").seed()  # Python's own random numbers begin anew in a fork
     return list(arguments)
 

@@ -59,9 +59,9 @@ for _ in range(3):
 """
 GPT = ("-m", "ampmem.workloads.gpt", "--preset", "tiny", "--device", "cuda")
 SCRIPTS = {
-    "transformer": (GPT, "--batch-size", 24, 64),
-    "cnn": (("train.py", "cnn"), "--size", 4, 48),
-    "mlp": (("train.py", "mlp"), "--size", 16, 96),
+    "transformer": (GPT, "--batch-size", 38, 47),
+    "cnn": (("train.py", "cnn"), "--size", 32, 41),
+    "mlp": (("train.py", "mlp"), "--size", 52, 61),
 }
 """What is run, which argument is varied, and from where to where."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from build import ARM, FP32, RUN, Story
@@ -101,8 +102,13 @@ def precisions() -> list[RankRun]:
     return runs
 
 
+JOBS = ("ranks-equal", "ranks-pipeline", "ranks-missing", "ranks-precisions")
+"""The names of :func:`jobs`, for tests that are collected before anything is worked out."""
+
+
+@cache
 def jobs() -> dict[str, list[RankRun]]:
-    """Each with its name."""
+    """Each with its name; seventy ranks are worked out once."""
     return {
         "ranks-equal": runs_of(64),
         "ranks-pipeline": pipeline(),

@@ -49,14 +49,19 @@ def private_names(path: str, source: str) -> Iterator[str]:
             names = [f"{node.module}.{item.name}" for item in node.names]
             yield from (name for name in names if is_private_module(name))
         elif isinstance(node, ast.Attribute):
-            text = ast.unparse(node)
-            of_op = ops and ast.unparse(node.value) == "aten"
-            if text == "torch.__future__" or (private(node.attr) and node.attr not in own and not of_op):
-                yield text
+            of_future = node.attr == "__future__" and is_name(node.value, "torch")
+            of_op = ops and is_name(node.value, "aten")
+            if of_future or (private(node.attr) and node.attr not in own and not of_op):
+                yield ast.unparse(node)
     if imports_torch(tree):
         for text in strings(tree):
             if private(text) and text not in own and not (ops and hasattr(torch.ops.aten, text)):
                 yield repr(text)
+
+
+def is_name(node: ast.expr, name: str) -> bool:
+    """Whether ``node`` is nothing but ``name``."""
+    return isinstance(node, ast.Name) and node.id == name
 
 
 def is_private_module(name: str) -> bool:
@@ -82,7 +87,7 @@ def own_names(tree: ast.Module) -> set[str]:
             own.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             own.add(node.id)
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_name(node.value, "self"):
             own.add(node.attr)
     return own
 
@@ -107,11 +112,7 @@ def test_private_names_of_torch_are_in_a_few_modules() -> None:
 def patches_by_name(source: str) -> Iterator[str]:
     """Calls of ``patch`` that spell out what is patched, and so take it for granted that torch has it."""
     for node in ast.walk(ast.parse(source)):
-        if (
-            isinstance(node, ast.Call)
-            and ast.unparse(node.func) == "patch"
-            and not isinstance(node.args[0], ast.Starred)
-        ):
+        if isinstance(node, ast.Call) and is_name(node.func, "patch") and not isinstance(node.args[0], ast.Starred):
             yield ast.unparse(node)
 
 

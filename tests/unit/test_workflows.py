@@ -63,7 +63,7 @@ def test_all_steps_but_no_others_are_called() -> None:
 def test_a_step_that_is_not_there_is_refused() -> None:
     done = subprocess.run([CI, "lint", "dance"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == ".ci/run: no step 'dance'; there are: tests cpu lint types wheel cold emulated\n"
+    assert done.stderr == ".ci/run: no step 'dance'; there are: emulated tests cpu lint types wheel cold\n"
 
 
 def test_the_versions_are_those_that_the_project_names() -> None:

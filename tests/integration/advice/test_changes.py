@@ -18,6 +18,8 @@ from ampmem.analysis.findings.base import NOTABLE_BYTES
 from ampmem.analysis.summary import Summary
 from ampmem.units import format_bytes
 
+pytestmark = pytest.mark.slow
+
 STEPS = 3
 SCALARS = 16
 """Bytes of what a change that is about large tensors leaves in place, such as a loss."""

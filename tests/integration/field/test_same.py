@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from field import plain, record
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("program", ["lazy", "swapped_data", "compiled_gradient"])
 def test_results_are_those_without_ampmem(tmp_path: Path, program: str) -> None:

@@ -192,6 +192,7 @@ def test_a_loss_that_diverged_is_shown_as_what_it_is(tmp_path: Path) -> None:
     assert [loss in shown for loss in (["1", "inf"], ["2", "nan"])] == [True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [(), ("--test",)])
 def test_training_in_child_processes_is_said_to_be_unseen(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     ran = record(tmp_path, "spawned", *ALL, arguments=arguments, how=())

@@ -13,6 +13,8 @@ from ampmem.failure import FailureKind
 from ampmem.recording import read
 from ampmem.units import format_bytes
 
+pytestmark = pytest.mark.slow
+
 STEP_KEPT = "ampmem: the script failed; 1 step that had ended is in run.ampmem, {} (ampmem show run.ampmem)"
 
 

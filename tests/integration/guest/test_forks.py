@@ -12,6 +12,8 @@ import ampmem
 from ampmem.analysis.summary import summarize
 from ampmem.units import format_bytes
 
+pytestmark = pytest.mark.slow
+
 FORKS = tuple(name for name in NAMES if name.startswith("fork"))
 UNCOUNTED = ("fork_after_the_recording", "fork_to_execute")
 """Programs whose children come too late, or run something else."""

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from guest import NAMES, beside
 
+pytestmark = pytest.mark.slow
+
 TESTS = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
 REST = tuple(name for name in NAMES if not name.startswith("fork") and f'"{name}"' not in TESTS)
 """Those that fork, and those that are named in a test, are run there, which looks for differences too."""

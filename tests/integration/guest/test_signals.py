@@ -32,6 +32,8 @@ from ampmem.recording import RecordingWriter
 from ampmem.signals import SIGNALS
 from ampmem.simulator.device import SimulatedDevice
 
+pytestmark = pytest.mark.slow
+
 
 class Timeout(Exception):
     """What the handler raises."""

@@ -17,6 +17,8 @@ from ampmem.errors import UsageError
 from ampmem.patching import in_place
 from ampmem.recorder.torch_private.general import profiler_enabled
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 60
 LATER = "left on another thread"
 

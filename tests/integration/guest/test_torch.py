@@ -17,6 +17,8 @@ from ampmem.events import Fact, Phase, Recording
 from ampmem.names import RAN_ON
 from ampmem.recording import read
 
+pytestmark = pytest.mark.slow
+
 
 def recorded(folder: Path, name: str) -> Recording:
     """What is recorded of the program, which ends as without ampmem."""

@@ -17,6 +17,8 @@ from torch import nn
 import ampmem
 from ampmem.integrations.pytest import plugin, report, verdict  # noqa: F401 - an inner run forgets what it imports
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = "pytester"
 
 ROOT = Path(__file__).resolve().parents[3]

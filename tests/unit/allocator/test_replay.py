@@ -52,6 +52,7 @@ def snapshot_of(name: str) -> DeviceSnapshot:
     return read_snapshot(load(real(name)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_a_recorded_run_comes_out_exactly(name: str) -> None:
     segments, peak_reserved = REAL[name]
@@ -77,6 +78,7 @@ def test_a_synthetic_snapshot_is_refused() -> None:
         replay(snapshot_of(SYNTHETIC))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*REAL, SYNTHETIC])
 def test_every_snapshot_can_be_run_under_other_settings(name: str) -> None:
     trace = trace_of_events(recording_of(snapshot_of(name), name).events)

@@ -51,6 +51,7 @@ TYPED = {
 }
 
 
+@pytest.mark.slow
 def test_every_word_can_be_completed_in_bash(tmp_path: Path) -> None:
     if BASH is None:
         pytest.skip("there is no bash")

@@ -114,6 +114,7 @@ KEPT, NOTHING = ("claim", "record"), ("claim", "record", "discard")
 REFUSED, KILLED = ("claim", "give_up"), ("claim", "die")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("earlier", "lives"),
     [
@@ -251,6 +252,7 @@ class Scheduler:
         return operation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", ["xx", "xy"])
 @pytest.mark.parametrize("earlier", [False, True])
 def test_between_any_file_operations_another_rank_may_come(

@@ -33,6 +33,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--steps"], ["--all"], ["--json"]])
 def test_show_works_where_torch_does_not(tmp_path: Path, options: list[str]) -> None:
     path = write(tmp_path / "run.ampmem", small_run().recording())

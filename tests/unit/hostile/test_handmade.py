@@ -16,6 +16,8 @@ from hostile.seeds import on_cpu, write_whole
 from ampmem.errors import RecordingError
 from ampmem.recording import read
 
+pytestmark = pytest.mark.slow
+
 SOUND = ("as many steps as there may be, each the whole run", "phases that change without an end")
 """What is unusual, and yet a recording, as is an optimizer for each parameter."""
 
@@ -101,7 +103,6 @@ def test_a_hostile_recording_is_one_clear_line(shown: dict[str, tuple[Path, int,
     assert said.rstrip("\n").isprintable()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a view without an end", SOUND[1]])
 def test_every_command_keeps_within_the_limits(tmp_path: Path, whole: Path, name: str) -> None:
     path = make(name, whole, tmp_path / "hostile.ampmem")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command_line import ampmem_here
 from snapshots import real
 
 from ampmem.allocator.snapshots.snapshot import read_snapshot
@@ -70,10 +69,9 @@ def test_every_file_is_imported_and_shown(name: str, tmp_path: Path) -> None:
     assert recording.run.source == SourceKind.SNAPSHOT
     assert summary.conservation.residual_bytes == 0
     assert all(part.residual_bytes == 0 for part in summary.static_model)
-    command = [sys.executable, "-m", "ampmem", "show", "--all", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "residual 0 B" in done.stdout
+    code, stdout, stderr = ampmem_here(tmp_path, "show", "--all", str(output))
+    assert (code, stderr) == (0, "")
+    assert "residual 0 B" in stdout
 
 
 def alive_at_the_end(analysis: Analysis) -> dict[str, int]:

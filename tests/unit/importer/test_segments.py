@@ -34,6 +34,7 @@ def layers_in(analysis: Analysis) -> Layers:
     return layers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REPLAYED)
 def test_what_was_reserved_is_what_the_replay_finds(name: str) -> None:
     snapshot = read_snapshot(load(real(name)))

@@ -302,6 +302,7 @@ def test_what_is_no_snapshot_is_refused(name: str, tmp_path: Path) -> None:
     assert message in refused(tmp_path, change(deepcopy(small())))
 
 
+@pytest.mark.slow
 def test_lists_that_hold_each_other_many_times_are_refused_soon(tmp_path: Path) -> None:
     data = small()
     many = [data["segments"][0]] * 100_000

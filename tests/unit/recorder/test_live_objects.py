@@ -95,6 +95,7 @@ def test_at_the_start_classes_of_torch_that_wrap_tensors_are_left_out() -> None:
     assert not any(each is fake for each in live_at_start()[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("look", [live_modules, live_tensors, live_at_start])
 def test_a_tuple_that_another_thread_is_making_is_not_held(look: Callable[[], object]) -> None:
     errors: list[BaseException] = []

@@ -34,6 +34,7 @@ def test_the_level_is_restored_whatever_happens() -> None:
     assert level.value == before
 
 
+@pytest.mark.slow
 def test_a_late_start_prints_nothing_of_torchs(tmp_path: Path) -> None:
     script = LATE.format(path=f"{tmp_path}/run.ampmem")
     environment = {name: value for name, value in os.environ.items() if name != "TORCH_CPP_LOG_LEVEL"}

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from build import ARM, FP32, RUN, Story, arm_run, small_run
@@ -13,7 +14,7 @@ from changed_code import Code, changed
 from checked import MIB, result, run
 from failures import in_backward, in_forward
 from golden_texts import encoder, three
-from jobs import jobs
+from jobs import JOBS, jobs
 
 from ampmem.analysis.comparison.compare import compare, entry_of
 from ampmem.analysis.fit.estimate import prediction_of
@@ -138,6 +139,19 @@ def of_jobs(merged: Jobs) -> Rendered:
     return rendered
 
 
+CHECKED = ("rank 3", "rank 17", "rank 4", "rank 5", "rank 6")
+NAMES = (
+    *("show small", "show encoder", "show transformer", "show simulated"),
+    *("out of memory in forward", "out of memory in backward"),
+    *("compare", "compare others", "diff", "checks", "fit", "model"),
+    *(f"check {label}" for label in CHECKED),
+    *(f"model {key}" for key in PRECISIONS),
+    *JOBS,
+)
+"""The names of :func:`cases`, for the collection, which works nothing out."""
+
+
+@cache
 def cases() -> Mapping[str, Rendered]:
     """Every renderer of texts, over summaries that have something to say in each section."""
     difference = changed(
@@ -176,12 +190,13 @@ def cases() -> Mapping[str, Rendered]:
     return found | {name: of_jobs(merge_all(runs)) for name, runs in jobs().items()}
 
 
-CASES = cases()
+def test_every_case_is_tried() -> None:
+    assert tuple(cases()) == NAMES
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_no_line_is_too_wide_and_no_number_is_cut_or_missing(name: str) -> None:
-    rendered = CASES[name]
+    rendered = cases()[name]
     numbers = Counter(NUMBER.findall(rendered(UNLIMITED)))
     assert numbers
     for width in WIDTHS:
@@ -192,7 +207,7 @@ def test_no_line_is_too_wide_and_no_number_is_cut_or_missing(name: str) -> None:
         assert not missing, (width, missing)
 
 
-@pytest.mark.parametrize("name", jobs())
+@pytest.mark.parametrize("name", JOBS)
 def test_ranks_by_category_have_every_peak_at_every_width(name: str) -> None:
     for job in merge_all(jobs()[name]).jobs:
         for width in WIDTHS:
