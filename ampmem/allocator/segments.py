@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ampmem.allocator.model.driver import Call
-from ampmem.allocator.model.layout import SnapshotSegment
+from ampmem.allocator.blocks import Call, SnapshotSegment
 from ampmem.allocator.settings import SMALL_BUFFER
 from ampmem.events import SegmentAction, SegmentColumns
 

@@ -7,10 +7,9 @@ from enum import IntEnum
 
 import numpy as np
 
-from ampmem.allocator.model.blocks import Block
-from ampmem.allocator.model.caching import DeviceCachingAllocator
-from ampmem.allocator.model.oom import OutOfMemory, OutOfMemoryReport
-from ampmem.allocator.model.statistics import Statistics
+from ampmem.allocator.blocks import Block, Statistics
+from ampmem.allocator.caching import DeviceCachingAllocator
+from ampmem.allocator.oom import OutOfMemory, OutOfMemoryReport
 from ampmem.allocator.settings import Settings
 from ampmem.errors import UsageError
 from ampmem.events import NO_SEGMENTS, Action, Column, Columns, EventColumns, SegmentAction, SegmentColumns

@@ -10,8 +10,8 @@ import numpy as np
 
 from ampmem.analysis.ops import plain_kind, plain_op
 from ampmem.analysis.timeline.categories import Category
-from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import Mask
+from ampmem.analysis.timeline.timeline import MemoryHistory
 from ampmem.events import Column, Fact
 
 LOW_PRECISION = ("bfloat16", "float16")

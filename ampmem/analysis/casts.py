@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ampmem.analysis.json.jsonable import Positive
+from ampmem.analysis.jsonable import Positive
 from ampmem.analysis.parameters import own_elements
 from ampmem.analysis.timeline.categories import Category
-from ampmem.analysis.timeline.history import MemoryHistory
-from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, JoinedFacts, Mask
-from ampmem.analysis.timeline.tensors import tensor_sizes
-from ampmem.analysis.timeline.timeline import PhaseName
+from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, JoinedFacts, Mask, tensor_sizes
+from ampmem.analysis.timeline.timeline import MemoryHistory, PhaseName
 from ampmem.events import Column, Fact, Phase, Recording
 from ampmem.vocabulary import AUTOCAST_ARMS, SourceKind
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampmem.analysis.timeline.categories import Category
-from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import Mask
 from ampmem.analysis.timeline.marks import failure_ns
+from ampmem.analysis.timeline.timeline import MemoryHistory
 from ampmem.events import Column, Fact
 from ampmem.vocabulary import SourceKind
 

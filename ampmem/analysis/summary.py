@@ -13,24 +13,21 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from ampmem.analysis.activations import ActivationGroup, activation_groups
-from ampmem.analysis.allocator.layers import outside_in, process_outside_in
-from ampmem.analysis.allocator.out_of_memory import FailedRequest
-from ampmem.analysis.analyse import Analysis, analyse
+from ampmem.analysis.analyse import Analysis, Conservation, analyse, doubts_of
 from ampmem.analysis.casts import Casts, cast_eligible
-from ampmem.analysis.conservation import Conservation, doubts_of
-from ampmem.analysis.findings import Finding, findings
-from ampmem.analysis.fit.estimate import Prediction, prediction_in
-from ampmem.analysis.json.jsonable import NOT_IN_JSON, AtLeast, Json, OneOf, Positive, Signed, named, text_of
-from ampmem.analysis.json.schema import schema_of
+from ampmem.analysis.estimate import Prediction, prediction_in
+from ampmem.analysis.findings import findings
+from ampmem.analysis.findings.base import Finding
+from ampmem.analysis.jsonable import NOT_IN_JSON, AtLeast, Json, OneOf, Positive, Signed, named, schema_of, text_of
 from ampmem.analysis.largest import Held, LargeAllocation, held, largest
+from ampmem.analysis.layers import outside_in, process_outside_in
 from ampmem.analysis.modules import ModuleMemory, modules
+from ampmem.analysis.out_of_memory import FailedRequest
 from ampmem.analysis.parameters import Parameters, parameters_of
-from ampmem.analysis.static_model.unknown import unknown_of
-from ampmem.analysis.static_model.verdict import StaticComponent, StaticRecipe
+from ampmem.analysis.static_model.verdict import StaticComponent, StaticRecipe, unknown_of
 from ampmem.analysis.timeline.categories import Breakdown
-from ampmem.analysis.timeline.communication import ByPart
 from ampmem.analysis.timeline.marks import Instants, failure_ns, phase_at, trains
-from ampmem.analysis.timeline.timeline import ByPhase, PhaseName, most_of
+from ampmem.analysis.timeline.timeline import ByPart, ByPhase, PhaseName, most_of
 from ampmem.errors import NothingRecorded
 from ampmem.events import AllocatorRecord, MeshAxis, Phase, Recording, StepRecord
 from ampmem.names import STILL_WRITTEN, is_warning

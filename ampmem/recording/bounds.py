@@ -37,7 +37,7 @@ INTEGERS: Mapping[str, tuple[int, int]] = {
 MOST_STEPS = 30_000
 """A recording ends with that many."""
 
-ROWS: Mapping[str, int] = {
+MOST_ROWS: Mapping[str, int] = {
     "meta": 100,
     "note": 10_000,
     "optimizer": 10_000,

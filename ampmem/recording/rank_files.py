@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ampmem.output.files import half_written, lock_file
-from ampmem.recording.layout import SUFFIX
+from ampmem.recording.database import SUFFIX
 
 _CLAIM = "the recording of a rank begins here: "
 _LONGEST_CLAIM = 1000

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from ampmem.allocator.model.caching import DeviceCachingAllocator
+from ampmem.allocator.caching import DeviceCachingAllocator
 from ampmem.allocator.settings import MIB, Settings, parse_settings
 from ampmem.allocator.trace import Operation, Trace, run, trace_of
 

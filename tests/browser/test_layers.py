@@ -16,8 +16,8 @@ import pytest
 from pages import Open, Written, written
 from story import gpu_run
 
-from ampmem.analysis.allocator.layers import Layers
 from ampmem.analysis.analyse import Analysis, analyse
+from ampmem.analysis.layers import Layers
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.reporters.html.stream.layers import address_map_view
 from ampmem.reporters.html.stream.stream import stream_view

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ampmem.analysis.casts import Ledger
-from ampmem.analysis.static_model.static_model import COMPONENTS
+from ampmem.analysis.static_model.recipes import COMPONENTS
 from ampmem.analysis.timeline.categories import CODES, Breakdown, Category
-from ampmem.analysis.timeline.history import MemoryHistory
-from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
-from ampmem.analysis.timeline.tensors import dtype_bytes
+from ampmem.analysis.timeline.lifetimes import ALIVE, Mask, dtype_bytes
+from ampmem.analysis.timeline.timeline import MemoryHistory
 from ampmem.events import Fact, ParameterRecord, Phase, Recording
 from ampmem.names import FUNCTIONAL, StateName, casts_compiled, casts_open
 from ampmem.vocabulary import SourceKind

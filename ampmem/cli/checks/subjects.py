@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ampmem.analysis.budgets.run import Run, read_run, run_of
-from ampmem.analysis.difference.reading import is_json
+from ampmem.analysis.difference.sides import is_json
 from ampmem.errors import AmpmemError
 from ampmem.recording import SUFFIX, read, taken_for_script
 

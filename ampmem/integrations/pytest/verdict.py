@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypedDict
 from ampmem.analysis.budgets.budget import NONE_ALLOWED, PEAK
 from ampmem.analysis.budgets.check import CheckResult, Limit, check
 from ampmem.analysis.budgets.run import Run, run_of
-from ampmem.analysis.difference.side import Side
+from ampmem.analysis.difference.sides import Side
 from ampmem.analysis.summary import Summary
 from ampmem.errors import AmpmemError, NothingRecorded, UsageError
 from ampmem.integrations.pytest.baselines import Baselines

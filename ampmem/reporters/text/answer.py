@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ampmem.analysis.comparison.answer import Answer, Change, Composition, Effect, Part, PeakOf, Verdict
+from ampmem.analysis.answer import Answer, Change, Composition, Effect, Part, PeakOf, Verdict
 from ampmem.analysis.ops import plain_op
 from ampmem.analysis.summary import PLACES, Peak, PeakPlace, WholePeak
 from ampmem.analysis.timeline.categories import Category

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ampmem.analysis.comparison.answer import verdict_of
-from ampmem.analysis.comparison.compare import Comparison, Entry
-from ampmem.analysis.comparison.judged import shared_findings
+from ampmem.analysis.answer import shared_findings, verdict_of
+from ampmem.analysis.comparison import Comparison, Entry
 from ampmem.analysis.summary import Summary
 from ampmem.names import is_warning
 from ampmem.reporters.text.answer import Wording, wording

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ampmem.analysis.difference.changes import GroupChange, Run, Tensor
-from ampmem.analysis.difference.conditions import Condition
-from ampmem.analysis.difference.difference import Difference
-from ampmem.analysis.difference.folds import Fold, folded
-from ampmem.analysis.difference.groups import Moment
-from ampmem.analysis.difference.renames import Renamed
+from ampmem.analysis.difference.changes import Fold, GroupChange, Run, Tensor, folded
+from ampmem.analysis.difference.difference import Condition, Difference
+from ampmem.analysis.difference.matching import Renamed
+from ampmem.analysis.difference.sides import Moment
 from ampmem.analysis.ops import plain_op
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.names import shape_text

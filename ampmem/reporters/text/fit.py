@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ampmem.analysis.fit.fit import BASELINE, ArmFit, BreakEven, FitResult, Verdict
-from ampmem.analysis.fit.search import Remaining
+from ampmem.analysis.fit import BASELINE, ArmFit, BreakEven, FitResult, Remaining, Verdict
 from ampmem.names import is_warning, said_in
 from ampmem.reporters.text.common.layout import PLAIN, Layout, number, side_by_side
 from ampmem.reporters.text.common.plain_text import ABSENT, wrapped

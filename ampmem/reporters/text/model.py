@@ -5,16 +5,17 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
-from ampmem.analysis.static_model.published import (
+from ampmem.analysis.static_model.recipes import (
+    COMPONENTS,
     PUBLISHED,
     TOLERANCE,
     Match,
     Measured,
     Published,
+    Recipe,
     match_published,
     match_recipe,
 )
-from ampmem.analysis.static_model.static_model import COMPONENTS, Recipe
 from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.text.common.layout import PLAIN, Layout, number, table, table_lines, words
 from ampmem.reporters.text.common.plain_text import per_parameter, shorten

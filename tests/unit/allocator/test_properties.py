@@ -9,11 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ampmem.allocator.model.blocks import ALLOCATED, AWAITING, FREE, UNMAPPED, Block, Segment
-from ampmem.allocator.model.caching import DeviceCachingAllocator
-from ampmem.allocator.model.oom import OutOfMemory, Reason
-from ampmem.allocator.rounding import get_allocation_size, round_size
-from ampmem.allocator.settings import MIB, MIN_BLOCK_SIZE, Settings, parse_settings
+from ampmem.allocator.blocks import ALLOCATED, AWAITING, FREE, UNMAPPED, Block, Segment
+from ampmem.allocator.caching import DeviceCachingAllocator
+from ampmem.allocator.oom import OutOfMemory, Reason
+from ampmem.allocator.settings import MIB, MIN_BLOCK_SIZE, Settings, get_allocation_size, parse_settings, round_size
 
 TOTAL = 160 * MIB
 STREAMS = 3

@@ -8,17 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from replayed import Replay, replay
 from snapshots import real
 
-from ampmem.allocator.model.blocks import AWAITING, Block
-from ampmem.allocator.model.caching import DeviceCachingAllocator
-from ampmem.allocator.model.driver import DriverCall
-from ampmem.allocator.model.layout import DEFAULT_POOL, SnapshotBlock, SnapshotSegment
-from ampmem.allocator.model.oom import OutOfMemory
+from ampmem.allocator.blocks import AWAITING, DEFAULT_POOL, Block, DriverCall, SnapshotBlock, SnapshotSegment
+from ampmem.allocator.caching import DeviceCachingAllocator
+from ampmem.allocator.oom import OutOfMemory
 from ampmem.allocator.settings import MIB, Settings, parse_settings
-from ampmem.allocator.snapshots.rebuild import NotReplayable, rebuild
-from ampmem.allocator.snapshots.replay import Replay, replay
-from ampmem.allocator.snapshots.snapshot import DeviceSnapshot, SnapshotEvent, read_snapshot
+from ampmem.allocator.snapshot import DeviceSnapshot, NotReplayable, SnapshotEvent, read_snapshot, rebuild
 from ampmem.allocator.trace import Operation, run, trace_of, trace_of_events, what_if
 from ampmem.events import Action, EventColumns, SegmentAction, SegmentColumns
 from ampmem.importer.recording import recording_of

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from ampmem.allocator.model.caching import DeviceCachingAllocator
-from ampmem.allocator.model.driver import Call
-from ampmem.allocator.model.oom import OutOfMemory, Reason
-from ampmem.allocator.rounding import get_allocation_size, round_size, roundup_power2_next_division
-from ampmem.allocator.settings import GIB, MIB, Settings, parse_settings
+from ampmem.allocator.blocks import Call
+from ampmem.allocator.caching import DeviceCachingAllocator
+from ampmem.allocator.oom import OutOfMemory, Reason
+from ampmem.allocator.settings import (
+    GIB,
+    MIB,
+    Settings,
+    get_allocation_size,
+    parse_settings,
+    round_size,
+    roundup_power2_next_division,
+)
 from ampmem.errors import UsageError
 
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampmem.allocator.segments import Extent, Held, SegmentLog, rewound
-from ampmem.analysis.allocator.addresses import address_map
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.comparison.compare import compare, entry_of
+from ampmem.analysis.comparison import compare, entry_of
+from ampmem.analysis.layers import address_map
 from ampmem.analysis.summary import summarize
 from ampmem.events import LayersRecord, Phase, SegmentAction, SegmentColumns
 from ampmem.reporters.text.compare import render as render_comparison

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ampmem.allocator.model.blocks import AWAITING
-from ampmem.allocator.model.caching import DeviceCachingAllocator
+from ampmem.allocator.blocks import AWAITING
+from ampmem.allocator.caching import DeviceCachingAllocator
 from ampmem.allocator.settings import MIB
 from ampmem.errors import UsageError
 

@@ -12,14 +12,10 @@ from changed_code import TORCH, Code, changed, run_of
 from failures import in_backward, in_forward
 
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.difference.changes import GroupChange, Kind, Run, Tensor
-from ampmem.analysis.difference.conditions import Condition, ConditionKind
-from ampmem.analysis.difference.difference import Side, difference, difference_schema
-from ampmem.analysis.difference.folds import folded
-from ampmem.analysis.difference.frames import function_of, same_files
-from ampmem.analysis.difference.groups import groups_of
-from ampmem.analysis.difference.reading import side_of
-from ampmem.analysis.difference.renames import Names, Renamed
+from ampmem.analysis.difference.changes import GroupChange, Kind, Run, Tensor, folded
+from ampmem.analysis.difference.difference import Condition, ConditionKind, Side, difference, difference_schema
+from ampmem.analysis.difference.matching import Names, Renamed, function_of, same_files
+from ampmem.analysis.difference.sides import groups_of, side_of
 from ampmem.analysis.summary import summarize
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.events import Fact, Phase, Recording

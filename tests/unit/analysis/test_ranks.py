@@ -11,12 +11,9 @@ import pytest
 from build import ARM
 from jobs import KIB, jobs, pipeline, rank_recording, run_of, runs_of, with_missing
 
-from ampmem.analysis.ranks.arms import merge_all
-from ampmem.analysis.ranks.jobs import are_ranks, jobs_of
-from ampmem.analysis.ranks.merge import merge
+from ampmem.analysis.ranks.jobs import RankRun, are_ranks, jobs_of, script_of
+from ampmem.analysis.ranks.merge import merge, merge_all
 from ampmem.analysis.ranks.ranks import MOST_NAMED, Absence, Circumstance, Contrast, GroupKind, Part, ranks_schema
-from ampmem.analysis.ranks.runs import RankRun
-from ampmem.analysis.ranks.script import script_of
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.errors import RecordingError, UsageError
 from ampmem.events import MeshAxis

@@ -5,20 +5,18 @@ from dataclasses import replace
 import pytest
 from build import Story, small_run
 
-from ampmem.analysis.measured import measure
-from ampmem.analysis.static_model.published import (
-    PUBLISHED,
-    Match,
-    Measured,
-    match_published,
-    match_recipe,
-)
-from ampmem.analysis.static_model.static_model import (
+from ampmem.analysis.soundness import measure
+from ampmem.analysis.static_model.recipes import (
     COMPONENTS,
     OPTIMIZERS,
     PRECISIONS,
+    PUBLISHED,
+    Match,
+    Measured,
     adafactor_state,
     adam8bit_state,
+    match_published,
+    match_recipe,
     optimizer_model,
     recipe,
 )

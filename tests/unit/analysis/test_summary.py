@@ -12,10 +12,10 @@ from ampmem.analysis.analyse import analyse
 from ampmem.analysis.budgets.budget import budgets_of
 from ampmem.analysis.budgets.check import Limit, check
 from ampmem.analysis.budgets.run import run_of
-from ampmem.analysis.comparison.compare import compare, distinct, entry_of
+from ampmem.analysis.comparison import compare, distinct, entry_of
 from ampmem.analysis.difference.difference import difference
-from ampmem.analysis.difference.reading import side_of
-from ampmem.analysis.static_model.static_model import COMPONENTS
+from ampmem.analysis.difference.sides import side_of
+from ampmem.analysis.static_model.recipes import COMPONENTS
 from ampmem.analysis.summary import PeakPlace, Summary, summarize, summary_of, summary_schema
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.errors import NothingRecorded, RecordingError

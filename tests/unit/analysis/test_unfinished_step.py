@@ -12,10 +12,10 @@ import torch
 from build import Story, small_run, write
 from failures import FP32, ended, in_backward, in_forward, oom_at
 
-from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.comparison.compare import Entry, compare, entry_of
-from ampmem.analysis.measured import measure
+from ampmem.analysis.comparison import Entry, compare, entry_of
+from ampmem.analysis.out_of_memory import FailedRequest
+from ampmem.analysis.soundness import measure
 from ampmem.analysis.summary import summarize, summary_schema
 from ampmem.errors import NothingRecorded
 from ampmem.events import ArmRecord, Fact, Phase, Recording

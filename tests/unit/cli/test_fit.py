@@ -16,10 +16,23 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ampmem.analysis.fit.document import SCHEMA, fit_schema
-from ampmem.analysis.fit.document import document as fit_document
-from ampmem.analysis.fit.fit import FitResult, Memory, Vary, Verdict, arm_fits, break_evens, memory_of
-from ampmem.analysis.fit.search import DOUBLINGS, GUESSES, next_to_fit, remaining, wanted
+from ampmem.analysis.fit import (
+    DOUBLINGS,
+    GUESSES,
+    SCHEMA,
+    FitResult,
+    Memory,
+    Vary,
+    Verdict,
+    arm_fits,
+    break_evens,
+    fit_schema,
+    memory_of,
+    next_to_fit,
+    remaining,
+    wanted,
+)
+from ampmem.analysis.fit import document as fit_document
 from ampmem.cli.fit import fit
 from ampmem.cli.main import run
 from ampmem.cli.options.vary import varied_arguments

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from snapshots import real
 
-from ampmem.allocator.snapshots.snapshot import read_snapshot
+from ampmem.allocator.snapshot import read_snapshot
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.summary import summarize, summary_of
 from ampmem.analysis.timeline.categories import CATEGORIES, Category

@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from ampmem.allocator.gpus import find_gpu  # noqa: E402
-from ampmem.allocator.rounding import round_size  # noqa: E402
 from ampmem.allocator.segments import Held, extents_of  # noqa: E402
-from ampmem.allocator.settings import MIB, Settings  # noqa: E402
+from ampmem.allocator.settings import (  # noqa: E402
+    MIB,
+    Settings,
+    round_size,
+)
 from ampmem.events import Action  # noqa: E402
 from ampmem.recorder.sources.simulated import SimulatedSource  # noqa: E402
 from ampmem.simulator.device import KEEPS_UP, SimulatedDevice  # noqa: E402

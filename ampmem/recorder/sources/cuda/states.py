@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ampmem.allocator.model.layout import SnapshotSegment
-from ampmem.allocator.snapshots.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED
+from ampmem.allocator.blocks import SnapshotSegment
+from ampmem.allocator.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED
 from ampmem.recorder.sources.cuda.trace import Counted, TraceEntry
 
 

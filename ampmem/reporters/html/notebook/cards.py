@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ampmem.analysis.comparison.answer import verdict_of, verdict_of_one
-from ampmem.analysis.comparison.compare import Comparison
+from ampmem.analysis.answer import verdict_of, verdict_of_one
+from ampmem.analysis.comparison import Comparison
 from ampmem.analysis.ranks.ranks import Rank, Ranks
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ampmem.analysis.budgets.check import CheckResult, Judged
-from ampmem.analysis.difference.changes import Run
+from ampmem.analysis.difference.changes import Fold, Run, folded
 from ampmem.analysis.difference.difference import Difference
-from ampmem.analysis.difference.folds import Fold, folded
 from ampmem.reporters.html.notebook.cards import Card, Remark, Row
 from ampmem.reporters.html.palette import FILLS
 from ampmem.reporters.text.check import answer, remarks

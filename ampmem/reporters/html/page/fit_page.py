@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampmem.analysis.fit.fit import ArmFit, FitResult, Verdict
+from ampmem.analysis.fit import ArmFit, FitResult, Verdict
 from ampmem.analysis.timeline.categories import Category
 from ampmem.output.files import open_output
 from ampmem.reporters.html.page.page import PLOTLY_CONFIG, self_contained

@@ -8,9 +8,9 @@ from dataclasses import fields
 import numpy as np
 from numpy.typing import NDArray
 
-from ampmem.analysis.allocator.layers import Layers
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.json.jsonable import Json
+from ampmem.analysis.jsonable import Json
+from ampmem.analysis.layers import Layers
 from ampmem.events import Column
 from ampmem.reporters.html.data import StreamView
 from ampmem.reporters.html.stream.container import compressed, framed

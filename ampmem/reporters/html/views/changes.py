@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ampmem.analysis.difference.changes import Run
+from ampmem.analysis.difference.changes import Fold, Run, folded
 from ampmem.analysis.difference.difference import Difference
-from ampmem.analysis.difference.folds import Fold, folded
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
 from ampmem.reporters.html.palette import label
 from ampmem.reporters.html.safety import MAX_PROSE, visible

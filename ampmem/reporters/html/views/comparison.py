@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ampmem.analysis.comparison.answer import verdict_of
-from ampmem.analysis.comparison.compare import Comparison, Instant, StepTime
-from ampmem.analysis.json.jsonable import named
+from ampmem.analysis.answer import verdict_of
+from ampmem.analysis.comparison import Comparison, Instant, StepTime
+from ampmem.analysis.jsonable import named
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
 from ampmem.reporters.html.data import CellRow, Headline, SizeRow
 from ampmem.reporters.text.common.words import IN_SHORT, percent, short, signed, times

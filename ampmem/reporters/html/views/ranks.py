@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from urllib.parse import urlencode
 
-from ampmem.analysis.ranks.ranks import Absence, Alike, Group, GroupKind, Rank, Ranks, Spread
-from ampmem.analysis.ranks.spread import SAME
+from ampmem.analysis.ranks.ranks import SAME, Absence, Alike, Group, GroupKind, Rank, Ranks, Spread
 from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.html.palette import label
 from ampmem.reporters.html.safety import visible

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ampmem.analysis.comparison.compare import BASELINE, Comparison, Entry, Instant, StepTime
-from ampmem.analysis.fit.estimate import Prediction
+from ampmem.analysis.comparison import BASELINE, Comparison, Entry, Instant, StepTime
+from ampmem.analysis.estimate import Prediction
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown
 from ampmem.reporters.text.common.layout import Layout, number, side_by_side, words
 from ampmem.reporters.text.common.plain_text import ABSENT, shorten, wrapped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ampmem.allocator.model.oom import OutOfMemoryReport
+from ampmem.allocator.oom import OutOfMemoryReport
 from ampmem.allocator.trace import Run, WhatIf
 from ampmem.reporters.text.common.layout import Layout, number, table, words
 from ampmem.reporters.text.common.plain_text import wrapped

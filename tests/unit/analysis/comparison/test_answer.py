@@ -8,12 +8,11 @@ from dataclasses import replace
 import pytest
 from build import ARM, RUN, Story
 
-from ampmem.allocator.model.layout import SnapshotSegment
-from ampmem.allocator.shortage import pack
-from ampmem.analysis.comparison.answer import Effect, Verdict, verdict_of, verdict_of_one
-from ampmem.analysis.comparison.compare import Entry, compare, entry_of
-from ampmem.analysis.comparison.judged import judged_findings, shared_findings
-from ampmem.analysis.findings import Finding, Section
+from ampmem.allocator.blocks import SnapshotSegment
+from ampmem.allocator.oom import pack
+from ampmem.analysis.answer import Effect, Verdict, judged_findings, shared_findings, verdict_of, verdict_of_one
+from ampmem.analysis.comparison import Entry, compare, entry_of
+from ampmem.analysis.findings.base import Finding, Section
 from ampmem.analysis.timeline.categories import Category
 from ampmem.events import ArmRecord, Fact, OomRecord, Phase, Recording
 from ampmem.failure import FailureKind, FailureRecord

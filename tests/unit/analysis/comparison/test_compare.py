@@ -11,7 +11,7 @@ from build import arm_run as run
 from click.testing import CliRunner
 
 import ampmem
-from ampmem.analysis.comparison.compare import Comparison, Entry, compare, distinct, entry_of
+from ampmem.analysis.comparison import Comparison, Entry, compare, distinct, entry_of
 from ampmem.analysis.summary import summarize
 from ampmem.analysis.timeline.categories import Category
 from ampmem.cli.show import show

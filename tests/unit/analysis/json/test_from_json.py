@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from build import gpu_run, small_run
 
-from ampmem.analysis.json.from_json import NotOfThisKind, from_json, parsed
+from ampmem.analysis.jsonable import NotOfThisKind, from_json, parsed
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.events import Recording
 

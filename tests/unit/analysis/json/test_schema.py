@@ -10,9 +10,19 @@ from typing import Annotated, Any, Literal
 import jsonschema
 import pytest
 
-from ampmem.analysis.fit.document import fit_schema
-from ampmem.analysis.json.jsonable import NOT_IN_JSON, AtLeast, EachOf, Name, OneOf, Positive, Signed, named, plain
-from ampmem.analysis.json.schema import schema_of
+from ampmem.analysis.fit import fit_schema
+from ampmem.analysis.jsonable import (
+    NOT_IN_JSON,
+    AtLeast,
+    EachOf,
+    Name,
+    OneOf,
+    Positive,
+    Signed,
+    named,
+    plain,
+    schema_of,
+)
 from ampmem.analysis.summary import summary_schema
 
 
@@ -23,7 +33,7 @@ class Colour(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Inner:
-    """An inner object; see :class:`~ampmem.analysis.json.schema.Inner` and ``size``."""
+    """An inner object; see :class:`~ampmem.analysis.jsonable.Inner` and ``size``."""
 
     size: int
     """Bytes of
