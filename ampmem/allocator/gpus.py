@@ -20,7 +20,7 @@ class Context(NamedTuple):
     most: int
 
 
-class Reading(NamedTuple):
+class ContextReading(NamedTuple):
     """The figures of one of PyTorch's out-of-memory messages, as it prints them.
 
     What the process has in use and what is allocated are in GiB, rounded to 0.01; what is reserved and not allocated
@@ -37,73 +37,73 @@ class Reading(NamedTuple):
         return (self.in_use - self.allocated) * 1024 - self.cached
 
 
-READINGS: Mapping[str, Sequence[Reading]] = {
+READINGS: Mapping[str, Sequence[ContextReading]] = {
     "T4": (
-        Reading(14.71, 14.54, 10.14),
-        Reading(14.37, 14.20, 59.17),
-        Reading(14.74, 14.31, 320.39),
-        Reading(10.20, 9.21, 899.87),
-        Reading(14.52, 14.06, 330.42),
+        ContextReading(14.71, 14.54, 10.14),
+        ContextReading(14.37, 14.20, 59.17),
+        ContextReading(14.74, 14.31, 320.39),
+        ContextReading(10.20, 9.21, 899.87),
+        ContextReading(14.52, 14.06, 330.42),
     ),
     "V100": (
-        Reading(31.72, 29.66, 1.68 * 1024),
-        Reading(31.54, 28.49, 2.68 * 1024),
-        Reading(16.95, 2.10, 14.46 * 1024),
-        Reading(15.75, 14.89, 497.13),
+        ContextReading(31.72, 29.66, 1.68 * 1024),
+        ContextReading(31.54, 28.49, 2.68 * 1024),
+        ContextReading(16.95, 2.10, 14.46 * 1024),
+        ContextReading(15.75, 14.89, 497.13),
     ),
     "A100": (
-        Reading(39.12, 25.48, 13.11 * 1024),
-        Reading(39.19, 38.61, 102.73),
-        Reading(77.89, 55.51, 21.87 * 1024),
-        Reading(74.35, 73.25, 615.51),
+        ContextReading(39.12, 25.48, 13.11 * 1024),
+        ContextReading(39.19, 38.61, 102.73),
+        ContextReading(77.89, 55.51, 21.87 * 1024),
+        ContextReading(74.35, 73.25, 615.51),
     ),
     "A10": (
-        Reading(22.05, 21.68, 24.24),
-        Reading(22.03, 20.51, 1.22 * 1024),
-        Reading(22.12, 21.72, 23.99),
-        Reading(22.04, 21.75, 15.17),
+        ContextReading(22.05, 21.68, 24.24),
+        ContextReading(22.03, 20.51, 1.22 * 1024),
+        ContextReading(22.12, 21.72, 23.99),
+        ContextReading(22.04, 21.75, 15.17),
     ),
     "RTX 3060": (
-        Reading(11.66, 11.37, 174.05),
-        Reading(11.68, 11.37, 211.54),
-        Reading(11.54, 11.34, 105.47),
+        ContextReading(11.66, 11.37, 174.05),
+        ContextReading(11.68, 11.37, 211.54),
+        ContextReading(11.54, 11.34, 105.47),
     ),
     "RTX 3090": (
-        Reading(11.79, 11.44, 43.59),
-        Reading(23.49, 23.24, 1.17),
-        Reading(19.40, 17.97, 1.02 * 1024),
+        ContextReading(11.79, 11.44, 43.59),
+        ContextReading(23.49, 23.24, 1.17),
+        ContextReading(19.40, 17.97, 1.02 * 1024),
     ),
     "RTX 4060": (
-        Reading(7.47, 7.38, 0.35),
-        Reading(7.52, 7.29, 74.34),
-        Reading(5.73, 4.59, 1.03 * 1024),
+        ContextReading(7.47, 7.38, 0.35),
+        ContextReading(7.52, 7.29, 74.34),
+        ContextReading(5.73, 4.59, 1.03 * 1024),
     ),
     "RTX 4090": (
-        Reading(23.26, 22.19, 656.69),
-        Reading(23.48, 23.11, 0.14),
-        Reading(22.58, 22.05, 94.18),
-        Reading(22.64, 20.64, 1.55 * 1024),
-        Reading(23.04, 21.37, 1.22 * 1024),
-        Reading(23.46, 22.91, 2.00),
+        ContextReading(23.26, 22.19, 656.69),
+        ContextReading(23.48, 23.11, 0.14),
+        ContextReading(22.58, 22.05, 94.18),
+        ContextReading(22.64, 20.64, 1.55 * 1024),
+        ContextReading(23.04, 21.37, 1.22 * 1024),
+        ContextReading(23.46, 22.91, 2.00),
     ),
     "L40S": (
-        Reading(44.44, 43.90, 132.19),
-        Reading(44.43, 43.68, 251.29),
-        Reading(44.40, 43.94, 41.95),
+        ContextReading(44.44, 43.90, 132.19),
+        ContextReading(44.43, 43.68, 251.29),
+        ContextReading(44.40, 43.94, 41.95),
     ),
     "RTX 5090": (
-        Reading(31.29, 30.80, 2.80),
-        Reading(31.28, 30.76, 33.46),
-        Reading(31.33, 30.57, 185.26),
+        ContextReading(31.29, 30.80, 2.80),
+        ContextReading(31.28, 30.76, 33.46),
+        ContextReading(31.33, 30.57, 185.26),
     ),
     "H100": (
-        Reading(79.13, 77.91, 648.28),
-        Reading(39.75, 39.13, 35.42),
-        Reading(79.08, 77.69, 674.48),
-        Reading(139.60, 138.14, 824.86),
-        Reading(139.20, 2.05, 136.64 * 1024),
+        ContextReading(79.13, 77.91, 648.28),
+        ContextReading(39.75, 39.13, 35.42),
+        ContextReading(79.08, 77.69, 674.48),
+        ContextReading(139.60, 138.14, 824.86),
+        ContextReading(139.20, 2.05, 136.64 * 1024),
     ),
-    "B200": (Reading(168.34, 167.64, 4.62),),
+    "B200": (ContextReading(168.34, 167.64, 4.62),),
 }
 """By chip, of processes that were at work and ran out of memory, under torch 2.1 or newer, which prints all three.
 

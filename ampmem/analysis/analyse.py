@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from ampmem.analysis.activations import Saved, saved_as
-from ampmem.analysis.casts import Casts, Ledger, casts_of, ledger_of
-from ampmem.analysis.layers import Layers, layers_of, marks_residual, reserved_residual
+from ampmem.analysis.casts import CastLedger, Casts, casts_of, ledger_of
+from ampmem.analysis.layers import AllocatorLayers, layers_of, marks_residual, reserved_residual
 from ampmem.analysis.out_of_memory import FailedRequest, failed_request
 from ampmem.analysis.static_model.verdict import StaticVerdict, judge
 from ampmem.analysis.timeline.classify import classify, untrained, view_of
@@ -47,7 +47,7 @@ class Conservation:
         return ", and ".join(parts) or None
 
 
-def conservation_of(history: MemoryHistory, layers: Layers | None) -> Conservation:
+def conservation_of(history: MemoryHistory, layers: AllocatorLayers | None) -> Conservation:
     """Compare the sums with the allocator's totals at every event that has one, and at the steps' marks."""
     events = history.recording.events
     known = events.allocated != UNKNOWN
@@ -141,7 +141,7 @@ class Analysis(MemoryHistory):
         return self.peaks[self.top] if self.peaks else 0
 
     @cached_property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> CastLedger:
         """The cast copies, one by one."""
         return ledger_of(self)
 
@@ -166,7 +166,7 @@ class Analysis(MemoryHistory):
         return communication_of(self)
 
     @cached_property
-    def layers(self) -> Layers | None:
+    def layers(self) -> AllocatorLayers | None:
         """The allocator's layers; ``None`` where no segments are known."""
         return layers_of(self)
 

@@ -137,7 +137,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class PeakPart:
     """What of a peak is in one category, in bytes."""
 
     category: Category
@@ -158,12 +158,12 @@ class Composition:
 
     peak: PeakOf
     step: int
-    parts: tuple[Part, ...]
+    parts: tuple[PeakPart, ...]
     saving: Finding | None
     failed: bool
     short: FailedRequest | None
     outside: OutsidePeak | None
-    outside_parts: tuple[Part, ...]
+    outside_parts: tuple[PeakPart, ...]
     part: bool
     whole: WholePeak | None = None
 
@@ -259,8 +259,8 @@ def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed:
     )
 
 
-def _parts(live: Breakdown) -> tuple[Part, ...]:
-    parts = [Part(category=category, bytes=live[category]) for category in CATEGORIES if live[category]]
+def _parts(live: Breakdown) -> tuple[PeakPart, ...]:
+    parts = [PeakPart(category=category, bytes=live[category]) for category in CATEGORIES if live[category]]
     return tuple(sorted(parts, key=lambda part: -part.bytes))
 
 

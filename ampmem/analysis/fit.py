@@ -77,7 +77,7 @@ Points: TypeAlias = Mapping[int, Memory | None]
 """What came of each value that was run in one arm; ``None`` where memory ran out."""
 
 
-class Verdict(StrEnum):
+class SavingVerdict(StrEnum):
     """How an arm's peaks compare with those of :data:`BASELINE`, at the values that fit in both."""
 
     CROSSES = "crosses"
@@ -102,7 +102,7 @@ class BreakEven:
     """
 
     arm: Arm
-    verdict: Verdict
+    verdict: SavingVerdict
     costs_at: int | None
     saves_at: int | None
     differences: Mapping[int, int]
@@ -265,13 +265,13 @@ def _break_even(arm: Arm, found: Mapping[int, int]) -> BreakEven:
     costs, saves = crossing(found)
     smallest = min((value for value, difference in found.items() if difference < 0), default=None)
     if not found:
-        verdict = Verdict.UNKNOWN
+        verdict = SavingVerdict.UNKNOWN
     elif costs is None:
-        verdict = Verdict.ALWAYS
+        verdict = SavingVerdict.ALWAYS
     elif saves is not None:
-        verdict = Verdict.CROSSES
+        verdict = SavingVerdict.CROSSES
     else:
-        verdict = Verdict.NEVER if smallest is None else Verdict.REVERSED
+        verdict = SavingVerdict.NEVER if smallest is None else SavingVerdict.REVERSED
     return BreakEven(
         arm=arm, verdict=verdict, costs_at=costs, saves_at=smallest if saves is None else saves, differences=found
     )
@@ -537,7 +537,7 @@ class ArmPoints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class PeakDifference:
     """The arm's peak of what is allocated less the baseline's."""
 
     value: Positive
@@ -553,10 +553,10 @@ class Crossing:
 
     arm: str
     against: str
-    verdict: Verdict
+    verdict: SavingVerdict
     costs_at: Positive | None
     saves_at: Positive | None
-    differences: tuple[Difference, ...]
+    differences: tuple[PeakDifference, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -639,5 +639,5 @@ def _crossing(found: BreakEven) -> Crossing:
         verdict=found.verdict,
         costs_at=found.costs_at,
         saves_at=found.saves_at,
-        differences=tuple(Difference(value=value, bytes=size) for value, size in found.differences.items()),
+        differences=tuple(PeakDifference(value=value, bytes=size) for value, size in found.differences.items()),
     )

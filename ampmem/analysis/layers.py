@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampmem.allocator.segments import Extent, Held
+from ampmem.allocator.segments import Extent, HeldExtents
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.analysis.timeline.marks import Instants
 from ampmem.analysis.timeline.timeline import MemoryHistory
@@ -20,7 +20,7 @@ from ampmem.vocabulary import Mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layers:
+class AllocatorLayers:
     """Bytes of the allocator's layers.
 
     ``allocated`` and ``reserved`` have an entry for each position, as
@@ -55,7 +55,7 @@ class Layers:
         return int(self.allocated[first : last + 1].max())
 
 
-def layers_of(history: MemoryHistory) -> Layers | None:
+def layers_of(history: MemoryHistory) -> AllocatorLayers | None:
     """``None`` where no segments are known. Raises :class:`RecordingError` for segments that contradict each other."""
     segments, events = history.recording.segments, history.recording.events
     if not len(segments):
@@ -73,7 +73,7 @@ def layers_of(history: MemoryHistory) -> Layers | None:
     allocated = np.zeros(len(events) + 1, dtype=np.int64)
     allocated[lives.born + 1] = lives.block_bytes
     allocated[lives.died[freed] + 1] = -lives.block_bytes[freed]
-    return Layers(
+    return AllocatorLayers(
         allocated=np.cumsum(allocated),
         reserved=np.cumsum(reserved)[:-1],
         level=level,
@@ -82,7 +82,7 @@ def layers_of(history: MemoryHistory) -> Layers | None:
     )
 
 
-def reserved_residual(history: MemoryHistory, layers: Layers | None) -> int | None:
+def reserved_residual(history: MemoryHistory, layers: AllocatorLayers | None) -> int | None:
     """How far the segments are from what the allocator itself said was reserved, at the mark where it is most.
 
     Where blocks take more than is reserved, that counts too. ``None`` where the allocator was never asked.
@@ -151,7 +151,7 @@ def _instant(marks: Instants, name: str) -> int | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class SegmentPiece:
     """A part of a segment: the block of an ``allocation``, or what no block takes, where that is ``None``."""
 
     address: int
@@ -164,12 +164,12 @@ class SegmentMap:
     """A segment, and the pieces that fill it from its start to its end."""
 
     extent: Extent
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SegmentPiece, ...]
 
 
 def segments_at(segments: SegmentColumns, position: int | None) -> list[Extent]:
     """What was reserved right after the first ``position`` events, or at the very end, by address."""
-    held = Held()
+    held = HeldExtents()
     there = np.ones(len(segments), dtype=np.bool_)
     if position is not None:
         there = (segments.action == SegmentAction.BASELINE) | (segments.position < position)
@@ -199,15 +199,15 @@ def segment_map(history: MemoryHistory, extent: Extent, inside: list[int]) -> Se
     return SegmentMap(extent=extent, pieces=tuple(_pieces(history, extent, inside)))
 
 
-def _pieces(history: MemoryHistory, extent: Extent, inside: list[int]) -> Iterator[Piece]:
+def _pieces(history: MemoryHistory, extent: Extent, inside: list[int]) -> Iterator[SegmentPiece]:
     lives, at = history.lifetimes, extent.address
     starts = [int(lives.address[allocation]) for allocation in inside]
     for allocation, address, limit in zip(inside, starts, [*starts[1:], extent.end], strict=False):
         if address > at:
-            yield Piece(address=at, bytes=address - at, allocation=None)
+            yield SegmentPiece(address=at, bytes=address - at, allocation=None)
         # How large a block was that is gone by now may have been guessed; it ends where the next one starts.
         at = min(address + int(lives.block_bytes[allocation]), limit)
         if at > address:
-            yield Piece(address=address, bytes=at - address, allocation=allocation)
+            yield SegmentPiece(address=address, bytes=at - address, allocation=allocation)
     if at < extent.end:
-        yield Piece(address=at, bytes=extent.end - at, allocation=None)
+        yield SegmentPiece(address=at, bytes=extent.end - at, allocation=None)

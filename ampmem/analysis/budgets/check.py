@@ -26,8 +26,8 @@ from ampmem.analysis.budgets.budget import (
 )
 from ampmem.analysis.budgets.run import (
     OF_SUMMARY,
+    JudgedRun,
     NotMeasured,
-    Run,
     before_of,
     least_of,
     measured,
@@ -44,7 +44,7 @@ from ampmem.analysis.difference.difference import (
     difference,
     renames_between,
 )
-from ampmem.analysis.difference.matching import Names, Renamed, match
+from ampmem.analysis.difference.matching import Renamed, RenamedNames, match
 from ampmem.analysis.difference.sides import Group, Moment, Side, groups_in_module
 from ampmem.analysis.jsonable import Json, Name, OneOf, Signed, schema_of, text_of
 from ampmem.analysis.modules import ROOT
@@ -83,7 +83,7 @@ class Grown:
     grouped: bool = True
 
 
-def grown(run: Run, baseline: Side | None, key: str) -> Grown:
+def grown(run: JudgedRun, baseline: Side | None, key: str) -> Grown:
     """What grew of that which ``key`` limits, from ``baseline`` to ``run``; of growth, from step to step of the run."""
     if key == GROWTH:
         return _from_step_to_step(run)
@@ -115,7 +115,7 @@ def grown(run: Run, baseline: Side | None, key: str) -> Grown:
     return Grown(instant=instant, changes=_ordered(changes), moved=_ordered(moved), moments=_moments(found), held=held)
 
 
-def _assumed(run: Run) -> str:
+def _assumed(run: JudgedRun) -> str:
     """What a simulated device's bytes are with, and no tensor has."""
     prediction = run.summary.prediction
     bounds = {} if prediction is None or prediction.highest is None else prediction.highest.bounds
@@ -156,7 +156,7 @@ def _what(key: str) -> tuple[Category, ...]:
     return (Category(key),) if key in tuple(Category) else ()
 
 
-def _in_a_module(run: Run, baseline: Side | None, module: str, key: str) -> Grown:
+def _in_a_module(run: JudgedRun, baseline: Side | None, module: str, key: str) -> Grown:
     """At the instant at which the module is measured."""
     category, after = Category(key), run.side.groups
     instant = _AFTER_BACKWARD if category is Category.GRADIENTS else _AFTER_FORWARD
@@ -173,12 +173,12 @@ def _in_a_module(run: Run, baseline: Side | None, module: str, key: str) -> Grow
 
 def _before(renamed: Sequence[Renamed], module: str, baseline: Side) -> str:
     """What ``module`` is called in ``baseline``."""
-    names = Names(renamed)
+    names = RenamedNames(renamed)
     found = [each.name for each in baseline.summary.modules if names.of(each.name) == module]
     return found[0] if found else module
 
 
-def _from_step_to_step(run: Run) -> Grown:
+def _from_step_to_step(run: JudgedRun) -> Grown:
     growth = run.growth
     assert growth is not None
     return Grown(
@@ -377,7 +377,7 @@ def check_schema() -> dict[str, Json]:
 
 
 def check(
-    run: Run,
+    run: JudgedRun,
     budgets: Sequence[Budget],
     baseline: Side | None = None,
     allow: Allowance = NONE_ALLOWED,
@@ -430,7 +430,7 @@ def not_judged(label: str, why: str) -> CheckResult:
     )
 
 
-def _budgets(run: Run, budgets: Sequence[Budget], baseline: Side | None) -> Iterator[Judged]:
+def _budgets(run: JudgedRun, budgets: Sequence[Budget], baseline: Side | None) -> Iterator[Judged]:
     for budget in budgets:
         before = None if baseline is None else before_of(baseline.summary, budget)
         try:
@@ -453,14 +453,14 @@ def _below(least: int | None, after: int) -> int | None:
     return least if least is not None and least < after else None
 
 
-def _trials(run: Run, budgets: Sequence[Budget]) -> Iterator[str]:
+def _trials(run: JudgedRun, budgets: Sequence[Budget]) -> Iterator[str]:
     prediction = run.summary.prediction
     limited = any(budget.key in (ALLOCATED, RESERVED, DEVICE) for budget in budgets)
     if limited and prediction is not None and prediction.filled is not None:
         yield TRIALS_NOT_JUDGED
 
 
-def _place(run: Run, judged: Sequence[Judged]) -> Iterator[str]:
+def _place(run: JudgedRun, judged: Sequence[Judged]) -> Iterator[str]:
     whole = run.summary.whole
     if whole.where is not PeakPlace.STEP and any(each.key == PEAK for each in judged):
         yield (
@@ -469,7 +469,7 @@ def _place(run: Run, judged: Sequence[Judged]) -> Iterator[str]:
         )
 
 
-def _compared(run: Run, baseline: Side | None, allow: Allowance) -> Iterator[Judged]:
+def _compared(run: JudgedRun, baseline: Side | None, allow: Allowance) -> Iterator[Judged]:
     if baseline is None:
         return
     for key in OF_SUMMARY:
@@ -502,7 +502,7 @@ def _broken(judged: Judged, found: Grown) -> Broken:
     )
 
 
-def _baseline(run: Run, baseline: Side, allow: Allowance) -> Baseline:
+def _baseline(run: JudgedRun, baseline: Side, allow: Allowance) -> Baseline:
     return Baseline(
         label=baseline.label,
         allow=allow.text or "nothing",

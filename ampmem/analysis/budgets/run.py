@@ -52,7 +52,7 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class JudgedRun:
     """A run that budgets are held against.
 
     ``allocated`` is the most bytes that the allocator's blocks took in any recorded step, ``growth`` what stays from
@@ -72,7 +72,7 @@ class Run:
         return self.side.summary
 
 
-def run_of(recording: Recording, label: str) -> Run:
+def run_of(recording: Recording, label: str) -> JudgedRun:
     """``recording``, which is called ``label``.
 
     Raises :class:`~ampmem.errors.NothingRecorded` and :class:`~ampmem.errors.RecordingError` as
@@ -81,7 +81,7 @@ def run_of(recording: Recording, label: str) -> Run:
     require_training(recording)
     analysis = analyse(recording)
     summary = summary_of(analysis)
-    return Run(
+    return JudgedRun(
         side=Side(label=label, summary=summary, groups=groups_of(analysis), arguments=recording.run.arguments),
         allocated=_allocated(analysis),
         growth=_growth(analysis),
@@ -90,12 +90,12 @@ def run_of(recording: Recording, label: str) -> Run:
     )
 
 
-def run_of_side(side: Side) -> Run:
+def run_of_side(side: Side) -> JudgedRun:
     """A run of which there is no more than ``side``."""
-    return Run(side=side, problems=tuple(_problems(side.summary)))
+    return JudgedRun(side=side, problems=tuple(_problems(side.summary)))
 
 
-def run_given(given: object, label: str) -> Run:
+def run_given(given: object, label: str) -> JudgedRun:
     """A run from a recording, a summary, or a file that holds one; what is in no file is called ``label``.
 
     Raises :class:`~ampmem.errors.UsageError` for anything else, and what :func:`run_of` and :func:`read_run` raise.
@@ -106,7 +106,7 @@ def run_given(given: object, label: str) -> Run:
     return read_run(path_given(given)) if side is None else run_of_side(side)
 
 
-def read_run(path: Path, label: str | None = None) -> Run:
+def read_run(path: Path, label: str | None = None) -> JudgedRun:
     """The recording, or the JSON of a summary, at ``path``.
 
     Raises :class:`~ampmem.errors.UsageError` where there is no file, and what :func:`run_of` raises.
@@ -173,7 +173,7 @@ class NotMeasured(ValueError):
     """That is not known of the run: the message says why."""
 
 
-def measured(run: Run, budget: Budget) -> int:
+def measured(run: JudgedRun, budget: Budget) -> int:
     """Bytes of what ``budget`` limits; of growth for each step. Raises :class:`NotMeasured`."""
     summary, key = run.summary, budget.key
     if key == PEAK:
@@ -190,7 +190,7 @@ def measured(run: Run, budget: Budget) -> int:
     return reserved if key == RESERVED else _device(summary, reserved)
 
 
-def least_of(run: Run, budget: Budget) -> int | None:
+def least_of(run: JudgedRun, budget: Budget) -> int | None:
     """The least of what :func:`measured` gives the most of; ``None`` where nothing is assumed of it."""
     prediction = run.summary.prediction
     if prediction is None or prediction.highest is None:
@@ -219,7 +219,7 @@ def of_summary(summary: Summary, key: str) -> int:
 def before_of(summary: Summary, budget: Budget) -> int | None:
     """The same of a baseline, as far as its summary knows it."""
     try:
-        return measured(Run(side=Side(label="", summary=summary, groups=None)), budget)
+        return measured(JudgedRun(side=Side(label="", summary=summary, groups=None)), budget)
     except NotMeasured:
         return None
 
@@ -244,7 +244,7 @@ def _meant(name: str, names: Sequence[str]) -> str:
     return f"; did you mean {' or '.join(map(repr, ends[:_MEANT]))}?"
 
 
-def _growth_per_step(run: Run) -> int:
+def _growth_per_step(run: JudgedRun) -> int:
     if run.growth is not None:
         return run.growth.per_step
     if run.side.groups is None:
@@ -252,7 +252,7 @@ def _growth_per_step(run: Run) -> int:
     raise NotMeasured("it takes two steps with an update or more; record more of them with --steps")
 
 
-def _allocated_at_most(run: Run) -> int:
+def _allocated_at_most(run: JudgedRun) -> int:
     summary = run.summary
     if run.allocated is not None:
         return max(run.allocated, summary.whole.at_most)

@@ -17,7 +17,7 @@ from ampmem.names import of_all_layers
 _Likeness: TypeAlias = Callable[[Group], Hashable]
 
 
-class Kind(StrEnum):
+class ChangeKind(StrEnum):
     """What became of a group."""
 
     NEW = "new"
@@ -26,7 +26,7 @@ class Kind(StrEnum):
     SHRANK = "shrank"
 
 
-class Run(StrEnum):
+class WhichRun(StrEnum):
     """One of the two."""
 
     BEFORE = "before"
@@ -59,7 +59,7 @@ class GroupChange:
     """The innermost frame of the stack that is the script's own: ``file:line function``."""
     stack: tuple[str, ...]
     """Outermost first."""
-    lines_of: Run = Run.AFTER
+    lines_of: WhichRun = WhichRun.AFTER
     """Which run's ``source_line`` and ``stack`` are: that of the run after, unless what differs is there no more."""
     before: int
     after: int
@@ -69,13 +69,13 @@ class GroupChange:
     tensor_after: Tensor = UNKNOWN
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ChangeKind:
         """What became of it."""
         if not self.before:
-            return Kind.NEW
+            return ChangeKind.NEW
         if not self.after:
-            return Kind.GONE
-        return Kind.GREW if self.grown > 0 else Kind.SHRANK
+            return ChangeKind.GONE
+        return ChangeKind.GREW if self.grown > 0 else ChangeKind.SHRANK
 
     @property
     def grown(self) -> int:
@@ -139,13 +139,13 @@ def _bytes(groups: Iterable[Group]) -> int:
     return sum(group.bytes for group in groups)
 
 
-def _what_differs(pair: Match) -> tuple[Group, Run]:
+def _what_differs(pair: Match) -> tuple[Group, WhichRun]:
     """The largest group that the other run has not as it is: a function may do the same in several lines."""
     old, new = pair.before, pair.after
     for likeness in (_with_lines, _without_lines):
         old, new = _beside(old, new, likeness), _beside(new, old, likeness)
     # Where each is as it was, one is more or less: any of the larger side shows which.
-    shown, run = (new, Run.AFTER) if new else (old, Run.BEFORE)
+    shown, run = (new, WhichRun.AFTER) if new else (old, WhichRun.BEFORE)
     return max(shown, key=lambda group: group.bytes), run
 
 

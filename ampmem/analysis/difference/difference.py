@@ -10,9 +10,9 @@ from typing import Annotated
 import numpy as np
 
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.difference.changes import GroupChange, Run, changes_of, largest_first, of_category
+from ampmem.analysis.difference.changes import GroupChange, WhichRun, changes_of, largest_first, of_category
 from ampmem.analysis.difference.changes import changes_between as changes_between
-from ampmem.analysis.difference.matching import Kin, Names, Renamed, match, renames
+from ampmem.analysis.difference.matching import Kin, Renamed, RenamedNames, match, renames
 from ampmem.analysis.difference.sides import Group, Moment, Side, makers_of
 from ampmem.analysis.jsonable import Json, OneOf, Signed, schema_of, text_of
 from ampmem.analysis.summary import PLACES, PeakPlace, Summary
@@ -160,7 +160,7 @@ class Difference(Shown):
         old, new = self.moment_before, self.moment_after
         if old is None or new is None:
             return False
-        before = old.phase, old.op, Names(self.renamed).of(old.module)
+        before = old.phase, old.op, RenamedNames(self.renamed).of(old.module)
         return before != (new.phase, new.op, new.module)
 
     def to_json(self) -> str:
@@ -280,7 +280,7 @@ class Histories:
     def mosts(self, change: GroupChange) -> Mosts:
         """By the surest likeness of which both runs have something; of what is new there is nothing before."""
         found = Mosts(before=_NOTHING, after=Most(held=change.after, made=change.after))
-        for old, new in self._kin.of(_maker(change), gone=change.lines_of is Run.BEFORE):
+        for old, new in self._kin.of(_maker(change), gone=change.lines_of is WhichRun.BEFORE):
             if new:
                 found = Mosts(before=self._old.most(old), after=self._new.most(new))
             if found.before.held:

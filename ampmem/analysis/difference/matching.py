@@ -131,7 +131,7 @@ def renames(before: Iterable[Group], after: Iterable[Group]) -> tuple[Renamed, .
     return tuple(found)
 
 
-class Names:
+class RenamedNames:
     """What modules and parameters of the run before are called in the run after."""
 
     def __init__(self, renamed: Sequence[Renamed] = ()) -> None:
@@ -213,7 +213,7 @@ class Match:
 class _Run:
     """What the groups of a run are matched by, in the words of the run after."""
 
-    def __init__(self, functions: Functions, names: Names) -> None:
+    def __init__(self, functions: Functions, names: RenamedNames) -> None:
         self._functions, self._names = functions, names
 
     def name(self, group: Group) -> Hashable:
@@ -254,7 +254,7 @@ What a function makes that has another name now is the same by its module and it
 def match(before: Sequence[Group], after: Sequence[Group], renamed: Sequence[Renamed] = ()) -> list[Match]:
     """Every group of both in one match; ``renamed`` are the modules that have another name after."""
     files = same_files(_files(before), _files(after))
-    old, new = _Run(Functions(files), Names(renamed)), _Run(Functions(), Names())
+    old, new = _Run(Functions(files), RenamedNames(renamed)), _Run(Functions(), RenamedNames())
     left, right = list(before), list(after)
     found: list[Match] = []
     for key, named in _KEYS:
@@ -271,7 +271,7 @@ class Kin:
 
     def __init__(self, before: Sequence[Group], after: Sequence[Group], renamed: Sequence[Renamed] = ()) -> None:
         files = same_files(_files(before), _files(after))
-        self._old, self._new = _Run(Functions(files), Names(renamed)), _Run(Functions(), Names())
+        self._old, self._new = _Run(Functions(files), RenamedNames(renamed)), _Run(Functions(), RenamedNames())
         self._before, self._after = before, after
         self._places: dict[Callable[[_Run, Group], Hashable], tuple[_Places, _Places]] = {}
 

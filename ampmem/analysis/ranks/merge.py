@@ -15,13 +15,13 @@ from ampmem.analysis.ranks.ranks import (
     Circumstance,
     Contrast,
     Excess,
-    Group,
     GroupKind,
     Job,
     LargestPeak,
-    Missing,
+    MissingRank,
     Part,
     Rank,
+    RankGroup,
     RankParameters,
     RankPeak,
     Ranks,
@@ -160,18 +160,18 @@ def stage_of(mesh: Sequence[MeshAxis], stages: Sequence[int] = ()) -> int | None
     return next((axis.coordinate for axis in mesh if axis.name in _PIPELINE), None)
 
 
-def groups_of(ranks: Sequence[tuple[Rank, RankPeak]]) -> tuple[Group, ...]:
+def groups_of(ranks: Sequence[tuple[Rank, RankPeak]]) -> tuple[RankGroup, ...]:
     """The groups of those that are compared."""
     return (*_by_stage(ranks), *_by_axis(ranks))
 
 
-def _by_stage(ranks: Sequence[tuple[Rank, RankPeak]]) -> Iterator[Group]:
+def _by_stage(ranks: Sequence[tuple[Rank, RankPeak]]) -> Iterator[RankGroup]:
     stages = {rank.rank: rank.stage for rank, _ in ranks if rank.stage is not None}
     for stage in sorted(set(stages.values())):
         yield _group(GroupKind.STAGE, None, stage, [each for each in ranks if each[0].stage == stage])
 
 
-def _by_axis(ranks: Sequence[tuple[Rank, RankPeak]]) -> Iterator[Group]:
+def _by_axis(ranks: Sequence[tuple[Rank, RankPeak]]) -> Iterator[RankGroup]:
     names = dict.fromkeys(axis.name for rank, _ in ranks for axis in rank.mesh if axis.name not in _PIPELINE)
     for name in names:
         places = {rank.rank: _places(rank)[name] for rank, _ in ranks if name in _places(rank)}
@@ -183,9 +183,9 @@ def _places(rank: Rank) -> Mapping[str, int]:
     return {axis.name: axis.coordinate for axis in rank.mesh}
 
 
-def _group(kind: GroupKind, axis: str | None, coordinate: int, those: Sequence[tuple[Rank, RankPeak]]) -> Group:
+def _group(kind: GroupKind, axis: str | None, coordinate: int, those: Sequence[tuple[Rank, RankPeak]]) -> RankGroup:
     peak = spread_of({rank.rank: peak.said for rank, peak in those})
-    return Group(
+    return RankGroup(
         kind=kind,
         axis=axis,
         coordinate=coordinate,
@@ -288,7 +288,7 @@ def _peak(step: Step) -> RankPeak:
     )
 
 
-def _missing(runs: Sequence[RankRun], ranks: Sequence[Rank], beside: Mapping[int, Path]) -> Iterator[Missing]:
+def _missing(runs: Sequence[RankRun], ranks: Sequence[Rank], beside: Mapping[int, Path]) -> Iterator[MissingRank]:
     """Every rank of the job that is not compared."""
     given, read = {run.rank: run for run in runs}, {rank.rank: rank for rank in ranks}
     for number in range(min(max(run.world_size for run in runs), MOST_NAMED)):
@@ -307,8 +307,8 @@ def _missing(runs: Sequence[RankRun], ranks: Sequence[Rank], beside: Mapping[int
 
 def _absent(
     rank: int, why: Absence, *, file: str | None = None, step: int | None = None, detail: str | None = None
-) -> Missing:
-    return Missing(rank=rank, why=why, file=file, step=step, detail=detail)
+) -> MissingRank:
+    return MissingRank(rank=rank, why=why, file=file, step=step, detail=detail)
 
 
 def _launches(runs: Sequence[RankRun]) -> tuple[tuple[int, ...], ...]:

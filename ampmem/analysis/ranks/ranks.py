@@ -146,7 +146,7 @@ class Rank(Shown):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Missing:
+class MissingRank:
     """A rank that is not compared, and why. ``step`` is the last that it ended."""
 
     rank: int
@@ -234,7 +234,7 @@ class Worst:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class RankGroup:
     """Ranks with something in common: a place on a mesh axis, or a stage. Sizes are of their peaks, in bytes."""
 
     kind: GroupKind
@@ -271,7 +271,7 @@ class Ranks(Shown):
     """Whether some rank ended a step after that one."""
     ranks: Annotated[tuple[Rank, ...], AtLeast(1)]
     """By rank."""
-    missing: tuple[Missing, ...]
+    missing: tuple[MissingRank, ...]
     """By rank; of a job of more than 4,096 ranks only those below."""
     peak: Spread | None
     """Of all categories together; null, as all that follows is empty, where no rank can be compared."""
@@ -282,7 +282,7 @@ class Ranks(Shown):
     worst: Worst | None
     imbalance: float | None
     """How much more the worst rank has than the median: 0.09 is 9 %."""
-    groups: tuple[Group, ...]
+    groups: tuple[RankGroup, ...]
     """By stage, then by mesh axis; empty where nothing says so."""
     alike: tuple[Alike, ...]
     """Each rank that is compared once, in the order of the first of each."""

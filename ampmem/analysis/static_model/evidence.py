@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ampmem.analysis.casts import Ledger
+from ampmem.analysis.casts import CastLedger
 from ampmem.analysis.static_model.recipes import COMPONENTS
 from ampmem.analysis.timeline.categories import CODES, Breakdown, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask, dtype_bytes
@@ -138,7 +138,7 @@ def itemsize(record: ParameterRecord) -> int:
     return record.bytes // record.elements if record.elements else dtype_bytes(record.dtype) or 4
 
 
-def evidence_at(history: MemoryHistory, ledger: Ledger, instant_ns: int, index: int) -> Evidence:
+def evidence_at(history: MemoryHistory, ledger: CastLedger, instant_ns: int, index: int) -> Evidence:
     """What is there at ``instant_ns``, in the step at ``index``; ``ledger`` has the cast copies."""
     recording, lifetimes = history.recording, history.lifetimes
     position = history.timeline.position(instant_ns)
@@ -268,7 +268,9 @@ def _states(history: MemoryHistory, mine: Mask) -> tuple[StateMemory, ...]:
     )
 
 
-def _copies(history: MemoryHistory, ledger: Ledger, alive: Mask, instant_ns: int, step: int) -> dict[str, list[Copy]]:
+def _copies(
+    history: MemoryHistory, ledger: CastLedger, alive: Mask, instant_ns: int, step: int
+) -> dict[str, list[Copy]]:
     cached = ledger.in_cache(history, instant_ns)
     found: dict[str, list[Copy]] = {}
     for place in np.flatnonzero(alive[ledger.allocation]).tolist():
@@ -283,7 +285,7 @@ def _copies(history: MemoryHistory, ledger: Ledger, alive: Mask, instant_ns: int
     return found
 
 
-def _cast(history: MemoryHistory, ledger: Ledger, step: int, position: int) -> dict[str, Cast]:
+def _cast(history: MemoryHistory, ledger: CastLedger, step: int, position: int) -> dict[str, Cast]:
     mine = (ledger.step == step) & (history.lifetimes.born[ledger.allocation] < position)
     saved = np.unique(ledger.parameter[mine & (ledger.saves > 0)])
     again = np.unique(ledger.parameter[(ledger.step == step) & ~mine & (ledger.phase == Phase.BACKWARD)])

@@ -593,14 +593,14 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
+class FormulaMatch:
     """Whether a formula agrees with a run within :data:`TOLERANCE`: in its total, and in each of its parts."""
 
     total: bool
     split: bool
 
 
-def match_recipe(recipe: Recipe, measured: Measured) -> Match:
+def match_recipe(recipe: Recipe, measured: Measured) -> FormulaMatch:
     """A recipe against a run, without the casts that are gone after backward."""
     parts = dict(recipe.components)
     if recipe.precision.transient_casts:
@@ -608,18 +608,18 @@ def match_recipe(recipe: Recipe, measured: Measured) -> Match:
     return _match(recipe.static, parts, measured)
 
 
-def match_published(formula: Published, measured: Measured) -> Match:
+def match_published(formula: Published, measured: Measured) -> FormulaMatch:
     """A published formula against a run."""
     return _match(formula.total, formula.components, measured)
 
 
-def _match(total: float, parts: Mapping[str, float], measured: Measured) -> Match:
+def _match(total: float, parts: Mapping[str, float], measured: Measured) -> FormulaMatch:
     slack = TOLERANCE * measured.static_bytes
 
     def near(per_parameter: float, size: int) -> bool:
         return abs(per_parameter * measured.parameters - size) <= slack
 
-    return Match(
+    return FormulaMatch(
         total=near(total, measured.static_bytes),
         split=all(near(parts[component], measured.static[component]) for component in COMPONENTS),
     )

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import numpy as np
 
-from ampmem.analysis.casts import Ledger
+from ampmem.analysis.casts import CastLedger
 from ampmem.analysis.jsonable import OneOf, Signed
 from ampmem.analysis.parameters import own_bytes, own_elements
 from ampmem.analysis.static_model.evidence import ITEMSIZES, Evidence, credit, evidence_at, itemsize
@@ -67,7 +67,7 @@ _Sizes = dict[str, set["int | None"]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Optimizers:
+class OptimizerModels:
     """The models of a run's optimizers: ``of`` by parameter, and ``default`` for those that no optimizer has."""
 
     of: Mapping[str, OptimizerModel]
@@ -89,7 +89,7 @@ class _Seen:
     small: _Sizes = field(default_factory=dict)
 
 
-def optimizers_of(history: MemoryHistory) -> Optimizers:
+def optimizers_of(history: MemoryHistory) -> OptimizerModels:
     """The model of each parameter that an optimizer has updated, or left out an update of."""
     recording = history.recording
     seen = _seen(history)
@@ -105,7 +105,7 @@ def optimizers_of(history: MemoryHistory) -> Optimizers:
         default = default or _usual(of, mine)
     default = default or _unassigned(recording.optimizers)
     titles = dict.fromkeys((default.title, *(model.title for model in of.values())))
-    return Optimizers(of=of, default=default, titles=tuple(titles))
+    return OptimizerModels(of=of, default=default, titles=tuple(titles))
 
 
 def state_to_come(history: MemoryHistory, position: int, parameters: Collection[str]) -> int | None:
@@ -322,7 +322,7 @@ INFERENCE_HALF = replace(
 )
 """2 bytes per parameter."""
 
-NO_OPTIMIZERS = Optimizers(of={}, default=NONE, titles=())
+NO_OPTIMIZERS = OptimizerModels(of={}, default=NONE, titles=())
 """Of inference: no update is told, and no state."""
 
 
@@ -409,7 +409,7 @@ class _Model:
     """What the run is measured against: a precision, and the model of each optimizer."""
 
     precision: Precision
-    optimizers: Optimizers
+    optimizers: OptimizerModels
     count: int
     """Elements of all parameters, each counted once."""
     state: float
@@ -421,7 +421,7 @@ class _Model:
 
 
 def judge(
-    history: MemoryHistory, ledger: Ledger, index: int | None = None, *, breach: str | None = None
+    history: MemoryHistory, ledger: CastLedger, index: int | None = None, *, breach: str | None = None
 ) -> StaticVerdict | None:
     """The verdict on the step at ``index`` (a position in the recording's steps).
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ampmem.analysis.difference.changes import Fold, GroupChange, Run, Tensor, folded
+from ampmem.analysis.difference.changes import Fold, GroupChange, Tensor, folded
 from ampmem.analysis.difference.difference import Condition, Difference
 from ampmem.analysis.difference.matching import Renamed
 from ampmem.analysis.difference.sides import Moment
@@ -195,7 +195,7 @@ def what(fold: Fold) -> str:
 def _below(fold: Fold, room: int) -> list[str]:
     """The script's own line, and of what type and shape each tensor is; in two lines where one has no room for both."""
     change = fold.largest
-    parts = [f"{'was ' * (change.lines_of is Run.BEFORE)}at {change.source_line}"] if change.source_line else []
+    parts = [f"{'was ' * (change.lines_of is WhichRun.BEFORE)}at {change.source_line}"] if change.source_line else []
     tensors = {tensor_in_words(each) for each in fold.changes}
     if len(tensors) == 1 and (said := tensors.pop()):
         parts.append(f"each {said}" if len(fold.changes) > 1 else said)

@@ -9,7 +9,7 @@ from ampmem.analysis.static_model.recipes import (
     COMPONENTS,
     PUBLISHED,
     TOLERANCE,
-    Match,
+    FormulaMatch,
     Measured,
     Published,
     Recipe,
@@ -224,7 +224,7 @@ def _matches(recipes: Iterable[Recipe], formulas: Iterable[Published], measured:
     return "\n".join([layout.strong(_wrap(intro, layout)), *(found or ["  nothing"])])
 
 
-def _verdict(match: Match) -> str:
+def _verdict(match: FormulaMatch) -> str:
     if match.total:
         return f"total matches, split {'matches' if match.split else 'does not: right for the wrong reason'}"
     return "split matches, total does not: it is not the sum of its parts"

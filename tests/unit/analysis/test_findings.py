@@ -11,7 +11,7 @@ import pytest
 from build import ARM, RUN, Story, small_run
 
 from ampmem.allocator.settings import Settings
-from ampmem.allocator.trace import Trace
+from ampmem.allocator.trace import CallTrace
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.estimate import break_even, first_saving
 from ampmem.analysis.findings import CHECKS, OF_INFERENCE, findings, whole_run
@@ -665,7 +665,7 @@ def test_the_frame_that_is_told_is_the_scripts_own() -> None:
 def test_max_split_size_is_named_where_it_saves_more(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Settings] = []
 
-    def peak(trace: Trace, settings: Settings) -> int:
+    def peak(trace: CallTrace, settings: Settings) -> int:
         """What is reserved falls with the setting, by so many MiB."""
         tried.append(settings)
         saved = 90 if settings.expandable_segments else 120 if settings.max_split_size == 512 * MIB else 0

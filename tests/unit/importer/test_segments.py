@@ -11,7 +11,7 @@ from snapshots import FORWARD, MIB, Story, imported, real
 
 from ampmem.allocator.snapshot import read_snapshot
 from ampmem.analysis.analyse import Analysis, analyse
-from ampmem.analysis.layers import Layers, address_map, segments_at
+from ampmem.analysis.layers import AllocatorLayers, address_map, segments_at
 from ampmem.analysis.summary import summarize
 from ampmem.events import SegmentAction
 from ampmem.importer.recording import recording_of
@@ -27,7 +27,7 @@ REPLAYED = (
 )
 
 
-def layers_in(analysis: Analysis) -> Layers:
+def layers_in(analysis: Analysis) -> AllocatorLayers:
     layers = analysis.layers
     assert layers is not None
     return layers
