@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ampmem.analysis.answer import judged_findings, verdict_of, verdict_of_one
 from ampmem.analysis.comparison import Entry, compare, distinct
-from ampmem.analysis.difference.difference import Difference, Side
+from ampmem.analysis.difference.difference import Difference
+from ampmem.analysis.difference.sides import Side
 from ampmem.analysis.ranks.jobs import are_ranks, read_runs
 from ampmem.errors import UsageError
 from ampmem.output.files import check_output, open_output

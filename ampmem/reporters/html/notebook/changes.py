@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampmem.analysis.budgets.check import CheckResult, Judged
-from ampmem.analysis.difference.changes import Fold, folded
+from ampmem.analysis.difference.changes import Fold, WhichRun, folded
 from ampmem.analysis.difference.difference import Difference
 from ampmem.reporters.html.notebook.cards import Card, Remark, Row
 from ampmem.reporters.html.palette import FILLS
