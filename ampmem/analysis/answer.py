@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ampmem.analysis.activations import PlainGroup, plain_groups
-from ampmem.analysis.comparison import Comparison
+from ampmem.analysis.comparison import Compared, Comparison
 from ampmem.analysis.findings import SEVERITIES
 from ampmem.analysis.findings.base import Finding
 from ampmem.analysis.out_of_memory import FailedRequest
@@ -207,18 +207,10 @@ def verdict_of_one(summary: Summary | None, *, label: str = "", failed: bool = F
 
 def verdict_of(comparison: Comparison) -> Verdict:
     """The verdict on recordings side by side: of each the step that is compared."""
-    found = []
-    for entry, number in zip(comparison.entries, comparison.steps, strict=True):
-        step = None if entry.summary is None else next(item for item in entry.summary.steps if item.index == number)
-        found.append(
-            None
-            if entry.summary is None or step is None
-            else _composition(entry.summary, step.peak, step.index, label=entry.label, failed=entry.failure is not None)
-        )
     return Verdict(
         answer=_answer(comparison),
         labels=tuple(entry.label for entry in comparison.entries),
-        compositions=tuple(found),
+        compositions=tuple(map(_compared, comparison.columns)),
         same_as=_same_as(comparison),
         unsound=tuple(
             entry.label
@@ -226,6 +218,14 @@ def verdict_of(comparison: Comparison) -> Verdict:
             if entry.summary is not None and entry.summary.conservation.breach is not None
         ),
     )
+
+
+def _compared(column: Compared) -> Composition | None:
+    """What the peak of the compared step is made of; ``None`` of a recording of nothing."""
+    entry, step = column.entry, column.step
+    if entry.summary is None or step is None:
+        return None
+    return _composition(entry.summary, step.peak, step.index, label=entry.label, failed=entry.failure is not None)
 
 
 def effect_of(before: int, after: int) -> Effect:
@@ -268,15 +268,13 @@ def _answer(comparison: Comparison) -> Answer | None:
     base, mixed = comparison.baseline, index_of(comparison, AUTOCAST_ARMS)
     if base is None or mixed is None:
         return None
-    before, after = _peak(comparison, base), _peak(comparison, mixed)
-    summary = comparison.entries[mixed].summary
+    full, low = comparison.columns[base], comparison.columns[mixed]
+    before, after, summary = _peak(full), _peak(low), low.entry.summary
     if before is None or after is None or summary is None:
         return None
     other = index_of(comparison, (Arm.AMP_NOCACHE,)) if summary.arm.name == Arm.AMP else None
-    changes = _changes(comparison, Mark.PEAK, base, mixed)
-    forward = comparison.instant(Mark.AFTER_FORWARD)
-    whole = forward.total[base], forward.total[mixed]
-    of_forward = _changes(comparison, Mark.AFTER_FORWARD, base, mixed)
+    changes, of_forward = _changes(full, low, Mark.PEAK), _changes(full, low, Mark.AFTER_FORWARD)
+    whole = full.total(Mark.AFTER_FORWARD), low.total(Mark.AFTER_FORWARD)
     return Answer(
         baseline=before,
         mixed=after,
@@ -287,23 +285,23 @@ def _answer(comparison: Comparison) -> Answer | None:
         forward_unchanged=_alike(of_forward),
         activations=next((item for item in of_forward if item.category is Category.ACTIVATIONS), None),
         groups=plain_groups(summary.activations),
-        without_cache=None if other is None else _peak(comparison, other),
+        without_cache=None if other is None else _peak(comparison.columns[other]),
     )
 
 
 def index_of(comparison: Comparison, arms: Sequence[Arm]) -> int | None:
     """The first recording in the first of ``arms`` that there is, whose compared step ended."""
     for arm in arms:
-        for index, entry in enumerate(comparison.entries):
-            if entry.summary is not None and entry.summary.arm.name == arm and _peak(comparison, index) is not None:
+        for index, column in enumerate(comparison.columns):
+            summary = column.entry.summary
+            if summary is not None and summary.arm.name == arm and column.ended_step is not None:
                 return index
     return None
 
 
-def _peak(comparison: Comparison, index: int) -> PeakOf | None:
+def _peak(column: Compared) -> PeakOf | None:
     """The peak of the step that is compared; ``None`` of one that did not end."""
-    step = comparison.ended_step(index)
-    return None if step is None else _peak_of(comparison.entries[index].label, step.peak)
+    return None if column.ended_step is None else _peak_of(column.entry.label, column.ended_step.peak)
 
 
 def _peak_of(label: str, peak: Peak) -> PeakOf:
@@ -312,9 +310,8 @@ def _peak_of(label: str, peak: Peak) -> PeakOf:
     )
 
 
-def _changes(comparison: Comparison, mark: Mark, base: int, mixed: int) -> tuple[Change, ...]:
-    live = comparison.instant(mark).live
-    before, after = live[base], live[mixed]
+def _changes(full: Compared, low: Compared, mark: Mark) -> tuple[Change, ...]:
+    before, after = full.live(mark), low.live(mark)
     if before is None or after is None:
         return ()
     return tuple(_change(category, before, after) for category in CATEGORIES)
@@ -333,7 +330,7 @@ def _change(category: Category, before: Breakdown, after: Breakdown) -> Change:
 
 
 def _same_as(comparison: Comparison) -> tuple[int | None, ...]:
-    live = comparison.instant(Mark.PEAK).live
+    live = [column.live(Mark.PEAK) for column in comparison.columns]
     return tuple(
         None if mine is None else next((first for first in range(index) if live[first] == mine), None)
         for index, mine in enumerate(live)
@@ -419,10 +416,11 @@ def _judged(comparison: Comparison, index: int, findings: tuple[Finding, ...]) -
 
 def _run(comparison: Comparison, index: int) -> _Run | None:
     """``None`` for a recording whose compared step did not end."""
-    entry, step = comparison.entries[index], comparison.ended_step(index)
+    column = comparison.columns[index]
+    entry, step = column.entry, column.ended_step
     if entry.summary is None or step is None:
         return None
-    return _Run(label=entry.label, summary=entry.summary, step=step, break_even=comparison.break_even[index])
+    return _Run(label=entry.label, summary=entry.summary, step=step, break_even=column.break_even)
 
 
 _Judge = Callable[[Finding, _Run, _Run], Finding | None]

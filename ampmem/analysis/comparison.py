@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TypeVar
 
 from ampmem.analysis.activations import LOW_PRECISION
 from ampmem.analysis.estimate import break_even
@@ -17,8 +16,6 @@ from ampmem.events import Recording
 from ampmem.output.shown import Shown
 from ampmem.units import format_bytes, format_count, format_peak
 from ampmem.vocabulary import AUTOCAST_ARMS, Arm, Mark
-
-_T = TypeVar("_T")
 
 BASELINE = Arm.FP32
 """The arm that the others are measured against."""
@@ -60,88 +57,110 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Instant:
-    """The live bytes at one instant, one value per entry; ``None`` where the entry has no such instant."""
+class Compared:
+    """One recording of a comparison: its step that is compared, and what that is beside the baseline's.
 
-    name: Mark
-    live: tuple[Breakdown | None, ...]
-    total: tuple[int | None, ...]
-    per_parameter: tuple[float | None, ...]
-    """Total bytes per parameter."""
+    ``None`` is what is not known; differences and ratios are to the baseline, and not known without one.
+    """
 
+    entry: Entry
+    step: Step | None
+    """The last step that ended in all entries and whose update was done in all of them, of those with a full batch
+    where a DataLoader made it; or else the last of this entry. An entry that ran out of memory before a step had ended
+    has that one."""
+    peak_difference: int | None
+    """Bytes of the step's peak less those of the baseline's; of a step in which memory ran out it is not known."""
+    activation_ratio: float | None
+    """Activations after forward, as a ratio to the baseline's."""
+    break_even: float | None
+    """The batch size from which on autocast saves memory at the end of forward, measured against the baseline's
+    activations; see :func:`ampmem.analysis.estimate.break_even`. Known only where a DataLoader made the batch:
+    otherwise nothing says which dimension is the batch."""
+    step_time: StepTime | None
+    loss_difference: float | None
+    """The largest ``|loss - baseline| / |baseline|`` of the steps that both have; infinite when one diverged."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepLoss:
-    """The loss of one step, one value per entry."""
+    @property
+    def ended_step(self) -> Step | None:
+        """The step that is compared; ``None`` where that did not end."""
+        return self.step if self.step is not None and self.step.finished else None
 
-    step: int
-    losses: tuple[float | None, ...]
+    @property
+    def peak(self) -> int | None:
+        """Bytes of the peak of the compared step: what its allocator had handed out, where that is known."""
+        return self.total(Mark.PEAK) if self.ended_step is None else self.ended_step.peak.said
+
+    @property
+    def peak_reserved(self) -> int | None:
+        """The most bytes that the allocator had reserved during the compared step."""
+        return None if self.step is None else self.step.peak_reserved
+
+    @property
+    def low_precision(self) -> float | None:
+        """The share of the activations after forward that is in a 16-bit type."""
+        return None if self.entry.summary is None else _low_precision(self.entry.summary)
+
+    def live(self, mark: Mark) -> Breakdown | None:
+        """Bytes of each category that are alive at ``mark`` of the compared step."""
+        return None if self.step is None else _AT[mark](self.step)
+
+    def total(self, mark: Mark) -> int | None:
+        """Bytes that are alive at ``mark`` of the compared step."""
+        live = self.live(mark)
+        return None if live is None else sum(live.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Comparison(Shown):
     """Recordings side by side.
 
-    What is said of the entries is a tuple with one value for each, in their order, ``None`` for what is not
-    known. Differences and ratios are to the baseline, the first entry whose arm is ``fp32``; without one, and where
-    the entries differ in more than their precision, they are ``None``.
+    The baseline is the first recording whose arm is ``fp32``; there is none where the recordings differ in more than
+    their precision.
     """
 
-    entries: tuple[Entry, ...]
+    columns: tuple[Compared, ...]
     baseline: int | None
-    """Index of the baseline in ``entries``; ``None`` with :attr:`remarks`, which say what a difference is due to."""
-    steps: tuple[int | None, ...]
-    """The step that is compared: the last that ended in all entries and whose update was done in all of them, of those
-    with a full batch where a DataLoader made it; or else the last of each entry. An entry that ran out of memory before
-    a step had ended has that one."""
-    instants: tuple[Instant, ...]
-    """``after_forward``, ``after_backward``, ``after_optimizer`` and ``peak`` of that step: the bytes requested."""
-    peak_difference: tuple[int | None, ...]
-    """Bytes of that step's peak less those of the baseline's; of a step in which memory ran out it is not known."""
-    peak_reserved: tuple[int | None, ...]
-    """The most that the allocator had reserved during that step."""
-    activation_ratio: tuple[float | None, ...]
-    """Activations after forward, as a ratio to the baseline's."""
-    low_precision: tuple[float | None, ...]
-    """The share of its activations after forward that an entry has in a 16-bit type."""
-    break_even: tuple[float | None, ...]
-    """The batch size from which on an entry under autocast saves memory at the end of forward, measured against
-    the baseline's activations; see :func:`ampmem.analysis.estimate.break_even`. Known only where a DataLoader
-    made the batch: otherwise nothing says which dimension is it."""
-    step_time: tuple[StepTime | None, ...]
-    losses: tuple[StepLoss, ...]
-    """Of every step that an entry has."""
-    loss_difference: tuple[float | None, ...]
-    """The largest ``|loss - baseline| / |baseline|`` of the steps that both have; infinite when one diverged."""
+    """Index of the baseline in ``columns``; ``None`` with :attr:`remarks`, which say what a difference is due to."""
     remarks: tuple[str, ...]
-    """Why the entries may not be comparable, in words; empty when nothing speaks against it."""
-
-    def ended_step(self, index: int) -> Step | None:
-        """The step of the entry at ``index`` that is compared; ``None`` where that did not end."""
-        summary = self.entries[index].summary
-        steps = () if summary is None else summary.steps
-        return next((step for step in steps if step.index == self.steps[index] and step.finished), None)
+    """Why the recordings may not be comparable, in words; empty when nothing speaks against it."""
 
     @property
-    def peaks(self) -> tuple[int | None, ...]:
-        """The peak of each compared step: what its allocator had handed out, where that is known."""
-        steps = map(self.ended_step, range(len(self.entries)))
-        requested = self.instant(Mark.PEAK).total
-        return tuple(size if step is None else step.peak.said for size, step in zip(requested, steps, strict=True))
+    def entries(self) -> tuple[Entry, ...]:
+        """The recordings, in their order."""
+        return tuple(column.entry for column in self.columns)
 
-    def instant(self, name: Mark) -> Instant:
-        """The instant of that name. Raises ``KeyError`` when there is none."""
-        for instant in self.instants:
-            if instant.name == name:
-                return instant
-        raise KeyError(name)
+    @property
+    def losses(self) -> dict[int, tuple[float | None, ...]]:
+        """The losses of every step that a recording has, by step: one per recording. Empty where none is known."""
+        by_step = [_loss_by_step(entry.summary) for entry in self.entries]
+        if not any(loss is not None for losses in by_step for loss in losses.values()):
+            return {}
+        indices = sorted({index for losses in by_step for index in losses})
+        return {index: tuple(losses.get(index) for losses in by_step) for index in indices}
+
+    @property
+    def which_step(self) -> str:
+        """The step that is compared, in words."""
+        return step_in_words(self.columns)
 
     def _in_short(self) -> str:
-        sizes = ["?" if size is None else format_peak(size) for size in self.peaks]
+        sizes = ["?" if column.peak is None else format_peak(column.peak) for column in self.columns]
         each = [f"{entry.label} {size}" for entry, size in zip(self.entries, sizes, strict=True)]
-        steps = {step for step in self.steps if step is not None}
-        which = f"step {steps.pop()}" if len(steps) == 1 else "the last step of each"
-        return f"{', '.join(each)} at the peak of {which}"
+        return f"{', '.join(each)} at the peak of {self.which_step}"
+
+
+_AT: Mapping[Mark, Callable[[Step], Breakdown | None]] = {
+    Mark.AFTER_FORWARD: lambda step: step.marks.after_forward,
+    Mark.AFTER_BACKWARD: lambda step: step.marks.after_backward,
+    Mark.AFTER_OPTIMIZER: lambda step: step.marks.after_optimizer,
+    Mark.PEAK: lambda step: step.peak.categories,
+}
+
+
+def step_in_words(columns: Iterable[Compared]) -> str:
+    """The step of ``columns`` that is compared, such as ``step 2``."""
+    steps = {column.step.index for column in columns if column.step is not None}
+    return f"step {steps.pop()}" if len(steps) == 1 else "the last step of each"
 
 
 def entry_of(recording: Recording, *, label: str | None = None, summary: Summary | None = None) -> Entry:
@@ -178,32 +197,33 @@ def compare(entries: Sequence[Entry], *, step: int | None = None) -> Comparison:
     remarks = _remarks(entries)
     baseline = None if remarks else _baseline(summaries)
     steps = _compared_steps(summaries, step)
-    instants = _instants(summaries, steps)
-    peaks = [step.peak.said if step and step.finished else None for step in steps]
-    return Comparison(
-        entries=tuple(entries),
-        baseline=baseline,
-        steps=tuple(None if step is None else step.index for step in steps),
-        instants=instants,
-        peak_difference=_to_baseline(peaks, baseline, lambda mine, base: mine - base),
-        peak_reserved=tuple(None if step is None else step.peak_reserved for step in steps),
-        activation_ratio=_activation_ratio(instants[0], baseline),
-        low_precision=tuple(None if item is None else _low_precision(item) for item in summaries),
-        break_even=_break_evens(summaries, steps, baseline),
-        step_time=_step_times(entries, baseline),
-        losses=_losses(summaries),
-        loss_difference=_loss_differences(summaries, baseline),
-        remarks=remarks,
+    base, base_step = (None, None) if baseline is None else (entries[baseline], steps[baseline])
+    columns = tuple(_column(entry, step, base, base_step) for entry, step in zip(entries, steps, strict=True))
+    return Comparison(columns=columns, baseline=baseline, remarks=remarks)
+
+
+def _column(entry: Entry, step: Step | None, base: Entry | None, base_step: Step | None) -> Compared:
+    """``entry`` and its compared ``step`` beside those of the baseline."""
+    mine, full = (None if each is None or not each.finished else each.peak.said for each in (step, base_step))
+    autocast = entry.summary is not None and entry.summary.arm.name in AUTOCAST_ARMS
+    losses = None if base is None else _loss_by_step(base.summary)
+    return Compared(
+        entry=entry,
+        step=step,
+        peak_difference=None if mine is None or full is None else mine - full,
+        activation_ratio=_activation_ratio(step, base_step),
+        break_even=_break_even(step, base_step) if autocast else None,
+        step_time=_step_time(entry, None if base is None else _median(base)),
+        loss_difference=None if losses is None else _loss_difference(_loss_by_step(entry.summary), losses),
     )
 
 
-def _activation_ratio(after_forward: Instant, baseline: int | None) -> tuple[float | None, ...]:
+def _activation_ratio(step: Step | None, base: Step | None) -> float | None:
     """Against the baseline's activations; ``None`` where these are next to nothing: a loss alone has 4 B."""
-    activations = [None if live is None else live[Category.ACTIVATIONS] for live in after_forward.live]
-    base, total = (None, None) if baseline is None else (activations[baseline], after_forward.total[baseline])
-    if base is not None and total is not None and base < _NEXT_TO_NOTHING * total:
-        return (None,) * len(activations)
-    return _to_baseline(activations, baseline, _ratio)
+    mine, full = (None if each is None else each.marks.after_forward for each in (step, base))
+    if mine is None or full is None or full[Category.ACTIVATIONS] < _NEXT_TO_NOTHING * sum(full.values()):
+        return None
+    return _ratio(mine[Category.ACTIVATIONS], full[Category.ACTIVATIONS])
 
 
 def _baseline(summaries: Sequence[Summary | None]) -> int | None:
@@ -238,32 +258,6 @@ def _step_of(summary: Summary, index: int) -> Step:
     return next((step for step in summary.steps if step.index == index and step.finished), summary.last_step)
 
 
-def _instants(summaries: Sequence[Summary | None], steps: Sequence[Step | None]) -> tuple[Instant, ...]:
-    at: tuple[tuple[Mark, Callable[[Step], Breakdown | None]], ...] = (
-        (Mark.AFTER_FORWARD, lambda step: step.marks.after_forward),
-        (Mark.AFTER_BACKWARD, lambda step: step.marks.after_backward),
-        (Mark.AFTER_OPTIMIZER, lambda step: step.marks.after_optimizer),
-        (Mark.PEAK, lambda step: step.peak.categories),
-    )
-    counts = [0 if summary is None else summary.parameters.known_count for summary in summaries]
-    instants = []
-    for name, breakdown in at:
-        live = tuple(None if step is None else breakdown(step) for step in steps)
-        total = tuple(None if one is None else sum(one.values()) for one in live)
-        ratios = tuple(
-            None if size is None or not count else size / count for size, count in zip(total, counts, strict=True)
-        )
-        instants.append(Instant(name=name, live=live, total=total, per_parameter=ratios))
-    return tuple(instants)
-
-
-def _to_baseline(
-    values: Sequence[int | None], baseline: int | None, relate: Callable[[int, int], _T]
-) -> tuple[_T | None, ...]:
-    base = None if baseline is None else values[baseline]
-    return tuple(None if value is None or base is None else relate(value, base) for value in values)
-
-
 def _ratio(mine: float, base: float) -> float | None:
     return mine / base if base else None
 
@@ -277,16 +271,6 @@ def _low_precision(summary: Summary) -> float | None:
     return _ratio(sum(group.bytes for group in summary.activations if group.dtype in LOW_PRECISION), total)
 
 
-def _break_evens(
-    summaries: Sequence[Summary | None], steps: Sequence[Step | None], baseline: int | None
-) -> tuple[float | None, ...]:
-    base = None if baseline is None else steps[baseline]
-    return tuple(
-        _break_even(step, base) if item is not None and item.arm.name in AUTOCAST_ARMS else None
-        for item, step in zip(summaries, steps, strict=True)
-    )
-
-
 def _break_even(step: Step | None, base: Step | None) -> float | None:
     if step is None or base is None or not step.batch_size or step.batch_size != base.batch_size:
         return None
@@ -297,11 +281,6 @@ def _break_even(step: Step | None, base: Step | None) -> float | None:
         return None
     saved = full[Category.ACTIVATIONS] - mine[Category.ACTIVATIONS]
     return break_even(step.batch_size, mine[Category.CAST_COPIES] - full[Category.CAST_COPIES], saved)
-
-
-def _step_times(entries: Sequence[Entry], baseline: int | None) -> tuple[StepTime | None, ...]:
-    base = None if baseline is None else _median(entries[baseline])
-    return tuple(_step_time(entry, base) for entry in entries)
 
 
 def _step_time(entry: Entry, base: int | None) -> StepTime | None:
@@ -320,24 +299,8 @@ def _median(entry: Entry) -> int | None:
     return round(median(entry.plain_step_ns)) if entry.plain_step_ns else None
 
 
-def _losses(summaries: Sequence[Summary | None]) -> tuple[StepLoss, ...]:
-    """The losses of every step; empty where none is known."""
-    by_step = [_loss_by_step(summary) for summary in summaries]
-    if not any(loss is not None for losses in by_step for loss in losses.values()):
-        return ()
-    indices = sorted({index for losses in by_step for index in losses})
-    return tuple(StepLoss(step=index, losses=tuple(losses.get(index) for losses in by_step)) for index in indices)
-
-
 def _loss_by_step(summary: Summary | None) -> dict[int, float | None]:
     return {} if summary is None else {step.index: step.loss for step in summary.steps}
-
-
-def _loss_differences(summaries: Sequence[Summary | None], baseline: int | None) -> tuple[float | None, ...]:
-    if baseline is None:
-        return (None,) * len(summaries)
-    base = _loss_by_step(summaries[baseline])
-    return tuple(_loss_difference(_loss_by_step(summary), base) for summary in summaries)
 
 
 def _loss_difference(mine: dict[int, float | None], base: dict[int, float | None]) -> float | None:

@@ -128,7 +128,11 @@ def test_several_precisions_are_compared_by_the_worst_rank_of_each() -> None:
     assert [job.job.arm.name for job in found.jobs] == ["fp32", "amp"]
     assert found.comparison is not None
     assert [entry.label for entry in found.comparison.entries] == ["fp32 rank 1", "amp rank 1"]
-    assert [job.step for job in found.jobs] == [1, 1] == list(found.comparison.steps)
+    assert (
+        [job.step for job in found.jobs]
+        == [1, 1]
+        == [column.step and column.step.index for column in found.comparison.columns]
+    )
 
 
 def test_fp32_comes_first_however_the_files_are_ordered() -> None:
@@ -144,7 +148,11 @@ def test_all_precisions_compare_the_same_step() -> None:
     short = [run_of(rank_recording(rank, 3, arm=ARM, steps=2), "amp") for rank in range(3)]
     found = merge_all([*long, *short])
     assert found.comparison is not None
-    assert [job.step for job in found.jobs] == [1, 1] == list(found.comparison.steps)
+    assert (
+        [job.step for job in found.jobs]
+        == [1, 1]
+        == [column.step and column.step.index for column in found.comparison.columns]
+    )
 
 
 def test_recordings_of_one_rank_are_not_merged() -> None:

@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from build import ARM, Story, small_run, write
@@ -22,6 +23,7 @@ from ampmem.reporters.text.common.layout import Layout
 from ampmem.reporters.text.common.plain_text import WIDTH
 from ampmem.reporters.text.compare import render
 from ampmem.reporters.text.details import EVERYTHING, Detail
+from ampmem.vocabulary import Mark
 
 AMP = ARM
 NO_CACHE = replace(AMP, name="amp-nocache", cache=False)
@@ -29,6 +31,14 @@ NO_CACHE = replace(AMP, name="amp-nocache", cache=False)
 
 def entries(*recordings: Recording) -> list[Entry]:
     return [entry_of(recording) for recording in recordings]
+
+
+def each(comparison: Comparison, name: str) -> tuple[Any, ...]:
+    return tuple(getattr(column, name) for column in comparison.columns)
+
+
+def steps_of(comparison: Comparison) -> tuple[int | None, ...]:
+    return tuple(step and step.index for step in each(comparison, "step"))
 
 
 FAILED = Entry(label="amp-nocache", summary=None, failure="killed by SIGKILL")
@@ -39,26 +49,24 @@ def test_the_numbers() -> None:
     amp = run(AMP, activations=500, copies=200, losses=(2.02, 1.005), plain=(3000, 5000))
     comparison = compare([*entries(fp32, amp), FAILED])
     assert comparison.baseline == 0
-    assert comparison.steps == (1, 1, None)
-    forward = comparison.instant("after_forward")
-    assert forward.total == (1200, 1100, None)
-    assert forward.per_parameter == (12.0, 11.0, None)
-    assert forward.live[1] is not None and forward.live[1][Category.CAST_COPIES] == 200
-    assert comparison.instant("after_backward").total == (800, 800, None)
-    assert comparison.instant("after_optimizer").total == (800, 800, None)
-    assert comparison.instant("peak").total == (1600, 1500, None)
-    assert comparison.peak_difference == (0, -100, None)
-    assert comparison.activation_ratio == (1.0, 0.625, None)
-    times = comparison.step_time
+    assert steps_of(comparison) == (1, 1, None)
+    assert [column.total(Mark.AFTER_FORWARD) for column in comparison.columns] == [1200, 1100, None]
+    forward = comparison.columns[1].live(Mark.AFTER_FORWARD)
+    assert forward is not None and forward[Category.CAST_COPIES] == 200
+    for mark in (Mark.AFTER_BACKWARD, Mark.AFTER_OPTIMIZER):
+        assert [column.total(mark) for column in comparison.columns] == [800, 800, None]
+    assert [column.peak for column in comparison.columns] == [1600, 1500, None]
+    assert each(comparison, "peak_difference") == (0, -100, None)
+    assert each(comparison, "activation_ratio") == (1.0, 0.625, None)
+    assert each(comparison, "low_precision")[2] is each(comparison, "peak_reserved")[2] is None
+    times = each(comparison, "step_time")
     assert times[0] is not None and times[1] is not None
     assert (times[0].median_ns, times[0].fastest_ns, times[0].slowest_ns, times[0].ratio) == (2000, 1000, 4000, 1.0)
     assert (times[1].median_ns, times[1].ratio) == (4000, 2.0)
     assert times[2] is None
-    assert [(row.step, row.losses) for row in comparison.losses] == [(0, (2.0, 2.02, None)), (1, (1.0, 1.005, None))]
-    assert comparison.loss_difference == (0.0, pytest.approx(0.01), None)
+    assert comparison.losses == {0: (2.0, 2.02, None), 1: (1.0, 1.005, None)}
+    assert each(comparison, "loss_difference") == (0.0, pytest.approx(0.01), None)
     assert comparison.remarks == ()
-    with pytest.raises(KeyError):
-        comparison.instant("later")
 
 
 def test_of_simulated_gpus_the_most_is_told_beside_what_is_likely() -> None:
@@ -85,15 +93,16 @@ def test_of_simulated_gpus_the_most_is_told_beside_what_is_likely() -> None:
 def test_the_baseline_is_the_first_fp32_wherever_it_stands() -> None:
     comparison = compare(entries(run(AMP, activations=400), run(NO_CACHE), run(), run(activations=1600)))
     assert comparison.baseline == 2
-    assert comparison.activation_ratio == (0.5, 1.0, 1.0, 2.0)
+    assert each(comparison, "activation_ratio") == (0.5, 1.0, 1.0, 2.0)
 
 
 def test_without_fp32_there_is_nothing_to_relate_to() -> None:
     comparison = compare(entries(run(AMP, plain=(5,)), run(NO_CACHE, plain=(7,))))
     assert comparison.baseline is None
     nothing = (None, None)
-    assert comparison.activation_ratio == comparison.peak_difference == comparison.loss_difference == nothing
-    assert [time and time.ratio for time in comparison.step_time] == [None, None]
+    for name in ("activation_ratio", "peak_difference", "loss_difference"):
+        assert each(comparison, name) == nothing
+    assert [time and time.ratio for time in each(comparison, "step_time")] == [None, None]
     text = render(comparison)
     assert "fp32" not in text and "rule of thumb" not in text
 
@@ -110,7 +119,7 @@ def test_without_fp32_there_is_nothing_to_relate_to() -> None:
 def test_the_step_is_the_last_that_all_did(skipped: tuple[tuple[int, ...], tuple[int, ...]], steps: object) -> None:
     fp32 = run(losses=(3.0, 2.0, 1.0), skipped=skipped[0])
     amp = run(AMP, losses=(3.0, 2.0, 1.0, 0.5), skipped=skipped[1])
-    assert compare(entries(fp32, amp)).steps == steps
+    assert steps_of(compare(entries(fp32, amp))) == steps
 
 
 def test_the_last_batch_of_a_loader_is_not_compared_where_it_is_smaller() -> None:
@@ -122,16 +131,16 @@ def test_the_last_batch_of_a_loader_is_not_compared_where_it_is_smaller() -> Non
         return replace(recording, steps=tuple(steps))
 
     three = {"losses": (2.0, 1.0, 0.5)}
-    assert compare(entries(loaded(run(**three)), loaded(run(AMP, **three)))).steps == (1, 1)
+    assert steps_of(compare(entries(loaded(run(**three)), loaded(run(AMP, **three))))) == (1, 1)
     unknown = loaded(run(**three), loader=False), loaded(run(AMP, **three), loader=False)
-    assert compare(entries(*unknown)).steps == (2, 2)
+    assert steps_of(compare(entries(*unknown))) == (2, 2)
 
 
 def test_the_step_is_one_that_a_failed_arm_has_too() -> None:
     amp = replace(entry_of(run(AMP, losses=(2.0,))), failure="RuntimeError: out of memory")
     comparison = compare([*entries(run()), amp])
-    assert comparison.steps == (0, 0)
-    assert [row.losses for row in comparison.losses] == [(2.0, 2.0), (1.0, None)]
+    assert steps_of(comparison) == (0, 0)
+    assert [*comparison.losses.values()] == [(2.0, 2.0), (1.0, None)]
     assert "amp failed: RuntimeError: out of memory; it has 1 step" in render(comparison)
 
 
@@ -151,7 +160,7 @@ def test_loss_difference(
     mine: tuple[float | None, ...], base: tuple[float | None, ...], difference: float | None
 ) -> None:
     comparison = compare(entries(run(losses=base), run(AMP, losses=mine)))
-    assert comparison.loss_difference[1] == (None if difference is None else pytest.approx(difference))
+    assert comparison.columns[1].loss_difference == (None if difference is None else pytest.approx(difference))
     assert ("not finite" in render(comparison)) == (difference == math.inf)
 
 
@@ -168,7 +177,7 @@ def test_what_differs_in_more_than_precision_is_held_against_nothing() -> None:
     assert unlike.baseline is None
     nothing = (None, None)
     assert unlike.peak_difference == unlike.activation_ratio == unlike.loss_difference == nothing
-    assert unlike.instant("peak").total == (1600, 1200)
+    assert [column.total(Mark.PEAK) for column in unlike.columns] == [1600, 1200]
     text = render(unlike)
     assert "vs fp32" not in text and "rule of thumb" not in text
     assert text.index("note: the scripts differ") < text.index("figures")
