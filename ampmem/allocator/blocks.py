@@ -100,17 +100,16 @@ FreeList: TypeAlias = list[tuple[int, int, Block]]
 
 
 class BlockPool:
-    """The free blocks of the small or the large pool, default or private (``struct BlockPool``).
+    """The free blocks of the small or the large pool (``struct BlockPool``).
 
     PyTorch orders a pool by (stream, size, address); here each stream has a sorted list of its own.
     ``unmapped`` holds the unmapped parts of expandable segments per stream, sorted by address.
     """
 
-    __slots__ = ("free", "get_free_blocks_call_count", "is_small", "private", "unmapped")
+    __slots__ = ("free", "get_free_blocks_call_count", "is_small", "unmapped")
 
-    def __init__(self, *, is_small: bool, private: int | None = None) -> None:
+    def __init__(self, *, is_small: bool) -> None:
         self.is_small = is_small
-        self.private = private
         self.free: dict[int, FreeList] = {}
         self.unmapped: dict[int, list[tuple[int, Block]]] = {}
         self.get_free_blocks_call_count = 0
@@ -437,24 +436,10 @@ class Driver:
 # What the parts of the model share: pools, segments, counters, and the freeing of a block.
 
 
-class PrivatePool:
-    """A small and a large pool of their own (``struct PrivatePool``): CUDA graphs, ``torch.cuda.MemPool``.
-
-    ``use_count`` counts who still holds the pool; at 0 its free segments may be released.
-    """
-
-    __slots__ = ("large", "small", "use_count")
-
-    def __init__(self, pool_id: int) -> None:
-        self.small = BlockPool(is_small=True, private=pool_id)
-        self.large = BlockPool(is_small=False, private=pool_id)
-        self.use_count = 0
-
-
 class State:
-    """The allocator's data. ``captures`` maps a private pool that is being filled to its stream, or to ``None``."""
+    """The allocator's data: what the parts of the model share."""
 
-    __slots__ = ("captures", "counters", "driver", "large", "private_pools", "segments", "settings", "small")
+    __slots__ = ("counters", "driver", "large", "segments", "settings", "small")
 
     def __init__(self, settings: Settings, driver: Driver) -> None:
         self.settings = settings
@@ -462,25 +447,12 @@ class State:
         self.counters = Counters()
         self.small = BlockPool(is_small=True)
         self.large = BlockPool(is_small=False)
-        self.private_pools: dict[int, PrivatePool] = {}
-        self.captures: dict[int, int | None] = {}
         self.segments: dict[int, Segment] = {}
 
-    def pools(self) -> Iterator[BlockPool]:
-        """All pools: the default ones first."""
-        yield self.small
-        yield self.large
-        for private in self.private_pools.values():
-            yield private.small
-            yield private.large
-
-    def get_pool(self, is_small: bool, stream: int) -> BlockPool:
-        """The pool that serves ``stream``: a private one while that is being filled from it (``get_pool``)."""
-        for pool_id, captured in self.captures.items():
-            if captured is None or captured == stream:
-                private = self.private_pools[pool_id]
-                return private.small if is_small else private.large
-        return self.small if is_small else self.large
+    @property
+    def pools(self) -> tuple[BlockPool, BlockPool]:
+        """The small pool and the large one. Private pools (CUDA graphs, ``torch.cuda.MemPool``) are not modelled."""
+        return self.small, self.large
 
     def free_block(self, block: Block) -> None:
         """Merge a block with its free neighbours and put it into its pool (``free_block``)."""
@@ -586,7 +558,7 @@ def _snapshot_segment(segment: Segment, blocks: list[Block]) -> SnapshotSegment:
         stream=segment.stream,
         is_small=segment.pool.is_small,
         expandable=segment.page_size > 0,
-        pool_id=DEFAULT_POOL if segment.pool.private is None else (0, segment.pool.private),
+        pool_id=DEFAULT_POOL,
         blocks=tuple(
             SnapshotBlock(
                 address=block.address,

@@ -18,7 +18,6 @@ from ampmem.allocator.blocks import (
     BlockPool,
     Call,
     Driver,
-    PrivatePool,
     Segment,
     SnapshotSegment,
     State,
@@ -46,7 +45,7 @@ class StreamUses:
     the other streams of each block, ``recorded`` how many events each stream was given by now.
     """
 
-    __slots__ = ("_deferred", "_event_count", "_finished", "_queues", "recorded", "uses")
+    __slots__ = ("_event_count", "_finished", "_queues", "recorded", "uses")
 
     def __init__(self) -> None:
         self.uses: dict[Block, set[int]] = {}
@@ -54,7 +53,6 @@ class StreamUses:
         self._event_count: dict[Block, int] = {}
         self._queues: dict[int, deque[Block]] = {}
         self._finished: dict[int, int] = {}
-        self._deferred: list[Block] = []
 
     def record_stream(self, block: Block, stream: int) -> None:
         """``recordStream``; use on the block's own stream needs no event."""
@@ -66,11 +64,7 @@ class StreamUses:
         if block not in self.uses:
             return False
         self.await_events(state, block)
-        if state.captures:
-            # Events recorded while a graph is captured may not be queried: theirs are recorded afterwards.
-            self._deferred.append(block)
-        else:
-            self._insert_events(block)
+        self._insert_events(block)
         return True
 
     @staticmethod
@@ -97,7 +91,6 @@ class StreamUses:
 
     def process_events(self, state: State) -> None:
         """Free what waited only for finished events (``process_events``)."""
-        self._insert_deferred()
         for stream in [stream for stream, finished in self._finished.items() if finished]:
             queue = self._queues[stream]
             for _ in range(self._finished.pop(stream)):
@@ -106,7 +99,6 @@ class StreamUses:
     def synchronize_and_free_events(self, state: State) -> None:
         """Wait for every event and free what waited (``synchronize_and_free_events``)."""
         state.counters.num_sync_all_streams += 1
-        self._insert_deferred()
         for queue in self._queues.values():
             while queue:
                 self._event_done(state, queue.popleft())
@@ -115,8 +107,6 @@ class StreamUses:
 
     def finish(self, state: State, block: Block) -> None:
         """Free one waiting block now, whatever it waits for: the device is known to have come that far."""
-        if block in self._deferred:
-            self._deferred.remove(block)
         self.uses.pop(block, None)
         self._event_count.pop(block, None)
         for stream, queue in self._queues.items():
@@ -132,11 +122,6 @@ class StreamUses:
         for stream in sorted(streams):
             self._queues.setdefault(stream, deque()).append(block)
             self.recorded[stream] = self.recorded.get(stream, 0) + 1
-
-    def _insert_deferred(self) -> None:
-        for block in self._deferred:
-            self._insert_events(block)
-        self._deferred.clear()
 
     def _event_done(self, state: State, block: Block) -> None:
         self._event_count[block] -= 1
@@ -314,23 +299,10 @@ def release_blocks(state: State, pool: BlockPool) -> None:
 
 
 def release_cached_blocks(state: State, streams: StreamUses) -> None:
-    """Return all that is free (``release_cached_blocks``): what ``torch.cuda.empty_cache`` does.
-
-    While a private pool is being filled only private pools that nobody holds any more are touched.
-    """
-    if not state.captures:
-        streams.synchronize_and_free_events(state)
-        release_blocks(state, state.large)
-        release_blocks(state, state.small)
-    for pool_id, private in list(state.private_pools.items()):
-        if private.use_count == 0:
-            release_blocks(state, private.small)
-            release_blocks(state, private.large)
-            segments = [segment for segment in state.segments.values() if segment.pool.private == pool_id]
-            if not any(segment.has_memory() for segment in segments):
-                del state.private_pools[pool_id]
-                for segment in segments:
-                    del state.segments[segment.address]
+    """Return all that is free (``release_cached_blocks``): what ``torch.cuda.empty_cache`` does."""
+    streams.synchronize_and_free_events(state)
+    release_blocks(state, state.large)
+    release_blocks(state, state.small)
 
 
 def release_available_cached_blocks(state: State, pool: BlockPool, stream: int, rounded: int) -> bool:
@@ -442,12 +414,10 @@ class DeviceCachingAllocator(State):
 
     def malloc(self, size: int, stream: int = 0) -> Block:
         """A block for ``size`` bytes, used on ``stream``. Raises :class:`OutOfMemory`."""
-        if self.counters.awaiting and not self.captures:
+        if self.counters.awaiting:
             self._streams.process_events(self)
         rounded, segment_size, is_small = self._plans.get(size) or self._plan(size)
         pool = self.small if is_small else self.large
-        if self.captures:
-            pool = self.get_pool(is_small, stream)
         block = self.get_free_block(pool, stream, rounded)
         if block is None:
             block = self._obtain(
@@ -564,25 +534,6 @@ class DeviceCachingAllocator(State):
         """``torch.cuda.empty_cache``."""
         release_cached_blocks(self, self._streams)
 
-    def begin_allocate_to_pool(self, pool_id: int, stream: int | None = None) -> None:
-        """From now on a private pool serves ``stream``, or all of them (``beginAllocateToPool``)."""
-        if pool_id in self.captures:
-            raise UsageError(f"allocations already go to the private pool {pool_id}")
-        self.private_pools.setdefault(pool_id, PrivatePool(pool_id)).use_count += 1
-        self.captures[pool_id] = stream
-
-    def end_allocate_to_pool(self, pool_id: int) -> None:
-        """The default pools serve again (``endAllocateToPool``)."""
-        if self.captures.pop(pool_id, -1) == -1:
-            raise UsageError(f"no allocations go to the private pool {pool_id}")
-
-    def release_pool(self, pool_id: int) -> None:
-        """One holder less; without any, ``empty_cache`` may return the pool's segments (``releasePool``)."""
-        private = self.private_pools.get(pool_id)
-        if private is None or private.use_count == 0:
-            raise UsageError(f"nobody holds the private pool {pool_id}")
-        private.use_count -= 1
-
     def statistics(self) -> Statistics:
         """The statistics now."""
         return self.counters.statistics()
@@ -606,7 +557,7 @@ class DeviceCachingAllocator(State):
         block = self._alloc_block(params)
         if block is None and release_available_cached_blocks(self, params.pool, params.stream, params.rounded):
             block = self._alloc_block(params)
-        if block is None and not self.captures:
+        if block is None:
             release_cached_blocks(self, self._streams)
             self.counters.num_alloc_retries += 1
             block = self._alloc_block(params)
@@ -637,7 +588,7 @@ class DeviceCachingAllocator(State):
         free = self.driver.free
         limit = allowed_memory(self.settings, self.driver.total)
         allowed = None if limit is None else max(limit - counters.reserved, 0)
-        candidates = Candidates.among(self.pools(), params.pool, params.stream)
+        candidates = Candidates.among(self.pools, params.pool, params.stream)
         segment = params.segment_size
         if self._expandable:
             segment = round_up(params.rounded, page_size(self, params.pool))
@@ -654,8 +605,6 @@ class DeviceCachingAllocator(State):
             reserved=counters.reserved,
             cached=counters.reserved - counters.allocated - counters.awaiting_bytes,
             largest_free=largest(candidates.usable),
-            largest_other_stream=largest(candidates.other_stream),
-            largest_other_pool=largest(candidates.other_pool),
         )
 
 

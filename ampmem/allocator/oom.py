@@ -53,10 +53,9 @@ class OutOfMemoryReport:
     """The state of the allocator when it gave up; everything in bytes.
 
     ``asked`` is the request, ``rounded`` the block for it and ``segment`` what the device was asked for: with
-    expandable segments the pages that the whole block needs.
-    ``outside`` is what others are taken to hold of the device; ``cached`` is reserved and not in use. The largest free
-    blocks are those that this request may use
-    (its stream and pool), of other streams in the same pool, and of other pools; 0 for none.
+    expandable segments the pages that the whole block needs. ``outside`` is what others are taken to hold of the
+    device; ``cached`` is reserved and not in use. ``largest_free`` is the largest free block that this request may use
+    (of its stream and pool); 0 for none.
     """
 
     reason: Reason
@@ -71,8 +70,6 @@ class OutOfMemoryReport:
     reserved: int
     cached: int
     largest_free: int
-    largest_other_stream: int
-    largest_other_pool: int
 
     @property
     def in_short(self) -> str:

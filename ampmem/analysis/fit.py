@@ -97,8 +97,8 @@ class BreakEven:
     """Where the peak of ``arm`` falls below the baseline's.
 
     ``costs_at`` is the largest value at which it is not below, ``saves_at`` the smallest above that at which it
-    is; for :attr:`Verdict.ALWAYS` and :attr:`Verdict.REVERSED` the smallest at which it is. ``differences`` has
-    the arm's peak less the baseline's, in bytes, for each value that fits in both.
+    is; for :attr:`SavingVerdict.ALWAYS` and :attr:`SavingVerdict.REVERSED` the smallest at which it is. ``differences``
+    has the arm's peak less the baseline's, in bytes, for each value that fits in both.
     """
 
     arm: Arm

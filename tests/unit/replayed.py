@@ -8,15 +8,10 @@ from dataclasses import dataclass
 from ampmem.allocator.blocks import (
     ALLOCATED,
     AWAITING,
-    DEFAULT_POOL,
     Block,
-    BlockPool,
     Call,
     DriverCall,
-    PoolId,
-    PrivatePool,
     Segment,
-    SnapshotSegment,
     Statistics,
 )
 from ampmem.allocator.caching import DeviceCachingAllocator
@@ -125,7 +120,7 @@ def _seed(allocator: DeviceCachingAllocator, initial: InitialState) -> dict[int,
     """Put the initial segments into an empty allocator; gives the blocks in use by address."""
     live: dict[int, Block] = {}
     for each in initial.segments:
-        segment = Segment(each.address, each.size, _pool(allocator, each), each.stream)
+        segment = Segment(each.address, each.size, allocator.small if each.is_small else allocator.large, each.stream)
         allocator.segments[each.address] = segment
         allocator.driver.in_use += each.size
         allocator.counters.reserved += each.size
@@ -133,19 +128,6 @@ def _seed(allocator: DeviceCachingAllocator, initial: InitialState) -> dict[int,
         _carve(allocator, segment, each, live)
     allocator.counters.reset_peaks()
     return live
-
-
-def _pool(allocator: DeviceCachingAllocator, segment: InitialSegment) -> BlockPool:
-    if segment.pool_id == DEFAULT_POOL:
-        return allocator.small if segment.is_small else allocator.large
-    number = _pool_number(segment.pool_id)
-    private = allocator.private_pools.setdefault(number, PrivatePool(number))
-    private.use_count = max(private.use_count, 1)
-    return private.small if segment.is_small else private.large
-
-
-def _pool_number(pool_id: PoolId) -> int:
-    return (pool_id[0] << 32) | pool_id[1]
 
 
 def _carve(
@@ -194,7 +176,6 @@ class _Player:
         self._snapshot = snapshot
         self._allocator = allocator
         self._live = live
-        self._private = [segment for segment in snapshot.segments if segment.pool_id != DEFAULT_POOL]
 
     def play(self) -> None:
         events = self._snapshot.events
@@ -229,19 +210,10 @@ class _Player:
         return len(dict(recorded.items() ^ modelled.items()))
 
     def _malloc(self, number: int, event: SnapshotEvent) -> None:
-        pool = next((_pool_number(each.pool_id) for each in self._private if _holds(each, event)), None)
-        if pool is not None:
-            self._allocator.begin_allocate_to_pool(pool, event.stream)
         block = self._allocator.malloc(event.size, event.stream)
-        if pool is not None:
-            self._allocator.end_allocate_to_pool(pool)
         self.allocations += 1
         self._live[event.address] = block
         if block.address != event.address:
             self.moved += 1
             if self.first_moved is None:
                 self.first_moved = number
-
-
-def _holds(segment: SnapshotSegment, event: SnapshotEvent) -> bool:
-    return segment.address <= event.address < segment.address + segment.size

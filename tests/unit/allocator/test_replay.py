@@ -301,19 +301,6 @@ def test_settings_that_hide_block_sizes_are_refused() -> None:
         replay(snapshot)
 
 
-def test_private_pools_are_replayed() -> None:
-    recorder = Recorder(Settings(), total=200 * MIB)
-    recorder.malloc(4 * MIB, 0)
-    recorder.allocator.begin_allocate_to_pool(3)
-    recorder.malloc(4 * MIB, 0)
-    recorder.allocator.end_allocate_to_pool(3)
-    recorder.malloc(4 * MIB, 0)
-    recorder.free(1)
-    recorder.malloc(4 * MIB, 0)
-    for start in range(len(recorder.events)):
-        assert agree(replay(recorder.snapshot(start)))
-
-
 RAW: dict[str, Any] = {
     "segments": [
         {
