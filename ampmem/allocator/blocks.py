@@ -40,7 +40,7 @@ class Segment:
         self.first = Block(address, size, self, None, None)
 
     def blocks(self) -> Iterator[Block]:
-        """Its blocks, by address."""
+        """The segment's blocks, by address."""
         block: Block | None = self.first
         while block is not None:
             yield block
@@ -68,7 +68,7 @@ class Block:
 
     @property
     def offset(self) -> int:
-        """Where it lies in its segment."""
+        """The block's offset in its segment, in bytes."""
         return self.address - self.segment.address
 
     def is_split(self) -> bool:
@@ -186,7 +186,7 @@ class Statistics:
     num_device_free: int
 
     def memory_stats(self) -> dict[str, int]:
-        """The same numbers under the keys of ``torch.cuda.memory_stats``."""
+        """The statistics under the keys of ``torch.cuda.memory_stats``."""
         found: dict[str, int] = {}
         for name in self.__slots__:
             value = getattr(self, name)
@@ -289,7 +289,7 @@ class Counters:
         self.reserved -= size
 
     def add_segment(self, *, oversize: bool) -> None:
-        """One more segment, not an expandable one."""
+        """Count one more segment that is not expandable."""
         self.segments += 1
         self.segments_peak = max(self.segments_peak, self.segments)
         if oversize:

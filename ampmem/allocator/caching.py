@@ -539,7 +539,7 @@ class DeviceCachingAllocator(State):
         return self.counters.statistics()
 
     def snapshot(self) -> tuple[SnapshotSegment, ...]:
-        """Its segments and blocks now, by address."""
+        """The allocator's segments and blocks now, by address."""
         return snapshot_segments(self)
 
     def _plan(self, size: int) -> Plan:
@@ -609,6 +609,6 @@ class DeviceCachingAllocator(State):
 
 
 def _expandable_size(block: Block) -> int:
-    """Up to where a free block can grow: itself and the unmapped block behind it."""
+    """The size to which a free block can grow: with the unmapped block behind it."""
     after = block.next
     return block.size + (after.size if after is not None and after.state == UNMAPPED else 0)

@@ -119,7 +119,7 @@ def _tokens(text: str) -> list[str]:
 
 
 def _pairs(tokens: list[str]) -> list[tuple[str, list[str]]]:
-    """Each key with its value: one token, or those between the brackets."""
+    """The keys and their values: one token, or the tokens between the brackets."""
     pairs = []
     at = 0
     while at < len(tokens):
@@ -277,7 +277,7 @@ def round_up(size: int, step: int) -> int:
 
 
 def roundup_power2_next_division(size: int, divisions: int) -> int:
-    """Up to the next of ``divisions`` equal steps between two powers of two (``CUDACachingAllocator.cpp``)."""
+    """Round up to the next of ``divisions`` equal steps between powers of two (``CUDACachingAllocator.cpp``)."""
     floor = 1 << (size.bit_length() - 1)
     if size == floor:
         return size

@@ -264,7 +264,7 @@ def _chosen(traces: list[Any], device: int | None, host_events: int) -> int:
 
 
 def _out_of_memory(traces: list[Any]) -> str:
-    """Which devices ran out of memory, as the end of a message."""
+    """The end of a message: the devices that ran out of memory."""
     short = [str(index) for index, rows in enumerate(traces[:_MAX_DEVICES]) if _failures_in(rows)]
     if not short:
         return ""

@@ -168,7 +168,7 @@ def kind_in_words(group: ActivationGroup, part: ActivationPart) -> str:
 
 
 def saved_as(history: MemoryHistory) -> Saved:
-    """Of every allocation who saved it, and its type."""
+    """Who saved each allocation, and its type."""
     facts, count = history.facts, len(history.lifetimes)
     op = np.zeros(count, dtype=np.int64)
     dtype = np.zeros(count, dtype=np.int64)

@@ -117,7 +117,7 @@ class Analysis(MemoryHistory):
 
     @cached_property
     def sizes(self) -> Column:
-        """Of each position the bytes by which a peak is measured: allocated where that is known, else requested."""
+        """The bytes by which a peak is measured, at each position: allocated where that is known, else requested."""
         return self.timeline.total if self.layers is None else self.layers.allocated
 
     @cached_property

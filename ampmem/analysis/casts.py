@@ -146,7 +146,7 @@ class CastLedger:
 
 
 def ledger_of(history: MemoryHistory) -> CastLedger:
-    """Every copy of a parameter in another precision."""
+    """The ledger of every copy of a parameter in another precision."""
     lifetimes, facts = history.lifetimes, history.facts
     mine, parameter, sizes, shared = _copies(history)
     view = _counts(facts, Fact.VIEW_CAST, len(lifetimes))[mine] > 0
@@ -165,7 +165,7 @@ def ledger_of(history: MemoryHistory) -> CastLedger:
 
 
 def _copies(history: MemoryHistory) -> tuple[Column, Column, Column, Mask]:
-    """Of each copy its allocation, its parameter and its bytes, and whether others lie in the same allocation."""
+    """The allocation, parameter and bytes of each copy, and whether others lie in the same allocation."""
     facts, lifetimes, classes = history.facts, history.lifetimes, history.classes
     rows = np.flatnonzero((facts.fact == Fact.CAST_COPY) & classes.of(Category.CAST_COPIES)[facts.allocation])
     keys = facts.allocation[rows] * len(history.recording.texts) + facts.name[rows]

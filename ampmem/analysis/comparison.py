@@ -219,7 +219,7 @@ def _column(entry: Entry, step: Step | None, base: Entry | None, base_step: Step
 
 
 def _activation_ratio(step: Step | None, base: Step | None) -> float | None:
-    """Against the baseline's activations; ``None`` where these are next to nothing: a loss alone has 4 B."""
+    """The ratio to the baseline's activations; ``None`` where those are next to nothing: a loss alone has 4 B."""
     mine, full = (None if each is None else each.marks.after_forward for each in (step, base))
     if mine is None or full is None or full[Category.ACTIVATIONS] < _NEXT_TO_NOTHING * sum(full.values()):
         return None
@@ -243,7 +243,7 @@ def _compared_steps(summaries: Sequence[Summary | None], given: int | None) -> l
 
 
 def of_full_batches(done: Sequence[int], known: Sequence[Mapping[int, Step]]) -> Sequence[int]:
-    """Those of ``done`` with the largest batch that a DataLoader made; all where nothing says how large one was.
+    """The steps of ``done`` with the largest batch that a DataLoader made; all where no batch size is known.
 
     ``known`` are the steps of each recording, by their index; one may lack some.
     """
@@ -304,7 +304,7 @@ def _loss_by_step(summary: Summary | None) -> dict[int, float | None]:
 
 
 def _loss_difference(mine: dict[int, float | None], base: dict[int, float | None]) -> float | None:
-    """Steps that one of the two does not have, and those where the baseline's loss is 0, say nothing."""
+    """The largest relative difference; steps that one run lacks, and losses of 0 in the baseline, do not count."""
     differences = []
     for index, loss in mine.items():
         other = base.get(index)

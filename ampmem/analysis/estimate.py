@@ -137,7 +137,7 @@ class Prediction:
 
     @property
     def most_reserved(self) -> int:
-        """That of reserved memory."""
+        """The most reserved memory, in bytes."""
         found = self.highest
         if found is None:
             return self.at_peak_reserved.reserved
@@ -145,7 +145,7 @@ class Prediction:
 
     @property
     def most_total(self) -> int:
-        """That of all that ``nvidia-smi`` would show."""
+        """The most that ``nvidia-smi`` would show, in bytes."""
         found = self.highest
         return self.at_peak_reserved.total if found is None else found.total - found.reserved + self.most_reserved
 
@@ -156,7 +156,7 @@ class Prediction:
 
     @property
     def least_total(self) -> int:
-        """The same of all that ``nvidia-smi`` would show."""
+        """The least that ``nvidia-smi`` would show, in bytes."""
         return self.at_peak_reserved.total - self.at_peak_reserved.reserved + self.least_reserved
 
 
@@ -165,7 +165,7 @@ _NOT_ENDED = "up to where its recording breaks off"
 
 
 def prediction_in(recording: Recording) -> Prediction | None:
-    """That of a simulated run; ``None`` for one that was measured."""
+    """The prediction in a simulated run's recording; ``None`` for a run that was measured."""
     if recording.prediction is None:
         return None
     stopped = _NOT_ENDED if recording.ended is False else ""

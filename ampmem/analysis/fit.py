@@ -188,7 +188,7 @@ class FitResult:
 
     @property
     def outside_at_most(self) -> int | None:
-        """The same with the most that is assumed."""
+        """Bytes in use beside the allocator's, with the most that is assumed; ``None`` when nothing fits."""
         found = (memory for arm in self.arms for memory in arm.points.values() if memory is not None)
         return max((max(memory.used - memory.reserved, memory.outside_at_most) for memory in found), default=None)
 
@@ -210,7 +210,7 @@ def arm_fits(points: Mapping[Arm, Points]) -> tuple[ArmFit, ...]:
 
 
 def break_evens(points: Mapping[Arm, Points]) -> tuple[BreakEven, ...]:
-    """Each other arm against :data:`BASELINE`; none where that was not run."""
+    """The break-even point of each other arm against :data:`BASELINE`; none where that was not run."""
     if BASELINE not in points:
         return ()
     return tuple(_break_even(arm, differences(points, arm)) for arm in points if arm != BASELINE)
@@ -374,7 +374,7 @@ def _to_break_even(points: Mapping[Arm, Points], low: int) -> list[tuple[Arm, in
 
 
 def _not_run(points: Mapping[Arm, Points], arm: Arm, value: int) -> list[tuple[Arm, int]]:
-    """Which of ``arm`` and the baseline have not been run with ``value``."""
+    """The arms, of ``arm`` and the baseline, that have not been run with ``value``."""
     return [(name, value) for name in (BASELINE, arm) if value not in points[name]]
 
 

@@ -206,7 +206,7 @@ def _annotated(hint: Any, extras: tuple[object, ...], value: Json, where: str) -
 
 
 def _size(value: Any) -> int:
-    """Of a number that, of another value its length."""
+    """The number itself, or the length of another value."""
     return value if isinstance(value, int) else len(value)
 
 

@@ -416,7 +416,7 @@ def _not_finite(loss: float | None) -> Literal["nan", "inf", "-inf"] | None:
 
 
 def _activations(analysis: Analysis) -> tuple[ActivationGroup, ...]:
-    """Those at the end of the last forward that a backward followed; where none did, when memory ran out."""
+    """The activations at the end of the last forward that a backward followed, or else when memory ran out."""
     instants = [marks.after_forward for marks in analysis.marks if marks.after_forward is not None]
     instants = instants or [failed for failed in (failure_ns(analysis.recording),) if failed is not None]
     return activation_groups(analysis, analysis.saved_as, analysis.timeline.position(instants[-1])) if instants else ()

@@ -200,7 +200,7 @@ class Database:
         return tuple(column[0] for column in self._connection.execute(f"SELECT * FROM {table} LIMIT 0").description)
 
     def rows(self, table: str, *names: str) -> Iterator[tuple[Any, ...]]:
-        """Those columns of ``table``."""
+        """The columns ``names`` of ``table``."""
         most, number = self._most(table, names), 0
         for number, row in enumerate(self._select(table, names), start=1):
             if number > most:
@@ -219,7 +219,7 @@ class Database:
         return self._connection.execute(f"SELECT {columns} FROM {table} ORDER BY rowid")
 
     def _most(self, table: str, names: tuple[str, ...]) -> int:
-        """Each row takes a byte for each column and five more, at least; only pages that form a circle have more."""
+        """The most rows that the file can have: a row takes at least a byte for each column and five more."""
         return min(self._size // (len(names) + 5), MOST_ROWS.get(table, self._size))
 
     def _too_many(self, table: str) -> ValueError:

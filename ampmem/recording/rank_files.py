@@ -36,7 +36,7 @@ class RankFile:
 
 
 def rank_file(job: Path, rank: int, world_size: int) -> Path:
-    """Where rank ``rank`` of ``world_size`` writes when a process alone would write ``job``."""
+    """The file that rank ``rank`` of ``world_size`` writes when a process alone would write ``job``."""
     return job.with_name(f"{job.name.removesuffix(SUFFIX)}.rank{rank}-of-{world_size}{SUFFIX}")
 
 

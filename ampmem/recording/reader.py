@@ -269,7 +269,7 @@ _TORN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where in its job the process is, as the header has it beside the run."""
+    """The place of the process in its job, as the header has it beside the run."""
 
     local_rank: int | None = None
     job: str = ""

@@ -278,7 +278,7 @@ class RecordingWriter:
             self._lock = None
 
     def _identity(self) -> tuple[int, int]:
-        """Which file this writes, whatever is called so by now."""
+        """The file that this writer writes, whatever has its name by now."""
         assert self._lock is not None
         status = os.fstat(self._lock)
         return status.st_dev, status.st_ino

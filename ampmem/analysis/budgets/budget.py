@@ -203,7 +203,7 @@ class BudgetFile:
 
 
 def merged(*several: tuple[Budget, ...]) -> tuple[Budget, ...]:
-    """All of them; of those with the same key the last wins."""
+    """The budgets of ``several``; of budgets with the same key the last wins."""
     return tuple({budget.key: budget for budgets in several for budget in budgets}.values())
 
 

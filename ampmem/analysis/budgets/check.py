@@ -127,7 +127,7 @@ def _assumed(run: JudgedRun) -> str:
 
 
 def _moments(found: Sequence[Difference]) -> tuple[Moment, Moment] | None:
-    """Of one difference, where its instants are not the same one."""
+    """The instants of a difference, where the two runs have different ones."""
     if len(found) != 1 or not found[0].elsewhere:
         return None
     before, after = found[0].moment_before, found[0].moment_after
@@ -413,7 +413,7 @@ def check(
 
 
 def not_judged(label: str, why: str) -> CheckResult:
-    """Of a run that could not even be summed up."""
+    """The result for a run that could not be summed up."""
     named = rank_of(Path(label))
     return CheckResult(
         schema=SCHEMA,

@@ -47,7 +47,7 @@ class Growth:
 
     @property
     def per_step(self) -> int:
-        """The same for each step between; what is not even is rounded up."""
+        """The growth of each step between, in bytes, rounded up."""
         return -(-self.bytes // self.steps)
 
 
@@ -170,7 +170,7 @@ _MEANT = 3
 
 
 class NotMeasured(ValueError):
-    """That is not known of the run: the message says why."""
+    """What a budget limits is not known of the run; the message says why."""
 
 
 def measured(run: JudgedRun, budget: Budget) -> int:
@@ -217,7 +217,7 @@ def of_summary(summary: Summary, key: str) -> int:
 
 
 def before_of(summary: Summary, budget: Budget) -> int | None:
-    """The same of a baseline, as far as its summary knows it."""
+    """Bytes of what ``budget`` limits in a baseline; ``None`` where its summary does not say them."""
     try:
         return measured(JudgedRun(side=Side(label="", summary=summary, groups=None)), budget)
     except NotMeasured:
@@ -237,7 +237,7 @@ def _of_module(summary: Summary, name: str, key: str) -> int:
 
 
 def _meant(name: str, names: Sequence[str]) -> str:
-    """Those of ``names`` that end with ``name``: where there are several models theirs come first in each."""
+    """A question for the ``names`` that end with ``name``: of several models each name begins with the model's."""
     ends = [each for each in names if each.endswith(f".{name}")]
     if not ends:
         return nearest(name, names)
@@ -260,7 +260,7 @@ def _allocated_at_most(run: JudgedRun) -> int:
 
 
 def _reserved(summary: Summary) -> int:
-    """Of a simulated device with the most that is assumed for what is not known."""
+    """The most that was reserved; of a simulated device with the most that is assumed."""
     found = [step.peak_reserved for step in summary.steps if step.peak_reserved is not None]
     if not found:
         cpu = summary.source is SourceKind.CPU

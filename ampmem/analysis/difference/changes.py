@@ -27,7 +27,7 @@ class ChangeKind(StrEnum):
 
 
 class WhichRun(StrEnum):
-    """One of the two."""
+    """The run before the change, or the run after it."""
 
     BEFORE = "before"
     AFTER = "after"
@@ -158,7 +158,7 @@ def _without_lines(group: Group) -> Hashable:
 
 
 def _beside(groups: Sequence[Group], others: Sequence[Group], likeness: _Likeness) -> tuple[Group, ...]:
-    """Those of ``groups`` that have no like among ``others``, each of which is the like of one."""
+    """The ``groups`` without a like among ``others``, each of which is the like of one."""
     there = Counter(map(likeness, others))
     kept = []
     for group in groups:

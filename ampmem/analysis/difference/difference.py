@@ -253,7 +253,7 @@ class Most:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mosts:
-    """Of what changed, in two runs."""
+    """The most that what changed held at any instant, in two runs."""
 
     before: Most
     after: Most
@@ -268,7 +268,7 @@ class Mosts:
 
 
 class Histories:
-    """Of changes between two runs whose allocations are known."""
+    """What changed groups held over time, in two runs whose allocations are known."""
 
     def __init__(self, before: Side, after: Side) -> None:
         """Raises ``ValueError`` for a side of which no more than a summary is known."""
@@ -303,7 +303,7 @@ class _History:
         self._spans = [(position(step.start_ns), position(step.end_ns)) for step in analysis.recording.steps]
 
     def most(self, makers: Sequence[int]) -> Most:
-        """Of all ``makers`` together."""
+        """The most that all ``makers`` held together."""
         if not makers:
             return _NOTHING
         mine = np.concatenate([self._rows[self._starts[maker] : self._starts[maker + 1]] for maker in makers])

@@ -23,7 +23,7 @@ Function: TypeAlias = tuple[str, str]
 
 @lru_cache(100_000)
 def function_of(frame: str) -> Function:
-    """Of ``file:line function`` all but the line; of another text, all of it."""
+    """``file:line function`` without its line; any other text as it is."""
     found = _FRAME.fullmatch(frame)
     return (found[1], found[2]) if found is not None else ("", frame)
 
@@ -37,7 +37,7 @@ class Functions:
         self._own: dict[tuple[str, ...], Function | None] = {}
 
     def of(self, stack: tuple[str, ...]) -> tuple[Function, ...]:
-        """Those of ``stack``, outermost first."""
+        """The functions of ``stack``, outermost first."""
         known = self._known.get(stack)
         if known is None:
             known = self._known[stack] = tuple(map(self._function, stack))
@@ -252,7 +252,7 @@ What a function makes that has another name now is the same by its module and it
 
 
 def match(before: Sequence[Group], after: Sequence[Group], renamed: Sequence[Renamed] = ()) -> list[Match]:
-    """Every group of both in one match; ``renamed`` are the modules that have another name after."""
+    """The matches, with every group of both runs in one; ``renamed`` are modules that have another name after."""
     files = same_files(_files(before), _files(after))
     old, new = _Run(Functions(files), RenamedNames(renamed)), _Run(Functions(), RenamedNames())
     left, right = list(before), list(after)

@@ -79,7 +79,7 @@ class Finding:
 
     @property
     def saves(self) -> str:
-        """The same in words; empty where it is not known."""
+        """What the change saves, in words; empty where it is not known."""
         if not self.saved:
             return ""
         off = "off the peak" if self.off_peak else "off reserved memory" if self.off_reserved else "less at the failure"
@@ -258,7 +258,7 @@ class TrainingRun:
         return found[-_STARTS:]
 
     def last_starts(self, phase: Phase) -> list[int]:
-        """The same of the last step that ended and has ``phase``: one step shows what all do, at a fixed cost.
+        """The starts of ``phase`` in the last ended step that has it: one step shows what all do, at a fixed cost.
 
         Of a very long step the last ones.
         """
@@ -300,7 +300,7 @@ class TrainingRun:
         return mine
 
     def kept_by_autograd(self, position: int) -> Mask:
-        """Those of :attr:`ever_kept_by_autograd` that are alive at ``position``.
+        """The allocations of :attr:`ever_kept_by_autograd` that are alive at ``position``.
 
         A script can name none of the other activations that are alive then, such as buckets of communication.
         """
@@ -395,7 +395,7 @@ def remedies(oom: FailedRequest, findings: Iterable[Finding]) -> tuple[Remedy, .
 
 
 def told_elsewhere(oom: FailedRequest | None, findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Those of ``findings`` that the section of the failed request does not have already.
+    """The ``findings`` that the section of the failed request does not have already.
 
     Where the script went on, what to change at the peak is told beside what would have helped at the failure.
     """

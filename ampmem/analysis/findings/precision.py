@@ -425,7 +425,7 @@ def _from(run: TrainingRun, copies: int, saved: int) -> str:
 
 
 def _batch_size(run: TrainingRun) -> int:
-    """Of the last step with a forward; 0 where no DataLoader made the batch: then no dimension is known to be it."""
+    """The batch size of the last step with a forward; 0 where no DataLoader made the batch: it is not known then."""
     steps = [step for step, position in zip(run.steps, run.after_forward, strict=True) if position is not None]
     return (steps[-1].batch_size or 0) if steps[-1].batch_loaded else 0
 

@@ -285,7 +285,7 @@ def _updates(run: TrainingRun) -> tuple[Column, Column]:
 
 
 def _gradients(run: TrainingRun) -> _Gradients:
-    """All of them, but for memory that several share and that stays, as buckets do: what else has it, nobody says."""
+    """The gradients, without memory that several share and that stays, as buckets do: other users are not known."""
     facts = run.analysis.facts
     rows = np.flatnonzero(facts.fact == Fact.GRADIENT)
     named = rows[facts.name[rows] != 0]  # the first facts come before a parameter's name is known

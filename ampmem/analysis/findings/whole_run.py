@@ -209,7 +209,7 @@ def steady_growth(run: TrainingRun) -> Finding | None:
 
 
 def _steady(places: dict[_Place, dict[int, int]], steps: Sequence[int]) -> dict[_Place, dict[int, int]]:
-    """Those of ``places`` that leave something behind in each of ``steps``."""
+    """The ``places`` that leave something behind in each of ``steps``."""
     return {place: by_step for place, by_step in places.items() if all(by_step.get(step, 0) > 0 for step in steps)}
 
 
@@ -318,7 +318,7 @@ def _grown_elsewhere(run: TrainingRun) -> list[int]:
 
 
 def _grown_before(run: TrainingRun) -> list[int]:
-    """The same of what was there before the recording, never more than 0: batches loaded by then make room."""
+    """The growth of what was there before the recording, never more than 0: batches loaded by then make room."""
     lifetimes = run.analysis.lifetimes
     before = run.recording.events.action[lifetimes.born] != Action.ALLOC
     return _grown(run, before & ~_meant(run) & (lifetimes.address != OTHER_THREADS))

@@ -206,7 +206,7 @@ def _home(run: RankRun, jobs: Sequence[list[RankRun]]) -> list[RankRun]:
 
 
 def _require_ranks(job: Sequence[RankRun]) -> None:
-    """Of each rank there is one, and of one there is something to show."""
+    """Raise where a rank is there twice, or no rank has something to show."""
     seen: dict[int, Path] = {}
     for run in job:
         if run.rank in seen:
@@ -275,7 +275,7 @@ def _processes(paths: Sequence[Path]) -> int:
 
 
 def _all_of(paths: Sequence[Path]) -> list[RankRun | AmpmemError]:
-    """Each as it is read, or why it is not."""
+    """Each recording, or the error that its reading raised."""
     found: list[RankRun | AmpmemError] = []
     for path in paths:
         try:
@@ -304,7 +304,7 @@ def ranks_beside(runs: Sequence[RankRun]) -> dict[int, Path]:
 
 
 def serve() -> None:
-    """In a child: read the files that standard input names, and hand what they come to to standard output."""
+    """Read the files that standard input names and write what they come to to standard output; runs in a child."""
     paths = [Path(os.fsdecode(bytes.fromhex(name))) for name in json.load(sys.stdin)]
     try:
         pickle.dump(_all_of(paths), sys.stdout.buffer)

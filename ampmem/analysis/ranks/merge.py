@@ -38,7 +38,7 @@ from ampmem.events import MeshAxis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedStep:
-    """Of each rank the step that is compared, ``None`` where it did not end that.
+    """The step that is compared, of each rank; ``None`` where the rank did not end it.
 
     ``index`` is the step's, ``None`` where the ranks have none in common; then it is the last that each ended.
     ``later`` says that some rank ended one after it.
@@ -289,7 +289,7 @@ def _peak(step: Step) -> RankPeak:
 
 
 def _missing(runs: Sequence[RankRun], ranks: Sequence[Rank], beside: Mapping[int, Path]) -> Iterator[MissingRank]:
-    """Every rank of the job that is not compared."""
+    """The ranks of the job that are not compared."""
     given, read = {run.rank: run for run in runs}, {rank.rank: rank for rank in ranks}
     for number in range(min(max(run.world_size for run in runs), MOST_NAMED)):
         rank = read.get(number)

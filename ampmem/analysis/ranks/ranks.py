@@ -341,12 +341,12 @@ SAME = 1024
 
 
 def middle(ascending: Sequence[_T]) -> _T:
-    """The one in the middle; of an even number the smaller of the two."""
+    """The middle item; of an even number of items the smaller of the middle two."""
     return ascending[(len(ascending) - 1) // 2]
 
 
 def spread_of(sizes: Mapping[int, int]) -> Spread:
-    """Of the size of each rank, of which there is at least one."""
+    """The spread of the size of each rank; there is at least one rank."""
     least, most = min(sizes.values()), max(sizes.values())
     return Spread(
         min=least,
@@ -358,7 +358,7 @@ def spread_of(sizes: Mapping[int, int]) -> Spread:
 
 
 def category_spreads(ranks: Sequence[tuple[Rank, RankPeak]]) -> tuple[CategorySpread, ...]:
-    """Of every category of which any rank has something at its peak."""
+    """The spread of every category of which any rank has something at its peak."""
     found = []
     for category in CATEGORIES if ranks else ():
         one = spread_of({rank.rank: peak.categories[category] for rank, peak in ranks})

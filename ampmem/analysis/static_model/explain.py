@@ -166,7 +166,7 @@ class TermSums:
 
     @classmethod
     def sum(cls, parts: Iterable[TermSums]) -> TermSums:
-        """All of ``parts`` together."""
+        """The sum of ``parts``."""
         together = cls()
         for part in parts:
             together.complete &= part.complete

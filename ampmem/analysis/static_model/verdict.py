@@ -519,7 +519,7 @@ def _mostly_half(history: MemoryHistory) -> bool:
 
 
 def _gradient_shares(evidence: Evidence) -> dict[int, float]:
-    """Of how large a share of all elements a gradient is alive, by its bytes per element."""
+    """The share of all elements with a gradient that is alive, by bytes per element."""
     elements = {record.name: record.elements for record in evidence.parameters}
     shares: dict[int, float] = {}
     for name, sizes in credit(evidence.memories[Category.GRADIENTS], evidence.parameters).of.items():

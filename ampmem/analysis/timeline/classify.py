@@ -43,7 +43,7 @@ def trained_in(recording: Recording) -> frozenset[str]:
 
 
 def _inside(records: Sequence[ParameterRecord], trained: frozenset[str]) -> set[str]:
-    """Those below modules of a trained model that ran with gradients off only, or that are copies and never ran.
+    """Parameters below modules of a trained model that ran with gradients off only, or are copies and never ran.
 
     Such a module consists of several: one alone may be a frozen layer that another module runs.
     """

@@ -242,7 +242,7 @@ def dtype_bytes(dtype: str) -> int | None:
 
 
 def tensors_of(lifetimes: Lifetimes, facts: JoinedFacts, texts: Sequence[str]) -> Tensors:
-    """Of each allocation the type and the shape."""
+    """The type and the shape of each allocation."""
     dtype, shape = np.zeros((2, len(lifetimes)), dtype=np.int64)
     rows = np.flatnonzero(facts.dtype)
     if not len(rows):

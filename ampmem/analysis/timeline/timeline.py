@@ -206,7 +206,7 @@ class CommunicationParts:
 
 
 def communication_of(history: MemoryHistory) -> CommunicationParts:
-    """Those of ``history``."""
+    """The memory of distributed training in ``history``, by what it is for."""
     lifetimes, classes = history.lifetimes, history.classes
     mine = np.flatnonzero(classes.of(Category.COMMUNICATION))
     places = {part.value: index for index, part in enumerate(PARTS)}
