@@ -11,6 +11,7 @@ from ampmem.analysis.activations import PlainGroup, plain_groups
 from ampmem.analysis.comparison import Compared, Comparison
 from ampmem.analysis.findings import SEVERITIES
 from ampmem.analysis.findings.base import Finding
+from ampmem.analysis.jsonable import like
 from ampmem.analysis.out_of_memory import FailedRequest
 from ampmem.analysis.summary import OutsidePeak, Peak, PeakPlace, Step, Summary, WholePeak
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
@@ -305,9 +306,7 @@ def _peak(column: Compared) -> PeakOf | None:
 
 
 def _peak_of(label: str, peak: Peak) -> PeakOf:
-    return PeakOf(
-        label=label, bytes=peak.bytes, phase=peak.phase, op=peak.op, module=peak.module, allocated=peak.allocated
-    )
+    return like(PeakOf, peak, label=label)
 
 
 def _changes(full: Compared, low: Compared, mark: Mark) -> tuple[Change, ...]:

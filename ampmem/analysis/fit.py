@@ -14,7 +14,7 @@ from math import isqrt
 from typing import Annotated, TypeAlias
 
 from ampmem.analysis.estimate import Fit, prediction_of
-from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, plain, schema_of
+from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, like, plain, schema_of
 from ampmem.errors import RecordingError
 from ampmem.events import Recording
 from ampmem.version import __version__
@@ -611,13 +611,8 @@ def document(fit: FitResult) -> FitDocument:
 
 
 def _arm(arm: ArmFit) -> ArmPoints:
-    return ArmPoints(
-        arm=arm.name,
-        largest_fitting=arm.largest_fitting,
-        smallest_not_fitting=arm.smallest_not_fitting,
-        largest_that_may_fit=arm.largest_that_may_fit,
-        points=tuple(_point(value, memory) for value, memory in arm.points.items()),
-    )
+    points = tuple(_point(value, memory) for value, memory in arm.points.items())
+    return like(ArmPoints, arm, arm=arm.name, points=points)
 
 
 def _point(value: int, memory: Memory | None) -> Point:
@@ -633,11 +628,5 @@ def _point(value: int, memory: Memory | None) -> Point:
 
 
 def _crossing(found: BreakEven) -> Crossing:
-    return Crossing(
-        arm=found.arm,
-        against=BASELINE,
-        verdict=found.verdict,
-        costs_at=found.costs_at,
-        saves_at=found.saves_at,
-        differences=tuple(PeakDifference(value=value, bytes=size) for value, size in found.differences.items()),
-    )
+    differences = tuple(PeakDifference(value=value, bytes=size) for value, size in found.differences.items())
+    return like(Crossing, found, against=BASELINE, differences=differences)

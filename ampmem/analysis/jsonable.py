@@ -13,7 +13,7 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import cache, lru_cache
@@ -21,6 +21,8 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+_Of = TypeVar("_Of")
 
 _KEY = "json"
 NOT_IN_JSON: Mapping[str, str | None] = {_KEY: None}
@@ -73,6 +75,15 @@ def json_fields(of: object) -> Iterator[tuple[str, Field[Any]]]:
             yield key, item
 
 
+def like(kind: Callable[..., _Of], source: object, **others: Any) -> _Of:
+    """A dataclass ``kind`` with the values of ``source`` in all fields that both have, and with ``others``.
+
+    Raises ``TypeError`` where a field without a default is in neither.
+    """
+    names = [item.name for item in fields(cast(Any, kind)) if item.name not in others]
+    return kind(**{name: getattr(source, name) for name in names if hasattr(source, name)}, **others)
+
+
 def text_of(value: object, before: str = "") -> str:
     """``value`` as JSON text, as ``json.dumps(plain(value), indent=2)`` has it, in a third of the time and memory."""
     kind = type(value)
@@ -121,8 +132,6 @@ def plain(value: object) -> Json:
 
 
 # From JSON back to the dataclasses that :mod:`ampmem.analysis.jsonable` has written it from.
-
-_Of = TypeVar("_Of")
 
 
 class NotOfThisKind(ValueError):

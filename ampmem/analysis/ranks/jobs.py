@@ -152,27 +152,11 @@ def _in_order(precision: tuple[str, str | None]) -> tuple[int, str]:
     return _ORDER.index(name), dtype or ""
 
 
-def _world_size(run: RankRun) -> str:
-    return str(run.world_size)
-
-
-def _script(run: RankRun) -> str:
-    return "" if run.run is None else script_of(run.run)
-
-
-def _torch(run: RankRun) -> str:
-    return "" if run.run is None else run.run.torch
-
-
-def _device(run: RankRun) -> str:
-    return "" if run.run is None else f"{run.run.device_type} ({run.run.source})"
-
-
 _ALIKE: tuple[tuple[str, Callable[[RankRun], str]], ...] = (
-    ("numbers of ranks", _world_size),
-    ("scripts", _script),
-    ("versions of torch", _torch),
-    ("kinds of devices", _device),
+    ("numbers of ranks", lambda run: str(run.world_size)),
+    ("scripts", lambda run: "" if run.run is None else script_of(run.run)),
+    ("versions of torch", lambda run: "" if run.run is None else run.run.torch),
+    ("kinds of devices", lambda run: "" if run.run is None else f"{run.run.device_type} ({run.run.source})"),
 )
 """What ranks of one job have in common."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ampmem.analysis.comparison import Comparison, Entry, compare, distinct, of_full_batches
+from ampmem.analysis.jsonable import like
 from ampmem.analysis.ranks.jobs import RankRun, jobs_of, ranks_beside
 from ampmem.analysis.ranks.ranks import (
     MOST_NAMED,
@@ -233,35 +234,22 @@ def merge(runs: Sequence[RankRun], *, beside: Mapping[int, Path] | None = None, 
 
 
 def _job(entry: Entry, summary: Summary) -> Job:
-    return Job(
-        script=entry.script,
-        world_size=summary.world_size,
-        ampmem=summary.ampmem,
-        torch=summary.torch,
-        source=summary.source,
-        device=summary.device,
-        arm=summary.arm,
-    )
+    return like(Job, summary, script=entry.script)
 
 
 def _rank(run: RankRun, entry: Entry, summary: Summary, step: Step | None) -> Rank:
-    oom, parameters = summary.out_of_memory, summary.parameters
+    oom = summary.out_of_memory
     return Rank(
         rank=run.rank,
         local_rank=summary.local_rank,
         mesh=summary.mesh,
         stage=stage_of(summary.mesh, summary.stages),
         file=str(run.path),
-        peak=None if step is None else _peak(step),
+        peak=None if step is None else like(RankPeak, step.peak),
         reserved=None if step is None else step.peak_reserved,
-        largest=LargestPeak(step=summary.peak.step, bytes=summary.peak.bytes, allocated=summary.peak.allocated),
+        largest=like(LargestPeak, summary.peak),
         whole=summary.whole,
-        parameters=RankParameters(
-            count=parameters.count,
-            bytes=parameters.bytes,
-            global_count=parameters.global_count,
-            global_bytes=parameters.global_bytes,
-        ),
+        parameters=like(RankParameters, summary.parameters),
         optimizer=summary.optimizer,
         batch_size=None if step is None else step.batch_size,
         backwards=None if step is None else step.backwards,
@@ -271,20 +259,6 @@ def _rank(run: RankRun, entry: Entry, summary: Summary, step: Step | None) -> Ra
         out_of_memory=sum(oom.alive.values()) if oom is not None and oom.ended_the_run else None,
         failure=entry.failure,
         notes=entry.notes,
-    )
-
-
-def _peak(step: Step) -> RankPeak:
-    peak = step.peak
-    return RankPeak(
-        bytes=peak.bytes,
-        phase=peak.phase,
-        op=peak.op,
-        module=peak.module,
-        categories=peak.categories,
-        temporaries_by_phase=peak.temporaries_by_phase,
-        communication_by_part=peak.communication_by_part,
-        allocated=peak.allocated,
     )
 
 
