@@ -30,10 +30,10 @@ CHECKS: tuple[Check, ...] = (
     whole_run.fragmentation,
     precision.no_autocast_effect,
 )
-"""All that look at steps that ended, in order."""
+"""The checks of steps that ended, in order. A new finding is a function in one of the four modules, and a line here."""
 
 OF_INFERENCE: tuple[Check, ...] = (copies.cache_off_saves, whole_run.fragmentation, precision.no_autocast_effect)
-"""Those that are true of steps without a backward and an update, too."""
+"""The checks that hold for steps without a backward and an update, too."""
 
 OF_A_FAILURE: tuple[Check, ...] = (
     copies.cache_off_saves,
@@ -41,7 +41,7 @@ OF_A_FAILURE: tuple[Check, ...] = (
     copies.expanded_buffer_cast,
     training_loop.foreach_temporaries,
 )
-"""Those that need nothing but what was alive when memory ran out, so that they are true of a first step that failed."""
+"""The checks that need only what was alive when memory ran out, so they hold for a first step that failed."""
 
 SEVERITIES = ("warning", "advice", "info")
 """In which order findings are told."""
