@@ -11,15 +11,13 @@ from ampmem.analysis.budgets.budget import budgets_of, parse_allowance
 from ampmem.analysis.budgets.check import CheckResult
 from ampmem.analysis.budgets.check import check as check_run
 from ampmem.analysis.budgets.run import run_given
-from ampmem.analysis.comparison.compare import Comparison, distinct
-from ampmem.analysis.comparison.compare import compare as compare_entries
+from ampmem.analysis.comparison import Comparison, distinct
+from ampmem.analysis.comparison import compare as compare_entries
 from ampmem.analysis.difference.difference import Difference, difference
-from ampmem.analysis.difference.reading import side_given
-from ampmem.analysis.ranks.arms import merge_all
-from ampmem.analysis.ranks.jobs import are_ranks
+from ampmem.analysis.difference.sides import side_given
+from ampmem.analysis.ranks.jobs import RankRun, are_ranks, rank_run_of, read_runs
+from ampmem.analysis.ranks.merge import merge_all
 from ampmem.analysis.ranks.ranks import Ranks
-from ampmem.analysis.ranks.reading import read_runs
-from ampmem.analysis.ranks.runs import RankRun, rank_run_of
 from ampmem.analysis.summary import Summary
 from ampmem.block import Profile, profile
 from ampmem.errors import UsageError

@@ -1,16 +1,136 @@
-"""GPUs that can be simulated: how much memory they have, and what sizes some allocations on them."""
+"""GPUs that can be simulated: how much memory they have, what sizes some allocations, and what CUDA's context takes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import NamedTuple
 
-from ampmem.allocator.contexts import Context, context_of
 from ampmem.allocator.settings import KIB, MIB
 from ampmem.errors import UsageError
 from ampmem.units import format_bytes, parse_bytes
+
+
+class Context(NamedTuple):
+    """The least and the most bytes that the CUDA context is taken to hold."""
+
+    least: int
+    most: int
+
+
+class ContextReading(NamedTuple):
+    """The figures of one of PyTorch's out-of-memory messages, as it prints them.
+
+    What the process has in use and what is allocated are in GiB, rounded to 0.01; what is reserved and not allocated
+    (``cached``) is in MiB. What is left is neither: the context.
+    """
+
+    in_use: float
+    allocated: float
+    cached: float
+
+    @property
+    def mib(self) -> float:
+        """The context in MiB, within 10 MiB."""
+        return (self.in_use - self.allocated) * 1024 - self.cached
+
+
+READINGS: Mapping[str, Sequence[ContextReading]] = {
+    "T4": (
+        ContextReading(14.71, 14.54, 10.14),
+        ContextReading(14.37, 14.20, 59.17),
+        ContextReading(14.74, 14.31, 320.39),
+        ContextReading(10.20, 9.21, 899.87),
+        ContextReading(14.52, 14.06, 330.42),
+    ),
+    "V100": (
+        ContextReading(31.72, 29.66, 1.68 * 1024),
+        ContextReading(31.54, 28.49, 2.68 * 1024),
+        ContextReading(16.95, 2.10, 14.46 * 1024),
+        ContextReading(15.75, 14.89, 497.13),
+    ),
+    "A100": (
+        ContextReading(39.12, 25.48, 13.11 * 1024),
+        ContextReading(39.19, 38.61, 102.73),
+        ContextReading(77.89, 55.51, 21.87 * 1024),
+        ContextReading(74.35, 73.25, 615.51),
+    ),
+    "A10": (
+        ContextReading(22.05, 21.68, 24.24),
+        ContextReading(22.03, 20.51, 1.22 * 1024),
+        ContextReading(22.12, 21.72, 23.99),
+        ContextReading(22.04, 21.75, 15.17),
+    ),
+    "RTX 3060": (
+        ContextReading(11.66, 11.37, 174.05),
+        ContextReading(11.68, 11.37, 211.54),
+        ContextReading(11.54, 11.34, 105.47),
+    ),
+    "RTX 3090": (
+        ContextReading(11.79, 11.44, 43.59),
+        ContextReading(23.49, 23.24, 1.17),
+        ContextReading(19.40, 17.97, 1.02 * 1024),
+    ),
+    "RTX 4060": (
+        ContextReading(7.47, 7.38, 0.35),
+        ContextReading(7.52, 7.29, 74.34),
+        ContextReading(5.73, 4.59, 1.03 * 1024),
+    ),
+    "RTX 4090": (
+        ContextReading(23.26, 22.19, 656.69),
+        ContextReading(23.48, 23.11, 0.14),
+        ContextReading(22.58, 22.05, 94.18),
+        ContextReading(22.64, 20.64, 1.55 * 1024),
+        ContextReading(23.04, 21.37, 1.22 * 1024),
+        ContextReading(23.46, 22.91, 2.00),
+    ),
+    "L40S": (
+        ContextReading(44.44, 43.90, 132.19),
+        ContextReading(44.43, 43.68, 251.29),
+        ContextReading(44.40, 43.94, 41.95),
+    ),
+    "RTX 5090": (
+        ContextReading(31.29, 30.80, 2.80),
+        ContextReading(31.28, 30.76, 33.46),
+        ContextReading(31.33, 30.57, 185.26),
+    ),
+    "H100": (
+        ContextReading(79.13, 77.91, 648.28),
+        ContextReading(39.75, 39.13, 35.42),
+        ContextReading(79.08, 77.69, 674.48),
+        ContextReading(139.60, 138.14, 824.86),
+        ContextReading(139.20, 2.05, 136.64 * 1024),
+    ),
+    "B200": (ContextReading(168.34, 167.64, 4.62),),
+}
+"""By chip, of processes that were at work and ran out of memory, under torch 2.1 or newer, which prints all three.
+
+Published in public repositories, and found by the capacity that each message names, which tells the GPU. Those of the
+RTX 4060 are of a GeForce with 8 GB whose model is not said, those of the A10 may be an A10G's, one of the L40S is an
+RTX 6000 Ada's of the same chip, and the H200, of the H100's chip, is with that.
+"""
+
+_BEYOND = 0.1
+"""How much less and more than the readings it is taken to be."""
+_BEYOND_FEW = 0.25
+"""The same where there are fewer than three."""
+_STEP = 16 * MIB
+
+
+def context_of(chip: str | None) -> Context:
+    """What is assumed for a GPU of ``chip``; of one without readings, from the least of any chip to the most."""
+    if chip is None or chip not in READINGS:
+        every = [context_of(known) for known in READINGS]
+        return Context(min(each.least for each in every), max(each.most for each in every))
+    found = [reading.mib * MIB for reading in READINGS[chip]]
+    beyond = _BEYOND if len(found) > 2 else _BEYOND_FEW
+    least, most = min(found) * (1 - beyond), max(found) * (1 + beyond)
+    return Context(int(least // _STEP) * _STEP, int(-(-most // _STEP)) * _STEP)
+
+
+# GPUs that can be simulated: how much memory they have, and what sizes some allocations on them.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +138,7 @@ class GpuSpec:
     """A GPU. ``total_memory`` is in bytes, as ``torch.cuda.get_device_properties`` reports it.
 
     The SM count and the compute capability are ``None`` for a GPU of which only the memory is known. ``chip`` is its
-    name in :data:`~ampmem.allocator.contexts.READINGS`, ``None`` where there are no readings of its CUDA context.
+    name in :data:`~ampmem.allocator.gpus.READINGS`, ``None`` where there are no readings of its CUDA context.
     """
 
     name: str
@@ -108,7 +228,7 @@ GPUS = {
 }
 """What CUDA reports on such machines; the driver keeps some for itself, so the number differs by up to two
 percent between driver versions, and from the memory that is sold. A GPU whose chip is ``None`` has no readings of its
-CUDA context in :mod:`~ampmem.allocator.contexts`: the range of all chips is assumed for it.
+CUDA context in :mod:`~ampmem.allocator.gpus`: the range of all chips is assumed for it.
 
 Sources of the memory:
 

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ampmem.allocator.model.driver import Call
-from ampmem.allocator.model.layout import SnapshotSegment
+from ampmem.allocator.blocks import Call, SnapshotSegment
 from ampmem.allocator.settings import SMALL_BUFFER
 from ampmem.events import SegmentAction, SegmentColumns
 
@@ -53,7 +52,7 @@ def extents_of(segments: Iterable[SnapshotSegment]) -> list[Extent]:
     return [Extent(each.address, each.size, each.stream, each.is_small, each.expandable) for each in segments]
 
 
-class Held:
+class HeldExtents:
     """Extents that do not overlap, by address; ``size`` is their sum."""
 
     def __init__(self, extents: Iterable[Extent] = ()) -> None:
@@ -120,7 +119,7 @@ class SegmentLog:
     """
 
     def __init__(self) -> None:
-        self.held = Held()
+        self.held = HeldExtents()
         self._rows: list[tuple[int, ...]] = []
 
     def begin(self, time_ns: int, extents: Iterable[Extent]) -> None:
@@ -144,8 +143,8 @@ class SegmentLog:
     def agree(self, time_ns: int, position: int, extents: Iterable[Extent]) -> int:
         """Make what is held what ``extents`` say; how many changes that took."""
         before = len(self._rows)
-        there = Held(extents)
-        surplus = Held(self.held)
+        there = HeldExtents(extents)
+        surplus = HeldExtents(self.held)
         for extent in there:
             surplus.remove(extent.address, extent.size)
         for extent in surplus:
@@ -177,7 +176,7 @@ def rewound(final: Iterable[Extent], calls: Sequence[tuple[str, Extent]]) -> tup
 
     A call is its word in the trace, and what it is about.
     """
-    held = Held(final)
+    held = HeldExtents(final)
     fits = not any(first.end > second.address for first, second in pairwise(held))
     for call, extent in reversed(calls):
         there = sum(part.size for part in held.remove(extent.address, extent.size))

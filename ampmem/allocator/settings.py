@@ -1,4 +1,4 @@
-"""Constants and settings of the CUDA caching allocator, and the parser of their environment variable."""
+"""Settings of the caching allocator, the parser of their environment variable, and the roundings that they decide."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _tokens(text: str) -> list[str]:
 
 
 def _pairs(tokens: list[str]) -> list[tuple[str, list[str]]]:
-    """Each key with its value: one token, or those between the brackets."""
+    """The keys and their values: one token, or the tokens between the brackets."""
     pairs = []
     at = 0
     while at < len(tokens):
@@ -266,3 +266,40 @@ _READERS: dict[str, Callable[[Settings, str, list[str]], Settings]] = {
     "roundup_power2_divisions": _roundup_power2_divisions,
     "throw_on_cudamalloc_oom": _not_modelled,
 }
+
+
+# From the bytes that are asked for to the size of the block and of the segment behind it.
+
+
+def round_up(size: int, step: int) -> int:
+    """The smallest multiple of ``step`` that is not below ``size``."""
+    return -(-size // step) * step
+
+
+def roundup_power2_next_division(size: int, divisions: int) -> int:
+    """Round up to the next of ``divisions`` equal steps between powers of two (``CUDACachingAllocator.cpp``)."""
+    floor = 1 << (size.bit_length() - 1)
+    if size == floor:
+        return size
+    step = floor >> (divisions.bit_length() - 1)
+    return floor << 1 if step == 0 else round_up(size, step)
+
+
+def round_size(size: int, settings: Settings) -> int:
+    """The size of the block that ``size`` bytes need (``DeviceCachingAllocator::round_size``)."""
+    if size < MIN_BLOCK_SIZE:
+        return MIN_BLOCK_SIZE
+    interval = min(max((size // MIB).bit_length() - 1, 0), ROUNDUP_INTERVALS - 1)
+    divisions = settings.roundup_power2_divisions[interval]
+    if divisions > 1 and size > MIN_BLOCK_SIZE * divisions:
+        return roundup_power2_next_division(size, divisions)
+    return round_up(size, MIN_BLOCK_SIZE)
+
+
+def get_allocation_size(rounded: int, settings: Settings) -> int:
+    """The size of the segment for a block that no free one can hold (``get_allocation_size``)."""
+    if rounded <= SMALL_SIZE:
+        return SMALL_BUFFER
+    if rounded < MIN_LARGE_ALLOC:
+        return settings.large_segment_size
+    return round_up(rounded, ROUND_LARGE)

@@ -7,10 +7,9 @@ from enum import IntEnum
 
 import numpy as np
 
-from ampmem.allocator.model.blocks import Block
-from ampmem.allocator.model.caching import DeviceCachingAllocator
-from ampmem.allocator.model.oom import OutOfMemory, OutOfMemoryReport
-from ampmem.allocator.model.statistics import Statistics
+from ampmem.allocator.blocks import Block, Statistics
+from ampmem.allocator.caching import DeviceCachingAllocator
+from ampmem.allocator.oom import OutOfMemory, OutOfMemoryReport
 from ampmem.allocator.settings import Settings
 from ampmem.errors import UsageError
 from ampmem.events import NO_SEGMENTS, Action, Column, Columns, EventColumns, SegmentAction, SegmentColumns
@@ -31,7 +30,7 @@ class Operation(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace(Columns):
+class CallTrace(Columns):
     """Allocator calls in order. ``allocation`` numbers the mallocs from 0 on; columns that do not apply are 0."""
 
     operation: Column
@@ -41,7 +40,7 @@ class Trace(Columns):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class TraceRun:
     """What a trace did. ``events`` counts those that ran: all, unless memory ran out."""
 
     statistics: Statistics
@@ -49,14 +48,14 @@ class Run:
     out_of_memory: OutOfMemoryReport | None
 
 
-def trace_of(rows: list[tuple[int, int, int, int]]) -> Trace:
+def trace_of(rows: list[tuple[int, int, int, int]]) -> CallTrace:
     """A trace from (operation, allocation, bytes, stream)."""
     table = np.array(rows, dtype=np.int64).reshape(len(rows), 4)
     operation, allocation, size, stream = np.ascontiguousarray(table.T)
-    return Trace(operation=operation, allocation=allocation, bytes=size, stream=stream)
+    return CallTrace(operation=operation, allocation=allocation, bytes=size, stream=stream)
 
 
-def trace_of_events(events: EventColumns, segments: SegmentColumns = NO_SEGMENTS) -> Trace:
+def trace_of_events(events: EventColumns, segments: SegmentColumns = NO_SEGMENTS) -> CallTrace:
     """The trace of a recording's events; its baseline is allocated first, in the order in which it is listed.
 
     Where ``segments`` were given back to the device, the cache is emptied, as ``torch.cuda.empty_cache`` does.
@@ -83,7 +82,7 @@ def trace_of_events(events: EventColumns, segments: SegmentColumns = NO_SEGMENTS
     return trace_of(rows)
 
 
-def run(trace: Trace, allocator: DeviceCachingAllocator) -> Run:
+def run(trace: CallTrace, allocator: DeviceCachingAllocator) -> TraceRun:
     """Make the calls of ``trace``, until its end or until memory runs out."""
     blocks: list[Block] = []
     malloc, free = allocator.malloc, allocator.free
@@ -107,7 +106,7 @@ def run(trace: Trace, allocator: DeviceCachingAllocator) -> Run:
         event = len(trace)
     except OutOfMemory as error:
         failure = error.report
-    return Run(statistics=allocator.statistics(), events=event, out_of_memory=failure)
+    return TraceRun(statistics=allocator.statistics(), events=event, out_of_memory=failure)
 
 
 def _call(allocator: DeviceCachingAllocator, operation: int, blocks: list[Block], allocation: int, stream: int) -> None:
@@ -126,8 +125,8 @@ def _call(allocator: DeviceCachingAllocator, operation: int, blocks: list[Block]
 class WhatIf:
     """The same trace under two settings."""
 
-    before: Run
-    after: Run
+    before: TraceRun
+    after: TraceRun
 
     @property
     def peak_reserved_before(self) -> int:
@@ -140,13 +139,13 @@ class WhatIf:
         return self.after.statistics.reserved_bytes.peak
 
 
-def peak_reserved(trace: Trace, settings: Settings) -> int:
+def peak_reserved(trace: CallTrace, settings: Settings) -> int:
     """The most bytes that ``settings`` reserve for ``trace`` on a device that never runs out, from an empty start."""
     return run(trace, DeviceCachingAllocator(settings)).statistics.reserved_bytes.peak
 
 
 def what_if(
-    trace: Trace, settings: Settings, *, instead_of: Settings | None = None, total_memory: int | None = None
+    trace: CallTrace, settings: Settings, *, instead_of: Settings | None = None, total_memory: int | None = None
 ) -> WhatIf:
     """What ``settings`` would change, against ``instead_of`` (PyTorch's defaults), on a device of that memory.
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from ampmem.analysis.ops import plain_kind, plain_op
 from ampmem.analysis.timeline.categories import Category
-from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import Mask
+from ampmem.analysis.timeline.timeline import MemoryHistory
 from ampmem.events import Column, Fact
 
 LOW_PRECISION = ("bfloat16", "float16")
@@ -168,7 +168,7 @@ def kind_in_words(group: ActivationGroup, part: ActivationPart) -> str:
 
 
 def saved_as(history: MemoryHistory) -> Saved:
-    """Of every allocation who saved it, and its type."""
+    """Who saved each allocation, and its type."""
     facts, count = history.facts, len(history.lifetimes)
     op = np.zeros(count, dtype=np.int64)
     dtype = np.zeros(count, dtype=np.int64)

@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ampmem.analysis.json.jsonable import Positive
+from ampmem.analysis.jsonable import Positive
 from ampmem.analysis.parameters import own_elements
 from ampmem.analysis.timeline.categories import Category
-from ampmem.analysis.timeline.history import MemoryHistory
-from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, JoinedFacts, Mask
-from ampmem.analysis.timeline.tensors import tensor_sizes
-from ampmem.analysis.timeline.timeline import PhaseName
+from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, JoinedFacts, Mask, tensor_sizes
+from ampmem.analysis.timeline.timeline import MemoryHistory, PhaseName
 from ampmem.events import Column, Fact, Phase, Recording
 from ampmem.vocabulary import AUTOCAST_ARMS, SourceKind
 
@@ -104,7 +102,7 @@ class Casts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ledger:
+class CastLedger:
     """One entry per cast copy, in order of birth. ``allocation`` indexes the lifetimes, ``parameter`` the texts.
 
     A buffer that holds copies of several parameters has an entry for each of them.
@@ -147,13 +145,13 @@ class Ledger:
         return kept
 
 
-def ledger_of(history: MemoryHistory) -> Ledger:
-    """Every copy of a parameter in another precision."""
+def ledger_of(history: MemoryHistory) -> CastLedger:
+    """The ledger of every copy of a parameter in another precision."""
     lifetimes, facts = history.lifetimes, history.facts
     mine, parameter, sizes, shared = _copies(history)
     view = _counts(facts, Fact.VIEW_CAST, len(lifetimes))[mine] > 0
     cleared = _counts(facts, Fact.CACHED, len(lifetimes))[mine] > 0
-    return Ledger(
+    return CastLedger(
         allocation=mine,
         parameter=parameter,
         bytes=sizes,
@@ -167,7 +165,7 @@ def ledger_of(history: MemoryHistory) -> Ledger:
 
 
 def _copies(history: MemoryHistory) -> tuple[Column, Column, Column, Mask]:
-    """Of each copy its allocation, its parameter and its bytes, and whether others lie in the same allocation."""
+    """The allocation, parameter and bytes of each copy, and whether others lie in the same allocation."""
     facts, lifetimes, classes = history.facts, history.lifetimes, history.classes
     rows = np.flatnonzero((facts.fact == Fact.CAST_COPY) & classes.of(Category.CAST_COPIES)[facts.allocation])
     keys = facts.allocation[rows] * len(history.recording.texts) + facts.name[rows]
@@ -197,7 +195,7 @@ def _never_cleared(history: MemoryHistory, copies: Column, parameter: Column, vi
     return kept
 
 
-def casts_of(history: MemoryHistory, ledger: Ledger) -> Casts:
+def casts_of(history: MemoryHistory, ledger: CastLedger) -> Casts:
     """The ledger as the summary has it; parameters by bytes, largest first."""
     seen = history.recording.run.source is not SourceKind.SNAPSHOT
     return Casts(
@@ -241,7 +239,7 @@ def _counts(facts: JoinedFacts, fact: Fact, allocations: int) -> Column:
     return np.bincount(facts.allocation[facts.fact == fact], minlength=allocations)
 
 
-def _by_parameter(recording: Recording, ledger: Ledger) -> tuple[ParameterCasts, ...]:
+def _by_parameter(recording: Recording, ledger: CastLedger) -> tuple[ParameterCasts, ...]:
     names, of = np.unique(ledger.parameter, return_inverse=True)
     saved = ledger.saves > 0
 
@@ -269,7 +267,7 @@ def _by_parameter(recording: Recording, ledger: Ledger) -> tuple[ParameterCasts,
     return tuple(sorted(found, key=lambda item: (-item.bytes, item.name)))
 
 
-def _steps(history: MemoryHistory, ledger: Ledger) -> Iterator[StepCasts]:
+def _steps(history: MemoryHistory, ledger: CastLedger) -> Iterator[StepCasts]:
     """The ledger of each step, at a cost that grows with the steps and with the copies, and not with both."""
     steps, timeline, lifetimes = history.recording.steps, history.timeline, history.lifetimes
     others = np.flatnonzero(_counts(history.facts, Fact.OTHER_CAST, len(lifetimes)) > 0)
@@ -300,7 +298,7 @@ def _rows_of(indices: Sequence[int], step: Column) -> list[Column]:
     return [order[begin:end] for begin, end in zip(first, last, strict=True)]
 
 
-def _phases(ledger: Ledger, mine: Column) -> dict[str, PhaseCasts]:
+def _phases(ledger: CastLedger, mine: Column) -> dict[str, PhaseCasts]:
     phases = {}
     for phase in Phase:
         made = mine[ledger.phase[mine] == phase]
@@ -312,7 +310,7 @@ def _phases(ledger: Ledger, mine: Column) -> dict[str, PhaseCasts]:
     return phases
 
 
-def _surviving(history: MemoryHistory, ledger: Ledger) -> list[CopyCount]:
+def _surviving(history: MemoryHistory, ledger: CastLedger) -> list[CopyCount]:
     """For each step the copies that are alive when it ends."""
     ends = np.array([history.timeline.position(step.end_ns) for step in history.recording.steps], dtype=np.int64)
     order = np.argsort(ends, kind="stable")
@@ -320,7 +318,7 @@ def _surviving(history: MemoryHistory, ledger: Ledger) -> list[CopyCount]:
     return _in_order(order, counts)
 
 
-def _holders(history: MemoryHistory, ledger: Ledger) -> list[Holders | None]:
+def _holders(history: MemoryHistory, ledger: CastLedger) -> list[Holders | None]:
     """For each step who holds the copies at the end of its forward, where it has one."""
     instants = np.array([FOREVER if marks.after_forward is None else marks.after_forward for marks in history.marks])
     order = np.argsort(instants, kind="stable")
@@ -354,7 +352,7 @@ def _cleared_ns(history: MemoryHistory) -> Column:
     return cleared
 
 
-def _alive_between(history: MemoryHistory, ledger: Ledger, positions: Column) -> tuple[Column, Column]:
+def _alive_between(history: MemoryHistory, ledger: CastLedger, positions: Column) -> tuple[Column, Column]:
     """For each copy the first of the growing ``positions`` at which it lives, and the first at which no more."""
     born, died = history.lifetimes.born[ledger.allocation], history.lifetimes.died[ledger.allocation]
     last = np.where(died == ALIVE, len(positions), np.searchsorted(positions, died, side="right"))

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
-from ampmem.analysis.timeline.history import MemoryHistory
-from ampmem.analysis.timeline.lifetimes import Mask
-from ampmem.analysis.timeline.tensors import Tensors
+from ampmem.analysis.timeline.lifetimes import Mask, Tensors
+from ampmem.analysis.timeline.timeline import MemoryHistory
 from ampmem.events import OTHER_THREADS, Fact
 from ampmem.names import shape_of
 

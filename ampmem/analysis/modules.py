@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampmem.analysis.timeline.categories import Category
-from ampmem.analysis.timeline.history import MemoryHistory
 from ampmem.analysis.timeline.lifetimes import Mask
 from ampmem.analysis.timeline.marks import failure_ns
+from ampmem.analysis.timeline.timeline import MemoryHistory
 from ampmem.events import Column, Fact
 from ampmem.vocabulary import SourceKind
 
@@ -72,7 +72,7 @@ def in_module(history: MemoryHistory, category: Category, name: str) -> Mask:
 
 
 def _within(history: MemoryHistory, texts: Column, wanted: str, path_of: Callable[[str], str]) -> Mask:
-    """Where the path that a text says is that of the module ``wanted``, or of one below it; nowhere in empty texts."""
+    """The texts whose path is that of the module ``wanted``, or of one below it; never empty texts."""
     distinct, place = np.unique(texts, return_inverse=True)
     top = _path(wanted)
     found = [

@@ -1,6 +1,8 @@
-"""Torch's ops in words for people: ``layer norm`` for ``aten::native_layer_norm``, and what kind of op each is."""
+"""Ops and frames for people: ``layer norm`` for ``aten::native_layer_norm``, and the frames of the user's own code."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 _ATEN = "aten::"
 _PREFIXES = ("_", "native_", "cudnn_", "mkldnn_", "miopen_", "thnn_", "fused_")
@@ -91,3 +93,23 @@ def _trimmed(name: str) -> str:
     for suffix in _SUFFIXES:
         name = name.removesuffix(suffix)
     return name
+
+
+# Which frames of a stack are worth a look: those of the user's own code.
+
+_TORCH = ("/torch/", "<frozen ")
+_LIBRARIES = ("/site-packages/", "/dist-packages/", *_TORCH)
+
+
+def user_frames(stack: Sequence[str]) -> list[str]:
+    """The frames outside the libraries, else those outside torch (a script may be installed), else the innermost."""
+    for hidden in (_LIBRARIES, _TORCH):
+        own = [frame for frame in stack if not any(part in frame for part in hidden)]
+        if own:
+            return own
+    return list(stack[-1:])
+
+
+def user_frame(stack: Sequence[str]) -> str | None:
+    """The innermost of :func:`user_frames`."""
+    return next(reversed(user_frames(stack)), None)

@@ -9,10 +9,10 @@ from typing import Literal
 
 import numpy as np
 
-from ampmem.analysis.json.jsonable import NOT_IN_JSON
+from ampmem.analysis.jsonable import NOT_IN_JSON
 from ampmem.analysis.timeline.categories import Category
-from ampmem.analysis.timeline.history import MemoryHistory
-from ampmem.analysis.timeline.tensors import dtype_bytes
+from ampmem.analysis.timeline.lifetimes import dtype_bytes
+from ampmem.analysis.timeline.timeline import MemoryHistory
 from ampmem.events import Fact, ParameterRecord, Recording
 from ampmem.names import buffers_counted, parameters_left_over, shape_of
 from ampmem.vocabulary import Arm, SourceKind

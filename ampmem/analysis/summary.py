@@ -6,31 +6,39 @@ The dataclasses have the names and the order of the JSON. ``None`` is what could
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
 from ampmem.analysis.activations import ActivationGroup, activation_groups
-from ampmem.analysis.allocator.layers import outside_in, process_outside_in
-from ampmem.analysis.allocator.out_of_memory import FailedRequest
-from ampmem.analysis.analyse import Analysis, analyse
+from ampmem.analysis.analyse import Analysis, Conservation, analyse, doubts_of
 from ampmem.analysis.casts import Casts, cast_eligible
-from ampmem.analysis.conservation import Conservation, doubts_of
-from ampmem.analysis.findings import Finding, findings
-from ampmem.analysis.fit.estimate import Prediction, prediction_in
-from ampmem.analysis.json.jsonable import NOT_IN_JSON, AtLeast, Json, OneOf, Positive, Signed, named, text_of
-from ampmem.analysis.json.schema import schema_of
+from ampmem.analysis.estimate import Prediction, prediction_in
+from ampmem.analysis.findings import findings
+from ampmem.analysis.findings.base import Finding
+from ampmem.analysis.jsonable import (
+    NOT_IN_JSON,
+    AtLeast,
+    Json,
+    OneOf,
+    Positive,
+    Signed,
+    like,
+    named,
+    schema_of,
+    text_of,
+)
 from ampmem.analysis.largest import Held, LargeAllocation, held, largest
+from ampmem.analysis.layers import outside_in, process_outside_in
 from ampmem.analysis.modules import ModuleMemory, modules
+from ampmem.analysis.out_of_memory import FailedRequest
 from ampmem.analysis.parameters import Parameters, parameters_of
-from ampmem.analysis.static_model.unknown import unknown_of
-from ampmem.analysis.static_model.verdict import StaticComponent, StaticRecipe
+from ampmem.analysis.static_model.verdict import StaticComponent, StaticRecipe, unknown_of
 from ampmem.analysis.timeline.categories import Breakdown
-from ampmem.analysis.timeline.communication import ByPart
 from ampmem.analysis.timeline.marks import Instants, failure_ns, phase_at, trains
-from ampmem.analysis.timeline.timeline import ByPhase, PhaseName, most_of
+from ampmem.analysis.timeline.timeline import ByPart, ByPhase, PhaseName, most_of
 from ampmem.errors import NothingRecorded
 from ampmem.events import AllocatorRecord, MeshAxis, Phase, Recording, StepRecord
 from ampmem.names import STILL_WRITTEN, is_warning
@@ -300,13 +308,13 @@ def summary_of(analysis: Analysis) -> Summary:
     """The summary of an analysis that is there already."""
     recording, run = analysis.recording, analysis.recording.run
     require_training(recording)
-    arm, verdict = recording.arm, analysis.verdict
+    verdict = analysis.verdict
     steps = tuple(
         _step(analysis, step, marks, position)
         for step, marks, position in zip(recording.steps, analysis.marks, analysis.peaks, strict=True)
     )
     top, position = analysis.top, analysis.peak
-    peak, outside = _run_peak(steps[top]), _outside_steps(analysis)
+    peak, outside = like(RunPeak, steps[top].peak, step=steps[top].index), _outside_steps(analysis)
     prediction = prediction_in(recording)
     return Summary(
         schema=SCHEMA,
@@ -319,19 +327,9 @@ def summary_of(analysis: Analysis) -> Summary:
         local_rank=run.local_rank,
         mesh=recording.mesh,
         stages=recording.stages,
-        arm=ArmSummary(
-            name=arm.name,
-            dtype=arm.dtype,
-            cache=arm.cache,
-            scaler=arm.scaler,
-            forced=arm.forced,
-            wrapped=arm.wrapped,
-        ),
+        arm=like(ArmSummary, recording.arm),
         parameters=parameters_of(analysis, cast_eligible(analysis)),
-        optimizer=tuple(
-            Optimizer(class_name=record.class_name, implementation=record.implementation)
-            for record in recording.optimizers
-        ),
+        optimizer=tuple(like(Optimizer, record) for record in recording.optimizers),
         steps=steps,
         out_of_memory=analysis.failed_request,
         plain_step_ns=recording.plain_step_ns,
@@ -388,17 +386,10 @@ def require_training(recording: Recording) -> None:
 def _step(analysis: Analysis, step: StepRecord, marks: Instants, position: int) -> Step:
     layers, between = analysis.layers, tuple(map(analysis.timeline.position, (step.start_ns, step.end_ns)))
     allocated = None if layers is None else layers.allocated_between(*between)
-    return Step(
-        index=step.index,
-        finished=step.finished,
-        skipped_update=step.skipped_update,
-        loss=step.loss,
+    return like(
+        Step,
+        step,
         loss_not_finite=_not_finite(step.loss),
-        backwards=step.backwards,
-        loss_scale=step.loss_scale,
-        batch_size=step.batch_size,
-        batch_loaded=step.batch_loaded,
-        autocast_in_backward=step.autocast_in_backward,
         duration_ns=step.end_ns - step.start_ns,
         marks=Marks(
             after_forward=_breakdown(analysis, marks.after_forward),
@@ -419,7 +410,7 @@ def _not_finite(loss: float | None) -> Literal["nan", "inf", "-inf"] | None:
 
 
 def _activations(analysis: Analysis) -> tuple[ActivationGroup, ...]:
-    """Those at the end of the last forward that a backward followed; where none did, when memory ran out."""
+    """The activations at the end of the last forward that a backward followed, or else when memory ran out."""
     instants = [marks.after_forward for marks in analysis.marks if marks.after_forward is not None]
     instants = instants or [failed for failed in (failure_ns(analysis.recording),) if failed is not None]
     return activation_groups(analysis, analysis.saved_as, analysis.timeline.position(instants[-1])) if instants else ()
@@ -452,14 +443,6 @@ def _peak_at(analysis: Analysis, position: int, phase: Phase, op: str = "", modu
     )
 
 
-def _run_peak(step: Step) -> RunPeak:
-    return RunPeak(**_items(step.peak), step=step.index)
-
-
-def _items(peak: Peak) -> dict[str, Any]:
-    return {item.name: getattr(peak, item.name) for item in fields(peak)}
-
-
 def _outside_steps(analysis: Analysis) -> OutsidePeak | None:
     """The most outside of the steps, where that is more than their peak."""
     sizes, steps = analysis.sizes, analysis.recording.steps
@@ -472,7 +455,7 @@ def _outside_steps(analysis: Analysis) -> OutsidePeak | None:
     phase = Phase(int(analysis.recording.events.phase[position - 1]))
     found = _peak_at(analysis, position, phase, *analysis.born_at(position))
     allocated = None if analysis.layers is None else int(sizes[position])
-    return OutsidePeak(**_items(replace(found, allocated=allocated)), after=position > last)
+    return like(OutsidePeak, found, allocated=allocated, after=position > last)
 
 
 PLACES = {

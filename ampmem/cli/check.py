@@ -10,11 +10,18 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from ampmem.analysis.budgets.baseline import RunsOn, require_comparable, require_replaceable
-from ampmem.analysis.budgets.budget import Allowance, Budget, parse_allowance, parse_budget
+from ampmem.analysis.budgets.budget import (
+    Allowance,
+    Budget,
+    BudgetFile,
+    find_budgets,
+    merged,
+    parse_allowance,
+    parse_budget,
+)
 from ampmem.analysis.budgets.check import CheckResult, check_schema, not_judged
 from ampmem.analysis.budgets.check import check as judge
-from ampmem.analysis.budgets.pyproject import BudgetFile, find_budgets, merged
+from ampmem.analysis.budgets.run import RunsOn, require_comparable, require_replaceable
 from ampmem.cli.checks.baselines import baseline_of, read_baseline, update
 from ampmem.cli.checks.github import on_github, tell_github
 from ampmem.cli.checks.recording import Recorded, recorded

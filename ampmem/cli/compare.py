@@ -10,10 +10,10 @@ from pathlib import Path
 
 import click
 
-from ampmem.analysis.comparison.compare import Entry, entry_of
-from ampmem.analysis.comparison.compare import compare as compare_entries
-from ampmem.analysis.ranks.arms import merge_all
-from ampmem.analysis.ranks.reading import read_runs
+from ampmem.analysis.comparison import Entry, entry_of
+from ampmem.analysis.comparison import compare as compare_entries
+from ampmem.analysis.ranks.jobs import read_runs
+from ampmem.analysis.ranks.merge import merge_all
 from ampmem.cli.options.shared import ScriptCommand, ScriptOptions, settled, shared_options
 from ampmem.cli.processes import launch
 from ampmem.cli.processes.children import chosen_arms, misplaced, profile_arguments

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ampmem.analysis.difference.difference import difference, difference_schema
-from ampmem.analysis.difference.reading import read_side
+from ampmem.analysis.difference.sides import read_side
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.cli.options.schema import schema_option
 from ampmem.errors import UsageError

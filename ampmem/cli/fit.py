@@ -12,9 +12,7 @@ from pathlib import Path
 import click
 
 from ampmem.allocator.gpus import GpuSpec, gpu_to_simulate
-from ampmem.analysis.fit.document import document, fit_schema
-from ampmem.analysis.fit.fit import FitResult, arm_fits, break_evens
-from ampmem.analysis.fit.search import remaining, wanted
+from ampmem.analysis.fit import FitResult, arm_fits, break_evens, document, fit_schema, remaining, wanted
 from ampmem.cli.options.schema import schema_option
 from ampmem.cli.options.shared import ScriptCommand, ScriptOptions, settled, shared_options
 from ampmem.cli.options.vary import OPTION, varied_arguments

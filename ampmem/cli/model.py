@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from ampmem.analysis.measured import measure
-from ampmem.analysis.static_model.static_model import OPTIMIZERS, PRECISIONS, OptimizerModel, optimizer_model, recipe
+from ampmem.analysis.soundness import measure
+from ampmem.analysis.static_model.recipes import OPTIMIZERS, PRECISIONS, OptimizerModel, optimizer_model, recipe
 from ampmem.analysis.summary import Summary
 from ampmem.cli.show import report_of
 from ampmem.errors import NothingRecorded, UsageError

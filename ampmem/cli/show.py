@@ -11,13 +11,11 @@ import click
 
 from ampmem.allocator.settings import parse_settings
 from ampmem.allocator.trace import WhatIf, trace_of_events, what_if
-from ampmem.analysis.comparison.compare import compare, distinct
-from ampmem.analysis.json.schema import one_or_several
-from ampmem.analysis.ranks.arms import Jobs, merge_all
-from ampmem.analysis.ranks.jobs import are_ranks
+from ampmem.analysis.comparison import compare, distinct
+from ampmem.analysis.jsonable import one_or_several
+from ampmem.analysis.ranks.jobs import RankRun, are_ranks, rank_run, ranks_beside, read_runs
+from ampmem.analysis.ranks.merge import Jobs, merge_all
 from ampmem.analysis.ranks.ranks import Ranks, ranks_schema
-from ampmem.analysis.ranks.reading import ranks_beside, read_runs
-from ampmem.analysis.ranks.runs import RankRun, rank_run
 from ampmem.analysis.soundness import faults, soundness
 from ampmem.analysis.summary import Summary, summary_schema
 from ampmem.cli.options.schema import schema_option

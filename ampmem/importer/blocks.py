@@ -6,10 +6,16 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ampmem.allocator.rounding import round_size
-from ampmem.allocator.settings import SMALL_BUFFER, SMALL_SIZE, Settings
-from ampmem.allocator.snapshots.rebuild import InitialState, NotReplayable, rebuild
-from ampmem.allocator.snapshots.snapshot import ALLOC, FREE_COMPLETED, DeviceSnapshot, SnapshotEvent
+from ampmem.allocator.settings import SMALL_BUFFER, SMALL_SIZE, Settings, round_size
+from ampmem.allocator.snapshot import (
+    ALLOC,
+    FREE_COMPLETED,
+    DeviceSnapshot,
+    InitialState,
+    NotReplayable,
+    SnapshotEvent,
+    rebuild,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from enum import Enum
 from itertools import takewhile
 from typing import Final
 
-from ampmem.allocator.snapshots.snapshot import Frame
+from ampmem.allocator.snapshot import Frame
 from ampmem.events import Phase
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ampmem.allocator.snapshots.snapshot import ALLOC, DeviceSnapshot, Frame
+from ampmem.allocator.snapshot import ALLOC, DeviceSnapshot, Frame
 from ampmem.events import ArmRecord, Phase
 from ampmem.importer.claims import Conclusions
 from ampmem.importer.frames import Reading, read_stack

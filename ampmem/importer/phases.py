@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ampmem.allocator.snapshots.snapshot import ALLOC, Span
+from ampmem.allocator.snapshot import ALLOC, Span
 from ampmem.events import Phase
 from ampmem.importer.frames import CallSite, Reading
 from ampmem.importer.replay import TracedBlocks

@@ -10,11 +10,10 @@ from typing import Final, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ampmem.allocator.model.layout import DEFAULT_POOL
-from ampmem.allocator.rounding import get_allocation_size
-from ampmem.allocator.settings import Settings
-from ampmem.allocator.shortage import pack
-from ampmem.allocator.snapshots.snapshot import ALLOC, FREE_COMPLETED, DeviceSnapshot, SnapshotEvent, read_snapshot
+from ampmem.allocator.blocks import DEFAULT_POOL
+from ampmem.allocator.oom import pack
+from ampmem.allocator.settings import Settings, get_allocation_size
+from ampmem.allocator.snapshot import ALLOC, FREE_COMPLETED, DeviceSnapshot, SnapshotEvent, read_snapshot
 from ampmem.errors import RecordingError, UsageError
 from ampmem.events import (
     NO_STEP,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
-from ampmem.allocator.rounding import round_size
-from ampmem.allocator.settings import Settings
-from ampmem.allocator.snapshots.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED, DeviceSnapshot, SnapshotEvent
+from ampmem.allocator.settings import Settings, round_size
+from ampmem.allocator.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED, DeviceSnapshot, SnapshotEvent
 from ampmem.errors import RecordingError
 from ampmem.importer.blocks import BlockSizes, block_sizes
 

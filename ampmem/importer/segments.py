@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ampmem.allocator.segments import RESERVING, Extent, SegmentLog, extent_of_call, extents_of, rewound
-from ampmem.allocator.snapshots.snapshot import ALLOC, DeviceSnapshot, SnapshotEvent
+from ampmem.allocator.snapshot import ALLOC, DeviceSnapshot, SnapshotEvent
 from ampmem.events import NO_SEGMENTS, SegmentColumns
 from ampmem.importer.replay import BEFORE, TracedBlocks
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Final
 
-from ampmem.allocator.snapshots.snapshot import ALLOC
+from ampmem.allocator.snapshot import ALLOC
 from ampmem.events import Phase
 from ampmem.importer.frames import Reading
 from ampmem.importer.phases import Course

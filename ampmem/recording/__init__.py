@@ -1,9 +1,7 @@
 """The ``.ampmem`` file: one SQLite database per process, appended to as the run goes, and read whole."""
 
 from ampmem.recording.bounds import MOST_STEPS
-from ampmem.recording.kinds import check_recording, is_recording, taken_for_script
-from ampmem.recording.layout import FORMAT_VERSION, SUFFIX
-from ampmem.recording.packed import PACKED, pack, unpack
+from ampmem.recording.database import FORMAT_VERSION, SUFFIX
 from ampmem.recording.rank_files import (
     RankFile,
     claimed_for,
@@ -15,8 +13,18 @@ from ampmem.recording.rank_files import (
     remove_left_over,
     without_journals,
 )
-from ampmem.recording.reader import job_of, read, world_size_of
-from ampmem.recording.writer import Batch, Description, RecordingWriter, add_ending, add_plain_steps, write_recording
+from ampmem.recording.reader import check_recording, is_recording, job_of, read, taken_for_script, world_size_of
+from ampmem.recording.writer import (
+    PACKED,
+    Batch,
+    Description,
+    RecordingWriter,
+    add_ending,
+    add_plain_steps,
+    pack,
+    unpack,
+    write_recording,
+)
 
 __all__ = [
     "FORMAT_VERSION",

@@ -37,7 +37,7 @@ INTEGERS: Mapping[str, tuple[int, int]] = {
 MOST_STEPS = 30_000
 """A recording ends with that many."""
 
-ROWS: Mapping[str, int] = {
+MOST_ROWS: Mapping[str, int] = {
     "meta": 100,
     "note": 10_000,
     "optimizer": 10_000,
@@ -165,7 +165,7 @@ def _check_extents(recording: Recording) -> None:
 
 
 def _check_texts(recording: Recording) -> None:
-    """Each row is shown with its names, which must not be longer than rows are many."""
+    """Raise ``ValueError`` where names and stacks are too long: each row is shown with its own."""
     lengths = np.fromiter(map(len, recording.texts), dtype=np.int64, count=len(recording.texts))
     events, facts = recording.events, recording.facts
     for columns in ((events.op, events.module), (facts.name, facts.module), (facts.dtype, facts.shape)):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ampmem.output.files import half_written, lock_file
-from ampmem.recording.layout import SUFFIX
+from ampmem.recording.database import SUFFIX
 
 _CLAIM = "the recording of a rank begins here: "
 _LONGEST_CLAIM = 1000
@@ -36,7 +36,7 @@ class RankFile:
 
 
 def rank_file(job: Path, rank: int, world_size: int) -> Path:
-    """Where rank ``rank`` of ``world_size`` writes when a process alone would write ``job``."""
+    """The file that rank ``rank`` of ``world_size`` writes when a process alone would write ``job``."""
     return job.with_name(f"{job.name.removesuffix(SUFFIX)}.rank{rank}-of-{world_size}{SUFFIX}")
 
 

@@ -1,19 +1,23 @@
-"""Writes a recording: appended to as the run goes.
+"""Writes a recording: appended to as the run goes, or packed as a text for files of other formats.
 
 One transaction per step, so whatever ends the process leaves every finished step readable.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import os
 import sqlite3
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from json import dumps, loads  # taken now: a script may put another in its place
+from json import dumps, loads
 from pathlib import Path
-from typing import TypeVar
+from tempfile import TemporaryDirectory
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -40,10 +44,18 @@ from ampmem.events import (
 from ampmem.failure import FailureRecord
 from ampmem.names import NOT_ENDED
 from ampmem.output.files import half_written, lock_file, lock_output, remove_empty
-from ampmem.recording.database import identity_of, written_here
-from ampmem.recording.layout import COLUMN_TABLES, ENDED, FORMAT_VERSION, MESH, ROWS, schema
+from ampmem.recording.database import (
+    COLUMN_TABLES,
+    ENDED,
+    FORMAT_VERSION,
+    MESH,
+    ROWS,
+    identity_of,
+    schema,
+    written_here,
+)
 from ampmem.recording.rank_files import lock_of_claim
-from ampmem.recording.reader import read
+from ampmem.recording.reader import is_recording, read
 
 _ColumnsT = TypeVar("_ColumnsT", bound=Columns)
 
@@ -266,7 +278,7 @@ class RecordingWriter:
             self._lock = None
 
     def _identity(self) -> tuple[int, int]:
-        """Which file this writes, whatever is called so by now."""
+        """The file that this writer writes, whatever has its name by now."""
         assert self._lock is not None
         status = os.fstat(self._lock)
         return status.st_dev, status.st_ino
@@ -517,3 +529,73 @@ def _write_plain_steps(path: Path, durations_ns: Sequence[int]) -> None:
             database.executemany("INSERT INTO plain_step VALUES (?)", ((duration,) for duration in durations_ns))
     except sqlite3.Error as error:
         raise RecordingError(f"cannot append to {path}: {error}") from error
+
+
+# A recording as one text and back, for files of other formats that have room for a text: written and read there.
+
+PACKED: Final = "ampmem recording, a file in zlib and base64: "
+"""What such a text begins with."""
+
+# A recording takes some 200 bytes for each event with its facts, and zlib makes a third to a tenth of that.
+_LEAST: Final = 4 << 20
+_FOR_EACH_EVENT: Final = 1 << 10
+_FOR_EACH_BYTE: Final = 12
+_PIECE: Final = 1 << 16
+
+
+def pack(recording: Recording) -> str:
+    """``recording``, whole, as a text that :func:`unpack` reads. Raises :class:`UsageError` when no disk has room."""
+    try:
+        with TemporaryDirectory(prefix="ampmem-") as folder:
+            path = Path(folder) / "recording"
+            write_recording(path, recording)
+            return PACKED + base64.b64encode(b"".join(_squeezed(path))).decode("ascii")
+    except OSError as error:
+        raise UsageError(f"cannot write a temporary file: {error}") from error
+
+
+def _squeezed(path: Path) -> Iterator[bytes]:
+    packer = zlib.compressobj()
+    with path.open("rb") as stream:
+        while piece := stream.read(_PIECE):
+            yield packer.compress(piece)
+    yield packer.flush()
+
+
+def unpack(text: str, events: int) -> Recording:
+    """The recording in ``text``, which may be anybody's; it is to have about as many ``events``.
+
+    Raises :class:`RecordingError` for a text that is damaged, or holds more than a recording of so many events would;
+    :class:`UsageError` when no disk has room.
+    """
+    try:
+        packed = base64.b64decode(text.removeprefix(PACKED).encode("ascii"), validate=True)
+        with TemporaryDirectory(prefix="ampmem-") as folder:
+            path = Path(folder) / "recording"
+            most = _LEAST + _FOR_EACH_EVENT * events + _FOR_EACH_BYTE * len(packed)
+            with path.open("wb") as stream:
+                for piece in _stretched(packed, most):
+                    stream.write(piece)
+            if not is_recording(path):
+                raise ValueError("what was packed is not a recording")
+            try:
+                return read(path)
+            except RecordingError as error:
+                raise RecordingError(str(error).replace(str(path), "it")) from None
+    except (ValueError, binascii.Error, zlib.error) as error:
+        raise RecordingError(f"it is damaged ({error})") from None
+    except OSError as error:
+        raise UsageError(f"cannot write a temporary file: {error}") from error
+
+
+def _stretched(packed: bytes, most: int) -> Iterator[bytes]:
+    """The bytes that were packed, in pieces. Raises ``ValueError`` for more than ``most``, and for what has no end."""
+    unpacker, rest = zlib.decompressobj(), packed
+    while piece := unpacker.decompress(rest, _PIECE):
+        most -= len(piece)
+        if most < 0:
+            raise ValueError("it is too large for its events")
+        yield piece
+        rest = unpacker.unconsumed_tail
+    if not unpacker.eof or unpacker.unused_data:
+        raise ValueError("it is cut off, or has something after its end")

@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 import torch
 
+from ampmem.allocator.blocks import ALLOCATED, Block, SnapshotSegment
+from ampmem.allocator.caching import DeviceCachingAllocator
 from ampmem.allocator.gpus import GpuSpec
-from ampmem.allocator.model.blocks import ALLOCATED, Block
-from ampmem.allocator.model.caching import DeviceCachingAllocator
-from ampmem.allocator.model.layout import SnapshotSegment
-from ampmem.allocator.model.oom import OutOfMemory, allowed_memory
+from ampmem.allocator.oom import OutOfMemory, allowed_memory
 from ampmem.allocator.settings import Settings, parse_settings, settings_of_environment, text_of_environment
 from ampmem.errors import UsageError
 from ampmem.events import Action, PredictionRecord

@@ -10,9 +10,9 @@ import time
 
 import numpy as np
 
-from ampmem.allocator.model.caching import DeviceCachingAllocator
+from ampmem.allocator.caching import DeviceCachingAllocator
 from ampmem.allocator.settings import MIB, Settings, parse_settings
-from ampmem.allocator.trace import Operation, Trace, run, trace_of
+from ampmem.allocator.trace import CallTrace, Operation, run, trace_of
 
 STEPS = 20
 LAYERS = 48
@@ -28,7 +28,7 @@ SETTINGS = {
 }
 
 
-def training(random: np.random.Generator) -> Trace:
+def training(random: np.random.Generator) -> CallTrace:
     """Forward, backward and optimizer of a model with many layers; activations differ a little by step."""
     rows: list[tuple[int, int, int, int]] = []
     count = 0
@@ -67,7 +67,7 @@ def training(random: np.random.Generator) -> Trace:
     return trace_of(rows)
 
 
-def measure(trace: Trace, settings: Settings) -> float:
+def measure(trace: CallTrace, settings: Settings) -> float:
     """Events per second of CPU time, the best of some rounds."""
     best = float("inf")
     for _ in range(ROUNDS):

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 from tabulate import tabulate
 
-from ampmem.analysis.fit.estimate import Fit, Prediction, prediction_in
+from ampmem.analysis.estimate import Fit, Prediction, prediction_in
 from ampmem.recording import read
 from ampmem.units import format_bytes
 

@@ -25,12 +25,15 @@ from tabulate import tabulate
 
 from ampmem.allocator.gpus import GPUS, find_gpu
 from ampmem.allocator.settings import MIB
-from ampmem.allocator.snapshots.replay import replay
-from ampmem.allocator.snapshots.snapshot import ALLOC, read_snapshot
+from ampmem.allocator.snapshot import ALLOC, read_snapshot
 from ampmem.events import Action, Recording, SegmentAction
 from ampmem.importer.unpickle import load
 from ampmem.recording import read
 from ampmem.vocabulary import SourceKind
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+
+from replayed import replay
 
 ROOT = Path(__file__).parents[2]
 STEP, FORWARD = "step", "forward"

@@ -11,7 +11,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Union, get_args, get_origin, get_type_hints
 
-from ampmem.analysis.json.jsonable import json_fields
+from ampmem.analysis.jsonable import json_fields
 from ampmem.reporters.html.page.fit_page import FitView
 from ampmem.reporters.html.page.page import PageView
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from build import ARM, RUN, Story
 
-from ampmem.allocator.model.blocks import Block
-from ampmem.allocator.model.caching import DeviceCachingAllocator
-from ampmem.allocator.model.driver import Call
+from ampmem.allocator.blocks import Block, Call
+from ampmem.allocator.caching import DeviceCachingAllocator
 from ampmem.allocator.settings import Settings
 from ampmem.events import Fact, Phase, Recording, SegmentAction
 from ampmem.vocabulary import SourceKind

@@ -13,8 +13,8 @@ from build import Story
 from pages import Open, Written, written
 from story import gpu_run
 
-from ampmem.analysis.allocator.addresses import address_map
 from ampmem.analysis.analyse import Analysis
+from ampmem.analysis.layers import address_map
 from ampmem.events import Fact, Phase
 from ampmem.units import format_bytes
 

@@ -12,7 +12,7 @@ from pages import Open
 from story import PAYLOADS, hostile_run
 
 from ampmem.analysis.difference.difference import Side, difference
-from ampmem.analysis.difference.reading import read_side
+from ampmem.analysis.difference.sides import read_side
 from ampmem.analysis.summary import summarize
 from ampmem.events import Recording
 from ampmem.reporters.html import write_difference

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pages import Open, wait_until
 
-from ampmem.analysis.fit.fit import FitResult, Memory, Vary, arm_fits, break_evens
+from ampmem.analysis.fit import FitResult, Memory, Vary, arm_fits, break_evens
 from ampmem.reporters.html.page.fit_page import write_fit
 from ampmem.reporters.text.fit import break_even_lines, fitting_lines
 from ampmem.units import format_bytes

@@ -16,8 +16,8 @@ import pytest
 from pages import Open, Written, written
 from story import gpu_run
 
-from ampmem.analysis.allocator.layers import Layers
 from ampmem.analysis.analyse import Analysis, analyse
+from ampmem.analysis.layers import AllocatorLayers
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.reporters.html.stream.layers import address_map_view
 from ampmem.reporters.html.stream.stream import stream_view
@@ -36,7 +36,7 @@ console.log(JSON.stringify({ sums, maps: positions.map((position) => segmentsFil
 """
 
 
-def layers_in(analysis: Analysis) -> Layers:
+def layers_in(analysis: Analysis) -> AllocatorLayers:
     layers = analysis.layers
     assert layers is not None
     return layers

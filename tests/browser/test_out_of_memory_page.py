@@ -10,8 +10,8 @@ from failures import OUT_OF_MEMORY, late_zero_grad
 from pages import Open, Written, written
 from story import long_run
 
-from ampmem.allocator.shortage import pack
-from ampmem.analysis.findings.remedies import remedies
+from ampmem.allocator.oom import pack
+from ampmem.analysis.findings.base import remedies
 from ampmem.analysis.summary import summary_of
 from ampmem.events import OomRecord, Phase, Recording
 from ampmem.units import format_bytes, format_count

@@ -16,9 +16,9 @@ from pages import Open, wait_until
 from story import PAYLOADS
 from test_looks import BROKEN, CUT, violations
 
+from ampmem.analysis.ranks.jobs import read_runs
 from ampmem.analysis.ranks.merge import merge
 from ampmem.analysis.ranks.ranks import Ranks
-from ampmem.analysis.ranks.reading import read_runs
 from ampmem.events import ArmRecord, MeshAxis, Recording
 from ampmem.recording import rank_file
 from ampmem.reporters.html import write

@@ -367,7 +367,7 @@ def test_casts_inside_compiled_code(seen: bool) -> None:
     assert summary.notes == (() if seen else (CASTS_COMPILED,))
     text = render(summary, summary.notes, details=EVERYTHING)
     assert ("without casts inside compiled code" in text) is not seen
-    saves = amp_saves.check(TrainingRun(analysis=analysis))  # a model so small has it on no page
+    saves = amp_saves(TrainingRun(analysis=analysis))  # a model so small has it on no page
     assert (saves is not None) is seen  # else what the copies take is among the activations
     last = all_judged(analysis)[-1]
     unseen = "no cast was seen: casts inside compiled code cannot be identified"

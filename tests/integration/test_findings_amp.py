@@ -15,8 +15,8 @@ from measure import options
 from torch import Tensor, nn
 
 import ampmem
-from ampmem.analysis.findings import Finding
-from ampmem.analysis.fit.break_even import break_even, first_saving
+from ampmem.analysis.estimate import break_even, first_saving
+from ampmem.analysis.findings.base import Finding
 from ampmem.workloads import checkpointed
 
 clean_start = measure.clean_start

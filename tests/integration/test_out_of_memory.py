@@ -10,7 +10,7 @@ from subprocess import CompletedProcess
 import pytest
 from commands import ampmem
 
-from ampmem.analysis.allocator.out_of_memory import FailedRequest, ToCome
+from ampmem.analysis.out_of_memory import FailedRequest, ToCome
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.events import Recording

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ampmem.allocator.gpus import find_gpu
-from ampmem.analysis.fit.estimate import Fit, prediction_of
+from ampmem.analysis.estimate import Fit, prediction_of
 from ampmem.names import CUDNN_TRIALS
 from ampmem.simulator import extras
 from ampmem.simulator.scratch.measured import SCHEMA, read

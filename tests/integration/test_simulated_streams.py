@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from commands import ampmem
 
-from ampmem.analysis.allocator.addresses import address_map
 from ampmem.analysis.analyse import analyse
+from ampmem.analysis.layers import address_map
 from ampmem.analysis.summary import summarize
 from ampmem.events import Action
 from ampmem.recording import read

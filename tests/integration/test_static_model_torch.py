@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from ampmem.analysis.static_model.static_model import OPTIMIZERS, adafactor_state, optimizer_model
+from ampmem.analysis.static_model.recipes import OPTIMIZERS, adafactor_state, optimizer_model
 
 OptimizerFactory = Callable[[list[nn.Parameter]], optim.Optimizer]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adafactor, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
 
 from ampmem.analysis.analyse import Analysis, analyse
-from ampmem.analysis.static_model.static_model import adam8bit_state
+from ampmem.analysis.static_model.recipes import adam8bit_state
 from ampmem.events import Fact
 from ampmem.workloads import reuse
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from build import FP32, RUN, Story
 
 from ampmem.analysis.difference.difference import Difference, difference
-from ampmem.analysis.difference.reading import side_of
+from ampmem.analysis.difference.sides import side_of
 from ampmem.analysis.timeline.categories import Category
 from ampmem.events import Fact, Phase, Recording
 

@@ -9,7 +9,7 @@ from build import Story
 from ampmem.analysis.budgets.budget import budgets_of
 from ampmem.analysis.budgets.check import CheckResult, check
 from ampmem.analysis.budgets.run import run_of
-from ampmem.analysis.difference.reading import side_of
+from ampmem.analysis.difference.sides import side_of
 from ampmem.events import Fact, Phase, Recording
 
 MIB = 1024**2

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ampmem.allocator.model.blocks import AWAITING, Block
-from ampmem.allocator.model.caching import DeviceCachingAllocator
-from ampmem.allocator.model.oom import OutOfMemory
-from ampmem.allocator.rounding import round_size
-from ampmem.allocator.settings import Settings
+from ampmem.allocator.blocks import AWAITING, Block
+from ampmem.allocator.caching import DeviceCachingAllocator
+from ampmem.allocator.oom import OutOfMemory
+from ampmem.allocator.settings import Settings, round_size
 from ampmem.events import Action, EventColumns, SegmentAction
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.cuda.device import OomObserver, Stats

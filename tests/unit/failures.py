@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from build import RUN, Story
 
-from ampmem.allocator.model.layout import SnapshotBlock, SnapshotSegment
-from ampmem.allocator.shortage import pack
+from ampmem.allocator.blocks import SnapshotBlock, SnapshotSegment
+from ampmem.allocator.oom import pack
 from ampmem.events import ArmRecord, Fact, OomRecord, Phase, Recording
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.vocabulary import SourceKind

@@ -17,8 +17,8 @@ from pathlib import Path
 from build import ARM, FP32, RUN, Story, arm_run
 from jobs import jobs
 
-from ampmem.analysis.comparison.compare import Entry, compare, entry_of
-from ampmem.analysis.ranks.arms import merge_all
+from ampmem.analysis.comparison import Entry, compare, entry_of
+from ampmem.analysis.ranks.merge import merge_all
 from ampmem.analysis.summary import summarize
 from ampmem.events import Fact, Phase, Recording
 from ampmem.reporters.text.common.layout import Layout

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from build import ARM, FP32, RUN, Story
 
-from ampmem.analysis.ranks.runs import RankRun, rank_run_of
+from ampmem.analysis.ranks.jobs import RankRun, rank_run_of
 from ampmem.errors import RecordingError
 from ampmem.events import ArmRecord, Fact, MeshAxis, OptimizerRecord, Phase, Recording
 

@@ -1,19 +1,33 @@
-"""A run as budgets are held against it: its summary, what was alive when, and whether it can be judged at all."""
+"""A run as budgets are held against it: its measures, whether it can be judged, and whether it can be a baseline."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ampmem.analysis.analyse import Analysis, analyse
-from ampmem.analysis.difference.groups import Group, groups_at, groups_of
-from ampmem.analysis.difference.reading import is_json, path_given, read_side, side_given
-from ampmem.analysis.difference.side import Side
+from ampmem.analysis.budgets.budget import ALLOCATED, COPIES, DEVICE, GROWTH, PEAK, RESERVED, Budget, nearest
+from ampmem.analysis.difference.difference import conditions_of, difference
+from ampmem.analysis.difference.sides import (
+    Group,
+    Side,
+    groups_at,
+    groups_of,
+    is_json,
+    path_given,
+    read_side,
+    side_given,
+)
+from ampmem.analysis.jsonable import NotOfThisKind, parsed
+from ampmem.analysis.modules import ModuleMemory
 from ampmem.analysis.soundness import wrong_sums
-from ampmem.analysis.summary import Summary, require_training, summary_of
+from ampmem.analysis.summary import SCHEMA, Summary, require_training, summary_of
+from ampmem.analysis.timeline.categories import PRECISION_COPIES, Category
+from ampmem.errors import UsageError
 from ampmem.events import Recording
-from ampmem.recording import read
+from ampmem.recording import is_recording, read
+from ampmem.vocabulary import SourceKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +47,12 @@ class Growth:
 
     @property
     def per_step(self) -> int:
-        """The same for each step between; what is not even is rounded up."""
+        """The growth of each step between, in bytes, rounded up."""
         return -(-self.bytes // self.steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class JudgedRun:
     """A run that budgets are held against.
 
     ``allocated`` is the most bytes that the allocator's blocks took in any recorded step, ``growth`` what stays from
@@ -58,7 +72,7 @@ class Run:
         return self.side.summary
 
 
-def run_of(recording: Recording, label: str) -> Run:
+def run_of(recording: Recording, label: str) -> JudgedRun:
     """``recording``, which is called ``label``.
 
     Raises :class:`~ampmem.errors.NothingRecorded` and :class:`~ampmem.errors.RecordingError` as
@@ -67,7 +81,7 @@ def run_of(recording: Recording, label: str) -> Run:
     require_training(recording)
     analysis = analyse(recording)
     summary = summary_of(analysis)
-    return Run(
+    return JudgedRun(
         side=Side(label=label, summary=summary, groups=groups_of(analysis), arguments=recording.run.arguments),
         allocated=_allocated(analysis),
         growth=_growth(analysis),
@@ -76,12 +90,12 @@ def run_of(recording: Recording, label: str) -> Run:
     )
 
 
-def run_of_side(side: Side) -> Run:
+def run_of_side(side: Side) -> JudgedRun:
     """A run of which there is no more than ``side``."""
-    return Run(side=side, problems=tuple(_problems(side.summary)))
+    return JudgedRun(side=side, problems=tuple(_problems(side.summary)))
 
 
-def run_given(given: object, label: str) -> Run:
+def run_given(given: object, label: str) -> JudgedRun:
     """A run from a recording, a summary, or a file that holds one; what is in no file is called ``label``.
 
     Raises :class:`~ampmem.errors.UsageError` for anything else, and what :func:`run_of` and :func:`read_run` raise.
@@ -92,7 +106,7 @@ def run_given(given: object, label: str) -> Run:
     return read_run(path_given(given)) if side is None else run_of_side(side)
 
 
-def read_run(path: Path, label: str | None = None) -> Run:
+def read_run(path: Path, label: str | None = None) -> JudgedRun:
     """The recording, or the JSON of a summary, at ``path``.
 
     Raises :class:`~ampmem.errors.UsageError` where there is no file, and what :func:`run_of` raises.
@@ -144,3 +158,200 @@ def _ending(recording: Recording, summary: Summary) -> Iterator[str]:
 
 def _total(groups: tuple[Group, ...]) -> int:
     return sum(group.bytes for group in groups)
+
+
+# How many bytes of what a budget limits there are in a run.
+
+OF_SUMMARY: tuple[str, ...] = (PEAK, *map(str, Category), COPIES)
+"""What every summary has, and what a run is compared by."""
+
+
+_MEANT = 3
+
+
+class NotMeasured(ValueError):
+    """What a budget limits is not known of the run; the message says why."""
+
+
+def measured(run: JudgedRun, budget: Budget) -> int:
+    """Bytes of what ``budget`` limits; of growth for each step. Raises :class:`NotMeasured`."""
+    summary, key = run.summary, budget.key
+    if key == PEAK:
+        return summary.whole.at_most
+    if key in OF_SUMMARY:
+        return of_summary(summary, key)
+    if budget.module is not None:
+        return _of_module(summary, *budget.module)
+    if key == GROWTH:
+        return _growth_per_step(run)
+    if key == ALLOCATED:
+        return _allocated_at_most(run)
+    reserved = _reserved(summary)
+    return reserved if key == RESERVED else _device(summary, reserved)
+
+
+def least_of(run: JudgedRun, budget: Budget) -> int | None:
+    """The least of what :func:`measured` gives the most of; ``None`` where nothing is assumed of it."""
+    prediction = run.summary.prediction
+    if prediction is None or prediction.highest is None:
+        return None
+    least = {
+        PEAK: run.summary.whole.bytes,
+        ALLOCATED: prediction.at_peak_allocated.allocated,
+        RESERVED: prediction.least_reserved,
+        DEVICE: prediction.least_total,
+    }
+    return least.get(budget.key)
+
+
+def of_summary(summary: Summary, key: str) -> int:
+    """Bytes of a key in :data:`OF_SUMMARY`; of both copies together the most of each.
+
+    The peak is that of the whole run, without what is assumed of a simulated device: code does not change that.
+    """
+    if key == PEAK:
+        return summary.whole.bytes
+    if key == COPIES:
+        return sum(summary.most[category] for category in PRECISION_COPIES)
+    return summary.most[Category(key)]
+
+
+def before_of(summary: Summary, budget: Budget) -> int | None:
+    """Bytes of what ``budget`` limits in a baseline; ``None`` where its summary does not say them."""
+    try:
+        return measured(JudgedRun(side=Side(label="", summary=summary, groups=None)), budget)
+    except NotMeasured:
+        return None
+
+
+def module_of(summary: Summary, name: str) -> ModuleMemory | None:
+    """The module called ``name``; ``None`` where the run has none."""
+    return next((module for module in summary.modules if module.name == name), None)
+
+
+def _of_module(summary: Summary, name: str, key: str) -> int:
+    module = module_of(summary, name)
+    if module is None:
+        raise NotMeasured(f"no module {name!r} was seen{_meant(name, [each.name for each in summary.modules])}")
+    return int(getattr(module, key))
+
+
+def _meant(name: str, names: Sequence[str]) -> str:
+    """A question for the ``names`` that end with ``name``: of several models each name begins with the model's."""
+    ends = [each for each in names if each.endswith(f".{name}")]
+    if not ends:
+        return nearest(name, names)
+    return f"; did you mean {' or '.join(map(repr, ends[:_MEANT]))}?"
+
+
+def _growth_per_step(run: JudgedRun) -> int:
+    if run.growth is not None:
+        return run.growth.per_step
+    if run.side.groups is None:
+        raise NotMeasured("a summary's JSON does not say what is alive at the ends of steps; give the recording")
+    raise NotMeasured("it takes two steps with an update or more; record more of them with --steps")
+
+
+def _allocated_at_most(run: JudgedRun) -> int:
+    summary = run.summary
+    if run.allocated is not None:
+        return max(run.allocated, summary.whole.at_most)
+    raise NotMeasured("a summary's JSON does not say it of every event; give the recording")
+
+
+def _reserved(summary: Summary) -> int:
+    """The most that was reserved; of a simulated device with the most that is assumed."""
+    found = [step.peak_reserved for step in summary.steps if step.peak_reserved is not None]
+    if not found:
+        cpu = summary.source is SourceKind.CPU
+        why = (
+            "the CPU's allocator reserves nothing; record on a GPU, or with --device sim" if cpu else "it is not known"
+        )
+        raise NotMeasured(why)
+    return max(*found, 0 if summary.prediction is None else summary.prediction.most_reserved)
+
+
+def _device(summary: Summary, reserved: int) -> int:
+    """What is reserved, and the most that was outside of the allocator."""
+    prediction = summary.prediction
+    if prediction is not None:
+        return prediction.most_total
+    if summary.allocator.outside is None:
+        raise NotMeasured("what is outside of the allocator is not known")
+    return reserved + summary.allocator.outside
+
+
+# The run that another one is compared with: whether the two can be compared, and whether they are the same.
+
+_NO_NAME = "a CUDA device"
+"""What a recording says of a GPU whose name could not be asked for."""
+_ANY_VERSION = f"{SCHEMA.rpartition('/')[0]}/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunsOn:
+    """The device of a run. ``name`` is empty where it is not known, and of CPUs, which are not told apart."""
+
+    source: SourceKind
+    name: str = ""
+
+    def __str__(self) -> str:
+        if self.source is SourceKind.CPU:
+            return "the CPU"
+        if self.source is SourceKind.SIMULATED:
+            return f"a simulated {self.name or 'GPU'}"
+        return f"the GPU {self.name}" if self.name else "a GPU"
+
+    def is_comparable(self, other: RunsOn) -> bool:
+        """Whether both are the same device, as far as that is known."""
+        return self.source is other.source and (self.name == other.name or not self.name or not other.name)
+
+
+def runs_on(summary: Summary) -> RunsOn:
+    """The device of the run. A snapshot is of a GPU and does not name it."""
+    if summary.source is SourceKind.CPU:
+        return RunsOn(source=SourceKind.CPU)
+    if summary.source is SourceKind.SNAPSHOT:
+        return RunsOn(source=SourceKind.CUDA)
+    return RunsOn(source=summary.source, name="" if summary.device.name == _NO_NAME else summary.device.name)
+
+
+def require_comparable(before: Side, device: RunsOn, label: str) -> None:
+    """Raise :class:`UsageError` where ``before`` is of another device than ``device``, that of the run ``label``."""
+    found = runs_on(before.summary)
+    if not found.is_comparable(device):
+        raise UsageError(
+            f"the baseline {before.label} is of {found}, and {label} of {device}: devices allocate differently, "
+            "whatever the code is; make a baseline on the same device"
+        )
+
+
+def is_same(before: Side, after: Side) -> bool:
+    """Whether ``after`` would be no other baseline than ``before``: the same sizes and groups, and the same conditions.
+
+    A summary is none that is as good as a recording, and the other way round.
+    """
+    sizes = [[of_summary(side.summary, key) for key in OF_SUMMARY] for side in (before, after)]
+    return sizes[0] == sizes[1] and not conditions_of(before, after) and not difference(before, after).changes
+
+
+def require_replaceable(path: Path) -> None:
+    """Raise :class:`UsageError` where a baseline may not be written to ``path``, as what is there is none.
+
+    A recording or a summary, of whatever version, may be replaced, and so may an empty file.
+    """
+    if not path.is_file() or not path.stat().st_size or is_recording(path) or (is_json(path) and _is_summary(path)):
+        return
+    raise UsageError(
+        f"{path} is neither a recording nor a summary of ampmem's, so no baseline is written over it; give another "
+        "name, or remove it first"
+    )
+
+
+def _is_summary(path: Path) -> bool:
+    try:
+        value = parsed(path.read_text(encoding="utf-8-sig"))
+    except (NotOfThisKind, UnicodeDecodeError, OSError):
+        return False
+    found = value[0] if isinstance(value, list) and value else value
+    return isinstance(found, dict) and str(found.get("schema", "")).startswith(_ANY_VERSION)

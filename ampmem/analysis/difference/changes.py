@@ -1,4 +1,4 @@
-"""What became of each group, as what people and programs get to see."""
+"""What became of each group, as people and programs see it; changes that are alike in every layer are one."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from ampmem.analysis.difference.groups import Group
 from ampmem.analysis.difference.matching import Match, match
-from ampmem.analysis.frames import user_frame
+from ampmem.analysis.difference.sides import Group
+from ampmem.analysis.ops import user_frame
 from ampmem.analysis.timeline.categories import Category
+from ampmem.names import of_all_layers
 
 _Likeness: TypeAlias = Callable[[Group], Hashable]
 
 
-class Kind(StrEnum):
+class ChangeKind(StrEnum):
     """What became of a group."""
 
     NEW = "new"
@@ -25,8 +26,8 @@ class Kind(StrEnum):
     SHRANK = "shrank"
 
 
-class Run(StrEnum):
-    """One of the two."""
+class WhichRun(StrEnum):
+    """The run before the change, or the run after it."""
 
     BEFORE = "before"
     AFTER = "after"
@@ -58,7 +59,7 @@ class GroupChange:
     """The innermost frame of the stack that is the script's own: ``file:line function``."""
     stack: tuple[str, ...]
     """Outermost first."""
-    lines_of: Run = Run.AFTER
+    lines_of: WhichRun = WhichRun.AFTER
     """Which run's ``source_line`` and ``stack`` are: that of the run after, unless what differs is there no more."""
     before: int
     after: int
@@ -68,13 +69,13 @@ class GroupChange:
     tensor_after: Tensor = UNKNOWN
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ChangeKind:
         """What became of it."""
         if not self.before:
-            return Kind.NEW
+            return ChangeKind.NEW
         if not self.after:
-            return Kind.GONE
-        return Kind.GREW if self.grown > 0 else Kind.SHRANK
+            return ChangeKind.GONE
+        return ChangeKind.GREW if self.grown > 0 else ChangeKind.SHRANK
 
     @property
     def grown(self) -> int:
@@ -138,13 +139,13 @@ def _bytes(groups: Iterable[Group]) -> int:
     return sum(group.bytes for group in groups)
 
 
-def _what_differs(pair: Match) -> tuple[Group, Run]:
+def _what_differs(pair: Match) -> tuple[Group, WhichRun]:
     """The largest group that the other run has not as it is: a function may do the same in several lines."""
     old, new = pair.before, pair.after
     for likeness in (_with_lines, _without_lines):
         old, new = _beside(old, new, likeness), _beside(new, old, likeness)
     # Where each is as it was, one is more or less: any of the larger side shows which.
-    shown, run = (new, Run.AFTER) if new else (old, Run.BEFORE)
+    shown, run = (new, WhichRun.AFTER) if new else (old, WhichRun.BEFORE)
     return max(shown, key=lambda group: group.bytes), run
 
 
@@ -157,7 +158,7 @@ def _without_lines(group: Group) -> Hashable:
 
 
 def _beside(groups: Sequence[Group], others: Sequence[Group], likeness: _Likeness) -> tuple[Group, ...]:
-    """Those of ``groups`` that have no like among ``others``, each of which is the like of one."""
+    """The ``groups`` without a like among ``others``, each of which is the like of one."""
     there = Counter(map(likeness, others))
     kept = []
     for group in groups:
@@ -173,4 +174,58 @@ def _tensor(groups: Sequence[Group]) -> Tensor:
     return Tensor(
         dtype=dtypes.pop() if len(dtypes) == 1 else None,
         shape=shapes.pop() if len(shapes) == 1 else None,
+    )
+
+
+# Changes that are alike in every layer, as one: ``blocks.*.mlp.up``.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fold:
+    """One change, or several of the same kind whose modules and names differ in numbers alone: those are ``*`` here.
+
+    ``largest`` is the one of them that differs the most; bytes and counts are of all.
+    """
+
+    largest: GroupChange
+    changes: tuple[GroupChange, ...]
+    module: str | None
+    name: str | None
+    before: int
+    after: int
+
+    @property
+    def grown(self) -> int:
+        """Bytes after less those before."""
+        return self.after - self.before
+
+
+def folded(changes: Iterable[GroupChange]) -> tuple[Fold, ...]:
+    """``changes``, each in one fold, the largest first."""
+    found: dict[Hashable, list[GroupChange]] = {}
+    for change in changes:
+        found.setdefault(_alike(change), []).append(change)
+    return tuple(sorted(map(_fold, found.values()), key=lambda fold: (-abs(fold.grown), -fold.grown)))
+
+
+def _alike(change: GroupChange) -> Hashable:
+    # What is new in some layers and has grown in others is two things to look at; what shrank is never hidden in it.
+    what = change.category, change.kind, change.op, change.source_line
+    return what, _pattern(change.module), _pattern(change.name)
+
+
+def _pattern(name: str | None) -> str | None:
+    return None if name is None else of_all_layers(name)
+
+
+def _fold(changes: list[GroupChange]) -> Fold:
+    largest = max(changes, key=lambda change: abs(change.grown))
+    modules, names = {change.module for change in changes}, {change.name for change in changes}
+    return Fold(
+        largest=largest,
+        changes=tuple(changes),
+        module=largest.module if len(modules) == 1 else _pattern(largest.module),
+        name=largest.name if len(names) == 1 else _pattern(largest.name),
+        before=sum(change.before for change in changes),
+        after=sum(change.after for change in changes),
     )

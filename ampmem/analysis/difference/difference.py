@@ -2,23 +2,100 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated
 
-from ampmem.analysis.difference.changes import GroupChange as GroupChange
+import numpy as np
+
+from ampmem.analysis.analyse import Analysis
+from ampmem.analysis.difference.changes import GroupChange, WhichRun, changes_of, largest_first, of_category
 from ampmem.analysis.difference.changes import changes_between as changes_between
-from ampmem.analysis.difference.changes import changes_of, largest_first, of_category
-from ampmem.analysis.difference.conditions import Condition, conditions_of
-from ampmem.analysis.difference.groups import Moment
-from ampmem.analysis.difference.matching import match
-from ampmem.analysis.difference.renames import Names, Renamed, renames
-from ampmem.analysis.difference.side import Side as Side
-from ampmem.analysis.json.jsonable import Json, OneOf, Signed, text_of
-from ampmem.analysis.json.schema import schema_of
-from ampmem.analysis.summary import PLACES, PeakPlace
+from ampmem.analysis.difference.matching import Kin, Renamed, RenamedNames, match, renames
+from ampmem.analysis.difference.sides import Group, Moment, Side, makers_of
+from ampmem.analysis.jsonable import Json, OneOf, Signed, schema_of, text_of
+from ampmem.analysis.summary import PLACES, PeakPlace, Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
+from ampmem.analysis.timeline.lifetimes import ALIVE
+from ampmem.events import Column
 from ampmem.output.shown import Shown
 from ampmem.units import format_peak
+from ampmem.vocabulary import Arm, SourceKind
+
+
+class ConditionKind(StrEnum):
+    """What may differ."""
+
+    DEVICE = "device"
+    PRECISION = "precision"
+    BATCH_SIZE = "batch size"
+    STEPS = "recorded steps"
+    END = "end"
+    ARGUMENTS = "arguments"
+    RANK = "rank"
+    WORLD_SIZE = "number of ranks"
+    TORCH = "torch"
+    AMPMEM = "ampmem"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """Something that differs: then the difference is not of the code alone."""
+
+    what: ConditionKind
+    before: str
+    after: str
+
+
+def conditions_of(before: Side, after: Side) -> tuple[Condition, ...]:
+    """What differs; what is not known of one is no difference."""
+    old, new = _circumstances(before), _circumstances(after)
+    return tuple(
+        Condition(what=what, before=old[what], after=new[what])
+        for what in ConditionKind
+        if what in old and what in new and old[what] != new[what]
+    )
+
+
+def _circumstances(side: Side) -> dict[ConditionKind, str]:
+    summary = side.summary
+    found = {
+        ConditionKind.DEVICE: _device(summary),
+        ConditionKind.STEPS: str(len(summary.steps)),
+        ConditionKind.END: _end(summary),
+        ConditionKind.RANK: str(summary.rank),
+        ConditionKind.WORLD_SIZE: str(summary.world_size),
+        ConditionKind.TORCH: summary.torch,
+        ConditionKind.AMPMEM: summary.ampmem,
+    }
+    if summary.source != SourceKind.SNAPSHOT or summary.arm.name != Arm.AS_IS:
+        found[ConditionKind.PRECISION] = _precision(summary)
+    if summary.last_step.batch_size is not None:
+        found[ConditionKind.BATCH_SIZE] = str(summary.last_step.batch_size)
+    if side.arguments is not None:
+        found[ConditionKind.ARGUMENTS] = " ".join(side.arguments) or "none"
+    return found
+
+
+def _device(summary: Summary) -> str:
+    name = summary.device.name or summary.device.type
+    return f"{name}, simulated" if summary.source == SourceKind.SIMULATED else name
+
+
+def _precision(summary: Summary) -> str:
+    arm = summary.arm
+    return ", ".join([str(arm.name), *([arm.dtype] if arm.dtype else [])])
+
+
+def _end(summary: Summary) -> str:
+    last, oom = summary.steps[-1], summary.ended_by
+    if oom is not None:
+        return f"out of memory in {oom.where}"
+    return "whole" if last.finished else f"failed in step {last.index}"
+
+
+# Two runs of changed code: what each group of allocations held in one and holds in the other (``ampmem.diff/1``).
 
 SCHEMA = "ampmem.diff/1"
 
@@ -83,7 +160,7 @@ class Difference(Shown):
         old, new = self.moment_before, self.moment_after
         if old is None or new is None:
             return False
-        before = old.phase, old.op, Names(self.renamed).of(old.module)
+        before = old.phase, old.op, RenamedNames(self.renamed).of(old.module)
         return before != (new.phase, new.op, new.module)
 
     def to_json(self) -> str:
@@ -161,3 +238,102 @@ def _of_categories(before: Side, after: Side, category: Category | None) -> tupl
         old, new = before.summary.peak.categories, after.summary.peak.categories
         sizes = {each: (old[each], new[each]) for each in CATEGORIES}
     return largest_first(of_category(each, *pair) for each, pair in sizes.items() if pair[0] != pair[1])
+
+
+# The most that what changed held at any instant of the steps: has it grown, or is it only there at another instant?
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Most:
+    """The most bytes that the same code held at once in the recorded steps, and the most that it made in one step."""
+
+    held: int
+    made: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mosts:
+    """The most that what changed held at any instant, in two runs."""
+
+    before: Most
+    after: Most
+
+    def explain(self, change: GroupChange) -> bool:
+        """Whether ``change`` is more because its code needs more; else most of it was there before, at other instants.
+
+        Code that makes more is told so, whatever it holds at once: it may be a new line of the same function.
+        """
+        more = max(self.after.held - self.before.held, self.after.made - self.before.made)
+        return 2 * more > change.grown
+
+
+class Histories:
+    """What changed groups held over time, in two runs whose allocations are known."""
+
+    def __init__(self, before: Side, after: Side) -> None:
+        """Raises ``ValueError`` for a side of which no more than a summary is known."""
+        if before.groups is None or after.groups is None:
+            raise ValueError("a summary does not know single allocations")
+        self._old, self._new = _History(before.groups.analysis), _History(after.groups.analysis)
+        self._kin = Kin(self._old.makers, self._new.makers, renames_between(before, after))
+
+    def mosts(self, change: GroupChange) -> Mosts:
+        """By the surest likeness of which both runs have something; of what is new there is nothing before."""
+        found = Mosts(before=_NOTHING, after=Most(held=change.after, made=change.after))
+        for old, new in self._kin.of(_maker(change), gone=change.lines_of is WhichRun.BEFORE):
+            if new:
+                found = Mosts(before=self._old.most(old), after=self._new.most(new))
+            if found.before.held:
+                return found
+        return found
+
+
+_NOTHING = Most(held=0, made=0)
+
+
+class _History:
+    """All that a run allocated, by what made it."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self.makers, maker = makers_of(analysis)
+        self._lifetimes = analysis.lifetimes
+        self._rows = np.argsort(maker, kind="stable")
+        self._starts = np.searchsorted(maker[self._rows], np.arange(len(self.makers) + 1))
+        position = analysis.timeline.position
+        self._spans = [(position(step.start_ns), position(step.end_ns)) for step in analysis.recording.steps]
+
+    def most(self, makers: Sequence[int]) -> Most:
+        """The most that all ``makers`` held together."""
+        if not makers:
+            return _NOTHING
+        mine = np.concatenate([self._rows[self._starts[maker] : self._starts[maker + 1]] for maker in makers])
+        sizes, born, died = self._lifetimes.bytes[mine], self._lifetimes.born[mine], self._lifetimes.died[mine]
+        freed = died != ALIVE
+        # Of all instants only those at which one of them comes or goes: no event is of two.
+        at = np.concatenate((born, died[freed])) + 1
+        order = np.argsort(at)
+        at, held = at[order], np.cumsum(np.concatenate((sizes, -sizes[freed]))[order])
+        return Most(
+            held=max(_largest(at, held, first, last) for first, last in self._spans),
+            made=max(int(sizes[(born >= first) & (born < last)].sum()) for first, last in self._spans),
+        )
+
+
+def _largest(at: Column, held: Column, first: int, last: int) -> int:
+    """The largest of ``held``, which holds from each position of ``at`` on, from ``first`` to ``last``."""
+    begin, end = np.searchsorted(at, [first, last], side="right")
+    return max(int(held[begin - 1]) if begin else 0, int(held[begin:end].max(initial=0)))
+
+
+def _maker(change: GroupChange) -> Group:
+    return Group(
+        category=change.category,
+        module=change.module,
+        name=change.name,
+        op=change.op,
+        stack=change.stack,
+        dtype=None,
+        shape=None,
+        bytes=0,
+        count=0,
+    )

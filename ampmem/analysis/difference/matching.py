@@ -1,16 +1,192 @@
-"""Which groups of one run are which of the other."""
+"""Which groups of one run are which of the other, whatever their checkouts, lines and module names are."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
-from ampmem.analysis.difference.frames import Functions, function_of, same_files
-from ampmem.analysis.difference.groups import Group
-from ampmem.analysis.difference.renames import Names, Renamed
+from ampmem.analysis.difference.sides import Group
+from ampmem.analysis.modules import ROOT
+from ampmem.analysis.ops import user_frame
 from ampmem.analysis.timeline.categories import Category
+from ampmem.names import StateName
+
+_FRAME = re.compile(r"(.*?):\d+ (.*)", re.DOTALL)
+
+Function: TypeAlias = tuple[str, str]
+"""A file and a function in it."""
+
+
+@lru_cache(100_000)
+def function_of(frame: str) -> Function:
+    """``file:line function`` without its line; any other text as it is."""
+    found = _FRAME.fullmatch(frame)
+    return (found[1], found[2]) if found is not None else ("", frame)
+
+
+class Functions:
+    """The functions of stacks, with the files under the names that ``files`` has for them."""
+
+    def __init__(self, files: Mapping[str, str] | None = None) -> None:
+        self._files = files or {}
+        self._known: dict[tuple[str, ...], tuple[Function, ...]] = {}
+        self._own: dict[tuple[str, ...], Function | None] = {}
+
+    def of(self, stack: tuple[str, ...]) -> tuple[Function, ...]:
+        """The functions of ``stack``, outermost first."""
+        known = self._known.get(stack)
+        if known is None:
+            known = self._known[stack] = tuple(map(self._function, stack))
+        return known
+
+    def own(self, stack: tuple[str, ...]) -> Function | None:
+        """The innermost that is the script's own; ``None`` of no stack."""
+        if stack not in self._own:
+            frame = user_frame(stack)
+            self._own[stack] = None if frame is None else self._function(frame)
+        return self._own[stack]
+
+    def _function(self, frame: str) -> Function:
+        file, function = function_of(frame)
+        return self._files.get(file, file), function
+
+
+def same_files(before: Iterable[str], after: Iterable[str]) -> dict[str, str]:
+    """For files of ``before`` what they are called in ``after``, where that is another name.
+
+    A file that both have is the same. Of the others, two are the same whose paths end alike, as long as no other's
+    does: ``/a/repo/net.py`` is ``/b/repo/net.py``, but neither of ``/b/repo/one/net.py`` and ``/b/repo/two/net.py``.
+    """
+    first, second = set(before), set(after)
+    old, new = first - second, second - first
+    found: dict[str, str] = {}
+    longest = max((file.count("/") + 1 for file in old), default=0)
+    for length in range(longest, 0, -1):
+        tails = _by_tail(new, length)
+        for tail, files in _by_tail(old, length).items():
+            others = tails.get(tail, [])
+            if len(files) == 1 and len(others) == 1:
+                found[files[0]] = others[0]
+        old.difference_update(found)
+        new.difference_update(found.values())
+    return found
+
+
+def _by_tail(files: Iterable[str], length: int) -> dict[Sequence[str], list[str]]:
+    tails: dict[Sequence[str], list[str]] = defaultdict(list)
+    for file in files:
+        parts = tuple(file.split("/"))
+        if len(parts) >= length:
+            tails[parts[-length:]].append(file)
+    return tails
+
+
+# Modules that have another name in the other run, as far as their parameters show it.
+
+_Form: TypeAlias = tuple[str | None, tuple[int, ...] | None]
+"""Type and shape of a parameter."""
+_Signature: TypeAlias = frozenset[tuple[str, _Form]]
+"""What is below a module: of each parameter the rest of its name, and its form."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renamed:
+    """A module that is gone, and one that is new with parameters of the same names below it, types and shapes.
+
+    The two are compared with each other, and so is all below them. ``None`` is the whole model: what was ``blocks.0``
+    is ``module.blocks.0``.
+    """
+
+    before: str | None
+    after: str | None
+    parameters: int
+    bytes: int
+
+
+def renames(before: Iterable[Group], after: Iterable[Group]) -> tuple[Renamed, ...]:
+    """The modules with other names, those with most parameters first.
+
+    Where several are alike, such as the layers of a model, there have to be as many in both runs: they are paired in
+    order.
+    """
+    old, new = _parameters(before), _parameters(after)
+    gone, come = _subtrees(old, new), _subtrees(new, old)
+    found: list[Renamed] = []
+    left = set(old) - set(new)
+    right = set(new) - set(old)
+    for signature in sorted(gone.keys() & come.keys(), key=lambda each: (-len(each), _depth(gone[each][0]))):
+        olds = [prefix for prefix in gone[signature] if _names(prefix, signature) <= left]
+        news = [prefix for prefix in come[signature] if _names(prefix, signature) <= right]
+        if len(olds) != len(news):
+            continue
+        for mine, other in zip(olds, news, strict=True):
+            left -= _names(mine, signature)
+            right -= _names(other, signature)
+            size = sum(new[name].bytes for name in _names(other, signature))
+            found.append(Renamed(before=mine or None, after=other or None, parameters=len(signature), bytes=size))
+    return tuple(found)
+
+
+class RenamedNames:
+    """What modules and parameters of the run before are called in the run after."""
+
+    def __init__(self, renamed: Sequence[Renamed] = ()) -> None:
+        self._prefixes = {each.before or "": each.after or "" for each in renamed}
+
+    def of(self, name: str | None) -> str | None:
+        """``name`` as the run after has it; that of a piece of optimizer state, too."""
+        if not self._prefixes or name is None:
+            return name
+        state = StateName.read(name)
+        if state.parameter:
+            return str(StateName(state=state.state, parameter=self._of(state.parameter)))
+        return self._of(name)
+
+    def _of(self, name: str) -> str:
+        parts = [] if name == ROOT else name.split(".")
+        for length in range(len(parts), -1, -1):
+            prefix = ".".join(parts[:length])
+            if prefix in self._prefixes:
+                return ".".join([*filter(None, [self._prefixes[prefix]]), *parts[length:]]) or ROOT
+        return name
+
+
+def _parameters(groups: Iterable[Group]) -> dict[str, Group]:
+    return {group.name: group for group in groups if group.category is Category.PARAMETERS and group.name is not None}
+
+
+def _subtrees(parameters: Mapping[str, Group], others: Mapping[str, Group]) -> dict[_Signature, list[str]]:
+    """The modules all of whose parameters the other run does not have, in order, by what is below them."""
+    below: dict[str, set[tuple[str, _Form]]] = defaultdict(set)
+    kept: set[str] = set()
+    for name, group in parameters.items():
+        parts = name.split(".")
+        for length in range(len(parts)):
+            prefix = ".".join(parts[:length])
+            if name in others:
+                kept.add(prefix)
+            else:
+                below[prefix].add((".".join(parts[length:]), (group.dtype, group.shape)))
+    found: dict[_Signature, list[str]] = defaultdict(list)
+    for prefix, parts_below in below.items():
+        if prefix not in kept:
+            found[frozenset(parts_below)].append(prefix)
+    return found
+
+
+def _names(prefix: str, signature: _Signature) -> set[str]:
+    return {f"{prefix}.{rest}" if prefix else rest for rest, _ in signature}
+
+
+def _depth(prefix: str) -> int:
+    return prefix.count(".") + 1 if prefix else 0
+
+
+# Which groups of one run are which of the other.
 
 _NAMED = frozenset(
     {
@@ -37,7 +213,7 @@ class Match:
 class _Run:
     """What the groups of a run are matched by, in the words of the run after."""
 
-    def __init__(self, functions: Functions, names: Names) -> None:
+    def __init__(self, functions: Functions, names: RenamedNames) -> None:
         self._functions, self._names = functions, names
 
     def name(self, group: Group) -> Hashable:
@@ -76,9 +252,9 @@ What a function makes that has another name now is the same by its module and it
 
 
 def match(before: Sequence[Group], after: Sequence[Group], renamed: Sequence[Renamed] = ()) -> list[Match]:
-    """Every group of both in one match; ``renamed`` are the modules that have another name after."""
+    """The matches, with every group of both runs in one; ``renamed`` are modules that have another name after."""
     files = same_files(_files(before), _files(after))
-    old, new = _Run(Functions(files), Names(renamed)), _Run(Functions(), Names())
+    old, new = _Run(Functions(files), RenamedNames(renamed)), _Run(Functions(), RenamedNames())
     left, right = list(before), list(after)
     found: list[Match] = []
     for key, named in _KEYS:
@@ -95,7 +271,7 @@ class Kin:
 
     def __init__(self, before: Sequence[Group], after: Sequence[Group], renamed: Sequence[Renamed] = ()) -> None:
         files = same_files(_files(before), _files(after))
-        self._old, self._new = _Run(Functions(files), Names(renamed)), _Run(Functions(), Names())
+        self._old, self._new = _Run(Functions(files), RenamedNames(renamed)), _Run(Functions(), RenamedNames())
         self._before, self._after = before, after
         self._places: dict[Callable[[_Run, Group], Hashable], tuple[_Places, _Places]] = {}
 

@@ -1,4 +1,4 @@
-"""What is worth telling about a run: small checks, each in a module of its own, in the order of the report."""
+"""What is worth telling about a run: small checks, in the order of the report."""
 
 from __future__ import annotations
 
@@ -6,63 +6,41 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.findings import fragmentation, residual
-from ampmem.analysis.findings.base import Check, Finding, Section, TrainingRun
-from ampmem.analysis.findings.copies import (
-    autocast_in_backward,
-    cache_off_costs,
-    cache_off_saves,
-    cache_on_saves,
-    copies_grow,
-    copies_survive,
-    expanded_buffer_cast,
-    recompute_recasts,
-)
-from ampmem.analysis.findings.precision import amp_saves, fp16_without_scaler, fp32_activations, no_autocast_effect
-from ampmem.analysis.findings.training_loop import (
-    foreach_temporaries,
-    gradients_through_forward,
-    out_of_memory,
-    outputs_kept,
-    state_not_there_yet,
-    steady_growth,
-)
+from ampmem.analysis.findings.base import Check, Finding, TrainingRun
 from ampmem.analysis.timeline.marks import trains
 
-__all__ = ["CHECKS", "SEVERITIES", "Finding", "Section", "findings"]
-
 CHECKS: tuple[Check, ...] = (
-    fp16_without_scaler.check,
-    amp_saves.check,
-    autocast_in_backward.check,
-    copies_survive.check,
-    copies_grow.check,
-    cache_off_costs.check,
-    cache_on_saves.check,
-    cache_off_saves.check,
-    recompute_recasts.check,
-    fp32_activations.check,
-    expanded_buffer_cast.check,
-    foreach_temporaries.check,
-    gradients_through_forward.check,
-    state_not_there_yet.check,
-    outputs_kept.check,
-    steady_growth.check,
-    fragmentation.check,
-    no_autocast_effect.check,
+    precision.fp16_without_scaler,
+    precision.amp_saves,
+    copies.autocast_in_backward,
+    copies.copies_survive,
+    copies.copies_grow,
+    copies.cache_off_costs,
+    copies.cache_on_saves,
+    copies.cache_off_saves,
+    copies.recompute_recasts,
+    precision.fp32_activations,
+    copies.expanded_buffer_cast,
+    training_loop.foreach_temporaries,
+    training_loop.gradients_through_forward,
+    training_loop.state_not_there_yet,
+    training_loop.outputs_kept,
+    whole_run.steady_growth,
+    whole_run.fragmentation,
+    precision.no_autocast_effect,
 )
-"""All that look at steps that ended, in order."""
+"""The checks of steps that ended, in order. A new finding is a function in one of the four modules, and a line here."""
 
-OF_INFERENCE: tuple[Check, ...] = (cache_off_saves.check, fragmentation.check, no_autocast_effect.check)
-"""Those that are true of steps without a backward and an update, too."""
+OF_INFERENCE: tuple[Check, ...] = (copies.cache_off_saves, whole_run.fragmentation, precision.no_autocast_effect)
+"""The checks that hold for steps without a backward and an update, too."""
 
 OF_A_FAILURE: tuple[Check, ...] = (
-    cache_off_saves.check,
-    fp32_activations.check,
-    expanded_buffer_cast.check,
-    foreach_temporaries.check,
+    copies.cache_off_saves,
+    precision.fp32_activations,
+    copies.expanded_buffer_cast,
+    training_loop.foreach_temporaries,
 )
-"""Those that need nothing but what was alive when memory ran out, so that they are true of a first step that failed."""
+"""The checks that need only what was alive when memory ran out, so they hold for a first step that failed."""
 
 SEVERITIES = ("warning", "advice", "info")
 """In which order findings are told."""
@@ -86,7 +64,7 @@ def _checked(run: TrainingRun) -> dict[str, Finding]:
     of_steps = CHECKS if trains(run.recording) else OF_INFERENCE
     if not run.steps:
         of_steps = OF_A_FAILURE if run.at_failure and trains(run.recording) else ()
-    found = (check(run) for check in (out_of_memory.check, residual.check, *of_steps))
+    found = (check(run) for check in (whole_run.out_of_memory, whole_run.residual, *of_steps))
     return {finding.code: finding for finding in found if finding is not None and _worth_a_line(run, finding)}
 
 

@@ -1,8 +1,8 @@
-"""What a finding is, and what findings are made from."""
+"""What a finding is, what findings are made from, and which of them are remedies for a failed request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -11,15 +11,15 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from ampmem.analysis.activations import LOW_PRECISION
-from ampmem.analysis.allocator.out_of_memory import failure_position
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.casts import StepCasts
-from ampmem.analysis.json.jsonable import NOT_IN_JSON, Signed
+from ampmem.analysis.jsonable import NOT_IN_JSON, Signed
 from ampmem.analysis.ops import plain_op, result_of
+from ampmem.analysis.out_of_memory import FailedRequest, failure_position
 from ampmem.analysis.timeline.categories import Category
-from ampmem.analysis.timeline.communication import PARTS
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
 from ampmem.analysis.timeline.marks import Instants, phase_at
+from ampmem.analysis.timeline.timeline import PARTS
 from ampmem.events import NO_STEP, Column, Fact, Phase, Recording, StepRecord
 from ampmem.units import format_bytes
 from ampmem.vocabulary import AUTOCAST_ARMS, Communication
@@ -79,7 +79,7 @@ class Finding:
 
     @property
     def saves(self) -> str:
-        """The same in words; empty where it is not known."""
+        """What the change saves, in words; empty where it is not known."""
         if not self.saved:
             return ""
         off = "off the peak" if self.off_peak else "off reserved memory" if self.off_reserved else "less at the failure"
@@ -258,7 +258,7 @@ class TrainingRun:
         return found[-_STARTS:]
 
     def last_starts(self, phase: Phase) -> list[int]:
-        """The same of the last step that ended and has ``phase``: one step shows what all do, at a fixed cost.
+        """The starts of ``phase`` in the last ended step that has it: one step shows what all do, at a fixed cost.
 
         Of a very long step the last ones.
         """
@@ -300,7 +300,7 @@ class TrainingRun:
         return mine
 
     def kept_by_autograd(self, position: int) -> Mask:
-        """Those of :attr:`ever_kept_by_autograd` that are alive at ``position``.
+        """The allocations of :attr:`ever_kept_by_autograd` that are alive at ``position``.
 
         A script can name none of the other activations that are alive then, such as buckets of communication.
         """
@@ -358,3 +358,48 @@ def own_frame(stack: str) -> str:
 
 
 Check: TypeAlias = Callable[[TrainingRun], Finding | None]
+
+
+# All that may be changed about a run that ran out of memory, in one list.
+
+_OF_ITSELF = "out-of-memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """Something to change, ``why``, and the bytes that this change saves at the failure; ``None`` where not known.
+
+    ``finding`` is the one that says so; ``None`` where the failed request does.
+    """
+
+    change: str
+    why: str
+    bytes: int | None
+    finding: Finding | None
+
+
+def remedies(oom: FailedRequest, findings: Iterable[Finding]) -> tuple[Remedy, ...]:
+    """What ``findings`` and the request itself say to change, each once: first what saves the most at the failure."""
+    mine = [finding for finding in findings if finding.off_failure]
+    said = {finding.code for finding in mine}
+    found = [
+        Remedy(change=finding.change, why=finding.message, bytes=finding.off_failure, finding=finding)
+        for finding in mine
+    ]
+    found += [
+        Remedy(change=option.change, why="", bytes=None, finding=None)
+        for option in oom.options
+        if option.finding not in said
+    ]
+    return tuple(sorted(found, key=lambda remedy: -(remedy.bytes or 0)))
+
+
+def told_elsewhere(oom: FailedRequest | None, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The ``findings`` that the section of the failed request does not have already.
+
+    Where the script went on, what to change at the peak is told beside what would have helped at the failure.
+    """
+    if oom is None:
+        return tuple(findings)
+    own = (_OF_ITSELF, *((each.code for each in findings if each.off_failure) if oom.ended_the_run else ()))
+    return tuple(finding for finding in findings if finding.code not in own)

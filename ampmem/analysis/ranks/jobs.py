@@ -1,16 +1,117 @@
-"""Which recordings are the ranks of one job, or of one in each precision."""
+"""Which recordings are the ranks of one job, and how they are read: several at a time, in processes of their own."""
 
 from __future__ import annotations
 
+import json
+import os
+import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ampmem.analysis.ranks.runs import RankRun
-from ampmem.analysis.ranks.script import script_of
-from ampmem.errors import UsageError
-from ampmem.recording import rank_of
+from ampmem.analysis.comparison import Entry, entry_of
+from ampmem.analysis.ranks.ranks import MOST_NAMED
+from ampmem.analysis.summary import Summary
+from ampmem.errors import AmpmemError, NothingRecorded, RecordingError, UsageError
+from ampmem.events import ArmRecord, Recording, RunRecord
+from ampmem.recording import claimed_for, rank_file, rank_of, read
 from ampmem.vocabulary import Arm
+
+_OWN = frozenset({"--local-rank", "--local_rank", "--rank", "--node-rank", "--node_rank"})
+"""Options that launchers hand to each process, another value to each."""
+_WITH_VALUE = re.compile(r"(--[\w-]+)=.*", re.DOTALL)
+
+
+def script_of(run: RunRecord) -> str:
+    """The script with those of its arguments that are the same for all ranks; of one process, with all."""
+    if run.world_size == 1:
+        return " ".join((run.script, *run.arguments))
+    kept, skip = [run.script], False
+    for argument in run.arguments:
+        if skip:
+            skip = False
+        elif argument in _OWN:
+            skip = True
+        elif (found := _WITH_VALUE.fullmatch(argument)) is None or found[1] not in _OWN:
+            kept.append(argument)
+    return " ".join(kept)
+
+
+# One rank's recording, read and summed up: what the merged view is made of.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRun:
+    """A recording in a file, which is that of ``rank`` of ``world_size``, and what it comes to.
+
+    ``entry`` is ``None`` where there is nothing to sum up; ``problem`` then says why. ``run`` and ``arm`` are ``None``
+    where the file cannot be read at all, and its name alone says which rank it is of. ``notes`` are all of the
+    recorder's remarks. ``ended`` is as :attr:`~ampmem.events.Recording.ended`.
+    """
+
+    path: Path
+    rank: int
+    world_size: int
+    run: RunRecord | None = None
+    arm: ArmRecord | None = None
+    entry: Entry | None = None
+    problem: RecordingError | NothingRecorded | None = None
+    notes: tuple[str, ...] = ()
+    ended: bool | None = None
+
+    @property
+    def summary(self) -> Summary | None:
+        """What it comes to; ``None`` where there is nothing to sum up."""
+        return None if self.entry is None else self.entry.summary
+
+    @property
+    def column(self) -> Entry:
+        """The recording as a column of a comparison. Raises :attr:`problem` where there is nothing to sum up."""
+        if self.entry is None:
+            assert self.problem is not None
+            raise self.problem
+        return self.entry
+
+
+def rank_run(path: Path) -> RankRun:
+    """The recording at ``path``, summed up.
+
+    Raises :class:`~ampmem.errors.UsageError` where there is no file, and :class:`RecordingError` for one that cannot be
+    read and whose name does not say which rank it is of.
+    """
+    try:
+        recording = read(path)
+    except RecordingError as error:
+        named = rank_of(path)
+        if named is None:
+            raise
+        return RankRun(path=path, rank=named.rank, world_size=named.world_size, problem=error)
+    return rank_run_of(recording, path)
+
+
+def rank_run_of(recording: Recording, path: Path) -> RankRun:
+    """``recording``, which is in ``path``, summed up; the path is empty where it is in no file."""
+    read = RankRun(
+        path=path,
+        rank=recording.run.rank,
+        world_size=recording.run.world_size,
+        run=recording.run,
+        arm=recording.arm,
+        notes=recording.notes,
+        ended=recording.ended,
+    )
+    try:
+        entry = entry_of(recording)
+    except (NothingRecorded, RecordingError) as error:
+        return replace(read, problem=type(error)(f"{path}: {error}"))
+    return replace(read, entry=replace(entry, script=script_of(recording.run)))
+
+
+# Which recordings are the ranks of one job, or of one in each precision.
 
 _ORDER = tuple(map(str, Arm))
 _BELOW = re.compile(r"^(\.{1,2}/)+")
@@ -51,27 +152,11 @@ def _in_order(precision: tuple[str, str | None]) -> tuple[int, str]:
     return _ORDER.index(name), dtype or ""
 
 
-def _world_size(run: RankRun) -> str:
-    return str(run.world_size)
-
-
-def _script(run: RankRun) -> str:
-    return "" if run.run is None else script_of(run.run)
-
-
-def _torch(run: RankRun) -> str:
-    return "" if run.run is None else run.run.torch
-
-
-def _device(run: RankRun) -> str:
-    return "" if run.run is None else f"{run.run.device_type} ({run.run.source})"
-
-
 _ALIKE: tuple[tuple[str, Callable[[RankRun], str]], ...] = (
-    ("numbers of ranks", _world_size),
-    ("scripts", _script),
-    ("versions of torch", _torch),
-    ("kinds of devices", _device),
+    ("numbers of ranks", lambda run: str(run.world_size)),
+    ("scripts", lambda run: "" if run.run is None else script_of(run.run)),
+    ("versions of torch", lambda run: "" if run.run is None else run.run.torch),
+    ("kinds of devices", lambda run: "" if run.run is None else f"{run.run.device_type} ({run.run.source})"),
 )
 """What ranks of one job have in common."""
 
@@ -105,7 +190,7 @@ def _home(run: RankRun, jobs: Sequence[list[RankRun]]) -> list[RankRun]:
 
 
 def _require_ranks(job: Sequence[RankRun]) -> None:
-    """Of each rank there is one, and of one there is something to show."""
+    """Raise where a rank is there twice, or no rank has something to show."""
     seen: dict[int, Path] = {}
     for run in job:
         if run.rank in seen:
@@ -118,3 +203,125 @@ def _require_ranks(job: Sequence[RankRun]) -> None:
             return
     assert job[0].problem is not None
     raise job[0].problem
+
+
+# Reads the recordings of many ranks, several at a time in processes of their own.
+
+_ENOUGH_BYTES = 4 << 20
+"""Files that are smaller together are read sooner than a process has started."""
+_MOST_PROCESSES = 8
+"""Each takes the memory that the largest of its recordings does."""
+_ROOT = str(Path(__file__).absolute().parents[3])
+
+# Not ``-m``, which would put the current directory first on the path, nor multiprocessing, which would run the main
+# module of whoever asks once more.
+_START = """
+import sys
+sys.path[: not sys.flags.safe_path] = [sys.argv.pop(1)]
+from ampmem.analysis.ranks.jobs import serve
+serve()
+"""
+
+
+def read_runs(paths: Sequence[Path], *, processes: int | None = None) -> list[RankRun]:
+    """The recordings at ``paths``, in their order, summed up.
+
+    ``processes`` is how many read, this one included: as many as there are processors by default, and this one alone
+    where there is little to read. Raises what :func:`~ampmem.analysis.ranks.jobs.rank_run` raises, for the first file
+    of which there is something to raise.
+    """
+    if not paths:
+        return []
+    count = _processes(paths) if processes is None else min(processes, len(paths))
+    shares = [range(first, len(paths), count) for first in range(count)]
+    children = [_child([paths[i] for i in share]) for share in shares[1:]]
+    found: dict[int, RankRun | AmpmemError] = {}
+    try:
+        for share, child in zip(shares, (None, *children), strict=True):
+            theirs = None if child is None else _answer(child, len(share))
+            results = _all_of([paths[i] for i in share]) if theirs is None else theirs
+            found.update(zip(share, results, strict=True))
+    finally:
+        for child in children:
+            if child is not None:
+                _end(child)
+    return [_or_raise(found[i]) for i in range(len(paths))]
+
+
+def _processes(paths: Sequence[Path]) -> int:
+    size = 0
+    for path in paths:
+        with suppress(OSError):  # whoever reads it says so
+            size += path.stat().st_size
+    if size < _ENOUGH_BYTES or not sys.executable:
+        return 1
+    return min(len(os.sched_getaffinity(0)), len(paths), _MOST_PROCESSES)
+
+
+def _all_of(paths: Sequence[Path]) -> list[RankRun | AmpmemError]:
+    """Each recording, or the error that its reading raised."""
+    found: list[RankRun | AmpmemError] = []
+    for path in paths:
+        try:
+            found.append(rank_run(path))
+        except AmpmemError as error:
+            found.append(error)
+    return found
+
+
+def _or_raise(found: RankRun | AmpmemError) -> RankRun:
+    if isinstance(found, AmpmemError):
+        raise found
+    return found
+
+
+def ranks_beside(runs: Sequence[RankRun]) -> dict[int, Path]:
+    """The files of other ranks of the same job that lie beside those of ``runs``, by what they are called."""
+    given, found = {run.rank for run in runs}, {}
+    names = {named.job: named.world_size for run in runs if (named := rank_of(run.path)) is not None}
+    for job, world_size in names.items():
+        for rank in range(min(world_size, MOST_NAMED)):
+            path = rank_file(job, rank, world_size)
+            if rank not in given and path.is_file() and claimed_for(path) is None:
+                found[rank] = path
+    return found
+
+
+def serve() -> None:
+    """Read the files that standard input names and write what they come to to standard output; runs in a child."""
+    paths = [Path(os.fsdecode(bytes.fromhex(name))) for name in json.load(sys.stdin)]
+    try:
+        pickle.dump(_all_of(paths), sys.stdout.buffer)
+    except (KeyboardInterrupt, BrokenPipeError):  # whoever asked is told, too, or is gone
+        sys.exit(1)
+
+
+def _child(paths: Sequence[Path]) -> subprocess.Popen[bytes] | None:
+    """A process that reads ``paths``; ``None`` where there can be no more processes."""
+    command = [sys.executable, "-c", _START, _ROOT]
+    try:
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    except OSError:
+        return None
+    assert child.stdin is not None
+    with suppress(BrokenPipeError), child.stdin:  # a child that is dead answers nothing, which is seen there
+        child.stdin.write(json.dumps([os.fsencode(path).hex() for path in paths]).encode())
+    return child
+
+
+def _answer(child: subprocess.Popen[bytes], count: int) -> list[RankRun | AmpmemError] | None:
+    """What ``child`` has read; ``None`` where it did not get to its end."""
+    assert child.stdout is not None
+    said = child.stdout.read()
+    if child.wait() != 0:
+        return None
+    results: list[RankRun | AmpmemError] = pickle.loads(said)  # of a process of our own
+    return results if len(results) == count else None
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is None:
+        child.kill()
+        child.wait()
+    if child.stdout is not None:
+        child.stdout.close()

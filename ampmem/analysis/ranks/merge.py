@@ -1,29 +1,202 @@
-"""The ranks of one job, merged."""
+"""The ranks of one job merged: the step that is compared, the worst rank, the groups; and so for each precision."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ampmem.analysis.comparison.compare import Entry
-from ampmem.analysis.ranks.groups import groups_of, stage_of
+from ampmem.analysis.comparison import Comparison, Entry, compare, distinct, of_full_batches
+from ampmem.analysis.jsonable import like
+from ampmem.analysis.ranks.jobs import RankRun, jobs_of, ranks_beside
 from ampmem.analysis.ranks.ranks import (
     MOST_NAMED,
     SCHEMA,
     Absence,
+    Circumstance,
+    Contrast,
+    Excess,
+    GroupKind,
     Job,
     LargestPeak,
-    Missing,
+    MissingRank,
+    Part,
     Rank,
+    RankGroup,
     RankParameters,
     RankPeak,
     Ranks,
+    Worst,
+    alike,
+    category_spreads,
+    middle,
+    spread_of,
 )
-from ampmem.analysis.ranks.runs import RankRun
-from ampmem.analysis.ranks.spread import alike, category_spreads, spread_of
-from ampmem.analysis.ranks.steps import ComparedStep, compared_step
-from ampmem.analysis.ranks.worst import worst_of
 from ampmem.analysis.summary import Step, Summary
+from ampmem.analysis.timeline.categories import CATEGORIES
+from ampmem.events import MeshAxis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedStep:
+    """The step that is compared, of each rank; ``None`` where the rank did not end it.
+
+    ``index`` is the step's, ``None`` where the ranks have none in common; then it is the last that each ended.
+    ``later`` says that some rank ended one after it.
+    """
+
+    index: int | None
+    steps: tuple[Step | None, ...]
+    later: bool
+
+
+def compared_step(summaries: Sequence[Summary | None], index: int | None = None) -> ComparedStep:
+    """The step in which any rank needed the most, or that of ``index``; the last such, as of a recording alone.
+
+    Of the steps that more than half of the ranks ended that ended any: in what a few did alone there is nothing to
+    compare.
+    """
+    ended = _ended(summaries)
+    chosen = _largest([steps for steps in ended if steps]) if index is None else index
+    if chosen is None:
+        last = tuple(steps[max(steps)] if steps else None for steps in ended)
+        return ComparedStep(index=None, steps=last, later=False)
+    return ComparedStep(
+        index=chosen,
+        steps=tuple(steps.get(chosen) for steps in ended),
+        later=any(number > chosen for steps in ended for number in steps),
+    )
+
+
+def step_of_precisions(summaries: Sequence[Summary | None]) -> int | None:
+    """The step in which several precisions are compared, as of recordings side by side: the last that is alike.
+
+    That is the last whose update was done in more than half of the ranks that ended any, of those with a full batch
+    where a DataLoader made it. ``None`` where there is none.
+    """
+    ended = [steps for steps in _ended(summaries) if steps]
+    done = [number for number, those in _by_step(ended).items() if not any(step.skipped_update for step in those)]
+    return max(of_full_batches(done, ended)) if done else None
+
+
+def _ended(summaries: Sequence[Summary | None]) -> list[dict[int, Step]]:
+    """The steps that each has ended, by their index."""
+    return [{} if item is None else {step.index: step for step in item.steps if step.finished} for item in summaries]
+
+
+def _by_step(ended: Sequence[Mapping[int, Step]]) -> dict[int, list[Step]]:
+    """The steps that more than half of the ranks have, by index, in order."""
+    indices = sorted({number for steps in ended for number in steps})
+    having = {number: [steps[number] for steps in ended if number in steps] for number in indices}
+    return {number: those for number, those in having.items() if 2 * len(those) > len(ended)}
+
+
+def _largest(ended: Sequence[Mapping[int, Step]]) -> int | None:
+    most = {number: max(step.peak.said for step in those) for number, those in _by_step(ended).items()}
+    return max(most, key=lambda number: (most[number], number)) if most else None
+
+
+# Which rank needs the most, and in what the difference to the others lies.
+
+
+def worst_of(ranks: Sequence[tuple[Rank, RankPeak]]) -> Worst | None:
+    """The worst of those that are compared; ``None`` where there is none."""
+    if not ranks:
+        return None
+    ascending = sorted(ranks, key=lambda each: (each[1].said, each[0].rank))
+    most = ascending[-1][1].said
+    as_much = tuple(rank.rank for rank, peak in ascending if peak.said == most)
+    worst = next(each for each in ranks if each[0].rank == as_much[0])
+    return Worst(
+        rank=worst[0].rank,
+        bytes=most,
+        ranks=as_much,
+        over_median=_excess(worst, middle(ascending)),
+        over_least=_excess(worst, ascending[0]),
+    )
+
+
+def _excess(worst: tuple[Rank, RankPeak], other: tuple[Rank, RankPeak]) -> Excess:
+    mine, others = worst[1].categories, other[1].categories
+    parts = [Part(category=category, bytes=mine[category] - others[category]) for category in CATEGORIES]
+    return Excess(
+        rank=other[0].rank,
+        bytes=worst[1].said - other[1].said,
+        parts=tuple(sorted((part for part in parts if part.bytes), key=lambda part: -part.bytes)),
+        contrasts=_contrasts(worst, other),
+    )
+
+
+def _contrasts(worst: tuple[Rank, RankPeak], other: tuple[Rank, RankPeak]) -> tuple[Contrast, ...]:
+    mine, others = _circumstances(*worst), _circumstances(*other)
+    return tuple(
+        Contrast(what=what, worst=mine[what], other=others[what]) for what in Circumstance if mine[what] != others[what]
+    )
+
+
+def _circumstances(rank: Rank, peak: RankPeak) -> dict[Circumstance, str | None]:
+    return {
+        Circumstance.PHASE: peak.phase,
+        Circumstance.STAGE: None if rank.stage is None else str(rank.stage),
+        Circumstance.BATCH_SIZE: None if rank.batch_size is None else str(rank.batch_size),
+        Circumstance.BACKWARDS: None if rank.backwards is None else str(rank.backwards),
+        Circumstance.PARAMETERS: str(rank.parameters.count),
+        Circumstance.OPTIMIZER: ", ".join(item.class_name for item in rank.optimizer) or None,
+    }
+
+
+# The ranks by their place: stages of a pipeline, axes of the device mesh.
+
+_PIPELINE = frozenset({"pp", "pipe", "pipeline", "stage"})
+"""What scripts call the axis of a mesh whose coordinate is the stage."""
+
+
+def stage_of(mesh: Sequence[MeshAxis], stages: Sequence[int] = ()) -> int | None:
+    """The stage of a pipeline that this place is; ``None`` where it has no stage that is seen, and no axis says so.
+
+    Of several ``stages``, as interleaved schedules have them, none is the one: then it is the place on the axis.
+    """
+    if len(stages) == 1:
+        return stages[0]
+    return next((axis.coordinate for axis in mesh if axis.name in _PIPELINE), None)
+
+
+def groups_of(ranks: Sequence[tuple[Rank, RankPeak]]) -> tuple[RankGroup, ...]:
+    """The groups of those that are compared."""
+    return (*_by_stage(ranks), *_by_axis(ranks))
+
+
+def _by_stage(ranks: Sequence[tuple[Rank, RankPeak]]) -> Iterator[RankGroup]:
+    stages = {rank.rank: rank.stage for rank, _ in ranks if rank.stage is not None}
+    for stage in sorted(set(stages.values())):
+        yield _group(GroupKind.STAGE, None, stage, [each for each in ranks if each[0].stage == stage])
+
+
+def _by_axis(ranks: Sequence[tuple[Rank, RankPeak]]) -> Iterator[RankGroup]:
+    names = dict.fromkeys(axis.name for rank, _ in ranks for axis in rank.mesh if axis.name not in _PIPELINE)
+    for name in names:
+        places = {rank.rank: _places(rank)[name] for rank, _ in ranks if name in _places(rank)}
+        for place in sorted(set(places.values())):
+            yield _group(GroupKind.MESH, name, place, [each for each in ranks if places.get(each[0].rank) == place])
+
+
+def _places(rank: Rank) -> Mapping[str, int]:
+    return {axis.name: axis.coordinate for axis in rank.mesh}
+
+
+def _group(kind: GroupKind, axis: str | None, coordinate: int, those: Sequence[tuple[Rank, RankPeak]]) -> RankGroup:
+    peak = spread_of({rank.rank: peak.said for rank, peak in those})
+    return RankGroup(
+        kind=kind,
+        axis=axis,
+        coordinate=coordinate,
+        ranks=tuple(rank.rank for rank, _ in those),
+        peak=peak,
+        worst_categories=next(at.categories for rank, at in those if rank.rank == peak.worst),
+    )
+
+
+# The ranks of one job, merged.
 
 
 def merge(runs: Sequence[RankRun], *, beside: Mapping[int, Path] | None = None, step: int | None = None) -> Ranks:
@@ -61,35 +234,22 @@ def merge(runs: Sequence[RankRun], *, beside: Mapping[int, Path] | None = None, 
 
 
 def _job(entry: Entry, summary: Summary) -> Job:
-    return Job(
-        script=entry.script,
-        world_size=summary.world_size,
-        ampmem=summary.ampmem,
-        torch=summary.torch,
-        source=summary.source,
-        device=summary.device,
-        arm=summary.arm,
-    )
+    return like(Job, summary, script=entry.script)
 
 
 def _rank(run: RankRun, entry: Entry, summary: Summary, step: Step | None) -> Rank:
-    oom, parameters = summary.out_of_memory, summary.parameters
+    oom = summary.out_of_memory
     return Rank(
         rank=run.rank,
         local_rank=summary.local_rank,
         mesh=summary.mesh,
         stage=stage_of(summary.mesh, summary.stages),
         file=str(run.path),
-        peak=None if step is None else _peak(step),
+        peak=None if step is None else like(RankPeak, step.peak),
         reserved=None if step is None else step.peak_reserved,
-        largest=LargestPeak(step=summary.peak.step, bytes=summary.peak.bytes, allocated=summary.peak.allocated),
+        largest=like(LargestPeak, summary.peak),
         whole=summary.whole,
-        parameters=RankParameters(
-            count=parameters.count,
-            bytes=parameters.bytes,
-            global_count=parameters.global_count,
-            global_bytes=parameters.global_bytes,
-        ),
+        parameters=like(RankParameters, summary.parameters),
         optimizer=summary.optimizer,
         batch_size=None if step is None else step.batch_size,
         backwards=None if step is None else step.backwards,
@@ -102,22 +262,8 @@ def _rank(run: RankRun, entry: Entry, summary: Summary, step: Step | None) -> Ra
     )
 
 
-def _peak(step: Step) -> RankPeak:
-    peak = step.peak
-    return RankPeak(
-        bytes=peak.bytes,
-        phase=peak.phase,
-        op=peak.op,
-        module=peak.module,
-        categories=peak.categories,
-        temporaries_by_phase=peak.temporaries_by_phase,
-        communication_by_part=peak.communication_by_part,
-        allocated=peak.allocated,
-    )
-
-
-def _missing(runs: Sequence[RankRun], ranks: Sequence[Rank], beside: Mapping[int, Path]) -> Iterator[Missing]:
-    """Every rank of the job that is not compared."""
+def _missing(runs: Sequence[RankRun], ranks: Sequence[Rank], beside: Mapping[int, Path]) -> Iterator[MissingRank]:
+    """The ranks of the job that are not compared."""
     given, read = {run.rank: run for run in runs}, {rank.rank: rank for rank in ranks}
     for number in range(min(max(run.world_size for run in runs), MOST_NAMED)):
         rank = read.get(number)
@@ -135,8 +281,8 @@ def _missing(runs: Sequence[RankRun], ranks: Sequence[Rank], beside: Mapping[int
 
 def _absent(
     rank: int, why: Absence, *, file: str | None = None, step: int | None = None, detail: str | None = None
-) -> Missing:
-    return Missing(rank=rank, why=why, file=file, step=step, detail=detail)
+) -> MissingRank:
+    return MissingRank(rank=rank, why=why, file=file, step=step, detail=detail)
 
 
 def _launches(runs: Sequence[RankRun]) -> tuple[tuple[int, ...], ...]:
@@ -171,3 +317,41 @@ def _remarks(read: Sequence[tuple[RankRun, Entry, Summary]], at: ComparedStep) -
     if at.index is None and len({step.index for step in at.steps if step is not None}) > 1:
         found.append("the ranks have no step in common whose update was done: of each its last step is compared")
     return tuple(found)
+
+
+# The ranks of a job in each precision: what is compared is the worst rank of each.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jobs:
+    """One job in each precision that was recorded, in the order given.
+
+    ``comparison`` has a column for the worst rank of each, or for the one that ran out of memory; ``None`` of one job.
+    """
+
+    jobs: tuple[Ranks, ...]
+    comparison: Comparison | None
+
+
+def merge_all(runs: Sequence[RankRun]) -> Jobs:
+    """``runs``, by precision. Raises :class:`~ampmem.errors.UsageError` where they are not ranks of one job."""
+    jobs = jobs_of(runs)
+    if len(jobs) == 1:
+        return Jobs(jobs=(merge(jobs[0], beside=ranks_beside(jobs[0])),), comparison=None)
+    step = step_of_precisions([run.summary for job in jobs for run in job])
+    merged = tuple(merge(job, beside=ranks_beside(job), step=step) for job in jobs)
+    columns = [_worst(job, ranks) for job, ranks in zip(jobs, merged, strict=True)]
+    types = [ranks.job.arm.dtype or "" for ranks in merged]
+    return Jobs(jobs=merged, comparison=compare(distinct(columns, types), step=step))
+
+
+def _worst(job: Sequence[RankRun], ranks: Ranks) -> Entry:
+    """What ran out of memory, or has the largest peak of the step that is compared, or else of all steps."""
+    short = [rank for rank in ranks.ranks if rank.out_of_memory is not None]
+    number = max(ranks.ranks, key=lambda rank: rank.largest.said).rank
+    if short:
+        number = max(short, key=lambda rank: rank.out_of_memory or 0).rank
+    elif ranks.worst is not None:
+        number = ranks.worst.rank
+    column = next(run.column for run in job if run.rank == number)
+    return replace(column, label=f"{column.label} rank {number}")

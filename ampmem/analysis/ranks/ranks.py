@@ -5,16 +5,15 @@ The dataclasses have the names and the order of the JSON. ``None`` is what could
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, TypeVar
 
-from ampmem.analysis.json.jsonable import AtLeast, Json, OneOf, Positive, Signed, text_of
-from ampmem.analysis.json.schema import schema_of
+from ampmem.analysis.jsonable import AtLeast, Json, OneOf, Positive, Signed, schema_of, text_of
 from ampmem.analysis.summary import ArmSummary, DeviceSummary, Optimizer, WholePeak
-from ampmem.analysis.timeline.categories import Breakdown, Category
-from ampmem.analysis.timeline.communication import ByPart
-from ampmem.analysis.timeline.timeline import ByPhase, PhaseName
+from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
+from ampmem.analysis.timeline.timeline import ByPart, ByPhase, PhaseName
 from ampmem.events import MeshAxis
 from ampmem.output.shown import Shown
 from ampmem.units import format_peak
@@ -147,7 +146,7 @@ class Rank(Shown):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Missing:
+class MissingRank:
     """A rank that is not compared, and why. ``step`` is the last that it ended."""
 
     rank: int
@@ -235,7 +234,7 @@ class Worst:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class RankGroup:
     """Ranks with something in common: a place on a mesh axis, or a stage. Sizes are of their peaks, in bytes."""
 
     kind: GroupKind
@@ -272,7 +271,7 @@ class Ranks(Shown):
     """Whether some rank ended a step after that one."""
     ranks: Annotated[tuple[Rank, ...], AtLeast(1)]
     """By rank."""
-    missing: tuple[Missing, ...]
+    missing: tuple[MissingRank, ...]
     """By rank; of a job of more than 4,096 ranks only those below."""
     peak: Spread | None
     """Of all categories together; null, as all that follows is empty, where no rank can be compared."""
@@ -283,7 +282,7 @@ class Ranks(Shown):
     worst: Worst | None
     imbalance: float | None
     """How much more the worst rank has than the median: 0.09 is 9 %."""
-    groups: tuple[Group, ...]
+    groups: tuple[RankGroup, ...]
     """By stage, then by mesh axis; empty where nothing says so."""
     alike: tuple[Alike, ...]
     """Each rank that is compared once, in the order of the first of each."""
@@ -331,3 +330,65 @@ def ranks_schema() -> dict[str, Json]:
         title="ampmem ranks, version 1",
         description="What `ampmem show --ranks --json` prints. Sizes are bytes; null is what could not be measured.",
     )
+
+
+# How a size differs between ranks.
+
+_T = TypeVar("_T")
+
+SAME = 1024
+"""Ranks whose peaks differ by no more bytes than that are the same."""
+
+
+def middle(ascending: Sequence[_T]) -> _T:
+    """The middle item; of an even number of items the smaller of the middle two."""
+    return ascending[(len(ascending) - 1) // 2]
+
+
+def spread_of(sizes: Mapping[int, int]) -> Spread:
+    """The spread of the size of each rank; there is at least one rank."""
+    least, most = min(sizes.values()), max(sizes.values())
+    return Spread(
+        min=least,
+        median=middle(sorted(sizes.values())),
+        max=most,
+        spread=most - least,
+        worst=min(rank for rank, size in sizes.items() if size == most),
+    )
+
+
+def category_spreads(ranks: Sequence[tuple[Rank, RankPeak]]) -> tuple[CategorySpread, ...]:
+    """The spread of every category of which any rank has something at its peak."""
+    found = []
+    for category in CATEGORIES if ranks else ():
+        one = spread_of({rank.rank: peak.categories[category] for rank, peak in ranks})
+        if one.max:
+            found.append(
+                CategorySpread(
+                    category=category, min=one.min, median=one.median, max=one.max, spread=one.spread, worst=one.worst
+                )
+            )
+    return tuple(found)
+
+
+def alike(ranks: Sequence[tuple[Rank, RankPeak]]) -> tuple[Alike, ...]:
+    """The ranks in classes: in one, any two have their peak in the same phase and differ by :data:`SAME` at most."""
+    classes: list[list[tuple[Rank, RankPeak]]] = []
+    for each in ranks:
+        home = next((those for those in classes if _same([*those, each])), None)
+        if home is None:
+            classes.append([each])
+        else:
+            home.append(each)
+    return tuple(Alike(ranks=tuple(rank.rank for rank, _ in those), within=_within(those)) for those in classes)
+
+
+def _same(those: Sequence[tuple[Rank, RankPeak]]) -> bool:
+    return len({(peak.phase, rank.stage) for rank, peak in those}) == 1 and _within(those) <= SAME
+
+
+def _within(those: Sequence[tuple[Rank, RankPeak]]) -> int:
+    """By how much any two of them differ at most, in total or in a category."""
+    sizes = [[peak.said for _, peak in those]]
+    sizes += [[peak.categories[category] for _, peak in those] for category in CATEGORIES]
+    return max(max(each) - min(each) for each in sizes)

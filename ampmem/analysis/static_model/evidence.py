@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ampmem.analysis.casts import Ledger
-from ampmem.analysis.static_model.static_model import COMPONENTS
+from ampmem.analysis.casts import CastLedger
+from ampmem.analysis.static_model.recipes import COMPONENTS
 from ampmem.analysis.timeline.categories import CODES, Breakdown, Category
-from ampmem.analysis.timeline.history import MemoryHistory
-from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
-from ampmem.analysis.timeline.tensors import dtype_bytes
+from ampmem.analysis.timeline.lifetimes import ALIVE, Mask, dtype_bytes
+from ampmem.analysis.timeline.timeline import MemoryHistory
 from ampmem.events import Fact, ParameterRecord, Phase, Recording
 from ampmem.names import FUNCTIONAL, StateName, casts_compiled, casts_open
 from ampmem.vocabulary import SourceKind
@@ -139,7 +138,7 @@ def itemsize(record: ParameterRecord) -> int:
     return record.bytes // record.elements if record.elements else dtype_bytes(record.dtype) or 4
 
 
-def evidence_at(history: MemoryHistory, ledger: Ledger, instant_ns: int, index: int) -> Evidence:
+def evidence_at(history: MemoryHistory, ledger: CastLedger, instant_ns: int, index: int) -> Evidence:
     """What is there at ``instant_ns``, in the step at ``index``; ``ledger`` has the cast copies."""
     recording, lifetimes = history.recording, history.lifetimes
     position = history.timeline.position(instant_ns)
@@ -269,7 +268,9 @@ def _states(history: MemoryHistory, mine: Mask) -> tuple[StateMemory, ...]:
     )
 
 
-def _copies(history: MemoryHistory, ledger: Ledger, alive: Mask, instant_ns: int, step: int) -> dict[str, list[Copy]]:
+def _copies(
+    history: MemoryHistory, ledger: CastLedger, alive: Mask, instant_ns: int, step: int
+) -> dict[str, list[Copy]]:
     cached = ledger.in_cache(history, instant_ns)
     found: dict[str, list[Copy]] = {}
     for place in np.flatnonzero(alive[ledger.allocation]).tolist():
@@ -284,7 +285,7 @@ def _copies(history: MemoryHistory, ledger: Ledger, alive: Mask, instant_ns: int
     return found
 
 
-def _cast(history: MemoryHistory, ledger: Ledger, step: int, position: int) -> dict[str, Cast]:
+def _cast(history: MemoryHistory, ledger: CastLedger, step: int, position: int) -> dict[str, Cast]:
     mine = (ledger.step == step) & (history.lifetimes.born[ledger.allocation] < position)
     saved = np.unique(ledger.parameter[mine & (ledger.saves > 0)])
     again = np.unique(ledger.parameter[(ledger.step == step) & ~mine & (ledger.phase == Phase.BACKWARD)])

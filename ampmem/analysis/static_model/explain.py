@@ -1,4 +1,4 @@
-"""Why a component differs from what the static model tells: terms of a kind, each computed from evidence.
+"""Why a component differs from what the static model says: terms of a kind, each computed from evidence.
 
 Every function takes the evidence and the bytes per element that the model has, and goes through the parameters. A
 parameter counts in the model with the elements that no parameter before it has: with none where it lies in another's
@@ -7,16 +7,180 @@ memory (tied weights). What is not there is explained only where facts say what 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
+from ampmem.analysis.jsonable import NOT_IN_JSON, Signed
 from ampmem.analysis.parameters import own_bytes, own_elements
-from ampmem.analysis.static_model.evidence import ITEMSIZES, Copy, Evidence, Fates, credit, fits, itemsize
-from ampmem.analysis.static_model.terms import TermKind, TermSums
+from ampmem.analysis.static_model.evidence import ITEMSIZES, Copy, Evidence, Fates, StateMemory, credit, fits, itemsize
+from ampmem.analysis.static_model.recipes import ADAFACTOR, ADAM_8BIT, OptimizerModel, adafactor_state, adam8bit_state
 from ampmem.analysis.timeline.categories import Category
-from ampmem.analysis.timeline.tensors import dtype_bytes
+from ampmem.analysis.timeline.lifetimes import dtype_bytes
 from ampmem.events import ParameterRecord
-from ampmem.names import INPUT
+from ampmem.names import INPUT, StateName
+
+NAMED = 3
+"""So many of a term's tensors are named, the largest."""
+
+
+class TermKind(StrEnum):
+    """Why there are more bytes than the model has, or fewer; the values are the words, of a type or a name where
+    there is one in question. Each says what was seen, and no more.
+    """
+
+    FROZEN = "frozen parameters"
+    TIED = "tied weights: a tensor for each of the names"
+    OVERLAPPING = "parameters that lie in part in another's memory: a tensor for the whole of each"
+    PADDING = "padding of shards, so that those of all ranks are equally long"
+    ROUNDING = "rounding up to the allocator's blocks"
+
+    PARAMETER_TYPE = "kept in {about}"
+    PARAMETERS_GONE = "parameters freed before this mark"
+    PARAMETERS_LATER = "parameters made after this mark"
+    PARAMETERS_MOVED = "earlier memory of a parameter that is still alive"
+    PARAMETERS_KEPT = "copies of parameters that an optimizer keeps to put them back: {about}"
+    PARAMETER_COPIES = "parameters of modules that did not run, such as copies of the model"
+    AROUND_PARAMETERS = "memory around parameters that are views of a larger buffer"
+
+    GRADIENT_TYPE = "gradients in {about}"
+    ONE_GRADIENT_OF_TWO = "only one of the two gradients is alive: the parameter's or its master copy's"
+    SEVERAL_GRADIENTS = "more than one gradient of a parameter is alive"
+    SPARSE_GRADIENTS = "sparse gradients: their indices and values instead of all elements"
+    GRADIENTS_FREED = "gradients freed before this mark"
+    GRADIENTS_LATER = "no gradient before this mark: the first came later"
+    NO_GRADIENTS = "no gradient: none of theirs was seen in the recording"
+    FUNCTIONAL_GRADIENTS = "no gradient of theirs: those that torch.func gives are the script's own tensors"
+    GRADIENTS_OF_INPUTS = "gradients of inputs"
+    AROUND_GRADIENTS = "memory around gradients that are views of a larger buffer"
+
+    MASTER_TYPE = "master copies in {about}"
+    NO_MASTER = "parameters without a master copy in this process"
+    MASTERS_GONE = "master copies freed before this mark"
+    MASTERS_LATER = "master copies made after this mark"
+    MORE_MASTERS = "more master copies than the model tells"
+    AROUND_MASTERS = "memory around master copies that are views of a larger buffer"
+
+    COPIES_FREED_WITH_GRAPH = "copies freed before this mark, with the graph that had saved them"
+    COPIES_NOT_SAVED = "copies freed before this mark: nothing kept them"
+    COPIES_CHECKPOINTED = "copies freed before this mark: backward made them again, as checkpointing does"
+    COMPILED = "no cast was seen: casts inside compiled code cannot be identified"
+    NORMS_NOT_CAST = "norms: no cast of their parameters was made"
+    EMBEDDINGS_NOT_CAST = "embeddings: no cast of them was made"
+    DOUBLES_NOT_CAST = "float64 parameters, which autocast does not cast"
+    NOT_CAST = "other parameters of which no cast was made"
+    CASTS_OF_THE_SCRIPT = "casts that are not autocast's"
+    COPIES_IN_CACHE = "copies that the cache still holds: autocast has not been left"
+    COPIES_IN_GRAPH = "copies that autograd had saved and that are still alive"
+    COPIES_ELSEWHERE = "copies that autograd had not saved and that are still alive"
+    COPIES_OF_WHOLES = "copies of whole parameters, of which this rank keeps a shard"
+    COPY_TYPE = "copies in another type than the model tells"
+    COPIES_OF_EARLIER_STEPS = "copies of an earlier step that are still alive"
+    COPIES_MADE_AGAIN = "copies made again for another use: no cache served it"
+    COPIES_OF_UNTRAINED = "copies of parameters that nothing trains"
+    COPIES_OF_VIEWS_TOO = "copies of views of a parameter, besides the whole"
+    COPIES_OF_VIEWS_ONLY = "copies of views of a parameter instead of the whole"
+
+    STATE_TYPE = "state of {about} parameters"
+    FACTORED_STATE = "rows and columns instead of full second moments"
+    SCALES_OF_BLOCKS = "scales of the blocks, and small tensors kept in float32"
+    STATES_LATER = "states that came after this mark: {about}"
+    STATES_GONE = "states freed before this mark: {about}"
+    SCALARS = "scalars of the optimizer: {about}"
+    UNKNOWN_STATE = "state that the model does not have: {about}"
+    AROUND_STATES = "memory around states that are views of a larger buffer"
+    STATE_FREED = "optimizer state freed before this mark"
+    NOT_OPTIMIZED = "parameters that no optimizer of this process has updated"
+    UPDATES_SKIPPED = "no optimizer state yet: the loss scaler skipped the updates"
+    NO_UPDATE_YET = "no optimizer state before the first update"
+    STATE_LATER = "no optimizer state yet: theirs came with an update after this mark"
+    NEVER_A_GRADIENT = "no optimizer state: they have had no gradient"
+
+    def words(self, about: str) -> str:
+        """The words for one type, or one name, in question."""
+        return self.value.format(about=about)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One reason for a difference between what the model has and what was measured.
+
+    ``tensors`` is how many have it, and ``names`` are the parameters that the largest of them belong to, at most
+    :data:`NAMED`; empty where they belong to none.
+    """
+
+    kind: TermKind = field(metadata=NOT_IN_JSON)
+    why: str
+    bytes: Signed
+    tensors: int
+    names: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Sum:
+    """What is known of one reason so far; ``sizes`` by name of parameter."""
+
+    bytes: int = 0
+    tensors: int = 0
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    def add(self, size: int, tensors: int, sizes: Iterable[tuple[str, int]]) -> None:
+        self.bytes += size
+        self.tensors += tensors
+        for name, part in sizes:
+            self.sizes[name] = self.sizes.get(name, 0) + part
+
+    def largest(self) -> tuple[str, ...]:
+        """The names with the most bytes; of equal ones the first seen."""
+        return tuple(sorted(self.sizes, key=lambda name: -abs(self.sizes[name]))[:NAMED])
+
+
+class TermSums:
+    """Bytes, tensors and names by reason, in order of first mention."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[TermKind, str], _Sum] = {}
+        self.complete = True
+        """Whether nothing was added without a kind."""
+
+    def add(self, kind: TermKind | None, size: float, name: str = "", *, tensors: int = 1, about: str = "") -> None:
+        """``size`` bytes, of so many ``tensors``, more than the model has; nothing when that is 0.
+
+        ``name`` is the parameter that they belong to. Without a ``kind`` there is no evidence of why: those bytes stay
+        unexplained.
+        """
+        if size and kind is None:
+            self.complete = False
+        elif size and kind is not None:
+            sizes = [(name, round(size))] if name else []
+            self._sums.setdefault((kind, kind.words(about)), _Sum()).add(round(size), tensors, sizes)
+
+    def listed(self) -> tuple[Term, ...]:
+        """The terms, largest first; what came to 0 is left out."""
+        terms = [
+            Term(kind=kind, why=why, bytes=found.bytes, tensors=found.tensors, names=found.largest())
+            for (kind, why), found in self._sums.items()
+            if found.bytes
+        ]
+        return tuple(sorted(terms, key=lambda term: -abs(term.bytes)))
+
+    @classmethod
+    def sum(cls, parts: Iterable[TermSums]) -> TermSums:
+        """The sum of ``parts``."""
+        together = cls()
+        for part in parts:
+            together.complete &= part.complete
+            for key, found in part._sums.items():
+                if found.bytes:
+                    together._sums.setdefault(key, _Sum()).add(found.bytes, found.tensors, found.sizes.items())
+        return together
+
+
+# Why a component differs from what the static model tells: terms of a kind, each computed from evidence.
+#
+# Every function takes the evidence and the bytes per element that the model has, and goes through the parameters. A
+# parameter counts in the model with the elements that no parameter before it has: with none where it lies in
+# another's memory (tied weights). What is not there is explained only where facts say what became of it.
 
 _LARGEST_ITEMSIZE = 4
 """Bytes per element of one gradient; where a model has more, it has two."""
@@ -221,3 +385,130 @@ def _fate(fates: Fates, name: str, gone: TermKind, later: TermKind) -> TermKind 
     if name in fates.gone:
         return gone
     return later if name in fates.later else None
+
+
+# Why optimizer state differs from what the static model tells, each term computed from what the hooks saw.
+
+SCALAR = 16
+"""A tensor of at most so many bytes that an optimizer keeps is a counter, not a state."""
+
+_SPECIAL = {
+    ADAFACTOR.key: TermKind.FACTORED_STATE,
+    ADAM_8BIT.key: TermKind.SCALES_OF_BLOCKS,
+}
+
+ModelOf = Callable[[ParameterRecord], OptimizerModel]
+
+
+def state_terms(evidence: Evidence, model_of: ModelOf, per_element: Callable[[ParameterRecord], float]) -> TermSums:
+    """State that is not there or not there yet, of another type or shape; scalars, and what no model has."""
+    terms = TermSums()
+    states = _States(evidence, model_of)
+    parameters_fate = _ParametersFate(evidence)
+    for record in evidence.parameters:
+        keys = states.keys.get(record.name)
+        expected, model, name = per_element(record), model_of(record), record.name
+        if keys is None:
+            terms.add(parameters_fate.no_state(record), -expected * own_elements(record), name)
+            continue
+        whole = expected * record.elements
+        terms.add(shared(record), whole - expected * own_elements(record), name)
+        if model.key in _SPECIAL:
+            terms.add(_SPECIAL[model.key], states.kept(record, keys) - whole, name)
+            continue
+        every = {state.name for state in model.states}
+        terms.add(TermKind.STATE_TYPE, states.kept(record, every) - whole, name, about=record.dtype)
+        for key in sorted(every - keys):
+            size = states.kept(record, {key})
+            terms.add(parameters_fate.no_key(record, key), -size, name, about=key)
+    for other in states.others:
+        terms.add(other.kind, other.bytes, other.parameter, about=other.about)
+    return terms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Other:
+    """What an optimizer keeps beyond its model, which calls it ``about``; of no ``kind`` where nothing says why."""
+
+    kind: TermKind | None
+    bytes: float
+    parameter: str = ""
+    about: str = ""
+
+
+class _States:
+    """Which states of its model each parameter has, and what else the optimizers keep."""
+
+    def __init__(self, evidence: Evidence, model_of: ModelOf) -> None:
+        self.keys: dict[str, set[str]] = {}
+        """By parameter."""
+        self.others: list[_Other] = []
+        self._model_of = model_of
+        self._records = {record.name: record for record in evidence.parameters}
+        self._masters = credit(evidence.memories[Category.MASTER_COPIES], evidence.parameters).of
+        for memory in evidence.states:
+            self._take(memory)
+
+    def kept(self, record: ParameterRecord, keys: set[str]) -> float:
+        """Bytes that the model of ``record`` keeps for it in the states ``keys``."""
+        model, size = self._model_of(record), itemsize(record)
+        if record.elements and record.name in self._masters:
+            size = self._masters[record.name][0] // record.elements
+        if model == ADAFACTOR:
+            return adafactor_state(record.shape, size)
+        if model == ADAM_8BIT:
+            return adam8bit_state(record.elements)
+        states = (state for state in model.states if state.name in keys)
+        return sum(state.elements * (state.itemsize or size) for state in states) * record.elements
+
+    def _take(self, memory: StateMemory) -> None:
+        # What is kept for no parameter has no name of one; what has the name of an unknown one is nobody's.
+        known = [name for name in memory.names if name.parameter in self._records or not name.parameter]
+        modelled = [name for name in known if name.parameter and name.state in self._modelled(name.parameter)]
+        for name in modelled:
+            self.keys.setdefault(name.parameter, set()).add(name.state)
+        if not modelled and known:
+            kind = TermKind.SCALARS if memory.bytes <= SCALAR else TermKind.UNKNOWN_STATE
+            first = known[0]
+            self.others.append(_Other(kind=kind, bytes=memory.bytes, parameter=first.parameter, about=first.state))
+        elif len(modelled) == 1 and self._model_of(self._records[modelled[0].parameter]).key not in _SPECIAL:
+            name = modelled[0]
+            more = memory.bytes - self.kept(self._records[name.parameter], {name.state})
+            self.others.append(_Other(kind=None, bytes=more))
+        elif len(modelled) > 1:
+            shares = sum(self.kept(self._records[name.parameter], {name.state}) for name in modelled)
+            self.others.append(_Other(kind=TermKind.AROUND_STATES, bytes=max(memory.bytes - shares, 0)))
+
+    def _modelled(self, name: str) -> set[str]:
+        return {state.name for state in self._model_of(self._records[name]).states}
+
+
+class _ParametersFate:
+    """What became of state that is not there, as far as it was seen."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._evidence = evidence
+        self._gone = {StateName.read(text).parameter for text in evidence.states_fate.gone}
+        self._later = {StateName.read(text).parameter for text in evidence.states_fate.later}
+
+    def no_state(self, record: ParameterRecord) -> TermKind | None:
+        """Why ``record`` has none of its model's states; ``None`` where nothing that was seen says why."""
+        evidence, name = self._evidence, record.name
+        if not record.trainable:
+            return TermKind.FROZEN
+        if name in self._gone:
+            return TermKind.STATE_FREED
+        if record.optimizer is None:
+            return TermKind.NOT_OPTIMIZED
+        if not evidence.updated:
+            return TermKind.UPDATES_SKIPPED if evidence.skipped else TermKind.NO_UPDATE_YET
+        if name in self._later:
+            return TermKind.STATE_LATER
+        return TermKind.NEVER_A_GRADIENT if evidence.have_gradients and name not in evidence.had_gradient else None
+
+    def no_key(self, record: ParameterRecord, key: str) -> TermKind | None:
+        """Why ``record`` lacks one of its states while it has others."""
+        text = str(StateName(state=key, parameter=record.name))
+        if text in self._evidence.states_fate.gone:
+            return TermKind.STATES_GONE
+        return TermKind.STATES_LATER if text in self._evidence.states_fate.later else None

@@ -1,4 +1,4 @@
-"""Live bytes of each category after every event.
+"""Live bytes of each category after every event, and the history: a recording with all that is known of it.
 
 A *position* is a number of events: position 0 is before the first one, position ``n`` after the last.
 """
@@ -12,11 +12,14 @@ from typing import Annotated, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ampmem.analysis.json.jsonable import EachOf, OneOf
+from ampmem.analysis.jsonable import EachOf, OneOf
 from ampmem.analysis.timeline.categories import CATEGORIES, CODES, Breakdown, Category
 from ampmem.analysis.timeline.classify import Classes
-from ampmem.analysis.timeline.lifetimes import ALIVE, Lifetimes, clock
-from ampmem.events import Column, EventColumns, Phase, StepRecord
+from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, JoinedFacts, Lifetimes, clock
+from ampmem.analysis.timeline.marks import Instants
+from ampmem.events import Column, EventColumns, Fact, ParameterRecord, Phase, Recording, StepRecord
+from ampmem.output.shown import Shown
+from ampmem.vocabulary import Communication
 
 PHASES: tuple[str, ...] = tuple(phase.name.lower() for phase in Phase)
 """Names of the phases, in order of their codes."""
@@ -128,3 +131,90 @@ def _running_by(group: Column, groups: range | list[int], delta: Column) -> NDAr
         if mine.any():
             np.cumsum(delta * mine, out=sums[row, 1:])
     return sums
+
+
+# A recording with all that is known of its allocations: what the rest of the analysis is derived from.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class MemoryHistory(Shown):
+    """A recording with its allocations, their categories and their sums; ``marks`` has one entry per step."""
+
+    recording: Recording
+    lifetimes: Lifetimes
+    facts: JoinedFacts
+    classes: Classes
+    timeline: Timeline
+    marks: tuple[Instants, ...]
+    untrained: frozenset[str] = frozenset()
+    """Names of the parameters that nothing trains, beside a model that is trained."""
+
+    @property
+    def parameters(self) -> tuple[ParameterRecord, ...]:
+        """The recording's parameters, but for those of models that nothing trains."""
+        return tuple(record for record in self.recording.parameters if record.name not in self.untrained)
+
+    def _in_short(self) -> str:
+        return f"{len(self.lifetimes.born):,} allocations of {self.recording!r}"
+
+    def born_at(self, position: int) -> tuple[str, str]:
+        """Op and module of the allocation whose alloc was the event before ``position``; empty what is not known."""
+        texts = self.recording.texts
+        for allocation in np.flatnonzero(self.lifetimes.born == position - 1).tolist():
+            return texts[self.lifetimes.op[allocation]], texts[self.lifetimes.module[allocation]]
+        return "", ""
+
+    def inferred_at(self, position: int) -> Breakdown:
+        """Bytes alive at ``position`` that are in their category by conclusion: no hook saw what they are."""
+        facts, size = self.facts, self.lifetimes.bytes
+        concluded = np.zeros(len(self.lifetimes), dtype=np.bool_)
+        concluded[facts.allocation[facts.fact == Fact.INFERRED]] = True
+        concluded &= self.lifetimes.alive_at(position)
+        return {category: int(size[concluded & self.classes.of(category)].sum()) for category in CATEGORIES}
+
+
+# The memory of distributed training, by what it is for.
+
+PARTS: tuple[Communication, ...] = tuple(Communication)
+
+ByPart: TypeAlias = Mapping[Communication, int]
+"""Bytes of each part."""
+
+_NOTHING: ByPart = dict.fromkeys(PARTS, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommunicationParts:
+    """The allocations of the category: from ``born`` to ``died`` (positions) ``bytes``, each of ``part``.
+
+    ``part`` is an index into :data:`PARTS`, or their number where none is known.
+    """
+
+    born: Column
+    died: Column
+    bytes: Column
+    part: Column
+
+    def at(self, position: int) -> ByPart:
+        """Live bytes of every part at ``position``."""
+        if not len(self.born):  # as in most runs, of which some have very many steps
+            return _NOTHING
+        alive = (self.born <= position) & (self.died > position)
+        sums = np.zeros(len(PARTS) + 1, dtype=np.int64)
+        np.add.at(sums, self.part[alive], self.bytes[alive])
+        return dict(zip(PARTS, sums.tolist(), strict=False))
+
+
+def communication_of(history: MemoryHistory) -> CommunicationParts:
+    """The memory of distributed training in ``history``, by what it is for."""
+    lifetimes, classes = history.lifetimes, history.classes
+    mine = np.flatnonzero(classes.of(Category.COMMUNICATION))
+    places = {part.value: index for index, part in enumerate(PARTS)}
+    texts = history.recording.texts
+    names = classes.name[mine].tolist()
+    return CommunicationParts(
+        born=lifetimes.born[mine] + 1,
+        died=np.where(lifetimes.died[mine] == ALIVE, FOREVER, lifetimes.died[mine] + 1),
+        bytes=lifetimes.bytes[mine],
+        part=np.array([places.get(texts[name], len(PARTS)) for name in names], dtype=np.int64),
+    )

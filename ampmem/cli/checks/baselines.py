@@ -6,10 +6,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from ampmem.analysis.budgets.baseline import is_same, require_replaceable
-from ampmem.analysis.budgets.measures import OF_SUMMARY, of_summary
-from ampmem.analysis.difference.reading import read_side
-from ampmem.analysis.difference.side import Side
+from ampmem.analysis.budgets.run import OF_SUMMARY, is_same, of_summary, require_replaceable
+from ampmem.analysis.difference.sides import Side, read_side
 from ampmem.cli.checks.subjects import Subject
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.output.files import open_output, replaced, sized

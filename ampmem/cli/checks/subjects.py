@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampmem.analysis.budgets.run import Run, read_run, run_of
-from ampmem.analysis.difference.reading import is_json
+from ampmem.analysis.budgets.run import JudgedRun, read_run, run_of
+from ampmem.analysis.difference.sides import is_json
 from ampmem.errors import AmpmemError
 from ampmem.recording import SUFFIX, read, taken_for_script
 
@@ -18,7 +18,7 @@ class Subject:
     path: Path
     label: str
     script: str | None = None
-    run: Run | None = None
+    run: JudgedRun | None = None
     problem: str | None = None
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import click
 
-from ampmem.analysis.json.jsonable import Json
+from ampmem.analysis.jsonable import Json
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 

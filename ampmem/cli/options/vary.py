@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ampmem.analysis.fit.fit import Vary
+from ampmem.analysis.fit import Vary
 from ampmem.errors import UsageError
 
 OPTION = "--vary"

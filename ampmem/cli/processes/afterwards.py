@@ -137,7 +137,7 @@ def _instead(session: Session) -> str:
 
 def predicted(simulation: Simulation, *, failed: bool) -> str:
     """What the run would have needed, in one line; a run that failed for other reasons neither fits nor not."""
-    from ampmem.analysis.fit.estimate import STOPPED, prediction_of
+    from ampmem.analysis.estimate import STOPPED, prediction_of
     from ampmem.reporters.text.estimate import headline
 
     record, failure = simulation.end()

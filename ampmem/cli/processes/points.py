@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import TypeAlias
 
-from ampmem.analysis.fit.fit import Memory, memory_of
+from ampmem.analysis.fit import Memory, memory_of
 from ampmem.cli.options.shared import ScriptOptions
 from ampmem.cli.options.vary import VariedArguments
 from ampmem.cli.processes import launch

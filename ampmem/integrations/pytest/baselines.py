@@ -7,9 +7,9 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from ampmem.analysis.budgets.baseline import is_same, read_baseline, require_replaceable
 from ampmem.analysis.budgets.budget import Allowance, parse_allowance
-from ampmem.analysis.difference.side import Side
+from ampmem.analysis.budgets.run import is_same, require_replaceable
+from ampmem.analysis.difference.sides import Side, read_side
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.output.files import open_output
 
@@ -44,7 +44,7 @@ class Baselines:
         path = self._folder / file_of(test, block)
         if not path.is_file():
             raise UsageError(f"baseline not found: {self.named / file_of(test, block)}; --ampmem-update writes it")
-        return replace(read_baseline(path), label=str(self.named / file_of(test, block)))
+        return replace(read_side(path), label=str(self.named / file_of(test, block)))
 
     def write(self, test: str, block: int, side: Side) -> bool:
         """Make ``side`` the baseline of that block, unless it is; returns whether it was not.

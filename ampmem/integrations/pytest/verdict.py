@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, TypedDict
 
 from ampmem.analysis.budgets.budget import NONE_ALLOWED, PEAK
 from ampmem.analysis.budgets.check import CheckResult, Limit, check
-from ampmem.analysis.budgets.run import Run, run_of
-from ampmem.analysis.difference.side import Side
+from ampmem.analysis.budgets.run import JudgedRun, run_of
+from ampmem.analysis.difference.sides import Side
 from ampmem.analysis.summary import Summary
 from ampmem.errors import AmpmemError, NothingRecorded, UsageError
 from ampmem.integrations.pytest.baselines import Baselines
@@ -114,7 +114,7 @@ def _judge_block(
     return Judgement(row=_row(which, run, result, before, became), failure="\n".join(part for part in parts if part))
 
 
-def _baseline(which: _Block, run: Run, baselines: Baselines | None) -> tuple[Side | None, str]:
+def _baseline(which: _Block, run: JudgedRun, baselines: Baselines | None) -> tuple[Side | None, str]:
     """What the block is compared with, and what became of that."""
     if baselines is None:
         return None, ""
@@ -132,7 +132,7 @@ def _too_few(summary: Summary, limits: Limits) -> str:
     return f"growth takes {limits.steps} steps, and {steps} ended; train for more, or say steps={max(made, 2)}"
 
 
-def _row(which: _Block, run: Run, result: CheckResult, before: Side | None, became: str) -> Row:
+def _row(which: _Block, run: JudgedRun, result: CheckResult, before: Side | None, became: str) -> Row:
     peak, whole = run.summary.peak, run.summary.whole
     limits = [each for each in result.judged if each.limit_of is Limit.BUDGET]
     sizes = [Size(key=each.key, took=each.after, limit=each.limit, before=None) for each in limits]

@@ -8,13 +8,10 @@ from time import time_ns
 
 import numpy as np
 
-from ampmem.allocator.contexts import READINGS
-from ampmem.allocator.gpus import GpuSpec
-from ampmem.allocator.model.driver import DriverCall
-from ampmem.allocator.model.layout import DEFAULT_POOL
-from ampmem.allocator.model.oom import OutOfMemory
+from ampmem.allocator.blocks import DEFAULT_POOL, DriverCall
+from ampmem.allocator.gpus import READINGS, GpuSpec
+from ampmem.allocator.oom import OutOfMemory, pack
 from ampmem.allocator.segments import RESERVING, SegmentLog, extent_of_call, extents_of
-from ampmem.allocator.shortage import pack
 from ampmem.errors import UsageError
 from ampmem.events import (
     NO_STEP,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.frames import user_frame
+from ampmem.analysis.ops import user_frame
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.events import Phase

@@ -15,8 +15,7 @@ from typing import TypeAlias
 
 from ampmem.analysis.budgets.budget import GROWTH
 from ampmem.analysis.budgets.check import Broken, CheckResult, Judged
-from ampmem.analysis.difference.changes import GroupChange, Run, changes_between
-from ampmem.analysis.difference.folds import Fold, folded
+from ampmem.analysis.difference.changes import Fold, GroupChange, WhichRun, changes_between, folded
 from ampmem.output.terminal import printable
 from ampmem.reporters.text.check import MOVED, answer, explained, instants, limit_row, noteworthy, remarks
 from ampmem.reporters.text.common.plain_text import ABSENT
@@ -190,7 +189,7 @@ def _most_of(broken: Broken, workspace: Path) -> Iterator[tuple[_Place, list[Fol
 def _place(change: GroupChange, workspace: Path) -> _Place | None:
     """The file, below ``workspace``, and the line; ``None`` for a line of the run before, and for files elsewhere."""
     found = _FRAME.fullmatch(change.source_line or "")
-    if found is None or change.lines_of is Run.BEFORE:
+    if found is None or change.lines_of is WhichRun.BEFORE:
         return None
     path = _below(workspace, found[1])
     return None if path is None else (path, int(found[2]))

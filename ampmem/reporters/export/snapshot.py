@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampmem.allocator.segments import Extent
-from ampmem.analysis.allocator.addresses import Piece, SegmentMap, address_map, segment_map
 from ampmem.analysis.analyse import Analysis
+from ampmem.analysis.layers import SegmentMap, SegmentPiece, address_map, segment_map
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.events import Action, Column, SegmentAction
@@ -237,7 +237,7 @@ def _segment(analysis: Analysis, frames: _Frames, segment: SegmentMap) -> Item:
     }
 
 
-def _gap(piece: Piece) -> Item:
+def _gap(piece: SegmentPiece) -> Item:
     return {"address": piece.address, "size": piece.bytes, "requested_size": 0, "state": "inactive", "frames": []}
 
 

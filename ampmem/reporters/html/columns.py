@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.comparison.compare import Entry, entry_of
+from ampmem.analysis.comparison import Entry, entry_of
 from ampmem.analysis.summary import summary_of
 from ampmem.errors import NothingRecorded, RecordingError
 from ampmem.recording import read

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ampmem.analysis.activations import Saving
+from ampmem.analysis.analyse import Conservation
 from ampmem.analysis.casts import ParameterCasts, StepCasts
-from ampmem.analysis.conservation import Conservation
-from ampmem.analysis.json.jsonable import named
-from ampmem.analysis.static_model.terms import Term
+from ampmem.analysis.jsonable import named
+from ampmem.analysis.static_model.explain import Term
 from ampmem.analysis.summary import Allocator
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ampmem.analysis.difference.difference import Difference, Side
+from ampmem.analysis.difference.difference import Difference
+from ampmem.analysis.difference.sides import Side
 from ampmem.reporters.html.columns import column
 from ampmem.reporters.html.page.page import PageView, page_view
 from ampmem.reporters.html.progress import Progress

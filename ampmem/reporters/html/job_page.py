@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ampmem.analysis.comparison.answer import verdict_of
-from ampmem.analysis.comparison.compare import Comparison
-from ampmem.analysis.ranks.arms import Jobs, merge_all
+from ampmem.analysis.answer import verdict_of
+from ampmem.analysis.comparison import Comparison
+from ampmem.analysis.ranks.jobs import RankRun
+from ampmem.analysis.ranks.merge import Jobs, merge_all
 from ampmem.analysis.ranks.ranks import Rank, Ranks
-from ampmem.analysis.ranks.runs import RankRun
 from ampmem.reporters.html.columns import column
 from ampmem.reporters.html.data import RunView
 from ampmem.reporters.html.page.page import PageView, opens_on, page_view
@@ -29,7 +29,7 @@ def job_page(runs: Sequence[RankRun], limit: Callable[[int], int], progress: Pro
     """The page of the job whose ranks ``runs`` are, in one precision or several.
 
     ``limit`` is how many bytes of the page the events of each of so many runs may take. Raises what
-    :func:`~ampmem.analysis.ranks.arms.merge_all` raises.
+    :func:`~ampmem.analysis.ranks.merge.merge_all` raises.
     """
     merged = merge_all(runs)
     jobs, comparison = merged.jobs, merged.comparison

@@ -7,12 +7,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ampmem.analysis.comparison.answer import verdict_of, verdict_of_one
-from ampmem.analysis.comparison.compare import Entry, compare, distinct
-from ampmem.analysis.comparison.judged import judged_findings
-from ampmem.analysis.difference.difference import Difference, Side
-from ampmem.analysis.ranks.jobs import are_ranks
-from ampmem.analysis.ranks.reading import read_runs
+from ampmem.analysis.answer import judged_findings, verdict_of, verdict_of_one
+from ampmem.analysis.comparison import Entry, compare, distinct
+from ampmem.analysis.difference.difference import Difference
+from ampmem.analysis.difference.sides import Side
+from ampmem.analysis.ranks.jobs import are_ranks, read_runs
 from ampmem.errors import UsageError
 from ampmem.output.files import check_output, open_output
 from ampmem.recording import check_recording, rank_of, world_size_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ampmem.analysis.comparison.answer import Answer, Change, Composition, Effect, Part, PeakOf, Verdict
+from ampmem.analysis.answer import Answer, Change, Composition, Effect, PeakOf, PeakPart, Verdict
 from ampmem.analysis.ops import plain_op
 from ampmem.analysis.summary import PLACES, Peak, PeakPlace, WholePeak
 from ampmem.analysis.timeline.categories import Category
@@ -288,7 +288,7 @@ def _of_it(peak: PeakOf) -> str:
     return " allocated" if requested == format_peak(peak.allocated) else f" allocated, {requested} of it requested"
 
 
-def _made_of(parts: Sequence[Part], whole: int) -> str:
+def _made_of(parts: Sequence[PeakPart], whole: int) -> str:
     return made_of([(part.category, part.bytes) for part in parts], whole)
 
 

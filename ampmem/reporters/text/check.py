@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from ampmem.analysis.budgets.budget import ALLOCATED, DEVICE, GROWTH, PEAK, RESERVED
-from ampmem.analysis.budgets.check import PEAK_IS, TRIALS_NOT_JUDGED, Broken, CheckResult, Judged, Limit
-from ampmem.analysis.budgets.grown import AT_PEAK
-from ampmem.analysis.difference.changes import GroupChange, changes_between
-from ampmem.analysis.difference.conditions import Condition
-from ampmem.analysis.difference.folds import folded
+from ampmem.analysis.budgets.check import AT_PEAK, PEAK_IS, TRIALS_NOT_JUDGED, Broken, CheckResult, Judged, Limit
+from ampmem.analysis.difference.changes import GroupChange, changes_between, folded
+from ampmem.analysis.difference.difference import Condition
 from ampmem.names import is_warning, said_in
 from ampmem.reporters.text.common.layout import PLAIN, Layout, number, table, table_lines, words
 from ampmem.reporters.text.common.plain_text import ABSENT, shorten, wrapped

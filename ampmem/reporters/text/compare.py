@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ampmem.analysis.comparison.answer import verdict_of
-from ampmem.analysis.comparison.compare import Comparison, Entry
-from ampmem.analysis.comparison.judged import shared_findings
+from ampmem.analysis.answer import shared_findings, verdict_of
+from ampmem.analysis.comparison import Comparison, Entry
 from ampmem.analysis.summary import Summary
 from ampmem.names import is_warning
 from ampmem.reporters.text.answer import Wording, wording
@@ -88,7 +87,7 @@ def _measured(comparison: Comparison, details: frozenset[Detail], layout: Layout
     """What is said of recordings that have something: the peak, the findings, the figures."""
     if not _known(comparison.entries):
         return
-    yield render_instant(comparison, comparison.instant(Mark.PEAK), layout)
+    yield render_instant(comparison, Mark.PEAK, layout)
     found = [(shared.finding, shared.labels) for shared in shared_findings(comparison)]
     yield render_labelled(found, layout, evidence=Detail.EVIDENCE in details)
     yield render_figures(comparison, layout)
@@ -133,9 +132,9 @@ def _chosen(comparison: Comparison, details: frozenset[Detail], layout: Layout) 
     if not _known(comparison.entries):
         return
     if Detail.MARKS in details:
-        for instant in comparison.instants:
-            if instant.name is not Mark.PEAK and any(instant.live):
-                yield render_instant(comparison, instant, layout)
+        for mark in (Mark.AFTER_FORWARD, Mark.AFTER_BACKWARD, Mark.AFTER_OPTIMIZER):
+            if any(column.live(mark) for column in comparison.columns):
+                yield render_instant(comparison, mark, layout)
     if Detail.STATIC_MODEL in details:
         yield render_static_models(comparison.entries, layout)
     if Detail.LOSSES in details:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ampmem.analysis.difference.changes import GroupChange, Run, Tensor
-from ampmem.analysis.difference.conditions import Condition
-from ampmem.analysis.difference.difference import Difference
-from ampmem.analysis.difference.folds import Fold, folded
-from ampmem.analysis.difference.groups import Moment
-from ampmem.analysis.difference.renames import Renamed
+from ampmem.analysis.difference.changes import Fold, GroupChange, Tensor, WhichRun, folded
+from ampmem.analysis.difference.difference import Condition, Difference
+from ampmem.analysis.difference.matching import Renamed
+from ampmem.analysis.difference.sides import Moment
 from ampmem.analysis.ops import plain_op
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.names import shape_text
@@ -197,7 +195,7 @@ def what(fold: Fold) -> str:
 def _below(fold: Fold, room: int) -> list[str]:
     """The script's own line, and of what type and shape each tensor is; in two lines where one has no room for both."""
     change = fold.largest
-    parts = [f"{'was ' * (change.lines_of is Run.BEFORE)}at {change.source_line}"] if change.source_line else []
+    parts = [f"{'was ' * (change.lines_of is WhichRun.BEFORE)}at {change.source_line}"] if change.source_line else []
     tensors = {tensor_in_words(each) for each in fold.changes}
     if len(tensors) == 1 and (said := tensors.pop()):
         parts.append(f"each {said}" if len(fold.changes) > 1 else said)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ampmem.analysis.fit.estimate import Fit, Prediction, Terms
+from ampmem.analysis.estimate import Fit, Prediction, Terms
 from ampmem.names import CUDNN_TRIALS, is_warning, not_modelled
 from ampmem.reporters.text.common.layout import PLAIN, Layout, number, table, words
 from ampmem.reporters.text.common.plain_text import wrapped

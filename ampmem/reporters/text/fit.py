@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ampmem.analysis.fit.fit import BASELINE, ArmFit, BreakEven, FitResult, Verdict
-from ampmem.analysis.fit.search import Remaining
+from ampmem.analysis.fit import BASELINE, ArmFit, BreakEven, FitResult, Remaining, SavingVerdict
 from ampmem.names import is_warning, said_in
 from ampmem.reporters.text.common.layout import PLAIN, Layout, number, side_by_side
 from ampmem.reporters.text.common.plain_text import ABSENT, wrapped
@@ -257,17 +256,17 @@ def _same(fit: FitResult, arm: ArmFit) -> str:
 def _break_even(fit: FitResult, each: BreakEven) -> str:
     shown = fit.vary.shown
     match each.verdict:
-        case Verdict.UNKNOWN:
+        case SavingVerdict.UNKNOWN:
             return "no value fits in both"
-        case Verdict.ALWAYS:
+        case SavingVerdict.ALWAYS:
             return f"allocates less at every value that was run in both ({_span(fit, each)})"
-        case Verdict.NEVER:
+        case SavingVerdict.NEVER:
             return f"allocates no less at any value that was run in both ({_span(fit, each)})"
         case _:
             assert each.costs_at is not None and each.saves_at is not None
             cost, save = _at(fit, each, each.costs_at), _at(fit, each, each.saves_at)
             more = "as much" if each.differences[each.costs_at] == 0 else "more"
-            if each.verdict is Verdict.REVERSED:
+            if each.verdict is SavingVerdict.REVERSED:
                 return f"allocates less at {shown(each.saves_at)} ({save}), but {more} at {each.costs_at} ({cost})"
             return f"allocates {more} at {shown(each.costs_at)} ({cost}), less at {each.saves_at} ({save})"
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
-from ampmem.analysis.static_model.published import (
+from ampmem.analysis.static_model.recipes import (
+    COMPONENTS,
     PUBLISHED,
     TOLERANCE,
-    Match,
+    FormulaMatch,
     Measured,
     Published,
+    Recipe,
     match_published,
     match_recipe,
 )
-from ampmem.analysis.static_model.static_model import COMPONENTS, Recipe
 from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.text.common.layout import PLAIN, Layout, number, table, table_lines, words
 from ampmem.reporters.text.common.plain_text import per_parameter, shorten
@@ -223,7 +224,7 @@ def _matches(recipes: Iterable[Recipe], formulas: Iterable[Published], measured:
     return "\n".join([layout.strong(_wrap(intro, layout)), *(found or ["  nothing"])])
 
 
-def _verdict(match: Match) -> str:
+def _verdict(match: FormulaMatch) -> str:
     if match.total:
         return f"total matches, split {'matches' if match.split else 'does not: right for the wrong reason'}"
     return "split matches, total does not: it is not the sum of its parts"

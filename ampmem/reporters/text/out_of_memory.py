@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from ampmem.analysis.allocator.out_of_memory import FailedRequest
-from ampmem.analysis.findings.remedies import Remedy, remedies
-from ampmem.analysis.frames import user_frames
+from ampmem.analysis.findings.base import Remedy, remedies
 from ampmem.analysis.largest import LARGEST, LargeAllocation
+from ampmem.analysis.ops import user_frames
+from ampmem.analysis.out_of_memory import FailedRequest
 from ampmem.analysis.parameters import Parameters
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import Category

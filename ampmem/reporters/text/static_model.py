@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ampmem.analysis.static_model.terms import Term, TermKind
+from ampmem.analysis.static_model.explain import Term, TermKind
 from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent, StaticRecipe
 from ampmem.analysis.summary import Summary
 from ampmem.names import layers, layers_named

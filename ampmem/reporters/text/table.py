@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ampmem.analysis.comparison.answer import verdict_of_one
-from ampmem.analysis.findings.remedies import told_elsewhere
+from ampmem.analysis.answer import verdict_of_one
+from ampmem.analysis.findings.base import told_elsewhere
 from ampmem.analysis.summary import PeakPlace, Step, Summary
 from ampmem.names import RAN_ON_PREDICTED
 from ampmem.reporters.base import Report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ampmem.analysis.conservation import doubts_of
+from ampmem.analysis.analyse import doubts_of
 from ampmem.analysis.summary import Summary
 from ampmem.reporters.text.common.layout import PLAIN, Layout
 from ampmem.reporters.text.common.plain_text import wrapped

@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from ampmem.allocator.rounding import round_up
-from ampmem.allocator.settings import KIB, MIB
+from ampmem.allocator.settings import KIB, MIB, round_up
 
 WITHIN, ACROSS, ALONE = 32, 16, 8
 """The most channels that are assumed: of a communicator within a machine, across machines, and with one rank on each.

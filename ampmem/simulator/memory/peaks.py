@@ -7,14 +7,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from ampmem.allocator.contexts import Context
-from ampmem.allocator.model.blocks import Block
-from ampmem.allocator.model.caching import DeviceCachingAllocator
-from ampmem.allocator.model.driver import UNLIMITED
-from ampmem.allocator.model.oom import OutOfMemory
-from ampmem.allocator.model.statistics import Counters
-from ampmem.allocator.rounding import get_allocation_size, round_size, round_up
-from ampmem.allocator.settings import MIB, MIN_BLOCK_SIZE, Settings
+from ampmem.allocator.blocks import UNLIMITED, Block, Counters
+from ampmem.allocator.caching import DeviceCachingAllocator
+from ampmem.allocator.gpus import Context
+from ampmem.allocator.oom import OutOfMemory
+from ampmem.allocator.settings import MIB, MIN_BLOCK_SIZE, Settings, get_allocation_size, round_size, round_up
 from ampmem.events import PredictionRecord, TermsRecord
 
 LESS, MORE = 17, 22

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ampmem.allocator.gpus import GpuSpec
-from ampmem.allocator.rounding import round_up
+from ampmem.allocator.settings import round_up
 from ampmem.simulator.private.ops import schema_of
 from ampmem.simulator.scratch import sorts
 from ampmem.simulator.scratch.reductions import Iteration, ReductionKernel, accumulated, iteration, scratch

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from ampmem.allocator.gpus import GpuSpec
-from ampmem.allocator.rounding import round_up
+from ampmem.allocator.settings import round_up
 
 SMALL_SORT = 4096
 """Rows of up to so many elements are sorted in place by PyTorch's own kernel (``should_use_small_sort``)."""

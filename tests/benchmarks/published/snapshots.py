@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ampmem.allocator.snapshots.snapshot import ALLOC, read_snapshot
+from ampmem.allocator.snapshot import ALLOC, read_snapshot
 from ampmem.importer.unpickle import load
 from published.runs import PublishedRun, Sequence, Simulated
 

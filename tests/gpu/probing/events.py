@@ -16,8 +16,7 @@ from torch._C._profiler import _EventType
 from torch.autograd.profiler import profile as torch_profile
 
 import ampmem
-from ampmem.allocator.rounding import round_size
-from ampmem.allocator.settings import Settings
+from ampmem.allocator.settings import Settings, round_size
 from ampmem.events import Action, Phase
 from ampmem.workloads import gpt
 from ampmem.workloads.common import Options

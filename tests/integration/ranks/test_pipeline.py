@@ -100,7 +100,7 @@ def test_no_allocation_is_put_down_to_a_transfer_that_happens_meanwhile(folder: 
 
 
 def test_what_a_schedule_holds_is_not_blamed_on_the_script(folder: Path) -> None:
-    found = autocast_in_backward.check(TrainingRun(analysis=analyse(recording_of(folder, "gpipe-amp", 1))))
+    found = autocast_in_backward(TrainingRun(analysis=analyse(recording_of(folder, "gpipe-amp", 1))))
     assert found is not None and "forward of the stages' modules" in found.change
     kept = {finding.code: finding for finding in summary_of(folder, "interleaved", 1).findings}["outputs-kept"]
     assert "or the schedule of its pipeline" in kept.message

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ampmem.allocator.model.blocks import UNMAPPED, Block
-from ampmem.allocator.model.caching import DeviceCachingAllocator
-from ampmem.allocator.model.driver import Call
-from ampmem.allocator.model.oom import OutOfMemory
+from ampmem.allocator.blocks import UNMAPPED, Block, Call
+from ampmem.allocator.caching import DeviceCachingAllocator
+from ampmem.allocator.oom import OutOfMemory
 from ampmem.allocator.settings import GIB, MIB, Settings, parse_settings
 
 

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from ampmem.allocator.contexts import READINGS, context_of
-from ampmem.allocator.gpus import GPUS, GpuSpec, find_gpu, gpu_to_simulate
+from ampmem.allocator.gpus import GPUS, READINGS, GpuSpec, context_of, find_gpu, gpu_to_simulate
 from ampmem.allocator.settings import GIB, KIB, MIB
 from ampmem.errors import UsageError
 

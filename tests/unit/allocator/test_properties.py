@@ -9,11 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ampmem.allocator.model.blocks import ALLOCATED, AWAITING, FREE, UNMAPPED, Block, Segment
-from ampmem.allocator.model.caching import DeviceCachingAllocator
-from ampmem.allocator.model.oom import OutOfMemory, Reason
-from ampmem.allocator.rounding import get_allocation_size, round_size
-from ampmem.allocator.settings import MIB, MIN_BLOCK_SIZE, Settings, parse_settings
+from ampmem.allocator.blocks import ALLOCATED, AWAITING, FREE, UNMAPPED, Block, Segment
+from ampmem.allocator.caching import DeviceCachingAllocator
+from ampmem.allocator.oom import OutOfMemory, Reason
+from ampmem.allocator.settings import MIB, MIN_BLOCK_SIZE, Settings, get_allocation_size, parse_settings, round_size
 
 TOTAL = 160 * MIB
 STREAMS = 3
@@ -35,7 +34,6 @@ CALLS = st.lists(
         st.tuples(st.just("record_stream"), st.integers(0, 1000), st.integers(0, STREAMS - 1)),
         st.tuples(st.just("complete_events"), st.integers(0, STREAMS - 1), st.just(0)),
         st.tuples(st.just("empty_cache"), st.just(0), st.just(0)),
-        st.tuples(st.just("private"), st.integers(0, 1), st.integers(0, STREAMS - 1)),
     ),
     max_size=60,
 )
@@ -75,10 +73,6 @@ class Driven:
                 self.allocator.complete_events(number)
             case "empty_cache":
                 self.allocator.empty_cache()
-            case "private" if number in self.allocator.captures:
-                self.allocator.end_allocate_to_pool(number)
-            case "private":
-                self.allocator.begin_allocate_to_pool(number, stream)
 
     def malloc(self, size: int, stream: int) -> None:
         try:
@@ -86,8 +80,7 @@ class Driven:
         except OutOfMemory as error:
             report = error.report
             assert report.reason is Reason.OVERSIZE or report.largest_free < report.rounded
-            # Oversize blocks that were released in vain are not asked for again during a capture.
-            assert report.device_free < report.segment or report.allowed is not None or self.allocator.captures
+            assert report.device_free < report.segment or report.allowed is not None
             return
         assert block.size >= block.requested == size
         assert block.address % MIN_BLOCK_SIZE == 0
@@ -97,11 +90,6 @@ class Driven:
     def finish(self) -> None:
         """Free everything, wherever it is."""
         allocator = self.allocator
-        for pool_id in list(allocator.captures):
-            allocator.end_allocate_to_pool(pool_id)
-        for pool_id, private in list(allocator.private_pools.items()):
-            while private.use_count:
-                allocator.release_pool(pool_id)
         for block in self.live:
             allocator.free(block)
         allocator.empty_cache()
@@ -124,7 +112,7 @@ def check_segment(segment: Segment) -> None:
 def check_pools(allocator: DeviceCachingAllocator) -> None:
     """The pools hold exactly the free and the unmapped blocks, each in its pool, sorted."""
     blocks = list(allocator.blocks())
-    for pool in allocator.pools():
+    for pool in allocator.pools:
         for stream, free in pool.free.items():
             assert free == sorted(free, key=lambda entry: entry[:2])
             mine = [b for b in blocks if b.segment.pool is pool and b.segment.stream == stream and b.state == FREE]
@@ -195,7 +183,6 @@ def test_blocks_tile_segments_and_statistics_are_sums(configuration: str, calls:
     driven.finish()
     # Address space for which there was no memory at all may stay.
     assert not any(segment.has_memory() for segment in driven.allocator.segments.values())
-    assert not driven.allocator.private_pools
     assert driven.allocator.driver.in_use == 0
     stats = driven.allocator.statistics().memory_stats()
     assert not any(value for key, value in stats.items() if key.endswith(".current"))

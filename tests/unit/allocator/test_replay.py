@@ -8,17 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from replayed import Replay, replay
 from snapshots import real
 
-from ampmem.allocator.model.blocks import AWAITING, Block
-from ampmem.allocator.model.caching import DeviceCachingAllocator
-from ampmem.allocator.model.driver import DriverCall
-from ampmem.allocator.model.layout import DEFAULT_POOL, SnapshotBlock, SnapshotSegment
-from ampmem.allocator.model.oom import OutOfMemory
+from ampmem.allocator.blocks import AWAITING, DEFAULT_POOL, Block, DriverCall, SnapshotBlock, SnapshotSegment
+from ampmem.allocator.caching import DeviceCachingAllocator
+from ampmem.allocator.oom import OutOfMemory
 from ampmem.allocator.settings import MIB, Settings, parse_settings
-from ampmem.allocator.snapshots.rebuild import NotReplayable, rebuild
-from ampmem.allocator.snapshots.replay import Replay, replay
-from ampmem.allocator.snapshots.snapshot import DeviceSnapshot, SnapshotEvent, read_snapshot
+from ampmem.allocator.snapshot import DeviceSnapshot, NotReplayable, SnapshotEvent, read_snapshot, rebuild
 from ampmem.allocator.trace import Operation, run, trace_of, trace_of_events, what_if
 from ampmem.events import Action, EventColumns, SegmentAction, SegmentColumns
 from ampmem.importer.recording import recording_of
@@ -304,19 +301,6 @@ def test_settings_that_hide_block_sizes_are_refused() -> None:
     snapshot = DeviceSnapshot(segments=(), events=(), settings=parse_settings("max_split_size_mb:20"))
     with pytest.raises(NotReplayable, match="max_split_size"):
         replay(snapshot)
-
-
-def test_private_pools_are_replayed() -> None:
-    recorder = Recorder(Settings(), total=200 * MIB)
-    recorder.malloc(4 * MIB, 0)
-    recorder.allocator.begin_allocate_to_pool(3)
-    recorder.malloc(4 * MIB, 0)
-    recorder.allocator.end_allocate_to_pool(3)
-    recorder.malloc(4 * MIB, 0)
-    recorder.free(1)
-    recorder.malloc(4 * MIB, 0)
-    for start in range(len(recorder.events)):
-        assert agree(replay(recorder.snapshot(start)))
 
 
 RAW: dict[str, Any] = {

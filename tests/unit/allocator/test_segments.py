@@ -11,10 +11,10 @@ from build import Story, gpu_run, small_run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampmem.allocator.segments import Extent, Held, SegmentLog, rewound
-from ampmem.analysis.allocator.addresses import address_map
+from ampmem.allocator.segments import Extent, HeldExtents, SegmentLog, rewound
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.comparison.compare import compare, entry_of
+from ampmem.analysis.comparison import compare, entry_of
+from ampmem.analysis.layers import address_map
 from ampmem.analysis.summary import summarize
 from ampmem.events import LayersRecord, Phase, SegmentAction, SegmentColumns
 from ampmem.reporters.text.compare import render as render_comparison
@@ -51,7 +51,7 @@ def replayed(rows: SegmentColumns) -> set[int]:
 
 @given(MOVES, RANGES)
 def test_ranges_are_kept_like_sets_of_pages(moves: list[tuple[bool, tuple[int, int]]], asked: tuple[int, int]) -> None:
-    held, there = Held(), set[int]()
+    held, there = HeldExtents(), set[int]()
     for takes, (address, size) in moves:
         touched = set(range(address, address + size, PAGE))
         assert pages(held.remove(address, size)) == touched & there
@@ -66,9 +66,9 @@ def test_ranges_are_kept_like_sets_of_pages(moves: list[tuple[bool, tuple[int, i
 
 def test_only_pages_of_one_expandable_segment_are_put_together() -> None:
     whole = [extent(0, PAGE, expandable=False), extent(PAGE, PAGE, expandable=False)]
-    assert Held(whole).joined() == whole
+    assert HeldExtents(whole).joined() == whole
     other = extent(3 * PAGE, PAGE)._replace(stream=7)
-    assert Held([extent(PAGE, PAGE), extent(2 * PAGE, PAGE), other]).joined() == [extent(PAGE, 2 * PAGE), other]
+    assert HeldExtents([extent(PAGE, PAGE), extent(2 * PAGE, PAGE), other]).joined() == [extent(PAGE, 2 * PAGE), other]
 
 
 @given(MOVES, st.lists(RANGES, max_size=6))
@@ -79,7 +79,7 @@ def test_a_log_adds_up_whatever_it_is_told(
     log.begin(0, [extent(0, 2 * PAGE)])
     for takes, where in moves:
         (log.reserve if takes else log.release)(1, 0, extent(*where))
-    wanted = Held()
+    wanted = HeldExtents()
     for address, size in final:
         wanted.remove(address, size)
         wanted.add(extent(address, size))
@@ -92,7 +92,7 @@ def test_a_log_adds_up_whatever_it_is_told(
 @given(MOVES)
 def test_calls_are_undone_to_where_they_began(moves: list[tuple[bool, tuple[int, int]]]) -> None:
     start = [extent(0, 2 * PAGE), extent(4 * PAGE, PAGE)]
-    held, calls = Held(start), []
+    held, calls = HeldExtents(start), []
     for takes, (address, size) in moves:
         one = extent(address, size)
         if takes and not held.holds(address, PAGE) and not pages(held) & pages([one]):

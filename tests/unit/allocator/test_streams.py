@@ -1,13 +1,10 @@
-"""Blocks used on several streams, and private pools."""
+"""Blocks used on several streams."""
 
 from __future__ import annotations
 
-import pytest
-
-from ampmem.allocator.model.blocks import AWAITING
-from ampmem.allocator.model.caching import DeviceCachingAllocator
+from ampmem.allocator.blocks import AWAITING
+from ampmem.allocator.caching import DeviceCachingAllocator
 from ampmem.allocator.settings import MIB
-from ampmem.errors import UsageError
 
 
 def test_a_block_of_two_streams_stays_active_until_its_event_is_done() -> None:
@@ -104,80 +101,3 @@ def test_running_out_of_memory_waits_for_events() -> None:
     allocator.record_stream(block, 1)
     allocator.free(block)
     assert allocator.malloc(14 * MIB).size == 14 * MIB
-
-
-def test_a_private_pool_serves_its_stream_while_it_is_filled() -> None:
-    allocator = DeviceCachingAllocator()
-    allocator.free(allocator.malloc(12 * MIB))
-    allocator.begin_allocate_to_pool(7, stream=0)
-    mine = allocator.malloc(12 * MIB)
-    other = allocator.malloc(12 * MIB, stream=1)
-    allocator.end_allocate_to_pool(7)
-    assert [mine.segment.pool.private, other.segment.pool.private] == [7, None]
-    allocator.free(mine)
-    # The pool keeps its segments, for its own allocations, until nobody holds it.
-    assert allocator.malloc(12 * MIB).segment is not mine.segment
-    allocator.empty_cache()
-    assert mine.segment.address in allocator.segments
-    allocator.release_pool(7)
-    allocator.empty_cache()
-    assert mine.segment.address not in allocator.segments
-    assert not allocator.private_pools
-
-
-def test_a_private_pool_with_blocks_in_use_outlives_its_holders() -> None:
-    allocator = DeviceCachingAllocator()
-    allocator.begin_allocate_to_pool(7)
-    block = allocator.malloc(1)
-    allocator.end_allocate_to_pool(7)
-    allocator.release_pool(7)
-    allocator.empty_cache()
-    assert 7 in allocator.private_pools
-    allocator.free(block)
-    allocator.empty_cache()
-    assert not allocator.private_pools and not allocator.segments
-
-
-def test_events_are_recorded_only_after_a_capture() -> None:
-    allocator = DeviceCachingAllocator()
-    block = allocator.malloc(12 * MIB)
-    allocator.record_stream(block, 1)
-    allocator.begin_allocate_to_pool(7, stream=5)
-    allocator.free(block)
-    allocator.complete_events()
-    allocator.malloc(1)
-    allocator.end_allocate_to_pool(7)
-    allocator.malloc(1)
-    assert block.state == AWAITING
-    allocator.complete_events()
-    allocator.malloc(1)
-    assert block.state != AWAITING
-
-
-def test_a_capture_looks_at_no_events_and_releases_nothing() -> None:
-    allocator = DeviceCachingAllocator()
-    cached, block = allocator.malloc(12 * MIB), allocator.malloc(12 * MIB)
-    allocator.record_stream(block, 1)
-    for each in (block, cached):
-        allocator.free(each)
-    allocator.complete_events()
-    allocator.begin_allocate_to_pool(7, stream=5)
-    allocator.malloc(1)
-    assert block.state == AWAITING
-    allocator.empty_cache()
-    assert block.state == AWAITING
-    assert cached.segment.address in allocator.segments
-    allocator.end_allocate_to_pool(7)
-    allocator.malloc(1)
-    assert block.state != AWAITING
-
-
-def test_a_private_pool_has_to_be_begun_and_held() -> None:
-    allocator = DeviceCachingAllocator()
-    with pytest.raises(UsageError, match="no allocations go"):
-        allocator.end_allocate_to_pool(1)
-    with pytest.raises(UsageError, match="nobody holds"):
-        allocator.release_pool(1)
-    allocator.begin_allocate_to_pool(1)
-    with pytest.raises(UsageError, match="already"):
-        allocator.begin_allocate_to_pool(1)

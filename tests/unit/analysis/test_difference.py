@@ -12,14 +12,10 @@ from changed_code import TORCH, Code, changed, run_of
 from failures import in_backward, in_forward
 
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.difference.changes import GroupChange, Kind, Run, Tensor
-from ampmem.analysis.difference.conditions import Condition, ConditionKind
-from ampmem.analysis.difference.difference import Side, difference, difference_schema
-from ampmem.analysis.difference.folds import folded
-from ampmem.analysis.difference.frames import function_of, same_files
-from ampmem.analysis.difference.groups import groups_of
-from ampmem.analysis.difference.reading import side_of
-from ampmem.analysis.difference.renames import Names, Renamed
+from ampmem.analysis.difference.changes import ChangeKind, GroupChange, Tensor, WhichRun, folded
+from ampmem.analysis.difference.difference import Condition, ConditionKind, Side, difference, difference_schema
+from ampmem.analysis.difference.matching import Renamed, RenamedNames, function_of, same_files
+from ampmem.analysis.difference.sides import groups_of, side_of
 from ampmem.analysis.summary import summarize
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.events import Fact, Phase, Recording
@@ -83,9 +79,9 @@ def test_what_grew_has_the_line_of_the_run_after() -> None:
     assert (found.before, found.after, found.grown, found.residual) == (2308, 2908, 600, 0)
     assert (change.category, change.module, change.op) == (Category.ACTIVATIONS, "layers.1", "aten::mm")
     assert (change.before, change.after, change.count_before, change.count_after) == (1000, 1600, 1, 1)
-    assert change.kind is Kind.GREW and change.grown == 600
+    assert change.kind is ChangeKind.GREW and change.grown == 600
     assert change.source_line == "/home/me/repo/net.py:301 Net.forward"
-    assert change.stack[-1] == TORCH and change.lines_of is Run.AFTER
+    assert change.stack[-1] == TORCH and change.lines_of is WhichRun.AFTER
     assert (change.tensor_before, change.tensor_after) == (
         Tensor(dtype="uint8", shape=(1000,)),
         Tensor(dtype="uint8", shape=(1600,)),
@@ -95,8 +91,8 @@ def test_what_grew_has_the_line_of_the_run_after() -> None:
 def test_what_is_gone_has_the_line_of_the_run_before() -> None:
     found = changed(Code(line=300), Code(sizes=(1000,)))
     activation = found.changes[0]
-    assert (activation.kind, activation.before, activation.after) == (Kind.GONE, 1000, 0)
-    assert activation.source_line == "/home/me/repo/net.py:301 Net.forward" and activation.lines_of is Run.BEFORE
+    assert (activation.kind, activation.before, activation.after) == (ChangeKind.GONE, 1000, 0)
+    assert activation.source_line == "/home/me/repo/net.py:301 Net.forward" and activation.lines_of is WhichRun.BEFORE
     assert [change.name for change in found.changes[1:]] == ["layers.1.weight"]
     assert sum(change.grown for change in found.changes) == found.grown == -1200
 
@@ -104,8 +100,8 @@ def test_what_is_gone_has_the_line_of_the_run_before() -> None:
 def test_a_layer_more_is_new_and_the_others_are_as_they_were() -> None:
     found = changed(CODE, Code(sizes=(1000, 1000, 1000)))
     assert [(change.kind, change.module) for change in found.changes] == [
-        (Kind.NEW, "layers.2"),
-        (Kind.NEW, "layers.2"),
+        (ChangeKind.NEW, "layers.2"),
+        (ChangeKind.NEW, "layers.2"),
     ]
     assert sum(change.grown for change in found.changes) == found.grown == 1000 + 300
 
@@ -131,7 +127,7 @@ def test_another_line_of_the_same_function_is_the_one_that_is_named() -> None:
     assert (change.before, change.after, change.count_before, change.count_after) == (5100, 5400, 2, 3)
     assert change.source_line == "/home/me/net.py:16 Net.forward"
     back = one(difference(after, before).changes)
-    assert (back.source_line, back.lines_of) == ("/home/me/net.py:16 Net.forward", Run.BEFORE)
+    assert (back.source_line, back.lines_of) == ("/home/me/net.py:16 Net.forward", WhichRun.BEFORE)
 
 
 def test_what_is_kept_from_step_to_step_grows_the_peak() -> None:
@@ -160,19 +156,19 @@ def test_modules_whose_parameters_differ_are_not_taken_for_one_another() -> None
     found = changed(Code(sizes=(1000,)), Code(layers="blocks", sizes=(1000, 1000)))
     assert found.renamed == ()
     kinds = {(change.kind, change.category, change.module) for change in found.changes}
-    assert (Kind.GONE, Category.PARAMETERS, "layers.0") in kinds
-    assert (Kind.NEW, Category.PARAMETERS, "blocks.0") in kinds
+    assert (ChangeKind.GONE, Category.PARAMETERS, "layers.0") in kinds
+    assert (ChangeKind.NEW, Category.PARAMETERS, "blocks.0") in kinds
     assert sum(change.grown for change in found.changes) == found.grown
 
 
 def test_names_below_a_module_with_another_name() -> None:
-    names = Names([Renamed(before="a.b", after="c", parameters=1, bytes=4)])
+    names = RenamedNames([Renamed(before="a.b", after="c", parameters=1, bytes=4)])
     state = str(StateName(state="exp_avg", parameter="a.b.weight"))
     assert [names.of(name) for name in ("a.b.weight", "a.b", "a.bc", "a", None)] == ["c.weight", "c", "a.bc", "a", None]
     assert names.of(state) == "exp_avg of c.weight"
-    wrapped = Names([Renamed(before=None, after="module", parameters=1, bytes=4)])
+    wrapped = RenamedNames([Renamed(before=None, after="module", parameters=1, bytes=4)])
     assert (wrapped.of("h.0.weight"), wrapped.of("(model)")) == ("module.h.0.weight", "module")
-    unwrapped = Names([Renamed(before="module", after=None, parameters=1, bytes=4)])
+    unwrapped = RenamedNames([Renamed(before="module", after=None, parameters=1, bytes=4)])
     assert (unwrapped.of("module.h.0.weight"), unwrapped.of("module")) == ("h.0.weight", "(model)")
 
 

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 from build import small_run, write
 
-from ampmem.analysis.fit.estimate import STOPPED, Fit, prediction_of
-from ampmem.analysis.json.from_json import from_json
+from ampmem.analysis.estimate import STOPPED, Fit, prediction_of
+from ampmem.analysis.jsonable import from_json
 from ampmem.analysis.summary import Summary, summarize, summary_schema
 from ampmem.events import PredictionRecord, TermsRecord
 from ampmem.failure import FailureKind, FailureRecord

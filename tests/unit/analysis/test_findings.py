@@ -11,12 +11,12 @@ import pytest
 from build import ARM, RUN, Story, small_run
 
 from ampmem.allocator.settings import Settings
-from ampmem.allocator.trace import Trace
+from ampmem.allocator.trace import CallTrace
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.findings import CHECKS, OF_INFERENCE, Finding, findings, fragmentation
-from ampmem.analysis.findings.base import TrainingRun, own_frame
-from ampmem.analysis.findings.precision import amp_saves, fp32_activations
-from ampmem.analysis.fit.break_even import break_even, first_saving
+from ampmem.analysis.estimate import break_even, first_saving
+from ampmem.analysis.findings import CHECKS, OF_INFERENCE, findings, whole_run
+from ampmem.analysis.findings.base import Finding, TrainingRun, own_frame
+from ampmem.analysis.findings.precision import IN_EVALUATION, fp32_activations
 from ampmem.analysis.summary import summarize
 from ampmem.events import OTHER_THREADS, Action, ArmRecord, Fact, Phase, Recording
 from ampmem.names import shape_text
@@ -117,7 +117,7 @@ def test_amp_saves_or_does_not() -> None:
     evaluates.free(0x5000)
     evaluates.end()
     there = told(with_batch(evaluates.recording(), 8))["amp-saves-nothing"]
-    assert (there.severity, there.change) == ("info", amp_saves.IN_EVALUATION)
+    assert (there.severity, there.change) == ("info", IN_EVALUATION)
     assert "batch size" not in there.message
 
 
@@ -515,7 +515,7 @@ def test_what_to_do_about_float32_activations(op: str, word: str, off_peak: int 
     assert found.evidence[0] == f"kept for {op}: 4.9 KiB"
     assert found.off_peak == off_peak
     assert found.severity == ("info" if off_peak is None else "advice")
-    assert fp32_activations.check(TrainingRun(analysis=analyse(story.recording(arm=FP32)))) is None
+    assert fp32_activations(TrainingRun(analysis=analyse(story.recording(arm=FP32)))) is None
 
 
 @pytest.mark.parametrize(("op", "attention"), [("aten::bmm", True), ("aten::mm", False)])
@@ -665,14 +665,14 @@ def test_the_frame_that_is_told_is_the_scripts_own() -> None:
 def test_max_split_size_is_named_where_it_saves_more(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Settings] = []
 
-    def peak(trace: Trace, settings: Settings) -> int:
+    def peak(trace: CallTrace, settings: Settings) -> int:
         """What is reserved falls with the setting, by so many MiB."""
         tried.append(settings)
         saved = 90 if settings.expandable_segments else 120 if settings.max_split_size == 512 * MIB else 0
         return (302 - saved) * MIB
 
     assert "expandable_segments:True" in told(growing(100))["fragmentation"].change, "of equal ones the first"
-    monkeypatch.setattr(fragmentation, "peak_reserved", peak)
+    monkeypatch.setattr(whole_run, "peak_reserved", peak)
     found = told(growing(100))["fragmentation"]
     assert [each.max_split_size for each in tried] == [None, None, 128 * MIB, 512 * MIB]
     assert (found.off_reserved, found.severity) == (120 * MIB, "advice")

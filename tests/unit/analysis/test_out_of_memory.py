@@ -10,8 +10,8 @@ import pytest
 from build import RUN, Story
 from failures import ended, in_backward, in_forward, oom_at
 
-from ampmem.allocator.model.oom import Reason
-from ampmem.analysis.allocator.out_of_memory import FailedRequest, ToCome
+from ampmem.allocator.oom import Reason
+from ampmem.analysis.out_of_memory import FailedRequest, ToCome
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.cli.options.vary import varied_arguments
 from ampmem.events import AllocatorRecord, ArmRecord, Fact, OptimizerRecord, Phase, Recording

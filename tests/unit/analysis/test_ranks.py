@@ -11,12 +11,9 @@ import pytest
 from build import ARM
 from jobs import KIB, jobs, pipeline, rank_recording, run_of, runs_of, with_missing
 
-from ampmem.analysis.ranks.arms import merge_all
-from ampmem.analysis.ranks.jobs import are_ranks, jobs_of
-from ampmem.analysis.ranks.merge import merge
+from ampmem.analysis.ranks.jobs import RankRun, are_ranks, jobs_of, script_of
+from ampmem.analysis.ranks.merge import merge, merge_all
 from ampmem.analysis.ranks.ranks import MOST_NAMED, Absence, Circumstance, Contrast, GroupKind, Part, ranks_schema
-from ampmem.analysis.ranks.runs import RankRun
-from ampmem.analysis.ranks.script import script_of
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.errors import RecordingError, UsageError
 from ampmem.events import MeshAxis
@@ -131,7 +128,11 @@ def test_several_precisions_are_compared_by_the_worst_rank_of_each() -> None:
     assert [job.job.arm.name for job in found.jobs] == ["fp32", "amp"]
     assert found.comparison is not None
     assert [entry.label for entry in found.comparison.entries] == ["fp32 rank 1", "amp rank 1"]
-    assert [job.step for job in found.jobs] == [1, 1] == list(found.comparison.steps)
+    assert (
+        [job.step for job in found.jobs]
+        == [1, 1]
+        == [column.step and column.step.index for column in found.comparison.columns]
+    )
 
 
 def test_fp32_comes_first_however_the_files_are_ordered() -> None:
@@ -147,7 +148,11 @@ def test_all_precisions_compare_the_same_step() -> None:
     short = [run_of(rank_recording(rank, 3, arm=ARM, steps=2), "amp") for rank in range(3)]
     found = merge_all([*long, *short])
     assert found.comparison is not None
-    assert [job.step for job in found.jobs] == [1, 1] == list(found.comparison.steps)
+    assert (
+        [job.step for job in found.jobs]
+        == [1, 1]
+        == [column.step and column.step.index for column in found.comparison.columns]
+    )
 
 
 def test_recordings_of_one_rank_are_not_merged() -> None:

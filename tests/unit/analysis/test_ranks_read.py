@@ -9,8 +9,8 @@ import pytest
 from build import FP32, arm_run, write
 from jobs import rank_recording
 
-from ampmem.analysis.ranks import reading
-from ampmem.analysis.ranks.reading import ranks_beside, read_runs
+from ampmem.analysis.ranks import jobs
+from ampmem.analysis.ranks.jobs import ranks_beside, read_runs
 from ampmem.errors import NothingRecorded, RecordingError, UsageError
 from ampmem.recording import rank_file
 
@@ -62,7 +62,7 @@ def test_what_cannot_be_read_and_does_not_say_whose_it_is_is_an_error(tmp_path: 
 
 
 def test_what_a_process_leaves_unread_is_read_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_START", "raise SystemExit(3)")
+    monkeypatch.setattr(jobs, "_START", "raise SystemExit(3)")
     assert [run.rank for run in read_runs(written(tmp_path, 4), processes=2)] == [0, 1, 2, 3]
 
 

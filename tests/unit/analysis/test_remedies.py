@@ -7,9 +7,8 @@ from dataclasses import replace
 from build import Story
 from failures import GRADIENTS, ended, in_backward, in_forward, late_zero_grad, oom_at
 
-from ampmem.allocator.model.oom import Reason
-from ampmem.analysis.findings.base import Finding, Section
-from ampmem.analysis.findings.remedies import remedies, told_elsewhere
+from ampmem.allocator.oom import Reason
+from ampmem.analysis.findings.base import Finding, Section, remedies, told_elsewhere
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.events import OptimizerRecord, Phase
 from ampmem.reporters.text.out_of_memory import render_out_of_memory

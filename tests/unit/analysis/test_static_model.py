@@ -5,20 +5,18 @@ from dataclasses import replace
 import pytest
 from build import Story, small_run
 
-from ampmem.analysis.measured import measure
-from ampmem.analysis.static_model.published import (
-    PUBLISHED,
-    Match,
-    Measured,
-    match_published,
-    match_recipe,
-)
-from ampmem.analysis.static_model.static_model import (
+from ampmem.analysis.soundness import measure
+from ampmem.analysis.static_model.recipes import (
     COMPONENTS,
     OPTIMIZERS,
     PRECISIONS,
+    PUBLISHED,
+    FormulaMatch,
+    Measured,
     adafactor_state,
     adam8bit_state,
+    match_published,
+    match_recipe,
     optimizer_model,
     recipe,
 )
@@ -164,11 +162,11 @@ def run_of(*sizes: int, count: int = 1000) -> Measured:
 
 def test_sixteen_can_be_right_for_the_wrong_reason() -> None:
     autocast = run_of(4000, 0, 4000, 0, 8000)
-    assert match_recipe(recipe("autocast", "adamw"), autocast) == Match(total=True, split=True)
-    assert match_recipe(recipe("amp-told", "adamw"), autocast) == Match(total=True, split=False)
-    assert match_recipe(recipe("pure-half", "adamw"), autocast) == Match(total=False, split=False)
-    assert match_published(PUBLISHED["zero-paper"], autocast) == Match(total=True, split=False)
-    assert match_published(PUBLISHED["transformers-fp32"], autocast) == Match(total=True, split=True)
+    assert match_recipe(recipe("autocast", "adamw"), autocast) == FormulaMatch(total=True, split=True)
+    assert match_recipe(recipe("amp-told", "adamw"), autocast) == FormulaMatch(total=True, split=False)
+    assert match_recipe(recipe("pure-half", "adamw"), autocast) == FormulaMatch(total=False, split=False)
+    assert match_published(PUBLISHED["zero-paper"], autocast) == FormulaMatch(total=True, split=False)
+    assert match_published(PUBLISHED["transformers-fp32"], autocast) == FormulaMatch(total=True, split=True)
 
 
 @pytest.mark.parametrize(("extra", "total"), [(160, True), (164, False), (-158, True), (-160, False)])

@@ -12,10 +12,10 @@ from ampmem.analysis.analyse import analyse
 from ampmem.analysis.budgets.budget import budgets_of
 from ampmem.analysis.budgets.check import Limit, check
 from ampmem.analysis.budgets.run import run_of
-from ampmem.analysis.comparison.compare import compare, distinct, entry_of
+from ampmem.analysis.comparison import compare, distinct, entry_of
 from ampmem.analysis.difference.difference import difference
-from ampmem.analysis.difference.reading import side_of
-from ampmem.analysis.static_model.static_model import COMPONENTS
+from ampmem.analysis.difference.sides import side_of
+from ampmem.analysis.static_model.recipes import COMPONENTS
 from ampmem.analysis.summary import PeakPlace, Summary, summarize, summary_of, summary_schema
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.errors import NothingRecorded, RecordingError
@@ -694,7 +694,7 @@ def test_recordings_side_by_side_name_the_step_and_their_own_peaks() -> None:
     """The last common step is compared, and the first of one of them needed more."""
     entries = distinct([entry_of(rounded(*many).recording(arm=FP32)) for many in ((9, 1), (5, 5))], ["a", "b"])
     comparison = compare(entries)
-    assert comparison.peaks == (2560, 3072)
+    assert [column.peak for column in comparison.columns] == [2560, 3072]
     told = render_comparison(comparison)
     assert told.startswith("Peaks of step 1: fp32 a 2.5 KiB, fp32 b 3.0 KiB.")
     own = "the peak of each whole run: fp32 a 5.0 KiB in step 0, fp32 b 3.0 KiB in step 1."

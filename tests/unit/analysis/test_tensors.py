@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.largest import largest
-from ampmem.analysis.timeline.tensors import dtype_bytes
+from ampmem.analysis.timeline.lifetimes import dtype_bytes
 from ampmem.events import OTHER_THREADS, Fact
 from ampmem.names import shape_of, shape_text
 

@@ -11,8 +11,7 @@ import pytest
 from build import small_run, write
 from click.testing import CliRunner, Result
 
-from ampmem.analysis.static_model.published import PUBLISHED
-from ampmem.analysis.static_model.static_model import OPTIMIZERS, PRECISIONS
+from ampmem.analysis.static_model.recipes import OPTIMIZERS, PRECISIONS, PUBLISHED
 from ampmem.cli.model import model, parse_count
 from ampmem.errors import NothingRecorded, UsageError
 from ampmem.events import OptimizerRecord

@@ -11,7 +11,7 @@ import pytest
 from build import ARM, Story, write
 from command_line import ampmem_here
 
-from ampmem.analysis.comparison.compare import compare, entry_of
+from ampmem.analysis.comparison import compare, entry_of
 from ampmem.analysis.summary import summarize
 from ampmem.events import Fact, OptimizerRecord, Phase, Recording
 from ampmem.reporters.text.compare import render as render_comparison

@@ -24,7 +24,7 @@ from hostile.outcomes import Reached
 from hostile.outcomes import outcome as outcome_of
 from hostile.seeds import on_cpu, on_gpu, write_whole
 
-from ampmem.recording.layout import COLUMN_TABLES, RECORD_TABLES
+from ampmem.recording.database import COLUMN_TABLES, RECORD_TABLES
 
 MEMORY = 1 << 30
 """Bytes that a process may take for any of these files."""

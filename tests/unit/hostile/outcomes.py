@@ -18,9 +18,8 @@ import jsonschema
 
 import ampmem
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.comparison.answer import verdict_of
-from ampmem.analysis.comparison.compare import compare, distinct, entry_of
-from ampmem.analysis.comparison.judged import judged_findings
+from ampmem.analysis.answer import judged_findings, verdict_of
+from ampmem.analysis.comparison import compare, distinct, entry_of
 from ampmem.analysis.soundness import faults
 from ampmem.analysis.summary import Summary, summary_of, summary_schema
 from ampmem.cli.show import what_ifs

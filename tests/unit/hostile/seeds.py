@@ -24,7 +24,7 @@ from ampmem.events import (
 )
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.recording import Description, RecordingWriter
-from ampmem.recording.layout import ROWS
+from ampmem.recording.database import ROWS
 from ampmem.vocabulary import Arm, Mark, SourceKind
 
 AMP = ArmRecord(name=Arm.AMP, dtype="bfloat16", cache=True, scaler=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from replayed import replay as modelled
 from snapshots import ENGINE, FORWARD, KIB, MIB, Story, imported, op, real
 
 from ampmem.allocator.settings import Settings
-from ampmem.allocator.snapshots.replay import replay as modelled
-from ampmem.allocator.snapshots.snapshot import read_snapshot
+from ampmem.allocator.snapshot import read_snapshot
 from ampmem.analysis.analyse import analyse
 from ampmem.importer.blocks import block_sizes
 from ampmem.importer.recording import recording_of

@@ -34,7 +34,7 @@ from snapshots import (
     training_step,
 )
 
-from ampmem.allocator.snapshots.snapshot import Frame
+from ampmem.allocator.snapshot import Frame
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.summary import summarize, summary_of, summary_schema
 from ampmem.analysis.timeline.categories import CATEGORIES, CODES, Category

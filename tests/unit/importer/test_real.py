@@ -11,7 +11,7 @@ import pytest
 from command_line import ampmem_here
 from snapshots import real
 
-from ampmem.allocator.snapshots.snapshot import read_snapshot
+from ampmem.allocator.snapshot import read_snapshot
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.summary import summarize, summary_of
 from ampmem.analysis.timeline.categories import CATEGORIES, Category

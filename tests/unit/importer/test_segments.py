@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from replayed import replay
 from snapshots import FORWARD, MIB, Story, imported, real
 
-from ampmem.allocator.snapshots.replay import replay
-from ampmem.allocator.snapshots.snapshot import read_snapshot
-from ampmem.analysis.allocator.addresses import address_map, segments_at
-from ampmem.analysis.allocator.layers import Layers
+from ampmem.allocator.snapshot import read_snapshot
 from ampmem.analysis.analyse import Analysis, analyse
+from ampmem.analysis.layers import AllocatorLayers, address_map, segments_at
 from ampmem.analysis.summary import summarize
 from ampmem.events import SegmentAction
 from ampmem.importer.recording import recording_of
@@ -28,7 +27,7 @@ REPLAYED = (
 )
 
 
-def layers_in(analysis: Analysis) -> Layers:
+def layers_in(analysis: Analysis) -> AllocatorLayers:
     layers = analysis.layers
     assert layers is not None
     return layers

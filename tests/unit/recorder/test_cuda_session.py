@@ -18,12 +18,11 @@ from cuda_model import ModelCuda
 from ready_python import ready_python
 
 import ampmem
-from ampmem.allocator.model.oom import OutOfMemory, Reason
+from ampmem.allocator.oom import OutOfMemory, Reason, candidates, pack, unpack
 from ampmem.allocator.settings import MIB
-from ampmem.allocator.shortage import candidates, pack, unpack
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.findings.base import TrainingRun
-from ampmem.analysis.findings.training_loop import out_of_memory
+from ampmem.analysis.findings.whole_run import out_of_memory
 from ampmem.analysis.summary import summarize
 from ampmem.analysis.timeline.marks import PhaseRows, instants
 from ampmem.cli.main import run
@@ -265,7 +264,7 @@ def test_segments_keep_their_blocks_through_the_text() -> None:
 
 
 def test_no_failure_is_no_finding() -> None:
-    assert out_of_memory.check(TrainingRun(analysis=analyse(Story().recording(run=RUN)))) is None
+    assert out_of_memory(TrainingRun(analysis=analyse(Story().recording(run=RUN)))) is None
 
 
 def test_a_script_that_records_history_itself_ends_the_recording(

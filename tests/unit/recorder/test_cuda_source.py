@@ -12,10 +12,10 @@ import pytest
 import torch
 from cuda_model import Clock, ModelCuda, events_of, held, totals
 
-from ampmem.allocator.model.blocks import Block
-from ampmem.allocator.model.oom import OutOfMemory
+from ampmem.allocator.blocks import Block
+from ampmem.allocator.oom import OutOfMemory
 from ampmem.allocator.settings import MIB, Settings
-from ampmem.allocator.snapshots.snapshot import ALLOC
+from ampmem.allocator.snapshot import ALLOC
 from ampmem.analysis.timeline.lifetimes import pair
 from ampmem.errors import UsageError
 from ampmem.events import Action, AllocatorRecord, LayersRecord, SegmentAction

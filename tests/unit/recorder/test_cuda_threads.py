@@ -11,7 +11,7 @@ from cuda_model import Clock, ModelCuda, events_of, held, reserved_after, totals
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampmem.allocator.model.blocks import Block
+from ampmem.allocator.blocks import Block
 from ampmem.allocator.settings import MIB, Settings
 from ampmem.analysis.timeline.lifetimes import pair
 from ampmem.events import Action, LayersRecord, SegmentColumns

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+from ampmem.allocator.blocks import Block  # noqa: E402
 from ampmem.allocator.gpus import find_gpu  # noqa: E402
-from ampmem.allocator.model.blocks import Block  # noqa: E402
 from ampmem.allocator.settings import MIB, Settings  # noqa: E402
 from ampmem.events import Action, SegmentAction  # noqa: E402
 from ampmem.recorder.sources.simulated import SimulatedSource  # noqa: E402

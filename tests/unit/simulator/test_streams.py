@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from ampmem.allocator.gpus import find_gpu  # noqa: E402
-from ampmem.allocator.rounding import round_size  # noqa: E402
-from ampmem.allocator.segments import Held, extents_of  # noqa: E402
-from ampmem.allocator.settings import MIB, Settings  # noqa: E402
+from ampmem.allocator.segments import HeldExtents, extents_of  # noqa: E402
+from ampmem.allocator.settings import (  # noqa: E402
+    MIB,
+    Settings,
+    round_size,
+)
 from ampmem.events import Action  # noqa: E402
 from ampmem.recorder.sources.simulated import SimulatedSource  # noqa: E402
 from ampmem.simulator.device import KEEPS_UP, SimulatedDevice  # noqa: E402
@@ -253,7 +256,7 @@ def test_a_lagging_device_gives_back_what_the_script_has_waited_for(
     delta = np.where(window.action == Action.FREE, -window.bytes, window.bytes)
     assert window.allocated.tolist() == np.cumsum(delta).tolist()
     assert int(delta.sum()) == sum(requested for _, requested, _ in blocks_of(device))
-    held = Held(extents_of(device.allocator.snapshot()))
+    held = HeldExtents(extents_of(device.allocator.snapshot()))
     for address, requested, stream in blocks_of(device):
         assert held.holds(address, requested)
         (extent,) = [each for each in held.joined() if each.address <= address < each.end]

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ampmem.allocator.model.layout import SnapshotSegment
-from ampmem.allocator.rounding import round_size
+from ampmem.allocator.blocks import SnapshotSegment
 from ampmem.allocator.segments import RESERVING, Extent, SegmentLog, extent_of_call, rewound
-from ampmem.allocator.settings import Settings
-from ampmem.allocator.snapshots.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED, read_segments
+from ampmem.allocator.settings import Settings, round_size
+from ampmem.allocator.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED, read_segments
 from ampmem.events import Action, Column, SegmentColumns
 from ampmem.recorder.sources.cuda.blocks import NO_BLOCKS, SeenBlocks, Uses, found_in
 from ampmem.recorder.sources.cuda.device import Snapshot

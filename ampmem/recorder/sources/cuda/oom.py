@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ampmem.allocator.shortage import pack
+from ampmem.allocator.oom import pack
 from ampmem.events import NO_STEP, OomRecord
 from ampmem.recorder.sources.base import Place
 from ampmem.recorder.sources.cuda.device import CudaApi

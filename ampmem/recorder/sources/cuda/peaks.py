@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ampmem.allocator.rounding import round_size
-from ampmem.allocator.settings import Settings
-from ampmem.allocator.snapshots.snapshot import ALLOC, FREE_REQUESTED
+from ampmem.allocator.settings import Settings, round_size
+from ampmem.allocator.snapshot import ALLOC, FREE_REQUESTED
 from ampmem.recorder.sources.cuda.device import CudaApi, Snapshot
 
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from time import time_ns
 
-from ampmem.allocator.model.layout import DEFAULT_POOL
+from ampmem.allocator.blocks import DEFAULT_POOL
 from ampmem.allocator.settings import UNCACHED, VARIABLES, Settings, settings_of_environment, text_of_environment
 from ampmem.errors import UsageError
 from ampmem.events import AllocatorRecord, LayersRecord, OomRecord

@@ -7,10 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ampmem.allocator.rounding import round_size
 from ampmem.allocator.segments import Extent
-from ampmem.allocator.settings import Settings
-from ampmem.allocator.snapshots.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED
+from ampmem.allocator.settings import Settings, round_size
+from ampmem.allocator.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED
 from ampmem.events import Column
 from ampmem.recorder.sources.cuda.device import Snapshot
 from ampmem.recorder.sources.cuda.trace import IS_ALLOC, IS_DONE, IS_FREE, Counted, Trace, TraceEntry

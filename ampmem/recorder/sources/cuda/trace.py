@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampmem.allocator.segments import RESERVING
-from ampmem.allocator.snapshots.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED
+from ampmem.allocator.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED
 from ampmem.events import Column
 from ampmem.recorder.models.stacks import stack_text
 from ampmem.recorder.sources.cuda.blocks import SeenBlocks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampmem.analysis.budgets.check import CheckResult
-from ampmem.analysis.comparison.compare import Comparison, entry_of
+from ampmem.analysis.comparison import Comparison, entry_of
 from ampmem.analysis.difference.difference import Difference
 from ampmem.analysis.ranks.ranks import Ranks
 from ampmem.analysis.summary import Summary

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ampmem.analysis.comparison.answer import verdict_of, verdict_of_one
-from ampmem.analysis.comparison.compare import Comparison
+from ampmem.analysis.answer import verdict_of, verdict_of_one
+from ampmem.analysis.comparison import Comparison
 from ampmem.analysis.ranks.ranks import Rank, Ranks
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
@@ -118,11 +118,12 @@ def summary_card(summary: Summary) -> Card:
 
 def comparison_card(comparison: Comparison) -> Card:
     """The verdict, and the categories of each at the peak of the step that is compared."""
-    peak, entries = comparison.instant(Mark.PEAK), comparison.entries
-    steps = {step for step in comparison.steps if step is not None}
-    totals = [Row(label=_TOTAL, cells=tuple(_peak_size(total) for total in peak.total), sum=True)]
-    if comparison.peaks != peak.total:
-        totals.append(Row(label=_ALLOCATED, cells=tuple(_peak_size(size) for size in comparison.peaks), sum=True))
+    columns, entries = comparison.columns, comparison.entries
+    live = [column.live(Mark.PEAK) for column in columns]
+    requested, said = ([column.total(Mark.PEAK) for column in columns], [column.peak for column in columns])
+    totals = [Row(label=_TOTAL, cells=tuple(map(_peak_size, requested)), sum=True)]
+    if said != requested:
+        totals.append(Row(label=_ALLOCATED, cells=tuple(map(_peak_size, said)), sum=True))
     beside = [] if comparison.baseline is None else [_differences(comparison)]
     return Card(
         headline=wording(verdict_of(comparison)).text,
@@ -136,9 +137,9 @@ def comparison_card(comparison: Comparison) -> Card:
             ),
         ],
         facts=("ampmem", *dict.fromkeys(entry.script for entry in entries if entry.script)),
-        caption=f"{AT_MARK[Mark.PEAK]}, {f'step {steps.pop()}' if len(steps) == 1 else 'the last step of each'}",
+        caption=f"{AT_MARK[Mark.PEAK]}, {comparison.which_step}",
         columns=[entry.label for entry in entries],
-        rows=[*_by_category(peak.live), *totals, *beside],
+        rows=[*_by_category(live), *totals, *beside],
         remarks=[Remark(lead="note", text=remark) for remark in comparison.remarks],
     )
 
@@ -147,8 +148,8 @@ def _differences(comparison: Comparison) -> Row:
     assert comparison.baseline is not None
     named = comparison.entries[comparison.baseline].label
     cells = tuple(
-        ABSENT if index == comparison.baseline else signed(difference)
-        for index, difference in enumerate(comparison.peak_difference)
+        ABSENT if index == comparison.baseline else signed(column.peak_difference)
+        for index, column in enumerate(comparison.columns)
     )
     return Row(label=f"Difference to {named}", cells=cells)
 

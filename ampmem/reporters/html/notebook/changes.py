@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ampmem.analysis.budgets.check import CheckResult, Judged
-from ampmem.analysis.difference.changes import Run
+from ampmem.analysis.difference.changes import Fold, WhichRun, folded
 from ampmem.analysis.difference.difference import Difference
-from ampmem.analysis.difference.folds import Fold, folded
 from ampmem.reporters.html.notebook.cards import Card, Remark, Row
 from ampmem.reporters.html.palette import FILLS
 from ampmem.reporters.text.check import answer, remarks
@@ -36,7 +35,7 @@ def difference_card(found: Difference) -> Card:
 
 def _change(fold: Fold) -> Row:
     change = fold.largest
-    line = f"{'was at ' * (change.lines_of is Run.BEFORE)}{change.source_line}" if change.source_line else ABSENT
+    line = f"{'was at ' * (change.lines_of is WhichRun.BEFORE)}{change.source_line}" if change.source_line else ABSENT
     return Row(
         label=f"{change.category}, {what(fold)}",
         colour=FILLS[change.category].light,

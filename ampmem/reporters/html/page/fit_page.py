@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampmem.analysis.fit.fit import ArmFit, FitResult, Verdict
+from ampmem.analysis.fit import ArmFit, FitResult, SavingVerdict
 from ampmem.analysis.timeline.categories import Category
 from ampmem.output.files import open_output
 from ampmem.reporters.html.page.page import PLOTLY_CONFIG, self_contained
@@ -128,7 +128,7 @@ def fit_view(fit: FitResult) -> FitView:
         crossings=tuple(
             CrossingView(arm=each.arm, costs_at=each.costs_at, saves_at=each.saves_at)
             for each in fit.break_even
-            if each.verdict is Verdict.CROSSES and each.costs_at is not None and each.saves_at is not None
+            if each.verdict is SavingVerdict.CROSSES and each.costs_at is not None and each.saves_at is not None
         ),
         table=tuple((str(value), *(_cell(arm, value, shown) for arm in different)) for value in fit.values),
     )

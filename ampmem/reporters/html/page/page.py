@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from ampmem.analysis.json.jsonable import NOT_IN_JSON
+from ampmem.analysis.jsonable import NOT_IN_JSON
 from ampmem.reporters.html import plotlyjs
 from ampmem.reporters.html.data import RunView
 from ampmem.reporters.html.page.bundle import bundle

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 
-from ampmem.analysis.json.jsonable import Json, json_fields
+from ampmem.analysis.jsonable import Json, json_fields
 from ampmem.reporters.html.safety import MAX_PROSE, visible
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from ampmem.analysis.json.jsonable import Json
+from ampmem.analysis.jsonable import Json
 from ampmem.events import Column
 
 LEVEL = 5

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.json.jsonable import Json
+from ampmem.analysis.jsonable import Json
 from ampmem.analysis.ops import result_of
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.events import Column

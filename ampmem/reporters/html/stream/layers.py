@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ampmem.analysis.allocator.addresses import address_map
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.json.jsonable import Json
+from ampmem.analysis.jsonable import Json
+from ampmem.analysis.layers import address_map
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.events import Column, SegmentAction

@@ -8,9 +8,9 @@ from dataclasses import fields
 import numpy as np
 from numpy.typing import NDArray
 
-from ampmem.analysis.allocator.layers import Layers
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.json.jsonable import Json
+from ampmem.analysis.jsonable import Json
+from ampmem.analysis.layers import AllocatorLayers
 from ampmem.events import Column
 from ampmem.reporters.html.data import StreamView
 from ampmem.reporters.html.stream.container import compressed, framed
@@ -43,7 +43,7 @@ def reduced_stream(
     peaks: Sequence[int],
     peak: int,
     *,
-    layers: Layers | None = None,
+    layers: AllocatorLayers | None = None,
     buckets: int = BUCKETS,
     when: str = "peak",
 ) -> StreamView:
@@ -94,7 +94,7 @@ def _window(position: int, side: int) -> NDArray[np.intp]:
     return np.arange(position - side, position + side + 1)
 
 
-def _arrays(analysis: Analysis, layers: Layers | None, positions: NDArray[np.intp]) -> Iterator[bytes]:
+def _arrays(analysis: Analysis, layers: AllocatorLayers | None, positions: NDArray[np.intp]) -> Iterator[bytes]:
     timeline = analysis.timeline
     times = np.concatenate([timeline.time_ns[:1], timeline.time_ns])[positions]
     above = () if layers is None else (layers.allocated - timeline.total, layers.cached)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ampmem.analysis.difference.changes import Run
+from ampmem.analysis.difference.changes import Fold, WhichRun, folded
 from ampmem.analysis.difference.difference import Difference
-from ampmem.analysis.difference.folds import Fold, folded
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
 from ampmem.reporters.html.palette import label
 from ampmem.reporters.html.safety import MAX_PROSE, visible
@@ -67,7 +66,7 @@ def _row(fold: Fold) -> ChangeView:
         name=fold.name or "",
         op=change.op or "",
         source_line=change.source_line or "",
-        line_before=change.lines_of is Run.BEFORE,
+        line_before=change.lines_of is WhichRun.BEFORE,
         stack=change.stack,
         tensors=tensor_in_words(change),
         changes=len(fold.changes),

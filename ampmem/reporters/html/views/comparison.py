@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ampmem.analysis.comparison.answer import verdict_of
-from ampmem.analysis.comparison.compare import Comparison, Instant, StepTime
-from ampmem.analysis.json.jsonable import named
+from ampmem.analysis.answer import verdict_of
+from ampmem.analysis.comparison import Comparison, StepTime, step_in_words
+from ampmem.analysis.jsonable import named
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
 from ampmem.reporters.html.data import CellRow, Headline, SizeRow
 from ampmem.reporters.text.common.words import IN_SHORT, percent, short, signed, times
 from ampmem.units import format_duration
 from ampmem.vocabulary import Mark
 
+_MARKS = (Mark.AFTER_FORWARD, Mark.AFTER_BACKWARD, Mark.AFTER_OPTIMIZER, Mark.PEAK)
 _WATERFALLS = (Mark.AFTER_FORWARD, Mark.PEAK)
 
 
@@ -89,23 +90,25 @@ class ComparisonView:
 
 def comparison_view(comparison: Comparison) -> ComparisonView:
     """What the page says of ``comparison``."""
+    columns = comparison.columns
     labels = tuple(entry.label for entry in comparison.entries)
     return ComparisonView(
         baseline=None if comparison.baseline is None else labels[comparison.baseline],
         labels=labels,
-        steps=comparison.steps,
-        instants=tuple(map(_instant, comparison.instants)),
+        steps=tuple(None if column.step is None else column.step.index for column in columns),
+        instants=tuple(_instant(comparison, mark) for mark in _MARKS),
         waterfall=tuple(_waterfalls(comparison, labels)),
-        peak_difference=comparison.peak_difference,
-        peak_reserved=comparison.peak_reserved,
-        step_time=tuple(None if time is None else _step_time(time) for time in comparison.step_time),
+        peak_difference=tuple(column.peak_difference for column in columns),
+        peak_reserved=tuple(column.peak_reserved for column in columns),
+        step_time=tuple(None if column.step_time is None else _step_time(column.step_time) for column in columns),
         losses=tuple(
-            LossView(step=row.step, values=row.losses, texts=tuple(map(short, row.losses))) for row in comparison.losses
+            LossView(step=step, values=losses, texts=tuple(map(short, losses)))
+            for step, losses in comparison.losses.items()
         ),
-        loss_difference=comparison.loss_difference,
-        loss_difference_texts=tuple(map(percent, comparison.loss_difference)),
-        activation_ratio=comparison.activation_ratio,
-        activation_ratio_texts=tuple(map(times, comparison.activation_ratio)),
+        loss_difference=tuple(column.loss_difference for column in columns),
+        loss_difference_texts=tuple(percent(column.loss_difference) for column in columns),
+        activation_ratio=tuple(column.activation_ratio for column in columns),
+        activation_ratio_texts=tuple(times(column.activation_ratio) for column in columns),
         remarks=comparison.remarks,
         failures=tuple(
             FailureView(label=entry.label, failure=entry.failure)
@@ -117,24 +120,27 @@ def comparison_view(comparison: Comparison) -> ComparisonView:
 
 def difference_headline(comparison: Comparison, index: int) -> Headline | None:
     """How the peak of the recording at ``index`` differs from the baseline's; ``None`` without that."""
-    difference = comparison.peak_difference[index]
+    column = comparison.columns[index]
+    difference = column.peak_difference
     if comparison.baseline is None or index == comparison.baseline or difference is None:
         return None
-    baseline = comparison.entries[comparison.baseline].label
-    steps = {comparison.steps[index], comparison.steps[comparison.baseline]}
-    which = f"step {comparison.steps[index]}" if len(steps) == 1 else "the last step of each"
+    base = comparison.columns[comparison.baseline]
+    baseline, which = base.entry.label, step_in_words((column, base))
     return Headline(
         label=f"Against {baseline}", value=signed(difference), detail=f"at the peak, {which}", bytes=difference
     )
 
 
-def _instant(instant: Instant) -> InstantView:
+def _instant(comparison: Comparison, mark: Mark) -> InstantView:
+    each = [column.live(mark) for column in comparison.columns]
     rows = (
-        CellRow(key=str(category), cells=tuple(None if live is None else live[category] for live in instant.live))
+        CellRow(key=str(category), cells=tuple(None if live is None else live[category] for live in each))
         for category in CATEGORIES
     )
     return InstantView(
-        name=IN_SHORT[instant.name], rows=tuple(row for row in rows if any(row.cells)), totals=instant.total
+        name=IN_SHORT[mark],
+        rows=tuple(row for row in rows if any(row.cells)),
+        totals=tuple(column.total(mark) for column in comparison.columns),
     )
 
 
@@ -148,7 +154,7 @@ def _waterfalls(comparison: Comparison, labels: Sequence[str]) -> Iterator[Water
     told = verdict_of(comparison).answer
     for index, label in enumerate(labels):
         for name in _WATERFALLS:
-            live = comparison.instant(name).live
+            live = [column.live(name) for column in comparison.columns]
             start, end = live[comparison.baseline], live[index]
             if start is None or end is None or end in live[:index] or index == comparison.baseline:
                 continue

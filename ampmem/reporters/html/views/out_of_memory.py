@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.findings.remedies import Remedy, remedies
-from ampmem.analysis.frames import user_frames
+from ampmem.analysis.findings.base import Remedy, remedies
+from ampmem.analysis.ops import user_frames
+from ampmem.analysis.out_of_memory import FailedRequest
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.html.data import CompositionView, FactView, LargeTensorView, OutOfMemoryView, RemedyView, SizeRow

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from urllib.parse import urlencode
 
-from ampmem.analysis.ranks.ranks import Absence, Alike, Group, GroupKind, Rank, Ranks, Spread
-from ampmem.analysis.ranks.spread import SAME
+from ampmem.analysis.ranks.ranks import SAME, Absence, Alike, GroupKind, Rank, RankGroup, Ranks, Spread
 from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.html.palette import label
 from ampmem.reporters.html.safety import visible
@@ -178,7 +177,7 @@ class _Table:
             if those:
                 yield RankRow(label=visible(numbers(those)), note=_ABSENT[why])
 
-    def _group(self, group: Group) -> RankRow:
+    def _group(self, group: RankGroup) -> RankRow:
         worst = self._ranks.rank(group.peak.worst)
         least, most = format_peak(group.peak.min), format_peak(group.peak.max)
         sizes = f"; peaks {least} to {most}" if group.peak.spread else ""

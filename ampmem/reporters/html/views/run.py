@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ampmem.analysis.allocator.out_of_memory import FailedRequest
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.casts import Casts
-from ampmem.analysis.comparison.compare import Entry
-from ampmem.analysis.findings import Finding, Section
-from ampmem.analysis.findings.remedies import told_elsewhere
+from ampmem.analysis.comparison import Entry
+from ampmem.analysis.findings.base import Finding, Section, told_elsewhere
+from ampmem.analysis.out_of_memory import FailedRequest
 from ampmem.analysis.summary import PeakPlace, RunPeak, Step, Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown, Category
 from ampmem.analysis.timeline.timeline import PHASES

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ampmem.analysis.comparison.answer import Answer, Composition, Verdict
+from ampmem.analysis.answer import Answer, Composition, Verdict
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.reporters.html.palette import label
 from ampmem.reporters.html.safety import MAX_PROSE, visible

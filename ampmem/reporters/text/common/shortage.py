@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampmem.analysis.allocator.out_of_memory import FailedRequest
+from ampmem.analysis.out_of_memory import FailedRequest
 from ampmem.units import format_bytes, format_count
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ampmem.analysis.comparison.compare import BASELINE, Comparison, Entry, Instant, StepTime
-from ampmem.analysis.fit.estimate import Prediction
+from ampmem.analysis.comparison import BASELINE, Comparison, Entry, StepTime
+from ampmem.analysis.estimate import Prediction
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown
 from ampmem.reporters.text.common.layout import Layout, number, side_by_side, words
 from ampmem.reporters.text.common.plain_text import ABSENT, shorten, wrapped
@@ -26,13 +26,14 @@ _NAME = 12
 """So much of what a row is about is left at least."""
 
 
-def render_instant(comparison: Comparison, instant: Instant, layout: Layout) -> str:
+def render_instant(comparison: Comparison, mark: Mark, layout: Layout) -> str:
     """The categories at one instant: for each entry bytes and bytes per parameter."""
-    rows = _rows(instant)
+    each = [column.live(mark) for column in comparison.columns]
+    rows = _rows(each)
     known = [0 if entry.summary is None else entry.summary.parameters.known_count for entry in comparison.entries]
 
     def cells(entry: int, size: Callable[[Breakdown], int]) -> list[str]:
-        live = instant.live[entry]
+        live = each[entry]
         found = size_cells(None if live is None else size(live), known[entry])
         return found if known[entry] or not any(known) else [*found, ABSENT]
 
@@ -48,13 +49,13 @@ def render_instant(comparison: Comparison, instant: Instant, layout: Layout) -> 
         layout,
         strong=(TOTAL,),
     )
-    caption = map(layout.strong, wrapped(_caption(comparison, instant), layout.width))
+    caption = map(layout.strong, wrapped(f"{AT_MARK[mark]}, {comparison.which_step}", layout.width))
     return "\n\n".join(["\n".join(caption), *tables])
 
 
-def _rows(instant: Instant) -> list[tuple[str, Callable[[Breakdown], int]]]:
+def _rows(each: Sequence[Breakdown | None]) -> list[tuple[str, Callable[[Breakdown], int]]]:
     """What each row is about, and its bytes; both kinds of precision copies are summed up where both are there."""
-    shown = [category for category in CATEGORIES if any(live is not None and live[category] for live in instant.live)]
+    shown = [category for category in CATEGORIES if any(live is not None and live[category] for live in each)]
     grouped = all(copy in shown for copy in PRECISION_COPIES)
     rows: list[tuple[str, Callable[[Breakdown], int]]] = []
     for category in shown:
@@ -64,16 +65,6 @@ def _rows(instant: Instant) -> list[tuple[str, Callable[[Breakdown], int]]]:
         rows.append((name, lambda live, key=category: live[key]))  # type: ignore[misc]
     rows.append((TOTAL, lambda live: sum(live.values())))
     return rows
-
-
-def _caption(comparison: Comparison, instant: Instant) -> str:
-    return f"{AT_MARK[instant.name]}, {_which(comparison)}"
-
-
-def _which(comparison: Comparison) -> str:
-    """The step that is compared."""
-    steps = {step for step in comparison.steps if step is not None}
-    return f"step {steps.pop()}" if len(steps) == 1 else "the last step of each"
 
 
 def _header(entry: Entry) -> str:
@@ -97,39 +88,41 @@ def _per_entry(comparison: Comparison, rows: Sequence[tuple[str, Sequence[str]]]
 
 def render_figures(comparison: Comparison, layout: Layout) -> str:
     """Peaks, times and ratios, a row each; then the rule of thumb that the activations are held against."""
-    peak = comparison.instant(Mark.PEAK)
-    whole = tuple(None if entry.summary is None else entry.summary.whole.bytes for entry in comparison.entries)
+    columns = comparison.columns
+    whole = [None if entry.summary is None else entry.summary.whole.bytes for entry in comparison.entries]
     predictions = [None if entry.summary is None else entry.summary.prediction for entry in comparison.entries]
-    said = comparison.peaks
-    name = "peak" if whole == said else f"peak of {_which(comparison)}"
+    said, requested = [column.peak for column in columns], [column.total(Mark.PEAK) for column in columns]
+    name = "peak" if whole == said else f"peak of {comparison.which_step}"
     rows: list[tuple[str, list[str]]] = [(name, list(map(_size, said)))]
 
     def add(name: str, cells: Sequence[str]) -> None:
         if any(cell != ABSENT for cell in cells):
             rows.append((name, list(cells)))
 
-    if said != peak.total:
-        add("requested of it", list(map(_size, peak.total)))
-    add(f"peak vs {BASELINE}", list(map(signed, comparison.peak_difference)))
-    add("peak reserved", list(map(_size, comparison.peak_reserved)))
+    if said != requested:
+        add("requested of it", list(map(_size, requested)))
+    add(f"peak vs {BASELINE}", [signed(column.peak_difference) for column in columns])
+    add("peak reserved", [_size(column.peak_reserved) for column in columns])
     for name, predicted in _PREDICTED:
         add(name, [ABSENT if prediction is None else predicted(prediction) for prediction in predictions])
     if whole != said:
         add("peak of the whole run", list(map(_size, whole)))
-    add(f"activations vs {BASELINE}", list(map(times, comparison.activation_ratio)))
-    if any(comparison.low_precision):
-        add("activations in 16 bit", [ABSENT if each is None else share(each, 1) for each in comparison.low_precision])
-    add("break-even batch size", list(map(_break_even, comparison.break_even)))
+    add(f"activations vs {BASELINE}", [times(column.activation_ratio) for column in columns])
+    low = [column.low_precision for column in columns]
+    if any(low):
+        add("activations in 16 bit", [ABSENT if each is None else share(each, 1) for each in low])
+    add("break-even batch size", [_break_even(column.break_even) for column in columns])
     for name, figure in _STEP_TIMES:
-        add(name, [ABSENT if time is None else figure(time) for time in comparison.step_time])
-    add(f"loss off {BASELINE} by up to", list(map(percent, comparison.loss_difference)))
+        add(name, [ABSENT if column.step_time is None else figure(column.step_time) for column in columns])
+    add(f"loss off {BASELINE} by up to", [percent(column.loss_difference) for column in columns])
     text = f"{layout.strong('figures')}\n\n{_per_entry(comparison, rows, '', layout)}"
     return "\n".join([text, *_when(comparison, layout), *_rule(comparison, layout)])
 
 
 def _when(comparison: Comparison, layout: Layout) -> list[str]:
     """Of which instant the activations' rows are: the verdict above speaks of the peak."""
-    if not any(ratio is not None for ratio in (*comparison.activation_ratio, *comparison.low_precision)):
+    columns = comparison.columns
+    if all(column.activation_ratio is None and column.low_precision is None for column in columns):
         return []
     return wrapped("activations: here those after forward, not those at the peak", layout.width)
 
@@ -137,8 +130,10 @@ def _when(comparison: Comparison, layout: Layout) -> list[str]:
 def _rule(comparison: Comparison, layout: Layout) -> list[str]:
     """What is usually said of activations, once; nothing where there is no ratio to hold against it."""
     if not any(
-        ratio is not None and entry.summary is not None and entry.summary.arm.name in AUTOCAST_ARMS
-        for entry, ratio in zip(comparison.entries, comparison.activation_ratio, strict=True)
+        column.activation_ratio is not None
+        and column.entry.summary is not None
+        and column.entry.summary.arm.name in AUTOCAST_ARMS
+        for column in comparison.columns
     ):
         return []
     return wrapped(f"rule of thumb: under autocast activations take {USUAL_RATIO} of {BASELINE}'s", layout.width)
@@ -174,9 +169,9 @@ def _break_even(batch_size: float | None) -> str:
 def render_losses(comparison: Comparison, layout: Layout) -> str:
     """The loss of each step; empty where none is known."""
     rows = [
-        (str(row.step), list(map(short, row.losses)))
-        for row in comparison.losses
-        if any(loss is not None for loss in row.losses)
+        (str(step), list(map(short, losses)))
+        for step, losses in comparison.losses.items()
+        if any(loss is not None for loss in losses)
     ]
     if not rows:
         return ""

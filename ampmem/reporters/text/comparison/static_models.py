@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ampmem.analysis.comparison.compare import Entry
+from ampmem.analysis.comparison import Entry
 from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent
 from ampmem.analysis.summary import Summary
 from ampmem.reporters.text.common.layout import PLAIN, Layout, number, side_by_side, words

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ampmem.analysis.comparison.answer import verdict_of
-from ampmem.analysis.comparison.compare import Comparison
-from ampmem.analysis.ranks.arms import Jobs
+from ampmem.analysis.answer import verdict_of
+from ampmem.analysis.comparison import Comparison
+from ampmem.analysis.ranks.merge import Jobs
 from ampmem.analysis.ranks.ranks import Ranks
 from ampmem.reporters.text.answer import Wording, listed, wording
 from ampmem.reporters.text.common.layout import PLAIN, Layout, number, side_by_side, words

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ampmem.analysis.ranks.ranks import Group, GroupKind, Rank
+from ampmem.analysis.ranks.ranks import GroupKind, Rank, RankGroup
 
 
 def numbers(ranks: Sequence[int]) -> str:
@@ -31,6 +31,6 @@ def place(ranks: Sequence[Rank]) -> str:
     return ", ".join(axis for axis in meshes[0] if all(axis in mesh for mesh in meshes))
 
 
-def group_name(group: Group) -> str:
+def group_name(group: RankGroup) -> str:
     """``stage 1``, ``dp 0``."""
     return f"{'stage' if group.kind is GroupKind.STAGE else group.axis} {group.coordinate}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from ampmem.analysis.ops import plain_op
-from ampmem.analysis.ranks.ranks import Group, Rank, RankPeak, Ranks
+from ampmem.analysis.ranks.ranks import Rank, RankGroup, RankPeak, Ranks
 from ampmem.names import layers_named, of_all_layers
 from ampmem.reporters.text.common.layout import Layout, number, table, words
 from ampmem.reporters.text.common.plain_text import ABSENT, wrapped
@@ -86,7 +86,7 @@ def render_groups(ranks: Ranks, layout: Layout) -> str:
     return "\n\n".join(texts)
 
 
-def _groups(groups: Sequence[Group], layout: Layout) -> str:
+def _groups(groups: Sequence[RankGroup], layout: Layout) -> str:
     what = groups[0].axis or "stage"
     columns = [
         words(what, least=_NAME),

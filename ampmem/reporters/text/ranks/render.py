@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ampmem.analysis.ranks.ranks import Absence, Job, Missing, Ranks
+from ampmem.analysis.ranks.ranks import Absence, Job, MissingRank, Ranks
 from ampmem.names import NOT_ENDED, is_warning, said_in
 from ampmem.recording import rank_of, rank_pattern
 from ampmem.reporters.text.common.describe import arm_in_words
@@ -114,7 +114,7 @@ def _behind(ranks: Ranks) -> Iterator[str]:
         yield f"{named(those)} recorded no step after step {step}; {named(got_on)} went on to step {furthest}"
 
 
-def _not_given(why: Absence, those: Sequence[Missing]) -> str:
+def _not_given(why: Absence, those: Sequence[MissingRank]) -> str:
     who = named([each.rank for each in those])
     verb = "has" if len(those) == 1 else "have"
     if why is Absence.NO_FILE:
@@ -125,11 +125,11 @@ def _not_given(why: Absence, those: Sequence[Missing]) -> str:
     return f"{who} {was} not given, but {lies} beside: {shown}"
 
 
-def _unreadable(missing: Missing) -> str:
+def _unreadable(missing: MissingRank) -> str:
     return f"rank {missing.rank} is left out: {missing.detail}"
 
 
-def _early(ranks: Ranks, missing: Missing) -> str:
+def _early(ranks: Ranks, missing: MissingRank) -> str:
     ended = "no step" if missing.step is None else f"no step after {missing.step}"
     said = f"rank {missing.rank} is left out, it ended {ended}"
     if missing.rank in ranks.not_ended:

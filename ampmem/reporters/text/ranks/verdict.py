@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ampmem.analysis.comparison.answer import NO_DIFFERENCE
+from ampmem.analysis.answer import NO_DIFFERENCE
 from ampmem.analysis.ranks.ranks import Alike, Circumstance, Contrast, Excess, Part, Ranks, Worst
 from ampmem.analysis.summary import PLACES, PeakPlace
 from ampmem.reporters.text.answer import Wording, capital, in_phase, listed, made_of, name, percent_of

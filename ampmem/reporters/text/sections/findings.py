@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ampmem.analysis.findings import Finding
+from ampmem.analysis.findings.base import Finding
 from ampmem.reporters.text.common.layout import Layout
 from ampmem.reporters.text.common.plain_text import shorten, wrapped
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ampmem.analysis.summary import Step, Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown, Category
-from ampmem.analysis.timeline.communication import ByPart
+from ampmem.analysis.timeline.timeline import ByPart
 from ampmem.reporters.text.common.describe import counted
 from ampmem.reporters.text.common.layout import Column, Layout, number, table, words
 from ampmem.reporters.text.common.plain_text import shorten, wrapped

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ampmem.analysis.frames import user_frame
 from ampmem.analysis.largest import HELD_BY, LARGEST, LargeAllocation
 from ampmem.analysis.modules import ModuleMemory
-from ampmem.analysis.ops import plain_op, result_of
+from ampmem.analysis.ops import plain_op, result_of, user_frame
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import Category
 from ampmem.names import layers, layers_named, of_all_layers, shape_text

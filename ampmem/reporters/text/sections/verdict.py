@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampmem.analysis.comparison.answer import Verdict
+from ampmem.analysis.answer import Verdict
 from ampmem.reporters.text.answer import Wording, wording
 from ampmem.reporters.text.common.layout import Layout
 from ampmem.reporters.text.common.plain_text import wrapped

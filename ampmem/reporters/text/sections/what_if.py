@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ampmem.allocator.model.oom import OutOfMemoryReport
-from ampmem.allocator.trace import Run, WhatIf
+from ampmem.allocator.oom import OutOfMemoryReport
+from ampmem.allocator.trace import TraceRun, WhatIf
 from ampmem.reporters.text.common.layout import Layout, number, table, words
 from ampmem.reporters.text.common.plain_text import wrapped
 from ampmem.reporters.text.common.words import signed
@@ -33,6 +33,6 @@ def render_what_if(found: Sequence[tuple[str, WhatIf]], layout: Layout) -> str:
     return "\n".join([table(columns, rows, layout), "", *said])
 
 
-def _after(run: Run) -> str:
+def _after(run: TraceRun) -> str:
     failure: OutOfMemoryReport | None = run.out_of_memory
     return format_bytes(run.statistics.reserved_bytes.peak) if failure is None else "out of memory"

@@ -6,8 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from ampmem.analysis.budgets.budget import KEYS, Allowance, Budget, parse_allowance, parse_budget
-from ampmem.analysis.budgets.pyproject import BudgetFile, find_budgets
+from ampmem.analysis.budgets.budget import (
+    KEYS,
+    Allowance,
+    Budget,
+    BudgetFile,
+    find_budgets,
+    parse_allowance,
+    parse_budget,
+)
 from ampmem.errors import UsageError
 
 GIB = 1024**3
@@ -148,7 +155,7 @@ def test_a_table_of_no_script_and_of_no_module_is_said_with_the_nearest(table: s
 def test_in_a_folder_with_too_many_files_only_what_is_near_the_script_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ampmem.analysis.budgets.pyproject._MOST_FILES", 1)
+    monkeypatch.setattr("ampmem.analysis.budgets.budget._MOST_FILES", 1)
     project(tmp_path)
     tables = '[tool.ampmem.budgets."trian.py"]\npeak = 1\n[tool.ampmem.budgets."unheard_of/of.py"]\npeak = 1\n'
     (said,) = pyproject(tmp_path, tables).of_no_script(str(tmp_path / "train.py"))

@@ -12,7 +12,7 @@ from build import RUN, Story, gpu_run, small_run
 from ampmem.analysis.budgets.budget import NONE_ALLOWED, Allowance, budgets_of, parse_allowance
 from ampmem.analysis.budgets.check import TRIALS_NOT_JUDGED, Broken, CheckResult, Limit, check, check_schema
 from ampmem.analysis.budgets.run import run_of, run_of_side
-from ampmem.analysis.difference.reading import side_of
+from ampmem.analysis.difference.sides import side_of
 from ampmem.errors import UsageError
 from ampmem.events import Fact, Phase, PredictionRecord, Recording, TermsRecord
 from ampmem.failure import FailureKind, FailureRecord

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from build import gpu_run
 
-from ampmem.allocator.snapshots.snapshot import read_snapshot
+from ampmem.allocator.snapshot import read_snapshot
 from ampmem.analysis.analyse import analyse
 from ampmem.events import Recording, SegmentAction
 from ampmem.importer.recording import recording_of

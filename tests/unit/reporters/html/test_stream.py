@@ -15,7 +15,7 @@ from page_reader import PHASES, container, exact, reduced
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.largest import largest
 from ampmem.analysis.timeline.categories import CATEGORIES
-from ampmem.analysis.timeline.tensors import Tensors
+from ampmem.analysis.timeline.lifetimes import Tensors
 from ampmem.events import Fact, Phase, Recording
 from ampmem.reporters.html.stream import reduced as reduced_module
 from ampmem.reporters.html.stream import stream as stream_module

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from build import ARM, RUN, Story
 
-from ampmem.analysis.comparison.answer import Verdict, verdict_of, verdict_of_one
-from ampmem.analysis.comparison.compare import Entry, compare, entry_of
+from ampmem.analysis.answer import Verdict, verdict_of, verdict_of_one
+from ampmem.analysis.comparison import Entry, compare, entry_of
 from ampmem.events import ArmRecord, Fact, Phase, Recording
 from ampmem.reporters.html.page.template import filled
 from ampmem.reporters.html.views.verdict import VerdictView, verdict_view

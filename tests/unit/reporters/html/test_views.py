@@ -12,8 +12,8 @@ from build import ARM, RUN, Story, small_run
 from golden_texts import encoder
 
 from ampmem.analysis.analyse import Analysis, analyse
-from ampmem.analysis.comparison.compare import Comparison, compare, distinct, entry_of
-from ampmem.analysis.findings import Finding, Section
+from ampmem.analysis.comparison import Comparison, compare, distinct, entry_of
+from ampmem.analysis.findings.base import Finding, Section
 from ampmem.analysis.summary import Allocator, Summary, summary_of
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES
 from ampmem.events import ArmRecord, Fact, Phase, Recording

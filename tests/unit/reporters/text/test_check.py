@@ -8,7 +8,7 @@ import pytest
 from checked import MIB, result, run
 
 from ampmem.analysis.budgets.check import not_judged
-from ampmem.analysis.difference.groups import Moment
+from ampmem.analysis.difference.sides import Moment
 from ampmem.reporters.export.github import harmless
 from ampmem.reporters.text.check import render_check, render_checks
 from ampmem.reporters.text.common.layout import Layout

@@ -10,10 +10,9 @@ from build import ARM, Story
 from failures import ended
 from jobs import pipeline, rank_recording, run_of, runs_of, with_missing
 
-from ampmem.analysis.ranks.arms import merge_all
-from ampmem.analysis.ranks.merge import merge
+from ampmem.analysis.ranks.jobs import RankRun
+from ampmem.analysis.ranks.merge import merge, merge_all
 from ampmem.analysis.ranks.ranks import Ranks
-from ampmem.analysis.ranks.runs import RankRun
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.events import Fact, MeshAxis, Phase
 from ampmem.failure import FailureKind, FailureRecord

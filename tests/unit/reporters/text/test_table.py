@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from failures import late_zero_grad
 from golden_texts import encoder
 
-from ampmem.analysis.comparison.compare import Entry
-from ampmem.analysis.frames import user_frame
+from ampmem.analysis.comparison import Entry
+from ampmem.analysis.ops import user_frame
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.cli.show import show
 from ampmem.errors import NothingRecorded, RecordingError

@@ -16,12 +16,12 @@ from failures import in_backward, in_forward
 from golden_texts import encoder, three
 from jobs import JOBS, jobs
 
-from ampmem.analysis.comparison.compare import compare, entry_of
-from ampmem.analysis.fit.estimate import prediction_of
-from ampmem.analysis.fit.fit import FitResult, Memory, Vary, arm_fits, break_evens
-from ampmem.analysis.measured import measure
-from ampmem.analysis.ranks.arms import Jobs, merge_all
-from ampmem.analysis.static_model.static_model import PRECISIONS, recipe
+from ampmem.analysis.comparison import compare, entry_of
+from ampmem.analysis.estimate import prediction_of
+from ampmem.analysis.fit import FitResult, Memory, Vary, arm_fits, break_evens
+from ampmem.analysis.ranks.merge import Jobs, merge_all
+from ampmem.analysis.soundness import measure
+from ampmem.analysis.static_model.recipes import PRECISIONS, recipe
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.events import Fact, Phase, PredictionRecord, Recording, TermsRecord
 from ampmem.reporters.text.check import render_check, render_checks

@@ -20,7 +20,7 @@ import pytest
 from build import ARM, FP32, Story, arm_run, small_run, write
 from golden_texts import encoder, three
 
-from ampmem.analysis.comparison.compare import compare, distinct, entry_of
+from ampmem.analysis.comparison import compare, distinct, entry_of
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.events import Fact, Phase
 from ampmem.output.terminal import Terminal

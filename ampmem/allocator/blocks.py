@@ -1,0 +1,572 @@
+"""What the caching allocator holds: blocks in segments and pools, its counters, and what it has of the driver."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from ampmem.allocator.settings import SMALL_BUFFER, Settings, round_up
+
+FREE = 0
+"""In its pool; can be handed out, merged and released."""
+ALLOCATED = 1
+AWAITING = 2
+"""Freed by its owner, but other streams may still use it (``record_stream``)."""
+UNMAPPED = 3
+"""Address space of an expandable segment without memory behind it."""
+GONE = 4
+"""Merged into another block, or its segment went back to the device."""
+
+
+class Segment:
+    """Memory that came from the device in one piece, or the address space of an expandable segment.
+
+    ``size`` is that of the address space; ``page_size`` is 0 unless the segment is expandable.
+    ``first`` is its first block; the others follow through ``next``.
+    """
+
+    __slots__ = ("address", "first", "free", "page_size", "pool", "size", "stream")
+
+    def __init__(self, address: int, size: int, pool: BlockPool, stream: int, page_size: int = 0) -> None:
+        self.address = address
+        self.size = size
+        self.pool = pool
+        self.stream = stream
+        self.page_size = page_size
+        self.free = pool.of_stream(stream)
+        self.first = Block(address, size, self, None, None)
+
+    def blocks(self) -> Iterator[Block]:
+        """The segment's blocks, by address."""
+        block: Block | None = self.first
+        while block is not None:
+            yield block
+            block = block.next
+
+    def has_memory(self) -> bool:
+        """Whether there is memory behind any of it."""
+        return self.first.state != UNMAPPED or self.first.next is not None
+
+
+class Block:
+    """A part of a segment. ``address`` and ``size`` in bytes; ``requested`` is what its owner asked for."""
+
+    __slots__ = ("address", "gc_count_base", "next", "prev", "requested", "segment", "size", "state")
+
+    def __init__(self, address: int, size: int, segment: Segment, prev: Block | None, next: Block | None) -> None:
+        self.address = address
+        self.size = size
+        self.segment = segment
+        self.prev = prev
+        self.next = next
+        self.state = FREE
+        self.requested = 0
+        self.gc_count_base = 0
+
+    @property
+    def offset(self) -> int:
+        """The block's offset in its segment, in bytes."""
+        return self.address - self.segment.address
+
+    def is_split(self) -> bool:
+        """Whether it shares its segment with other blocks."""
+        return self.prev is not None or self.next is not None
+
+    def splice_after(self, size: int) -> Block:
+        """Cut all but the first ``size`` bytes off, into a new block right behind this one."""
+        rest = Block(self.address + size, self.size - size, self.segment, self, self.next)
+        if self.next is not None:
+            self.next.prev = rest
+        self.next = rest
+        self.size = size
+        return rest
+
+    def absorb_next(self) -> None:
+        """Take the following block over; the caller keeps the pools right."""
+        gone = self.next
+        assert gone is not None
+        self.size += gone.size
+        self.next = gone.next
+        if gone.next is not None:
+            gone.next.prev = self
+        gone.state = GONE
+
+
+FreeList: TypeAlias = list[tuple[int, int, Block]]
+"""Free blocks of one stream as (size, address, block), sorted: the first that is large enough fits best."""
+
+
+class BlockPool:
+    """The free blocks of the small or the large pool (``struct BlockPool``).
+
+    PyTorch orders a pool by (stream, size, address); here each stream has a sorted list of its own.
+    ``unmapped`` holds the unmapped parts of expandable segments per stream, sorted by address.
+    """
+
+    __slots__ = ("free", "get_free_blocks_call_count", "is_small", "unmapped")
+
+    def __init__(self, *, is_small: bool) -> None:
+        self.is_small = is_small
+        self.free: dict[int, FreeList] = {}
+        self.unmapped: dict[int, list[tuple[int, Block]]] = {}
+        self.get_free_blocks_call_count = 0
+
+    def of_stream(self, stream: int) -> FreeList:
+        """The free blocks of ``stream``; the same list every time."""
+        return self.free.setdefault(stream, [])
+
+    def blocks(self) -> list[Block]:
+        """All free blocks in PyTorch's order; a copy that may be walked while the pool changes."""
+        return [block for stream in sorted(self.free) for _, _, block in self.free[stream]]
+
+    def insert(self, block: Block) -> None:
+        """``insert_into_blocks``."""
+        block.state = FREE
+        block.gc_count_base = self.get_free_blocks_call_count
+        insort(block.segment.free, (block.size, block.address, block))
+
+    def erase(self, block: Block) -> None:
+        """Take a free block out."""
+        free = block.segment.free
+        del free[bisect_left(free, (block.size, block.address))]
+
+    def insert_unmapped(self, block: Block) -> None:
+        """Put address space without memory in."""
+        block.state = UNMAPPED
+        insort(self.unmapped.setdefault(block.segment.stream, []), (block.address, block))
+
+    def erase_unmapped(self, block: Block) -> None:
+        """Take address space without memory out."""
+        unmapped = self.unmapped[block.segment.stream]
+        del unmapped[bisect_left(unmapped, (block.address,))]
+
+    def gc_count(self, block: Block) -> int:
+        """How often this pool was searched since ``block`` became free."""
+        return self.get_free_blocks_call_count - block.gc_count_base
+
+
+# The allocator's statistics: counters that the model keeps, and the frozen copy that it gives out.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stat:
+    """A statistic now and at its highest."""
+
+    current: int
+    peak: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """What ``torch.cuda.memory_stats`` says of all pools together; bytes where the name says so.
+
+    ``allocated`` are blocks in use, ``requested`` the bytes that their owners asked for, ``active`` also has
+    the blocks that wait for other streams, ``reserved`` is what came from the device, ``inactive_split``
+    the free parts of segments that are in use (``struct DeviceStats``, ``c10/core/CachingDeviceAllocator.h``).
+    """
+
+    allocated_bytes: Stat
+    requested_bytes: Stat
+    active_bytes: Stat
+    reserved_bytes: Stat
+    inactive_split_bytes: Stat
+    allocation: Stat
+    active: Stat
+    segment: Stat
+    inactive_split: Stat
+    oversize_allocations: Stat
+    oversize_segments: Stat
+    num_alloc_retries: int
+    num_ooms: int
+    num_sync_all_streams: int
+    num_device_alloc: int
+    num_device_free: int
+
+    def memory_stats(self) -> dict[str, int]:
+        """The statistics under the keys of ``torch.cuda.memory_stats``."""
+        found: dict[str, int] = {}
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if isinstance(value, int):
+                found[name] = value
+                continue
+            key = name if name.startswith("oversize") else f"{name}.all"
+            found[f"{key}.current"] = value.current
+            found[f"{key}.peak"] = value.peak
+        return found
+
+
+class Counters:
+    """The running numbers behind :class:`Statistics`.
+
+    ``active`` is not counted by itself: it is what is allocated and what is awaiting events, and its peak
+    can differ from that of what is allocated only while something is awaiting.
+    """
+
+    __slots__ = (
+        "active_bytes_peak",
+        "active_peak",
+        "allocated",
+        "allocated_peak",
+        "allocations",
+        "allocations_peak",
+        "awaiting",
+        "awaiting_bytes",
+        "awaiting_bytes_peak",
+        "awaiting_requested",
+        "inactive_split",
+        "inactive_split_bytes",
+        "inactive_split_bytes_peak",
+        "inactive_split_peak",
+        "num_alloc_retries",
+        "num_device_alloc",
+        "num_device_free",
+        "num_ooms",
+        "num_sync_all_streams",
+        "oversize_allocations",
+        "oversize_allocations_peak",
+        "oversize_segments",
+        "oversize_segments_peak",
+        "requested",
+        "requested_peak",
+        "reserved",
+        "reserved_peak",
+        "segments",
+        "segments_peak",
+    )
+
+    def __init__(self) -> None:
+        for name in self.__slots__:
+            setattr(self, name, 0)
+
+    allocations: int
+    allocations_peak: int
+    allocated: int
+    allocated_peak: int
+    requested: int
+    requested_peak: int
+    awaiting: int
+    awaiting_bytes: int
+    awaiting_bytes_peak: int
+    awaiting_requested: int
+    active_peak: int
+    active_bytes_peak: int
+    inactive_split: int
+    inactive_split_peak: int
+    inactive_split_bytes: int
+    inactive_split_bytes_peak: int
+    reserved: int
+    reserved_peak: int
+    segments: int
+    segments_peak: int
+    oversize_allocations: int
+    oversize_allocations_peak: int
+    oversize_segments: int
+    oversize_segments_peak: int
+    num_alloc_retries: int
+    num_ooms: int
+    num_sync_all_streams: int
+    num_device_alloc: int
+    num_device_free: int
+
+    def note_active(self) -> None:
+        """Move the peaks of ``active``; called after an allocation while blocks are awaiting events."""
+        self.active_peak = max(self.active_peak, self.allocations + self.awaiting)
+        self.active_bytes_peak = max(self.active_bytes_peak, self.allocated + self.awaiting_bytes)
+
+    def add_reserved(self, size: int) -> None:
+        """Memory came from the device."""
+        self.num_device_alloc += 1
+        self.reserved += size
+        self.reserved_peak = max(self.reserved_peak, self.reserved)
+
+    def remove_reserved(self, size: int) -> None:
+        """Memory went back to the device."""
+        self.num_device_free += 1
+        self.reserved -= size
+
+    def add_segment(self, *, oversize: bool) -> None:
+        """Count one more segment that is not expandable."""
+        self.segments += 1
+        self.segments_peak = max(self.segments_peak, self.segments)
+        if oversize:
+            self.oversize_segments += 1
+            self.oversize_segments_peak = max(self.oversize_segments_peak, self.oversize_segments)
+
+    def add_oversize_allocation(self) -> None:
+        """A block of at least ``max_split_size`` was handed out."""
+        self.oversize_allocations += 1
+        self.oversize_allocations_peak = max(self.oversize_allocations_peak, self.oversize_allocations)
+
+    def change_inactive_split(self, count: int, size: int) -> None:
+        """``count`` blocks and ``size`` bytes more (less where negative)."""
+        self.inactive_split += count
+        if self.inactive_split > self.inactive_split_peak:
+            self.inactive_split_peak = self.inactive_split
+        self.inactive_split_bytes += size
+        if self.inactive_split_bytes > self.inactive_split_bytes_peak:
+            self.inactive_split_bytes_peak = self.inactive_split_bytes
+
+    def reset_peaks(self) -> None:
+        """``resetPeakStats``: every peak becomes the current value."""
+        self.active_peak = self.active_bytes_peak = 0
+        for name in self.__slots__:
+            if name.endswith("_peak") and not name.startswith("active"):
+                setattr(self, name, getattr(self, name.removesuffix("_peak")))
+        self.note_active()
+
+    def statistics(self) -> Statistics:
+        """A frozen copy."""
+        return Statistics(
+            allocated_bytes=Stat(current=self.allocated, peak=self.allocated_peak),
+            requested_bytes=Stat(current=self.requested, peak=self.requested_peak),
+            active_bytes=Stat(
+                current=self.allocated + self.awaiting_bytes, peak=max(self.active_bytes_peak, self.allocated_peak)
+            ),
+            reserved_bytes=Stat(current=self.reserved, peak=self.reserved_peak),
+            inactive_split_bytes=Stat(current=self.inactive_split_bytes, peak=self.inactive_split_bytes_peak),
+            allocation=Stat(current=self.allocations, peak=self.allocations_peak),
+            active=Stat(current=self.allocations + self.awaiting, peak=max(self.active_peak, self.allocations_peak)),
+            segment=Stat(current=self.segments, peak=self.segments_peak),
+            inactive_split=Stat(current=self.inactive_split, peak=self.inactive_split_peak),
+            oversize_allocations=Stat(current=self.oversize_allocations, peak=self.oversize_allocations_peak),
+            oversize_segments=Stat(current=self.oversize_segments, peak=self.oversize_segments_peak),
+            num_alloc_retries=self.num_alloc_retries,
+            num_ooms=self.num_ooms,
+            num_sync_all_streams=self.num_sync_all_streams,
+            num_device_alloc=self.num_device_alloc,
+            num_device_free=self.num_device_free,
+        )
+
+
+# What the model asks of the CUDA driver: memory, and addresses for it.
+
+AddressSource: TypeAlias = Callable[[int], int]
+"""Gives the address of the next ``cudaMalloc`` of so many bytes."""
+
+FIRST_ADDRESS = 0x7F00_0000_0000
+UNLIMITED = 1 << 44
+"""Stands in for the device's memory where none is given: more than any device has."""
+
+
+class Call(StrEnum):
+    """What the allocator asked of the driver, in the words of a torch snapshot's trace."""
+
+    SEGMENT_ALLOC = "segment_alloc"
+    SEGMENT_FREE = "segment_free"
+    SEGMENT_MAP = "segment_map"
+    SEGMENT_UNMAP = "segment_unmap"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverCall:
+    """One successful call to the driver."""
+
+    call: Call
+    address: int
+    size: int
+    stream: int
+
+
+class Driver:
+    """A device's memory. ``in_use`` counts what the allocator took; ``outside`` what others hold.
+
+    ``calls`` has every successful call, in order; ``observer`` is told each as it is made.
+
+    Where the driver puts memory cannot be known, so addresses rise from one call to the next unless an
+    address source says otherwise. They matter only between free blocks of equal size.
+    """
+
+    __slots__ = ("_next", "_source", "calls", "in_use", "observer", "outside", "total")
+
+    def __init__(self, total: int | None, outside: int = 0, source: AddressSource | None = None) -> None:
+        self.total = UNLIMITED if total is None else total
+        self.outside = outside
+        self.in_use = 0
+        self.calls: list[DriverCall] = []
+        self.observer: Callable[[DriverCall], None] | None = None
+        self._source = source
+        self._next = FIRST_ADDRESS
+
+    @property
+    def free(self) -> int:
+        """Bytes that nobody holds (``cudaMemGetInfo``)."""
+        return self.total - self.outside - self.in_use
+
+    def malloc(self, size: int, stream: int) -> int | None:
+        """The address of ``size`` new bytes (``cudaMalloc``), or ``None`` where there are not enough."""
+        if size > self.free:
+            return None
+        address = self.reserve_addresses(size) if self._source is None else self._source(size)
+        self._took(Call.SEGMENT_ALLOC, address, size, stream)
+        return address
+
+    def map(self, address: int, size: int, stream: int) -> bool:
+        """Put memory behind addresses (``cuMemCreate`` and ``cuMemMap``), or say that there is not enough."""
+        if size > self.free:
+            return False
+        self._took(Call.SEGMENT_MAP, address, size, stream)
+        return True
+
+    def give_back(self, call: Call, address: int, size: int, stream: int) -> None:
+        """``cudaFree`` or ``cuMemUnmap``."""
+        self.in_use -= size
+        self._made(call, address, size, stream)
+
+    def reserve_addresses(self, size: int) -> int:
+        """Address space without memory (``cuMemAddressReserve``)."""
+        address = self._next
+        self._next += round_up(size, SMALL_BUFFER)
+        return address
+
+    def _took(self, call: Call, address: int, size: int, stream: int) -> None:
+        self.in_use += size
+        self._made(call, address, size, stream)
+
+    def _made(self, call: Call, address: int, size: int, stream: int) -> None:
+        made = DriverCall(call=call, address=address, size=size, stream=stream)
+        self.calls.append(made)
+        if self.observer is not None:
+            self.observer(made)
+
+
+# What the parts of the model share: pools, segments, counters, and the freeing of a block.
+
+
+class State:
+    """The allocator's data: what the parts of the model share."""
+
+    __slots__ = ("counters", "driver", "large", "segments", "settings", "small")
+
+    def __init__(self, settings: Settings, driver: Driver) -> None:
+        self.settings = settings
+        self.driver = driver
+        self.counters = Counters()
+        self.small = BlockPool(is_small=True)
+        self.large = BlockPool(is_small=False)
+        self.segments: dict[int, Segment] = {}
+
+    @property
+    def pools(self) -> tuple[BlockPool, BlockPool]:
+        """The small pool and the large one. Private pools (CUDA graphs, ``torch.cuda.MemPool``) are not modelled."""
+        return self.small, self.large
+
+    def free_block(self, block: Block) -> None:
+        """Merge a block with its free neighbours and put it into its pool (``free_block``)."""
+        segment = block.segment
+        free = segment.free
+        self.counters.requested -= block.requested
+        count = size = 0
+        before = block.prev
+        if before is not None and before.state == FREE:
+            del free[bisect_left(free, (before.size, before.address))]
+            count = -1
+            size = -before.size
+            # Same as Block.absorb_next, which as a call would cost a tenth of the whole model's time.
+            before.size += block.size
+            before.next = after = block.next
+            if after is not None:
+                after.prev = before
+            block.state = GONE
+            block = before
+        after = block.next
+        if after is not None and after.state == FREE:
+            del free[bisect_left(free, (after.size, after.address))]
+            count -= 1
+            size -= after.size
+            block.size += after.size
+            block.next = beyond = after.next
+            if beyond is not None:
+                beyond.prev = block
+            after.state = GONE
+        block.state = FREE
+        block.gc_count_base = segment.pool.get_free_blocks_call_count
+        insort(free, (block.size, block.address, block))
+        if segment.page_size == 0:
+            if block.prev is not None or block.next is not None:
+                count += 1
+                size += block.size
+            if count or size:
+                self.counters.change_inactive_split(count, size)
+
+    def blocks(self) -> Iterator[Block]:
+        """Every block of every segment."""
+        for segment in self.segments.values():
+            yield from segment.blocks()
+
+
+# Segments and blocks as frozen values: in a torch snapshot, and of the model.
+
+PoolId: TypeAlias = tuple[int, int]
+
+DEFAULT_POOL: PoolId = (0, 0)
+"""``segment_pool_id`` of what is in no private pool."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotBlock:
+    """A block: ``allocated``, or ``awaiting`` other streams, or else free.
+
+    ``requested`` is the block's size where a snapshot does not say.
+    """
+
+    address: int
+    size: int
+    requested: int
+    allocated: bool
+    awaiting: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotSegment:
+    """A segment; of an expandable one, a range with memory behind it."""
+
+    address: int
+    size: int
+    stream: int
+    is_small: bool
+    expandable: bool
+    pool_id: PoolId
+    blocks: tuple[SnapshotBlock, ...]
+
+
+def snapshot_segments(state: State) -> tuple[SnapshotSegment, ...]:
+    """The segments with memory, by address (``DeviceCachingAllocator::snapshot``)."""
+    found = [each for segment in state.segments.values() for each in _mapped_ranges(segment)]
+    return tuple(sorted(found, key=lambda segment: segment.address))
+
+
+def _mapped_ranges(segment: Segment) -> Iterator[SnapshotSegment]:
+    blocks: list[Block] = []
+    for block in segment.blocks():
+        if block.state != UNMAPPED:
+            blocks.append(block)
+        elif blocks:
+            yield _snapshot_segment(segment, blocks)
+            blocks = []
+    if blocks:
+        yield _snapshot_segment(segment, blocks)
+
+
+def _snapshot_segment(segment: Segment, blocks: list[Block]) -> SnapshotSegment:
+    return SnapshotSegment(
+        address=blocks[0].address,
+        size=sum(block.size for block in blocks),
+        stream=segment.stream,
+        is_small=segment.pool.is_small,
+        expandable=segment.page_size > 0,
+        pool_id=DEFAULT_POOL,
+        blocks=tuple(
+            SnapshotBlock(
+                address=block.address,
+                size=block.size,
+                requested=block.requested,
+                allocated=block.state == ALLOCATED,
+                awaiting=block.state == AWAITING,
+            )
+            for block in blocks
+        ),
+    )

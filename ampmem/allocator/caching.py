@@ -1,0 +1,614 @@
+"""The caching allocator itself: ``malloc`` and ``free``, streams, expandable segments, and what it gives back."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from ampmem.allocator.blocks import (
+    ALLOCATED,
+    AWAITING,
+    FREE,
+    GONE,
+    UNMAPPED,
+    AddressSource,
+    Block,
+    BlockPool,
+    Call,
+    Driver,
+    Segment,
+    SnapshotSegment,
+    State,
+    Statistics,
+    snapshot_segments,
+)
+from ampmem.allocator.oom import Candidates, OutOfMemory, OutOfMemoryReport, allowed_memory, largest
+from ampmem.allocator.settings import (
+    MIN_BLOCK_SIZE,
+    SMALL_BUFFER,
+    SMALL_SIZE,
+    Settings,
+    get_allocation_size,
+    round_size,
+    round_up,
+)
+from ampmem.errors import UsageError
+
+
+class StreamUses:
+    """Which streams use which blocks, and the events to wait for (``stream_uses``, ``cuda_events``).
+
+    The model has no clock: ``complete`` says that the device has come past the events of a stream. As
+    in PyTorch, a block is given back only when the allocator next looks (``process_events``). ``uses`` has
+    the other streams of each block, ``recorded`` how many events each stream was given by now.
+    """
+
+    __slots__ = ("_event_count", "_finished", "_queues", "recorded", "uses")
+
+    def __init__(self) -> None:
+        self.uses: dict[Block, set[int]] = {}
+        self.recorded: dict[int, int] = {}
+        self._event_count: dict[Block, int] = {}
+        self._queues: dict[int, deque[Block]] = {}
+        self._finished: dict[int, int] = {}
+
+    def record_stream(self, block: Block, stream: int) -> None:
+        """``recordStream``; use on the block's own stream needs no event."""
+        if stream != block.segment.stream:
+            self.uses.setdefault(block, set()).add(stream)
+
+    def delay_free(self, state: State, block: Block) -> bool:
+        """Make a freed block wait for its other streams; ``False`` where it has none."""
+        if block not in self.uses:
+            return False
+        self.await_events(state, block)
+        self._insert_events(block)
+        return True
+
+    @staticmethod
+    def await_events(state: State, block: Block) -> None:
+        """Count a block as active though its owner has freed it."""
+        block.state = AWAITING
+        counters = state.counters
+        counters.awaiting += 1
+        counters.awaiting_bytes += block.size
+        counters.awaiting_requested += block.requested
+        counters.awaiting_bytes_peak = max(counters.awaiting_bytes_peak, counters.awaiting_bytes)
+
+    def complete(self, stream: int | None) -> None:
+        """The device has finished what was queued on ``stream`` so far, or on every stream."""
+        for each in list(self._queues) if stream is None else [stream]:
+            self.complete_until(each, self.recorded.get(each, 0))
+
+    def complete_until(self, stream: int, events: int) -> None:
+        """The device has come past the first ``events`` of all that ``stream`` was given."""
+        waiting = len(self._queues.get(stream, ()))
+        done = waiting - (self.recorded.get(stream, 0) - events)
+        if done > self._finished.get(stream, 0):
+            self._finished[stream] = done
+
+    def process_events(self, state: State) -> None:
+        """Free what waited only for finished events (``process_events``)."""
+        for stream in [stream for stream, finished in self._finished.items() if finished]:
+            queue = self._queues[stream]
+            for _ in range(self._finished.pop(stream)):
+                self._event_done(state, queue.popleft())
+
+    def synchronize_and_free_events(self, state: State) -> None:
+        """Wait for every event and free what waited (``synchronize_and_free_events``)."""
+        state.counters.num_sync_all_streams += 1
+        for queue in self._queues.values():
+            while queue:
+                self._event_done(state, queue.popleft())
+        self._queues.clear()
+        self._finished.clear()
+
+    def finish(self, state: State, block: Block) -> None:
+        """Free one waiting block now, whatever it waits for: the device is known to have come that far."""
+        self.uses.pop(block, None)
+        self._event_count.pop(block, None)
+        for stream, queue in self._queues.items():
+            while block in queue:
+                if queue.index(block) < self._finished.get(stream, 0):
+                    self._finished[stream] -= 1
+                queue.remove(block)
+        self._free(state, block)
+
+    def _insert_events(self, block: Block) -> None:
+        streams = self.uses.pop(block)
+        self._event_count[block] = len(streams)
+        for stream in sorted(streams):
+            self._queues.setdefault(stream, deque()).append(block)
+            self.recorded[stream] = self.recorded.get(stream, 0) + 1
+
+    def _event_done(self, state: State, block: Block) -> None:
+        self._event_count[block] -= 1
+        if self._event_count[block] == 0:
+            del self._event_count[block]
+            self._free(state, block)
+
+    @staticmethod
+    def _free(state: State, block: Block) -> None:
+        state.counters.awaiting -= 1
+        state.counters.awaiting_bytes -= block.size
+        state.counters.awaiting_requested -= block.requested
+        state.free_block(block)
+
+
+# Expandable segments: address space for the whole device, with memory mapped in page by page.
+
+
+def try_allocate_expandable_block(state: State, pool: BlockPool, stream: int, size: int) -> Block | None:
+    """A free mapped block of at least ``size`` bytes, out of its pool, or ``None`` without memory.
+
+    Memory that was mapped before it ran out stays in the pool (``try_allocate_expandable_block``).
+    """
+    block = find_expandable_block(state, pool, stream, size)
+    if block.state == UNMAPPED:
+        mapped = map_block(state, block, min(block.size, size))
+        if mapped is None:
+            return None
+        block = mapped
+    while block.size < size:
+        # What follows is unmapped: find_expandable_block made sure of enough room, and free blocks merge.
+        unmapped = block.next
+        assert unmapped is not None
+        mapped = map_block(state, unmapped, min(size - block.size, unmapped.size))
+        if mapped is None:
+            return None
+        block = mapped
+    pool.erase(block)
+    return block
+
+
+def find_expandable_block(state: State, pool: BlockPool, stream: int, size: int) -> Block:
+    """The start of the lowest run of free and unmapped blocks with room for ``size`` (``find_expandable_block``)."""
+    for _, unmapped in pool.unmapped.get(stream, ()):
+        before = unmapped.prev
+        start = before if before is not None and before.state == FREE else unmapped
+        if _has_available_address_space(start, size):
+            return start
+    return _new_segment(state, pool, stream)
+
+
+def page_size(state: State, pool: BlockPool) -> int:
+    """How much is mapped at a time: as much as a segment of small blocks has otherwise, or of large ones."""
+    return SMALL_BUFFER if pool.is_small else state.settings.large_segment_size
+
+
+def _has_available_address_space(block: Block | None, size: int) -> bool:
+    room = 0
+    while room < size and block is not None and block.state in (FREE, UNMAPPED):
+        room += block.size
+        block = block.next
+    return room >= size
+
+
+def _new_segment(state: State, pool: BlockPool, stream: int) -> Block:
+    """Address space for 1 1/8 of the device, nothing mapped (``struct ExpandableSegment``)."""
+    page = page_size(state, pool)
+    size = round_up(state.driver.total + state.driver.total // 8, page)
+    segment = Segment(state.driver.reserve_addresses(size), size, pool, stream, page)
+    state.segments[segment.address] = segment
+    pool.insert_unmapped(segment.first)
+    return segment.first
+
+
+def map_block(state: State, block: Block, size: int) -> Block | None:
+    """Map the pages of an unmapped block that cover its first ``size`` bytes (``map_block``).
+
+    Gives the free block that they end up in, which is in its pool, or ``None`` without memory.
+    """
+    segment = block.segment
+    pool = segment.pool
+    mapped = round_up(size, segment.page_size)
+    if not state.driver.map(block.address, mapped, segment.stream):
+        return None
+    pool.erase_unmapped(block)
+    if mapped < block.size:
+        pool.insert_unmapped(block.splice_after(mapped))
+    merged = _merge_into_pool(pool, block)
+    state.counters.add_reserved(mapped)
+    return merged
+
+
+def _merge_into_pool(pool: BlockPool, block: Block) -> Block:
+    """Merge a block that is in no pool with its free neighbours and insert it."""
+    before = block.prev
+    if before is not None and before.state == FREE:
+        pool.erase(before)
+        before.absorb_next()
+        block = before
+    if block.next is not None and block.next.state == FREE:
+        pool.erase(block.next)
+        block.absorb_next()
+    pool.insert(block)
+    return block
+
+
+def unmap_block(state: State, block: Block) -> None:
+    """Return the pages that lie wholly in a free block (``unmap_block``)."""
+    segment = block.segment
+    pool = segment.pool
+    begin = segment.address + round_up(block.offset, segment.page_size)
+    end = block.address + block.size
+    end -= (end - segment.address) % segment.page_size
+    if begin >= end:
+        return
+    pool.erase(block)
+    if begin > block.address:
+        rest = block.splice_after(begin - block.address)
+        pool.insert(block)
+        block = rest
+    if end < block.address + block.size:
+        pool.insert(block.splice_after(end - begin))
+    _merge_unmapped(pool, block)
+    state.counters.remove_reserved(end - begin)
+    state.driver.give_back(Call.SEGMENT_UNMAP, begin, end - begin, segment.stream)
+    if not segment.has_memory():
+        _release_expandable_segment(state, segment)
+
+
+def _merge_unmapped(pool: BlockPool, block: Block) -> None:
+    before = block.prev
+    if before is not None and before.state == UNMAPPED:
+        pool.erase_unmapped(before)
+        before.absorb_next()
+        block = before
+    if block.next is not None and block.next.state == UNMAPPED:
+        pool.erase_unmapped(block.next)
+        block.absorb_next()
+    pool.insert_unmapped(block)
+
+
+def _release_expandable_segment(state: State, segment: Segment) -> None:
+    """Forget a segment without memory (``release_expandable_segment``)."""
+    segment.pool.erase_unmapped(segment.first)
+    del state.segments[segment.address]
+
+
+# Giving memory back to the device: all that is free, just enough, or what has been free for long.
+
+
+def release_block(state: State, block: Block) -> None:
+    """Return a segment that is one free block (``release_block``)."""
+    segment = block.segment
+    segment.pool.erase(block)
+    block.state = GONE
+    del state.segments[segment.address]
+    state.counters.segments -= 1
+    state.counters.remove_reserved(block.size)
+    limit = state.settings.max_split_size
+    if limit is not None and block.size >= limit:
+        state.counters.oversize_segments -= 1
+    state.driver.give_back(Call.SEGMENT_FREE, block.address, block.size, segment.stream)
+
+
+def release_blocks(state: State, pool: BlockPool) -> None:
+    """Return every free segment of a pool, and the free pages of its expandable ones (``release_blocks``)."""
+    to_unmap = []
+    for block in pool.blocks():
+        if block.segment.page_size:
+            to_unmap.append(block)
+        elif not block.is_split():
+            release_block(state, block)
+    for block in to_unmap:
+        unmap_block(state, block)
+
+
+def release_cached_blocks(state: State, streams: StreamUses) -> None:
+    """Return all that is free (``release_cached_blocks``): what ``torch.cuda.empty_cache`` does."""
+    streams.synchronize_and_free_events(state)
+    release_blocks(state, state.large)
+    release_blocks(state, state.small)
+
+
+def release_available_cached_blocks(state: State, pool: BlockPool, stream: int, rounded: int) -> bool:
+    """Return oversize blocks until ``rounded`` bytes may fit (``release_available_cached_blocks``).
+
+    Only with ``max_split_size``; says whether it is worth asking the device again.
+    """
+    limit = state.settings.max_split_size
+    if limit is None:
+        return False
+    wanted = max(rounded, limit)
+    free = pool.of_stream(stream)
+    at = bisect_left(free, (wanted,))
+    if at < len(free) and not free[at][2].segment.page_size:
+        release_block(state, free[at][2])
+        return True
+    released = 0
+    for size, _, block in reversed(free[:at]):
+        if released >= wanted or size < limit:
+            break
+        if not block.segment.page_size:
+            released += size
+            release_block(state, block)
+    return released >= wanted
+
+
+def garbage_collect_cached_blocks(state: State) -> None:
+    """Return segments of the large pool that have been free for long (``garbage_collect_cached_blocks``).
+
+    Starts above the threshold's share of what the process may take; ages are counted in searches of the
+    pool, and each round returns what is at least as old as the average.
+    """
+    allowed = allowed_memory(state.settings, state.driver.total)
+    if allowed is None:
+        return
+    target = state.counters.reserved - int(state.settings.garbage_collection_threshold * allowed)
+    pool = state.large
+    freeable = [block for block in pool.blocks() if not block.is_split()]
+    total_age = sum(pool.gc_count(block) for block in freeable)
+    reclaimed = 0
+    while reclaimed < target and freeable:
+        threshold = total_age / len(freeable)
+        old = [block for block in freeable if pool.gc_count(block) >= threshold and not block.segment.page_size]
+        if not old:
+            return
+        for block in old:
+            reclaimed += block.size
+            total_age -= pool.gc_count(block)
+            freeable.remove(block)
+            release_block(state, block)
+
+
+# The allocator itself: ``malloc``, ``free`` and what they need from the device.
+
+NO_LIMIT = 1 << 63
+"""``max_split_size`` where none is set: larger than any size."""
+
+Plan: TypeAlias = tuple[int, int, bool]
+"""Block size, segment size and whether the small pool serves it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocParams:
+    """A request that no free block could serve so far (``struct AllocParams``)."""
+
+    pool: BlockPool
+    stream: int
+    asked: int
+    rounded: int
+    segment_size: int
+
+
+class DeviceCachingAllocator(State):
+    """One device's caching allocator (``class DeviceCachingAllocator``, ``c10/cuda/CUDACachingAllocator.cpp``).
+
+    ``total_memory`` is the device's, ``None`` for one that never runs out; ``outside`` is what others hold of
+    it. ``addresses`` says where the driver puts each new segment. Blocks are handles: give back to ``free``
+    what ``malloc`` gave out, once.
+    """
+
+    __slots__ = ("_collects", "_expandable", "_max_split_size", "_plain", "_plans", "_streams")
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        total_memory: int | None = None,
+        outside: int = 0,
+        addresses: AddressSource | None = None,
+    ) -> None:
+        super().__init__(settings or Settings(), Driver(total_memory, outside, addresses))
+        self._streams = StreamUses()
+        self.configure(self.settings)
+
+    def configure(self, settings: Settings) -> None:
+        """Serve requests by ``settings`` from now on (``setAllocatorSettings``)."""
+        self.settings = settings
+        self._plans: dict[int, Plan] = {}
+        self._expandable = settings.expandable_segments
+        self._max_split_size = NO_LIMIT if settings.max_split_size is None else settings.max_split_size
+        self.set_memory_fraction(settings.memory_fraction)
+
+    def set_memory_fraction(self, fraction: float | None) -> None:
+        """Let the process take at most this part of the device (``setMemoryFraction``)."""
+        self.settings = replace(self.settings, memory_fraction=fraction)
+        self._collects = fraction is not None and self.settings.garbage_collection_threshold > 0
+        # With these settings the best fitting block always serves.
+        self._plain = self.settings.max_split_size is None and not self._expandable and not self._collects
+
+    def malloc(self, size: int, stream: int = 0) -> Block:
+        """A block for ``size`` bytes, used on ``stream``. Raises :class:`OutOfMemory`."""
+        if self.counters.awaiting:
+            self._streams.process_events(self)
+        rounded, segment_size, is_small = self._plans.get(size) or self._plan(size)
+        pool = self.small if is_small else self.large
+        block = self.get_free_block(pool, stream, rounded)
+        if block is None:
+            block = self._obtain(
+                AllocParams(pool=pool, stream=stream, asked=size, rounded=rounded, segment_size=segment_size)
+            )
+        self._alloc_found_block(block, size, rounded)
+        return block
+
+    def get_free_block(self, pool: BlockPool, stream: int, rounded: int) -> Block | None:
+        """Take the best fit out of the pool, where the settings let it serve (``get_free_block``)."""
+        free = pool.free.get(stream)
+        if self._plain:
+            if free:
+                at = bisect_left(free, (rounded,))
+                if at < len(free):
+                    return free.pop(at)[2]
+            return None
+        if self._collects:
+            pool.get_free_blocks_call_count += 1
+        if not free:
+            return None
+        at = bisect_left(free, (rounded,))
+        if at == len(free):
+            return None
+        if self._expandable:
+            while at + 1 < len(free) and _expandable_size(free[at + 1][2]) < _expandable_size(free[at][2]):
+                at += 1
+        limit = self._max_split_size
+        if free[at][0] >= (limit if rounded < limit else rounded + self.settings.max_non_split_rounding):
+            return None
+        return free.pop(at)[2]
+
+    def should_split(self, pool: BlockPool, rounded: int, remaining: int) -> bool:
+        """Whether what is left of a block stays free on its own (``should_split``)."""
+        if pool.is_small or self._expandable:
+            return remaining >= MIN_BLOCK_SIZE
+        return remaining > SMALL_SIZE and rounded < self._max_split_size
+
+    def _alloc_found_block(self, block: Block, asked: int, rounded: int) -> None:
+        """Hand a block out that is in no pool any more (``alloc_found_block``)."""
+        counters = self.counters
+        segment = block.segment
+        was_split = block.prev is not None or block.next is not None
+        size = block.size
+        remaining = size - rounded
+        if remaining and self.should_split(segment.pool, rounded, remaining):
+            rest = block.splice_after(rounded)
+            rest.gc_count_base = segment.pool.get_free_blocks_call_count
+            insort(segment.free, (remaining, rest.address, rest))
+            size = rounded
+            if segment.page_size == 0:
+                if was_split:
+                    counters.inactive_split_bytes -= size
+                else:
+                    counters.change_inactive_split(1, remaining)
+        elif was_split and segment.page_size == 0:
+            counters.inactive_split -= 1
+            counters.inactive_split_bytes -= size
+        block.state = ALLOCATED
+        block.requested = asked
+        counters.allocations += 1
+        if counters.allocations > counters.allocations_peak:
+            counters.allocations_peak = counters.allocations
+        counters.allocated += size
+        if counters.allocated > counters.allocated_peak:
+            counters.allocated_peak = counters.allocated
+        counters.requested += asked
+        if counters.requested > counters.requested_peak:
+            counters.requested_peak = counters.requested
+        if size >= self._max_split_size:
+            counters.add_oversize_allocation()
+        if counters.awaiting:
+            counters.note_active()
+
+    def free(self, block: Block) -> None:
+        """Give a block back (``free``); it stays active while other streams use it."""
+        if block.state != ALLOCATED:
+            raise ValueError(f"the block at {block.address:#x} is not allocated")
+        counters = self.counters
+        counters.allocations -= 1
+        counters.allocated -= block.size
+        if block.size >= self._max_split_size:
+            counters.oversize_allocations -= 1
+        if not (self._streams.uses and self._streams.delay_free(self, block)):
+            self.free_block(block)
+
+    def record_stream(self, block: Block, stream: int) -> None:
+        """``block`` is used on ``stream`` too: its free has to wait for that (``recordStream``)."""
+        self._streams.record_stream(block, stream)
+
+    def complete_events(self, stream: int | None = None) -> None:
+        """The device has finished the work queued so far on ``stream``, or on all."""
+        self._streams.complete(stream)
+
+    def complete_events_until(self, stream: int, events: int) -> None:
+        """The device has come past the first ``events`` that the allocator recorded on ``stream``."""
+        self._streams.complete_until(stream, events)
+
+    def recorded_events(self, stream: int) -> int:
+        """How many events the allocator has recorded on ``stream``: one for each freed block that is used there."""
+        return self._streams.recorded.get(stream, 0)
+
+    def await_events(self, block: Block) -> None:
+        """Free a block whose memory other streams use until :meth:`finish_free`; for replaying a trace."""
+        self.counters.allocations -= 1
+        self.counters.allocated -= block.size
+        self._streams.await_events(self, block)
+
+    def finish_free(self, block: Block) -> None:
+        """The wait of one freed block is over; for replaying a trace."""
+        self._streams.finish(self, block)
+
+    def empty_cache(self) -> None:
+        """``torch.cuda.empty_cache``."""
+        release_cached_blocks(self, self._streams)
+
+    def statistics(self) -> Statistics:
+        """The statistics now."""
+        return self.counters.statistics()
+
+    def snapshot(self) -> tuple[SnapshotSegment, ...]:
+        """The allocator's segments and blocks now, by address."""
+        return snapshot_segments(self)
+
+    def _plan(self, size: int) -> Plan:
+        if size < 1:
+            raise UsageError(f"an allocation has at least 1 byte, not {size}")
+        rounded = round_size(size, self.settings)
+        plan = (rounded, get_allocation_size(rounded, self.settings), rounded <= SMALL_SIZE)
+        self._plans[size] = plan
+        return plan
+
+    def _obtain(self, params: AllocParams) -> Block:
+        """A block from the device, with the retries of ``malloc`` in their order."""
+        if self._collects:
+            garbage_collect_cached_blocks(self)
+        block = self._alloc_block(params)
+        if block is None and release_available_cached_blocks(self, params.pool, params.stream, params.rounded):
+            block = self._alloc_block(params)
+        if block is None:
+            release_cached_blocks(self, self._streams)
+            self.counters.num_alloc_retries += 1
+            block = self._alloc_block(params)
+        if block is None:
+            self.counters.num_ooms += 1
+            raise OutOfMemory(self._report(params))
+        return block
+
+    def _alloc_block(self, params: AllocParams) -> Block | None:
+        """A new segment, or more of an expandable one (``alloc_block``); ``None`` without memory."""
+        size = params.segment_size
+        allowed = allowed_memory(self.settings, self.driver.total)
+        if allowed is not None and self.counters.reserved + size > allowed:
+            return None
+        if self._expandable:
+            return try_allocate_expandable_block(self, params.pool, params.stream, params.rounded)
+        address = self.driver.malloc(size, params.stream)
+        if address is None:
+            return None
+        self.counters.add_reserved(size)
+        self.counters.add_segment(oversize=size >= self._max_split_size)
+        segment = Segment(address, size, params.pool, params.stream)
+        self.segments[address] = segment
+        return segment.first
+
+    def _report(self, params: AllocParams) -> OutOfMemoryReport:
+        counters = self.counters
+        free = self.driver.free
+        limit = allowed_memory(self.settings, self.driver.total)
+        allowed = None if limit is None else max(limit - counters.reserved, 0)
+        candidates = Candidates.among(self.pools, params.pool, params.stream)
+        segment = params.segment_size
+        if self._expandable:
+            segment = round_up(params.rounded, page_size(self, params.pool))
+        return OutOfMemoryReport(
+            reason=candidates.reason(params.rounded, segment, free, allowed),
+            asked=params.asked,
+            rounded=params.rounded,
+            segment=segment,
+            device_total=self.driver.total,
+            device_free=free,
+            outside=self.driver.outside,
+            allowed=limit,
+            allocated=counters.allocated,
+            reserved=counters.reserved,
+            cached=counters.reserved - counters.allocated - counters.awaiting_bytes,
+            largest_free=largest(candidates.usable),
+        )
+
+
+def _expandable_size(block: Block) -> int:
+    """The size to which a free block can grow: with the unmapped block behind it."""
+    after = block.next
+    return block.size + (after.size if after is not None and after.state == UNMAPPED else 0)

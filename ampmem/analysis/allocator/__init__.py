@@ -1,1 +1,0 @@
-"""What lies above the tensors: reserved memory, addresses, and running out of it."""

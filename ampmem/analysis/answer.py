@@ -1,0 +1,527 @@
+"""The answer that is said first: what a peak is made of, what mixed precision made of it, which findings are left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from ampmem.analysis.activations import PlainGroup, plain_groups
+from ampmem.analysis.comparison import Compared, Comparison
+from ampmem.analysis.findings import SEVERITIES
+from ampmem.analysis.findings.base import Finding
+from ampmem.analysis.jsonable import like
+from ampmem.analysis.out_of_memory import FailedRequest
+from ampmem.analysis.summary import OutsidePeak, Peak, PeakPlace, Step, Summary, WholePeak
+from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
+from ampmem.analysis.timeline.timeline import PhaseName
+from ampmem.names import ran_on
+from ampmem.units import format_apart, format_bytes
+from ampmem.vocabulary import AUTOCAST_ARMS, Arm, Mark
+
+NO_DIFFERENCE = 0.01
+"""Peaks that differ by less than this share of the baseline's are the same."""
+_NOTABLE = 0.01
+"""What is less than this share of the larger peak is no reason."""
+
+
+class Effect(StrEnum):
+    """What mixed precision did to the peak."""
+
+    SAVES = "saves"
+    COSTS = "costs"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakOf:
+    """The peak of one recording, in the step that is compared.
+
+    ``phase`` is when it was; ``op`` and ``module`` are those of the alloc that reached it, where they are known.
+    ``bytes`` were requested; ``allocated`` is what the allocator had handed out at most, where that is known.
+    """
+
+    label: str
+    bytes: int
+    phase: PhaseName
+    op: str | None
+    module: str | None
+    allocated: int | None = None
+
+    @property
+    def said(self) -> int:
+        """The number that is called the peak: ``allocated`` where that is known, else ``bytes``."""
+        return self.bytes if self.allocated is None else self.allocated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a category has at two instants, in bytes."""
+
+    category: Category
+    before: int
+    after: int
+
+    @property
+    def difference(self) -> int:
+        """Bytes that are there more."""
+        return self.after - self.before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What mixed precision made of the peak.
+
+    ``changes`` are the categories that differ between the two peaks, the largest first: all of them add up to the
+    difference. ``unchanged`` are the others that there are, in bytes. ``forward`` is what is live in all at the end of
+    forward, before and after, ``forward_changes`` and ``forward_unchanged`` are the categories there, and
+    ``activations`` what of them autograd holds; ``None``, or empty, where a run has no such instant.
+    ``groups`` are the activations under autocast by kind in words and type, the largest first. ``without_cache`` is the
+    peak without autocast's cache of weights; ``None`` where that was not recorded.
+    """
+
+    baseline: PeakOf
+    mixed: PeakOf
+    changes: tuple[Change, ...]
+    unchanged: tuple[Change, ...]
+    forward: tuple[int, int] | None
+    forward_changes: tuple[Change, ...]
+    forward_unchanged: tuple[Change, ...]
+    activations: Change | None
+    groups: tuple[PlainGroup, ...]
+    without_cache: PeakOf | None
+
+    @property
+    def ratio(self) -> float:
+        """The peak under autocast, as a share of the baseline's."""
+        return self.mixed.said / self.baseline.said
+
+    @property
+    def effect(self) -> Effect:
+        """What became of the peak."""
+        return effect_of(self.baseline.said, self.mixed.said)
+
+    @property
+    def same_phase(self) -> bool:
+        """Whether both peaks are in the same phase of the step."""
+        return self.baseline.phase == self.mixed.phase
+
+    @property
+    def by_forward(self) -> bool:
+        """Whether the end of forward says what mixed precision changed.
+
+        Peaks in two phases of the step hold different things, whatever the precision: between them the activations may
+        fall to nothing and all gradients come. The end of forward is one instant of both runs.
+        """
+        return not self.same_phase and self.forward is not None
+
+    @property
+    def fewer_gradients(self) -> int:
+        """Bytes of gradients that the peak under autocast has less: both runs have the same at the same instant."""
+        return sum(item.before - item.after for item in self.changes if item.category is Category.GRADIENTS)
+
+    @property
+    def in_update(self) -> bool:
+        """Whether both peaks are in the optimizer's update."""
+        return self.same_phase and self.mixed.phase == "optimizer"
+
+    @property
+    def least_notable(self) -> float:
+        """From so many bytes on something is a reason."""
+        return _NOTABLE * max(self.baseline.bytes, self.mixed.bytes)
+
+    @property
+    def in_float32(self) -> tuple[PlainGroup, ...]:
+        """The activations that are float32 under autocast, the largest group first."""
+        return tuple(group for group in self.groups if group.dtype == "float32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakPart:
+    """What of a peak is in one category, in bytes."""
+
+    category: Category
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composition:
+    """What the peak of a recording is made of, the largest part first; ``step`` is the one that it is in.
+
+    ``saving`` is the finding whose change would take the most off the peak, or off what was alive when memory ran out;
+    ``None`` where no finding says so. ``failed`` says that the script did not get to its end. ``short`` is the request
+    that ended it for want of memory: then ``peak``, ``step`` and ``parts`` are of that instant. ``outside`` is what was
+    needed outside of the recorded steps, where that is more, and ``outside_parts`` what that is made of; ``part`` says
+    that the script ran on after those steps, and that nobody saw what it needed then. ``whole`` is the peak of the
+    whole run, which may be another one; ``None`` where memory ran out.
+    """
+
+    peak: PeakOf
+    step: int
+    parts: tuple[PeakPart, ...]
+    saving: Finding | None
+    failed: bool
+    short: FailedRequest | None
+    outside: OutsidePeak | None
+    outside_parts: tuple[PeakPart, ...]
+    part: bool
+    whole: WholePeak | None = None
+
+    @property
+    def of_steps(self) -> bool:
+        """Whether ``peak`` is that of the recorded steps alone, and the run's may be, or is, another one."""
+        return self.part or (self.whole is not None and self.whole.where is not PeakPlace.STEP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What is said first of recordings.
+
+    ``answer`` is ``None`` where there is no FP32 run, or none under autocast, to tell by, or where the recordings
+    differ in more than their precision. ``compositions`` has one entry per recording, ``None`` for one of nothing.
+    ``same_as`` is, for each, the first recording whose compared step has the same peak in every category. ``unsound``
+    are the labels of those whose sums are not the allocator's own: of them nothing is proven.
+    """
+
+    answer: Answer | None
+    labels: tuple[str, ...]
+    compositions: tuple[Composition | None, ...]
+    same_as: tuple[int | None, ...]
+    unsound: tuple[str, ...]
+
+
+def verdict_of_one(summary: Summary | None, *, label: str = "", failed: bool = False) -> Verdict:
+    """The verdict on a single recording, which is about its largest peak; ``None`` is one of nothing."""
+    label = label or ("" if summary is None else summary.arm.name)
+    of_all = None
+    if summary is not None:
+        of_all = _composition(summary, summary.peak, summary.peak.step, label=label, failed=failed)
+        if summary.outside_steps is not None:
+            outside = summary.outside_steps
+            of_all = replace(of_all, outside=outside, outside_parts=_parts(outside.categories))
+    unsound = summary is not None and summary.conservation.breach is not None
+    return Verdict(
+        answer=None, labels=(label,), compositions=(of_all,), same_as=(None,), unsound=(label,) if unsound else ()
+    )
+
+
+def verdict_of(comparison: Comparison) -> Verdict:
+    """The verdict on recordings side by side: of each the step that is compared."""
+    return Verdict(
+        answer=_answer(comparison),
+        labels=tuple(entry.label for entry in comparison.entries),
+        compositions=tuple(map(_compared, comparison.columns)),
+        same_as=_same_as(comparison),
+        unsound=tuple(
+            entry.label
+            for entry in comparison.entries
+            if entry.summary is not None and entry.summary.conservation.breach is not None
+        ),
+    )
+
+
+def _compared(column: Compared) -> Composition | None:
+    """What the peak of the compared step is made of; ``None`` of a recording of nothing."""
+    entry, step = column.entry, column.step
+    if entry.summary is None or step is None:
+        return None
+    return _composition(entry.summary, step.peak, step.index, label=entry.label, failed=entry.failure is not None)
+
+
+def effect_of(before: int, after: int) -> Effect:
+    """What became of a peak of ``before`` bytes that is one of ``after`` bytes."""
+    if abs(after - before) < NO_DIFFERENCE * before:
+        return Effect.NONE
+    return Effect.SAVES if after < before else Effect.COSTS
+
+
+def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed: bool) -> Composition:
+    short, live, at = summary.ended_by, peak.categories, _peak_of(label, peak)
+    if short is not None:  # what there was then need not be the peak
+        live, step = short.alive, step if short.step is None else short.step
+        at = replace(at, phase=short.phase, op=short.op, module=short.module)
+    return Composition(
+        peak=replace(at, bytes=sum(live.values()), allocated=None if short else at.allocated),
+        step=step,
+        parts=_parts(live),
+        saving=max(
+            # Nothing is known of what would have helped after the recorded steps.
+            (each for each in summary.findings if each.saved and not (short and short.later)),
+            key=lambda each: each.saved,
+            default=None,
+        ),
+        failed=failed,
+        short=short,
+        outside=None,
+        outside_parts=(),
+        part=ran_on(summary.notes) and summary.prediction is None,
+        whole=None if short else summary.whole,
+    )
+
+
+def _parts(live: Breakdown) -> tuple[PeakPart, ...]:
+    parts = [PeakPart(category=category, bytes=live[category]) for category in CATEGORIES if live[category]]
+    return tuple(sorted(parts, key=lambda part: -part.bytes))
+
+
+def _answer(comparison: Comparison) -> Answer | None:
+    base, mixed = comparison.baseline, index_of(comparison, AUTOCAST_ARMS)
+    if base is None or mixed is None:
+        return None
+    full, low = comparison.columns[base], comparison.columns[mixed]
+    before, after, summary = _peak(full), _peak(low), low.entry.summary
+    if before is None or after is None or summary is None:
+        return None
+    other = index_of(comparison, (Arm.AMP_NOCACHE,)) if summary.arm.name == Arm.AMP else None
+    changes, of_forward = _changes(full, low, Mark.PEAK), _changes(full, low, Mark.AFTER_FORWARD)
+    whole = full.total(Mark.AFTER_FORWARD), low.total(Mark.AFTER_FORWARD)
+    return Answer(
+        baseline=before,
+        mixed=after,
+        changes=_differing(changes),
+        unchanged=_alike(changes),
+        forward=None if whole[0] is None or whole[1] is None else (whole[0], whole[1]),
+        forward_changes=_differing(of_forward),
+        forward_unchanged=_alike(of_forward),
+        activations=next((item for item in of_forward if item.category is Category.ACTIVATIONS), None),
+        groups=plain_groups(summary.activations),
+        without_cache=None if other is None else _peak(comparison.columns[other]),
+    )
+
+
+def index_of(comparison: Comparison, arms: Sequence[Arm]) -> int | None:
+    """The first recording in the first of ``arms`` that there is, whose compared step ended."""
+    for arm in arms:
+        for index, column in enumerate(comparison.columns):
+            summary = column.entry.summary
+            if summary is not None and summary.arm.name == arm and column.ended_step is not None:
+                return index
+    return None
+
+
+def _peak(column: Compared) -> PeakOf | None:
+    """The peak of the step that is compared; ``None`` of one that did not end."""
+    return None if column.ended_step is None else _peak_of(column.entry.label, column.ended_step.peak)
+
+
+def _peak_of(label: str, peak: Peak) -> PeakOf:
+    return like(PeakOf, peak, label=label)
+
+
+def _changes(full: Compared, low: Compared, mark: Mark) -> tuple[Change, ...]:
+    before, after = full.live(mark), low.live(mark)
+    if before is None or after is None:
+        return ()
+    return tuple(_change(category, before, after) for category in CATEGORIES)
+
+
+def _differing(changes: Sequence[Change]) -> tuple[Change, ...]:
+    return tuple(sorted((item for item in changes if item.difference), key=lambda item: -abs(item.difference)))
+
+
+def _alike(changes: Sequence[Change]) -> tuple[Change, ...]:
+    return tuple(item for item in changes if item.before and not item.difference)
+
+
+def _change(category: Category, before: Breakdown, after: Breakdown) -> Change:
+    return Change(category=category, before=before[category], after=after[category])
+
+
+def _same_as(comparison: Comparison) -> tuple[int | None, ...]:
+    live = [column.live(Mark.PEAK) for column in comparison.columns]
+    return tuple(
+        None if mine is None else next((first for first in range(index) if live[first] == mine), None)
+        for index, mine in enumerate(live)
+    )
+
+
+# Findings of recordings side by side: what one run could only estimate is judged by the run that measured it.
+
+_WORTH_SAYING = 0.001
+"""A peak that is lower by a smaller share is not called lower."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """One recording, and its step that is compared."""
+
+    label: str
+    summary: Summary
+    step: Step
+    break_even: float | None
+
+    @property
+    def peak(self) -> int:
+        return self.step.peak.said
+
+    @property
+    def casts(self) -> int:
+        """The most that cast copies took."""
+        return self.summary.casts.peak_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedFinding:
+    """A finding, and the labels of the recordings that have it."""
+
+    finding: Finding
+    labels: tuple[str, ...]
+
+
+def shared_findings(comparison: Comparison) -> tuple[SharedFinding, ...]:
+    """The judged findings of all recordings, each once, in the order in which one recording has them.
+
+    What is saved may differ between precisions: then each has a line of its own.
+    """
+    found: dict[tuple[str, ...], SharedFinding] = {}
+    for entry, findings in zip(comparison.entries, judged_findings(comparison), strict=True):
+        for finding in findings:
+            key = finding.code, finding.message, finding.change, finding.saves
+            labels = found[key].labels if key in found else ()
+            found[key] = SharedFinding(finding=found[key].finding if labels else finding, labels=(*labels, entry.label))
+    # What the cache spares the one run is what it would spare the other.
+    codes = {shared.finding.code for shared in found.values()}
+    found = {key: shared for key, shared in found.items() if key[0] != _SPARED or _SPARES not in codes}
+    return tuple(sorted(found.values(), key=lambda shared: SEVERITIES.index(shared.finding.severity)))
+
+
+def judged_findings(comparison: Comparison) -> tuple[tuple[Finding, ...], ...]:
+    """The findings of each recording; empty for one of nothing.
+
+    An estimate of what another precision would be is left out, or said anew, where that precision was recorded, too.
+    Where the recordings differ in more than their precision, each run's own are all there is.
+    """
+    return tuple(
+        () if entry.summary is None else tuple(_judged(comparison, index, entry.summary.findings))
+        for index, entry in enumerate(comparison.entries)
+    )
+
+
+def _judged(comparison: Comparison, index: int, findings: tuple[Finding, ...]) -> list[Finding]:
+    mine = None if comparison.remarks else _run(comparison, index)
+    if mine is None or mine.summary.arm.name not in AUTOCAST_ARMS:
+        return list(findings)
+    found = []
+    for finding in findings:
+        arms, judge = _JUDGES.get(finding.code, ((), None))
+        other = index_of(comparison, arms)
+        against = None if other is None else _run(comparison, other)
+        judged = finding if judge is None or against is None else judge(finding, mine, against)
+        if judged is not None:
+            found.append(judged)
+    return found
+
+
+def _run(comparison: Comparison, index: int) -> _Run | None:
+    """``None`` for a recording whose compared step did not end."""
+    column = comparison.columns[index]
+    entry, step = column.entry, column.ended_step
+    if entry.summary is None or step is None:
+        return None
+    return _Run(label=entry.label, summary=entry.summary, step=step, break_even=column.break_even)
+
+
+_Judge = Callable[[Finding, _Run, _Run], Finding | None]
+
+
+def _autocast(finding: Finding, mine: _Run, full: _Run) -> Finding | None:
+    """What autocast takes, against the FP32 run; nothing where it pays, which the verdict says."""
+    effect = effect_of(full.peak, mine.peak)
+    if effect is Effect.SAVES:
+        return None
+    more = mine.peak - full.peak
+    if effect is Effect.COSTS:
+        message = f"AMP takes {format_bytes(more)} more than {full.label} at the peak, as measured."
+    elif -more >= _WORTH_SAYING * full.peak:
+        message = f"AMP lowers the peak of {full.label} by {format_bytes(-more)} only, as measured."
+    else:
+        message = f"AMP does not lower the peak of {full.label}, as measured."
+    return replace(
+        finding,
+        code="amp-saves-nothing",
+        severity="warning" if effect is Effect.COSTS else "info",
+        message=message,
+        bytes=more if effect is Effect.COSTS else None,
+        change=_change_measured(mine),
+        evidence=tuple(_forward(mine, full)),
+    )
+
+
+def _change_measured(mine: _Run) -> str:
+    if mine.step.peak.phase == "optimizer":
+        return (
+            "none in the precision: the peak is in the optimizer's update, and only activations larger than what that "
+            "takes would move it"
+        )
+    if mine.step.peak.phase == "evaluation":
+        return "none in the training batch: the peak is in evaluation, where nothing is kept for backward"
+    if mine.break_even is not None and math.isfinite(mine.break_even):
+        larger = f"batch_size >= {math.floor(mine.break_even) + 1}, from where on it saves at the end of forward"
+    else:
+        larger = "train on larger batches or longer sequences"
+    return f"{larger}; or keep FP32 if memory is the reason for AMP"
+
+
+def _forward(mine: _Run, full: _Run) -> list[str]:
+    """What changes at the end of forward, where copies of weights and activations are all there."""
+    after, before = mine.step.marks.after_forward, full.step.marks.after_forward
+    if after is None or before is None:
+        return []
+    lines = []
+    for category in (Category.CAST_COPIES, Category.ACTIVATIONS):
+        first, second = format_apart(before[category], after[category])
+        lines.append(f"{category} at the end of forward: {first} in {full.label}, {second} in {mine.label}")
+    return lines
+
+
+def _without_cache(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
+    """What the cache takes, against the run without it."""
+    return _cheaper(finding, mine, other, f"without autocast's cache ({other.label}) the cast copies")
+
+
+def _with_cache(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
+    """What the cache would save, against the run with it."""
+    uses = "weights are used more than once before backward and each use keeps a cast copy of its own"
+    return _cheaper(finding, mine, other, f"{uses}: with autocast's cache ({other.label}) they")
+
+
+def _cheaper(finding: Finding, mine: _Run, other: _Run, whose: str) -> Finding | None:
+    """What the other run's copies take less, if they do; what does not lower the peak is no advice."""
+    saved, copies = mine.peak - other.peak, mine.casts - other.casts
+    if copies <= 0:
+        return None
+    lower = saved > 0
+    of_the_peak = f"and the run's peak is {format_bytes(saved)} lower" if lower else "but the run's peak is no lower"
+    return replace(
+        finding,
+        message=f"{whose} take {format_bytes(copies)} less at their peak, {of_the_peak}.",
+        severity=finding.severity if lower else "info",
+        bytes=saved if lower else copies,
+        off_peak=saved if lower else None,
+    )
+
+
+def _cache_pays(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
+    """What the run without the cache takes more."""
+    cost, copies = other.peak - mine.peak, other.casts - mine.casts
+    if copies <= 0:
+        return None
+    message = (
+        f"weights are used more than once before backward: without autocast's cache ({other.label}) their cast copies "
+        f"take {format_bytes(copies)} more at their peak, and the run's peak is "
+    )
+    message += f"{format_bytes(cost)} higher." if cost > 0 else "no higher."
+    return replace(finding, message=message, bytes=copies)
+
+
+_SPARED, _SPARES = "cache-off-costs", "cache-on-saves"
+
+_JUDGES: Mapping[str, tuple[tuple[Arm, ...], _Judge]] = {
+    "amp-saves": ((Arm.FP32,), _autocast),
+    "amp-saves-nothing": ((Arm.FP32,), _autocast),
+    "cache-off-saves": ((Arm.AMP_NOCACHE,), _without_cache),
+    "cache-on-saves": ((Arm.AMP,), _with_cache),
+    "cache-off-costs": ((Arm.AMP_NOCACHE,), _cache_pays),
+}
+"""By code: the arm that measured what the finding says, and what becomes of the finding then."""

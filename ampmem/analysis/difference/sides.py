@@ -1,0 +1,319 @@
+"""One of two runs that are compared: what is alive in it, in groups, and how it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+
+from ampmem.analysis.analyse import Analysis, analyse
+from ampmem.analysis.jsonable import from_json, parsed
+from ampmem.analysis.modules import in_module
+from ampmem.analysis.ranks.jobs import read_runs
+from ampmem.analysis.ranks.merge import merge_all
+from ampmem.analysis.summary import Summary, require_training, summary_of
+from ampmem.analysis.timeline.categories import CATEGORIES, Category
+from ampmem.analysis.timeline.lifetimes import Mask
+from ampmem.analysis.timeline.marks import phase_at
+from ampmem.analysis.timeline.timeline import PhaseName, largest_positions
+from ampmem.errors import NothingRecorded, RecordingError, UsageError
+from ampmem.events import Column, Phase, Recording
+from ampmem.names import shape_of
+from ampmem.recording import SUFFIX, rank_of, read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Allocations of which the same is known; ``None`` where nothing is.
+
+    ``stack`` is ``file:line function``, outermost first. ``shape`` is that of each of them, and ``bytes`` are those of
+    all ``count`` together.
+    """
+
+    category: Category
+    module: str | None
+    name: str | None
+    op: str | None
+    stack: tuple[str, ...]
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    bytes: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """When something was so; ``op`` and ``module`` are those of the alloc that made it so, where that is known."""
+
+    step: int
+    phase: PhaseName
+    op: str | None
+    module: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """What a run held at its peak, and what of each category at the instant at which that was largest.
+
+    The bytes of ``peak`` add up to the run's peak, those of each entry of ``most`` to the summary's ``most``;
+    ``moments`` says when each of those was. ``analysis`` has what was alive at all other instants.
+    """
+
+    peak: tuple[Group, ...]
+    most: Mapping[Category, tuple[Group, ...]]
+    moments: Mapping[Category, Moment]
+    analysis: Analysis
+
+
+def groups_of(analysis: Analysis) -> Groups:
+    """The groups of a run."""
+    most = largest_positions(analysis.timeline, analysis.recording.steps)
+    return Groups(
+        peak=groups_at(analysis, analysis.peak),
+        most={category: groups_at(analysis, position, category) for category, position in most.items()},
+        moments={category: _moment(analysis, position) for category, position in most.items()},
+        analysis=analysis,
+    )
+
+
+def _moment(analysis: Analysis, position: int) -> Moment:
+    recording, timeline = analysis.recording, analysis.timeline
+    step = [step for step in recording.steps if timeline.position(step.start_ns) <= position][-1]
+    op = module = ""
+    if position == timeline.position(step.start_ns):
+        phase = phase_at(recording.phases, step.start_ns)
+    else:
+        phase = Phase(int(recording.events.phase[position - 1]))
+        op, module = analysis.born_at(position)
+    return Moment(step=step.index, phase=phase.name.lower(), op=op or None, module=module or None)
+
+
+def groups_in_module(analysis: Analysis, category: Category, name: str) -> tuple[Group, ...]:
+    """What the summary counts as ``category`` of the module ``name``, at the instant at which it does."""
+    return groups_among(analysis, in_module(analysis, category, name))
+
+
+def groups_at(analysis: Analysis, position: int, category: Category | None = None) -> tuple[Group, ...]:
+    """What is alive at ``position``, or of it what is in ``category``; in order of birth."""
+    mine = analysis.lifetimes.alive_at(position)
+    return groups_among(analysis, mine if category is None else mine & analysis.classes.of(category))
+
+
+def groups_among(analysis: Analysis, mine: Mask) -> tuple[Group, ...]:
+    """The allocations of ``mine``; in order of birth."""
+    lifetimes, tensors = analysis.lifetimes, analysis.tensors
+    rows = np.flatnonzero(mine & (lifetimes.bytes > 0))
+    if not len(rows):
+        return ()
+    columns = [column[rows] for column in (*_made(analysis), tensors.dtype, tensors.shape)]
+    return _grouped(np.stack(columns), lifetimes.bytes[rows], analysis.recording.texts)
+
+
+def makers_of(analysis: Analysis) -> tuple[tuple[Group, ...], Column]:
+    """What made all that was ever allocated, without types, shapes and bytes; and which of it each allocation is of."""
+    columns = _made(analysis)
+    place = np.zeros(len(analysis.lifetimes), dtype=np.int64)
+    for column in columns:  # one by one: of rows of several columns numpy is slow to tell which are distinct
+        place = np.unique(place * (int(column.max(initial=0)) + 1) + column, return_inverse=True)[1].reshape(-1)
+    first = np.unique(place, return_index=True)[1]
+    texts = analysis.recording.texts
+    keys = np.stack(columns)[:, first].T.tolist()
+    return tuple(_group([*key, 0, 0], _lines(texts[key[4]]), 0, 0, texts) for key in keys), place
+
+
+def _made(analysis: Analysis) -> tuple[Column, ...]:
+    """For each allocation its category, module, name, op and stack."""
+    lifetimes, classes = analysis.lifetimes, analysis.classes
+    module = np.where(lifetimes.module != 0, lifetimes.module, classes.module)
+    return classes.category, module, classes.name, lifetimes.op, lifetimes.stack
+
+
+def _grouped(keys: Column, sizes: Column, texts: tuple[str, ...]) -> tuple[Group, ...]:
+    """A group for each column of ``keys`` (category, module, name, op, stack, type, shape) that differs."""
+    distinct, first, place = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+    place = place.reshape(-1)
+    size = np.zeros(len(first), dtype=np.int64)
+    np.add.at(size, place, sizes)
+    found = zip(distinct.T.tolist(), size.tolist(), np.bincount(place).tolist(), strict=True)
+    stacks = {stack: _lines(texts[stack]) for stack in np.unique(keys[4]).tolist()}
+    groups = [_group(key, stacks[key[4]], held, count, texts) for key, held, count in found]
+    return tuple(groups[i] for i in np.argsort(first).tolist())
+
+
+def _lines(stack: str) -> tuple[str, ...]:
+    return tuple(line for line in stack.split("\n") if line)
+
+
+def _group(key: list[int], stack: tuple[str, ...], size: int, count: int, texts: tuple[str, ...]) -> Group:
+    category, module, name, op, _, dtype, shape = key
+    return Group(
+        category=CATEGORIES[category],
+        module=texts[module] or None,
+        name=texts[name] or None,
+        op=texts[op] or None,
+        stack=stack,
+        dtype=texts[dtype] or None,
+        shape=shape_of(texts[shape]),
+        bytes=size,
+        count=count,
+    )
+
+
+# One of two runs that are compared.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """A run, under a ``label``; ``groups`` and ``arguments`` are ``None`` where its summary is all that there is."""
+
+    label: str
+    summary: Summary
+    groups: Groups | None
+    arguments: tuple[str, ...] | None = None
+    """Of its script."""
+    file: Path | None = None
+    """The recording, where it is in a file."""
+
+    def held(self, category: Category | None) -> tuple[Group, ...] | None:
+        """What it held at its peak, or of ``category`` where that was largest; ``None`` where that is not known."""
+        if self.groups is None:
+            return None
+        return self.groups.peak if category is None else self.groups.most[category]
+
+    def total(self, category: Category | None) -> int:
+        """How many bytes those are, as they were requested."""
+        return self.summary.peak.bytes if category is None else self.summary.most[category]
+
+    def moment(self, category: Category | None) -> Moment | None:
+        """When that was; ``None`` where it is not known."""
+        if category is not None:
+            return None if self.groups is None else self.groups.moments[category]
+        peak = self.summary.peak
+        return Moment(step=peak.step, phase=peak.phase, op=peak.op, module=peak.module)
+
+    def doubts(self) -> tuple[str, ...]:
+        """What speaks against trusting its numbers."""
+        breach, oom = self.summary.conservation.breach, self.summary.ended_by
+        found = [] if breach is None else [f"{self.label}: {breach}"]
+        if oom is not None:
+            found.append(f"{self.label} ran out of memory in {oom.where}: its bytes are those of the part before")
+        return tuple(found)
+
+
+# A side of a difference, from a recording, or from a file with a recording or with the JSON of a summary.
+
+_SPACE = b" \t\r\n\xef\xbb\xbf"
+
+
+def side_of(recording: Recording, label: str, *, file: Path | None = None) -> Side:
+    """``recording``, which is in ``file`` if it is in one, as a side.
+
+    Raises :class:`~ampmem.errors.NothingRecorded` and :class:`~ampmem.errors.RecordingError` as
+    :func:`~ampmem.analysis.summary.summarize` does.
+    """
+    require_training(recording)
+    analysis = analyse(recording)
+    arguments = recording.run.arguments
+    return Side(label=label, summary=summary_of(analysis), groups=groups_of(analysis), arguments=arguments, file=file)
+
+
+def side_given(given: object, label: str) -> Side:
+    """A side from a recording, a summary, or a file that holds one; what is in no file is called ``label``.
+
+    Raises :class:`~ampmem.errors.UsageError` for anything else, and what :func:`side_of` and :func:`read_side` raise.
+    """
+    if isinstance(given, Recording):
+        return side_of(given, label)
+    if isinstance(given, Summary):
+        return Side(label=label, summary=given, groups=None)
+    return read_side(path_given(given))
+
+
+def path_given(given: object) -> Path:
+    """The path that ``given`` is. Raises :class:`~ampmem.errors.UsageError` for what is none."""
+    if isinstance(given, str | PathLike):
+        return Path(given)
+    raise UsageError(
+        f"{type(given).__name__} holds no run: give a recording, a file with one, or a summary, such as "
+        "profile.recording()"
+    )
+
+
+def read_side(path: Path) -> Side:
+    """The run at ``path`` as a side: of a recording, of a summary as JSON, or of a job.
+
+    Of a job, whose ranks have a file each and which ``path`` would name if it ran alone, it is the rank that needs the
+    most. Raises :class:`~ampmem.errors.UsageError` where there is no file, and what :func:`side_of` raises.
+    """
+    if not path.exists() and (ranks := _ranks_of(path)):
+        worst = _worst(ranks)
+        return _recorded(worst, f"{path}, rank {_rank(worst)}")
+    return _summed_up(path) if is_json(path) else _recorded(path, str(path))
+
+
+def _recorded(path: Path, label: str) -> Side:
+    try:
+        return side_of(read(path), label, file=path)
+    except NothingRecorded as error:
+        raise NothingRecorded(f"{path}: {error}") from error
+
+
+def _ranks_of(job: Path) -> list[Path]:
+    """The files of the ranks of ``job``; none where there are none."""
+    stem = job.name.removesuffix(SUFFIX)
+    try:
+        beside = [path for path in job.parent.iterdir() if path.name.startswith(f"{stem}.rank")]
+    except OSError:
+        return []
+    named = {path: found for path in sorted(beside) if (found := rank_of(path)) is not None}
+    return [path for path, found in named.items() if found.job.name in (job.name, f"{job.name}{SUFFIX}")]
+
+
+def _worst(ranks: list[Path]) -> Path:
+    """The rank with the largest peak. Raises :class:`UsageError` where these are not the ranks of one job."""
+    runs = read_runs(ranks)
+    jobs = merge_all(runs).jobs
+    if len(jobs) > 1:
+        raise UsageError(f"{ranks[0]} and those beside it are of jobs in several precisions; name one rank of one")
+    peaks = {run.path: run.summary.whole.bytes for run in runs if run.summary is not None}
+    return max(peaks, key=lambda path: peaks[path])
+
+
+def _rank(path: Path) -> int:
+    found = rank_of(path)
+    return 0 if found is None else found.rank
+
+
+def is_json(path: Path) -> bool:
+    """Whether the file at ``path`` begins as JSON does, and not as a recording."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(64).lstrip(_SPACE)[:1] in (b"{", b"[")
+    except OSError:
+        return False
+
+
+def _summed_up(path: Path) -> Side:
+    """Raises :class:`RecordingError` for JSON that is no summary."""
+    try:
+        value = parsed(path.read_text(encoding="utf-8-sig"))
+        found = value if isinstance(value, list) else [value]
+        if len(found) != 1:
+            raise UsageError(f"{path} has {len(found)} summaries, and a side is one; write each to a file of its own")
+        summary = from_json(Summary, found[0])
+    except ValueError as error:
+        raise RecordingError(
+            f"{path} is not a summary of this version of ampmem ({_in_short(error)}); "
+            "make one anew with ampmem show --json"
+        ) from None
+    except OSError as error:
+        raise RecordingError(f"{path} cannot be read: {error.strerror}") from None
+    return Side(label=str(path), summary=summary, groups=None)
+
+
+def _in_short(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else f"{text[:199]}…"

@@ -1,0 +1,364 @@
+"""Findings about precision copies: how many there are, how long they live, and what autocast's weight cache changes."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from ampmem.analysis.findings.base import Finding, Section, TrainingRun
+from ampmem.analysis.timeline.categories import Category
+from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
+from ampmem.events import Column, Fact, Phase
+from ampmem.units import format_bytes
+
+
+def cost_of_no_cache(run: TrainingRun) -> Column:
+    """For each cast copy what it would cost more without the cache, when all cost most.
+
+    That is the start of a backward of the step of the peak.
+
+    Each use that autograd saved would hold a copy of its own: ``(saves - 1) * bytes``.
+    """
+
+    def extra(alive: Mask, saves: Column) -> Column:
+        cost: Column = np.maximum(saves - 1, 0) * run.analysis.ledger.bytes * (alive & run.analysis.ledger.cached)
+        return cost
+
+    return _largest(run, extra)
+
+
+def saved_by_cache(run: TrainingRun) -> Column:
+    """For each cast copy its bytes where the cache would have served another, when there are most.
+
+    That is the start of a backward of the step of the peak.
+
+    One copy of each parameter stays. The cache takes neither views nor parameters that are not trained.
+    """
+    ledger = run.analysis.ledger
+    trained = {record.name for record in run.recording.parameters if record.trainable}
+    cacheable = ~ledger.view & np.array(
+        [run.text(name) in trained for name in ledger.parameter.tolist()], dtype=np.bool_
+    )
+
+    def further(alive: Mask, saves: Column) -> Column:
+        mine = alive & cacheable
+        extra = ledger.bytes * mine
+        for parameter in np.unique(ledger.parameter[mine]):
+            copies = np.flatnonzero(mine & (ledger.parameter == parameter))
+            extra[copies[np.argmax(ledger.bytes[copies])]] = 0
+        return extra
+
+    return _largest(run, further)
+
+
+def per_allocation(run: TrainingRun, sizes: Column) -> Column:
+    """``sizes`` (bytes, one per cast copy) as one entry per allocation."""
+    found = np.zeros(len(run.analysis.lifetimes), dtype=np.int64)
+    np.add.at(found, run.analysis.ledger.allocation, sizes)
+    return found
+
+
+def _largest(run: TrainingRun, sizes: Callable[[Mask, Column], Column]) -> Column:
+    found = [sizes(alive, saves) for alive, saves in _forwards(run)]
+    return max(
+        found, key=lambda column: int(column.sum()), default=np.zeros(len(run.analysis.ledger.bytes), dtype=np.int64)
+    )
+
+
+def _forwards(run: TrainingRun) -> Iterator[tuple[Mask, Column]]:
+    """At the start of each backward of the step of the peak: which copies live, and how often each was saved since
+    the backward before.
+    """
+    starts = run.starts(Phase.BACKWARD)
+    for start in run.peak_starts(Phase.BACKWARD):
+        place = bisect_left(starts, start)
+        before = starts[place - 1] if place else None
+        alive = run.analysis.ledger.alive_at(run.analysis, run.analysis.timeline.position(start))
+        yield alive, run.with_fact(Fact.SAVED, before, start)[run.analysis.ledger.allocation]
+
+
+_CHANGE = "with torch.autocast(...): loss = ...  # and outside of it: loss.backward()"
+_CHANGE_OF_PIPELINE = "enter torch.autocast(...) in the forward of the stages' modules: a schedule runs backward, too"
+
+
+def autocast_in_backward(run: TrainingRun) -> Finding | None:
+    """Autocast was on when a backward started, so the cache's copies live through it."""
+    steps = [(step, held) for step, held in zip(run.steps, run.casts, strict=True)]
+    found = [(step.index, held.after_forward) for step, held in steps if step.autocast_in_backward]
+    if not found:
+        return None
+    index, holders = found[-1]
+    held = 0 if holders is None or holders.cache is None else holders.cache.bytes
+    cost = f" {format_bytes(held)} of cast copies that only its cache holds live through backward." if held else ""
+    return Finding(
+        code="autocast-in-backward",
+        severity="advice",
+        section=Section.CASTS,
+        message=f"backward runs inside the autocast region.{cost}",
+        bytes=held or None,
+        change=_CHANGE_OF_PIPELINE if run.pipelined else _CHANGE,
+        off_peak=run.off_peak(*_idle(run)) if held else None,
+        evidence=(f"steps: {', '.join(str(step) for step, _ in found)}", f"cast copies are those of step {index}")
+        if held
+        else (f"steps: {', '.join(str(step) for step, _ in found)}",),
+    )
+
+
+def _idle(run: TrainingRun) -> tuple[Column, Column]:
+    """Bytes of the copies that only the cache holds when the last backward starts, and from which position on."""
+    start = run.analysis.marks[run.peak_step].after_forward
+    nothing = np.zeros(len(run.analysis.lifetimes), dtype=np.int64)
+    if start is None:
+        return nothing, nothing
+    ledger, position = run.analysis.ledger, run.analysis.timeline.position(start)
+    mine = ledger.alive_at(run.analysis, position) & ledger.in_cache(run.analysis, start) & (ledger.saves == 0)
+    return per_allocation(run, ledger.bytes * mine), nothing + position + 1  # at the end of forward they are there
+
+
+def cache_off_costs(run: TrainingRun) -> Finding | None:
+    """The cache is on, and saves copies that autograd would hold without it."""
+    if not run.autocast or not run.recording.arm.cache:
+        return None
+    extra = cost_of_no_cache(run)
+    cost = int(extra.sum())
+    if cost == 0:
+        return None
+    return Finding(
+        code="cache-off-costs",
+        severity="info",
+        section=Section.CASTS,
+        message=f"weights are used more than once before backward: with cache_enabled=False their cast copies would "
+        f"take {format_bytes(cost)} more at the end of forward.",
+        bytes=cost,
+        change="leave torch.autocast(..., cache_enabled=True), the default, as it is",
+        evidence=run.copied_parameters(extra),
+    )
+
+
+def cache_on_saves(run: TrainingRun) -> Finding | None:
+    """The cache is off, and several copies of one parameter are alive at the end of forward."""
+    if not run.autocast or run.recording.arm.cache is not False:
+        return None
+    extra = saved_by_cache(run)
+    size = int(extra.sum())
+    if not run.notable(size):
+        return None
+    return Finding(
+        code="cache-on-saves",
+        severity="advice",
+        section=Section.CASTS,
+        message=f"weights are used more than once before backward and each use keeps a cast copy of its own: "
+        f"autocast's cache would save {format_bytes(size)} at the end of forward.",
+        bytes=size,
+        change="torch.autocast(..., cache_enabled=True), with all the uses in one region",
+        evidence=run.copied_parameters(extra),
+        off_peak=run.off_peak(per_allocation(run, extra)),
+    )
+
+
+def cache_off_saves(run: TrainingRun) -> Finding | None:
+    """At the peak of the cast copies the cache holds some that no backward needs, as under ``no_grad``.
+
+    Without the cache each of them would live for its one use only, so the peak would lack all but the largest.
+    The copies that autograd saved more than once would become more, which is set off against it.
+    """
+    ledger = run.analysis.ledger
+    if not run.autocast or not run.recording.arm.cache or len(ledger.bytes) == 0:
+        return None
+    series = run.analysis.timeline.series(Category.CAST_COPIES)
+    position = int(np.argmax(series))
+    # Checkpointing hides from the hooks what a recomputation saves: who holds those copies is not known.
+    idle = ledger.cached & (ledger.saves == 0) & (ledger.phase != Phase.BACKWARD)
+    alive = ledger.alive_at(run.analysis, position)
+    held = ledger.bytes * (idle & alive)
+    reused = int((np.maximum(ledger.saves - 1, 0) * ledger.bytes * (ledger.cached & alive)).sum())
+    without = int(series[position]) - int(held.sum()) + int(held.max()) + reused
+    saved = int(series[position]) - max(without, _most_needed(run, ledger.bytes * ~idle))
+    if not run.notable(saved):
+        return None
+    return Finding(
+        code="cache-off-saves",
+        severity="advice",
+        section=Section.CASTS,
+        message=f"{format_bytes(int(held.sum()))} of cast copies stay only because autocast's cache holds them until "
+        f"the region ends: without the cache cast copies would take about {format_bytes(saved)} less at most.",
+        bytes=saved,
+        change="torch.autocast(..., cache_enabled=False) for the forward that keeps nothing for backward "
+        "(evaluation, checkpointed blocks)",
+        evidence=run.copied_parameters(held),
+        off_peak=_off_peak_without_cache(run, idle),
+    )
+
+
+def _off_peak_without_cache(run: TrainingRun, idle: Mask) -> int | None:
+    """Without the cache ``idle`` copies live one at a time, and each use that autograd saved has a copy of its own.
+
+    So at each event the idle copies are gone, all but the largest of the run, and the further copies are there.
+    """
+    ledger = run.analysis.ledger
+    gone, further = ledger.bytes * idle, np.maximum(ledger.saves - 1, 0) * ledger.bytes * ledger.cached
+    return run.off_peak(per_allocation(run, gone - further), but=int(gone.max(initial=0)))
+
+
+def _most_needed(run: TrainingRun, sizes: Column) -> int:
+    """The most of ``sizes`` (one per cast copy) that ever lives at once."""
+    every = np.zeros(len(run.analysis.lifetimes), dtype=np.int64)
+    every[run.analysis.ledger.allocation] = sizes
+    return int(every[run.analysis.lifetimes.alive_at(run.most_alive(every))].sum())
+
+
+_STEPS = 3
+
+
+def copies_grow(run: TrainingRun) -> Finding | None:
+    """The cast copies alive at the end of a step are more than at the end of the one before, every time."""
+    ends = [step.surviving.bytes for step in run.casts]
+    if run.analysis.conservation.breach is not None:  # what seems alive may be dead
+        return None
+    if len(ends) < _STEPS or any(later <= earlier for earlier, later in pairwise(ends)):
+        return None
+    growth = ends[-1] - ends[0]
+    alive = run.analysis.ledger.alive_at(run.analysis, run.analysis.timeline.position(run.steps[-1].end_ns))
+    return Finding(
+        code="copies-grow",
+        severity="warning",
+        section=Section.CASTS,
+        message=f"the cast copies alive at the end of a step grew by {format_bytes(growth)} in {len(ends)} steps.",
+        bytes=growth,
+        change="keep no graph from step to step: total += loss.item() or loss.detach(); "
+        "and close the autocast region in every step",
+        evidence=(
+            "at the ends of the steps: " + ", ".join(format_bytes(size) for size in ends),
+            *run.copied_parameters(run.analysis.ledger.bytes * alive),
+        ),
+    )
+
+
+def copies_survive(run: TrainingRun) -> Finding | None:
+    """Copies made in one step that are still alive when the forward of a later one starts."""
+    forward = _last_forward_of_a_later_step(run)
+    if forward is None or run.analysis.conservation.breach is not None:  # then what seems alive may be dead
+        return None
+    step, start = forward
+    ledger = run.analysis.ledger
+    surviving = ledger.alive_at(run.analysis, run.analysis.timeline.position(start)) & (ledger.step <= step)
+    count = ledger.count(surviving)
+    if count.bytes == 0:
+        return None
+    cleared = run.with_fact(Fact.CACHED, before_ns=start)[ledger.allocation] > 0
+    cached = bool((surviving & ledger.cached & ~cleared).any())
+    why = ": autocast stays open across the update, and its cache serves the weights from before it" if cached else ""
+    return Finding(
+        code="copies-survive",
+        severity="warning",
+        section=Section.CASTS,
+        message=f"{format_bytes(count.bytes)} of cast copies outlive the step that made them{why}.",
+        bytes=count.bytes,
+        change="with torch.autocast(...): only around forward and loss, opened anew in every step"
+        if cached
+        else "keep neither the graph (loss, outputs) nor a cast of the weights from one step to the next",
+        evidence=(f"copies: {count.copies}", *run.copied_parameters(ledger.bytes * surviving)),
+        off_peak=_off_peak_from_backward_on(run, step, ledger.bytes * surviving, start),
+    )
+
+
+def _off_peak_from_backward_on(run: TrainingRun, step: int, sizes: Column, forward: int) -> int | None:
+    """Without them from the end of the backward of ``step`` to the next ``forward``, which would make new ones."""
+    timeline, lifetimes = run.analysis.timeline, run.analysis.lifetimes
+    place = next(place for place, each in enumerate(run.steps) if each.index == step)
+    ended = run.marks[place].after_backward
+    if ended is None:
+        return None
+    found = per_allocation(run, sizes)
+    mine = found != 0
+    first = np.maximum(lifetimes.born + 1, timeline.position(ended))[mine]
+    return run.off_peak_of_spans(first, np.full(len(first), timeline.position(forward)), found[mine], place=place)
+
+
+def _last_forward_of_a_later_step(run: TrainingRun) -> tuple[int, int] | None:
+    """The last step that another's forward followed, and when that forward began.
+
+    The end of the step itself is too early to ask: a region around the whole step closes right after it.
+    """
+    forwards = np.array(run.starts(Phase.FORWARD), dtype=np.int64)
+    for step in reversed(run.steps):
+        later = forwards[forwards >= step.end_ns]
+        if len(later):
+            return step.index, int(later[0])
+    return None
+
+
+def recompute_recasts(run: TrainingRun) -> Finding | None:
+    """Cast copies made in backward, where forward is run again; those of the last step that has any."""
+    found = [step for step in run.casts if step.recomputed.bytes]
+    if not found:
+        return None
+    ledger, last = run.analysis.ledger, found[-1]
+    mine = (ledger.step == last.index) & (ledger.phase == Phase.BACKWARD)
+    return Finding(
+        code="recompute-recasts",
+        severity="info",
+        section=Section.CASTS,
+        message=f"recomputation in backward casts weights again: {last.recomputed.copies} copies, "
+        f"{format_bytes(last.recomputed.bytes)} per step.",
+        bytes=last.recomputed.bytes,
+        change="nothing to mend: autocast's cache is empty by then; fewer checkpointed blocks cast less",
+        evidence=run.copied_parameters(ledger.bytes * mine),
+    )
+
+
+_EXPANDED = 2
+"""From this many times the buffer's elements on, the buffer counts as expanded."""
+_ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+
+
+def expanded_buffer_cast(run: TrainingRun) -> Finding | None:
+    """Casts of buffers with more elements than the buffers, in the step of the peak, when they cost most."""
+    excess = _excess(run)
+    alive = run.analysis.lifetimes.alive_at(run.most_alive(excess))
+    size = int(excess[alive].sum())
+    if not run.notable(size):
+        return None
+    return Finding(
+        code="expanded-buffer-cast",
+        severity="advice",
+        section=Section.ALLOCATIONS,
+        message=f"buffers are cast after they were expanded: the copies take {format_bytes(size)} more than "
+        "copies of the buffers themselves would.",
+        bytes=size,
+        change="cast first, then expand: self.mask.to(x.dtype).expand(...)",
+        evidence=run.largest(alive & (excess > 0)),
+        off_peak=run.off_peak(excess),
+    )
+
+
+def _excess(run: TrainingRun) -> Column:
+    """For each allocation that is a cast of a buffer: its bytes less those of the buffer as it is, cast."""
+    facts, sizes = run.analysis.facts, run.analysis.lifetimes.bytes
+    excess = np.zeros(len(sizes), dtype=np.int64)
+    recent = run.analysis.lifetimes.step[facts.allocation] == run.peak_index
+    for row in np.flatnonzero(recent & (facts.fact == Fact.OTHER_CAST) & (facts.name != 0)).tolist():
+        copy, itemsize = facts.allocation[row], _ITEMSIZES.get(run.text(facts.dtype[row]))
+        elements = _elements(run, int(facts.name[row]), int(copy))
+        if itemsize is None or elements is None:
+            continue
+        if sizes[copy] >= _EXPANDED * elements * itemsize:
+            excess[copy] = sizes[copy] - elements * itemsize
+    return excess
+
+
+def _elements(run: TrainingRun, name: int, copy: int) -> int | None:
+    """Elements of the buffer called ``name`` when ``copy`` was made; where its type is not known, as in float32."""
+    facts, lifetimes = run.analysis.facts, run.analysis.lifetimes
+    rows = np.flatnonzero((facts.fact == Fact.BUFFER) & (facts.name == name))
+    buffers = facts.allocation[rows]
+    there = (lifetimes.born[buffers] < lifetimes.born[copy]) & (
+        (lifetimes.died[buffers] == ALIVE) | (lifetimes.died[buffers] > lifetimes.born[copy])
+    )
+    if not there.any():
+        return None
+    row = rows[there][-1]
+    return int(lifetimes.bytes[facts.allocation[row]]) // _ITEMSIZES.get(run.text(facts.dtype[row]), 4)

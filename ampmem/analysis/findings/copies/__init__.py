@@ -1,1 +1,0 @@
-"""Findings about precision copies: how many there are, and how long they live."""

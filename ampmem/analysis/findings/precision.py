@@ -1,0 +1,444 @@
+"""Findings about what mixed precision saves, and why it does not save more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ampmem.analysis.estimate import break_even, first_saving
+from ampmem.analysis.findings.base import Finding, Section, TrainingRun
+from ampmem.analysis.timeline.categories import CODES, Category
+from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
+from ampmem.events import Column, Fact
+from ampmem.names import casts_compiled, shape_of
+from ampmem.units import format_bytes
+
+
+def no_autocast_effect(run: TrainingRun) -> Finding | None:
+    """No parameter was cast and no op that was seen gave or kept anything in low precision."""
+    facts = run.recording.facts
+    seen = np.isin(facts.fact, (Fact.OUTPUT, Fact.SAVED, Fact.OTHER_CAST)) & (facts.dtype != 0)
+    if not run.autocast or not seen.any() or (facts.fact == Fact.CAST_COPY).any():
+        return None
+    if run.low_precision[facts.dtype[seen]].any():
+        return None
+    device = run.recording.run.device_type
+    parameters = run.analysis.parameters
+    if parameters and all(record.dtype == "float64" for record in parameters):
+        where = "make the model and its inputs float32 (model.float()): autocast does not cast float64"
+    else:
+        where = (
+            f'with torch.autocast("{device}", dtype=torch.bfloat16): around the forward itself, with '
+            "the device that the model is on"
+        )
+    entered = run.recording.arm.dtype is not None
+    said = "autocast was on, but" if entered else "the run was to be under autocast, but no forward was seen under it:"
+    return Finding(
+        code="no-autocast-effect",
+        severity="warning",
+        section=Section.ACTIVATIONS,
+        message=f"{said} no parameter was cast and nothing ran in low precision.",
+        bytes=None,
+        change=where,
+        evidence=(f"device: {device}", f"ops' results seen, all in other types: {int(seen.sum())}"),
+    )
+
+
+def fp16_without_scaler(run: TrainingRun) -> Finding | None:
+    """Autocast to float16, and no GradScaler made an update."""
+    arm = run.recording.arm
+    if not run.autocast or arm.dtype != "float16" or arm.scaler:
+        return None
+    return Finding(
+        code="fp16-without-scaler",
+        severity="warning",
+        section=Section.STEPS,
+        message="autocast casts to float16 and no GradScaler was seen: small gradients may become zero.",
+        bytes=None,
+        change="scaler = torch.amp.GradScaler(device); scaler.scale(loss).backward(); scaler.step(optimizer); "
+        "scaler.update() - or autocast to torch.bfloat16, which needs none",
+        evidence=("autocast dtype float16", f"steps without a scaler: {len(run.steps)}"),
+    )
+
+
+_SHARE = 0.2
+_CHUNKS = 8
+_FUSED_LOSS_SINCE = (2, 13)
+"""The torch that has ``F.linear_cross_entropy``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """Ops whose names have one of ``words``, and what to do about them.
+
+    ``saves`` is the share of the kept bytes that the change takes away, as numerator and denominator; ``None`` where
+    the run does not say how much that is. ``{low}`` in ``text`` is the type of the autocast region.
+    """
+
+    words: tuple[str, ...]
+    text: str
+    saves: tuple[int, int] | None = None
+
+
+_SOFTMAX = "softmax"
+_MATMULS = ("aten::bmm", "aten::baddbmm")
+_IN_CHUNKS = f"compute the loss in {_CHUNKS} chunks, each under torch.utils.checkpoint (chunks alone save nothing)"
+_FLOAT32 = "autocast itself runs {op} in float32, so a {low} input changes nothing"
+_RECOMPUTE = "torch.utils.checkpoint around the function that calls it recomputes these bytes in backward"
+
+# autocast's own lists: https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference. On CUDA and XPU rms_norm
+# is in the float32 list since torch 2.12 (pytorch/pytorch#174824), layer_norm has always been.
+_KINDS = (
+    _Kind(
+        words=("log_softmax", "cross_entropy", "nll_loss"),
+        text=_IN_CHUNKS,
+        saves=(_CHUNKS - 1, _CHUNKS),
+    ),
+    _Kind(words=("loss",), text=_IN_CHUNKS, saves=(_CHUNKS - 1, _CHUNKS)),
+    # This one is what F.scaled_dot_product_attention runs where no kernel does all of it.
+    _Kind(words=("_safe_softmax",), text=f"{_FLOAT32}; {_RECOMPUTE}"),
+    _Kind(
+        words=(_SOFTMAX,),
+        text="F.scaled_dot_product_attention(q, k, v) instead of softmax(q @ k.transpose(-2, -1)) @ v",
+        saves=(1, 1),
+    ),
+    _Kind(
+        words=("layer_norm", "rms_norm"),
+        text="norms keep a float32 input. On a GPU autocast itself runs layer_norm, and since torch 2.12 rms_norm, in "
+        "float32. In low precision a norm keeps half: x = x.to({low}){place}, and with "
+        "torch.autocast(x.device.type, enabled=False): norm(x), if the norm's weight has that type too",
+    ),
+    _Kind(
+        words=(
+            *("acos", "asin", "cosh", "sinh", "tan", "exp", "log", "pow", "reciprocal", "rsqrt", "erfinv", "softplus"),
+            *("cumprod", "cumsum", "dist", "cdist", "norm", "prod", "renorm", "sum", "cosine_similarity", "softmin"),
+        ),
+        text=f"{_FLOAT32}; {_RECOMPUTE}",
+    ),
+)
+_NO_ATTENTION = _Kind(words=(), text=f"{_FLOAT32}; {_RECOMPUTE}")
+_ON_CPU = " (the CPU's kernels take neither dropout nor a learned bias)"
+_DIMENSIONS = 4
+_FOUR = ", with q, k and v of four dimensions (batch, heads, length, width): its kernels take no others"
+_OTHER = _Kind(words=(), text="find out where the input of {op} becomes float32; where {low} will do, cast it there")
+_STATISTICS = "batch_norm"
+"""What this op keeps in float32 beside its input are a few numbers for each channel, whatever the input is."""
+
+
+def fp32_activations(run: TrainingRun) -> Finding | None:
+    """More than a fifth of the activations' bytes at the peak are float32; those that one change is about."""
+    if not run.autocast or run.recording.arm.dtype is None:  # no type: autocast was never seen on
+        return None
+    kept = run.kept_by_autograd(run.peak)
+    by_op = _float32_by_op(run, kept)
+    size, activations = int(sum(sizes.sum() for sizes in by_op.values())), run.bytes_of(kept)
+    if size <= _SHARE * activations or not run.notable(size):
+        return None
+    attends = _attends(run, by_op)
+    groups: dict[_Kind, list[str]] = {}
+    for op in sorted(by_op, key=lambda op: (-int(by_op[op].sum()), op)):
+        kind = _kind(op)
+        groups.setdefault(_NO_ATTENTION if _SOFTMAX in kind.words and not attends else kind, []).append(op)
+    found = [_finding(run, kind, {op: by_op[op] for op in ops}, activations) for kind, ops in groups.items()]
+    return max(found, key=lambda finding: (finding.off_peak or 0, finding.bytes or 0))
+
+
+def _finding(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], activations: int) -> Finding:
+    sizes = sum(by_op.values(), np.zeros(len(run.analysis.lifetimes), dtype=np.int64))
+    each = [(op, format_bytes(int(of.sum()))) for op, of in by_op.items()]
+    size = int(sizes.sum())
+    shapes = _shapes(run, sizes)
+    listed = f": {', '.join(f'{share} for {op}' for op, share in each[:3])}{' and others' * (len(each) > 3)}"
+    return Finding(
+        code="fp32-activations",
+        severity="advice",
+        section=Section.ACTIVATIONS,
+        message=f"{format_bytes(size)} of the {format_bytes(activations)} that autograd keeps at {run.instant} are "
+        f"float32 in spite of autocast, for {each[0][0]}{listed if len(each) > 1 else ''}.",
+        bytes=size,
+        change=_text(run, kind, each[0][0], shapes),
+        evidence=(
+            *(f"kept for {op}: {share}" for op, share in each[:4]),
+            *(_fused_loss(run) if kind is _KINDS[0] else ()),
+        ),
+        off_peak=None
+        if kind.saves is None or not _has_a_kernel(run, kind, by_op, shapes)
+        else run.off_peak(_everywhere(run, by_op) * kind.saves[0] // kind.saves[1]),
+    )
+
+
+def _everywhere(run: TrainingRun, ops: dict[str, Column]) -> Column:
+    """The bytes that autograd keeps in float32 for ``ops`` at any time: another event is the peak without these."""
+    mine = np.zeros(len(run.analysis.lifetimes), dtype=np.int64)
+    for op, sizes in _float32_by_op(run, run.ever_kept_by_autograd).items():
+        if op in ops:
+            mine += sizes
+    return mine
+
+
+def _float32_by_op(run: TrainingRun, kept: Mask) -> dict[str, Column]:
+    """The bytes of the float32 activations among ``kept``, by the op that saved them or else the one that made them.
+
+    Of each op one entry per allocation.
+    """
+    saved = run.analysis.saved_as
+    lifetimes = run.analysis.lifetimes
+    found: dict[str, Column] = {}
+    for allocation in np.flatnonzero(kept).tolist():
+        if run.text(saved.dtype[allocation]) == "float32":
+            name = run.text(saved.op[allocation]) or run.text(lifetimes.op[allocation]) or "an unknown op"
+            if _STATISTICS not in name:
+                sizes = found.setdefault(name, np.zeros(len(lifetimes), dtype=np.int64))
+                sizes[allocation] = lifetimes.bytes[allocation]
+    return found
+
+
+def _kind(op: str) -> _Kind:
+    """What to do about the activations of ``op``; the first entry with a word of it decides."""
+    name = op.rpartition("::")[2].strip("_")
+    for kind in _KINDS[:-1]:
+        if any(word in op for word in kind.words):
+            return kind
+    return _KINDS[-1] if name in _KINDS[-1].words else _OTHER
+
+
+def _attends(run: TrainingRun, by_op: dict[str, Column]) -> bool:
+    """Whether a product of batches keeps a tensor as large as one of a softmax, in its type or in 16 bit: attention."""
+    saved, bytes_ = run.analysis.saved_as, run.analysis.lifetimes.bytes
+    of_matmul = np.array([text in _MATMULS for text in run.recording.texts])[saved.op]
+    softmax = np.concatenate([sizes[sizes > 0] for op, sizes in by_op.items() if _SOFTMAX in op] or [bytes_[:0]])
+    return bool(np.isin(bytes_[of_matmul], [*softmax, *(softmax // 2)]).any())
+
+
+def _shapes(run: TrainingRun, sizes: Column) -> list[tuple[int, ...]]:
+    """The shapes of the tensors that have ``sizes``, as far as they are known."""
+    texts = {run.text(shape) for shape in np.unique(run.analysis.tensors.shape[sizes > 0]).tolist()}
+    return [shape for text in sorted(texts) if (shape := shape_of(text)) is not None]
+
+
+def _has_a_kernel(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], shapes: list[tuple[int, ...]]) -> bool:
+    """Whether the change surely runs a kernel that keeps no weights of attention, where it is about these.
+
+    None takes tensors of three dimensions, and those of the CPU take neither dropout nor what has a gradient.
+    """
+    if _SOFTMAX not in kind.words:
+        return True
+    if any(len(shape) != _DIMENSIONS for shape in shapes):
+        return False
+    return not _on_cpu(run, kind) or not (_drops(run) or _adds(run, by_op, shapes) or _learns(run, shapes))
+
+
+def _adds(run: TrainingRun, by_op: dict[str, Column], shapes: list[tuple[int, ...]]) -> bool:
+    """Whether something is added to what is as large as the weights of attention; it may be learned, or a mask."""
+    lifetimes, tensors = run.analysis.lifetimes, run.analysis.tensors
+    texts = run.recording.texts
+    weights = np.unique(np.concatenate([sizes[sizes > 0] for sizes in by_op.values()]))
+    adds, in_place = (np.array([text == op for text in texts])[lifetimes.op] for op in ("aten::add", "aten::add_"))
+    same = np.array([shape_of(text) in shapes for text in texts])[tensors.shape] & (tensors.shape != 0)
+    large = np.isin(lifetimes.bytes, np.concatenate([weights, weights // 2]))
+    return bool(((adds & same) | (in_place & large)).any())
+
+
+def _learns(run: TrainingRun, shapes: list[tuple[int, ...]]) -> bool:
+    """Whether a parameter may be a bias of attention: as long and as wide, or with as many of something as heads."""
+    pairs, heads = {shape[-2:] for shape in shapes}, {shape[1] for shape in shapes}
+    return any(
+        each.trainable and (each.shape[-2:] in pairs or (each.kind != "Linear" and heads & set(each.shape)))
+        for each in run.recording.parameters
+    )
+
+
+def _on_cpu(run: TrainingRun, kind: _Kind) -> bool:
+    """Whether the kernels of the CPU would be the ones for attention."""
+    return _SOFTMAX in kind.words and run.recording.run.device_type == "cpu"
+
+
+def _drops(run: TrainingRun) -> bool:
+    """Whether the run has dropout, which may be that of attention."""
+    return any(word in text for text in run.recording.texts for word in ("dropout", "bernoulli", "Dropout"))
+
+
+def _text(run: TrainingRun, kind: _Kind, op: str, shapes: list[tuple[int, ...]]) -> str:
+    embedding = any("embedding" in text.lower() for text in run.recording.texts)
+    place = " after the embedding" if embedding else " before the norm"
+    text = kind.text + _ON_CPU * _on_cpu(run, kind)
+    if _SOFTMAX in kind.words and any(len(shape) != _DIMENSIONS for shape in shapes):
+        text += _FOUR
+    return text.format(op=op, low=f"torch.{run.recording.arm.dtype}", place=place)
+
+
+def _fused_loss(run: TrainingRun) -> tuple[str, ...]:
+    major, minor, *_ = (*run.recording.run.torch.split("."), "0", "0")
+    known = major.isdigit() and minor.isdigit() and (int(major), int(minor)) >= _FUSED_LOSS_SINCE
+    return ("instead of chunks, this torch has F.linear_cross_entropy, which keeps no logits",) if known else ()
+
+
+_GIVEN = (Category.INPUTS, Category.BUFFERS)
+_MADE = (Category.ACTIVATIONS, Category.TEMPORARIES)
+_KNOWN_SHARE = 0.5
+"""Of the activations' bytes: with the type of fewer known, no estimate is made."""
+_UNSURE_SHARE = 0.1
+"""Of what the estimate says: when a library's workspaces, of which no one knows what they were in FP32, could change it
+by more, none is made."""
+
+IN_EVALUATION = (
+    "the peak is in evaluation, where nothing is kept for backward, so larger training batches do not make AMP pay "
+    "there: ampmem compare measures what AMP changes at that peak"
+)
+
+
+def amp_saves(run: TrainingRun) -> Finding | None:
+    """What the cast copies cost against what low-precision activations save."""
+    position = run.last_after_forward
+    if not run.autocast or position is None or casts_compiled(run.analysis.recording.notes):
+        return None  # what compiled code casts is among the activations
+    saved = estimate_saved(run, position)
+    copies = run.live(Category.CAST_COPIES, position)
+    if saved is None or (copies == 0 and saved <= 0) or _unsure(run, position) > _UNSURE_SHARE * abs(saved - copies):
+        return None
+    if not run.notable(max(copies, saved)):
+        return None  # the difference of the two may be 0 where each of them is worth knowing
+    return _pays(run, position, copies, saved) if saved > copies else _does_not_pay(run, position, copies, saved)
+
+
+def estimate_saved(run: TrainingRun, position: int) -> int | None:
+    """Bytes that the activations alive at ``position`` would take more in FP32; ``None`` when their types are unknown.
+
+    A low-precision activation would be twice as large. The copies that autocast made of an activation would not
+    be there: one FP32 tensor would serve instead of them all. It is there already when their original is alive.
+    """
+    size, low = run.analysis.lifetimes.bytes, run.low_precision[run.analysis.saved_as.dtype]
+    alive = run.analysis.lifetimes.alive_at(position)
+    mine = run.analysis.classes.of(Category.ACTIVATIONS) & alive
+    if size[mine & (run.analysis.saved_as.dtype != 0)].sum() < _KNOWN_SHARE * size[mine].sum():
+        return None
+    copied = run.with_fact(Fact.OTHER_CAST) > 0
+    saved = int(size[mine & low & ~copied].sum())
+    served: set[int] = set()
+    sources = _sources(run)
+    for copy in np.flatnonzero(mine & copied).tolist():
+        original = sources[copy] if copy in sources else _original(run, copy, low)
+        if original is None or not (alive[original] or original in served):
+            saved += int(size[copy]) * (2 if low[copy] else 1)  # what it would be in FP32
+        if original is not None:
+            served.add(original)
+        saved -= int(size[copy])
+    return saved
+
+
+def _unsure(run: TrainingRun, position: int) -> int:
+    """Bytes that workspaces alive at ``position`` would at most take more in FP32: as much again."""
+    mine = run.analysis.classes.of(Category.ACTIVATIONS) & run.analysis.lifetimes.alive_at(position)
+    return int(run.analysis.lifetimes.bytes[mine & run.analysis.saved_as.workspace].sum())
+
+
+def _sources(run: TrainingRun) -> dict[int, int]:
+    """What each copy of an activation was made from, where the recording has it; the facts of a pair have one time."""
+    facts = run.analysis.facts
+    copies, originals = facts.fact == Fact.OTHER_CAST, facts.fact == Fact.CAST_SOURCE
+    made_at = dict(zip(facts.time_ns[originals].tolist(), facts.allocation[originals].tolist(), strict=True))
+    pairs = zip(facts.allocation[copies].tolist(), facts.time_ns[copies].tolist(), strict=True)
+    return {copy: made_at[instant] for copy, instant in pairs if instant in made_at}
+
+
+def _original(run: TrainingRun, copy: int, low: Mask) -> int | None:
+    """What ``copy`` was made from, as far as sizes tell, in a snapshot or an older recording.
+
+    It is taken to be the youngest tensor of the step, or input, of as many elements in the other precision that
+    was alive when the copy was made, or else the youngest larger input, of which it would be a part.
+    """
+    lifetimes, dtype = run.analysis.lifetimes, run.analysis.saved_as.dtype[:copy]
+    expected = int(lifetimes.bytes[copy]) * 2 if low[copy] else int(lifetimes.bytes[copy]) // 2
+    category = run.analysis.classes.category[:copy]
+    given = np.isin(category, [CODES[name] for name in _GIVEN])
+    made = np.isin(category, [CODES[name] for name in _MADE]) & (lifetimes.step[:copy] == lifetimes.step[copy])
+    there = (lifetimes.died[:copy] == ALIVE) | (lifetimes.died[:copy] > lifetimes.born[copy])
+    there &= (dtype == 0) | (low[:copy] != low[copy])
+    whole = there & (lifetimes.bytes[:copy] == expected) & (given | made)
+    part = there & (lifetimes.bytes[:copy] > expected) & given
+    found = np.flatnonzero(whole if whole.any() else part)
+    return int(found[-1]) if len(found) else None
+
+
+def _pays(run: TrainingRun, position: int, copies: int, saved: int) -> Finding:
+    return Finding(
+        code="amp-saves",
+        severity="info",
+        section=Section.ACTIVATIONS,
+        message=f"AMP saves about {format_bytes(saved - copies)} at the end of forward{_from(run, copies, saved)} "
+        "(an estimate from this run alone).",
+        bytes=saved - copies,
+        change="ampmem compare measures it against FP32",
+        evidence=_numbers(run, position, copies, saved),
+    )
+
+
+def _does_not_pay(run: TrainingRun, position: int, copies: int, saved: int) -> Finding:
+    gain = f"save about {format_bytes(saved)}" if saved > 0 else "save nothing"
+    return Finding(
+        code="amp-saves-nothing",
+        severity="info" if run.peak_in_backward or run.peak_in_evaluation else "warning",
+        section=Section.ACTIVATIONS,
+        message=f"AMP saves no memory at the end of forward: the cast copies take {format_bytes(copies)} and "
+        f"low-precision activations {gain}{_from(run, copies, saved)} (an estimate from this run alone).",
+        bytes=copies - saved or None,
+        change=_change(run, copies, saved),
+        evidence=_numbers(run, position, copies, saved),
+    )
+
+
+def _change(run: TrainingRun, copies: int, saved: int) -> str:
+    if run.peak_in_update:
+        return (
+            "the peak is in the optimizer's update, which AMP does not touch: only activations larger than what that "
+            "takes would move it; keep FP32 if memory is the reason for AMP"
+        )
+    if run.peak_in_evaluation:
+        return IN_EVALUATION
+    if saved <= 0:
+        return f"larger batches change nothing while activations save nothing; {_at_the_peak(run)}"
+    first = first_saving(_batch_size(run), copies, saved)
+    larger = "train on larger batches or longer sequences" if first is None else f"batch_size >= {first}"
+    return f"{larger}; {_at_the_peak(run)}"
+
+
+def _at_the_peak(run: TrainingRun) -> str:
+    """The end of forward says nothing of a peak in backward, where copies die and gradients may be halves."""
+    if run.peak_in_backward:
+        return "the peak is in backward, and may be lower with AMP even so: ampmem compare measures that"
+    return "or keep FP32 if memory is the reason for AMP"
+
+
+def _from(run: TrainingRun, copies: int, saved: int) -> str:
+    """From where on it pays: a batch size where one is known, or else how large the activations have to be."""
+    first = first_saving(_batch_size(run), copies, saved)
+    if run.peak_in_update or run.peak_in_evaluation:
+        return ""  # no batch size is the one from which on the peak falls
+    if first is not None and copies:
+        return f"; by that it saves from batch size {first} on"
+    if saved <= 0 or saved > copies:
+        return ""
+    times = copies / saved
+    factor = f"{times:.2g}" if times < 10 else f"{times:,.0f}"
+    return f"; by that it saves once the activations are more than {factor} times as large as here"
+
+
+def _batch_size(run: TrainingRun) -> int:
+    """The batch size of the last step with a forward; 0 where no DataLoader made the batch: it is not known then."""
+    steps = [step for step, position in zip(run.steps, run.after_forward, strict=True) if position is not None]
+    return (steps[-1].batch_size or 0) if steps[-1].batch_loaded else 0
+
+
+def _numbers(run: TrainingRun, position: int, copies: int, saved: int) -> tuple[str, ...]:
+    batch = _batch_size(run)
+    even = break_even(batch, copies, saved)
+    low = run.low_precision[run.analysis.saved_as.dtype] & run.analysis.lifetimes.alive_at(position)
+    kept = run.bytes_of(run.kept_by_autograd(position) | (low & run.analysis.classes.of(Category.ACTIVATIONS)))
+    lines = [
+        f"cast copies at the end of forward: {format_bytes(copies)}",
+        f"activations then: {format_bytes(kept)}, in FP32 about {format_bytes(kept + saved)}",
+    ]
+    if even is not None and copies:
+        lines.append(f"break-even at batch size {even:.2f}: {batch} * {copies} / {saved}")
+    return tuple(lines)

@@ -1,1 +1,0 @@
-"""Findings about what mixed precision saves, and why it does not save more."""

@@ -1,0 +1,557 @@
+"""Findings about how the script trains: what it keeps longer than it has to, and what its updates take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from ampmem.analysis.findings.base import NOTABLE_BYTES, Finding, Section, TrainingRun
+from ampmem.analysis.parameters import own_elements
+from ampmem.analysis.timeline.categories import Category
+from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, Mask
+from ampmem.analysis.timeline.marks import Instants
+from ampmem.events import Action, Column, Fact, OptimizerRecord, Phase
+from ampmem.names import FUNCTIONAL
+from ampmem.units import format_bytes
+
+_AT_ONCE = {"Adam": 2, "AdamW": 2}
+"""Copies of the parameter at hand that an update with ``foreach=False`` has at once: the root of the second moment, and
+the same divided by the bias correction. One of the parameter before is there, too: its denominator is a local variable
+until the next one takes its place. Source: ``_single_tensor_adam`` of torch/optim/adam.py.
+"""
+
+
+def foreach_temporaries(run: TrainingRun) -> Finding | None:
+    """The run's peak is in a foreach update and has temporaries of it.
+
+    What goes is the difference to the most that is alive outside of all updates. Without temporaries
+    (``fused``) an update needs no more than what it leaves behind; with ``foreach=False`` it takes one parameter at a
+    time.
+    """
+    timeline = run.analysis.timeline
+    temporaries = timeline.temporaries_by_phase(run.peak)["optimizer"]
+    found = _updating(run)
+    inside = _inside_updates(run)
+    if found is None or not temporaries or not (run.peak_in_update if run.at_failure else inside[run.peak]):
+        return None
+    number, optimizer = found
+    one_by_one = _one_by_one(run, number, optimizer)
+    if run.at_failure:
+        return _at_failure(run, optimizer, temporaries, one_by_one)
+    start = timeline.position(run.steps[0].start_ns)
+    end = timeline.position((run.unfinished or run.steps[-1]).end_ns)
+    outside = int(timeline.total[start : end + 1][~inside[start : end + 1]].max(initial=0))
+    peak = int(timeline.total[run.peak])
+    if not run.notable(peak - outside):
+        return None
+    choices: list[tuple[str, int]] = [("fused=True", peak - outside)] if optimizer.takes_fused else []
+    if one_by_one is not None:
+        choices.append(("foreach=False", peak - max(outside, peak - temporaries + one_by_one)))
+    if len(run.recording.optimizers) > 1:  # the update of another one may be the peak then
+        most = run.off_peak(_temporaries_of(run, optimizer)) or 0
+        choices = [(option, min(size, most)) for option, size in choices]
+    best, saved = max(choices, key=lambda choice: choice[1], default=("foreach=False", 0))
+    return Finding(
+        code="foreach-temporaries",
+        severity="advice",
+        section=Section.TIMELINE,
+        message=f"at the peak {format_bytes(temporaries)} are temporaries of the foreach update of "
+        f"{optimizer.class_name}.",
+        bytes=temporaries,
+        change=f"{optimizer.class_name}(..., {best})",
+        evidence=(
+            f"peak, in the update: {format_bytes(peak)}",
+            f"largest total outside of updates: {format_bytes(outside)}",
+            *(f"{option}: {_effect(size)}" for option, size in choices),
+        ),
+        off_peak=saved if saved > 0 else None,
+    )
+
+
+def _at_failure(
+    run: TrainingRun, optimizer: OptimizerRecord, temporaries: int, one_by_one: int | None
+) -> Finding | None:
+    """What of the update's ``temporaries`` would not have been there when the request failed."""
+    choices = [("fused=True", temporaries)] if optimizer.takes_fused else []
+    if one_by_one is not None:
+        choices.append(("foreach=False", temporaries - one_by_one))
+    best, saved = max(choices, key=lambda choice: choice[1], default=("foreach=False", 0))
+    if not run.notable(temporaries):
+        return None
+    return Finding(
+        code="foreach-temporaries",
+        severity="advice",
+        section=Section.TIMELINE,
+        message=f"at the failure {format_bytes(temporaries)} are temporaries of the foreach update of "
+        f"{optimizer.class_name}.",
+        bytes=temporaries,
+        change=f"{optimizer.class_name}(..., {best})",
+        evidence=tuple(f"{option}: {format_bytes(size)} less at the failure" for option, size in choices if size > 0),
+        off_peak=saved if saved > 0 else None,
+    )
+
+
+def _temporaries_of(run: TrainingRun, optimizer: OptimizerRecord) -> Column:
+    """For each allocation its bytes, where it is a temporary of an update of this class of optimizers."""
+    lifetimes, classes = run.analysis.lifetimes, run.analysis.classes
+    of_class = np.array([text == f"{optimizer.class_name}.step" for text in run.recording.texts])
+    mine = classes.of(Category.TEMPORARIES) & (lifetimes.phase == Phase.OPTIMIZER) & of_class[lifetimes.op]
+    return np.where(mine, lifetimes.bytes, 0)
+
+
+def _effect(saved: int) -> str:
+    if abs(saved) < NOTABLE_BYTES:
+        return "the peak stays"
+    return f"{format_bytes(abs(saved))} {'less' if saved > 0 else 'more'} at the peak"
+
+
+def _updating(run: TrainingRun) -> tuple[int, OptimizerRecord] | None:
+    """The optimizer whose update is at the peak, with its number; ``None`` where that is none with foreach.
+
+    The op of the temporaries names its class. Where no op does, as in a snapshot, all optimizers must have foreach.
+    """
+    records = run.recording.optimizers
+    alive = run.analysis.lifetimes.alive_at(run.peak)
+    mine = alive & run.analysis.classes.of(Category.TEMPORARIES) & (run.analysis.lifetimes.phase == Phase.OPTIMIZER)
+    sizes: dict[str, int] = {}
+    for allocation in np.flatnonzero(mine).tolist():
+        name = run.text(run.analysis.lifetimes.op[allocation]).removesuffix(".step")
+        sizes[name] = sizes.get(name, 0) + int(run.analysis.lifetimes.bytes[allocation])
+    largest = max(sizes, key=lambda name: sizes[name], default="")
+    named = [(number, record) for number, record in enumerate(records) if record.class_name == largest]
+    rest = named if named else list(enumerate(records))
+    return rest[0] if rest and all(record.implementation == "foreach" for _, record in rest) else None
+
+
+def _one_by_one(run: TrainingRun, number: int, optimizer: OptimizerRecord) -> int | None:
+    """Bytes of temporaries that the update with ``foreach=False`` has at most; ``None`` where that is not known."""
+    copies = _AT_ONCE.get(optimizer.class_name)
+    if copies is None or (optimizer.bases or ("",))[-1] != "Optimizer":
+        return None
+    decay = optimizer.settings.get("weight_decay")
+    copies += bool(decay) and optimizer.class_name == "Adam" and not optimizer.settings.get("decoupled_weight_decay")
+    copies += bool(optimizer.settings.get("maximize"))
+    sizes = [each.bytes for each in run.recording.parameters if each.trainable and each.optimizer in (None, number)]
+    return max((copies * size + before for before, size in pairwise([0, *sizes])), default=0)
+
+
+def _inside_updates(run: TrainingRun) -> Mask:
+    """For each position whether it is between two events of an update: its end, when it is clean again, is not."""
+    updating = run.recording.events.phase == Phase.OPTIMIZER
+    inside = np.zeros(len(updating) + 1, dtype=np.bool_)
+    inside[1:-1] = updating[:-1] & updating[1:]
+    return inside
+
+
+_DROP = "drop the gradients before the next forward: "
+_AUTOMATIC = (
+    "/lightning/pytorch/loops/optimization/automatic.py",
+    "/pytorch_lightning/loops/optimization/automatic.py",
+)
+"""Where Lightning calls the optimizer by itself, so that the script has no line after it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gradients:
+    """One entry per gradient; ``touched`` has (allocation, time) of every backward that wrote into one."""
+
+    allocation: Column
+    touched: tuple[Column, Column]
+
+
+def gradients_through_forward(run: TrainingRun) -> Finding | None:
+    """Gradients alive in forward that no backward has written into since the last update: nobody needs them.
+
+    Two ways lead there. ``zero_grad`` comes after forward: then they are freed with nothing written into
+    them. Or they are zeroed in place: then the next backward writes into the same memory. The latter looks
+    like accumulation over several backwards, where the memory is needed, so it is a finding only when every step
+    has one backward.
+    """
+    gradients = _gradients(run)
+    late, kept = gradients.allocation[:0], gradients.allocation[:0]
+    sizes = run.analysis.lifetimes.bytes
+    for forward in _forwards_after_an_update(run):
+        idle = gradients.allocation[_idle(run, gradients, forward)]
+        again = np.isin(idle, gradients.touched[0][gradients.touched[1] > forward])
+        freed = run.analysis.lifetimes.died[idle] != ALIVE
+        if sizes[idle[~again & freed]].sum() > sizes[late].sum():
+            late = idle[~again & freed]
+        if _one_backward_per_step(run) and sizes[idle[again]].sum() > sizes[kept].sum():
+            kept = idle[again]
+    if len(late) == 0 and len(kept) == 0:
+        return None
+    return _late(run, gradients, late) if sizes[late].sum() >= sizes[kept].sum() else _kept(run, gradients, kept)
+
+
+def _late(run: TrainingRun, gradients: _Gradients, mine: Column) -> Finding:
+    size = int(run.analysis.lifetimes.bytes[mine].sum())
+    return Finding(
+        code="gradients-through-forward",
+        severity="advice",
+        section=Section.TIMELINE,
+        message=f"{format_bytes(size)} of gradients that the optimizer has used already are alive when forward starts "
+        "and are freed only later.",
+        bytes=size,
+        change=_DROP + _after_the_update(run, mine),
+        evidence=_names(run, mine),
+        off_peak=run.off_peak_of_spans(*_spans(run, gradients)),
+    )
+
+
+def _kept(run: TrainingRun, gradients: _Gradients, mine: Column) -> Finding:
+    size = int(run.analysis.lifetimes.bytes[mine].sum())
+    return Finding(
+        code="gradients-through-forward",
+        severity="advice",
+        section=Section.TIMELINE,
+        message=f"{format_bytes(size)} of gradients stay alive from step to step, through forward: they are zeroed in "
+        "place, or not at all.",
+        bytes=size,
+        change=f"{_whose(run, mine)}.zero_grad(set_to_none=True) before forward",
+        evidence=_names(run, mine),
+        off_peak=run.off_peak_of_spans(*_spans(run, gradients)),
+    )
+
+
+def _whose(run: TrainingRun, mine: Column) -> str:
+    """Whose ``zero_grad`` drops them all: an optimizer leaves out what it does not update."""
+    facts, texts, parameters = run.analysis.facts, run.recording.texts, run.recording.parameters
+    if all(each.optimizer is None for each in parameters):
+        return "optimizer"  # the recording does not say who updates what
+    rows = (facts.fact == Fact.GRADIENT) & np.isin(facts.allocation, mine)
+    names = {texts[name] for name in np.unique(facts.name[rows])}
+    of_none = {each.name for each in parameters if each.optimizer is None and each.shares is None}
+    return "model" if names & of_none else "optimizer"
+
+
+def _after_the_update(run: TrainingRun, mine: Column) -> str:
+    texts = (text.replace("\\", "/") for text in run.recording.texts)
+    if any(file in text for text in texts for file in _AUTOMATIC):
+        return "optimizer.zero_grad() in the LightningModule's optimizer_step, after super().optimizer_step(...)"
+    if len(run.recording.optimizers) > 1:
+        return "zero_grad() of every optimizer at the end of the step, after the last update"
+    return f"{_whose(run, mine)}.zero_grad() right after optimizer.step()"
+
+
+def _spans(run: TrainingRun, gradients: _Gradients) -> tuple[Column, Column, Column]:
+    """The first and the last position of every span in which a gradient is idle, and its bytes.
+
+    One is idle from the end of the first update after a backward wrote into it, until the next backward has written or
+    it is freed; with several optimizers from the end of the step's last update, which is where all are dropped.
+    Where the next backward would make it anew, it makes it of what it adds to it otherwise.
+    """
+    lifetimes, timeline = run.analysis.lifetimes, run.analysis.timeline
+    mine = np.isin(gradients.touched[0], gradients.allocation)
+    allocation = np.concatenate([gradients.allocation, gradients.touched[0][mine]])
+    since = np.concatenate([lifetimes.born_ns[gradients.allocation], gradients.touched[1][mine]])
+    order = np.lexsort((since, allocation))
+    allocation, since = allocation[order], since[order]
+    last = np.where(lifetimes.died == ALIVE, len(run.recording.events), lifetimes.died)[allocation]
+    again = np.append(allocation[1:] == allocation[:-1], False)
+    last[again] = timeline.time_ns.searchsorted(since[1:][again[:-1]], side="left")
+    starts, ends = _updates(run)
+    update = _dropped_after(run, starts)[np.searchsorted(starts, since, side="right")]
+    first = timeline.time_ns.searchsorted(np.append(ends, FOREVER)[update], side="left") + 1
+    # What was there before the recording and goes before an update reads it was used before.
+    there = run.recording.events.action[lifetimes.born[allocation]] == Action.BASELINE
+    there[1:] &= allocation[1:] != allocation[:-1]
+    used = there & (first > last) & (~again | _one_backward_per_step(run))
+    first[used] = lifetimes.born[allocation[used]] + 1
+    some = first <= last
+    if len(run.recording.optimizers) > 1 and not _one_backward_per_step(run):
+        some &= ~again  # a backward for another optimizer wrote there before the end of the step
+    return first[some], last[some], lifetimes.bytes[allocation[some]]
+
+
+def _dropped_after(run: TrainingRun, starts: Column) -> Column:
+    """For each update the one after which the change drops its gradients; one number more stands for no update."""
+    updates = np.arange(len(starts))
+    if len(run.recording.optimizers) > 1:
+        ends = np.array([step.end_ns for step in run.recording.steps])
+        step = ends.searchsorted(starts, side="left")
+        updates = step.searchsorted(step, side="right") - 1
+    return np.append(updates, len(starts))
+
+
+def _updates(run: TrainingRun) -> tuple[Column, Column]:
+    """When each update started and ended. Where a step calls a closure first, only what comes after that is one."""
+    phases = run.recording.phases
+    follows = np.append(phases.phase[1:], Phase.BETWEEN)
+    update = (phases.phase == Phase.OPTIMIZER) & (follows != Phase.FORWARD) & (follows != Phase.BACKWARD)
+    return phases.time_ns[update], np.append(phases.time_ns[1:], FOREVER)[update]
+
+
+def _gradients(run: TrainingRun) -> _Gradients:
+    """The gradients, without memory that several share and that stays, as buckets do: other users are not known."""
+    facts = run.analysis.facts
+    rows = np.flatnonzero(facts.fact == Fact.GRADIENT)
+    named = rows[facts.name[rows] != 0]  # the first facts come before a parameter's name is known
+    pairs = np.unique(np.stack([facts.allocation[named], facts.name[named]]), axis=1)
+    owners = np.bincount(pairs[0], minlength=len(run.analysis.lifetimes))
+    phases = run.recording.phases
+    # What comes before the first phase is in none.
+    phase = np.append(phases.phase, -1)[np.searchsorted(phases.time_ns, facts.time_ns[rows], side="right") - 1]
+    written = rows[phase == Phase.BACKWARD]
+    freed = run.analysis.lifetimes.died != ALIVE
+    mine = np.flatnonzero(run.analysis.classes.of(Category.GRADIENTS) & ((owners <= 1) | freed))
+    return _Gradients(allocation=mine, touched=(facts.allocation[written], facts.time_ns[written]))
+
+
+def _forwards_after_an_update(run: TrainingRun) -> list[int]:
+    """When each forward of the last step began that an update of the recording came before."""
+    updates, _ = _updates(run)
+    return [start for start in run.last_starts(Phase.FORWARD) if len(updates) and start > updates[0]]
+
+
+def _idle(run: TrainingRun, gradients: _Gradients, forward: int) -> Mask:
+    """Which gradients are alive at ``forward`` with an update since the last backward that wrote into them."""
+    lifetimes = run.analysis.lifetimes
+    alive = lifetimes.alive_at(run.analysis.timeline.position(forward))[gradients.allocation]
+    last = lifetimes.born_ns.copy()
+    allocation, time_ns = gradients.touched
+    before = time_ns < forward
+    np.maximum.at(last, allocation[before], time_ns[before])
+    updates, _ = _updates(run)
+    update = updates[np.searchsorted(updates, forward) - 1]
+    idle: Mask = alive & (last[gradients.allocation] < update)
+    return idle
+
+
+def _one_backward_per_step(run: TrainingRun) -> bool:
+    phases = run.recording.phases
+    steps = phases.step[phases.phase == Phase.BACKWARD]
+    index, count = np.unique(steps, return_counts=True)
+    once = set(index[count == 1].tolist())
+    return all(step.index in once for step in run.steps)
+
+
+def _names(run: TrainingRun, mine: Column) -> tuple[str, ...]:
+    mask = np.zeros(len(run.analysis.lifetimes), dtype=np.bool_)
+    mask[mine] = True
+    return (f"gradients: {len(mine)}", *run.largest(mask))
+
+
+_CHANGE = (
+    "del the variable (outputs, logits) as soon as the loss is there, if nothing reads it later; "
+    "of losses keep numbers, loss.item()"
+)
+_SOMETHING = "variables of the script"
+_OR_SCHEDULE = ", or the schedule of its pipeline"
+_CHANGE_OF_PIPELINE = "what the script holds (outputs, losses): del it after the update; what the schedule holds stays"
+_NAMED = 3
+"""So many variables are named."""
+_LIBRARIES = "/site-packages/"
+
+
+def outputs_kept(run: TrainingRun) -> Finding | None:
+    """Results of forward that are alive at the last step's peak though no backward needs them.
+
+    Those of the step before, as ``logits`` and ``loss`` are until they are assigned again; those of the step itself
+    when the peak comes after its last backward; and when it comes in backward, those that autograd did not save and
+    that outlive the backward. Told from :meth:`TrainingRun.notable` on, and of what an op was seen to return; not where
+    the sums are wrong, since then what seems alive may be dead, nor where torch.func kept what is not known.
+    """
+    if not run.peaks or run.analysis.conservation.breach is not None or FUNCTIONAL in run.recording.notes:
+        return None
+    if run.at_failure and run.analysis.failed_request is not None and not run.analysis.failed_request.ended_the_run:
+        return None  # the last step, which is looked at, is a later one
+    position = run.peak if run.at_failure else run.peaks[-1]
+    kept = _left_over(run, position) & run.analysis.lifetimes.alive_at(position)
+    size = run.bytes_of(kept)
+    if not run.notable(size):
+        return None
+    variables, held = _variables(run, kept, position)
+    shown = variables[:_NAMED]
+    dropped = _held_by(run, held, shown)
+    names = [each.in_words(each.file.replace("\\", "/").rpartition("/")[2]) for each in shown]
+    if names and (len(variables) > _NAMED or size - run.bytes_of(dropped) >= NOTABLE_BYTES):
+        names.append("others")
+    return Finding(
+        code="outputs-kept",
+        severity="advice",
+        section=Section.ALLOCATIONS,
+        message=f"{format_bytes(size)} of a forward's results are alive at {run.instant}, and backward does not "
+        f"need them: they are held by {_listed(names) or _SOMETHING}{_OR_SCHEDULE if run.pipelined else ''}.",
+        bytes=size,
+        change=_CHANGE_OF_PIPELINE if run.pipelined else _change(shown),
+        evidence=(
+            *(f"{format_bytes(each.bytes)}: held by {each.in_words(each.file)}" for each in shown),
+            *run.largest(kept),
+        ),
+        off_peak=_off_peak(run, position, kept & ~dropped if shown else np.zeros_like(kept)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Variable:
+    """A variable of the script that holds ``bytes``, and where it got its value; line 0 where that is not known."""
+
+    name: str
+    file: str
+    line: int
+    function: str
+    bytes: int
+    place: str
+    """All of that, as the recording has it."""
+
+    def in_words(self, file: str) -> str:
+        """What it is and where it got its value; ``file`` is what to call its file."""
+        where = f"{file}:{self.line}" if self.line else file
+        if self.function.startswith("<"):
+            return f"the variable `{self.name}` of {where}"
+        return f"the local `{self.name}` of {where} (in {self.function})"
+
+    @property
+    def dropped(self) -> str:
+        """What the script deletes to let go of it; empty for an item of a list, and in the code of a library."""
+        if "[" in self.name or _LIBRARIES in self.file.replace("\\", "/"):
+            return ""
+        root, _, _ = self.name.partition(".")
+        return self.name if root == "self" else root
+
+
+def _variables(run: TrainingRun, kept: Mask, position: int) -> tuple[list[_Variable], list[tuple[str, str, int]]]:
+    """The variables that hold the allocations in ``kept`` at ``position``, the largest first.
+
+    And each with every allocation that it holds: its name, its place, the allocation. Of each allocation those count
+    that were seen when the script was last looked at before.
+    """
+    facts = run.analysis.facts
+    until = run.analysis.timeline.time_ns[position - 1] if position else 0
+    mine = (facts.fact == Fact.VARIABLE) & (facts.time_ns <= until) & kept[facts.allocation]
+    last = np.zeros(len(kept), dtype=np.int64)
+    np.maximum.at(last, facts.allocation[mine], facts.time_ns[mine])
+    rows = np.flatnonzero(mine & (facts.time_ns == last[facts.allocation]))
+    pairs = np.unique(np.stack([facts.name[rows], facts.module[rows], facts.allocation[rows]]), axis=1)
+    held = [(run.text(name), run.text(place), allocation) for name, place, allocation in pairs.T.tolist()]
+    sizes: dict[tuple[str, str], int] = {}
+    for name, place, allocation in held:
+        sizes[name, place] = sizes.get((name, place), 0) + int(run.analysis.lifetimes.bytes[allocation])
+    found = [_variable(name, place, size) for (name, place), size in sizes.items() if size >= NOTABLE_BYTES]
+    return sorted(found, key=lambda each: (-each.bytes, each.name, each.line)), held
+
+
+def _held_by(run: TrainingRun, held: Sequence[tuple[str, str, int]], shown: Sequence[_Variable]) -> Mask:
+    """The allocations that no other variable holds than those that are ``shown``."""
+    names = {(each.name, each.place) for each in shown}
+    mine = np.zeros(len(run.analysis.lifetimes), dtype=np.bool_)
+    mine[[allocation for _, _, allocation in held]] = True
+    mine[[allocation for name, place, allocation in held if (name, place) not in names]] = False
+    return mine
+
+
+def _variable(name: str, place: str, size: int) -> _Variable:
+    where, _, function = place.rpartition(" ")
+    file, _, line = where.rpartition(":")
+    return _Variable(
+        name=name,
+        file=file,
+        line=int(line) if line.isdigit() else 0,
+        function=function.rpartition("<locals>.")[2],
+        bytes=size,
+        place=place,
+    )
+
+
+def _change(variables: Sequence[_Variable]) -> str:
+    if not variables:
+        return _CHANGE
+    dropped = list(dict.fromkeys(each.dropped for each in variables))
+    what = f"del {', '.join(dropped)}"
+    if "" in dropped:
+        dropped = [f"`{each.name}`" for each in variables]
+        what = f"let go of {_listed(dropped)}"
+    return f"{what} after the loss, if nothing reads {'it' if len(dropped) == 1 else 'them'} later"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+def _off_peak(run: TrainingRun, position: int, stays: Mask) -> int | None:
+    """Without what is left over at each event of the last step that it is left over at, but for what ``stays``."""
+    lifetimes, marks = run.analysis.lifetimes, run.marks[-1]
+    since = np.zeros(len(lifetimes), dtype=np.int64)
+    if marks.after_forward is not None:  # until then the script uses its own results
+        since[lifetimes.step == run.steps[-1].index] = run.analysis.timeline.position(marks.after_forward) + 1
+    return run.off_peak(lifetimes.bytes * (_left_over(run, position) & ~stays), since, place=len(run.steps) - 1)
+
+
+def _left_over(run: TrainingRun, position: int) -> Mask:
+    """What forward made and backward is done with when the last step has reached ``position``."""
+    lifetimes, classes = run.analysis.lifetimes, run.analysis.classes
+    made = (lifetimes.phase == Phase.FORWARD) & (lifetimes.step >= 0) & (run.with_fact(Fact.OUTPUT) > 0)
+    made &= classes.of(Category.ACTIVATIONS) | classes.of(Category.TEMPORARIES)
+    step = run.steps[-1]
+    # What never dies is a leak, which is a finding of its own; the newest may just not have died yet.
+    earlier = (lifetimes.step == step.index - 1) & (lifetimes.died != ALIVE) & ~_used_again(run)
+    own = lifetimes.step == step.index
+    if not _after_backward(run, run.marks[-1], position):
+        own &= _unused_in_backward(run, position)
+    left: Mask = made & (earlier | own)
+    return left
+
+
+def _unused_in_backward(run: TrainingRun, position: int) -> Mask:
+    """What autograd did not save, and what is still there when the last step's backward has ended.
+
+    None of it before that backward starts: until then the script may be about to use what it has.
+    """
+    marks, lifetimes = run.marks[-1], run.analysis.lifetimes
+    if marks.after_forward is None or marks.after_backward is None:
+        return np.zeros(len(lifetimes), dtype=np.bool_)
+    unused: Mask = ~run.ever_kept_by_autograd
+    unused &= lifetimes.alive_at(run.analysis.timeline.position(marks.after_backward))
+    unused &= lifetimes.bytes >= NOTABLE_BYTES  # a loss that backward was called on is no variable of the script's
+    return unused & (position > run.analysis.timeline.position(marks.after_forward))
+
+
+def _used_again(run: TrainingRun) -> Mask:
+    """What autograd saved anew in the last step, such as a state that is carried from step to step."""
+    again: Mask = run.with_fact(Fact.SAVED, after_ns=run.steps[-1].start_ns) > 0
+    return again
+
+
+def _after_backward(run: TrainingRun, marks: Instants, position: int) -> bool:
+    """Whether ``position`` is past the last step's last backward."""
+    if marks.after_backward is None:
+        return False
+    return position >= run.analysis.timeline.position(marks.after_backward)
+
+
+def state_not_there_yet(run: TrainingRun) -> Finding | None:
+    """The loss scaler left out every update, and there is no state: what it will take is still to come.
+
+    An optimizer that was never called is not known, and then neither is what it will keep.
+    """
+    steps = run.steps
+    if not steps or not all(step.skipped_update for step in steps):
+        return None
+    if run.live(Category.OPTIMIZER_STATE, run.analysis.timeline.position(steps[-1].end_ns)):
+        return None
+    to_come = _modelled(run)
+    if run.recording.optimizers and to_come == 0:
+        return None
+    come = f"{format_bytes(to_come)} of it" if to_come else "what it keeps (Adam: 8 bytes per parameter)"
+    return Finding(
+        code="state-not-there-yet",
+        severity="info",
+        section=Section.STATIC_MODEL,
+        message=f"the loss scaler has skipped every update so far, so there is no optimizer state yet: {come} will "
+        "come with the first update that is done.",
+        bytes=to_come or None,
+        change="record more steps: ampmem profile --steps N, until an update is done",
+        evidence=(f"skipped updates: {len(steps)} of {len(steps)} steps",),
+    )
+
+
+def _modelled(run: TrainingRun) -> int:
+    """Bytes of state that the static model has of the parameters that are trained."""
+    verdict = run.analysis.verdict
+    parts = () if verdict is None or verdict.step not in [step.index for step in run.steps] else verdict.components
+    per_element = [part.model_bytes_per_param for part in parts if part.component == str(Category.OPTIMIZER_STATE)]
+    trained = sum(own_elements(record) for record in run.recording.parameters if record.trainable)
+    return round(per_element[-1] * trained) if per_element else 0

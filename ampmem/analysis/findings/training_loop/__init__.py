@@ -1,1 +1,0 @@
-"""Findings about how the script trains: what it keeps for longer than it has to."""

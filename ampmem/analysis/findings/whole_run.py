@@ -1,0 +1,374 @@
+"""Findings about the run as a whole: its sums, the end of its memory, what the allocator reserves, what grows."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ampmem.allocator.settings import VARIABLES, Settings, parse_settings
+from ampmem.allocator.trace import peak_reserved, trace_of_events
+from ampmem.analysis.findings.base import NOTABLE_BYTES, Finding, Section, TrainingRun, own_frame
+from ampmem.analysis.out_of_memory import FailedRequest
+from ampmem.analysis.timeline.categories import CODES, Category
+from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
+from ampmem.errors import UsageError
+from ampmem.events import OTHER_THREADS, Action, Fact, Phase
+from ampmem.units import format_bytes, format_count
+from ampmem.vocabulary import SourceKind
+
+
+def residual(run: TrainingRun) -> Finding | None:
+    """What the categories or the segments add up to is not what the allocator itself says."""
+    conservation = run.analysis.conservation
+    if conservation.breach is None:
+        return None
+    return Finding(
+        code="residual",
+        severity="warning",
+        section=Section.PEAK,
+        message=f"{conservation.breach}: memory was allocated or freed where ampmem did not see it, so some of the "
+        "bytes shown have a wrong name or none.",
+        bytes=max(conservation.residual_bytes or 0, conservation.reserved_residual_bytes or 0),
+        change="do not trust this run's numbers; please report the script, or what it uses besides torch",
+        evidence=(f"events compared: {conservation.events}",),
+    )
+
+
+def out_of_memory(run: TrainingRun) -> Finding | None:
+    """A request failed; of several the last one counts, since it is the one that a script dies of."""
+    oom = run.analysis.failed_request
+    if oom is None:
+        return None
+    times = f" ({oom.failures} requests failed; this is the last)" if oom.failures > 1 else ""
+    end = "" if oom.ended_the_run else " The script went on."
+    device = "the device" if oom.recorded else f"cuda:{oom.device}, which is not the device that was recorded,"
+    return Finding(
+        code="out-of-memory",
+        severity="warning",
+        section=Section.OUT_OF_MEMORY,
+        message=f"{device} ran out of memory in {oom.where}, where {format_bytes(oom.asked)} were needed{times}: "
+        f"{oom.explanation}.{end}",
+        bytes=oom.asked,
+        change=oom.changes[0],
+        evidence=(f"asked by {_asked_by(oom)}",),
+    )
+
+
+def _asked_by(oom: FailedRequest) -> str:
+    words = [oom.op or "an op that is not known"]
+    if oom.module:
+        words.append(f"in {oom.module}")
+    if oom.stack:
+        words.append("at " + own_frame("\n".join(oom.stack)))
+    return " ".join(words)
+
+
+_SHARE = 0.05
+_LEAST = 64 << 20
+"""Less, or less than this share of what is reserved, is how the allocator works: with segments of 20 MiB, of which
+some are for small tensors only."""
+_AGREES = 0.01
+"""A replay whose peak is farther than this share from the recorded one proves nothing."""
+_MOST_EVENTS = 200_000
+"""A longer recording is not replayed: that would take seconds each time that it is shown."""
+_SETTING = "expandable_segments:True"
+_OTHERS = ("max_split_size_mb:128", "max_split_size_mb:512")
+"""What else is tried. It is told only where it saves more: it keeps large blocks whole, so other requests may need new
+segments."""
+
+
+def fragmentation(run: TrainingRun) -> Finding | None:
+    """The most that is reserved is more than the most that is allocated, and a setting of the allocator makes it less.
+
+    Of a request that failed its own finding tells.
+    """
+    layers, recording = run.analysis.layers, run.recording
+    if recording.run.source == SourceKind.CPU or layers is None or run.analysis.failed_request is not None:
+        return None
+    reserved = int(max(layers.level.max(initial=0), layers.reserved.max()))
+    idle = reserved - int(layers.allocated.max())
+    expandable = (recording.allocator is not None and recording.allocator.expandable_segments) or bool(
+        recording.segments.expandable.any()
+    )
+    least = max(_LEAST, _SHARE * reserved)
+    if expandable or idle < least:
+        return None
+    settings = _settings(run)
+    peaks = {} if settings is None else _replayed(run, settings)
+    proven = bool(peaks) and abs(peaks[""] - reserved) <= _AGREES * reserved
+    # Of equal ones the first.
+    best = min((each for each in peaks if each), key=lambda each: peaks[each]) if proven else _SETTING
+    saved = peaks[""] - peaks[best] if proven else 0
+    if proven and saved < least:
+        return None
+    return Finding(
+        code="fragmentation",
+        severity="advice" if proven else "info",
+        section=Section.TIMELINE,
+        message=f"the allocator reserves up to {format_bytes(reserved)}, {format_bytes(idle)} more than it ever has in "
+        "use: its free memory lies in pieces that do not fit what is asked for.",
+        bytes=idle,
+        change=f"{_variable(run, best)} in the environment, before torch is imported",
+        evidence=(
+            f"most in use at once: {format_bytes(reserved - idle)}",
+            f"the recorded allocations in ampmem's model of the allocator: {format_bytes(peaks[''])} reserved, "
+            + ", ".join(f"{format_bytes(peaks[each])} with {each}" for each in dict.fromkeys((best, _SETTING)))
+            if proven
+            else f"what {_SETTING} would take off is not known: the recorded allocations cannot be replayed, or not to "
+            "the peak that was recorded",
+        ),
+        off_reserved=saved or None,
+    )
+
+
+def _variable(run: TrainingRun, setting: str) -> str:
+    """What to set, beside what is set already."""
+    allocator = run.recording.allocator
+    if allocator is None or not allocator.settings:
+        return f"{VARIABLES[-1]}={setting}"
+    return f"{allocator.variable or VARIABLES[-1]}={allocator.settings},{setting}"
+
+
+def _settings(run: TrainingRun) -> Settings | None:
+    """The settings of a run that can be replayed; ``None`` for others."""
+    recording = run.recording
+    if len(recording.events) > _MOST_EVENTS:
+        return None
+    try:
+        return parse_settings("" if recording.allocator is None else recording.allocator.settings)
+    except UsageError:  # settings that the model does not have
+        return None
+
+
+def _replayed(run: TrainingRun, settings: Settings) -> dict[str, int]:
+    """The most that is reserved with ``settings``, under the empty key, and with each setting that is tried beside."""
+    trace = trace_of_events(run.recording.events, run.recording.segments)
+    tried = ("", _SETTING, *(_OTHERS if settings.max_split_size is None else ()))
+    return {each: peak_reserved(trace, parse_settings(each, settings)) for each in tried}
+
+
+_STEPS = 3
+_KEY = re.compile(r"\[[^\]]*\]")
+_MEANT_TO_STAY = (
+    Category.PARAMETERS,
+    Category.UNTRAINED,
+    Category.GRADIENTS,
+    Category.OPTIMIZER_STATE,
+    Category.MASTER_COPIES,
+    Category.CAST_COPIES,  # copies-grow tells of those
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Place:
+    """Who allocated, as far as it is known: text ids, 0 for what is not."""
+
+    op: int
+    module: int
+    stack: int
+    holder: str = ""
+    """Of what is not known otherwise: what holds it at the end, such as ``kept[*]``."""
+
+    @property
+    def known(self) -> bool:
+        """Whether anything names it."""
+        return bool(self.op or self.module or self.stack or self.holder)
+
+
+_NAMELESS = _Place(0, 0, 0)
+
+
+def steady_growth(run: TrainingRun) -> Finding | None:
+    """Allocations of one place (op, module and stack) that every step from the second on makes and never frees.
+
+    The last step's own results are alive at its end too, and so is what was loaded ahead for the next one; they count
+    only where there is more of them from step to step. Told from 1 KiB per step on, however large the peak is: it
+    grows. Where the recording's sums are wrong, what seems alive may be dead, and nothing is told.
+    """
+    if len(run.steps) < _STEPS or run.analysis.conservation.breach is not None:
+        return None
+    steps = [step.index for step in run.steps[1:]]
+    places = _steady(_left_behind(run), steps)
+    known = {place: by_step for place, by_step in places.items() if place.known}
+    known |= _steady(_held_at_the_end(run), steps)
+    each = [sum(by_step[step] for by_step in known.values()) for step in steps]
+    if each and min(each) >= NOTABLE_BYTES:
+        return _leak(run, known, steps, each)
+    nothing = dict.fromkeys(steps, 0)
+    nameless = [places.get(_NAMELESS, nothing)[step] for step in steps]
+    elsewhere = _grown_elsewhere(run)
+    grown = [sum(parts) for parts in zip(nameless, elsewhere, _grown_before(run), strict=True)]
+    if not grown or min(grown) < NOTABLE_BYTES:
+        return None
+    one_thread = run.recording.run.source in (SourceKind.CPU, SourceKind.SIMULATED)  # others have events of any thread
+    return _nameless(steps, grown, own=one_thread and not any(elsewhere))
+
+
+def _steady(places: dict[_Place, dict[int, int]], steps: Sequence[int]) -> dict[_Place, dict[int, int]]:
+    """The ``places`` that leave something behind in each of ``steps``."""
+    return {place: by_step for place, by_step in places.items() if all(by_step.get(step, 0) > 0 for step in steps)}
+
+
+def _leak(run: TrainingRun, places: dict[_Place, dict[int, int]], steps: Sequence[int], each: Sequence[int]) -> Finding:
+    ordered = sorted(places, key=lambda place: -places[place][steps[-1]])
+    holders = {place.holder for place in ordered}
+    held = f", held by {holders.pop()}" if len(holders) == 1 and "" not in holders else ""
+    return Finding(
+        code="steady-growth",
+        severity="warning",
+        section=Section.TIMELINE,
+        message=f"every step leaves memory behind, the last one {format_bytes(each[-1])}{held}: nothing has freed it "
+        "by the end of the recording.",
+        bytes=each[-1],
+        change="append numbers, not tensors: losses.append(loss.item()), or loss.detach().cpu(); "
+        "clear what collects from step to step",
+        evidence=(
+            _by_step(steps, each),
+            *(_words(run, place, places[place][steps[-1]]) for place in ordered[:3]),
+        ),
+    )
+
+
+def _nameless(steps: Sequence[int], grown: Sequence[int], *, own: bool) -> Finding:
+    """``own`` says that the recorded thread has allocated it: other threads hold no more than they did."""
+    who = (
+        "the recorded thread allocates it in ops that were not recorded; who holds it was not seen, so it need not "
+        "be a leak."
+        if own
+        else "who holds it was not seen, so it may be another thread's or a library's, and need not be a leak."
+    )
+    where = (
+        "look at what the training keeps outside of forward and backward (lists, dictionaries, caches)"
+        if own
+        else "look at what runs beside the training (loaders, threads, libraries)"
+    )
+    return Finding(
+        code="steady-growth",
+        severity="info",
+        section=Section.TIMELINE,
+        message=f"memory that nothing names grows with every step, in the last one by {format_bytes(grown[-1])}: {who}",
+        bytes=grown[-1],
+        change=f"{where}, and record more steps",
+        evidence=(_by_step(steps, grown),),
+    )
+
+
+def _by_step(steps: Sequence[int], each: Sequence[int]) -> str:
+    return f"left behind by the steps {steps[0]} to {steps[-1]}: {', '.join(map(format_bytes, each))}"
+
+
+def _left_behind(run: TrainingRun) -> dict[_Place, dict[int, int]]:
+    """Bytes that were never freed, by place and by step; without those that stand for other threads.
+
+    No more than what the place holds at the end of the step above what it held at the end of the step before: a batch
+    that is loaded a step ahead is not freed in its step, and yet nothing grows.
+    """
+    places = _places(run)
+    growth = _growth(run, _own(run), places)
+    found = _never_freed(run, _own(run), places)
+    for place, by_step in found.items():
+        for step, grown in zip(run.steps, growth[place], strict=True):
+            by_step[step.index] = min(by_step.get(step.index, 0), grown)
+    return found
+
+
+def _held_at_the_end(run: TrainingRun) -> dict[_Place, dict[int, int]]:
+    """Bytes that only their holder names, by holder and by step.
+
+    Holders are looked for at the end of the recording, so what a holder had let go by then has none: what all such
+    memory together grew by in a step is the most that its holders can have kept.
+    """
+    lifetimes = run.analysis.lifetimes
+    nameless = (lifetimes.op == 0) & (lifetimes.module == 0) & (lifetimes.stack == 0)
+    outside = _own(run) & nameless & np.isin(lifetimes.phase, (Phase.SETUP, Phase.DATA, Phase.BETWEEN))
+    growth = _growth(run, outside, lambda allocation: _NAMELESS)[_NAMELESS]
+    found = _never_freed(run, outside & (run.with_fact(Fact.HELD) > 0), _holders(run))
+    for step, left in zip(run.steps, growth, strict=True):
+        for by_step in sorted(found.values(), key=lambda by_step: -by_step.get(step.index, 0)):
+            by_step[step.index] = min(by_step.get(step.index, 0), max(left, 0))
+            left -= by_step[step.index]
+    return found
+
+
+def _own(run: TrainingRun) -> Mask:
+    """What the recorded thread allocated in the recording and does not keep for the training."""
+    lifetimes, events = run.analysis.lifetimes, run.recording.events
+    mine: Mask = events.action[lifetimes.born] == Action.ALLOC
+    mine &= ~_meant(run) & (lifetimes.address != OTHER_THREADS)
+    return mine
+
+
+def _never_freed(run: TrainingRun, allocations: Mask, places: Callable[[int], _Place]) -> dict[_Place, dict[int, int]]:
+    lifetimes = run.analysis.lifetimes
+    found: dict[_Place, dict[int, int]] = {}
+    for allocation in np.flatnonzero(allocations & (lifetimes.died == ALIVE)).tolist():
+        by_step = found.setdefault(places(allocation), {})
+        step = int(lifetimes.step[allocation])
+        by_step[step] = by_step.get(step, 0) + int(lifetimes.bytes[allocation])
+    return found
+
+
+def _grown_elsewhere(run: TrainingRun) -> list[int]:
+    """How much more other threads held at the end of each step from the second on than at the end of the one before."""
+    return _grown(run, run.analysis.lifetimes.address == OTHER_THREADS)
+
+
+def _grown_before(run: TrainingRun) -> list[int]:
+    """The growth of what was there before the recording, never more than 0: batches loaded by then make room."""
+    lifetimes = run.analysis.lifetimes
+    before = run.recording.events.action[lifetimes.born] != Action.ALLOC
+    return _grown(run, before & ~_meant(run) & (lifetimes.address != OTHER_THREADS))
+
+
+def _grown(run: TrainingRun, allocations: Mask) -> list[int]:
+    growth = _growth(run, allocations, _places(run))
+    return [sum(column) for column in zip(*growth.values(), strict=True)][1:] or [0] * (len(run.steps) - 1)
+
+
+def _meant(run: TrainingRun) -> Mask:
+    return np.isin(run.analysis.classes.category, [CODES[name] for name in _MEANT_TO_STAY])
+
+
+def _growth(run: TrainingRun, allocations: Mask, places: Callable[[int], _Place]) -> defaultdict[_Place, list[int]]:
+    """What each place holds of ``allocations`` at the end of each step above what it held at the end before."""
+    lifetimes, timeline = run.analysis.lifetimes, run.analysis.timeline
+    ends = np.array([timeline.position(step.end_ns) for step in run.steps], dtype=np.int64)
+    first = np.searchsorted(ends, lifetimes.born, side="right")  # the end at which it is there first, and
+    gone = np.searchsorted(ends, lifetimes.died, side="right")  # the one at which it is no longer
+    gone[lifetimes.died == ALIVE] = len(ends)
+    found: defaultdict[_Place, list[int]] = defaultdict(lambda: [0] * len(ends))
+    for allocation in np.flatnonzero(allocations & (first < gone)).tolist():
+        grown, size = found[places(allocation)], int(lifetimes.bytes[allocation])
+        grown[first[allocation]] += size
+        if gone[allocation] < len(ends):
+            grown[gone[allocation]] -= size
+    return found
+
+
+def _places(run: TrainingRun) -> Callable[[int], _Place]:
+    """Who made an allocation."""
+    lifetimes = run.analysis.lifetimes
+    return lambda allocation: _Place(
+        int(lifetimes.op[allocation]), int(lifetimes.module[allocation]), int(lifetimes.stack[allocation])
+    )
+
+
+def _holders(run: TrainingRun) -> Callable[[int], _Place]:
+    """What holds an allocation: ``kept[0]`` and ``kept[1]`` are of one list."""
+    facts = run.analysis.facts
+    rows = np.flatnonzero(facts.fact == Fact.HELD)
+    names = dict(zip(facts.allocation[rows].tolist(), facts.name[rows].tolist(), strict=True))
+    return lambda allocation: _Place(0, 0, 0, _KEY.sub("[*]", run.text(names[allocation])))
+
+
+def _words(run: TrainingRun, place: _Place, size: int) -> str:
+    if place.holder:
+        where = "allocated outside of forward, backward and update"
+        return f"held by {place.holder}, {where}: {format_bytes(size)} ({format_count(size)} bytes) per step"
+    op, module, stack = run.text(place.op), run.text(place.module), run.text(place.stack)
+    words = [op or "unknown op", f"in {module}" if module else "", f"at {own_frame(stack)}" if stack else ""]
+    return f"{' '.join(word for word in words if word)}: {format_bytes(size)} ({format_count(size)} bytes) per step"

@@ -1,0 +1,632 @@
+"""The largest value of a script's argument that a GPU has the memory for, and the runs that find it (``ampmem.fit/1``).
+
+Everything here is said of runs that were made: a point is one run of the script in one precision with one value.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from math import isqrt
+from typing import Annotated, TypeAlias
+
+from ampmem.analysis.estimate import Fit, prediction_of
+from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, like, plain, schema_of
+from ampmem.errors import RecordingError
+from ampmem.events import Recording
+from ampmem.version import __version__
+from ampmem.vocabulary import Arm
+
+BASELINE = Arm.FP32
+"""The arm that the others are compared with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vary:
+    """The argument that differs between runs, from ``low`` to ``high``; ``None``: as far as it fits.
+
+    ``separator`` is what stands before the value: ``=``, or a space for a value that is an argument of its own. It is
+    empty for a positional argument, which is the value alone; ``name`` says which one: ``argument 2``.
+    """
+
+    name: str
+    separator: str
+    low: int
+    high: int | None
+
+    def shown(self, value: int) -> str:
+        """``--batch-size=8``; ``argument 2 = 8``."""
+        return f"{self.name}{self.separator or ' = '}{value}"
+
+    def words(self, value: int) -> tuple[str, ...]:
+        """The script's arguments for ``value``."""
+        if not self.separator:
+            return (str(value),)
+        return (self.name, str(value)) if self.separator == " " else (self.shown(value),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """The peaks of a run that fits or may fit, over all that was recorded, in bytes.
+
+    ``used`` is what the device has in use at most, the allocator's memory and what is outside of it; ``highest`` is
+    the same with the most that is assumed for what is not known, ``None`` where nothing had to be assumed. ``surely``
+    says that the run fits even with that.
+    """
+
+    allocated: int
+    reserved: int
+    used: int
+    highest: int | None = None
+    surely: bool = True
+    outside_at_most: int = 0
+    """What is in use beside the allocator's memory with the most that is assumed for it."""
+    allowed: int | None = None
+    """What the script lets the process take (``set_per_process_memory_fraction``); ``None`` without a limit."""
+
+    @property
+    def most(self) -> int:
+        """What the device has in use at most, with the most that is assumed."""
+        return self.used if self.highest is None else self.highest
+
+
+Points: TypeAlias = Mapping[int, Memory | None]
+"""What came of each value that was run in one arm; ``None`` where memory ran out."""
+
+
+class SavingVerdict(StrEnum):
+    """How an arm's peaks compare with those of :data:`BASELINE`, at the values that fit in both."""
+
+    CROSSES = "crosses"
+    """Not less up to one value, less from a larger one on."""
+    ALWAYS = "always"
+    """Less at every value."""
+    NEVER = "never"
+    """Less at none."""
+    REVERSED = "reversed"
+    """Less at small values only."""
+    UNKNOWN = "unknown"
+    """No value fits in both."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakEven:
+    """Where the peak of ``arm`` falls below the baseline's.
+
+    ``costs_at`` is the largest value at which it is not below, ``saves_at`` the smallest above that at which it
+    is; for :attr:`SavingVerdict.ALWAYS` and :attr:`SavingVerdict.REVERSED` the smallest at which it is. ``differences``
+    has the arm's peak less the baseline's, in bytes, for each value that fits in both.
+    """
+
+    arm: Arm
+    verdict: SavingVerdict
+    costs_at: int | None
+    saves_at: int | None
+    differences: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmFit:
+    """All runs of one arm, by ascending value."""
+
+    name: Arm
+    points: Points
+
+    @property
+    def largest_fitting(self) -> int | None:
+        """The largest value that was run and surely fits."""
+        return bracket(self.points)[0]
+
+    @property
+    def largest_that_may_fit(self) -> int | None:
+        """The largest value above :attr:`largest_fitting` that was run and fits with the least of what is assumed."""
+        largest = self.largest_fitting or 0
+        return max((value for value, memory in self.points.items() if memory and value > largest), default=None)
+
+    @property
+    def smallest_not_fitting(self) -> int | None:
+        """The smallest value above :attr:`largest_fitting` that was run and does not surely fit."""
+        return bracket(self.points)[1]
+
+    @property
+    def gaps(self) -> tuple[int, ...]:
+        """Values that do not fit though a larger one does."""
+        largest = self.largest_fitting or 0
+        return tuple(value for value, memory in self.points.items() if memory is None and value < largest)
+
+    @property
+    def flat_from(self) -> int | None:
+        """The smallest value with the same peak as the largest that fits; ``None`` when that has a peak of its own."""
+        largest = self.largest_fitting
+        if largest is None:
+            return None
+        peaks = {value: memory.allocated for value, memory in self.points.items() if memory is not None}
+        same = min((value for value, peak in peaks.items() if peak == peaks[largest]), default=largest)
+        return None if same == largest else same
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitResult:
+    """The whole search. ``total`` is the GPU's memory in bytes; ``notes`` are those of the runs, each once."""
+
+    script: str
+    vary: Vary
+    gpu: str
+    total: int
+    steps: int
+    arms: tuple[ArmFit, ...]
+    break_even: tuple[BreakEven, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def runs(self) -> int:
+        """How many runs were made."""
+        return sum(len(arm.points) for arm in self.arms)
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """Every value that was run."""
+        return tuple(sorted({value for arm in self.arms for value in arm.points}))
+
+    def same_as(self, arm: ArmFit) -> ArmFit | None:
+        """The first arm before ``arm`` that has the peaks of ``arm`` at every value that was run in ``arm``.
+
+        The same value is the largest that fits in both; the other may have been run with further values. ``None`` also
+        where nothing fits: no peak is known then.
+        """
+        before = self.arms[: self.arms.index(arm)] if any(arm.points.values()) else ()
+        return next((other for other in before if _contains(other.points, arm.points)), None)
+
+    @property
+    def outside(self) -> int | None:
+        """Bytes in use beside the allocator's, at least; ``None`` when nothing fits."""
+        found = (memory for arm in self.arms for memory in arm.points.values() if memory is not None)
+        return max((memory.used - memory.reserved for memory in found), default=None)
+
+    @property
+    def outside_at_most(self) -> int | None:
+        """Bytes in use beside the allocator's, with the most that is assumed; ``None`` when nothing fits."""
+        found = (memory for arm in self.arms for memory in arm.points.values() if memory is not None)
+        return max((max(memory.used - memory.reserved, memory.outside_at_most) for memory in found), default=None)
+
+    @property
+    def allowed(self) -> int | None:
+        """The least that the script lets the process take in any run that fits; ``None`` without such a limit."""
+        found = (memory for arm in self.arms for memory in arm.points.values() if memory is not None)
+        return min((memory.allowed for memory in found if memory.allowed is not None), default=None)
+
+
+def _contains(points: Points, those: Points) -> bool:
+    """Whether ``points`` has the runs of ``those``, and both come to the same end."""
+    return bracket(points) == bracket(those) and those.items() <= points.items()
+
+
+def arm_fits(points: Mapping[Arm, Points]) -> tuple[ArmFit, ...]:
+    """The arms with their runs in order."""
+    return tuple(ArmFit(name=arm, points=dict(sorted(found.items()))) for arm, found in points.items())
+
+
+def break_evens(points: Mapping[Arm, Points]) -> tuple[BreakEven, ...]:
+    """The break-even point of each other arm against :data:`BASELINE`; none where that was not run."""
+    if BASELINE not in points:
+        return ()
+    return tuple(_break_even(arm, differences(points, arm)) for arm in points if arm != BASELINE)
+
+
+def bracket(points: Points) -> tuple[int | None, int | None]:
+    """The largest value that surely fits, and the smallest above it that does not."""
+    sure = {value: memory is not None and memory.surely for value, memory in points.items()}
+    fits = max((value for value, fitting in sure.items() if fitting), default=None)
+    above = (value for value, fitting in sure.items() if not fitting and (fits is None or value > fits))
+    return fits, min(above, default=None)
+
+
+def differences(points: Mapping[Arm, Points], arm: Arm) -> dict[int, int]:
+    """The peak of ``arm`` less that of :data:`BASELINE` at each value that fits in both, by ascending value."""
+    found: dict[int, int] = {}
+    for value in sorted(points[arm]):
+        ours, theirs = points[arm][value], points[BASELINE].get(value)
+        if ours is not None and theirs is not None:
+            found[value] = ours.allocated - theirs.allocated
+    return found
+
+
+def crossing(found: Mapping[int, int]) -> tuple[int | None, int | None]:
+    """The largest value whose difference is not below 0, and the smallest above it whose difference is."""
+    costs = max((value for value, difference in found.items() if difference >= 0), default=None)
+    saves = (value for value, difference in found.items() if difference < 0 and (costs is None or value > costs))
+    return costs, min(saves, default=None)
+
+
+def memory_of(recording: Recording) -> Memory | None:
+    """The peaks of a simulated run, ``None`` for one that ran out of memory. Raises :class:`RecordingError`."""
+    if recording.ooms:
+        return None
+    if recording.prediction is None:
+        raise RecordingError("the recording does not say what the run takes of the GPU's memory")
+    found = prediction_of(recording.prediction)
+    if found.fit is Fit.DOES_NOT_FIT:
+        return None
+    return Memory(
+        allocated=found.at_peak_allocated.allocated,
+        reserved=found.least_reserved,
+        used=found.least_total,
+        highest=None if found.highest is None else found.most_total,
+        surely=found.fit is Fit.FITS,
+        outside_at_most=0 if found.highest is None else found.highest.total - found.highest.reserved,
+        allowed=found.allowed,
+    )
+
+
+def _break_even(arm: Arm, found: Mapping[int, int]) -> BreakEven:
+    costs, saves = crossing(found)
+    smallest = min((value for value, difference in found.items() if difference < 0), default=None)
+    if not found:
+        verdict = SavingVerdict.UNKNOWN
+    elif costs is None:
+        verdict = SavingVerdict.ALWAYS
+    elif saves is not None:
+        verdict = SavingVerdict.CROSSES
+    else:
+        verdict = SavingVerdict.NEVER if smallest is None else SavingVerdict.REVERSED
+    return BreakEven(
+        arm=arm, verdict=verdict, costs_at=costs, saves_at=smallest if saves is None else saves, differences=found
+    )
+
+
+# Which runs to make next, so that few of them say what fits and where autocast begins to save.
+#
+# Every function looks at nothing but the runs there are, in whatever order they came in. Peaks grow nearly in
+# proportion to a batch size, so a line through two runs tells where to look next; what it tells is run, never
+# believed. A search that such guesses do not bring to its end in time, or that creeps, is bisected.
+
+DOUBLINGS = 16
+"""Without an upper bound, no value is run that is more than two to this power times the smallest."""
+
+_GROWTH = 4
+"""Without an upper bound, the next value is so many times the last one where peaks have not grown yet."""
+_MOST_GROWTH = 16
+"""... and at most so many times where they have: a line through two small values may lead far off."""
+
+GUESSES = 10
+"""From so many runs on, a search goes by halves."""
+
+
+def wanted(points: Mapping[Arm, Points], vary: Vary, *, total: int, curve: int) -> list[tuple[Arm, int]]:
+    """The arms and values to run next, all of which can run at once; empty at the end.
+
+    First what fits is found, then the break-even points; then the curve is filled up to ``curve`` values.
+    """
+    return _to_fit(points, vary, total) or _to_break_even(points, vary.low) or _to_draw(points, vary.low, curve)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remaining:
+    """What the runs to come are for, of which some are not known before those before them.
+
+    ``searched`` has the arms whose largest value is not found yet, with the largest that fits and the smallest that
+    does not; where there are none, ``crossings`` says that a break-even point is not. ``runs`` counts those that are
+    left for the curve, 0 until everything is found.
+    """
+
+    searched: Mapping[Arm, tuple[int | None, int | None]]
+    crossings: bool
+    runs: int
+
+
+def remaining(points: Mapping[Arm, Points], vary: Vary, *, total: int, curve: int) -> Remaining:
+    """What is left to be done, as :func:`wanted` goes about it."""
+    searched = {arm: bracket(points[arm]) for arm, _ in _to_fit(points, vary, total)}
+    crossings = not searched and bool(_to_break_even(points, vary.low))
+    runs = 0 if searched or crossings else len(_to_draw(points, vary.low, curve))
+    return Remaining(searched=searched, crossings=crossings, runs=runs)
+
+
+def next_to_fit(points: Points, vary: Vary, total: int) -> int | None:
+    """What to run to find the largest value that fits on a device of ``total`` bytes."""
+    if vary.low not in points:
+        return vary.low
+    fits, too_large = bracket(points)
+    if fits is None:
+        return None
+    if too_large is None:
+        last = vary.low << DOUBLINGS if vary.high is None else vary.high
+        if fits >= last:
+            return None
+        return last if vary.high is not None else min(_grown(points, total), last)
+    if too_large - fits == 1:
+        return None
+    guesses = GUESSES + (DOUBLINGS // 2 if vary.high is None else 0)  # those that only raised the value prove nothing
+    guess = None if len(points) >= guesses else _largest_expected(points, fits, too_large, total)
+    return _inside(fits, too_large, guess)
+
+
+def next_to_break_even(found: Mapping[int, int]) -> int | None:
+    """What to run to find neighbours between which a difference of peaks falls below 0."""
+    costs, saves = crossing(found)
+    if costs is None or saves is None or saves - costs == 1:
+        return None
+    guess = None
+    if len(found) < GUESSES:
+        guess = costs + (saves - costs) * found[costs] // (found[costs] - found[saves])
+    return _inside(costs, saves, guess)
+
+
+def _to_fit(points: Mapping[Arm, Points], vary: Vary, total: int) -> list[tuple[Arm, int]]:
+    found = ((arm, next_to_fit(mine, vary, total)) for arm, mine in points.items())
+    return [(arm, value) for arm, value in found if value is not None]
+
+
+def _to_break_even(points: Mapping[Arm, Points], low: int) -> list[tuple[Arm, int]]:
+    largest = {arm: bracket(mine)[0] for arm, mine in points.items()}
+    base = largest.get(BASELINE)
+    needed: dict[tuple[Arm, int], None] = {}
+    for arm, top in largest.items():
+        if arm == BASELINE or top is None or base is None:
+            continue
+        ends = _not_run(points, arm, min(base, top))
+        value = None if ends else next_to_break_even(differences(points, arm))
+        needed |= dict.fromkeys(ends if value is None else _not_run(points, arm, value))
+    return list(needed)
+
+
+def _not_run(points: Mapping[Arm, Points], arm: Arm, value: int) -> list[tuple[Arm, int]]:
+    """The arms, of ``arm`` and the baseline, that have not been run with ``value``."""
+    return [(name, value) for name in (BASELINE, arm) if value not in points[name]]
+
+
+def _to_draw(points: Mapping[Arm, Points], low: int, curve: int) -> list[tuple[Arm, int]]:
+    """Runs for a curve over ``curve`` values, evenly spaced but for those that were run close by."""
+    largest = {arm: bracket(mine)[0] for arm, mine in points.items()}
+    top = max((value for value in largest.values() if value is not None), default=low)
+    if curve < 2 or top == low:
+        return []
+    fitting = {value for mine in points.values() for value, memory in mine.items() if memory is not None}
+    span, parts = top - low, curve - 1
+    values = []
+    for part in range(curve):
+        even = low + (span * part + parts // 2) // parts
+        nearest = min(fitting, key=lambda value: (abs(value - even), value))
+        values.append(nearest if abs(nearest - even) * 3 * parts <= span else even)
+    return [
+        (arm, value)
+        for value in dict.fromkeys(values)
+        for arm, limit in largest.items()
+        if limit is not None and value <= limit and value not in points[arm]
+    ]
+
+
+def _largest_expected(points: Points, fits: int, too_large: int, total: int) -> int | None:
+    """The largest value that surely fits, by a straight line through two around it whose peaks are known."""
+    known = [(value, memory) for value, memory in sorted(points.items()) if memory is not None and value <= too_large]
+    if len(known) == 1:
+        return isqrt(fits * too_large)
+    (smaller, below), (larger, above) = known[-2:]
+    less, more = _growing(below, above, total)
+    if _creeps(points, fits, too_large):
+        if above.highest is None or more < above.most:
+            return None
+        less, more = _allocated(below), _allocated(above)
+    if more <= less:
+        return None
+    if above.allowed is not None:  # what is used outside of the allocator is not part of what the process may take
+        total = min(total, above.allowed + above.used - above.reserved)
+    expected = larger + (total - more) * (larger - smaller) // (more - less)
+    return expected if expected < too_large else None
+
+
+def _creeps(points: Points, fits: int, too_large: int) -> bool:
+    """Whether the search has moved one end by little again and again, without coming to its end: the line is wrong.
+
+    That is by 1 and by 1 again, or three times by less than a quarter of what was left; where bytes are assumed, twice.
+    """
+    if {fits - 1, fits - 2} <= points.keys() or {too_large + 1, too_large + 2} <= points.keys():
+        return True
+    largest = points[fits]
+    moves = 3 if largest is None or largest.highest is None else 2
+    below = sorted((value for value in points if value <= fits), reverse=True)
+    above = sorted(value for value in points if value >= too_large)
+    return _slow(below[: moves + 1], too_large, moves) or _slow(above[: moves + 1], fits, moves)
+
+
+def _slow(ends: list[int], other: int, moves: int) -> bool:
+    """Whether these places of one end, the last first, are so many small moves; ``other`` is the other end."""
+    small = (abs(now - before) * 4 < abs(other - before) for now, before in pairwise(ends))
+    return len(ends) > moves and all(small)
+
+
+def _grown(points: Points, total: int) -> int:
+    """A larger value than all that were run, which all fit: where the line through the two largest fills the device.
+
+    It may be close to the last one; in a search of :data:`GUESSES` runs it is twice as large at least.
+    """
+    known = [(value, memory) for value, memory in sorted(points.items()) if memory is not None][-2:]
+    larger, above = known[-1]
+    smaller, below = known[0]
+    less, more = _growing(below, above, total)
+    if more <= less:
+        return larger * _GROWTH
+    expected = larger + (total - more) * (larger - smaller) // (more - less)
+    least = larger + 1 if len(points) < GUESSES else larger * 2
+    return min(max(expected, least), larger * _MOST_GROWTH)
+
+
+def _growing(below: Memory, above: Memory, total: int) -> tuple[int, int]:
+    """The bytes of two runs that a line goes through.
+
+    The most that is assumed keeps to what the device has, and so says nothing of how it grows once it is there; what
+    is allocated does not.
+    """
+    if all(point.highest is None or point.highest < total for point in (below, above)):
+        return below.most, above.most
+    return _allocated(below), _allocated(above)
+
+
+def _allocated(memory: Memory) -> int:
+    """What the device has to have room for at least: what is allocated, and what is in use beside it at most."""
+    return memory.allocated + memory.outside_at_most
+
+
+def _inside(below: int, above: int, guess: int | None) -> int:
+    """``guess`` between the two values, or the middle."""
+    return (below + above) // 2 if guess is None else min(max(guess, below + 1), above - 1)
+
+
+# What ``ampmem fit --json`` prints (``ampmem.fit/1``): the dataclasses have the names and the order of the JSON.
+
+SCHEMA = "ampmem.fit/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariedArgument:
+    """The argument that differs between the runs, from ``low`` to ``high``; null: as far as it fits."""
+
+    argument: str
+    low: Positive
+    high: Positive | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedGpu:
+    """The GPU; ``outside_bytes`` is what is assumed in use beside the allocator's memory, null when nothing fits.
+
+    ``outside_at_most_bytes`` is the same with the most that is assumed. ``allowed_bytes`` is what the script lets the
+    process take of the GPU, null where the script sets no limit.
+    """
+
+    name: str
+    total_bytes: Positive
+    outside_bytes: int | None
+    outside_at_most_bytes: int | None
+    allowed_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One run: its peaks, null where memory ran out.
+
+    ``fits`` is true where it surely does, ``may_fit`` where it does with the least that is assumed for what is not
+    known; ``highest_device_used_bytes`` is with the most that is assumed for that, null where nothing had to be.
+    """
+
+    value: Positive
+    fits: bool
+    may_fit: bool
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    device_used_bytes: int | None
+    highest_device_used_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmPoints:
+    """All runs of one arm, by ascending value.
+
+    ``largest_fitting`` surely fits, ``smallest_not_fitting`` is the smallest above it that does not; of those above
+    ``largest_that_may_fit`` is the largest that fits with the least that is assumed, null where none was run.
+    """
+
+    arm: str
+    largest_fitting: Positive | None
+    smallest_not_fitting: Positive | None
+    largest_that_may_fit: Positive | None
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakDifference:
+    """The arm's peak of what is allocated less the baseline's."""
+
+    value: Positive
+    bytes: Signed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """Where what ``arm`` allocates at its peak falls below that of the arm ``against``, of the values that fit in both.
+
+    ``costs_at`` is the largest value at which it is not below, ``saves_at`` the smallest above that at which it is.
+    """
+
+    arm: str
+    against: str
+    verdict: SavingVerdict
+    costs_at: Positive | None
+    saves_at: Positive | None
+    differences: tuple[PeakDifference, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitDocument:
+    """The whole search."""
+
+    schema: Annotated[str, OneOf((SCHEMA,))]
+    ampmem: str
+    script: str
+    steps: Positive
+    runs: int
+    vary: VariedArgument
+    gpu: SimulatedGpu
+    arms: tuple[ArmPoints, ...]
+    break_even: tuple[Crossing, ...]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> str:
+        """The document as JSON text, as :func:`fit_schema` describes it."""
+        return json.dumps(plain(self), indent=2)
+
+
+def fit_schema() -> dict[str, Json]:
+    """The JSON Schema of :meth:`FitDocument.to_json`."""
+    return schema_of(
+        FitDocument,
+        title="ampmem fit, version 1",
+        description="What `ampmem fit --json` prints. Sizes are bytes; null is a value that is not known.",
+    )
+
+
+def document(fit: FitResult) -> FitDocument:
+    """The search as its document."""
+    return FitDocument(
+        schema=SCHEMA,
+        ampmem=__version__,
+        script=fit.script,
+        steps=fit.steps,
+        runs=fit.runs,
+        vary=VariedArgument(argument=fit.vary.name, low=fit.vary.low, high=fit.vary.high),
+        gpu=SimulatedGpu(
+            name=fit.gpu,
+            total_bytes=fit.total,
+            outside_bytes=fit.outside,
+            outside_at_most_bytes=fit.outside_at_most,
+            allowed_bytes=fit.allowed,
+        ),
+        arms=tuple(map(_arm, fit.arms)),
+        break_even=tuple(map(_crossing, fit.break_even)),
+        notes=fit.notes,
+    )
+
+
+def _arm(arm: ArmFit) -> ArmPoints:
+    points = tuple(_point(value, memory) for value, memory in arm.points.items())
+    return like(ArmPoints, arm, arm=arm.name, points=points)
+
+
+def _point(value: int, memory: Memory | None) -> Point:
+    return Point(
+        value=value,
+        fits=memory is not None and memory.surely,
+        may_fit=memory is not None,
+        allocated_bytes=None if memory is None else memory.allocated,
+        reserved_bytes=None if memory is None else memory.reserved,
+        device_used_bytes=None if memory is None else memory.used,
+        highest_device_used_bytes=None if memory is None else memory.highest,
+    )
+
+
+def _crossing(found: BreakEven) -> Crossing:
+    differences = tuple(PeakDifference(value=value, bytes=size) for value, size in found.differences.items())
+    return like(Crossing, found, against=BASELINE, differences=differences)

@@ -1,1 +1,0 @@
-"""What fits on a GPU, and from which batch size on mixed precision saves."""

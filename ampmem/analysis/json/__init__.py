@@ -1,1 +1,0 @@
-"""What the analysis finds as JSON: written, read again, and described by schemas."""

@@ -1,0 +1,213 @@
+"""The allocator's layers above the tensors, at every event, and its address space: which segment holds which blocks.
+
+``requested + rounding = allocated`` and ``allocated + cached = reserved``; what else of the device is used is outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ampmem.allocator.segments import Extent, HeldExtents
+from ampmem.analysis.timeline.lifetimes import ALIVE
+from ampmem.analysis.timeline.marks import Instants
+from ampmem.analysis.timeline.timeline import MemoryHistory
+from ampmem.errors import RecordingError
+from ampmem.events import Column, LayersRecord, Recording, SegmentAction, SegmentColumns
+from ampmem.vocabulary import Mark
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatorLayers:
+    """Bytes of the allocator's layers.
+
+    ``allocated`` and ``reserved`` have an entry for each position, as
+    :class:`~ampmem.analysis.timeline.timeline.Timeline` has: right after so many events. ``level`` is what was
+    reserved after each of the recording's segment rows, and ``time_ns`` and ``position`` say when that was.
+    """
+
+    allocated: Column
+    reserved: Column
+    level: Column
+    time_ns: Column
+    position: Column
+
+    @property
+    def cached(self) -> Column:
+        """Reserved and in no block that is in use."""
+        return self.reserved - self.allocated
+
+    def reserved_at(self, instant_ns: int, position: int) -> int:
+        """What was reserved at an instant between two events, with so many of them before it."""
+        low, high = np.searchsorted(self.position, [position, position + 1]).tolist()
+        rows = min(max(int(np.searchsorted(self.time_ns, instant_ns)), low), high)
+        return int(self.level[rows - 1]) if rows else 0
+
+    def peak_between(self, first: int, last: int) -> int:
+        """The most that was reserved from one position to another."""
+        between = (self.position >= first) & (self.position < last)
+        return int(max(self.level[between].max(initial=0), self.reserved[first]))
+
+    def allocated_between(self, first: int, last: int) -> int:
+        """The most that was allocated from one position to another, blocks with their rounding."""
+        return int(self.allocated[first : last + 1].max())
+
+
+def layers_of(history: MemoryHistory) -> AllocatorLayers | None:
+    """``None`` where no segments are known. Raises :class:`RecordingError` for segments that contradict each other."""
+    segments, events = history.recording.segments, history.recording.events
+    if not len(segments):
+        return None
+    delta = np.where(segments.action == SegmentAction.RELEASE, -segments.bytes, segments.bytes)
+    # What is reserved between two events is there after the later one; the baseline is there from the start.
+    there_at = np.where(segments.action == SegmentAction.BASELINE, 0, segments.position + 1)
+    reserved = np.zeros(len(events) + 2, dtype=np.int64)
+    np.add.at(reserved, there_at, delta)
+    level = np.cumsum(delta)
+    if min(level.min(), np.cumsum(reserved).min()) < 0:
+        raise RecordingError("the recording is damaged: more memory was given back to the device than taken from it")
+    lives = history.lifetimes
+    freed = np.flatnonzero(lives.died != ALIVE)
+    allocated = np.zeros(len(events) + 1, dtype=np.int64)
+    allocated[lives.born + 1] = lives.block_bytes
+    allocated[lives.died[freed] + 1] = -lives.block_bytes[freed]
+    return AllocatorLayers(
+        allocated=np.cumsum(allocated),
+        reserved=np.cumsum(reserved)[:-1],
+        level=level,
+        time_ns=np.maximum.accumulate(segments.time_ns),
+        position=np.maximum.accumulate(segments.position),
+    )
+
+
+def reserved_residual(history: MemoryHistory, layers: AllocatorLayers | None) -> int | None:
+    """How far the segments are from what the allocator itself said was reserved, at the mark where it is most.
+
+    Where blocks take more than is reserved, that counts too. ``None`` where the allocator was never asked.
+    """
+    if layers is None:
+        return None
+    lacking = -int(min(layers.cached.min(), 0))
+    position = history.timeline.position
+    apart = [
+        abs(layers.reserved_at(instant, position(instant)) - record.reserved) for record, instant in _marked(history)
+    ]
+    return max([*apart, lacking]) if apart or lacking else None
+
+
+def outside_in(recording: Recording, step: int) -> int | None:
+    """The most of the device's memory in the step that was not this allocator's: contexts, NCCL, other processes."""
+    found = [
+        layers.device_used - layers.reserved
+        for layers in recording.layers
+        if layers.step == step and layers.device_used is not None
+    ]
+    return max(found, default=None)
+
+
+def process_outside_in(recording: Recording, step: int) -> int | None:
+    """The part of :func:`outside_in` that the driver counts as this process's; ``None`` where it was not asked."""
+    found = [
+        layers.process_used - layers.reserved
+        for layers in recording.layers
+        if layers.step == step and layers.process_used is not None
+    ]
+    return max(found, default=None)
+
+
+def marks_residual(history: MemoryHistory) -> int | None:
+    """How far the events are from the allocator's own count of requested bytes, at the mark where it is most.
+
+    ``None`` where it was never asked.
+    """
+    timeline = history.timeline
+    return max(
+        (
+            abs(int(timeline.total[timeline.position(instant)]) - layers.requested)
+            for layers, instant in _marked(history)
+        ),
+        default=None,
+    )
+
+
+def _marked(history: MemoryHistory) -> Iterator[tuple[LayersRecord, int]]:
+    """Each mark of a step that ended, with its instant."""
+    instants = {step.index: marks for step, marks in zip(history.recording.steps, history.marks, strict=True)}
+    for layers in history.recording.layers:
+        if layers.mark != Mark.PEAK and layers.step in instants:
+            instant = _instant(instants[layers.step], layers.mark)
+            if instant is not None:
+                yield layers, instant
+
+
+def _instant(marks: Instants, name: str) -> int | None:
+    instant: int | None = getattr(marks, name)
+    return instant
+
+
+# The allocator's address space: which segment holds which blocks.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentPiece:
+    """A part of a segment: the block of an ``allocation``, or what no block takes, where that is ``None``."""
+
+    address: int
+    bytes: int
+    allocation: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentMap:
+    """A segment, and the pieces that fill it from its start to its end."""
+
+    extent: Extent
+    pieces: tuple[SegmentPiece, ...]
+
+
+def segments_at(segments: SegmentColumns, position: int | None) -> list[Extent]:
+    """What was reserved right after the first ``position`` events, or at the very end, by address."""
+    held = HeldExtents()
+    there = np.ones(len(segments), dtype=np.bool_)
+    if position is not None:
+        there = (segments.action == SegmentAction.BASELINE) | (segments.position < position)
+    columns = (segments.action, segments.address, segments.bytes, segments.stream, segments.small, segments.expandable)
+    for action, address, size, stream, small, expandable in zip(
+        *(each[there].tolist() for each in columns), strict=True
+    ):
+        held.remove(address, size)
+        if action != SegmentAction.RELEASE:
+            held.add(Extent(address, size, stream, bool(small), bool(expandable)))
+    return held.joined()
+
+
+def address_map(history: MemoryHistory, position: int | None) -> Iterator[SegmentMap]:
+    """The segments and blocks right after the first ``position`` events, or at the very end, by address."""
+    lives = history.lifetimes
+    alive = np.flatnonzero(lives.alive_at(len(history.recording.events) if position is None else position))
+    alive = alive[np.argsort(lives.address[alive], kind="stable")]
+    starts = lives.address[alive]
+    for extent in segments_at(history.recording.segments, position):
+        first, last = np.searchsorted(starts, [extent.address, extent.end]).tolist()
+        yield segment_map(history, extent, alive[first:last].tolist())
+
+
+def segment_map(history: MemoryHistory, extent: Extent, inside: list[int]) -> SegmentMap:
+    """``extent`` with the blocks of the allocations ``inside`` it, which are in order of their addresses."""
+    return SegmentMap(extent=extent, pieces=tuple(_pieces(history, extent, inside)))
+
+
+def _pieces(history: MemoryHistory, extent: Extent, inside: list[int]) -> Iterator[SegmentPiece]:
+    lives, at = history.lifetimes, extent.address
+    starts = [int(lives.address[allocation]) for allocation in inside]
+    for allocation, address, limit in zip(inside, starts, [*starts[1:], extent.end], strict=False):
+        if address > at:
+            yield SegmentPiece(address=at, bytes=address - at, allocation=None)
+        # How large a block was that is gone by now may have been guessed; it ends where the next one starts.
+        at = min(address + int(lives.block_bytes[allocation]), limit)
+        if at > address:
+            yield SegmentPiece(address=address, bytes=at - address, allocation=allocation)
+    if at < extent.end:
+        yield SegmentPiece(address=at, bytes=extent.end - at, allocation=None)

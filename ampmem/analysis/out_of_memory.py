@@ -1,0 +1,469 @@
+"""The device ran out of memory: who asked, what was alive, and why the cached memory did not serve."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+import numpy as np
+
+from ampmem.allocator.blocks import SnapshotSegment
+from ampmem.allocator.gpus import GPUS
+from ampmem.allocator.oom import Candidates, Reason, candidates, explanation, largest, unpack
+from ampmem.allocator.settings import GIB, MIB
+from ampmem.analysis.jsonable import NOT_IN_JSON, AtLeast, Positive
+from ampmem.analysis.largest import LargeAllocation
+from ampmem.analysis.largest import largest as largest_allocations
+from ampmem.analysis.parameters import own_bytes, own_elements
+from ampmem.analysis.static_model.verdict import state_to_come
+from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
+from ampmem.analysis.timeline.lifetimes import Mask, Tensors
+from ampmem.analysis.timeline.marks import Instants, phase_at
+from ampmem.analysis.timeline.timeline import ByPhase, MemoryHistory, PhaseName
+from ampmem.errors import RecordingError
+from ampmem.events import NO_STEP, Fact, OomRecord, Phase, Recording, RunRecord, StepRecord
+from ampmem.vocabulary import Arm, AutocastDtype, Device, SourceKind, StepOn
+
+_REASONS = {
+    Reason.OVERSIZE: "raise max_split_size_mb in PYTORCH_ALLOC_CONF, or leave it out",
+    Reason.WRONG_STREAM: "allocate on one stream, or call torch.cuda.empty_cache() before the other one needs memory",
+    Reason.WRONG_POOL: "drop CUDA graphs and memory pools that are no longer used, then call torch.cuda.empty_cache()",
+    Reason.LIMITED: "allow the process more with torch.cuda.set_per_process_memory_fraction",
+}
+_MOST = 1 << 62
+_ERROR = "OutOfMemoryError"
+_EXPANDABLE = "set PYTORCH_ALLOC_CONF=expandable_segments:True"
+_LARGEST = {
+    Category.ACTIVATIONS: "make the batch smaller, or recompute activations with torch.utils.checkpoint",
+    Category.CAST_COPIES: "run what needs no gradient under torch.no_grad(), and use a weight once per forward",
+    Category.OPTIMIZER_STATE: "take an optimizer with a smaller state, or spread it over several GPUs",
+    Category.GRADIENTS: "set gradients to None before the forward (zero_grad(set_to_none=True))",
+}
+_OTHERWISE = "make the batch or the model smaller, or spread the model over several GPUs"
+_IN_SETUP = "make the model smaller, or use a larger GPU"
+"""There is no batch yet."""
+_INFERENCE = (StepOn.FORWARD,)
+"""What ends the steps of a script that makes neither gradients nor updates."""
+_STATES_OF_ADAM = 2
+_STEPS = 3
+"""So many steps are recorded unless more are asked for."""
+_BATCH_SIZE = re.compile(r"-b|(--?)?([\w-]+[._-])?(batch[_-]?size|bs|bsz)|--?batch", re.IGNORECASE)
+"""How scripts call the argument that says their batch size."""
+_WITHOUT_BATCH = (Phase.SETUP, Phase.OPTIMIZER)
+"""Phases whose memory a smaller batch hardly changes."""
+_PHASES = {
+    "data": "the loading of data",
+    "optimizer": "the optimizer's update",
+    "evaluation": "an evaluation",
+    "between": "the script outside of its steps",
+}
+_NOT_OF_A_STEP = ("data", "evaluation")
+_MODEL = "make the model smaller, or spread it over several GPUs"
+_FOREACH = "let the optimizer take one parameter at a time (foreach=False)"
+_OR_FUSED = f"{_FOREACH}, or use fused=True"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestFree:
+    """Bytes of the largest free block that the request could use, of other streams, and of other pools; 0 for none."""
+
+    usable: int
+    other_streams: int
+    other_pools: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """Something that may help, by how much is not known; ``finding`` is the code of the finding that may know."""
+
+    change: str
+    finding: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToCome:
+    """What the step would still have made after the failed request, which may be for a part of it; in bytes.
+
+    ``gradients`` are those of the ``parameters`` that have none yet. ``optimizer_state`` is what ``optimizers``, by
+    their classes, still lack; ``None`` where no optimizer is known, or not what it keeps.
+    """
+
+    gradients: int
+    parameters: int
+    optimizer_state: int | None
+    optimizers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedRequest:
+    """The last request that failed for want of memory, and the state of the allocator then; everything in bytes.
+
+    ``step`` is ``None`` outside of every step. ``ended_the_run`` is false where the script went on. ``failures``
+    counts the requests of the recording that failed. ``asked`` is the block that was needed, ``segment`` what the
+    device was asked for it, and ``lacking`` how much more the device would have had to give; 0 where it refused what
+    it had. ``device`` is its index, and ``recorded`` is false where another device was recorded: then ``alive`` has
+    all of its tensors as ``other``. ``allowed`` is what the process may take of ``device_total``; ``None`` without a
+    limit. ``op``, ``module`` and ``stack`` (outermost call first) say who asked, where that is known.
+    ``alive`` are the tensors, and ``largest`` the largest of them. ``reserved`` is what the allocator held, ``cached``
+    the part of it in free blocks. ``outside`` is what others hold of the device; ``None`` where the device's size is
+    not known, as of a snapshot: then ``device_total`` is ``None``, too.
+    ``later`` says that the request came after the recorded steps: of ``alive`` only what was there when they
+    ended has a category, and ``largest`` are of that. ``parameters_there`` counts the elements of the parameters that
+    were on the device by then, ``None`` where that is not known: fewer than all where the model was being moved.
+    ``to_come`` is ``None`` where nothing is known of it. ``options`` are the ``changes``, with the
+    findings that know more. ``next_commands`` are lines for a shell that tell more: the largest batch size that fits,
+    where the command line of the script says which that is, and the whole step on a larger simulated GPU.
+    ``residual_bytes`` is how far ``alive`` is from the allocator's own blocks.
+    """
+
+    step: int | None
+    phase: PhaseName
+    ended_the_run: bool
+    failures: Positive
+    asked: int
+    segment: int
+    lacking: int = 0
+    device: int = 0
+    recorded: bool = True
+    device_total: int | None
+    device_free: int
+    allowed: int | None = None
+    op: str | None
+    module: str | None
+    stack: tuple[str, ...]
+    alive: Breakdown
+    temporaries_by_phase: ByPhase
+    to_come: ToCome | None = None
+    largest: tuple[LargeAllocation, ...] = ()
+    reserved: int
+    cached: int
+    outside: int | None
+    largest_free: LargestFree
+    reason: Reason
+    explanation: str
+    changes: Annotated[tuple[str, ...], AtLeast(1)]
+    options: tuple[Option, ...] = field(metadata=NOT_IN_JSON)
+    next_commands: tuple[str, ...] = ()
+    residual_bytes: int
+    later: bool = False
+    parameters_there: int | None = None
+
+    @property
+    def where(self) -> str:
+        """Step and phase in words, as they stand after "in"."""
+        if self.later:
+            return "the run after the recorded steps"
+        phase = _PHASES.get(self.phase, self.phase)
+        if self.step is None or self.phase == Phase.SETUP.name.lower():
+            return phase
+        if self.phase == Phase.BETWEEN.name.lower():
+            return f"step {self.step}, outside of forward, backward and update"
+        return f"{phase} {'in' if self.phase in _NOT_OF_A_STEP else 'of'} step {self.step}"
+
+    @property
+    def left(self) -> int:
+        """Bytes that the device could give, or that this process could take where that was less."""
+        return self.device_free if self.allowed is None else min(self.device_free, max(self.allowed - self.reserved, 0))
+
+    @property
+    def by_the_limit(self) -> bool:
+        """Whether what the process may take was less than what the device had left, and not enough."""
+        return self.left < min(self.device_free, self.segment)
+
+
+def failed_request(history: MemoryHistory, tensors: Tensors) -> FailedRequest | None:
+    """The last failure, the one that a script dies of; ``None`` when no request failed.
+
+    ``tensors`` are those of ``history``. Raises :class:`RecordingError` when the allocator's state cannot be read.
+    """
+    recording = history.recording
+    if not recording.ooms:
+        return None
+    oom = recording.ooms[-1]
+    segments, free = _state(oom)
+    position = failure_position(history)
+    blocks = [block for segment in segments for block in segment.blocks]
+    reserved = sum(segment.size for segment in segments)
+    requested = sum(block.requested for block in blocks if block.allocated)
+    recorded = recording.allocator is None or recording.allocator.device == oom.device
+    still = None if oom.later is None else _still_alive(history, position, oom.later)
+    if still is not None:
+        alive = _with_other(history, still, requested)
+    else:
+        alive = history.timeline.breakdown(position) if recorded else _all_other(requested)
+    limit, total = _limit(oom, reserved)
+    left = None if limit is None else max(limit - reserved, 0)
+    reason = free.reason(oom.asked, oom.segment, oom.free, left)
+    phase = phase_at(recording.phases, oom.time_ns)
+    cached = sum(block.size for block in blocks if not block.allocated and not block.awaiting)
+    during = recorded and still is None
+    temporaries = history.timeline.temporaries_by_phase(position if during else 0)
+    largest_free = LargestFree(
+        usable=largest(free.usable), other_streams=largest(free.other_stream), other_pools=largest(free.other_pool)
+    )
+    expandable = any(segment.expandable for segment in segments)
+    # A snapshot does not say which gradient is whose, so it does not say which are still to come.
+    coming = _to_come(history, position, phase) if during and total is not None else None
+    there = _parameters_there(history, position) if during else None
+    updating = phase is Phase.OPTIMIZER and (temporaries["optimizer"] > 0 or _has_all_state(coming))
+    options = (
+        *_against(reason, expandable=expandable),
+        *_against_the_largest(recording, alive, phase, updating=updating),
+    )
+    found = FailedRequest(
+        step=_step(recording, oom),
+        phase=phase.name.lower(),
+        ended_the_run=_ended(recording, oom),
+        failures=len(recording.ooms),
+        asked=oom.asked,
+        segment=oom.segment,
+        lacking=max(oom.segment - (oom.free if left is None else min(oom.free, left)), 0),
+        device=oom.device,
+        recorded=recorded,
+        device_total=total,
+        device_free=oom.free,
+        allowed=limit,
+        op=oom.op or None,
+        module=oom.module or None,
+        stack=tuple(line for line in oom.stack.split("\n") if line),
+        alive=alive,
+        temporaries_by_phase=temporaries,
+        to_come=coming,
+        largest=largest_allocations(history, tensors, position, among=still) if recorded else (),
+        reserved=reserved,
+        cached=cached,
+        outside=None if total is None or limit == oom.total else max(total - oom.free - reserved, 0),
+        largest_free=largest_free,
+        reason=reason,
+        explanation=explanation(reason, oom.asked, cached),
+        changes=tuple(option.change for option in options),
+        options=options,
+        residual_bytes=abs(sum(alive.values()) - requested),
+        later=oom.later is not None,
+        parameters_there=there,
+    )
+    return replace(found, next_commands=_commands(recording, found, oom, phase)) if recorded else found
+
+
+def failure_position(history: MemoryHistory) -> int:
+    """The position at which the last request failed, of a recording in which one did."""
+    return history.timeline.position(history.recording.ooms[-1].time_ns)
+
+
+def _limit(oom: OomRecord, reserved: int) -> tuple[int | None, int | None]:
+    """What the process may take, and the device's memory.
+
+    Older recordings have the limit as the total: then more is free and reserved than there is in all.
+    """
+    if oom.limit is None and oom.total is not None and oom.free + reserved > oom.total:
+        return oom.total, oom.free + reserved
+    return oom.limit, oom.total
+
+
+def _still_alive(history: MemoryHistory, position: int, addresses: Sequence[int]) -> Mask:
+    """What was alive when the recording ended, and still was when memory ran out."""
+    lifetimes = history.lifetimes
+    still: Mask = lifetimes.alive_at(position) & np.isin(lifetimes.address, addresses)
+    return still
+
+
+def _with_other(history: MemoryHistory, still: Mask, size: int) -> Breakdown:
+    """``size`` bytes: those of ``still`` by category, the rest as other."""
+    sizes = history.lifetimes.bytes
+    found = {category: int(sizes[still & history.classes.of(category)].sum()) for category in CATEGORIES}
+    return {**found, Category.OTHER: found[Category.OTHER] + max(size - sum(found.values()), 0)}
+
+
+def _parameters_there(history: MemoryHistory, position: int) -> int:
+    """The elements of the parameters that have memory at ``position``."""
+    facts, texts = history.facts, history.recording.texts
+    rows = (facts.fact == Fact.PARAMETER) & history.lifetimes.alive_at(position)[facts.allocation]
+    there = {texts[name] for name in np.unique(facts.name[rows]).tolist()}
+    return sum(own_elements(record) for record in history.parameters if record.name in there)
+
+
+def _all_other(size: int) -> Breakdown:
+    return {category: size if category is Category.OTHER else 0 for category in CATEGORIES}
+
+
+def _has_all_state(coming: ToCome | None) -> bool:
+    return coming is not None and coming.optimizer_state == 0
+
+
+def _to_come(history: MemoryHistory, position: int, phase: Phase) -> ToCome | None:
+    """The gradients and the state that the trainable parameters do not have yet."""
+    recording, facts, texts = history.recording, history.facts, history.recording.texts
+    optimizers = (*recording.optimizers, *recording.waiting)
+    runs = (recording.phases.phase == Phase.FORWARD) | (recording.phases.phase == Phase.BACKWARD)
+    trained = [record for record in recording.parameters if record.trainable]
+    if not trained or not (optimizers or runs.any()) or recording.run.step_on in _INFERENCE:
+        return None
+    of_gradients = facts.fact == Fact.GRADIENT
+    alive = history.lifetimes.alive_at(position)
+    there = {texts[name] for name in np.unique(facts.name[of_gradients & alive[facts.allocation]]).tolist()}
+    if any(marks.after_backward is not None for marks, step in _with_steps(history) if step.finished):
+        # A parameter that had no gradient in a whole step gets none.
+        ever = {texts[name] for name in np.unique(facts.name[of_gradients]).tolist()}
+        trained = [record for record in trained if record.name in ever]
+    oom = recording.ooms[-1]
+    last = next((marks.after_backward for marks, step in _with_steps(history) if step.index == oom.step), None)
+    over = phase is Phase.OPTIMIZER or (last is not None and last <= oom.time_ns)
+    without = [] if over else [record for record in trained if record.name not in there]
+    updated = [record for record in trained if not over or record.name in there]
+    return ToCome(
+        gradients=sum(map(own_bytes, without)),
+        parameters=len(without),
+        optimizer_state=state_to_come(history, position, {record.name for record in updated}),
+        optimizers=tuple(dict.fromkeys(record.class_name for record in optimizers)),
+    )
+
+
+def _with_steps(history: MemoryHistory) -> Iterator[tuple[Instants, StepRecord]]:
+    return zip(history.marks, history.recording.steps, strict=True)
+
+
+def _unfinished(recording: Recording) -> bool:
+    return bool(recording.steps) and not recording.steps[-1].finished
+
+
+def _ended(recording: Recording, oom: OomRecord) -> bool:
+    failure = recording.run.failure
+    if oom.later is None or failure is None:
+        return _unfinished(recording)
+    return "out of memory" in failure.message or failure.error.endswith(_ERROR)
+
+
+def _step(recording: Recording, oom: OomRecord) -> int | None:
+    if _unfinished(recording):
+        return recording.steps[-1].index
+    return None if oom.step == NO_STEP else oom.step
+
+
+def _state(oom: OomRecord) -> tuple[tuple[SnapshotSegment, ...], Candidates]:
+    """The allocator's segments, and their free blocks."""
+    try:
+        segments = unpack(oom.segments)
+        first, second = map(int, oom.pool.split(","))
+        _check_sizes(segments)
+    except (TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
+        raise RecordingError(f"the recording is damaged: its out-of-memory state cannot be read ({error})") from error
+    return segments, candidates(segments, oom.asked, oom.stream, (first, second))
+
+
+def _check_sizes(segments: Sequence[SnapshotSegment]) -> None:
+    sizes = [segment.size for segment in segments]
+    sizes += [size for segment in segments for block in segment.blocks for size in (block.size, block.requested)]
+    if min(sizes, default=0) < 0 or sum(sizes) > _MOST:
+        raise ValueError("a size that no block has")
+
+
+def _against(reason: Reason, *, expandable: bool) -> Iterator[Option]:
+    """What may help against the reason: the free blocks that the request could not use."""
+    if reason in _REASONS:
+        yield Option(change=_REASONS[reason])
+    elif reason is Reason.FRAGMENTED and not expandable:
+        yield Option(change=_EXPANDABLE)
+
+
+def _against_the_largest(recording: Recording, alive: Breakdown, phase: Phase, *, updating: bool) -> Iterator[Option]:
+    """What may help against what takes the most; ``updating`` says that an update makes temporaries."""
+    foreach = [record for record in (*recording.optimizers, *recording.waiting) if record.implementation == "foreach"]
+    if updating and foreach:
+        change = _OR_FUSED if any(record.takes_fused for record in foreach) else _FOREACH
+        yield Option(change=change, finding="foreach-temporaries")
+    most = max(alive, key=lambda category: alive[category])
+    otherwise = _OTHERWISE
+    if phase in (Phase.FORWARD, Phase.BACKWARD) and most is not Category.ACTIVATIONS and alive[Category.ACTIVATIONS]:
+        yield Option(change=_LARGEST[Category.ACTIVATIONS])
+        otherwise = _MODEL
+    if most in _LARGEST:
+        yield Option(change=_LARGEST[most], finding="gradients-through-forward" if most is Category.GRADIENTS else None)
+    elif most is Category.PARAMETERS:
+        yield Option(change=_IN_SETUP if phase == Phase.SETUP else otherwise)
+    else:
+        yield Option(change=otherwise)
+
+
+def _commands(recording: Recording, found: FailedRequest, oom: OomRecord, phase: Phase) -> tuple[str, ...]:
+    """Lines to run next; none of what no command line has started, as a cell of a notebook."""
+    run, total = recording.run, found.device_total
+    if total is None:
+        return ()
+    script = run.script.split(" ", 1) if run.script.startswith("-m ") else [run.script]
+    if len(script) == 1 and not script[0].endswith(".py"):
+        return ()
+    shared = [*(word for each in run.assume for word in ("--assume", each)), *_precision(recording, "--dtype")]
+    if run.world_size > 1:
+        shared += ["--world-size", str(run.world_size), "--rank", str(run.rank)]
+    if run.step_on:
+        shared += ["--step-on", run.step_on]
+    forced = recording.arm.name if recording.arm.forced else None
+    lines = []
+    varied = _varied(run.arguments)
+    if varied is not None and phase not in _WITHOUT_BATCH and not found.later:
+        arms = ["--arms", str(forced or Arm.AS_IS)]
+        lines.append(["ampmem", "fit", "--gpu", _gpu(run, total), *arms, *shared, *script, *varied])
+    arm = [] if forced is None else ["--arm", str(forced)]
+    steps = ["--steps", str(oom.step + 1)] if oom.step >= _STEPS else []
+    steps += ["--run-to-end"] if found.later else []
+    least = _least_needed(recording, found, total)
+    if found.by_the_limit:  # a larger GPU is of no use: the script has to let the process take more
+        gpu = _gpu(run, total) if least <= total else _larger(least)
+    else:
+        gpu = _larger(max(2 * total, least))
+    larger = ["ampmem", "profile", "--device", str(Device.SIMULATED), "--gpu", gpu]
+    lines.append([*larger, *arm, *shared, *steps, *script, *run.arguments])
+    return tuple(map(shlex.join, lines))
+
+
+def _precision(recording: Recording, option: str) -> list[str]:
+    """What autocast casts to, where the command said so."""
+    dtype = {"bfloat16": AutocastDtype.BF16, "float16": AutocastDtype.FP16}.get(recording.arm.dtype or "")
+    return [option, str(dtype)] if recording.arm.forced and dtype is not None else []
+
+
+def _gpu(run: RunRecord, total: int) -> str:
+    """What ``--gpu`` calls this device: a name that it knows, what it was called, else its memory."""
+    known = next((key for key, gpu in GPUS.items() if gpu.name == run.device_name), None)
+    return known or (run.device_name if run.source is SourceKind.SIMULATED else f"{total // MIB}MiB")
+
+
+def _least_needed(recording: Recording, found: FailedRequest, total: int) -> int:
+    """Bytes that the device must have at least for the failed request and for what the first update adds.
+
+    What is not known of the optimizer is taken to be as Adam with its temporaries has it.
+    """
+    there = total - found.device_free + found.segment
+    if found.later:
+        return there
+    to_move = max(sum(map(own_bytes, recording.parameters)) - found.alive[Category.PARAMETERS], 0)
+    coming, trained = found.to_come, [record for record in recording.parameters if record.trainable]
+    if recording.run.step_on in _INFERENCE:
+        return there + to_move
+    whole = sum(map(own_bytes, trained))
+    if coming is None:
+        return there + to_move + whole * (1 + _STATES_OF_ADAM + 1)
+    state = whole * (_STATES_OF_ADAM + 1) if coming.optimizer_state is None else coming.optimizer_state
+    return there + to_move + coming.gradients + state
+
+
+def _larger(least: int) -> str:
+    """The smallest GPU that ``--gpu`` knows with ``least`` bytes, else so much memory."""
+    enough = {key: gpu.total_memory for key, gpu in GPUS.items() if gpu.total_memory >= least}
+    return min(enough, key=lambda key: enough[key], default=f"{-(-least // GIB)}GiB")
+
+
+def _varied(arguments: Sequence[str]) -> list[str] | None:
+    """``arguments`` with the batch size to be varied from 1 to what failed; ``None`` where none of them says it."""
+    for i, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        rest = i + 1
+        if not equals and rest < len(arguments):
+            value, rest = arguments[rest], rest + 1
+        if _BATCH_SIZE.fullmatch(name) and value.isdecimal() and int(value) > 0:
+            spec = f"{name}{equals or ' '}1:{int(value)}"
+            return [*arguments[:i], *arguments[rest:], "--vary", spec]
+    return None

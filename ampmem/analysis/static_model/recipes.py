@@ -1,0 +1,625 @@
+"""Recipes of static training memory, and the published formulas: bytes per parameter of each component.
+
+A recipe is a precision (which copies there are, and in what type) with an optimizer (which tensors it keeps). Static is
+what is alive from one step to the next, so no activations and no temporaries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ampmem.analysis.timeline.categories import Category
+from ampmem.errors import UsageError
+from ampmem.vocabulary import Mark
+
+_ChoiceT = TypeVar("_ChoiceT")
+
+COMPONENTS: tuple[Category, ...] = (
+    Category.PARAMETERS,
+    Category.CAST_COPIES,
+    Category.GRADIENTS,
+    Category.MASTER_COPIES,
+    Category.OPTIMIZER_STATE,
+)
+"""What static memory consists of, in the order in which it is shown."""
+
+ADAM8BIT_BLOCK = 256
+"""Elements that share one scale. Source: ``init_state`` in bitsandbytes' ``optim/optimizer.py``."""
+
+ADAM8BIT_SMALLEST = 4096
+"""Tensors of fewer elements keep float32 states. Source: ``min_8bit_size`` in the same file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateTensor:
+    """One tensor that an optimizer keeps for each parameter tensor."""
+
+    name: str
+    """PyTorch's key in ``optimizer.state``: ``exp_avg``, ``momentum_buffer``, …"""
+    elements: float
+    """Elements per parameter element; 0.0 for what does not grow with it, or hardly: it is left out of the model."""
+    itemsize: int | None
+    """Bytes per element; ``None``: those of the optimized tensor's own dtype."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerModel:
+    """What an optimizer keeps between steps. Scalars such as ``step`` are left out."""
+
+    key: str
+    title: str
+    states: tuple[StateTensor, ...]
+    source: str
+
+    def bytes_per_element(self, itemsize: int) -> float:
+        """StateTensor bytes per element of an optimized tensor whose elements have ``itemsize`` bytes."""
+        return sum(state.elements * (itemsize if state.itemsize is None else state.itemsize) for state in self.states)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Which copies of a parameter and its gradient there are, in bytes per parameter."""
+
+    key: str
+    title: str
+    parameters: float
+    cast_copies: float
+    gradients: float
+    master_copies: float
+    optimized_itemsize: int
+    """Bytes per element of the tensors that the optimizer updates."""
+    transient_casts: bool
+    """Whether the cast copies are gone after backward."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A precision with an optimizer."""
+
+    precision: Precision
+    optimizer: OptimizerModel
+
+    @property
+    def components(self) -> Mapping[str, float]:
+        """Bytes per parameter of each of :data:`COMPONENTS`, transient casts included."""
+        precision = self.precision
+        return {
+            Category.PARAMETERS: precision.parameters,
+            Category.CAST_COPIES: precision.cast_copies,
+            Category.GRADIENTS: precision.gradients,
+            Category.MASTER_COPIES: precision.master_copies,
+            Category.OPTIMIZER_STATE: self.optimizer.bytes_per_element(precision.optimized_itemsize),
+        }
+
+    @property
+    def static(self) -> float:
+        """Bytes per parameter that are alive after backward, so without transient casts."""
+        return self.peak - (self.precision.cast_copies if self.precision.transient_casts else 0.0)
+
+    @property
+    def peak(self) -> float:
+        """Bytes per parameter with all copies alive at once."""
+        return sum(self.components.values())
+
+
+FP32 = Precision(
+    key="fp32",
+    title="everything in float32",
+    parameters=4.0,
+    cast_copies=0.0,
+    gradients=4.0,
+    master_copies=0.0,
+    optimized_itemsize=4,
+    transient_casts=False,
+    source="Hugging Face Transformers documentation, Anatomy of Model's Memory: "
+    "https://github.com/huggingface/transformers/blob/249ef81/docs/source/en/model_memory_anatomy.md",
+)
+"""16 bytes per parameter with Adam. Source: Hugging Face Transformers documentation, Anatomy of Model's Memory."""
+
+USUAL_AMP = Precision(
+    key="amp-told",
+    title="AMP, as usually told",
+    parameters=4.0,
+    cast_copies=2.0,
+    gradients=2.0,
+    master_copies=0.0,
+    optimized_itemsize=4,
+    transient_casts=False,
+    source="Micikevicius et al., Mixed Precision Training, ICLR 2018, section 3.1: https://arxiv.org/abs/1710.03740",
+)
+"""16 bytes per parameter with Adam: float32 weights, a half copy of them and half gradients.
+
+Source: the storage that Micikevicius et al., Mixed Precision Training, describe in section 3.1.
+"""
+
+AUTOCAST = Precision(
+    key="autocast",
+    title="what torch.autocast does",
+    parameters=4.0,
+    cast_copies=2.0,
+    gradients=4.0,
+    master_copies=0.0,
+    optimized_itemsize=4,
+    transient_casts=True,
+    source="PyTorch, cached_cast in aten/src/ATen/autocast_mode.cpp, and https://docs.pytorch.org/docs/stable/amp.html",
+)
+"""16 bytes per parameter with Adam after backward, 2 more per cast parameter while the half copies live.
+
+The gradient of a float32 leaf is float32. The model takes every parameter as cast; norms and embeddings are not.
+Source: ``cached_cast`` in PyTorch's ``aten/src/ATen/autocast_mode.cpp``, and measurement.
+"""
+
+HALF_MASTER = Precision(
+    key="half-master",
+    title="half weights and a float32 master",
+    parameters=2.0,
+    cast_copies=0.0,
+    gradients=2.0,
+    master_copies=4.0,
+    optimized_itemsize=4,
+    transient_casts=False,
+    source="Rajbhandari et al., ZeRO, SC 2020, section 3.1: https://arxiv.org/abs/1910.02054",
+)
+"""16 bytes per parameter with Adam: Apex O2, DeepSpeed FP16.
+
+Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, section 3.1.
+"""
+
+HALF_MASTER_FP32_GRADIENTS = Precision(
+    key="half-master-fp32-gradients",
+    title="half weights, float32 master and gradients",
+    parameters=2.0,
+    cast_copies=0.0,
+    gradients=4.0,
+    master_copies=4.0,
+    optimized_itemsize=4,
+    transient_casts=False,
+    source="Megatron Core User Guide, Distributed Optimizer: "
+    "https://docs.nvidia.com/megatron-core/developer-guide/latest/distrib_optimizer.html",
+)
+"""18 bytes per parameter with Adam. Source: Megatron Core User Guide, Distributed Optimizer."""
+
+HALF_MASTER_FP32_ACCUMULATION = Precision(
+    key="half-master-fp32-accumulation",
+    title="half weights and gradients, float32 master and accumulated gradients",
+    parameters=2.0,
+    cast_copies=0.0,
+    gradients=6.0,
+    master_copies=4.0,
+    optimized_itemsize=4,
+    transient_casts=False,
+    source="Smith et al., Using DeepSpeed and Megatron to Train Megatron-Turing NLG 530B: "
+    "https://arxiv.org/abs/2201.11990",
+)
+"""20 bytes per parameter with Adam. Source: Smith et al., Megatron-Turing NLG 530B, section on memory efficiency."""
+
+PURE_HALF = Precision(
+    key="pure-half",
+    title="everything in bfloat16 or float16",
+    parameters=2.0,
+    cast_copies=0.0,
+    gradients=2.0,
+    master_copies=0.0,
+    optimized_itemsize=2,
+    transient_casts=False,
+    source="Hugging Face Transformers, pull request 21312: https://github.com/huggingface/transformers/pull/21312",
+)
+"""8 bytes per parameter with Adam. Source: Hugging Face Transformers, pull request 21312, and PyTorch's Adam."""
+
+PRECISIONS: Mapping[str, Precision] = {
+    precision.key: precision
+    for precision in (
+        FP32,
+        USUAL_AMP,
+        AUTOCAST,
+        HALF_MASTER,
+        HALF_MASTER_FP32_GRADIENTS,
+        HALF_MASTER_FP32_ACCUMULATION,
+        PURE_HALF,
+    )
+}
+
+
+def _torch(key: str, title: str, module: str, *names: str) -> OptimizerModel:
+    """An optimizer of PyTorch's whose states all have the shape and the dtype of the parameter."""
+    states = tuple(StateTensor(name=name, elements=1.0, itemsize=None) for name in names)
+    return OptimizerModel(key=key, title=title, states=states, source=f"PyTorch, torch/optim/{module}.py")
+
+
+ADAFACTOR = OptimizerModel(
+    key="adafactor",
+    title="Adafactor",
+    states=tuple(StateTensor(name=name, elements=0.0, itemsize=None) for name in ("row_var", "col_var", "variance")),
+    source="PyTorch, torch/optim/_adafactor.py; Shazeer and Stern, 2018: https://arxiv.org/abs/1804.04235",
+)
+"""Sub-linear: :func:`adafactor_state` has the exact bytes. Source: ``torch/optim/_adafactor.py``."""
+
+ADAM_8BIT = OptimizerModel(
+    key="adam-8bit",
+    title="8-bit Adam or AdamW of bitsandbytes",
+    states=(
+        StateTensor(name="state1", elements=1.0, itemsize=1),
+        StateTensor(name="state2", elements=1.0, itemsize=1),
+        StateTensor(name="absmax1", elements=0.0, itemsize=4),
+        StateTensor(name="absmax2", elements=0.0, itemsize=4),
+    ),
+    source="bitsandbytes, optim/optimizer.py: https://github.com/bitsandbytes-foundation/bitsandbytes",
+)
+"""2 bytes per parameter, without the scales (0.03 bytes): :func:`adam8bit_state` has the exact bytes.
+
+Source: ``Optimizer2State.init_state`` in bitsandbytes' ``optim/optimizer.py``.
+"""
+
+OPTIMIZERS: Mapping[str, OptimizerModel] = {
+    model.key: model
+    for model in (
+        _torch("sgd", "SGD", "sgd"),
+        _torch("sgd-momentum", "SGD with momentum", "sgd", "momentum_buffer"),
+        _torch("adam", "Adam", "adam", "exp_avg", "exp_avg_sq"),
+        _torch("adamw", "AdamW", "adamw", "exp_avg", "exp_avg_sq"),
+        _torch("amsgrad", "Adam or AdamW with amsgrad", "adam", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+        _torch("adagrad", "Adagrad", "adagrad", "sum"),
+        _torch("rmsprop", "RMSprop", "rmsprop", "square_avg"),
+        _torch("rmsprop-momentum", "RMSprop with momentum", "rmsprop", "square_avg", "momentum_buffer"),
+        _torch("rmsprop-centered", "centered RMSprop", "rmsprop", "square_avg", "grad_avg"),
+        _torch(
+            "rmsprop-centered-momentum",
+            "centered RMSprop with momentum",
+            "rmsprop",
+            "square_avg",
+            "momentum_buffer",
+            "grad_avg",
+        ),
+        _torch("adadelta", "Adadelta", "adadelta", "square_avg", "acc_delta"),
+        _torch("adamax", "Adamax", "adamax", "exp_avg", "exp_inf"),
+        _torch("nadam", "NAdam", "nadam", "exp_avg", "exp_avg_sq"),
+        _torch("radam", "RAdam", "radam", "exp_avg", "exp_avg_sq"),
+        _torch("asgd", "ASGD", "asgd", "ax"),
+        _torch("rprop", "Rprop", "rprop", "prev", "step_size"),
+        ADAFACTOR,
+        ADAM_8BIT,
+    )
+}
+
+_EIGHT_BIT = frozenset({"Adam8bit", "AdamW8bit", "PagedAdam8bit", "PagedAdamW8bit"})
+_BITSANDBYTES = frozenset({"Optimizer8bit", "Optimizer1State", "Optimizer2State"})
+_ONE_FORM = frozenset({"Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop", "Adafactor"})
+"""Classes whose states do not depend on the settings."""
+_FORMS = {
+    "Adam": ("adam", "amsgrad"),
+    "AdamW": ("adamw", "amsgrad"),
+    "SGD": ("sgd", "sgd-momentum"),
+    "RMSprop": ("rmsprop", "rmsprop-momentum", "rmsprop-centered", "rmsprop-centered-momentum"),
+}
+"""The models of classes whose states do."""
+
+
+def recipe(precision: str, optimizer: str) -> Recipe:
+    """The recipe of that name with that optimizer; :class:`UsageError` names the choices when there is none."""
+    return Recipe(
+        precision=_choice(PRECISIONS, precision, "recipe"), optimizer=_choice(OPTIMIZERS, optimizer, "optimizer")
+    )
+
+
+def optimizer_model(class_names: Sequence[str], settings: Mapping[str, object]) -> OptimizerModel | None:
+    """The model of an optimizer, ``None`` when it is not known.
+
+    ``class_names`` are its class and that class's bases, nearest first; ``settings`` are the options of
+    one of its parameter groups (``momentum``, ``amsgrad``, ``centered``, …).
+    """
+    # bitsandbytes' other classes share names with PyTorch's, and nothing in the group says how many bits they keep.
+    if _BITSANDBYTES.intersection(class_names) and not _EIGHT_BIT.intersection(class_names):
+        return None
+    for name in class_names:
+        key = _key(name, settings)
+        if key is not None:
+            return OPTIMIZERS[key]
+    return None
+
+
+def optimizer_forms(class_names: Sequence[str]) -> tuple[OptimizerModel, ...]:
+    """All that an optimizer of those classes may keep, by the options of a parameter group; empty when not known."""
+    for name in class_names:
+        if name in _FORMS:
+            return tuple(OPTIMIZERS[key] for key in _FORMS[name])
+        if name in _ONE_FORM:
+            return (OPTIMIZERS[name.lower()],)
+        if name in _EIGHT_BIT:
+            return (ADAM_8BIT,)
+    return ()
+
+
+def is_bitsandbytes(class_names: Sequence[str]) -> bool:
+    """Whether an optimizer of those classes is one of bitsandbytes: other libraries use the same names."""
+    return bool(_BITSANDBYTES.intersection(class_names))
+
+
+def adafactor_state(shape: Sequence[int], itemsize: int) -> int:
+    """Bytes that ``torch.optim.Adafactor`` keeps for a parameter of that shape, without the scalar ``step``.
+
+    ``itemsize`` is that of the gradient's elements. One row and one column for each matrix that the last
+    two dimensions span; all elements below two dimensions. Source: ``_init_group`` in ``torch/optim/_adafactor.py``.
+    """
+    if len(shape) < 2:
+        return math.prod(shape) * itemsize
+    *leading, rows, columns = shape
+    return math.prod(leading) * (rows + columns) * itemsize
+
+
+def adam8bit_state(elements: int) -> int:
+    """Bytes that bitsandbytes' blockwise 8-bit Adam keeps for a parameter of that many elements.
+
+    Two ``uint8`` states and two float32 scales per block, or two float32 states below
+    :data:`ADAM8BIT_SMALLEST` elements; without the two maps of 1 KiB that all parameters share.
+    Source: ``Optimizer2State.init_state`` in bitsandbytes' ``optim/optimizer.py``.
+    """
+    if elements < ADAM8BIT_SMALLEST:
+        return 2 * 4 * elements
+    return 2 * elements + 2 * 4 * math.ceil(elements / ADAM8BIT_BLOCK)
+
+
+def _key(class_name: str, settings: Mapping[str, object]) -> str | None:
+    """The key in :data:`OPTIMIZERS` for a class of that name."""
+    if class_name in _EIGHT_BIT:
+        return ADAM_8BIT.key
+    match class_name:
+        case "Adam" | "AdamW":
+            return "amsgrad" if settings.get("amsgrad") else class_name.lower()
+        case "SGD":
+            return "sgd-momentum" if settings.get("momentum") else "sgd"
+        case "RMSprop":
+            centered = "-centered" if settings.get("centered") else ""
+            return f"rmsprop{centered}{'-momentum' if settings.get('momentum') else ''}"
+        case "Adafactor" if settings.get("beta1") is not None:
+            # The one of transformers keeps a first moment then.
+            return None
+    return class_name.lower() if class_name in _ONE_FORM else None
+
+
+def _choice(choices: Mapping[str, _ChoiceT], name: str, kind: str) -> _ChoiceT:
+    if name not in choices:
+        raise UsageError(f"there is no {kind} {name!r}; choose one of {', '.join(choices)}")
+    return choices[name]
+
+
+# The published formulas of static training memory as data, and which of them a measured run agrees with.
+
+TOLERANCE = 0.01
+"""Share of the measured static sum by which a formula, or a part of it, may be off and still match."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A formula as its authors give it, for Adam on one device; all numbers are bytes per parameter."""
+
+    key: str
+    title: str
+    parameters: float
+    cast_copies: float
+    gradients: float
+    master_copies: float
+    optimizer_state: float
+    total: float
+    """What the authors call the total; not always the sum of the parts."""
+    counts: str
+    """What it counts, in one sentence."""
+    source: str
+
+    @property
+    def components(self) -> Mapping[str, float]:
+        """The parts, in the order of :data:`~ampmem.analysis.static_model.recipes.COMPONENTS`."""
+        return {component: float(getattr(self, component)) for component in COMPONENTS}
+
+
+_ACCELERATE = (
+    "Hugging Face Accelerate, estimate_training_usage in commands/estimate.py: "
+    "https://github.com/huggingface/accelerate/blob/main/src/accelerate/commands/estimate.py"
+)
+_TRANSFORMERS = (
+    "Hugging Face Transformers documentation, Anatomy of Model's Memory: "
+    "https://github.com/huggingface/transformers/blob/249ef81/docs/source/en/model_memory_anatomy.md"
+)
+_MEGATRON = (
+    "Megatron Core User Guide, Distributed Optimizer: "
+    "https://docs.nvidia.com/megatron-core/developer-guide/latest/distrib_optimizer.html"
+)
+_DEEPSPEED = (
+    "DeepSpeed documentation, Memory Requirements: "
+    "https://github.com/deepspeedai/DeepSpeed/blob/master/docs/code-docs/source/memory.rst"
+)
+
+_FORMULAS = (
+    Published(
+        key="accelerate-fp32",
+        title="accelerate estimate-memory, float32",
+        parameters=4.0,
+        cast_copies=0.0,
+        gradients=4.0,
+        master_copies=0.0,
+        optimizer_state=8.0,
+        total=16.0,
+        counts="Four times the model: weights, gradients and Adam's two moments.",
+        source=_ACCELERATE,
+    ),
+    Published(
+        key="accelerate-mixed",
+        title="accelerate estimate-memory, float16",
+        parameters=4.0,
+        cast_copies=0.0,
+        gradients=6.0,
+        master_copies=0.0,
+        optimizer_state=8.0,
+        total=8.0,
+        counts="The largest part and not the sum; the gradients are counted in float32 and again in float16.",
+        source=_ACCELERATE,
+    ),
+    Published(
+        key="transformers-fp32",
+        title="Transformers documentation, float32",
+        parameters=4.0,
+        cast_copies=0.0,
+        gradients=4.0,
+        master_copies=0.0,
+        optimizer_state=8.0,
+        total=16.0,
+        counts="Weights, gradients and AdamW's two moments, all in float32.",
+        source=_TRANSFORMERS,
+    ),
+    Published(
+        key="transformers-mixed",
+        title="Transformers documentation, mixed precision",
+        parameters=4.0,
+        cast_copies=2.0,
+        gradients=4.0,
+        master_copies=0.0,
+        optimizer_state=8.0,
+        total=18.0,
+        counts="Float32 weights with a float16 copy that stays, float32 gradients and AdamW's two moments.",
+        source=_TRANSFORMERS,
+    ),
+    Published(
+        key="transformer-math",
+        title="EleutherAI, Transformer Math 101",
+        parameters=2.0,
+        cast_copies=0.0,
+        gradients=4.0,
+        master_copies=4.0,
+        optimizer_state=8.0,
+        total=18.0,
+        counts="Half weights, a float32 copy counted with the optimizer (12), and gradients in float32, "
+        "the calculator's default; half gradients make it 16.",
+        source="EleutherAI cookbook, calculator to https://blog.eleuther.ai/transformer-math/: "
+        "https://github.com/EleutherAI/cookbook/blob/main/calc/calc_transformer_mem.py",
+    ),
+    Published(
+        key="megatron-fp32-grads",
+        title="Megatron-LM, half weights and float32 gradients",
+        parameters=2.0,
+        cast_copies=0.0,
+        gradients=4.0,
+        master_copies=4.0,
+        optimizer_state=8.0,
+        total=18.0,
+        counts="Without the distributed optimizer; with it 6 + 12/d on each of d data-parallel ranks.",
+        source=_MEGATRON,
+    ),
+    Published(
+        key="megatron-half-grads",
+        title="Megatron-LM, half weights and half gradients",
+        parameters=2.0,
+        cast_copies=0.0,
+        gradients=6.0,
+        master_copies=4.0,
+        optimizer_state=8.0,
+        total=20.0,
+        counts="Without the distributed optimizer; with it 4 + 16/d, so a float32 copy of the gradients is in it.",
+        source=_MEGATRON,
+    ),
+    Published(
+        key="zero-paper",
+        title="ZeRO paper",
+        parameters=2.0,
+        cast_copies=0.0,
+        gradients=2.0,
+        master_copies=4.0,
+        optimizer_state=8.0,
+        total=16.0,
+        counts="Half weights and gradients, and K = 12: a float32 copy of the weights and Adam's two moments.",
+        source="Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, SC 2020: "
+        "https://arxiv.org/abs/1910.02054",
+    ),
+    Published(
+        key="deepspeed-zero3",
+        title="DeepSpeed estimator, ZeRO-3",
+        parameters=2.0,
+        cast_copies=0.0,
+        gradients=4.0,
+        master_copies=4.0,
+        optimizer_state=8.0,
+        total=18.0,
+        counts="On one rank, without the gathered layer: half weights, and weights, gradients and moments in float32.",
+        source=_DEEPSPEED,
+    ),
+    Published(
+        key="mt-nlg",
+        title="Megatron-Turing NLG 530B",
+        parameters=2.0,
+        cast_copies=0.0,
+        gradients=6.0,
+        master_copies=4.0,
+        optimizer_state=8.0,
+        total=20.0,
+        counts="Weights and gradients in half and again in float32, and Adam's two moments.",
+        source="Smith et al., Using DeepSpeed and Megatron to Train Megatron-Turing NLG 530B, 2022: "
+        "https://arxiv.org/abs/2201.11990",
+    ),
+    Published(
+        key="pure-bf16",
+        title="pure bfloat16",
+        parameters=2.0,
+        cast_copies=0.0,
+        gradients=2.0,
+        master_copies=0.0,
+        optimizer_state=4.0,
+        total=8.0,
+        counts="Weights, gradients and Adam's two moments, all in bfloat16.",
+        source="Hugging Face Transformers, pull request 21312: https://github.com/huggingface/transformers/pull/21312",
+    ),
+)
+
+PUBLISHED: Mapping[str, Published] = {formula.key: formula for formula in _FORMULAS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What static memory was in a recorded step, in bytes."""
+
+    parameters: int
+    """Elements, trainable or not."""
+    step: int
+    mark: Mark
+    """The instant of ``static``: ``after_backward``, or ``after_optimizer`` when the state was only there then."""
+    static: Mapping[str, int]
+    after_forward: Mapping[str, int] | None
+
+    @property
+    def static_bytes(self) -> int:
+        """The sum of ``static``."""
+        return sum(self.static.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormulaMatch:
+    """Whether a formula agrees with a run within :data:`TOLERANCE`: in its total, and in each of its parts."""
+
+    total: bool
+    split: bool
+
+
+def match_recipe(recipe: Recipe, measured: Measured) -> FormulaMatch:
+    """A recipe against a run, without the casts that are gone after backward."""
+    parts = dict(recipe.components)
+    if recipe.precision.transient_casts:
+        parts[Category.CAST_COPIES] = 0.0
+    return _match(recipe.static, parts, measured)
+
+
+def match_published(formula: Published, measured: Measured) -> FormulaMatch:
+    """A published formula against a run."""
+    return _match(formula.total, formula.components, measured)
+
+
+def _match(total: float, parts: Mapping[str, float], measured: Measured) -> FormulaMatch:
+    slack = TOLERANCE * measured.static_bytes
+
+    def near(per_parameter: float, size: int) -> bool:
+        return abs(per_parameter * measured.parameters - size) <= slack
+
+    return FormulaMatch(
+        total=near(total, measured.static_bytes),
+        split=all(near(parts[component], measured.static[component]) for component in COMPONENTS),
+    )
