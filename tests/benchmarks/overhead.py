@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TURNS = Path(__file__).with_name("overhead_turns.py")
 PROGRAMS = ("mlp", "gpt", "gpt-amp", "gpt2", "resnet")
 STEPS = (3, 20)
-HEADINGS = {"cpu": "On the CPU", "emulated": "On CUDA, emulated", "gpu": "On this GPU"}
+WHERE = {"cpu": "on the CPU", "emulated": "on emulated CUDA", "gpu": "on this GPU"}
 AMPMEM, PLAIN = "ampmem", "plain"
 PROFILERS = ("torch.profiler", "torch.profiler, stacks")
 TIMES = ("In the loop", "With start and end")
@@ -118,7 +118,7 @@ def _number(ratio: float | None) -> str:
 
 def facts(runs: Sequence[Run]) -> str:
     """What the figures were taken with."""
-    torches = "; ".join(dict.fromkeys(f"torch {run.torch} ({HEADINGS[run.device].lower()})" for run in runs))
+    torches = "; ".join(dict.fromkeys(f"torch {run.torch} {WHERE[run.device]}" for run in runs))
     rounds = sorted({len(run.turns[PLAIN]) for run in runs})
     taken = " to ".join(str(each) for each in dict.fromkeys((rounds[0], rounds[-1])))
     clock = "wall-clock time" if any(run.device == "gpu" for run in runs) else "CPU time of all threads"
@@ -129,19 +129,24 @@ def facts(runs: Sequence[Run]) -> str:
 
 
 def in_short(runs: Sequence[Run]) -> str:
-    """The ranges over all programs, in a sentence, for the devices that were measured."""
-    said = []
-    for device, where in (("cpu", "on the CPU"), ("emulated", "where a GPU waits for its host (emulated)")):
-        here = [run for run in runs if run.device == device]
-        loop, blocks = _range(here, 0), _range([run for run in here if run.steps == min(STEPS)], 1)
-        if loop and blocks:
-            said.append(f"{loop} times {where}, {blocks} times for {min(STEPS)} steps with start and end")
-    return f"Recording costs time: small models take {'; '.join(said)}"
+    """The ranges over all programs, in words, for the devices that were measured."""
+    said = {"cpu": "on the CPU", "emulated": "where a GPU waits for its host (emulated)"}
+    loops, blocks = [], []
+    for device, where in said.items():
+        ratios = [run.ratio(AMPMEM, PLAIN, 0) for run in runs if run.device == device]
+        shorts = [run.ratio(AMPMEM, PLAIN, 1) for run in runs if run.device == device and run.steps == min(STEPS)]
+        if ratios and shorts:
+            loops.append(f"{_range(ratios)} times its plain CPU time {where}")
+            blocks.append(f"{_range(shorts)} times")
+    return (
+        f"Recording costs time: a step of a small model takes {' and '.join(loops)}; a block of {min(STEPS)} steps, "
+        f"with the recording's start and end, {' and '.join(blocks)}"
+    )
 
 
-def _range(runs: Sequence[Run], time: int) -> str | None:
-    ratios = [ratio for run in runs if (ratio := run.ratio(AMPMEM, PLAIN, time)) is not None]
-    return f"{min(ratios):.1f} to {max(ratios):.1f}" if ratios else None
+def _range(ratios: Sequence[float | None]) -> str:
+    found = [ratio for ratio in ratios if ratio is not None]
+    return f"{min(found):.1f} to {max(found):.1f}"
 
 
 def markdown(runs: Sequence[Run]) -> str:
@@ -149,10 +154,10 @@ def markdown(runs: Sequence[Run]) -> str:
     lines = [*textwrap.wrap(facts(runs), 120), ""]
     if any(run.device != "gpu" for run in runs):
         lines += [*textwrap.wrap(f"{in_short(runs)}.", 120), ""]
-    for device, heading in HEADINGS.items():
+    for device, where in WHERE.items():
         here = [run for run in runs if run.device == device]
         for time, name in enumerate(TIMES) if here else ():
-            lines += [f"**{heading}. {name}:**", "", *table(here, time), ""]
+            lines += [f"**{name}, {where}:**", "", *table(here, time), ""]
     return "\n".join(lines)
 
 

@@ -353,7 +353,7 @@ def print_parts(device: str, program: str, steps: int, rounds: int) -> None:
     parts["the rest"] = added - sum(parts.values())
     rows = [(part, f"{time:.1f}", f"{time / added:.0%}") for part, time in parts.items()]
     print(f"{device}/{program}/{steps}: {whole:.1f} ms, of which {plain:.1f} plain; {added:.1f} are divided:\n")
-    print(tabulate(rows, ["part", "CPU ms", "share"], tablefmt="github", disable_numparse=True), end="\n\n")
+    print(tabulate(rows, ["part", "CPU ms", "share"], tablefmt="github", disable_numparse=True), end="\n\n", flush=True)
 
 
 def print_long(device: str, program: str, events: int) -> None:

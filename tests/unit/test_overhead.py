@@ -61,13 +61,14 @@ def test_the_figures_are_written_into_both_files_and_nothing_else_changes(tmp_pa
         assert (first, last) == ("- One.", "- Two.")
         assert all(line.startswith("  ") and len(line) <= 120 for line in bullet[1:])
         assert " ".join(line.strip() for line in bullet) == (
-            "- Recording costs time: small models take 2.0 to 2.0 times on the CPU, 4.0 to 4.0 times for 3 steps with "
-            "start and end; 2.0 to 2.0 times where a GPU waits for its host (emulated), 4.0 to 4.0 times for 3 steps "
-            "with start and end ([docs/benchmarks.md](docs/benchmarks.md))."
+            "- Recording costs time: a step of a small model takes 2.0 to 2.0 times its plain CPU time on the CPU and "
+            "2.0 to 2.0 times its plain CPU time where a GPU waits for its host (emulated); a block of 3 steps, with "
+            "the recording's start and end, 4.0 to 4.0 times and 4.0 to 4.0 times "
+            "([docs/benchmarks.md](docs/benchmarks.md))."
         )
     tables = "\n".join(overhead.table(runs[2:], 1))
-    assert f"**On CUDA, emulated. With start and end:**\n\n{tables}\n" in text
-    assert "torch 2.13.0 (on the cpu); torch 2.13.0 (on cuda, emulated); Python 3.11.7;" in text
+    assert f"**With start and end, on emulated CUDA:**\n\n{tables}\n" in text
+    assert "torch 2.13.0 on the CPU; torch 2.13.0 on emulated CUDA; Python 3.11.7;" in text
 
 
 def test_nothing_is_written_where_a_file_has_no_place_for_it(tmp_path: Path) -> None:
@@ -149,6 +150,6 @@ def test_what_cannot_be_measured_is_refused(
 def test_the_command_prints_the_tables(capfd: pytest.CaptureFixture[str]) -> None:
     overhead.main(["--only", "cpu/mlp/3", "--rounds", "1"])
     said = capfd.readouterr()
-    assert "**On the CPU. In the loop:**\n\n| program | steps |" in said.out
+    assert "**In the loop, on the CPU:**\n\n| program | steps |" in said.out
     assert said.out.count("\n| mlp | 3 | ") == 2
     assert said.err.startswith("cpu/mlp/3: ")
