@@ -248,17 +248,26 @@ PARTS: dict[str, str] = {
         recorder.hooks.optimizers:OptimizerHooks.note_state""",
     "names of the model": "recorder.models.models:Models.note",
     "the script's variables": "recorder.models.variables:Variables._note",
-    "who holds what: objects that are alive": """recorder.models.holders:Holders.note
-        recorder.models.holders:Holders.note_rest""",
+    "who holds what: the objects that are alive": "recorder.models.holders:live_objects",
+    "who holds what: their owners": "recorder.models.holders:names_of_holders",
+    "who holds what: the rest": """recorder.models.holders:Holders.note recorder.models.holders:Holders.note_rest
+        recorder.hooks.optimizers:OptimizerHooks.note_idle""",
     "marks: the allocator's statistics": "recorder.sources.cuda.source:CudaSource.mark",
     "step's end: the wait": "recorder.sources.cuda.device:TorchCuda.synchronize",
     "step's end: the profiler's tree": """recorder.sources.cpu:ProfilerSource._events
         recorder.sources.cuda.nodes:NodeRecorder.take""",
     "step's end: the allocator's snapshot": "recorder.sources.cuda.device:TorchCuda.snapshot",
     "step's end: reading the trace": "recorder.sources.cuda.events:History.read",
-    "step's end: settling events": """recorder.sources.ledger:Ledger.settle recorder.sources.cuda.events:History.settle
-        recorder.sources.cuda.peaks:Peaks.note recorder.sources.cuda.source:CudaSource._take""",
+    "step's end: settling events": "recorder.sources.ledger:Ledger.settle recorder.sources.cuda.events:History.settle",
+    "step's end: the rest of the source": """recorder.sources.cuda.peaks:Peaks.note
+        recorder.sources.cuda.source:CudaSource._take""",
     "step's end: joining events": "recorder.writing.join:Joiner.join",
+    "step's end: the log as columns": """recorder.facts.log:Log.take_facts recorder.facts.log:Log.take_ops
+        recorder.facts.log:Log.take_phases recorder.facts.log:Log.take_modules""",
+    "following the script's phases": """recorder.follower:Follower.forward_started
+        recorder.follower:Follower.forward_ended recorder.follower:Follower.backward_started
+        recorder.follower:Follower.backward_ended recorder.follower:Follower.optimizer_started
+        recorder.follower:Follower.updated""",
     "step's end: what is known of the run": """recorder.writing.describe:Describer.description
         recorder.writing.describe:Describer.changed""",
     "SQLite: the file made and closed": "recording:RecordingWriter.__init__ recording:RecordingWriter.close",
@@ -268,6 +277,7 @@ PARTS: dict[str, str] = {
 }
 """Functions of ampmem, by what they are for."""
 OPS = "the script's ops, inside of the dispatch mode"
+COLLECTIONS = "Python's garbage collections"
 
 
 class Clock:
@@ -278,8 +288,10 @@ class Clock:
 
     def __init__(self) -> None:
         self.taken: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
         self._inside: list[int] = []
         """Of each part that is running, the time of the parts inside of it, outermost first."""
+        self._starts: list[int] = []
         self._within, self._around = 0, 0
         empty = self.timed("", lambda: None)
         begins = process_time_ns()
@@ -293,17 +305,31 @@ class Clock:
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            self._inside.append(0)
-            start = process_time_ns()
+            self._begin()
             try:
                 return function(*args, **kwargs)
             finally:
-                whole = process_time_ns() - start
-                self.taken[part] += whole - self._within - self._inside.pop()
-                if self._inside:
-                    self._inside[-1] += whole - self._within + self._around
+                self._end(part)
 
         return run
+
+    def collecting(self, phase: str, info: dict[str, int]) -> None:
+        """What ``gc.callbacks`` calls: a collection is a part, whoever's allocations set it off."""
+        if phase == "start":
+            self._begin()
+        else:
+            self._end(COLLECTIONS)
+
+    def _begin(self) -> None:
+        self._inside.append(0)
+        self._starts.append(process_time_ns())
+
+    def _end(self, part: str) -> None:
+        whole = process_time_ns() - self._starts.pop() - self._within
+        self.calls[part] += 1
+        self.taken[part] += whole - self._inside.pop()
+        if self._inside:
+            self._inside[-1] += whole + self._around
 
 
 class _Nothing(TorchDispatchMode):
@@ -318,20 +344,21 @@ def print_parts(device: str, program: str, steps: int, rounds: int) -> None:
 
     A part is its functions' own time: what another part takes inside of them is that part's.
     """
-    training, empty = Training(program, device), Training(program, device)
-    loss = empty.loss
+    training = Training(program, device)
+    loss = training.loss
 
     def under_mode() -> Tensor:
         with _Nothing():  # type: ignore[no-untyped-call]
             return loss()
 
-    empty.loss = under_mode
+    def least(arm: str) -> float:
+        turn(arm, training, steps, process_time)  # what happens only once in a process is nobody's overhead
+        return min(turn(arm, training, steps, process_time)[1] for _ in range(rounds)) * 1e3
 
-    def least(arm: str, trained: Training) -> float:
-        turn(arm, trained, steps, process_time)  # what happens only once in a process is nobody's overhead
-        return min(turn(arm, trained, steps, process_time)[1] for _ in range(rounds)) * 1e3
-
-    plain, mode, whole = least("plain", training), least("plain", empty), least("ampmem", training)
+    plain, whole = least("plain"), least("ampmem")
+    training.loss = under_mode
+    mode = least("plain")
+    training.loss = loss
     clock = Clock()
     named = [(part, f"ampmem.{name}") for part, names in PARTS.items() for name in names.split()]
     for part, name in (*named, (OPS, "torch._ops:OpOverload.__call__")):
@@ -342,18 +369,24 @@ def print_parts(device: str, program: str, steps: int, rounds: int) -> None:
             setattr(owner, last, clock.timed(part, getattr(owner, last)))
         except (ImportError, AttributeError):
             print(f"{name} is not there: {part!r} lacks it", file=sys.stderr)
-    taken = dict.fromkeys((*PARTS, OPS), float("inf"))
+    taken = dict.fromkeys((*PARTS, COLLECTIONS, OPS), float("inf"))
+    gc.callbacks.append(clock.collecting)
     for _ in range(rounds):
         clock.taken.clear()
+        clock.calls.clear()
         turn("ampmem", training, steps, process_time)
         taken = {part: min(time, clock.taken[part] / 1e6) for part, time in taken.items()}
     del taken[OPS]
     parts = {part: time for part, time in taken.items() if time} | {"torch's dispatch mode itself": mode - plain}
     added = whole - plain
     parts["the rest"] = added - sum(parts.values())
-    rows = [(part, f"{time:.1f}", f"{time / added:.0%}") for part, time in parts.items()]
+    rows = [(part, f"{time:.1f}", f"{time / added:.0%}", clock.calls[part] or "") for part, time in parts.items()]
     print(f"{device}/{program}/{steps}: {whole:.1f} ms, of which {plain:.1f} plain; {added:.1f} are divided:\n")
-    print(tabulate(rows, ["part", "CPU ms", "share"], tablefmt="github", disable_numparse=True), end="\n\n", flush=True)
+    print(
+        tabulate(rows, ["part", "CPU ms", "share", "calls"], tablefmt="github", disable_numparse=True),
+        end="\n\n",
+        flush=True,
+    )
 
 
 def print_long(device: str, program: str, events: int) -> None:

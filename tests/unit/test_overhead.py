@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,24 @@ def test_every_program_is_there_for_both_commands_and_trains() -> None:
     for program in overhead.PROGRAMS:
         training = overhead_turns.Training(program, "cpu")
         assert len(training.optimizer.state) == len(list(training.model.parameters()))
+
+
+def test_a_part_has_its_own_time_without_that_of_the_parts_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0
+
+    def take(ns: int, inside: Callable[[], None] | None = None) -> None:
+        nonlocal now
+        now += ns
+        if inside is not None:
+            inside()
+
+    monkeypatch.setattr(overhead_turns, "process_time_ns", lambda: now)
+    clock = overhead_turns.Clock()
+    inner = clock.timed("inner", partial(take, 4))
+    clock.timed("outer", partial(take, 10, inner))()
+    inner()
+    assert (clock.taken["outer"], clock.taken["inner"]) == (10, 8)
+    assert (clock.calls["outer"], clock.calls["inner"]) == (1, 2)
 
 
 def test_runs_that_the_file_has_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
