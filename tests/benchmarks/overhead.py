@@ -1,192 +1,238 @@
-"""CPU time of training under ampmem and under its peers, as ratios to plain training.
+"""What recording costs: CPU time of training under ampmem and under its peers, as ratios to plain training.
 
-The variants take turns in one process. A turn of a whole run builds the same model from the same seed and trains it for
-the same steps. A turn of a block trains a model that is there already, for three steps on one thread inside
-``with ampmem.profile(model, optimizer)`` or a peer's ``with``, whose start and end are in the time. CPU time is
-``time.process_time``, all threads of the process together; a ratio is the median over the rounds of
-(turn's time / plain turn's time of the same round).
+    python tests/benchmarks/overhead.py [--only cpu/gpt/3]... [--rounds N] [--json FILE] [--write]
+    python tests/benchmarks/overhead.py --gpu [--only gpt-amp/20]... [--rounds N]
+    python tests/benchmarks/overhead.py --parts [--only emulated/gpt/20]... [--rounds N]
+    python tests/benchmarks/overhead.py --long EVENTS
 
-    python tests/benchmarks/overhead.py [--rounds 3] [--steps 10] [gpt-tiny gpt-small-amp gpt-block-amp ...]
+The first measures small models on the CPU, with this Python's torch, and on PyTorch's own CUDA build on the emulated
+CUDA runtime (tests/emulated/emulation.py --install makes it), where kernels cost nothing: what recording adds where a
+GPU waits for its host. The arms (plain, PyTorch's own tools, ampmem) take turns in one process, on one model. CPU time
+is that of all threads of the process, so what else the machine does matters little; a ratio is the median over the
+rounds of (turn / plain turn of the same round). "In the loop" is the steps alone, "with start and end" is from before
+an arm's context manager is entered to after its exit. A run is DEVICE/PROGRAM/STEPS, and --only takes a part of that;
+`--rounds 2 --only /gpt/` takes a minute of CPU time. --json keeps the turns in FILE as they come, and does not measure
+again what FILE has. --write puts the tables into docs/benchmarks.md, with what was not measured, and the range into
+README.md.
 
-Exits with 1 when a bar is broken: ampmem at most 1.6 times plain on gpt-small, and below both peers.
+--gpu measures wall-clock time on the GPU of this Python's torch, with the device waited for. --parts says where
+ampmem's time goes, --long what one step of so many allocator events costs.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
-
-# Before torch is imported: its profiler would write to stderr, and waiting threads would burn CPU time.
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-import gc
+import re
 import statistics
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
-from dataclasses import dataclass, replace
-from functools import partial
-from io import StringIO
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from time import process_time
 
-import click
-import torch
-import torch.nn.functional as F
-from tabulate import tabulate
-from torch.distributed._tools.mem_tracker import MemTracker
-from torch.optim.optimizer import register_optimizer_step_post_hook
-
-import ampmem
-from ampmem.recorder.options import Options
-from ampmem.recorder.session import Session
-from ampmem.workloads import gpt, resnet
-from ampmem.workloads.common import Options as Workload
-
-Measured = Callable[[], AbstractContextManager[object]]
-"""What a variant does around the steps."""
+ROOT = Path(__file__).resolve().parents[2]
+TURNS = Path(__file__).with_name("overhead_turns.py")
+PROGRAMS = ("mlp", "gpt", "gpt-amp", "gpt2", "resnet")
+STEPS = (3, 20)
+WHERE = {"cpu": "on the CPU", "emulated": "on emulated CUDA", "gpu": "on this GPU"}
+AMPMEM, PLAIN = "ampmem", "plain"
+PROFILERS = ("torch.profiler", "torch.profiler, stacks")
+TIMES = ("In the loop", "With start and end")
+"""What the two times of a turn are of."""
+BEGIN, END = "<!-- written by tests/benchmarks/overhead.py -->", "<!-- end -->"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WholeRun:
-    """From before the model is built: ``train`` with ``options``."""
+class Run:
+    """The turns of one program on one device: of each arm, seconds in the loop and with start and end."""
 
-    train: Callable[[Workload], None]
-    options: Workload
+    device: str
+    program: str
+    steps: int
+    torch: str
+    python: str
+    turns: Mapping[str, Sequence[tuple[float, float]]]
 
-    def turn(self, variant: str, steps: int) -> float:
-        """CPU seconds of entering the variant, building, training and leaving."""
-        return seconds(VARIANTS[variant], partial(self.train, replace(self.options, steps=steps)))
+    @property
+    def key(self) -> str:
+        """What --only looks at."""
+        return f"{self.device}/{self.program}/{self.steps}"
 
+    def ratios(self, arm: str, of: str, time: int) -> list[float]:
+        """One arm's time in that of another, round by round."""
+        return [a[time] / b[time] for a, b in zip(self.turns[arm], self.turns[of], strict=True)]
 
-class Block:
-    """A GPT that has trained before, small enough for the recording to outweigh it."""
-
-    STEPS = 3
-    CONFIG = gpt.Config(vocabulary=512, context=64, layers=6, heads=4, width=96, batch_size=4)
-
-    def __init__(self, *, amp: bool) -> None:
-        torch.manual_seed(0)
-        self._autocast = partial(torch.autocast, "cpu", dtype=torch.bfloat16, enabled=amp)
-        self._model = gpt.GPT(self.CONFIG)
-        self._optimizer = torch.optim.AdamW(self._model.parameters())
-        self._text = torch.randint(self.CONFIG.vocabulary, (self.CONFIG.batch_size, self.CONFIG.context + 1))
-        self._train(1)
-
-    def turn(self, variant: str, steps: int) -> float:
-        """CPU seconds of entering the variant, three steps and leaving."""
-        block = partial(ampmem.profile, self._model, self._optimizer, device="cpu")
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            return seconds(block if variant == "ampmem" else VARIANTS[variant], partial(self._train, self.STEPS))
-        finally:
-            torch.set_num_threads(threads)
-
-    def _train(self, steps: int) -> None:
-        inputs, targets = self._text[:, :-1], self._text[:, 1:]
-        for _ in range(steps):
-            self._optimizer.zero_grad()
-            with self._autocast():
-                loss = F.cross_entropy(self._model(inputs).flatten(0, 1), targets.flatten())
-            loss.backward()  # type: ignore[no-untyped-call]
-            self._optimizer.step()
+    def ratio(self, arm: str, of: str, time: int) -> float | None:
+        """The median of :meth:`ratios`; ``None`` where one of both took no turns."""
+        if arm not in self.turns or of not in self.turns:
+            return None
+        return statistics.median(self.ratios(arm, of, time))
 
 
-def seconds(variant: Measured, train: Callable[[], None]) -> float:
-    """CPU time of ``train`` inside of ``variant``, with its start and its end."""
-    gc.collect()
-    start = process_time()
-    with redirect_stdout(StringIO()), variant():
-        train()
-    return process_time() - start
+def keys(devices: Sequence[str]) -> list[str]:
+    """Every run on these devices."""
+    return [f"{device}/{program}/{steps}" for device in devices for program in PROGRAMS for steps in STEPS]
 
 
-def torch_profiler() -> AbstractContextManager[object]:
-    """torch.profiler as people use it to look for memory."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    return torch.profiler.profile(activities=activities, profile_memory=True, record_shapes=True, with_stack=True)
+def started(wanted: Sequence[str], *more: str) -> Iterator[str]:
+    """The lines that overhead_turns.py prints for these runs, in one process for each device.
+
+    Raises ``SystemExit`` with what it said when it fails.
+    """
+    for device in dict.fromkeys(key.partition("/")[0] for key in wanted):
+        runs = [key.partition("/")[2] for key in wanted if key.startswith(f"{device}/")]
+        emulated = (str(ROOT / "tests/emulated/run.py"), "--python") if device == "emulated" else ()
+        command = [sys.executable, *emulated, str(TURNS), device, *runs, *more]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            yield from process.stdout
+        if process.returncode:
+            sys.exit(f"measuring on {device} failed with exit code {process.returncode}")
 
 
-@contextmanager
-def ampmem_profile() -> Iterator[None]:
-    """A recording as ``ampmem profile`` makes it: from before the model is built, on disk, with stacks."""
-    with TemporaryDirectory() as folder:
-        session = Session(Options(path=Path(folder) / "run.ampmem", script="benchmark", baseline=False))
-        session.start()
-        try:
-            yield
-        finally:
-            session.close()
+def table(runs: Sequence[Run], time: int) -> list[str]:
+    """The lines of one table: the median ratios of the runs of one device."""
+    arms = [arm for arm in dict.fromkeys(arm for run in runs for arm in run.turns) if arm != PLAIN]
+    beside = [f"{AMPMEM} ÷ {peer}" for peer in PROFILERS]
+    head = ["program", "steps", "plain, ms a step", *arms, f"{AMPMEM}, lowest to highest", *beside]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for run in runs:
+        plain = statistics.median(turn[time] for turn in run.turns[PLAIN]) / run.steps * 1e3
+        rounds = run.ratios(AMPMEM, PLAIN, time)
+        cells = [
+            *(run.program, str(run.steps), f"{plain:.1f}"),
+            *(_number(run.ratio(arm, PLAIN, time)) for arm in arms),
+            f"{min(rounds):.2f} to {max(rounds):.2f}",
+            *(_number(run.ratio(AMPMEM, peer, time)) for peer in PROFILERS),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
 
 
-@contextmanager
-def mem_tracker() -> Iterator[None]:
-    """MemTracker, whose module statistics have to be reset after each step."""
-    tracker = MemTracker()
-    handle = register_optimizer_step_post_hook(lambda *_: tracker.reset_mod_stats())
-    try:
-        with tracker:
-            yield
-    finally:
-        handle.remove()
+def _number(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}"
 
 
-VARIANTS: dict[str, Measured] = {
-    "plain": nullcontext,
-    "ampmem": ampmem_profile,
-    "torch.profiler": torch_profiler,
-    "MemTracker": mem_tracker,
-}
-CASES: dict[str, Callable[[], WholeRun | Block]] = {
-    "gpt-tiny": partial(WholeRun, train=gpt.train, options=Workload(preset="tiny")),
-    "gpt-small": partial(WholeRun, train=gpt.train, options=Workload(preset="small")),
-    "resnet-tiny": partial(WholeRun, train=resnet.train, options=Workload(preset="tiny")),
-    "resnet-small": partial(WholeRun, train=resnet.train, options=Workload(preset="small")),
-    "gpt-tiny-amp": partial(WholeRun, train=gpt.train, options=Workload(preset="tiny", precision="amp")),
-    "gpt-small-amp": partial(WholeRun, train=gpt.train, options=Workload(preset="small", precision="amp")),
-    "gpt-block": partial(Block, amp=False),
-    "gpt-block-amp": partial(Block, amp=True),
-}
-BAR = {"gpt-small": 1.6}
+def facts(runs: Sequence[Run]) -> str:
+    """What the figures were taken with."""
+    torches = "; ".join(dict.fromkeys(f"torch {run.torch} {WHERE[run.device]}" for run in runs))
+    rounds = sorted({len(run.turns[PLAIN]) for run in runs})
+    taken = " to ".join(str(each) for each in dict.fromkeys((rounds[0], rounds[-1])))
+    clock = "wall-clock time" if any(run.device == "gpu" for run in runs) else "CPU time of all threads"
+    return (
+        f"{torches}; Python {runs[0].python}; {os.cpu_count()} cores, one thread for kernels; {clock}, "
+        f"medians of {taken} rounds; {date.today().isoformat()}."
+    )
 
 
-def measure(case: str, rounds: int, steps: int) -> dict[str, list[float]]:
-    """CPU seconds of every round, by variant."""
-    made = CASES[case]()
-    for variant in VARIANTS:  # what happens only once in a process is nobody's overhead
-        made.turn(variant, 1)
-    times: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
-    for _ in range(rounds):
-        for variant, taken in times.items():
-            taken.append(made.turn(variant, steps))
-    return times
+def in_short(runs: Sequence[Run]) -> str:
+    """The ranges over all programs, in words, for the devices that were measured."""
+    said = {"cpu": "on the CPU", "emulated": "where a GPU waits for its host (emulated)"}
+    loops, blocks = [], []
+    for device, where in said.items():
+        ratios = [run.ratio(AMPMEM, PLAIN, 0) for run in runs if run.device == device]
+        shorts = [run.ratio(AMPMEM, PLAIN, 1) for run in runs if run.device == device and run.steps == min(STEPS)]
+        if ratios and shorts:
+            loops.append(f"{_range(ratios)} times its plain CPU time {where}")
+            blocks.append(f"{_range(shorts)} times")
+    return (
+        f"Recording costs time: a step of a small model takes {' and '.join(loops)}; a block of {min(STEPS)} steps, "
+        f"with the recording's start and end, {' and '.join(blocks)}"
+    )
 
 
-@click.command()
-@click.option("--rounds", default=3, show_default=True)
-@click.option("--steps", default=10, show_default=True)
-@click.argument("cases", nargs=-1, type=click.Choice(list(CASES)))
-def main(rounds: int, steps: int, cases: tuple[str, ...]) -> None:
-    """Print one row per case."""
-    rows = []
-    broken = []
-    for case in cases or CASES:
-        times = measure(case, rounds, steps)
-        ratio = {
-            variant: statistics.median(a / b for a, b in zip(seconds, times["plain"], strict=True))
-            for variant, seconds in times.items()
-        }
-        plain = statistics.median(times["plain"]) / (Block.STEPS if "block" in case else steps)
-        rows.append([case, f"{plain * 1e3:.0f} ms", *(f"{ratio[name]:.2f}" for name in VARIANTS if name != "plain")])
-        if ratio["ampmem"] > min(BAR.get(case, 1e9), ratio["torch.profiler"], ratio["MemTracker"]):
-            broken.append(case)
-    peers = [name for name in VARIANTS if name != "plain"]
-    print(f"torch {torch.__version__}, {os.cpu_count()} cores, {rounds} rounds of {steps} steps")
-    print(tabulate(rows, ["", "plain, a step", *peers], tablefmt="github", disable_numparse=True))
-    if broken:
-        sys.exit(f"bar broken: {', '.join(broken)}")
+def _range(ratios: Sequence[float | None]) -> str:
+    found = [ratio for ratio in ratios if ratio is not None]
+    return f"{min(found):.1f} to {max(found):.1f}"
+
+
+def markdown(runs: Sequence[Run]) -> str:
+    """All tables, with what they were taken with."""
+    lines = [*textwrap.wrap(facts(runs), 120), ""]
+    if any(run.device != "gpu" for run in runs):
+        lines += [*textwrap.wrap(f"{in_short(runs)}.", 120), ""]
+    for device, where in WHERE.items():
+        here = [run for run in runs if run.device == device]
+        for time, name in enumerate(TIMES) if here else ():
+            lines += [f"**{name}, {where}:**", "", *table(here, time), ""]
+    return "\n".join(lines)
+
+
+def write(runs: Sequence[Run], docs: Path, readme: Path) -> None:
+    """Put the tables between the marks of ``docs``, and the range into the line of ``readme`` that has one.
+
+    Raises ``ValueError`` where a file has no place for it.
+    """
+    missing = sorted(set(keys(["cpu", "emulated"])) - {run.key for run in runs})
+    left_out = textwrap.fill(f"Not measured: {', '.join(missing)}.", 120) + "\n\n" if missing else ""
+    places = (
+        (docs, re.compile(f"{BEGIN}\n.*?{END}", re.DOTALL), f"{BEGIN}\n\n{markdown(runs)}\n{left_out}{END}"),
+        (readme, re.compile(r"- Recording costs time:.*?(?=\n- |\n\n)", re.DOTALL), _bullet(in_short(runs))),
+    )
+    texts = []
+    for path, place, text in places:
+        replaced, count = place.subn(lambda _, text=text: text, path.read_text(encoding="utf-8"))
+        if count != 1:
+            raise ValueError(f"{path} has {count} places for the figures, not 1")
+        texts.append((path, replaced))
+    for path, replaced in texts:
+        path.write_text(replaced, encoding="utf-8")
+
+
+def _bullet(sentence: str) -> str:
+    text = f"- {sentence} ([docs/benchmarks.md](docs/benchmarks.md))."
+    return "\n".join(textwrap.wrap(text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
+
+
+def measured(wanted: Sequence[str], rounds: int, file: Path | None) -> list[Run]:
+    """The runs that are wanted, in that order; those that ``file`` has are not measured again."""
+    there = [] if file is None or not file.exists() else file.read_text(encoding="utf-8").splitlines()
+    found = {run.key: run for run in (Run(**json.loads(line)) for line in there)}
+    missing = [key for key in wanted if key not in found]
+    for line in started(missing, "--rounds", str(rounds)):
+        run = Run(**json.loads(line))
+        found[run.key] = run
+        print(f"{run.key}: {run.ratio(AMPMEM, PLAIN, 0):.2f}, {run.ratio(AMPMEM, PLAIN, 1):.2f}", file=sys.stderr)
+        if file is not None:
+            file.write_text("".join(json.dumps(asdict(each)) + "\n" for each in found.values()), encoding="utf-8")
+    return [found[key] for key in wanted]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", metavar="TEXT", help="runs with this in DEVICE/PROGRAM/STEPS")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of each arm; 5 by default")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the turns here, and do not measure them again")
+    parser.add_argument("--write", action="store_true", help="put the figures into docs/benchmarks.md and README.md")
+    parser.add_argument("--gpu", action="store_true", help="measure wall-clock time on this Python's GPU instead")
+    parser.add_argument("--parts", action="store_true", help="print where ampmem's time goes instead")
+    parser.add_argument("--long", type=int, metavar="EVENTS", help="record one step of so many events instead")
+    options = parser.parse_args(arguments)
+    every = keys(["gpu"] if options.gpu else ["cpu", "emulated"])
+    wanted = [key for key in every if not options.only or any(text in key for text in options.only)]
+    if not wanted:
+        parser.error(f"no run has that in its name; there are {', '.join(every)}")
+    if options.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    if options.write and not all(f"{device}/{PROGRAMS[0]}/{min(STEPS)}" in wanted for device in ("cpu", "emulated")):
+        parser.error(f"--write needs {PROGRAMS[0]}/{min(STEPS)} on the CPU and on the emulated runtime, at least")
+    if options.long is not None:
+        wanted, more = [f"{'gpu' if options.gpu else 'emulated'}/gpt/3"], ("--long", str(options.long))
+    elif options.parts:
+        more = ("--parts", "--rounds", str(options.rounds))
+    else:
+        runs = measured(wanted, options.rounds, options.json)
+        print(markdown(runs))
+        if options.write:
+            write(runs, ROOT / "docs/benchmarks.md", ROOT / "README.md")
+        return
+    for line in started(wanted, *more):
+        print(line, end="", flush=True)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def parts(folder: Path, work: Path, *, device: str = "cuda", quick: bool = False
     on = ("--device", device, *(("--gpu", "h200") if device == "sim" else ()))
     recordings = tuple(work / f"gpt.{arm}.ampmem" for arm in ARMS)
     oom, compared, died = work / "oom.ampmem", work / "gpt.html", work / "oom.html"
-    small = ("--rounds", "2", "--steps", "5", "--preset", "small") if quick else ("--rounds", "3", "--steps", "20")
+    small = ("--rounds", "2", "--only", "gpu/gpt-amp/", "--only", "gpu/gpt2/3") if quick else ("--rounds", "3")
     every = [
         Part(name="environment", command=("-c", ENVIRONMENT), seconds=60),
         _tests("laws", 300),
@@ -86,7 +86,7 @@ def parts(folder: Path, work: Path, *, device: str = "cuda", quick: bool = False
             seconds=90,
             leaves=(compared, died),
         ),
-        Part(name="overhead", command=("tests/benchmarks/gpu_overhead.py", *small), seconds=400),
+        Part(name="overhead", command=("tests/benchmarks/overhead.py", "--gpu", *small), seconds=400),
         _own("probes", 400, ("--device", device)),
         _own("truth", 565, ("--device", device, "--out", str(folder / "truth"))),
         _own("workspaces", 565, ("--device", device, "--out", str(folder / "workspaces.json"), "--quiet")),
