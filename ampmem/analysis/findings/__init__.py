@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ampmem.analysis.analyse import Analysis
+from ampmem.analysis.findings import copies, precision, training_loop, whole_run
 from ampmem.analysis.findings.base import Check, Finding, TrainingRun
 from ampmem.analysis.timeline.marks import trains
 
