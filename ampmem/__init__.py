@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         profile,
         ranks,
     )
-    from ampmem.integrations.training.loops import log_to
+    from ampmem.integrations.training import log_to
 
 __all__ = [
     "CheckResult",
@@ -47,7 +47,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """The public names, imported when first used, so that ``import ampmem`` costs nothing."""
     if name in __all__:
-        module = "ampmem.integrations.training.loops" if name == "log_to" else "ampmem.api"
+        module = "ampmem.integrations.training" if name == "log_to" else "ampmem.api"
         return getattr(import_module(module), name)
     raise AttributeError(f"module 'ampmem' has no attribute {name!r}")
 

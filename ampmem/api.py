@@ -24,7 +24,7 @@ from ampmem.analysis.summary import Summary
 from ampmem.block import Profile, profile
 from ampmem.errors import UsageError
 from ampmem.events import Recording
-from ampmem.output.shown import Bundle, tables_by
+from ampmem.output import Bundle, tables_by
 from ampmem.recording import read, without_journals
 
 Run: TypeAlias = "str | Path | Recording | Summary | Profile"

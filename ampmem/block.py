@@ -20,8 +20,7 @@ from ampmem.analysis.summary import Summary, summarize
 from ampmem.errors import NothingRecorded, UsageError
 from ampmem.events import Recording
 from ampmem.failure import failure_of
-from ampmem.output.files import check_output, sized
-from ampmem.output.shown import Bundle, Shown, one_line
+from ampmem.output import Bundle, Shown, check_output, one_line, sized
 from ampmem.recording import SUFFIX, read
 from ampmem.vocabulary import Arm, Device
 

@@ -20,7 +20,7 @@ import click
 from click.shell_completion import CompletionItem, shell_complete
 
 from ampmem.errors import AmpmemError
-from ampmem.output.terminal import Terminal
+from ampmem.output import Terminal
 from ampmem.version import __version__
 
 PROGRAM = "ampmem"

@@ -20,7 +20,7 @@ from ampmem.analysis.ranks.reading import ranks_beside, read_runs
 from ampmem.analysis.ranks.runs import RankRun, rank_run
 from ampmem.analysis.soundness import faults, soundness
 from ampmem.analysis.summary import Summary, summary_schema
-from ampmem.cli.options.schema import schema_option
+from ampmem.cli.options import schema_option
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.recording import rank_of, rank_pattern, read, without_journals
 from ampmem.reporters.base import Report

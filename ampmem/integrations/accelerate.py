@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ampmem.errors import UsageError
-from ampmem.integrations.training.few_steps import Wanted, going_on
-from ampmem.integrations.training.loggers import Logger, logger_of, loggers_of
-from ampmem.integrations.training.loops import few_steps_of_loop
+from ampmem.integrations.loggers import Logger, logger_of, loggers_of
+from ampmem.integrations.training import Wanted, few_steps_of_loop, going_on
 
 try:
     from accelerate.tracking import GeneralTracker

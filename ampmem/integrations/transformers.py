@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ampmem.errors import UsageError
-from ampmem.integrations.training.callback import FewStepsCallback
-from ampmem.integrations.training.few_steps import Recorded, going_on
-from ampmem.integrations.training.loggers import keep_in_wandb
-from ampmem.integrations.training.loops import tell
+from ampmem.integrations.loggers import keep_in_wandb
+from ampmem.integrations.training import FewStepsCallback, Recorded, going_on, tell
 from ampmem.patching import Undo, patch
 
 try:

@@ -19,7 +19,7 @@ import numpy as np
 
 from ampmem.errors import RecordingError
 from ampmem.events import Columns
-from ampmem.output.files import being_written
+from ampmem.output import being_written
 from ampmem.recording.bounds import ROWS
 from ampmem.recording.layout import FORMAT_VERSION, schema
 

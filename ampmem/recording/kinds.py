@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 from ampmem.errors import RecordingError, UsageError
-from ampmem.output.files import being_written
+from ampmem.output import being_written
 from ampmem.recording.layout import SUFFIX
 from ampmem.recording.rank_files import claimed_for
 

@@ -28,7 +28,7 @@ from ampmem.events import (
 )
 from ampmem.failure import FailureRecord, failure_in
 from ampmem.names import NOT_ENDED, STILL_WRITTEN
-from ampmem.output.files import being_written
+from ampmem.output import being_written
 from ampmem.recording.bounds import MOST, check
 from ampmem.recording.cells import integer, parsed, record_of, text
 from ampmem.recording.database import Database, is_written_here, opened

@@ -39,7 +39,7 @@ from ampmem.events import (
 )
 from ampmem.failure import FailureRecord
 from ampmem.names import NOT_ENDED
-from ampmem.output.files import half_written, lock_file, lock_output, remove_empty
+from ampmem.output import half_written, lock_file, lock_output, remove_empty
 from ampmem.recording.database import identity_of, written_here
 from ampmem.recording.layout import COLUMN_TABLES, ENDED, FORMAT_VERSION, MESH, ROWS, schema
 from ampmem.recording.rank_files import lock_of_claim

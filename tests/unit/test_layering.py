@@ -41,7 +41,6 @@ STRANGERS = {"recorder": "analysis", "analysis": "recorder"}
 """Units that do not see each other, whatever their rows."""
 
 INSIDE: dict[str, tuple[str, ...]] = {
-    "output": ("shown terminal", "files"),
     "recording": ("bounds layout", "cells database rank_files", "kinds", "reader", "writer", "packed"),
     "recorder": (
         "script seed marker process torch_private",
@@ -99,7 +98,11 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "merge",
         "arms",
     ),
-    "integrations": ("training", "accelerate lightning notebook pytest transformers"),
+    "importer": ("replay unpickle", "trace", "infer", "recording"),
+    "cli/processes": ("messages plan", "afterwards children", "guest passenger", "launcher spawned", "spawned_rank"),
+    "integrations": ("loggers", "training", "accelerate lightning notebook pytest transformers"),
+    "integrations/pytest": ("limits", "judging", "plugin"),
+    "integrations/notebook": ("cells shell", "recorded", "extension"),
     "reporters/html": (
         "data palette plotlyjs progress safety",
         "stream",

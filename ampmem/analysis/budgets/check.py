@@ -23,7 +23,7 @@ from ampmem.analysis.difference.side import Side
 from ampmem.analysis.json.jsonable import Json, Name, OneOf, Signed, text_of
 from ampmem.analysis.json.schema import schema_of
 from ampmem.analysis.summary import PLACES, PeakPlace
-from ampmem.output.shown import Shown
+from ampmem.output import Shown
 from ampmem.recording import rank_of
 from ampmem.units import format_peak
 from ampmem.version import __version__

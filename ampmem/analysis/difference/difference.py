@@ -17,7 +17,7 @@ from ampmem.analysis.json.jsonable import Json, OneOf, Signed, text_of
 from ampmem.analysis.json.schema import schema_of
 from ampmem.analysis.summary import PLACES, PeakPlace
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
-from ampmem.output.shown import Shown
+from ampmem.output import Shown
 from ampmem.units import format_peak
 
 SCHEMA = "ampmem.diff/1"

@@ -16,7 +16,7 @@ from ampmem.analysis.timeline.categories import Breakdown, Category
 from ampmem.analysis.timeline.communication import ByPart
 from ampmem.analysis.timeline.timeline import ByPhase, PhaseName
 from ampmem.events import MeshAxis
-from ampmem.output.shown import Shown
+from ampmem.output import Shown
 from ampmem.units import format_peak
 from ampmem.vocabulary import SourceKind
 

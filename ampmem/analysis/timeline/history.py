@@ -12,7 +12,7 @@ from ampmem.analysis.timeline.lifetimes import JoinedFacts, Lifetimes
 from ampmem.analysis.timeline.marks import Instants
 from ampmem.analysis.timeline.timeline import Timeline
 from ampmem.events import Fact, ParameterRecord, Recording
-from ampmem.output.shown import Shown
+from ampmem.output import Shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

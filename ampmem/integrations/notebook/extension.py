@@ -8,11 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ampmem.errors import AmpmemError, UsageError
-from ampmem.integrations.notebook.cell import RecordedCell
-from ampmem.integrations.notebook.compared import Notebook, compare_cell
-from ampmem.integrations.notebook.options import CellOptions, help_text, parse
+from ampmem.integrations.notebook.recorded import CellOptions, Notebook, RecordedCell, compare_cell, help_text, parse
 from ampmem.integrations.notebook.shell import Shell, display, usage_error
-from ampmem.output.shown import Bundle
+from ampmem.output import Bundle
 
 MAGIC = "ampmem"
 LAST = "_ampmem"

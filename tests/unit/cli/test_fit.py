@@ -20,9 +20,8 @@ from ampmem.analysis.fit.document import SCHEMA, fit_schema
 from ampmem.analysis.fit.document import document as fit_document
 from ampmem.analysis.fit.fit import FitResult, Memory, Vary, Verdict, arm_fits, break_evens, memory_of
 from ampmem.analysis.fit.search import DOUBLINGS, GUESSES, next_to_fit, remaining, wanted
-from ampmem.cli.fit import fit
+from ampmem.cli.fit import fit, varied_arguments
 from ampmem.cli.main import run
-from ampmem.cli.options.vary import varied_arguments
 from ampmem.errors import RecordingError, UsageError
 from ampmem.reporters.html.page.fit_page import fit_view
 from ampmem.reporters.text.fit import left, of_whole, render

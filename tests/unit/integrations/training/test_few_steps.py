@@ -11,9 +11,9 @@ from torch import nn
 import ampmem
 from ampmem import patching
 from ampmem.errors import UsageError
-from ampmem.integrations.training import few_steps
-from ampmem.integrations.training.few_steps import FewSteps, Recorded, Wanted
-from ampmem.integrations.training.scalars import PEAK
+from ampmem.integrations.loggers import PEAK
+from ampmem.integrations import training as few_steps
+from ampmem.integrations.training import FewSteps, Recorded, Wanted
 
 WANTED = Wanted(skip=2, steps=2, page=False)
 
