@@ -208,7 +208,7 @@ def recorded(script: ScriptOptions, arm: Arm, seed: int, output: Path | None) ->
     be run or written.
     """
     if script.dtype is not None and not arm.autocast:
-        raise UsageError(f"--dtype is what autocast casts to, so it needs --arm amp or amp-nocache, not {arm}")
+        raise UsageError(f"--dtype is what autocast casts to, so it needs --precision amp or amp-nocache, not {arm}")
     script = settled(script)
     check_processes(script)
     title = script.find().title
@@ -274,7 +274,9 @@ class CheckCommand(ScriptCommand):
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; several files give an array.")
 @schema_option(check_schema)
 @click.option(
+    "--precision",
     "--arm",
+    "arm",
     type=click.Choice(choices(Arm)),
     default=Arm.AS_IS.value,
     show_default=True,

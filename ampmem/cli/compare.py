@@ -1,4 +1,4 @@
-"""``ampmem compare``: record a script in each precision arm, one process after the other, and lay them side by side."""
+"""``ampmem compare``: record a script in each precision, one process after the other, and lay them side by side."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ from ampmem.vocabulary import FORCED_ARMS, Arm, Device
 
 @click.command("compare", cls=ScriptCommand, context_settings={"allow_interspersed_args": False})
 @click.option(
+    "--precision",
+    "--arm",
     "--arms",
+    "arms",
     default=",".join(FORCED_ARMS),
     show_default=True,
     metavar="PRECISION,...",
@@ -55,7 +58,7 @@ def compare(arms: str, seed: int, times: bool, output: str | None, html: Path | 
 
     \b
     ampmem compare train.py --epochs 1
-    ampmem compare --arms fp32,amp --dtype fp16 -o run -m my_package.train
+    ampmem compare --precision fp32,amp --dtype fp16 -o run -m my_package.train
     """
     chosen = chosen_arms(arms, options.dtype)
     options = settled(options)

@@ -312,7 +312,10 @@ _NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node")
     "LOW:HIGH alone stands for a positional argument.",
 )
 @click.option(
+    "--precision",
+    "--arm",
     "--arms",
+    "arms",
     default=",".join((*FORCED_ARMS, Arm.AS_IS)),
     show_default=True,
     metavar="PRECISION,...",
@@ -352,8 +355,8 @@ def fit(
     """Find the largest value of a script's argument, such as its batch size, that fits on a GPU.
 
     Every value that is tried is a run of the unmodified script on a simulated GPU, in a process of its own:
-    no GPU is needed. Nothing is said of a value that was not run. With fp32 among the arms, the value is found
-    too from which on each other arm allocates less. The tables go to stdout, a line for each run to stderr.
+    no GPU is needed. Nothing is said of a value that was not run. With fp32 among the precisions, the value is
+    found too from which on each other precision allocates less. The tables go to stdout, a line for each run to stderr.
 
     The argument is whatever sets the size. --batch-size=1:64 is passed on as --batch-size=8,
     "--batch-size 1:64" as two arguments, batch_size=1:64 as batch_size=8, and 1:64 as 8, a positional argument.

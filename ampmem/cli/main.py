@@ -33,7 +33,7 @@ INTERRUPTED = 130
 
 SUBCOMMANDS = {
     "profile": "Record where the memory of a training script goes.",
-    "compare": "Record a script in each precision arm, and lay them side by side.",
+    "compare": "Record a script in each precision, and lay them side by side.",
     "fit": "Find the largest batch size that fits on a GPU, without one.",
     "check": "Fail where a run takes more memory than its budgets or its baseline.",
     "show": "Print recordings as tables, or as JSON.",

@@ -110,7 +110,11 @@ _GROUPS = (
     _group("Search", "specs points jobs", "--points 9 --jobs 2"),
     _group("Limits", "budgets baseline allow update_baseline", "--baseline main.json"),
     _group(
-        "Script and precision", "as_module arm arms dtype seed", "--arm amp --dtype fp16", "--arms fp32,amp --seed 1"
+        "Script and precision",
+        "as_module arm arms dtype seed",
+        "--precision fp32,amp --times",
+        "--precision fp32,amp --points 9",
+        "--precision amp --dtype fp16",
     ),
     _group("GPU", "device gpu assume", "--gpu h100"),
     _group("Steps", "steps skip step_on synchronize stacks run_to_end times", "--steps 5 --skip 2"),

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 @click.command(cls=ScriptCommand, context_settings={"allow_interspersed_args": False})
 @click.option(
+    "--precision",
     "--arm",
+    "arm",
     type=click.Choice(choices(Arm)),
     default=Arm.AS_IS.value,
     show_default=True,
@@ -134,7 +136,9 @@ def _carry_out(plan: Plan, audience: Audience) -> None:
     plan = replace(plan, script=settled(plan.script))
     script = plan.script
     if script.dtype is not None and not plan.arm.autocast:
-        raise UsageError(f"--dtype is what autocast casts to, so it needs --arm amp or amp-nocache, not {plan.arm}")
+        raise UsageError(
+            f"--dtype is what autocast casts to, so it needs --precision amp or amp-nocache, not {plan.arm}"
+        )
     check_ranks(plan)
     if launches(script):
         launch_ranks(plan)

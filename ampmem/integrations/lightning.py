@@ -24,7 +24,7 @@ def _callbacks() -> tuple[type, ...]:
             return (import_module(name).Callback,)
         except ImportError:
             continue
-    raise UsageError("lightning is not there: pip install 'ampmem[lightning]'")
+    raise UsageError("the package lightning is not installed: pip install lightning")
 
 
 class AmpmemCallback(FewStepsCallback, *_callbacks()):  # type: ignore[misc]
@@ -34,8 +34,10 @@ class AmpmemCallback(FewStepsCallback, *_callbacks()):  # type: ignore[misc]
     steps pass first, then ``steps`` are recorded; ``log_to`` are loggers beside the Trainer's own, as for
     :func:`ampmem.log_to`.
 
+    ``page``, ``stacks`` and ``device`` are those of :func:`ampmem.log_to`.
+
     Raises:
-        UsageError: ``log_to`` has something that is no logger, or ``skip``, ``steps`` or ``device`` make no sense.
+        UsageError: ``log_to`` has something that is not a logger, or ``skip``, ``steps`` or ``device`` make no sense.
     """
 
     def _start_over(self) -> None:

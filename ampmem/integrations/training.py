@@ -327,7 +327,7 @@ def log_to(
         device: whose memory to record: ``cuda``, ``cpu``, or ``auto`` for the GPU where torch sees one.
 
     Raises:
-        UsageError: on entering, when a writer is none, or ``skip``, ``steps`` or ``device`` make no sense.
+        UsageError: on entering, when a writer is not a logger, or ``skip``, ``steps`` or ``device`` make no sense.
     """
     loggers = [logger_of(writer) for writer in writers]
     wanted = Wanted(skip=skip, steps=steps, page=page, stacks=stacks, device=device)

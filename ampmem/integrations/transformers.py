@@ -19,7 +19,7 @@ try:
     from transformers import Trainer, TrainerCallback
     from transformers.integrations import get_reporting_integration_callbacks
 except ImportError as error:
-    raise UsageError("transformers is not there: pip install 'ampmem[transformers]'") from error
+    raise UsageError("the package transformers is not installed: pip install transformers accelerate") from error
 
 
 class AmpmemCallback(FewStepsCallback, TrainerCallback):  # type: ignore[misc]
@@ -28,8 +28,10 @@ class AmpmemCallback(FewStepsCallback, TrainerCallback):  # type: ignore[misc]
     The recording and the page go to ``output_dir``. ``skip`` steps pass first, then ``steps`` are recorded;
     ``log_to`` are loggers beside the Trainer's own, as for :func:`ampmem.log_to`.
 
+    ``page``, ``stacks`` and ``device`` are those of :func:`ampmem.log_to`.
+
     Raises:
-        UsageError: ``log_to`` has something that is no logger, or ``skip``, ``steps`` or ``device`` make no sense.
+        UsageError: ``log_to`` has something that is not a logger, or ``skip``, ``steps`` or ``device`` make no sense.
     """
 
     def _start_over(self) -> None:

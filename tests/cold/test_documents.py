@@ -50,17 +50,17 @@ EXCEPTIONS: Mapping[str, NotAsItStands] = {
     ),
     "ampmem fit --gpu 24GiB train.py --vary --batch-size=1:512": NotAsItStands(
         why="minutes for all precisions and the curve; here one precision and no curve",
-        instead="ampmem fit --gpu 24GiB --arms amp --points 0 train.py --vary --batch-size=1:512",
+        instead="ampmem fit --gpu 24GiB --precision amp --points 0 train.py --vary --batch-size=1:512",
     ),
     "ampmem fit --gpu h100 train.py --vary --batch-size=1:512": NotAsItStands(
         why="minutes for all precisions and the curve; here one precision and no curve",
-        instead="ampmem fit --gpu h100 --arms as-is --points 0 train.py --vary --batch-size=1:64",
+        instead="ampmem fit --gpu h100 --precision as-is --points 0 train.py --vary --batch-size=1:64",
     ),
     "ampmem compare --nproc-per-node 2 train.py": NotAsItStands(
         why=_TIMES, instead="ampmem compare --no-times --nproc-per-node 2 train.py"
     ),
-    "ampmem compare --arms fp32,amp --dtype fp16 -o run train.py": NotAsItStands(
-        why=_TIMES, instead="ampmem compare --no-times --arms fp32,amp --dtype fp16 -o run train.py"
+    "ampmem compare --precision fp32,amp --dtype fp16 -o run train.py": NotAsItStands(
+        why=_TIMES, instead="ampmem compare --no-times --precision fp32,amp --dtype fp16 -o run train.py"
     ),
     "ampmem check --device sim --gpu h100 train.py": NotAsItStands(
         why="it shows what is said of a misspelled table, and ends with 1",

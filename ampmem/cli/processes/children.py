@@ -228,13 +228,13 @@ USAGE = 2
 
 
 def chosen_arms(text: str, dtype: str | None) -> tuple[Arm, ...]:
-    """The arms that ``--arms`` lists. Raises :class:`UsageError`, also for a ``dtype`` that none of them uses."""
+    """The precisions that ``--precision`` lists. Raises :class:`UsageError`, also for a ``dtype`` that none uses."""
     names = tuple(name.strip() for name in text.split(","))
     for i, name in enumerate(names):
         if name not in tuple(Arm):
-            raise UsageError(f"--arms: unknown precision {name!r}; there are {', '.join(Arm)}")
+            raise UsageError(f"--precision: unknown precision {name!r}; there are {', '.join(Arm)}")
         if name in names[:i]:
-            raise UsageError(f"--arms: {name} is there twice")
+            raise UsageError(f"--precision: {name} is there twice")
     arms = tuple(map(Arm, names))
     if dtype is not None and not any(arm.autocast for arm in arms):
         raise UsageError(f"--dtype is what autocast casts to, so it needs amp or amp-nocache, not {text}")
@@ -243,7 +243,7 @@ def chosen_arms(text: str, dtype: str | None) -> tuple[Arm, ...]:
 
 def profile_arguments(script: ScriptOptions, arm: Arm, seed: int | None, *options: str) -> list[str]:
     """The arguments of ``ampmem profile`` that run ``script`` in ``arm``; ``options`` are further ones."""
-    arguments = [*options, "--arm", arm, "--steps", str(script.steps), "--skip", str(script.skip)]
+    arguments = [*options, "--precision", arm, "--steps", str(script.steps), "--skip", str(script.skip)]
     if seed is not None:
         arguments += ["--seed", str(seed)]
     if script.nproc_per_node is not None:
@@ -277,7 +277,7 @@ def misplaced(script: ScriptOptions, ended: ChildEnd) -> str:
 
 
 def misplaced_option(script: ScriptOptions, reason: str) -> str:
-    """``; --arms is an option of ampmem's: write it before train.py``, where the script ended for not knowing it.
+    """``; --precision is an option of ampmem's: write it before train.py``, where the script ended for not knowing it.
 
     ``reason`` is why the script ended, in its own words: they name an option of the command that is running, and which
     is among the script's arguments. Empty where that is not so.

@@ -86,7 +86,7 @@ def parse(line: str) -> CellOptions:
     given["cells"] = None if given["cells"] is None else _numbers(given["cells"])
     options = CellOptions(**given | {"arm": Arm(given["arm"])})
     if options.compare and options.arm != Arm.AS_IS:
-        raise UsageError("%%ampmem: --compare runs every precision, so --arm says nothing beside it")
+        raise UsageError("%%ampmem: --compare runs every precision, so --precision says nothing beside it")
     if options.compare and options.last:
         raise UsageError(
             "%%ampmem: --last shows what was recorded last and --compare makes new recordings; say one of them"
@@ -123,7 +123,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--steps", type=_count, default=STEPS, metavar="N", help=f"how many steps to record [default: {STEPS}]")
     add("--skip", type=_count_or_none, default=0, metavar="N", help="let so many steps pass first [default: 0]")
     add("--step-on", metavar="WHAT", help=f"what ends a step: {FORMS} [default: found by itself]")
-    add("--arm", choices=[arm.value for arm in Arm], default=Arm.AS_IS.value, help="the precision to force on the cell")
+    precisions = [arm.value for arm in Arm]
+    add(
+        "--precision",
+        "--arm",
+        dest="arm",
+        choices=precisions,
+        default=Arm.AS_IS.value,
+        help="what to force on the cell",
+    )
     add(
         "--compare",
         action="store_true",

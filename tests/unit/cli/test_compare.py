@@ -22,7 +22,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a script; what ``ampmem compare`` starts there only writes a recording, or fails for ``amp``."""
 
     def run(arguments: Sequence[str], on_step: Callable[[StepEnded], None]) -> ChildEnd:
-        path, arm = Path(arguments[arguments.index("-o") + 1]), arguments[arguments.index("--arm") + 1]
+        path, arm = Path(arguments[arguments.index("-o") + 1]), arguments[arguments.index("--precision") + 1]
         if path.exists():  # it was claimed, for this run to replace
             assert path.read_bytes() == b"" and "--force" in arguments
         if arm == "amp":
