@@ -15,22 +15,8 @@ from command_line import ampmem_here, refused
 
 from ampmem import __all__ as public_names
 from ampmem import __version__
-from ampmem.cli.main import LazyGroup, group, main
+from ampmem.cli.main import SUBCOMMANDS, LazyGroup, group, main
 from ampmem.errors import AmpmemError, RecordingError, UsageError
-
-SUBCOMMANDS = (
-    "profile",
-    "compare",
-    "fit",
-    "check",
-    "show",
-    "diff",
-    "report",
-    "model",
-    "import",
-    "export",
-    "completion",
-)
 
 
 def ampmem(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
