@@ -99,7 +99,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "arms",
     ),
     "importer": ("replay unpickle", "trace", "infer", "recording"),
-    "cli/processes": ("messages plan", "afterwards children", "guest passenger", "launcher spawned", "spawned_rank"),
+    "cli/processes": ("messages plan", "afterwards children", "guest spawned_rank", "launcher passenger", "spawned"),
     "integrations": ("loggers", "training", "accelerate lightning notebook pytest transformers"),
     "integrations/pytest": ("limits", "judging", "plugin"),
     "integrations/notebook": ("cells shell", "recorded", "extension"),
