@@ -100,7 +100,7 @@ def test_an_option_of_ampmems_among_the_scripts_is_told(
     here: Path, monkeypatch: pytest.MonkeyPatch, command: str, code: int, last: str, hint: str | None
 ) -> None:
     ended = ChildEnd(code=code, said=None, tail=("usage: train.py [--seed SEED]", last))
-    monkeypatch.setattr("ampmem.cli.compare.run_child", lambda *_: ended)
+    monkeypatch.setattr(f"ampmem.cli.{command.partition(' ')[0]}.run_child", lambda *_: ended)
     _, _, said = ampmem_here(here, *command.split())
     (first,) = said.splitlines()[:1]
     assert f"failed: exit code {code}" in first
