@@ -132,7 +132,7 @@ def _check_trained(model: object, optimizer: object) -> None:
 
 
 def _check_count(name: str, value: object, least: int, wanted: str) -> None:
-    """Raise :class:`UsageError` for what is no whole number from ``least`` on; ``None`` is none for ``skip``."""
+    """Raise :class:`UsageError` for what is not a whole number from ``least`` on; ``None`` is none for ``skip``."""
     if value is None and name == "steps":
         return
     if not isinstance(value, int) or isinstance(value, bool):

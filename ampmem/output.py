@@ -41,7 +41,7 @@ def _printable_lines(text: str) -> str:
 class Terminal:
     """Speaks on ``stream``, which is ``None`` where Python has found the descriptor closed.
 
-    A line that cannot be said is no error, and stays in no buffer: Python would try it again at its end, fail, and
+    A line that cannot be said is not an error, and stays in no buffer: Python would try it again at its end, fail, and
     exit with 120.
     """
 
@@ -171,7 +171,7 @@ def open_output(path: Path, *, force: bool) -> Iterator[TextIO]:
 def replaced(path: Path, *, force: bool) -> Iterator[Path]:
     """The name of a file to make, which becomes ``path`` when the block ends well, and is removed otherwise.
 
-    Raises :class:`UsageError` as :func:`open_output` does, and when ``path`` is no regular file.
+    Raises :class:`UsageError` as :func:`open_output` does, and when ``path`` is not a regular file.
     """
     check_output(path, force=force)
     _refuse_special(path)
@@ -276,7 +276,7 @@ def remove_empty(files: Sequence[Path]) -> None:
 def sized(path: Path, file: Path | None = None) -> str:
     """``path`` and the size of the file there, or of ``file``, which is the same seen from elsewhere.
 
-    Of what is no file, and of one that is gone, there is the name alone.
+    Of what is not a file, and of one that is gone, there is the name alone.
     """
     file = path if file is None else file
     return f"{path}, {format_bytes(file.stat().st_size)}" if file.is_file() else str(path)

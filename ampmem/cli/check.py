@@ -484,7 +484,7 @@ def _result(asked: _Asked, subject: Subject, subjects: Sequence[Subject]) -> Che
 
 
 def _update(baseline: Path, subject: Subject, result: CheckResult, subjects: Sequence[Subject]) -> None:
-    """A run that could not be judged is no baseline; one over a budget is, as that is another limit."""
+    """A run that could not be judged is not a baseline; one over a budget is, as that is another limit."""
     terminal, path = Terminal(sys.stderr), baseline_of(baseline, subject, subjects)
     if result.problems:
         terminal.say(f"{path} is left as it is: {result.label} could not be judged")

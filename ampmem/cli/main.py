@@ -85,7 +85,7 @@ class LazyGroup(click.Group):
 
 
 def _meant(word: str) -> str:
-    """What may have been meant by ``word``, which is no command."""
+    """What may have been meant by ``word``, which is not a command."""
     if word.endswith(".py"):
         return f" Did you mean '{PROGRAM} profile {word}'?"
     if word.endswith(".ampmem"):

@@ -207,7 +207,7 @@ def report_of(path: Path) -> Report:
 def what_ifs(path: Path, settings: Sequence[str]) -> list[tuple[str, WhatIf]]:
     """What each of ``settings`` would change in the recording at ``path``.
 
-    Raises :class:`UsageError` for a setting that is none, and for a recording of another allocator.
+    Raises :class:`UsageError` for an unknown setting, and for a recording of another allocator.
     """
     asked = [parse_settings(_as_configured(setting)) for setting in settings]
     recording = read(path)

@@ -255,7 +255,7 @@ def import_snapshot(path: Path, output: Path, *, device: int | None = None, forc
     """Write the snapshot at ``path`` to ``output`` as a recording, and return it.
 
     Raises :class:`UsageError` when there is nothing to read or nowhere to write, :class:`RecordingError`
-    when the file is no snapshot, is damaged, or has no trace.
+    when the file is not a snapshot, is damaged, or has no trace.
     """
     check_output(output, force=force, source=path)
     data = load(path)

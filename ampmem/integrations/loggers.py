@@ -132,7 +132,7 @@ def logger_of(writer: Any) -> Logger:
 def loggers_of(writers: Any) -> list[Logger]:
     """The loggers that ``writers`` are: one, or several in a tuple or a list.
 
-    Raises :class:`UsageError` when one of them is none.
+    Raises :class:`UsageError` when one of them is not a logger.
     """
     return [logger_of(writer) for writer in (writers if isinstance(writers, tuple | list) else (writers,))]
 

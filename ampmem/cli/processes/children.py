@@ -184,7 +184,7 @@ def run_child(
 def worker_command(script: str, arguments: Sequence[str]) -> list[str]:
     """What runs ``ampmem profile`` with ``arguments`` in a process of a launcher's, as torchrun would run ``script``.
 
-    In its messages torchrun calls a process by the first argument that is no option.
+    In its messages torchrun calls a process by the first argument that is not an option.
     """
     start = f"import sys\ndel sys.argv[1]{_START}"
     return [sys.executable, "-u", f"-c{start}", script, _ROOT, "profile", *arguments]

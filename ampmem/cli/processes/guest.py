@@ -77,7 +77,7 @@ def run_script(
 
 
 def run_plainly(target: Target, arguments: tuple[str, ...]) -> BaseException | None:
-    """Run what is no script to record, such as a launcher; what is to end the process, as :func:`end_as` does it."""
+    """Run a script that is not recorded, such as a launcher; what is to end the process, as :func:`end_as` does it."""
     main = script.prepare(target, arguments)
     try:
         script.execute(target.code, main)

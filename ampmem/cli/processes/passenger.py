@@ -1,6 +1,6 @@
 """What is sent along with a process that a script spawns, and has it begin here.
 
-Imports little: most such processes are no ranks.
+Imports little: most such processes are not ranks.
 """
 
 from __future__ import annotations

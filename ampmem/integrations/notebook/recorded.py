@@ -77,7 +77,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(line: str) -> CellOptions:
-    """The options in ``line``. Raises :class:`UsageError`, in one line, for what is none."""
+    """The options in ``line``. Raises :class:`UsageError`, in one line, for an unknown option."""
     try:
         words = shlex.split(line)
     except ValueError as error:

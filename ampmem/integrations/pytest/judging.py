@@ -339,7 +339,7 @@ def _nothing(which: _Block, limits: Limits, failure: str) -> Judgement:
 
 
 def _of_test(result: CheckResult, file: str) -> CheckResult:
-    """``result`` with stacks that begin in the test's own ``file``: what pytest has called before is no news."""
+    """``result`` with stacks that begin in the test's own ``file``: what pytest has called before is not news."""
 
     def cut(stack: tuple[str, ...]) -> tuple[str, ...]:
         return next((stack[i:] for i, frame in enumerate(stack) if frame.startswith(f"{file}:")), stack)
